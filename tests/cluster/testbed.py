@@ -1,0 +1,724 @@
+"""A real Slurm cluster on one machine, for tests.
+
+Every host is a process that holds namespaces: network, host name, mounts and
+process numbers. The hosts' networks meet in one more network namespace, the
+switch, which has a bridge for each network::
+
+    login01   eth0 10.10.0.254 ─┐
+    jwb0001   eth0 10.10.0.1   ─┤ management network
+    jwb0002   eth0 10.10.0.2   ─┘
+    jwb0001   ib0  10.20.0.1   ─┐ fast network
+    jwb0002   ib0  10.20.0.2   ─┘
+
+The namespaces have no names and no mount points: they end with the processes
+that hold them, and those end as soon as the pipe from this process closes,
+however this process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import stat
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+LOGIN = "login01"
+MANAGEMENT = "eth0"
+SLURM_PORTS = "6817, 6818, 60001-63000"  # slurmctld, slurmd, srun
+
+_SWITCH = "switch"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROGRAMS = (
+    *("slurmctld", "slurmd", "srun", "munged"),
+    *("ip", "nft", "nsenter", "unshare", "mount", "env"),
+)
+_CAP_SYS_ADMIN = 21
+_START_TIMEOUT_S = 30
+_END_TIMEOUT_S = 10
+
+# Process 1 of a host. It ignores the death of orphans, so that the kernel buries
+# them, and ends at the end of its input; with it the kernel ends all the others.
+# The range of ephemeral ports stays clear of Slurm's, or else a listener on
+# "port 0" could land on a port that the closed management network lets through.
+_HOLD = """
+set -e
+echo "$1" > /proc/sys/kernel/hostname
+echo 32768 60000 > /proc/sys/net/ipv4/ip_local_port_range
+if [ -d /proc/sys/net/ipv6 ]; then
+    echo "$2" > /proc/sys/net/ipv6/conf/all/disable_ipv6
+    echo "$2" > /proc/sys/net/ipv6/conf/default/disable_ipv6
+fi
+for file in hosts nsswitch.conf; do
+    mount --bind "$3/$file" "/etc/$file"
+done
+echo ready
+exec env --ignore-signal=CHLD cat > /dev/null
+"""
+
+# OverSubscribe lets many small tests share the few nodes; cred_expire is also the
+# time that a requeued job waits before it starts again (default: two minutes).
+_SLURM_CONF = """
+ClusterName=testbed
+SlurmctldHost={login}(10.10.0.254)
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={state}/munge.socket,cred_expire=10
+StateSaveLocation={state}/slurmctld
+SlurmctldPidFile={state}/slurmctld.pid
+SlurmctldLogFile={state}/slurmctld.log
+SlurmdSpoolDir={state}/slurmd-%n
+SlurmdPidFile={state}/slurmd-%n.pid
+SlurmdLogFile={state}/slurmd-%n.log
+SlurmdParameters=config_overrides
+SrunPortRange=60001-63000
+ReturnToService=2
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=1,bf_interval=1
+LaunchParameters={launch}
+GresTypes=gpu
+{nodes}
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8
+"""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ClusterError(Exception):
+    """The cluster did not start, or Slurm refused what it was told."""
+
+
+class Counter(NamedTuple):
+    """What went through an interface since it was made, in bytes."""
+
+    rx_bytes: int
+    tx_bytes: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The end of a batch job.
+
+    Attributes:
+        job_id: The job's number; of an array, the array's.
+        returncode: The highest exit code of its elements; 128 + n after signal n.
+        outputs: What each element wrote, stdout and stderr together, in the order
+            of the elements. A job that is no array has one.
+    """
+
+    job_id: int
+    returncode: int
+    outputs: tuple[str, ...]
+
+    @property
+    def output(self) -> str:
+        """What all elements wrote."""
+        return "".join(self.outputs)
+
+
+def missing() -> str | None:
+    """Say why no cluster can be started here, or None if it can."""
+    if sys.platform != "linux":
+        return "a cluster needs Linux"
+    if os.geteuid() != 0:
+        return "a cluster needs root"
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
+    if not capabilities >> _CAP_SYS_ADMIN & 1:
+        return "a cluster needs CAP_SYS_ADMIN, which this container does not have"
+    absent = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)} (tests/cluster/install.sh)"
+    return None
+
+
+class Cluster:
+    """Slurm on hosts of their own, from ``__enter__`` to ``__exit__``.
+
+    Args:
+        names: The compute nodes. The k-th has the addresses 10.10.0.k and 10.20.0.k.
+        management: What the compute nodes take from each other on ``eth0``:
+            "closed", only Slurm's ports and established connections, as at Jülich;
+            "open", everything.
+        fast: The name of the fast network's interface.
+        fast_names: From a node's name to its name on the fast network.
+        gpus: Fake GPUs of a node. Slurm hands them out; nothing can compute on them.
+        cpus: CPUs that a node claims to have.
+        interactive_step: Whether ``salloc`` without a program opens its shell on
+            the first node (in an interactive step) and not on the login node.
+        ipv6: Whether hosts have IPv6 addresses too (fd10::k and fd20::k), and their
+            names stand for both.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str] = ("jwb0001", "jwb0002", "jwb0003"),
+        *,
+        management: Literal["closed", "open"] = "closed",
+        fast: str = "ib0",
+        fast_names: Callable[[str], str] = "{}i".format,
+        gpus: int = 4,
+        cpus: int = 8,
+        interactive_step: bool = True,
+        ipv6: bool = False,
+    ) -> None:
+        self.names = tuple(names)
+        self.management = management
+        self.fast = fast
+        self.fast_names = fast_names
+        self.gpus = gpus
+        self.cpus = cpus
+        self.interactive_step = interactive_step
+        self.ipv6 = ipv6
+        self._numbers = {LOGIN: 254} | {n: k for k, n in enumerate(names, start=1)}
+        self._holders: dict[str, subprocess.Popen[str]] = {}
+        self._programs: dict[subprocess.Popen[str], str] = {}
+        self._exit = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_sigterm_as_sigint())
+            prefix = f"cluster-{os.getpid()}-"
+            self._state = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
+            )
+            self._state.chmod(0o755)  # munged wants it so
+            stack.callback(self._end_hosts)
+            self._write_files()
+            for name in (_SWITCH, *self._numbers):
+                self._start_host(name)
+            self._connect_hosts()
+            self._start_slurm()
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit.close()
+
+    # Programs on hosts
+
+    def popen(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        host: str = LOGIN,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        stdin: int | IO[str] | None = subprocess.DEVNULL,
+        stdout: int | IO[str] | None = subprocess.PIPE,
+        stderr: int | IO[str] | None = subprocess.PIPE,
+        new_session: bool = True,
+    ) -> subprocess.Popen[str]:
+        """Start a program on a host.
+
+        The process is the program itself: signals and the exit code are its own.
+        What still runs when the cluster ends is killed.
+
+        Args:
+            argv: The program and its arguments.
+            host: A compute node's name, or the login node's.
+            env: Variables to add to the few that every program gets (PATH, HOME,
+                LANG and SLURM_CONF; nothing is inherited).
+            cwd: The working directory; by default that of this process.
+            stdin: As in `subprocess.Popen`, but empty by default.
+            stdout: As in `subprocess.Popen`.
+            stderr: As in `subprocess.Popen`.
+            new_session: Whether to leave this process's session and terminal.
+        """
+        # Whoever lost interest in a program before it ended leaves a zombie, and
+        # a host does not end before its zombies are collected.
+        self._programs = {p: h for p, h in self._programs.items() if p.poll() is None}
+        holder = self._holders[host].pid
+        with _born_in(Path(f"/proc/{holder}/ns/pid_for_children")):
+            program = subprocess.Popen(
+                [
+                    *("nsenter", f"--target={holder}", "--net", "--uts", "--mount"),
+                    *("env", f"--chdir={cwd or Path.cwd()}", *argv),
+                ],
+                env=self._environ() | dict(env or {}),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=new_session,
+                text=True,
+            )
+        self._programs[program] = host
+        return program
+
+    def run(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        host: str = LOGIN,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float = 120,
+        input: str | None = None,  # noqa: A002 - the name in subprocess.run
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on a host and return its exit code, stdout and stderr.
+
+        Args:
+            argv: The program and its arguments.
+            host: A compute node's name, or the login node's.
+            env: As for `popen`.
+            cwd: As for `popen`.
+            timeout: Seconds after which the program and its jobs are ended.
+            input: What the program reads; nothing by default.
+            check: Whether an exit code other than 0 is an error.
+
+        Raises:
+            subprocess.TimeoutExpired: With the output so far.
+            subprocess.CalledProcessError: If `check` and the program failed.
+        """
+        stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+        program = self.popen(argv, host=host, env=env, cwd=cwd, stdin=stdin)
+        try:
+            stdout, stderr = program.communicate(input, timeout)
+        except subprocess.TimeoutExpired as expired:
+            self.end(program)
+            # A descendant that left the process group can keep the pipes open.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                expired.output, expired.stderr = program.communicate(timeout=1)
+            expired.cmd = list(argv)
+            raise
+        except BaseException:
+            self.end(program)
+            raise
+        completed = subprocess.CompletedProcess(
+            list(argv), program.returncode, stdout, stderr
+        )
+        if check:
+            completed.check_returncode()
+        return completed
+
+    def end(self, program: subprocess.Popen[str]) -> None:
+        """End a program of `popen`, its process group, and the jobs it submitted."""
+        host = self._programs.get(program)
+        if host is None:  # ended before, jobs and all
+            return
+        session = _session(program)
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal_number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(timeout=2)
+        self._cancel(
+            job
+            for job, node, sid in self._queue("JobID", "AllocNodes", "AllocSID")
+            if (node, sid) == (host, session)
+        )
+
+    def srun(
+        self,
+        *args: str | os.PathLike[str],
+        host: str = LOGIN,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float = 120,
+        input: str | None = None,  # noqa: A002
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``srun`` with these arguments; see `run`."""
+        return self.run(
+            ["srun", *args],
+            host=host,
+            env=env,
+            cwd=cwd,
+            timeout=timeout,
+            input=input,
+            check=check,
+        )
+
+    def sbatch(
+        self,
+        script: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float = 120,
+    ) -> Batch:
+        """Submit a batch script and wait until its job has ended.
+
+        Args:
+            script: The text of the script.
+            *args: Options of sbatch, all but ``--output``.
+            env: As for `popen`.
+            cwd: As for `popen`.
+            timeout: Seconds after which the job is cancelled.
+
+        Raises:
+            ClusterError: If sbatch refuses the script.
+            subprocess.TimeoutExpired: With the output so far.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="batch-", dir=self._state))
+        outputs = folder / "outputs"
+        outputs.mkdir()
+        path = folder / "script.sh"
+        path.write_text(script, encoding="utf-8")
+        command = ["sbatch", "--parsable", f"--output={outputs}/%a", *args, str(path)]
+        submitted = self.run(command, env=env, cwd=cwd)
+        if submitted.returncode != 0:
+            raise ClusterError(submitted.stderr.strip())
+        job = submitted.stdout.strip()
+
+        # sbatch --wait looks at first after two seconds, then ever more rarely.
+        running = True
+        deadline = time.monotonic() + timeout
+        while running and time.monotonic() < deadline:
+            time.sleep(0.1)
+            running = bool(self._queue("JobID", job=job))
+        if running:
+            self._cancel([job])
+        texts = tuple(
+            file.read_text(encoding="utf-8", errors="replace")
+            for file in sorted(outputs.iterdir(), key=lambda file: int(file.name))
+        )
+        if running:
+            raise subprocess.TimeoutExpired(command, timeout, output="".join(texts))
+        return Batch(int(job), self._exit_code(job), texts)
+
+    # The networks
+
+    def counters(self) -> dict[str, dict[str, Counter]]:
+        """Read what went through every host's interfaces: host, interface, bytes."""
+        counters: dict[str, dict[str, Counter]] = {}
+        for name in self._numbers:
+            table = Path(f"/proc/{self._holders[name].pid}/net/dev")
+            counters[name] = {}
+            for line in table.read_text(encoding="ascii").splitlines()[2:]:
+                interface, _, values = line.partition(":")
+                columns = values.split()
+                counters[name][interface.strip()] = Counter(
+                    int(columns[0]), int(columns[8])
+                )
+        return counters
+
+    def foreign_bytes(self, interface: str = MANAGEMENT) -> dict[str, int]:
+        """Count what is not Slurm's on an interface, by host.
+
+        Returns:
+            Bytes of IP packets, in and out, since the start: all but those from or
+            to Slurm's ports and ICMPv6. A packet that the closed management network
+            drops counts too.
+        """
+        foreign = {}
+        for name in self._numbers:
+            listing = json.loads(
+                self._configure(name, "nft", "--json", "list", "counters")
+            )
+            foreign[name] = sum(
+                item["counter"]["bytes"]
+                for item in listing["nftables"]
+                if item.get("counter", {}).get("name") == f"foreign_{interface}"
+            )
+        return foreign
+
+    # How it is made
+
+    def _environ(self) -> dict[str, str]:
+        return {
+            "PATH": _PATH,
+            "HOME": str(Path.home()),
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": str(self._state / "slurm.conf"),
+        }
+
+    def _write_files(self) -> None:
+        state = self._state
+        hosts = ["127.0.0.1 localhost"]
+        for name, number in self._numbers.items():
+            hosts.append(f"10.10.0.{number} {name}")
+            if self.ipv6:
+                hosts.append(f"fd10::{number} {name}")
+            if name != LOGIN:
+                hosts.append(f"10.20.0.{number} {self.fast_names(name)}")
+                if self.ipv6:
+                    hosts.append(f"fd20::{number} {self.fast_names(name)}")
+        # Slurm wants the GPUs' files to be devices; these are all /dev/null.
+        gpus = [state / f"gpu{number}" for number in range(self.gpus)]
+        for gpu in gpus:
+            os.mknod(gpu, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        nodes = [
+            f"NodeName={name} NodeAddr=10.10.0.{self._numbers[name]}"
+            f" CPUs={self.cpus} Gres=gpu:{self.gpus}"
+            for name in self.names
+        ]
+        slurm_conf = _SLURM_CONF.format(
+            login=LOGIN,
+            state=state,
+            launch="use_interactive_step" if self.interactive_step else "",
+            nodes="\n".join(nodes),
+        )
+        files = {
+            "hosts": "\n".join(hosts) + "\n",
+            # No DNS: what is not in the hosts file is unknown, and at once.
+            "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+            "slurm.conf": slurm_conf,
+            "gres.conf": "".join(f"Name=gpu File={gpu}\n" for gpu in gpus),
+            "cgroup.conf": "",
+        }
+        for name, text in files.items():
+            (state / name).write_text(text, encoding="utf-8")
+        key = state / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        for folder in ("slurmctld", *(f"slurmd-{name}" for name in self.names)):
+            (state / folder).mkdir()
+
+    def _start_host(self, name: str) -> None:
+        log = self._state / f"host-{name}.log"
+        with log.open("w") as stderr:
+            holder = subprocess.Popen(
+                [
+                    *("unshare", "--net", "--uts", "--mount", "--pid", "--fork"),
+                    *("--mount-proc", "--kill-child", "sh", "-c", _HOLD, "sh"),
+                    *(name, "0" if self.ipv6 else "1", str(self._state)),
+                ],
+                env=self._environ(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C in a terminal is for this process
+                text=True,
+            )
+        self._holders[name] = holder
+        if holder.stdout is None or holder.stdout.readline() != "ready\n":
+            raise ClusterError(f"host {name} did not start:\n{_tail(log)}")
+
+    def _connect_hosts(self) -> None:
+        networks = {MANAGEMENT: 10, self.fast: 20}
+        links = [f"link add {network} type bridge" for network in networks]
+        links += [f"link set {network} up" for network in networks]
+        for name, number in self._numbers.items():
+            setup = ["link set lo up"]
+            for network, prefix in networks.items():
+                if (name, network) == (LOGIN, self.fast):
+                    continue
+                port = f"{network}.{number}"
+                links += [
+                    f"link add {port} type veth"
+                    f" peer name {network} netns {self._holders[name].pid}",
+                    f"link set {port} master {network} up",
+                ]
+                setup.append(f"addr add 10.{prefix}.0.{number}/24 dev {network}")
+                if self.ipv6:
+                    address = f"fd{prefix}::{number}/64"
+                    setup.append(f"addr add {address} dev {network} nodad")
+                setup.append(f"link set {network} up")
+            # The switch's end of a link has to be there before the host's.
+            self._configure(_SWITCH, "ip", "-batch", "-", lines=links)
+            links = []
+            self._configure(name, "ip", "-batch", "-", lines=setup)
+            self._configure(name, "nft", "-f", "-", lines=self._rules(name))
+
+    def _rules(self, name: str) -> list[str]:
+        """Return a host's packet filter: counters, and the closed network's rule."""
+        slurm = f"th sport {{ {SLURM_PORTS} }}", f"th dport {{ {SLURM_PORTS} }}"
+        rules = ["table inet testbed {"]
+        rules += [
+            f"counter foreign_{network} {{}}" for network in (MANAGEMENT, self.fast)
+        ]
+        for hook, side in ("input", "iifname"), ("output", "oifname"):
+            rules.append(f"chain count_{hook} {{")
+            rules.append(f"type filter hook {hook} priority -10;")
+            rules += [f"meta l4proto tcp {port} accept" for port in slurm]
+            rules.append("meta l4proto ipv6-icmp accept")
+            rules += [
+                f'{side} "{network}" counter name foreign_{network}'
+                for network in (MANAGEMENT, self.fast)
+            ]
+            rules.append("}")
+        if self.management == "closed" and name != LOGIN:
+            rules += [
+                "chain closed {",
+                "type filter hook input priority 0;",
+                f'iifname != "{MANAGEMENT}" accept',
+                "ct state established accept",
+                f"tcp dport {{ {SLURM_PORTS} }} accept",
+                "ip saddr 10.10.0.1-10.10.0.253 drop",
+                "ip6 saddr fd10::1-fd10::253 drop",
+                "}",
+            ]
+        rules.append("}")
+        return rules
+
+    def _start_slurm(self) -> None:
+        state = self._state
+        socket = state / "munge.socket"
+        munged = self._start_daemon(
+            "munged",
+            *("--foreground", f"--key-file={state}/munge.key", f"--socket={socket}"),
+            *(f"--pid-file={state}/munged.pid", f"--log-file={state}/munged.log"),
+            f"--seed-file={state}/munged.seed",
+        )
+        _wait_until(socket.exists, {munged: state / "munged.log"})
+        daemons = {
+            self._start_daemon("slurmctld", "-D"): state / "slurmctld.log",
+        }
+        for name in self.names:
+            daemon = self._start_daemon("slurmd", "-D", "-N", name, host=name)
+            daemons[daemon] = state / f"slurmd-{name}.log"
+        _wait_until(self._idle, daemons)
+
+    def _start_daemon(
+        self, *argv: str, host: str = LOGIN
+    ) -> subprocess.Popen[str]:
+        with (self._state / f"{argv[0]}-{host}.stderr").open("w") as output:
+            return self.popen(
+                argv, host=host, cwd=self._state, stdout=output, stderr=output
+            )
+
+    def _idle(self) -> bool:
+        sinfo = self.run(["sinfo", "--noheader", "--Node", "--format=%t"])
+        return sinfo.stdout.split() == ["idle"] * len(self.names)
+
+    def _end_hosts(self) -> None:
+        for holder in self._holders.values():
+            if holder.stdin is not None:
+                holder.stdin.close()
+        # A host ends when this process has collected those that it started there.
+        for process in (*self._programs, *self._holders.values()):
+            try:
+                process.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for holder in self._holders.values():
+            if holder.stdout is not None:
+                holder.stdout.close()
+        self._programs.clear()
+        self._holders.clear()
+
+    def _configure(self, host: str, *argv: str, lines: Sequence[str] = ()) -> str:
+        """Run a program in nothing but a host's network namespace."""
+        holder = self._holders[host].pid
+        done = subprocess.run(
+            ["nsenter", f"--target={holder}", "--net", *argv],
+            env=self._environ(),
+            input="\n".join((*lines, "")),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"{' '.join(argv)} on {host}: {done.stderr.strip()}")
+        return done.stdout
+
+    # Slurm's jobs
+
+    def _queue(self, *fields: str, job: str | None = None) -> list[list[str]]:
+        """Return these fields (names of ``squeue --Format``) of all jobs not ended."""
+        command = ["squeue", "--noheader", f"--Format={','.join(fields)}"]
+        if job is not None:
+            command.append(f"--jobs={job}")
+        return [line.split() for line in self.run(command).stdout.splitlines()]
+
+    def _cancel(self, jobs: Iterator[str] | Sequence[str]) -> None:
+        """End jobs at once: no thirty seconds of grace (KillWait)."""
+        jobs = list(jobs)
+        if jobs:
+            self.run(["scancel", "--full", "--signal=KILL", *jobs])
+            self.run(["scancel", *jobs])
+
+    def _exit_code(self, job: str) -> int:
+        shown = self.run(["scontrol", "--oneliner", "show", "job", job], check=True)
+        codes = []
+        for word in shown.stdout.split():
+            name, _, value = word.partition("=")
+            if name == "ExitCode":
+                code, _, signal_number = value.partition(":")
+                codes.append(
+                    128 + int(signal_number) if int(signal_number) else int(code)
+                )
+        return max(codes)
+
+
+@contextlib.contextmanager
+def _born_in(pid_namespace: Path) -> Iterator[None]:
+    """Let what this thread starts meanwhile be born in another pid namespace.
+
+    ``nsenter --pid`` would have to fork, and its caller would hold nsenter's
+    process number, which takes no signals for the program.
+    """
+    with Path("/proc/self/ns/pid").open() as own, pid_namespace.open() as other:
+        _setns(other.fileno())
+        try:
+            yield
+        finally:
+            _setns(own.fileno())
+
+
+def _setns(file: int) -> None:
+    if _libc.setns(file, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@contextlib.contextmanager
+def _sigterm_as_sigint() -> Iterator[None]:
+    """Turn SIGTERM into KeyboardInterrupt, so that the cluster is cleared away."""
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _session(program: subprocess.Popen[str]) -> str:
+    """Return a program's session number as its host, and so Slurm, counts it."""
+    status = Path(f"/proc/{program.pid}/status").read_text(encoding="utf-8")
+    return status.partition("NSsid:")[2].splitlines()[0].split()[-1]
+
+
+def _wait_until(
+    ready: Callable[[], bool], daemons: Mapping[subprocess.Popen[str], Path]
+) -> None:
+    """Wait until it is ready, or raise with the logs' ends if it cannot be."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not ready():
+        ended = {d: log for d, log in daemons.items() if d.poll() is not None}
+        if ended or time.monotonic() > deadline:
+            logs = [f"{log.name}:\n{_tail(log)}" for log in (ended or daemons).values()]
+            raise ClusterError("a daemon did not come up\n" + "\n".join(logs))
+        time.sleep(0.1)
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    if not log.exists():
+        return "(no log)"
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return "\n".join(text.splitlines()[-lines:])

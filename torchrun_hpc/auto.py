@@ -1,0 +1,39 @@
+"""Importing this makes torch.distributed.run understand clusters.
+
+For programs that call ``torch.distributed.run.run`` or ``main`` themselves: the import
+wraps ``run``, and the next launch is planned as ``python -m torchrun_hpc`` would plan
+it. What the program leaves at torchrun's defaults is filled in.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from torch.distributed import run as torch_run
+
+from torchrun_hpc import arguments, cli, schedulers
+from torchrun_hpc.errors import LaunchError
+
+if TYPE_CHECKING:
+    import argparse
+
+_original = torch_run.run
+
+
+@functools.wraps(_original)
+def _run(args: argparse.Namespace) -> None:
+    try:
+        job = schedulers.detect(os.environ, socket.gethostname())
+        typed = arguments.changed(args, os.environ)
+        cli.prepare(job, args, typed, shlex.join(["python", *sys.argv]))
+    except LaunchError as error:
+        cli.fail(error)
+    _original(args)
+
+
+torch_run.run = _run

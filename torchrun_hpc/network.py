@@ -1,0 +1,234 @@
+"""The network as this node sees it: interfaces, names, routes, ports.
+
+`Network` is what a plan is made from. Its two questions to the machine are functions,
+so that a test describes a node with dictionaries.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface of this node.
+
+    Attributes:
+        name: Its exact name (``ib0``), with a label (``eth0:1``) where the system
+            gives one.
+        addresses: Its addresses, each with the length of its network's prefix.
+        up: Whether it is up and running.
+    """
+
+    name: str
+    addresses: tuple[ipaddress.IPv4Interface | ipaddress.IPv6Interface, ...]
+    up: bool = True
+
+
+@dataclass(frozen=True)
+class Network:
+    """What this node knows about its network.
+
+    Attributes:
+        interfaces: All interfaces of this node.
+        resolve: Returns the addresses of a host name; none if it does not resolve.
+        source_toward: Returns the address from which the kernel would send to an
+            address; ``None`` if there is no route. Sends nothing.
+    """
+
+    interfaces: tuple[Interface, ...]
+    resolve: Callable[[str], tuple[Address, ...]]
+    source_toward: Callable[[Address], Address | None]
+
+    def addresses_of(self, host: str) -> tuple[Address, ...]:
+        """Return the addresses under which other nodes could reach a host.
+
+        Loopback and link-local addresses do not count (``127.0.1.1`` is common in
+        ``/etc/hosts``). The order does not depend on the node that asks, unlike
+        getaddrinfo's: IPv4 first, then by number.
+        """
+        usable = {a for a in self.resolve(host) if _is_reachable(a)}
+        return tuple(sorted(usable, key=lambda a: (a.version, int(a))))
+
+    def owner(self, address: Address | None) -> Interface | None:
+        """Return the interface of this node that has an address."""
+        for interface in self.interfaces:
+            if any(own.ip == address for own in interface.addresses):
+                return interface
+        return None
+
+    def own_address(self, host: str) -> Address | None:
+        """Return the address of a host name that an interface of this node has."""
+        return next((a for a in self.addresses_of(host) if self.owner(a)), None)
+
+    def address_toward(self, other: Address) -> Address | None:
+        """Return this node's address as another node would see it."""
+        source = self.source_toward(other)
+        if source is not None and _is_reachable(source) and self.owner(source):
+            return source
+        return None
+
+    def siblings(self, interface: Interface, address: Address) -> tuple[Interface, ...]:
+        """Return the rails of a network: ``hsn0`` to ``hsn3`` for any one of them.
+
+        They are up, have the same name but for its number, and an address in the same
+        network as ``address``: ``eth0`` and ``eth1`` are often two networks, of which
+        one is closed between nodes.
+        """
+        stem = re.sub("[0-9]+$", "", interface.name)
+        network = next(
+            (own.network for own in interface.addresses if own.ip == address), None
+        )
+        return tuple(
+            other
+            for other in self.interfaces
+            if other == interface
+            or (
+                other.up
+                and re.fullmatch(re.escape(stem) + "[0-9]+", other.name)
+                and any(own.network == network for own in other.addresses)
+            )
+        )
+
+
+def _is_reachable(address: Address) -> bool:
+    return not (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_unspecified
+        or address.is_multicast
+    )
+
+
+def this_node() -> Network:
+    """Describe the network of the node that this process runs on."""
+    return Network(_interfaces(), resolve, source_toward)
+
+
+def _interfaces() -> tuple[Interface, ...]:
+    stats = psutil.net_if_stats()
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        # A label (eth0:1) has no state of its own.
+        state = stats.get(name) or stats.get(name.partition(":")[0])
+        found.append(
+            Interface(
+                name=name,
+                addresses=tuple(
+                    _with_prefix(a.address, a.netmask)
+                    for a in addresses
+                    if a.family in (socket.AF_INET, socket.AF_INET6)
+                ),
+                up=state is None or state.isup,
+            )
+        )
+    return tuple(found)
+
+
+def _with_prefix(
+    address: str, netmask: str | None
+) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
+    host = address.partition("%")[0]
+    if netmask is None:
+        return ipaddress.ip_interface(host)
+    prefix = int(ipaddress.ip_address(netmask)).bit_count()
+    return ipaddress.ip_interface(f"{host}/{prefix}")
+
+
+def resolve(host: str) -> tuple[Address, ...]:
+    """Return the addresses of a host name or number; none if it does not resolve."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(
+        ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found
+    )
+
+
+def source_toward(address: Address) -> Address | None:
+    """Return the address that the kernel would send from; sends nothing."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), 9))  # discard; connecting UDP is local
+            return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
+    except OSError:
+        return None
+
+
+def listener(address: str, port: int) -> socket.socket:
+    """Open a listening socket on one address, as torch's store would.
+
+    Args:
+        address: An IPv4 or IPv6 address of this node, as a number.
+        port: Port, 0 for any that is free.
+
+    Raises:
+        OSError: The port is taken, or the address is not this node's.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((address, port))
+        opened.listen(socket.SOMAXCONN)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def port_is_taken(address: str, port: int) -> bool:
+    """Say whether a listening socket on this address and port is impossible now."""
+    try:
+        listener(address, port).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
+
+
+def port_holder(port: int) -> str:
+    """Name the program that listens on a port of this node, for a person."""
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:
+        connections = []
+    for connection in connections:
+        local = connection.laddr
+        if (
+            connection.status == psutil.CONN_LISTEN
+            and local
+            and local.port == port
+            and connection.pid
+        ):
+            try:
+                process = psutil.Process(connection.pid)
+                return f"{process.name()} (pid {process.pid}, {process.username()})"
+            except psutil.Error:
+                continue
+    return "a program of another user"
+
+
+def names_match(names: Sequence[str], host: str) -> bool:
+    """Say whether a host name is one of some names, with or without its domain."""
+    return any(
+        host == name
+        or (
+            host.partition(".")[0] == name.partition(".")[0]
+            and ("." not in host or "." not in name)
+        )
+        for name in names
+    )

@@ -1,0 +1,46 @@
+"""Every attempt of the workers gets a store of its own.
+
+Since 2.6 the agent of rank 0 opens one store for the workers of all attempts, and
+their keys have no prefix: after a restart the first workers to arrive find the
+addresses of the dead ones. Other nodes keep using the store of a node that was rank 0
+in an earlier round.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+if TYPE_CHECKING:
+    from torchrun_hpc.plan import LaunchPlan
+
+TARGET = "DynamicRendezvousHandler.next_rendezvous"
+REASON = "restarted workers may meet keys of dead ones (pytorch#135712, #167288)"
+RELEASES = ">=2.6"
+
+_Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+_SERVER = "_shared_tcp_store_server"
+_INFO = "_bootstrap_store_info"
+
+
+def fits() -> bool:
+    """Check that the store is kept where it was."""
+    names = _Handler.__init__.__code__.co_names
+    return _SERVER in names and _INFO in names
+
+
+def apply(_plan: LaunchPlan) -> None:
+    """Forget the store of the last attempt before each rendezvous."""
+    original = _Handler.next_rendezvous
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def next_rendezvous(self: Any) -> Any:
+        setattr(self, _SERVER, None)
+        setattr(self, _INFO, None)
+        return original(self)
+
+    _Handler.next_rendezvous = next_rendezvous

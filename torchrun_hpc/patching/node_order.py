@@ -1,0 +1,83 @@
+"""Nodes are ranked as the scheduler numbers them, not by their addresses as text.
+
+Torch sorts the participants of a c10d rendezvous as dataclasses, so by address: n10
+comes before n9, and MASTER_ADDR follows rank 0 to whatever node that is.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+if TYPE_CHECKING:
+    from torchrun_hpc.plan import LaunchPlan
+
+TARGET = "DynamicRendezvousHandler._node_desc_generator"
+REASON = "nodes are ranked by the text of their addresses (pytorch#137402, #191190)"
+RELEASES = ">=2.0"
+
+_Handler = dynamic_rendezvous.DynamicRendezvousHandler
+
+
+@functools.total_ordering
+@dataclass(frozen=True, eq=True)
+class RankedNode(dynamic_rendezvous._NodeDesc):  # noqa: SLF001
+    """A participant that knows its rank among the scheduler's nodes.
+
+    It travels through the rendezvous store, so its name and module are part of what
+    all nodes of a job must agree on.
+    """
+
+    node_rank: int = 0
+
+    def __lt__(self, other: Any) -> bool:
+        """Sort by rank; a second agent on a node after the first."""
+        return self._key() < other._key()
+
+    def _key(self) -> tuple[int, str, int, int]:
+        return self.node_rank, self.addr, self.pid, self.local_id
+
+
+class _Generator:
+    """Stands in for torch's generator of participants, and asks it."""
+
+    def __init__(self, original: Any, node_rank: int) -> None:
+        self._original = original
+        self._node_rank = node_rank
+
+    def generate(self, local_addr: str | None = None) -> RankedNode:
+        node = self._original.generate(local_addr)
+        return RankedNode(node.addr, node.pid, node.local_id, self._node_rank)
+
+
+def fits() -> bool:
+    """Let torch rank two participants whose addresses sort the other way."""
+    first, second = RankedNode("n9", 1, 0, 0), RankedNode("n10", 1, 0, 1)
+    settings = dynamic_rendezvous.RendezvousSettings(
+        run_id="fits",
+        min_nodes=2,
+        max_nodes=2,
+        timeout=dynamic_rendezvous.RendezvousTimeout(),
+        keep_alive_interval=timedelta(seconds=5),
+        keep_alive_max_attempt=3,
+    )
+    state = dynamic_rendezvous._RendezvousState()  # noqa: SLF001
+    state.participants = {second: 0, first: 0}
+    executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor(  # noqa: SLF001
+        first, None, settings
+    )
+    executor._state = state
+    executor._mark_rendezvous_complete()
+    return state.participants == {first: 0, second: 1}
+
+
+def apply(plan: LaunchPlan) -> None:
+    """Rank the nodes in the order of the plan."""
+    if not plan.ordered:
+        return
+    original = _Handler._node_desc_generator  # noqa: SLF001
+    _Handler._node_desc_generator = _Generator(original, plan.node_rank)  # type: ignore[assignment]  # noqa: SLF001

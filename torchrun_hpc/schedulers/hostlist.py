@@ -1,0 +1,150 @@
+"""Slurm's short forms: host lists (``n[08-11,20]``) and counts (``2(x3),1``).
+
+A node's rank is its index in the expanded list, so the order is Slurm's own, to the
+last quirk. Source: Slurm's ``src/common/hostlist.c``, and what ``scontrol show
+hostnames`` prints. Where scontrol guesses at a broken list (``n[1-``), this module
+refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+MAX_HOSTS = 65_536
+"""The most hosts in one list. Slurm's MAX_RANGE, which it applies to one range."""
+
+_MAX_NAME = 253
+"""The most characters in a host name, with its domain (RFC 1035)."""
+
+_MAX_QUOTE = 40
+
+_SEPARATORS = re.compile(r"[, \t\n]*")
+_ELEMENT = re.compile(r"(?:[A-Za-z0-9._-]|\[[^]]*\])+")
+_BRACKET = re.compile(r"\[(?P<ranges>[^]]*)\](?P<text>[^[]*)")
+_RANGE = re.compile(rf"([0-9]{{1,{_MAX_NAME}}})(?:-([0-9]{{1,{_MAX_NAME}}}))?")
+_COUNT = re.compile(r"([1-9][0-9]{0,8})(?:\(x([1-9][0-9]{0,8})\))?")
+
+
+class HostlistError(ValueError):
+    """A host list or a list of counts is malformed; the message says what and where."""
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """Return the names in a Slurm host list; order and duplicates are kept.
+
+    Args:
+        text: Elements between commas, blanks, tabs or newlines. An element is a host
+            name (ASCII letters, digits, ``-``, ``_``, ``.``) in which any part may be
+            a bracket of numbers and ranges. The low end of a range sets the width to
+            which its numbers are padded: ``n[08-11]`` is n08, n09, n10, n11, and
+            ``n[8-011]`` is n8, n9, n10, n11. Text after a bracket (``n[1-2]i``), which
+            Slurm knows from 23.02.5 on, is understood whatever the version.
+
+    Returns:
+        At least one name, at most `MAX_HOSTS`.
+
+    Raises:
+        HostlistError: The list is empty, malformed or too long.
+    """
+    hosts: list[str] = []
+    at = 0
+    while (at := _end(_SEPARATORS, text, at)) < len(text):
+        end = _end(_ELEMENT, text, at)
+        if end == at:
+            raise _misplaced(text, at)
+        hosts += _expand_element(text[at:end], at, MAX_HOSTS - len(hosts))
+        at = end
+    if not hosts:
+        raise HostlistError(f"{_quote(text)} names no host")
+    return tuple(hosts)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """Return the counts, one per node, in Slurm's short form.
+
+    Args:
+        text: As in SLURM_TASKS_PER_NODE, srun(1): counts between commas, each
+            optionally with a number of nodes, as ``2(x3),1`` for 2, 2, 2, 1.
+
+    Returns:
+        Positive numbers, at least one, at most `MAX_HOSTS`.
+
+    Raises:
+        HostlistError: The text is not of this form, or has too many counts.
+    """
+    counts: list[int] = []
+    at = 0
+    for piece in text.split(","):
+        match = _COUNT.fullmatch(piece)
+        if match is None:
+            raise _fault(piece, at, "is not a positive count such as 2 or 2(x3)")
+        count, nodes = match.groups(default="1")
+        if int(nodes) > MAX_HOSTS - len(counts):
+            raise _fault(piece, at, f"makes more than {MAX_HOSTS:,} nodes")
+        counts += [int(count)] * int(nodes)
+        at += len(piece) + 1
+    return tuple(counts)
+
+
+def _expand_element(element: str, at: int, room: int) -> list[str]:
+    """Return the names that one element stands for, ``room`` at most, in Slurm's order.
+
+    Slurm takes the last bracket as the run of hosts, and unfolds the prefix from its
+    right end to its left. So the last bracket varies fastest, then the first, the
+    second, and so on: ``a[0-1]b[0-1]c[0-1]`` begins a0b0c0, a0b0c1, a1b0c0.
+    """
+    if room == 0:
+        raise _fault(element, at, f"is a host too many: over {MAX_HOSTS:,}")
+    # The numbers of every bracket, with the text that follows them; before the first
+    # bracket there is only text.
+    parts = [([""], element.partition("[")[0])]
+    for bracket in _BRACKET.finditer(element):
+        numbers = _expand_ranges(bracket["ranges"], at + bracket.start("ranges"), room)
+        room //= len(numbers)
+        parts.append((numbers, bracket["text"]))
+    if sum(max(map(len, numbers)) + len(text) for numbers, text in parts) > _MAX_NAME:
+        raise _fault(element, at, f"is a name of over {_MAX_NAME} characters")
+    *slow, fast = [[number + text for number in numbers] for numbers, text in parts]
+    return [
+        "".join(reversed(pieces)) + last
+        for *pieces, last in product(*reversed(slow), fast)
+    ]
+
+
+def _expand_ranges(text: str, at: int, room: int) -> list[str]:
+    """Return the padded numbers, ``room`` at most, that a bracket holds as ``text``."""
+    numbers: list[str] = []
+    for piece in text.split(","):
+        match = _RANGE.fullmatch(piece)
+        if match is None:
+            raise _fault(piece, at, "is not a number or a range such as 1-3")
+        low, high = match[1], match[2] or match[1]
+        if int(low) > int(high):
+            raise _fault(piece, at, "is a range that ends before it begins")
+        if int(high) - int(low) >= room - len(numbers):
+            raise _fault(piece, at, f"makes more than {MAX_HOSTS:,} hosts")
+        width = len(low)
+        numbers += [f"{n:0{width}}" for n in range(int(low), int(high) + 1)]
+        at += len(piece) + 1
+    return numbers
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return where ``pattern``, matched at ``at``, ends; ``at`` if it matches not."""
+    match = pattern.match(text, at)
+    return match.end() if match else at
+
+
+def _misplaced(text: str, at: int) -> HostlistError:
+    """Return the error for a character that begins nothing."""
+    reasons = {"[": "opens a bracket that is not closed", "]": "closes no bracket"}
+    return _fault(text[at], at, reasons.get(text[at], "cannot be in a host name"))
+
+
+def _fault(piece: str, at: int, reason: str) -> HostlistError:
+    return HostlistError(f"{_quote(piece)} at position {at + 1} {reason}")
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _MAX_QUOTE else f"{text[:_MAX_QUOTE]}...")

@@ -1,0 +1,302 @@
+"""Slurm, by environment alone: srun's step, else the batch script, else a shell.
+
+Nothing is asked of ``scontrol``: it is missing in containers. Sources of the facts:
+srun(1), sbatch(1), salloc(1), and Slurm's ``src/common/env.c``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.job import Job, Start
+from torchrun_hpc.schedulers.hostlist import (
+    HostlistError,
+    expand_counts,
+    expand_hostlist,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+JOB_ID = ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")
+ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
+ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
+RESTART_COUNT = "SLURM_RESTART_COUNT"
+STEP_ID = ("SLURM_STEP_ID", "SLURM_STEPID")
+
+JOB_NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+JOB_NUM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+
+# Set by srun, and by nothing else: SLURM_STEP_ID is in the batch script too since
+# 26.05, and the variables without STEP are the job's where srun keeps them.
+STEP_NODES = "SLURM_STEP_NODELIST"
+STEP_NUM_NODES = "SLURM_STEP_NUM_NODES"
+STEP_NUM_TASKS = "SLURM_STEP_NUM_TASKS"
+STEP_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+
+NODE_NAME = "SLURMD_NODENAME"
+NODE_ID = "SLURM_NODEID"
+TASK_RANK = "SLURM_PROCID"
+
+# The step that LaunchParameters=use_interactive_step puts salloc's shell into:
+# 0xfffffffa, printed with a sign since 26.05.
+INTERACTIVE_STEP_IDS = ("4294967290", "-6")
+
+
+def detect(environ: Mapping[str, str], hostname: str) -> Job | None:
+    """Describe the Slurm job that this process belongs to.
+
+    Args:
+        environ: Environment of this process.
+        hostname: Name of this machine; tells a shell inside the allocation from one
+            on the login node, where Slurm's own name of the node is not set.
+
+    Returns:
+        The job, or ``None`` when Slurm did not start this process: no job, or a
+        login into one of the job's nodes, which brings only some of the variables.
+
+    Raises:
+        LaunchError: The variables are there but cannot be read, or contradict each
+            other.
+    """
+    slurm = _Variables(environ)
+    if slurm.first(STEP_NODES, STEP_NUM_NODES):
+        if slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS:
+            return _interactive_step(slurm)
+        return _step(slurm)
+    if not slurm.first(*JOB_ID):
+        return None
+    if slurm.first(NODE_ID) and slurm.first(TASK_RANK):
+        return _batch_script(slurm)
+    if slurm.first(*JOB_NODES):
+        return _allocation_shell(slurm, hostname)
+    return None
+
+
+class _Variables:
+    """Slurm's variables, read with messages that a person can use.
+
+    An empty variable counts as unset.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        # Every task would find the same fault: the first one reports it.
+        self._speak = environ.get(TASK_RANK, "0") == "0"
+
+    def first(self, *names: str) -> str:
+        """Return the first of the variables that is set, or an empty text."""
+        return next((self._environ[n] for n in names if self._environ.get(n)), "")
+
+    def name(self, *names: str) -> str:
+        """Return the name of the first of the variables that is set."""
+        for name in names:
+            if self._environ.get(name):
+                return name
+        raise self.fault(
+            f"{names[0]} is not set, although other variables say that Slurm started "
+            "this process; a container or a wrapper may have dropped it. Let all "
+            "SLURM_* variables through, or type --standalone for one node"
+        )
+
+    def integer(self, *names: str) -> int:
+        """Return the first of the variables that is set, as a whole number."""
+        name = self.name(*names)
+        value = self._environ[name]
+        if not re.fullmatch("[0-9]{1,9}", value):
+            raise self.fault(f"{name}={value!r} is not a whole number")
+        return int(value)
+
+    def hosts(self, *names: str) -> tuple[str, ...]:
+        """Return the first of the variables that is set, as node names."""
+        name = self.name(*names)
+        value = self._environ[name]
+        try:
+            hosts = expand_hostlist(value)
+        except HostlistError as error:
+            raise self.fault(
+                f"{name}={value!r} is not a list of nodes: {error}"
+            ) from None
+        if len(set(hosts)) < len(hosts):
+            raise self.fault(f"{name}={value!r} names a node twice")
+        return hosts
+
+    def counts(self, *names: str) -> tuple[int, ...]:
+        """Return the first of the variables that is set, as numbers of tasks."""
+        name = self.name(*names)
+        value = self._environ[name]
+        try:
+            return expand_counts(value)
+        except HostlistError as error:
+            raise self.fault(f"{name}={value!r} gives no counts: {error}") from None
+
+    def fault(self, message: str, *, here: bool = False) -> LaunchError:
+        """Make an error; ``here`` says that it is a fault of this node alone."""
+        return LaunchError(message, speak=here or self._speak)
+
+
+def _step(slurm: _Variables) -> Job:
+    nodes = slurm.hosts(STEP_NODES)
+    if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
+        raise slurm.fault(
+            f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)} nodes, but "
+            f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}"
+        )
+    tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
+    if len(tasks_per_node) != len(nodes):
+        name = slurm.name(*STEP_TASKS_PER_NODE)
+        raise slurm.fault(
+            f"{name}={slurm.first(name)!r} counts the tasks of {len(tasks_per_node)} "
+            f"nodes, but {STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)}. "
+            f"{_STALE}"
+        )
+    task_rank = slurm.integer(TASK_RANK)
+    if task_rank >= sum(tasks_per_node):
+        raise slurm.fault(
+            f"{TASK_RANK}={task_rank}, but the step has only {sum(tasks_per_node)} "
+            f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
+            here=True,
+        )
+    node_rank, node_source = _node_rank(slurm, nodes)
+    num_nodes = slurm.integer(*JOB_NUM_NODES) if slurm.first(*JOB_NUM_NODES) else 0
+    return Job(
+        scheduler="Slurm",
+        identity=_identity(slurm, slurm.first(*STEP_ID) or "step"),
+        start=Start.STEP,
+        nodes=nodes,
+        node_rank=node_rank,
+        tasks_per_node=tasks_per_node,
+        task_rank=task_rank,
+        allocated_nodes=max(num_nodes, len(nodes)),
+        sources={
+            "nodes": STEP_NODES,
+            "node_rank": node_source,
+            "tasks_per_node": slurm.name(*STEP_TASKS_PER_NODE),
+            "task_rank": TASK_RANK,
+            "identity": _identity_source(slurm),
+        },
+    )
+
+
+def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
+    """Find this node in the list by its name, else by its number.
+
+    The name comes first: the list need not be in the order of the numbers
+    (``--distribution=arbitrary``), and the rank must be an index of the list.
+    """
+    name = slurm.first(NODE_NAME)
+    if name in nodes:
+        return nodes.index(name), NODE_NAME
+    if name:
+        raise slurm.fault(
+            f"this node, {NODE_NAME}={name!r}, is not among the step's nodes, "
+            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
+            here=True,
+        )
+    rank = slurm.integer(NODE_ID)
+    if rank >= len(nodes):
+        raise slurm.fault(
+            f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
+            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
+            here=True,
+        )
+    return rank, NODE_ID
+
+
+def _interactive_step(slurm: _Variables) -> Job:
+    """Describe salloc's shell: one node, although most variables are the job's."""
+    node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
+    return Job(
+        scheduler="Slurm",
+        identity=_identity(slurm, "interactive"),
+        start=Start.INTERACTIVE_STEP,
+        nodes=(node,),
+        node_rank=0,
+        tasks_per_node=(1,),
+        task_rank=0,
+        allocated_nodes=slurm.integer(*JOB_NUM_NODES),
+        sources={
+            "nodes": NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES,
+            "identity": _identity_source(slurm),
+        },
+    )
+
+
+def _batch_script(slurm: _Variables) -> Job:
+    if slurm.integer(NODE_ID) > 0 or slurm.integer(TASK_RANK) > 0:
+        # The script runs on the first node: srun started this, but its list is gone.
+        slurm.name(STEP_NODES)
+    nodes = slurm.hosts(*JOB_NODES)
+    node = slurm.first(NODE_NAME) or nodes[0]
+    if node not in nodes:
+        name = slurm.name(*JOB_NODES)
+        raise slurm.fault(
+            f"this node, {NODE_NAME}={node!r}, is not among the job's nodes, "
+            f"{name}={slurm.first(name)!r}. {_STALE}",
+            here=True,
+        )
+    return Job(
+        scheduler="Slurm",
+        identity=_identity(slurm, "batch"),
+        start=Start.BATCH_SCRIPT,
+        nodes=nodes,
+        node_rank=nodes.index(node),
+        tasks_per_node=(1,) * len(nodes),
+        task_rank=0,
+        allocated_nodes=len(nodes),
+        sources={
+            "nodes": slurm.name(*JOB_NODES),
+            "node_rank": NODE_NAME if slurm.first(NODE_NAME) else NODE_ID,
+            "identity": _identity_source(slurm),
+        },
+    )
+
+
+def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
+    nodes = slurm.hosts(*JOB_NODES)
+    if hostname.partition(".")[0] in {node.partition(".")[0] for node in nodes}:
+        return None  # a login into one of the job's nodes
+    return Job(
+        scheduler="Slurm",
+        identity=_identity(slurm, "shell"),
+        start=Start.ALLOCATION_SHELL,
+        nodes=nodes,
+        node_rank=None,
+        tasks_per_node=(1,) * len(nodes),
+        task_rank=0,
+        allocated_nodes=len(nodes),
+        sources={
+            "nodes": slurm.name(*JOB_NODES),
+            "identity": _identity_source(slurm),
+        },
+    )
+
+
+def _identity(slurm: _Variables, step: str) -> str:
+    """Name this launch: ``123456.0``, ``123456_7.0`` in an array, ``-r1`` requeued."""
+    job = slurm.first(*JOB_ID)
+    if slurm.first(ARRAY_JOB_ID) and slurm.first(ARRAY_TASK_ID):
+        job = f"{slurm.first(ARRAY_JOB_ID)}_{slurm.first(ARRAY_TASK_ID)}"
+    elif not job:
+        slurm.name(*JOB_ID[1:])
+    restart = slurm.first(RESTART_COUNT)
+    suffix = f"-r{restart}" if restart not in ("", "0") else ""
+    return re.sub("[^A-Za-z0-9._-]", "-", f"{job}.{step}{suffix}")
+
+
+def _identity_source(slurm: _Variables) -> str:
+    names = [slurm.name(*JOB_ID)] if slurm.first(*JOB_ID) else []
+    names += [
+        name
+        for name in (ARRAY_JOB_ID, ARRAY_TASK_ID, STEP_ID[0], RESTART_COUNT)
+        if slurm.first(name)
+    ]
+    return ", ".join(names)
+
+
+_STALE = (
+    "The variables may have been left over from another step or job: start this "
+    "with srun, or unset the SLURM_* variables"
+)
