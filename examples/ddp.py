@@ -47,7 +47,9 @@ def train(steps: int, rank: int, world_size: int, device: torch.device) -> float
         outputs = model(inputs[part].to(device))
         # Sums divided by the whole batch, times the world size because DDP averages:
         # right also when the workers' parts differ by a row.
-        loss = nn.functional.mse_loss(outputs, targets[part].to(device), reduction="sum")
+        loss = nn.functional.mse_loss(
+            outputs, targets[part].to(device), reduction="sum"
+        )
         loss = loss * world_size / BATCH
         optimizer.zero_grad()
         loss.backward()

@@ -16,7 +16,7 @@ from torch.distributed.argparse_util import check_env, env
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.plan import Value
+from torchrun_hpc.question import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,7 +114,7 @@ def _typed(
     environ: Mapping[str, str],
 ) -> dict[str, Value]:
     found = {}
-    options = [a for a in made._actions if a.option_strings]  # noqa: SLF001
+    options = [a for a in made._actions if a.option_strings]
     for action in options:
         variable = f"PET_{action.dest.upper()}"
         if isinstance(action, env | check_env) and environ.get(variable):
@@ -127,9 +127,7 @@ def _typed(
     return found
 
 
-def changed(
-    args: argparse.Namespace, environ: Mapping[str, str]
-) -> dict[str, Value]:
+def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Value]:
     """Return the arguments that differ from the defaults.
 
     For programs that call torch.distributed.run themselves: what they left alone is
@@ -137,7 +135,7 @@ def changed(
     """
     made = parser(environ)
     found = {}
-    for action in made._actions:  # noqa: SLF001
+    for action in made._actions:
         value = getattr(args, action.dest, action.default)
         if action.option_strings and value != action.default:
             found[action.dest] = Value(value, action.option_strings[-1])
@@ -157,7 +155,7 @@ def check(args: argparse.Namespace) -> int:
         LaunchError: A value cannot be used.
     """
     try:
-        workers = torch_run.determine_local_world_size(args.nproc_per_node)
+        workers = int(torch_run.determine_local_world_size(args.nproc_per_node))
     except ValueError as error:
         raise LaunchError(
             f"--nproc_per_node={args.nproc_per_node}: {error}. Type a number, or gpu, "
@@ -184,4 +182,6 @@ def configure(args: argparse.Namespace) -> None:
     try:
         torch_run.config_from_args(trial)
     except (ValueError, AssertionError, RuntimeError, OSError) as error:
-        raise LaunchError(f"torchrun does not take this command line: {error}") from None
+        raise LaunchError(
+            f"torchrun does not take this command line: {error}"
+        ) from None

@@ -10,25 +10,24 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import run as torch_run
 
-from torchrun_hpc import arguments, cli, schedulers
+from torchrun_hpc import arguments, cli
 from torchrun_hpc.errors import LaunchError
 
 if TYPE_CHECKING:
     import argparse
 
-_original = torch_run.run
+_original: Any = torch_run.run
 
 
 @functools.wraps(_original)
 def _run(args: argparse.Namespace) -> None:
     try:
-        job = schedulers.detect(os.environ, socket.gethostname())
+        job = cli.this_job()
         typed = arguments.changed(args, os.environ)
         cli.prepare(job, args, typed, shlex.join(["python", *sys.argv]))
     except LaunchError as error:

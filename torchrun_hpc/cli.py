@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import network, plan, report, schedulers, sites
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.question import Question
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.job import Job
+    from torchrun_hpc.question import Value
 
 WRONG_USE = 2
 
@@ -37,11 +39,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
-        job = schedulers.detect(os.environ, socket.gethostname())
+        job = this_job()
         _refuse_early(job, argv)
         _launch(job, argv)
     except LaunchError as error:
         fail(error)
+
+
+def this_job() -> Job | None:
+    """Return what the scheduler says about this process."""
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    return schedulers.detect(os.environ, socket.gethostname(), terminal=terminal)
 
 
 def fail(error: LaunchError) -> None:
@@ -88,7 +96,7 @@ def _launch(job: Job | None, argv: Sequence[str]) -> None:
 def prepare(
     job: Job | None,
     args: argparse.Namespace,
-    typed: Mapping[str, plan.Value],
+    typed: Mapping[str, Value],
     command: str,
 ) -> None:
     """Make the plan, and put it into torch, its arguments and the environment.
@@ -106,7 +114,7 @@ def prepare(
 
     site_option = typed.get("hpc_site")
     made = plan.make_plan(
-        plan.Question(
+        Question(
             job=job,
             site=sites.find(os.environ, site_option.value if site_option else None),
             network=network.this_node(),
@@ -124,7 +132,7 @@ def prepare(
         address, port = made.listen
         raise LaunchError(
             f"port {port} on {address} is taken by {network.port_holder(port)}. End "
-            f"it, or type another port: --rdzv_endpoint={made.nodes[0]}:PORT"
+            f"it, or type another port: --rdzv_endpoint={address}:PORT"
         )
     left_out = patching.apply_patches(made)
     if made.speaks:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
+from torchrun_hpc.variables import GLOO
+
 if TYPE_CHECKING:
     from torchrun_hpc.plan import LaunchPlan
 
@@ -18,17 +20,17 @@ def line(text: str, stream: TextIO) -> None:
 
 def start_line(plan: LaunchPlan) -> str:
     """Say in one line what is about to start."""
-    nodes = len(plan.nodes)
-    parts = [f"{_count(nodes, 'node')} x {_count(plan.workers, 'worker')}"]
-    if not plan.nodes:
-        parts = [_count(plan.workers, "worker") + " here"]
-    parts.append(plan.title)
+    parts = [
+        f"{_count(plan.nodes, 'node')} x {_count(plan.workers, 'worker')}",
+        plan.title,
+    ]
     if plan.endpoint:
-        address = plan.listen[0] if plan.listen else None
-        number = f" ({address})" if address and address not in plan.endpoint else ""
+        address = plan.listen[0] if plan.listen else ""
+        number = f" ({address})" if address not in plan.endpoint else ""
         parts.append(f"rendezvous at {plan.endpoint}{number}")
-    if plan.interface:
-        parts.append(f"interface {plan.interface}")
+    interface = plan.environment.get(GLOO)
+    if interface:
+        parts.append(f"interface {interface.value}")
     return "; ".join([", ".join(parts), *plan.notes])
 
 

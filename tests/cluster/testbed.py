@@ -23,8 +23,8 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 LOGIN = "login01"
 MANAGEMENT = "eth0"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SLURM_PORTS = "6817, 6818, 60001-63000"  # slurmctld, slurmd, srun
 
 _SWITCH = "switch"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS = (
     *("slurmctld", "slurmd", "srun", "munged"),
     *("ip", "nft", "nsenter", "unshare", "mount", "env"),
@@ -53,11 +53,14 @@ _PROGRAMS = (
 _CAP_SYS_ADMIN = 21
 _START_TIMEOUT_S = 30
 _END_TIMEOUT_S = 10
+_GRACE_S = 2  # from SIGTERM to SIGKILL
 
 # Process 1 of a host. It ignores the death of orphans, so that the kernel buries
 # them, and ends at the end of its input; with it the kernel ends all the others.
 # The range of ephemeral ports stays clear of Slurm's, or else a listener on
 # "port 0" could land on a port that the closed management network lets through.
+# Shared memory is a node's own: programs put nothing but process numbers into its
+# names, and these are not unique across hosts.
 _HOLD = """
 set -e
 echo "$1" > /proc/sys/kernel/hostname
@@ -69,6 +72,7 @@ fi
 for file in hosts nsswitch.conf; do
     mount --bind "$3/$file" "/etc/$file"
 done
+mount -t tmpfs shm /dev/shm
 echo ready
 exec env --ignore-signal=CHLD cat > /dev/null
 """
@@ -96,6 +100,7 @@ JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+EnforcePartLimits=ALL
 SchedulerParameters=sched_interval=1,bf_interval=1
 LaunchParameters={launch}
 GresTypes=gpu
@@ -148,7 +153,7 @@ def missing() -> str | None:
     capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
     if not capabilities >> _CAP_SYS_ADMIN & 1:
         return "a cluster needs CAP_SYS_ADMIN, which this container does not have"
-    absent = [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
+    absent = [name for name in _PROGRAMS if shutil.which(name, path=PATH) is None]
     if absent:
         return f"not installed: {', '.join(absent)} (tests/cluster/install.sh)"
     return None
@@ -172,7 +177,7 @@ class Cluster:
             names stand for both.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         names: Sequence[str] = ("jwb0001", "jwb0002", "jwb0003"),
         *,
@@ -194,7 +199,7 @@ class Cluster:
         self.ipv6 = ipv6
         self._numbers = {LOGIN: 254} | {n: k for k, n in enumerate(names, start=1)}
         self._holders: dict[str, subprocess.Popen[str]] = {}
-        self._programs: dict[subprocess.Popen[str], str] = {}
+        self._programs: dict[subprocess.Popen[str], tuple[str, str]] = {}
         self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -224,7 +229,7 @@ class Cluster:
 
     # Programs on hosts
 
-    def popen(
+    def popen(  # noqa: PLR0913
         self,
         argv: Sequence[str | os.PathLike[str]],
         *,
@@ -252,9 +257,6 @@ class Cluster:
             stderr: As in `subprocess.Popen`.
             new_session: Whether to leave this process's session and terminal.
         """
-        # Whoever lost interest in a program before it ended leaves a zombie, and
-        # a host does not end before its zombies are collected.
-        self._programs = {p: h for p, h in self._programs.items() if p.poll() is None}
         holder = self._holders[host].pid
         with _born_in(Path(f"/proc/{holder}/ns/pid_for_children")):
             program = subprocess.Popen(
@@ -269,10 +271,10 @@ class Cluster:
                 start_new_session=new_session,
                 text=True,
             )
-        self._programs[program] = host
+        self._programs[program] = host, _number_on_host(program)
         return program
 
-    def run(
+    def run(  # noqa: PLR0913
         self,
         argv: Sequence[str | os.PathLike[str]],
         *,
@@ -299,44 +301,54 @@ class Cluster:
             subprocess.CalledProcessError: If `check` and the program failed.
         """
         stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
-        program = self.popen(argv, host=host, env=env, cwd=cwd, stdin=stdin)
-        try:
-            stdout, stderr = program.communicate(input, timeout)
-        except subprocess.TimeoutExpired as expired:
-            self.end(program)
-            # A descendant that left the process group can keep the pipes open.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                expired.output, expired.stderr = program.communicate(timeout=1)
-            expired.cmd = list(argv)
-            raise
-        except BaseException:
-            self.end(program)
-            raise
-        completed = subprocess.CompletedProcess(
-            list(argv), program.returncode, stdout, stderr
-        )
+        # Files and not pipes: a descendant that lives on can keep a pipe open.
+        with _text_file() as stdout, _text_file() as stderr:
+            program = self.popen(
+                argv,
+                host=host,
+                env=env,
+                cwd=cwd,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+            )
+            try:
+                program.communicate(input, timeout)
+            except subprocess.TimeoutExpired:
+                self.end(program)
+                raise subprocess.TimeoutExpired(
+                    list(argv), timeout, _text(stdout), _text(stderr)
+                ) from None
+            except BaseException:
+                self.end(program)
+                raise
+            completed = subprocess.CompletedProcess(
+                list(argv), program.returncode, _text(stdout), _text(stderr)
+            )
+        del self._programs[program]
         if check:
             completed.check_returncode()
         return completed
 
     def end(self, program: subprocess.Popen[str]) -> None:
         """End a program of `popen`, its process group, and the jobs it submitted."""
-        host = self._programs.get(program)
-        if host is None:  # ended before, jobs and all
-            return
-        session = _session(program)
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(program.pid, signal_number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                program.wait(timeout=2)
+        host, session = self._programs.pop(program)
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGTERM)
+            # Not yet collected: as long as the leader is there, even as a zombie,
+            # the group's number cannot become somebody else's.
+            _wait_until(lambda: _has_ended(program.pid), _GRACE_S)
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
         self._cancel(
-            job
-            for job, node, sid in self._queue("JobID", "AllocNodes", "AllocSID")
-            if (node, sid) == (host, session)
+            [
+                job
+                for job, node, sid in self._queue("JobID", "AllocNodes", "AllocSID")
+                if (node, sid) == (host, session)
+            ]
         )
 
-    def srun(
+    def srun(  # noqa: PLR0913
         self,
         *args: str | os.PathLike[str],
         host: str = LOGIN,
@@ -390,18 +402,14 @@ class Cluster:
         job = submitted.stdout.strip()
 
         # sbatch --wait looks at first after two seconds, then ever more rarely.
-        running = True
-        deadline = time.monotonic() + timeout
-        while running and time.monotonic() < deadline:
-            time.sleep(0.1)
-            running = bool(self._queue("JobID", job=job))
-        if running:
+        ended = self._wait_for(job, timeout)
+        if not ended:
             self._cancel([job])
         texts = tuple(
             file.read_text(encoding="utf-8", errors="replace")
             for file in sorted(outputs.iterdir(), key=lambda file: int(file.name))
         )
-        if running:
+        if not ended:
             raise subprocess.TimeoutExpired(command, timeout, output="".join(texts))
         return Batch(int(job), self._exit_code(job), texts)
 
@@ -445,7 +453,7 @@ class Cluster:
 
     def _environ(self) -> dict[str, str]:
         return {
-            "PATH": _PATH,
+            "PATH": PATH,
             "HOME": str(Path.home()),
             "LANG": "C.UTF-8",
             "SLURM_CONF": str(self._state / "slurm.conf"),
@@ -523,9 +531,9 @@ class Cluster:
                 if (name, network) == (LOGIN, self.fast):
                     continue
                 port = f"{network}.{number}"
+                peer = f"peer name {network} netns {self._holders[name].pid}"
                 links += [
-                    f"link add {port} type veth"
-                    f" peer name {network} netns {self._holders[name].pid}",
+                    f"link add {port} type veth {peer}",
                     f"link set {port} master {network} up",
                 ]
                 setup.append(f"addr add 10.{prefix}.0.{number}/24 dev {network}")
@@ -579,18 +587,25 @@ class Cluster:
             *(f"--pid-file={state}/munged.pid", f"--log-file={state}/munged.log"),
             f"--seed-file={state}/munged.seed",
         )
-        _wait_until(socket.exists, {munged: state / "munged.log"})
-        daemons = {
-            self._start_daemon("slurmctld", "-D"): state / "slurmctld.log",
-        }
+        self._wait_for_daemons(socket.exists, {munged: state / "munged.log"})
+        daemons = {self._start_daemon("slurmctld", "-D"): state / "slurmctld.log"}
         for name in self.names:
             daemon = self._start_daemon("slurmd", "-D", "-N", name, host=name)
             daemons[daemon] = state / f"slurmd-{name}.log"
-        _wait_until(self._idle, daemons)
+        self._wait_for_daemons(self._idle, daemons)
 
-    def _start_daemon(
-        self, *argv: str, host: str = LOGIN
-    ) -> subprocess.Popen[str]:
+    def _wait_for_daemons(
+        self, ready: Callable[[], bool], logs: Mapping[subprocess.Popen[str], Path]
+    ) -> None:
+        def ended() -> list[Path]:
+            return [log for daemon, log in logs.items() if daemon.poll() is not None]
+
+        _wait_until(lambda: bool(ended()) or ready(), _START_TIMEOUT_S)
+        if ended() or not ready():
+            tails = [f"{log}:\n{_tail(log)}" for log in ended() or logs.values()]
+            raise ClusterError("a daemon did not come up\n" + "\n".join(tails))
+
+    def _start_daemon(self, *argv: str, host: str = LOGIN) -> subprocess.Popen[str]:
         with (self._state / f"{argv[0]}-{host}.stderr").open("w") as output:
             return self.popen(
                 argv, host=host, cwd=self._state, stdout=output, stderr=output
@@ -606,11 +621,7 @@ class Cluster:
                 holder.stdin.close()
         # A host ends when this process has collected those that it started there.
         for process in (*self._programs, *self._holders.values()):
-            try:
-                process.wait(_END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _collect(process)
         for holder in self._holders.values():
             if holder.stdout is not None:
                 holder.stdout.close()
@@ -634,19 +645,24 @@ class Cluster:
 
     # Slurm's jobs
 
-    def _queue(self, *fields: str, job: str | None = None) -> list[list[str]]:
+    def _queue(self, *fields: str, jobs: str | None = None) -> list[list[str]]:
         """Return these fields (names of ``squeue --Format``) of all jobs not ended."""
         command = ["squeue", "--noheader", f"--Format={','.join(fields)}"]
-        if job is not None:
-            command.append(f"--jobs={job}")
-        return [line.split() for line in self.run(command).stdout.splitlines()]
+        if jobs is not None:
+            command.append(f"--jobs={jobs}")
+        listing = self.run(command, check=True).stdout
+        return [line.split() for line in listing.splitlines()]
 
-    def _cancel(self, jobs: Iterator[str] | Sequence[str]) -> None:
+    def _wait_for(self, jobs: str, timeout: float) -> bool:
+        """Wait for the end of jobs; False if they have not ended in time."""
+        return _wait_until(lambda: not self._queue("JobID", jobs=jobs), timeout)
+
+    def _cancel(self, jobs: Sequence[str]) -> None:
         """End jobs at once: no thirty seconds of grace (KillWait)."""
-        jobs = list(jobs)
         if jobs:
             self.run(["scancel", "--full", "--signal=KILL", *jobs])
             self.run(["scancel", *jobs])
+            self._wait_for(",".join(jobs), _END_TIMEOUT_S)
 
     def _exit_code(self, job: str) -> int:
         shown = self.run(["scontrol", "--oneliner", "show", "job", job], check=True)
@@ -698,23 +714,44 @@ def _sigterm_as_sigint() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _session(program: subprocess.Popen[str]) -> str:
-    """Return a program's session number as its host, and so Slurm, counts it."""
+def _number_on_host(program: subprocess.Popen[str]) -> str:
+    """Return a program's process number as its host, and so Slurm, counts it."""
     status = Path(f"/proc/{program.pid}/status").read_text(encoding="utf-8")
-    return status.partition("NSsid:")[2].splitlines()[0].split()[-1]
+    return status.partition("NSpid:")[2].splitlines()[0].split()[-1]
 
 
-def _wait_until(
-    ready: Callable[[], bool], daemons: Mapping[subprocess.Popen[str], Path]
-) -> None:
-    """Wait until it is ready, or raise with the logs' ends if it cannot be."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while not ready():
-        ended = {d: log for d, log in daemons.items() if d.poll() is not None}
-        if ended or time.monotonic() > deadline:
-            logs = [f"{log.name}:\n{_tail(log)}" for log in (ended or daemons).values()]
-            raise ClusterError("a daemon did not come up\n" + "\n".join(logs))
+def _collect(process: subprocess.Popen[str]) -> None:
+    """Wait for the end of a process that should end, and see to it that it does."""
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _has_ended(pid: int) -> bool:
+    """Tell whether a child has ended, without collecting it."""
+    options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    return os.waitid(os.P_PID, pid, options) is not None
+
+
+def _wait_until(condition: Callable[[], bool], timeout: float) -> bool:
+    """Wait until it holds; False if it did not within these seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.1)
+    return True
+
+
+def _text_file() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _tail(log: Path, lines: int = 15) -> str:

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import TCPStore
+import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     c10d_rendezvous_backend,
@@ -34,6 +34,9 @@ REASON = "stores listen on all interfaces (pytorch#155741, #173909)"
 RELEASES = ">=2.6"
 
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+_backend: Any = c10d_rendezvous_backend
+_dist: Any = dist
+_TCPStore = _dist.TCPStore
 
 # Seconds.
 _PROBE_TIMEOUT = 5.0
@@ -44,13 +47,13 @@ _NEXT_REPORT = 60.0
 
 def fits() -> bool:
     """Check the names that are replaced, and what they are called with."""
-    server = inspect.signature(_Handler._create_tcp_store_server)  # noqa: SLF001
-    creator = inspect.signature(c10d_rendezvous_backend._create_tcp_store)  # noqa: SLF001
+    server = inspect.signature(_Handler._create_tcp_store_server)
+    creator = inspect.signature(_backend._create_tcp_store)
     return (
-        c10d_rendezvous_backend.TCPStore is TCPStore
+        _backend.TCPStore is _TCPStore
         and list(server.parameters) == ["self", "master_addr", "master_port"]
         and list(creator.parameters) == ["params"]
-        and "master_listen_fd" in (TCPStore.__init__.__doc__ or "")
+        and "master_listen_fd" in (_TCPStore.__init__.__doc__ or "")
     )
 
 
@@ -59,26 +62,26 @@ def apply(plan: LaunchPlan) -> None:
     if plan.address is None:
         return
 
-    def make(host: str, port: int, *, is_master: bool, **options: Any) -> TCPStore:
+    def make(host: str, port: int, *, is_master: bool, **options: Any) -> Any:
         if not is_master:
             _wait_for(host, port, options["timeout"].total_seconds(), plan)
-            return TCPStore(host, port, is_master=False, **options)
+            return _TCPStore(host, port, is_master=False, **options)
         address = plan.address if plan.listen is None else plan.listen[0]
         return _serve(str(address), port, **options)
 
-    original = _Handler._create_tcp_store_server  # noqa: SLF001
+    original = _Handler._create_tcp_store_server
 
     @functools.wraps(original)
-    def create_server(self: Any, master_addr: str, master_port: int) -> TCPStore:
+    def create_server(self: Any, master_addr: str, master_port: int) -> Any:
         if master_addr != plan.address:
-            return original(self, master_addr, master_port)  # type: ignore[no-any-return]
+            return original(self, master_addr, master_port)
         return _serve(master_addr, master_port, multi_tenant=True)
 
-    c10d_rendezvous_backend.TCPStore = make  # type: ignore[assignment,misc]
-    _Handler._create_tcp_store_server = create_server  # noqa: SLF001
+    _backend.TCPStore = make
+    _Handler._create_tcp_store_server = create_server
 
 
-def _serve(address: str, port: int, **options: Any) -> TCPStore:
+def _serve(address: str, port: int, **options: Any) -> Any:
     try:
         opened = listener(address, port)
     except OSError as error:
@@ -86,7 +89,7 @@ def _serve(address: str, port: int, **options: Any) -> TCPStore:
             f"cannot listen on {address} port {port}: {error.strerror}; the port is "
             f"held by {port_holder(port)}"
         ) from None
-    return TCPStore(
+    return _TCPStore(
         address,
         opened.getsockname()[1],
         is_master=True,

@@ -20,12 +20,13 @@ TARGET = "DynamicRendezvousHandler._node_desc_generator"
 REASON = "nodes are ranked by the text of their addresses (pytorch#137402, #191190)"
 RELEASES = ">=2.0"
 
-_Handler = dynamic_rendezvous.DynamicRendezvousHandler
+_torch: Any = dynamic_rendezvous
+_Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 
 
 @functools.total_ordering
 @dataclass(frozen=True, eq=True)
-class RankedNode(dynamic_rendezvous._NodeDesc):  # noqa: SLF001
+class RankedNode(dynamic_rendezvous._NodeDesc):
     """A participant that knows its rank among the scheduler's nodes.
 
     It travels through the rendezvous store, so its name and module are part of what
@@ -36,7 +37,7 @@ class RankedNode(dynamic_rendezvous._NodeDesc):  # noqa: SLF001
 
     def __lt__(self, other: Any) -> bool:
         """Sort by rank; a second agent on a node after the first."""
-        return self._key() < other._key()
+        return self._key() < RankedNode._key(other)
 
     def _key(self) -> tuple[int, str, int, int]:
         return self.node_rank, self.addr, self.pid, self.local_id
@@ -65,19 +66,17 @@ def fits() -> bool:
         keep_alive_interval=timedelta(seconds=5),
         keep_alive_max_attempt=3,
     )
-    state = dynamic_rendezvous._RendezvousState()  # noqa: SLF001
+    state = _torch._RendezvousState()
     state.participants = {second: 0, first: 0}
-    executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor(  # noqa: SLF001
-        first, None, settings
-    )
+    executor = _torch._DistributedRendezvousOpExecutor(first, None, settings)
     executor._state = state
     executor._mark_rendezvous_complete()
-    return state.participants == {first: 0, second: 1}
+    return bool(state.participants == {first: 0, second: 1})
 
 
 def apply(plan: LaunchPlan) -> None:
     """Rank the nodes in the order of the plan."""
     if not plan.ordered:
         return
-    original = _Handler._node_desc_generator  # noqa: SLF001
-    _Handler._node_desc_generator = _Generator(original, plan.node_rank)  # type: ignore[assignment]  # noqa: SLF001
+    original = _Handler._node_desc_generator
+    _Handler._node_desc_generator = _Generator(original, plan.node_rank)

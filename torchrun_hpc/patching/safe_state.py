@@ -22,8 +22,9 @@ TARGET = "torch.distributed.elastic.rendezvous.dynamic_rendezvous.pickle"
 REASON = "anybody who reaches its port can run programs in it (pytorch#127403)"
 RELEASES = ">=2.0"
 
-_State: Any = dynamic_rendezvous._RendezvousState  # noqa: SLF001
-_Node: Any = dynamic_rendezvous._NodeDesc  # noqa: SLF001
+_torch: Any = dynamic_rendezvous
+_State: Any = dynamic_rendezvous._RendezvousState
+_Node: Any = dynamic_rendezvous._NodeDesc
 
 _ALLOWED = {
     (allowed.__module__, allowed.__qualname__): allowed
@@ -76,9 +77,9 @@ def fits() -> bool:
     state.wait_list.add(node)
     state.deadline = state.last_heartbeats[node] = datetime.now(timezone.utc)
     copied = SafePickle.loads(pickle.dumps(state))
-    return vars(copied) == vars(state)
+    return bool(vars(copied) == vars(state))
 
 
 def apply(_plan: LaunchPlan) -> None:
     """Put the restricted reader in the place of ``pickle``."""
-    dynamic_rendezvous.pickle = SafePickle()  # type: ignore[attr-defined]
+    _torch.pickle = SafePickle()

@@ -1,8 +1,8 @@
 """Who started this process: one file per scheduler, asked in the order of `SOURCES`.
 
-A source is a function ``detect(environ, hostname) -> Job | None``. It returns ``None``
-when its variables are not there, and raises `LaunchError` when they are there but
-contradict each other or cannot be read. It is a pure function: no network, no
+A source is a function ``detect(environ, hostname, terminal) -> Job | None``. It returns
+``None`` when its variables are not there, and raises `LaunchError` when they are there
+but contradict each other or cannot be read. It is a pure function: no network, no
 printing, no torch.
 """
 
@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 SOURCES = (slurm.detect,)
 
 
-def detect(environ: Mapping[str, str], hostname: str) -> Job | None:
+def detect(
+    environ: Mapping[str, str], hostname: str, *, terminal: bool = False
+) -> Job | None:
     """Ask every source in order; the first that knows this process wins.
 
     Args:
         environ: Environment of this process.
         hostname: Name of this machine, with or without a domain.
+        terminal: Whether standard input is a terminal.
 
     Raises:
         LaunchError: The variables of a source are contradictory or unreadable.
     """
     for source in SOURCES:
-        job = source(environ, hostname)
+        job = source(environ, hostname, terminal=terminal)
         if job is not None:
             return job
     return None

@@ -44,14 +44,21 @@ TASK_RANK = "SLURM_PROCID"
 # 0xfffffffa, printed with a sign since 26.05.
 INTERACTIVE_STEP_IDS = ("4294967290", "-6")
 
+# Set by srun --pty, and inherited by the steps that its shell starts.
+PTY_PORT = "SLURM_PTY_PORT"
 
-def detect(environ: Mapping[str, str], hostname: str) -> Job | None:
+
+def detect(
+    environ: Mapping[str, str], hostname: str, *, terminal: bool = False
+) -> Job | None:
     """Describe the Slurm job that this process belongs to.
 
     Args:
         environ: Environment of this process.
         hostname: Name of this machine; tells a shell inside the allocation from one
             on the login node, where Slurm's own name of the node is not set.
+        terminal: Whether standard input is a terminal; tells the shell of ``srun
+            --pty`` from a step started in it, which inherits its variables.
 
     Returns:
         The job, or ``None`` when Slurm did not start this process: no job, or a
@@ -62,8 +69,10 @@ def detect(environ: Mapping[str, str], hostname: str) -> Job | None:
             other.
     """
     slurm = _Variables(environ)
-    if slurm.first(STEP_NODES, STEP_NUM_NODES):
-        if slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS:
+    if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
+        if slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
+            terminal and slurm.first(PTY_PORT)
+        ):
             return _interactive_step(slurm)
         return _step(slurm)
     if not slurm.first(*JOB_ID):
@@ -137,6 +146,17 @@ class _Variables:
         return LaunchError(message, speak=here or self._speak)
 
 
+def _is_left_over(slurm: _Variables) -> bool:
+    """Say whether the step's variables belong to another job than the job's.
+
+    sbatch hands the environment on: a job that is submitted from a shell inside a
+    step finds that step's variables in its batch script (seen with 22.05).
+    """
+    if not slurm.first(STEP_NODES) or not slurm.first(*JOB_NODES):
+        return False
+    return not set(slurm.hosts(STEP_NODES)) <= set(slurm.hosts(*JOB_NODES))
+
+
 def _step(slurm: _Variables) -> Job:
     nodes = slurm.hosts(STEP_NODES)
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
@@ -206,7 +226,7 @@ def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
 
 
 def _interactive_step(slurm: _Variables) -> Job:
-    """Describe salloc's shell: one node, although most variables are the job's."""
+    """Describe a shell on a node of the job: one node, whatever the job has."""
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
     return Job(
         scheduler="Slurm",
@@ -226,8 +246,13 @@ def _interactive_step(slurm: _Variables) -> Job:
 
 def _batch_script(slurm: _Variables) -> Job:
     if slurm.integer(NODE_ID) > 0 or slurm.integer(TASK_RANK) > 0:
-        # The script runs on the first node: srun started this, but its list is gone.
+        # The script runs on the first node: srun started this, but its list is gone,
+        # or that of another step is in its place.
         slurm.name(STEP_NODES)
+        raise slurm.fault(
+            f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names nodes that are not in "
+            f"{slurm.name(*JOB_NODES)}={slurm.first(*JOB_NODES)!r}. {_STALE}"
+        )
     nodes = slurm.hosts(*JOB_NODES)
     node = slurm.first(NODE_NAME) or nodes[0]
     if node not in nodes:

@@ -74,7 +74,9 @@ def find(environ: Mapping[str, str], wanted: str | None = None) -> Site | None:
         if site.name == wanted:
             return site
     names = ", ".join([site.name for site in sites] + [NONE])
-    raise LaunchError(f"--hpc-site={wanted}: there is no such site; type one of {names}")
+    raise LaunchError(
+        f"--hpc-site={wanted}: there is no such site; type one of {names}"
+    )
 
 
 def load() -> tuple[Site, ...]:

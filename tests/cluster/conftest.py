@@ -1,0 +1,49 @@
+"""Clusters for tests: each is started by the first test that asks for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from testbed import Cluster, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cluster: needs root and an installed Slurm")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The hook sees the tests of all folders.
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("cluster")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine() -> None:
+    """Skip where no cluster can be started; in CI, fail."""
+    reason = missing()
+    if reason is None:
+        return
+    if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
+        pytest.fail(f"CI must run the tests on a cluster: {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def juelich() -> Iterator[Cluster]:
+    """Three nodes as in JUWELS Booster: Slurm alone may use the management network."""
+    with Cluster(("jwb0001", "jwb0002", "jwb0003"), management="closed") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def unpadded() -> Iterator[Cluster]:
+    """Three nodes whose names, sorted as text, are not in the scheduler's order."""
+    with Cluster(("n9", "n10", "n11"), management="open") as cluster:
+        yield cluster

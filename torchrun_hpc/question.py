@@ -1,0 +1,58 @@
+"""What a plan is made from: the inputs of all decisions, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchrun_hpc.job import Job
+    from torchrun_hpc.network import Network
+    from torchrun_hpc.sites import Site
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value and where it came from: an option, a variable, a rule."""
+
+    value: Any
+    source: str
+
+    def __str__(self) -> str:
+        """Show it as it was typed: ``--nnodes=4``."""
+        return f"{self.source}={self.value}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is made from.
+
+    Attributes:
+        job: What the scheduler says; ``None`` without one.
+        site: The computing centre; ``None`` if unknown or switched off.
+        network: This node's network.
+        options: What the user typed, or set by ``PET_*``, by the names that torchrun's
+            parser gives them. An empty value is not there.
+        environ: Environment of this process.
+        workers: Number of workers on this node.
+        command: The command as typed, for messages.
+    """
+
+    job: Job | None
+    site: Site | None
+    network: Network
+    options: Mapping[str, Value]
+    environ: Mapping[str, str]
+    workers: int
+    command: str
+
+    def typed(self, name: str) -> Any:
+        """Return what was typed for an option, ``None`` if nothing."""
+        option = self.options.get(name)
+        return None if option is None else option.value
+
+    def rewrite(self, host: str) -> str:
+        """Return the site's name for a node on the fast network."""
+        return host if self.site is None else self.site.rewrite(host)
