@@ -22,10 +22,10 @@ if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' > "$policy"
     chmod +x "$policy"
 fi
-install() {
+install_absent() {
     # shellcheck disable=SC2086 # a list of words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
         $absent > /dev/null
 }
 # The lists of packages may be missing or old.
-install 2> /dev/null || { apt-get update -qq && install; }
+install_absent 2> /dev/null || { apt-get update -qq && install_absent; }

@@ -87,7 +87,6 @@ AuthType=auth/munge
 AuthInfo=socket={state}/munge.socket,cred_expire=10
 StateSaveLocation={state}/slurmctld
 SlurmctldPidFile={state}/slurmctld.pid
-SlurmctldLogFile={state}/slurmctld.log
 SlurmdSpoolDir={state}/slurmd-%n
 SlurmdPidFile={state}/slurmd-%n.pid
 SlurmdLogFile={state}/slurmd-%n.log
@@ -141,6 +140,11 @@ class Batch:
     def output(self) -> str:
         """What all elements wrote."""
         return "".join(self.outputs)
+
+
+class _Daemon(NamedTuple):
+    process: subprocess.Popen[str]
+    log: Path
 
 
 def missing() -> str | None:
@@ -209,7 +213,6 @@ class Cluster:
             self._state = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
             )
-            self._state.chmod(0o755)  # munged wants it so
             stack.callback(self._end_hosts)
             self._write_files()
             for name in (_SWITCH, *self._numbers):
@@ -331,7 +334,7 @@ class Cluster:
         return completed
 
     def end(self, program: subprocess.Popen[str]) -> None:
-        """End a program of `popen`, its process group, and the jobs it submitted."""
+        """End a program of `popen`, its session's group, and the jobs it submitted."""
         host, session = self._programs.pop(program)
         if program.poll() is None:
             os.killpg(program.pid, signal.SIGTERM)
@@ -491,7 +494,6 @@ class Cluster:
             "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
             "slurm.conf": slurm_conf,
             "gres.conf": "".join(f"Name=gpu File={gpu}\n" for gpu in gpus),
-            "cgroup.conf": "",
         }
         for name, text in files.items():
             (state / name).write_text(text, encoding="utf-8")
@@ -581,35 +583,42 @@ class Cluster:
     def _start_slurm(self) -> None:
         state = self._state
         socket = state / "munge.socket"
+        # --force: the folder may lie in one that nobody but root can enter.
         munged = self._start_daemon(
-            "munged",
-            *("--foreground", f"--key-file={state}/munge.key", f"--socket={socket}"),
-            *(f"--pid-file={state}/munged.pid", f"--log-file={state}/munged.log"),
-            f"--seed-file={state}/munged.seed",
+            *("munged", "--foreground", "--force", f"--key-file={state}/munge.key"),
+            *(f"--socket={socket}", f"--pid-file={state}/munged.pid"),
+            *(f"--log-file={state}/munged.log", f"--seed-file={state}/munged.seed"),
         )
-        self._wait_for_daemons(socket.exists, {munged: state / "munged.log"})
-        daemons = {self._start_daemon("slurmctld", "-D"): state / "slurmctld.log"}
-        for name in self.names:
-            daemon = self._start_daemon("slurmd", "-D", "-N", name, host=name)
-            daemons[daemon] = state / f"slurmd-{name}.log"
+        self._wait_for_daemons(socket.exists, [munged])
+        daemons = [self._start_daemon("slurmctld", "-D")]
+        daemons += [
+            self._start_daemon("slurmd", "-D", "-N", name, host=name)
+            for name in self.names
+        ]
         self._wait_for_daemons(self._idle, daemons)
 
+    def _start_daemon(self, *argv: str, host: str = LOGIN) -> _Daemon:
+        log = self._state / f"{argv[0]}-{host}.stderr"
+        with log.open("w") as stderr:
+            process = self.popen(
+                argv,
+                host=host,
+                cwd=self._state,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+        return _Daemon(process, log)
+
     def _wait_for_daemons(
-        self, ready: Callable[[], bool], logs: Mapping[subprocess.Popen[str], Path]
+        self, ready: Callable[[], bool], daemons: Sequence[_Daemon]
     ) -> None:
-        def ended() -> list[Path]:
-            return [log for daemon, log in logs.items() if daemon.poll() is not None]
+        def ended() -> list[_Daemon]:
+            return [daemon for daemon in daemons if daemon.process.poll() is not None]
 
         _wait_until(lambda: bool(ended()) or ready(), _START_TIMEOUT_S)
         if ended() or not ready():
-            tails = [f"{log}:\n{_tail(log)}" for log in ended() or logs.values()]
-            raise ClusterError("a daemon did not come up\n" + "\n".join(tails))
-
-    def _start_daemon(self, *argv: str, host: str = LOGIN) -> subprocess.Popen[str]:
-        with (self._state / f"{argv[0]}-{host}.stderr").open("w") as output:
-            return self.popen(
-                argv, host=host, cwd=self._state, stdout=output, stderr=output
-            )
+            logs = [f"{d.log.name}:\n{_tail(d.log)}" for d in ended() or daemons]
+            raise ClusterError("a daemon did not come up\n" + "\n".join(logs))
 
     def _idle(self) -> bool:
         sinfo = self.run(["sinfo", "--noheader", "--Node", "--format=%t"])
@@ -755,7 +764,5 @@ def _text(file: IO[str]) -> str:
 
 
 def _tail(log: Path, lines: int = 15) -> str:
-    if not log.exists():
-        return "(no log)"
     text = log.read_text(encoding="utf-8", errors="replace")
     return "\n".join(text.splitlines()[-lines:])

@@ -13,7 +13,13 @@ import torch
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from torchrun_hpc.patching import fresh_store, listening, node_order, safe_state
+from torchrun_hpc.patching import (
+    fresh_store,
+    listening,
+    node_order,
+    safe_state,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from torchrun_hpc.plan import LaunchPlan
@@ -39,7 +45,13 @@ class Patch(Protocol):
         """Replace the target."""
 
 
-PATCHES: tuple[Patch, ...] = (safe_state, fresh_store, node_order, listening)
+PATCHES: tuple[Patch, ...] = (
+    safe_state,
+    fresh_store,
+    node_order,
+    listening,
+    waiting,
+)
 
 
 def apply_patches(plan: LaunchPlan) -> list[str]:

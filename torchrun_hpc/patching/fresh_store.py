@@ -34,8 +34,6 @@ def fits() -> bool:
 def apply(_plan: LaunchPlan) -> None:
     """Forget the store of the last attempt before each rendezvous."""
     original = _Handler.next_rendezvous
-    if hasattr(original, "__wrapped__"):
-        return
 
     @functools.wraps(original)
     def next_rendezvous(self: Any) -> Any:

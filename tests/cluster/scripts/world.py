@@ -1,0 +1,21 @@
+"""Says what a worker was told, as one line of JSON; imports no torch."""
+
+import json
+import os
+import socket
+import sys
+import time
+
+report = {
+    name: value
+    for name, value in os.environ.items()
+    if name.endswith(("RANK", "WORLD_SIZE", "_SOCKET_IFNAME", "OMP_NUM_THREADS"))
+    or name.startswith(("MASTER_", "TORCHELASTIC_", "PET_", "SLURM_NODEID"))
+}
+report["host"] = socket.gethostname()
+report["argv"] = sys.argv[1:]
+# In one piece: the workers of a node share a pipe.
+sys.stdout.write(json.dumps(report) + "\n")
+sys.stdout.flush()
+if "--sleep" in sys.argv:
+    time.sleep(float(sys.argv[sys.argv.index("--sleep") + 1]))

@@ -1,0 +1,244 @@
+"""Launches for tests: torchrun_hpc and stock torchrun, side by side.
+
+Importing torch takes most of the time of a short launch, so one process imports it
+once and forks for every launch. What the fork runs is what ``python -m`` runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+OURS, STOCK = "ours", "stock"
+COMMANDS = {
+    OURS: [sys.executable, "-m", "torchrun_hpc"],
+    STOCK: [sys.executable, "-m", "torch.distributed.run"],
+}
+
+# Exit code of a launch that took too long.
+KILLED = 124
+
+# Set by schedulers, launchers, users: they would decide what is tested.
+_FOREIGN = (
+    *("SLURM", "PET_", "OMP_", "GLOO_", "NCCL_", "TORCH", "MASTER_", "MKL_", "PYTHON"),
+    *("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "CUDA_VISIBLE", "LOGLEVEL"),
+    *("SYSTEMNAME", "PMI", "OMPI_", "PALS_", "PBS_"),
+)
+
+
+def clean_environ() -> dict[str, str]:
+    """Return this environment as it is outside of any job."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a launch left behind."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def own_lines(self) -> list[str]:
+        """The lines of stderr that torchrun_hpc wrote."""
+        return [x for x in self.err.splitlines() if x.startswith("torchrun_hpc: ")]
+
+
+def run(command: list[str], *, limit: float = 60, **options: Any) -> Result:
+    """Run a command in a process group of its own; nothing of it is left."""
+    options.setdefault("env", clean_environ())
+    start = time.monotonic()
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=limit)
+        finally:
+            end_group(process.pid)
+    return Result(process.returncode, out, err, time.monotonic() - start)
+
+
+def end_group(leader: int) -> None:
+    """End what is left of a process group that we started."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+class Launcher:
+    """A process that has imported torch and forks for every launch."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._number = 0
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environ(),
+            cwd=ROOT,
+        )
+        self._ask([])
+
+    def close(self) -> None:
+        """End the process; it has no children between two calls."""
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        finally:
+            self._process.kill()
+            self._process.stdout.close()
+
+    def both(self, argv: list[str], **options: Any) -> tuple[Result, Result]:
+        """Launch with torchrun_hpc and with stock torchrun, at the same time."""
+        ours, stock = self.many([(OURS, argv), (STOCK, argv)], **options)
+        return ours, stock
+
+    def ours(self, argv: list[str], **options: Any) -> Result:
+        """Launch with torchrun_hpc."""
+        return self.many([(OURS, argv)], **options)[0]
+
+    def many(
+        self,
+        launches: list[tuple[str, list[str]]],
+        *,
+        environ: dict[str, str] | None = None,
+        environs: list[dict[str, str]] | None = None,
+        cwd: Path | None = None,
+        limit: float = 60,
+        at_once: int = 2,
+    ) -> list[Result]:
+        """Launch several times, some at once.
+
+        Args:
+            launches: ``OURS`` or ``STOCK``, and the arguments. ``{which}`` in an
+                argument becomes the former.
+            environ: Variables to add.
+            environs: More of them, for each launch its own.
+            cwd: Working directory.
+            limit: Seconds after which a launch is killed; its exit code is then
+                `KILLED`.
+            at_once: Number of launches at the same time.
+        """
+        requests = []
+        for number, (which, argv) in enumerate(launches):
+            self._number += 1
+            more = {**(environ or {}), **(environs[number] if environs else {})}
+            requests.append(
+                {
+                    "which": which,
+                    "argv": [word.replace("{which}", which) for word in argv],
+                    "environ": clean_environ()
+                    | {
+                        key: value.replace("{which}", which)
+                        for key, value in more.items()
+                    },
+                    "cwd": str(cwd or self._folder),
+                    "output": str(self._folder / f"launch{self._number}"),
+                    "limit": limit,
+                }
+            )
+        answers = self._ask(requests, at_once, limit * len(requests))
+        results = []
+        for request, (code, seconds) in zip(requests, answers, strict=True):
+            texts = [
+                Path(f"{request['output']}.{stream}").read_text() for stream in "12"
+            ]
+            results.append(Result(code, *texts, seconds))
+        return results
+
+    def _ask(self, requests: list[Any], at_once: int = 2, limit: float = 0) -> Any:
+        self._process.stdin.write(json.dumps([at_once, requests]) + "\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], limit + 120)
+        line = self._process.stdout.readline() if ready else ""
+        assert line, "the launching process has died"
+        return json.loads(line)
+
+
+# --- the launching process --------------------------------------------------------
+
+
+def _serve() -> None:
+    """Fork for every request; the fork returns from here and becomes the launcher."""
+    for line in sys.stdin:
+        at_once, requests = json.loads(line)
+        waiting = list(enumerate(requests))
+        running: dict[int, tuple[int, float]] = {}
+        answers: list[Any] = [None] * len(requests)
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                number, request = waiting.pop(0)
+                pid = os.fork()
+                if pid == 0:
+                    _become(request)
+                    return
+                running[pid] = (number, time.monotonic())
+            for pid, (number, start) in list(running.items()):
+                seconds = time.monotonic() - start
+                done, status = os.waitpid(pid, os.WNOHANG)
+                late = seconds > requests[number]["limit"]
+                if done or late:
+                    _end(pid, known=bool(done))
+                    code = os.waitstatus_to_exitcode(status) if done else KILLED
+                    answers[number] = (code, seconds)
+                    del running[pid]
+            time.sleep(0.01)
+        sys.stdout.write(json.dumps(answers) + "\n")
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def _end(pid: int, *, known: bool) -> None:
+    end_group(pid)
+    if not known:
+        os.waitpid(pid, 0)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Turn this fork into a freshly started launcher, up to its imports."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for stream in (1, 2):
+        mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        os.dup2(os.open(f"{request['output']}.{stream}", mode, 0o600), stream)
+    sys.argv = [COMMANDS[request["which"]][-1], *request["argv"]]
+
+
+def _main() -> None:
+    from torch.distributed import run as stock  # noqa: PLC0415
+
+    from torchrun_hpc import arguments, cli, patching  # noqa: F401, PLC0415
+
+    _serve()
+    # In a fork. Whatever is raised here ends it as it would end python -m.
+    (cli.main if sys.argv[0] == COMMANDS[OURS][-1] else stock.main)()
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    _main()

@@ -1,0 +1,516 @@
+"""The command line, option by option, against the parser of the installed torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from launching import OURS, STOCK, clean_environ
+from torch.distributed import run as torch_run
+from torch.distributed.argparse_util import check_env, env
+
+from torchrun_hpc import arguments
+from torchrun_hpc.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from launching import Launcher, Result
+
+SCRIPT = "train.py"
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = clean_environ()
+    for name in set(os.environ).difference(kept):
+        monkeypatch.delenv(name)
+
+
+def _actions() -> list[argparse.Action]:
+    made = torch_run.get_args_parser()
+    return [a for a in made._actions if a.option_strings and a.dest != "help"]
+
+
+ACTIONS = _actions()
+FLAGS = [a for a in ACTIONS if isinstance(a, check_env)]
+VALUED = [a for a in ACTIONS if not isinstance(a, check_env)]
+FROM_ENVIRON = [a for a in ACTIONS if isinstance(a, env | check_env)]
+SPELLINGS = [(a, spelling) for a in ACTIONS for spelling in a.option_strings]
+
+
+def _sample(action: argparse.Action) -> str:
+    """Return a value that is neither the default nor wrong."""
+    if action.choices:
+        return str(list(action.choices)[-1])
+    return "3" if action.type in (int, float) else "some,text=3"
+
+
+def _other(action: argparse.Action) -> str:
+    if action.choices:
+        return str(next(iter(action.choices)))
+    return "4" if action.type in (int, float) else "other"
+
+
+def _name(item: Any) -> str:
+    return item.dest if isinstance(item, argparse.Action) else str(item)
+
+
+def _outcome(
+    parse: Callable[[Sequence[str]], argparse.Namespace],
+    argv: Sequence[str],
+    capsys: pytest.CaptureFixture[str],
+) -> dict[str, Any]:
+    """Return all arguments of torchrun, or how the parser ended the process."""
+    try:
+        args = parse(argv)
+    except SystemExit as end:
+        message = "".join(capsys.readouterr().err.splitlines()[-1:])
+        message = re.sub(r"^.*?: error: ", "", message)
+        # --h, an abbreviation for stock, is an option of its own here.
+        message = message.replace("argument --h:", "argument -h/--help:")
+        return {"exit": end.code, "message": message}
+    found = {k: v for k, v in vars(args).items() if not k.startswith("hpc_")}
+    return {key: (type(value), value) for key, value in found.items()}
+
+
+def _ours(argv: Sequence[str]) -> argparse.Namespace:
+    return arguments.parse(argv, os.environ)[0]
+
+
+def _assert_same(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    stock = _outcome(torch_run.parse_args, argv, capsys)
+    assert _outcome(_ours, argv, capsys) == stock, argv
+
+
+# --- spellings --------------------------------------------------------------------
+
+
+def test_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    _assert_same([SCRIPT], capsys)
+
+
+@pytest.mark.parametrize(("action", "spelling"), SPELLINGS, ids=_name)
+def test_spelling(
+    action: argparse.Action, spelling: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if action in FLAGS:
+        lines = [[spelling], [f"{spelling}=1"], [spelling, spelling]]
+    else:
+        value = _sample(action)
+        lines = [
+            [spelling, value],
+            [f"{spelling}={value}"],
+            [f"{spelling}{value}"],  # -r3; of a long option, another option
+            [spelling, _other(action), spelling, value],
+            [f"{spelling}="],
+            [spelling, ""],
+            [spelling, "-1"],
+            [spelling],
+        ]
+    for line in lines:
+        _assert_same([*line, SCRIPT, "--lr", "1"], capsys)
+        _assert_same(["--nnodes", "2", *line, "--role=r", SCRIPT], capsys)
+
+
+def test_spellings_set_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tests above would not see a parser that ignores everything."""
+    for action in ACTIONS:
+        value = [] if action in FLAGS else [_sample(action)]
+        line = [action.option_strings[0], *value, SCRIPT]
+        found = _outcome(_ours, line, capsys)
+        assert found[action.dest] != _outcome(_ours, [SCRIPT], capsys)[action.dest]
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [s for a in torch_run.get_args_parser()._actions for s in a.option_strings],
+)
+def test_abbreviations(spelling: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every beginning of every option: what it stands for, or why it is refused."""
+    action = torch_run.get_args_parser()._option_string_actions[spelling]
+    value = _sample(action)
+    for end in range(2, len(spelling) + 1):
+        short = spelling[:end]
+        if short == "--":
+            continue
+        _assert_same([short, value, SCRIPT], capsys)
+        _assert_same([f"{short}={value}", SCRIPT], capsys)
+        if not isinstance(action, env):
+            _assert_same([short, SCRIPT], capsys)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-r3", "-t1", SCRIPT],
+        ["-r", "0:1,1:2", "-t=3", SCRIPT],
+        ["-m", "-r", "3", SCRIPT],
+        ["-mr3", SCRIPT],
+        ["--nproc_per-node=2", SCRIPT],  # neither spelling
+        ["--standalone", "--no-standalone", SCRIPT],
+        ["--max-restarts", "-1", SCRIPT],
+        ["--max-restarts=0x3", SCRIPT],
+        ["--max-restarts= 3", SCRIPT],
+        ["--monitor-interval", "1e-1", SCRIPT],
+        ["--start-method", "thread", SCRIPT],
+        ["--duplicate-stdout-filters", "a,,b,c", SCRIPT],
+        ["-h"],
+        ["--help", SCRIPT],
+        ["--nnodes", "2", "--help"],
+        ["--nnodes", "--help"],
+        [],
+        [""],
+        ["--"],
+        ["-"],
+        ["--standalone"],
+        ["--bogus", SCRIPT],
+        ["--bogus", "3", SCRIPT, "--nnodes", "2"],
+        ["-x", SCRIPT],
+        ["--nnodes", SCRIPT],
+    ],
+)
+def test_other_lines(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _assert_same(argv, capsys)
+
+
+def test_help_is_that_of_torchrun_and_more(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for parse in (torch_run.parse_args, _ours):
+        with pytest.raises(SystemExit):
+            parse(["--help"])
+        texts.append(capsys.readouterr().out)
+    # The usage is wrapped otherwise.
+    stock, ours = (text.partition("\n\n")[2] for text in texts)
+    assert ours.startswith(stock.rstrip())
+    assert "--hpc-site" in ours
+    assert "--hpc-site" not in stock
+
+
+# --- PET_* ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", FROM_ENVIRON, ids=_name)
+def test_variable(
+    action: argparse.Action,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    option = action.option_strings[-1]
+    variable = f"PET_{action.dest.upper()}"
+    if action in FLAGS:
+        values, line = ["0", "1", "2", "-1", " 1 ", "0_1"], [option]
+    else:
+        values, line = [_sample(action), _other(action), ""], [option, _other(action)]
+    for value in values:
+        monkeypatch.setenv(variable, value)
+        _assert_same([SCRIPT], capsys)
+        _assert_same([*line, SCRIPT], capsys)
+
+
+@pytest.mark.parametrize("action", FROM_ENVIRON, ids=_name)
+def test_variable_is_reported_as_the_source(
+    action: argparse.Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = action.option_strings[-1]
+    variable = f"PET_{action.dest.upper()}"
+    text = "1" if action in FLAGS else _sample(action)
+    monkeypatch.setenv(variable, text)
+    args, typed = arguments.parse([SCRIPT], os.environ)
+    assert {k: v.source for k, v in typed.items()} == {action.dest: variable}
+    assert typed[action.dest].value == getattr(args, action.dest)
+
+    line = [option] if action in FLAGS else [option, _other(action)]
+    args, typed = arguments.parse([*line, SCRIPT], os.environ)
+    assert {k: v.source for k, v in typed.items()} == {action.dest: option}
+    assert typed[action.dest].value == getattr(args, action.dest)
+
+
+@pytest.mark.parametrize("action", [a for a in VALUED if a.type is str], ids=_name)
+def test_empty_variable_was_not_typed(
+    action: argparse.Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PET_{action.dest.upper()}", "")
+    assert arguments.parse([SCRIPT], os.environ)[1] == {}
+
+
+def test_flag_variable_zero_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_STANDALONE", "0")
+    _, typed = arguments.parse([SCRIPT], os.environ)
+    assert (typed["standalone"].value, typed["standalone"].source) == (
+        False,
+        "PET_STANDALONE",
+    )
+
+
+@pytest.mark.parametrize("value", ["yes", "", "true"])
+def test_unreadable_flag_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_STANDALONE", value)
+    with pytest.raises(LaunchError, match=f"PET_STANDALONE={value}"):
+        arguments.parse([SCRIPT], os.environ)
+
+
+# --- the script's own arguments ---------------------------------------------------
+
+SCRIPT_ARGS = [
+    ["--rdzv", "x", "--nnodes", "7", "--hpc-site", "foo", "-h", "--standalone"],
+    ["--rdzv", "x", "--", "a"],
+    ["--lr", "1", "--", "a", "--", "b"],
+    ["a", "--h", "--hpc", "--n=3", "--no", "-r", "-t9", "-m"],
+    ["other.py", "--nnodes=1"],
+    ["--hpc-site=none"],
+    ["--no-python", "--help", "--bogus", "-1", "", " ", "a b"],
+    ["-"],
+    [],
+]
+
+
+@pytest.mark.parametrize("script_args", SCRIPT_ARGS, ids=" ".join)
+@pytest.mark.parametrize(
+    "own", [[], ["--nnodes=2"], ["--"], ["-r", "3", "--"], ["-m"], ["--hpc-site", "x"]]
+)
+def test_script_arguments_are_left_alone(
+    own: list[str], script_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    args, typed = arguments.parse([*own, SCRIPT, *script_args], os.environ)
+    assert (args.training_script, args.training_script_args) == (SCRIPT, script_args)
+    assert typed == arguments.parse([*own, SCRIPT], os.environ)[1]
+    if own[:1] == ["--hpc-site"]:
+        return
+    # Stock refuses arguments of the script that would be ambiguous for it, with the
+    # argparse of Python 3.11 and before; whatever it takes, it takes as we do.
+    stock = _outcome(torch_run.parse_args, [*own, SCRIPT, *script_args], capsys)
+    if "exit" in stock:
+        assert "ambiguous option" in stock["message"]
+    else:
+        assert _outcome(_ours, [*own, SCRIPT, *script_args], capsys) == stock
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [SCRIPT, "--"],
+        [SCRIPT, "--", "a"],
+        [SCRIPT, "--", "--nnodes", "2"],
+        ["--nnodes=2", SCRIPT, "--", "--", "a"],
+        ["--", SCRIPT, "--", "a"],
+        ["--nnodes", "2", "--", "--nnodes", "3"],
+    ],
+    ids=" ".join,
+)
+def test_two_dashes(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _assert_same(argv, capsys)
+
+
+def test_many_script_arguments_behind_a_mistake() -> None:
+    """A wrong option in front of ``data/*`` is reported at once."""
+    start = time.monotonic()
+    with pytest.raises(SystemExit):
+        arguments.parse(["--bogus", SCRIPT, *["file"] * 5000], os.environ)
+    assert time.monotonic() - start < 1.5
+
+
+# --- what was typed ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "typed"),
+    [
+        ([], {}),
+        (["--nnodes", "1:1"], {"nnodes": ("1:1", "--nnodes")}),
+        (["--nnod=4"], {"nnodes": ("4", "--nnodes")}),
+        (["--standa"], {"standalone": (True, "--standalone")}),
+        (["-r3"], {"redirects": ("3", "--redirects")}),
+        (["--max-restarts", "0"], {"max_restarts": (0, "--max_restarts")}),
+        (["--rdzv-e", "a:1"], {"rdzv_endpoint": ("a:1", "--rdzv_endpoint")}),
+        (["--hpc-site", "jsc"], {"hpc_site": ("jsc", "--hpc_site")}),
+        (["--hpc-s=none"], {"hpc_site": ("none", "--hpc_site")}),
+        (
+            ["-m", "--nproc_per_node=2", "--nproc-per-node=gpu"],
+            {
+                "module": (True, "--module"),
+                "nproc_per_node": ("gpu", "--nproc_per_node"),
+            },
+        ),
+    ],
+)
+def test_typed(argv: list[str], typed: dict[str, tuple[Any, str]]) -> None:
+    found = arguments.parse([*argv, SCRIPT, "--nnodes", "9", "-t"], os.environ)[1]
+    assert {k: (v.value, v.source) for k, v in found.items()} == typed
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=_name)
+def test_typed_although_it_is_the_default(action: argparse.Action) -> None:
+    default = vars(torch_run.parse_args([SCRIPT]))[action.dest]
+    if action in FLAGS:
+        line = [action.option_strings[0]]
+    elif isinstance(default, str) and default:
+        line = [action.option_strings[0], default]
+    elif isinstance(default, int | float):
+        line = [action.option_strings[0], str(default)]
+    else:
+        line = [action.option_strings[0], _sample(action)]
+    assert set(arguments.parse([*line, SCRIPT], os.environ)[1]) == {action.dest}
+
+
+def test_site_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_HPC_SITE", "jsc")
+    args, typed = arguments.parse([SCRIPT], os.environ)
+    assert args.hpc_site == "jsc"
+    assert (typed["hpc_site"].value, typed["hpc_site"].source) == (
+        "jsc",
+        "PET_HPC_SITE",
+    )
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=_name)
+def test_changed(action: argparse.Action) -> None:
+    """Programs that make the arguments themselves, as accelerate does."""
+    args = torch_run.parse_args([SCRIPT, "--lr", "1"])
+    assert arguments.changed(args, os.environ) == {}
+    value = True if action in FLAGS else "something"
+    setattr(args, action.dest, value)
+    found = arguments.changed(args, os.environ)
+    assert {k: v.value for k, v in found.items()} == {action.dest: value}
+    assert found[action.dest].source in action.option_strings
+
+
+@pytest.mark.parametrize("action", FROM_ENVIRON, ids=_name)
+def test_changed_by_variable(
+    action: argparse.Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser takes the variable for its default; the user typed it all the same."""
+    variable = f"PET_{action.dest.upper()}"
+    monkeypatch.setenv(variable, "1" if action in FLAGS else _sample(action))
+    args = torch_run.parse_args([SCRIPT])
+    found = arguments.changed(args, os.environ)
+    assert {k: v.source for k, v in found.items()} == {action.dest: variable}
+    assert found[action.dest].value == getattr(args, action.dest)
+
+
+def test_changed_with_few_attributes() -> None:
+    """accelerate leaves out what it does not know."""
+    args = argparse.Namespace(nnodes="2", training_script=SCRIPT)
+    found = arguments.changed(args, os.environ)
+    assert {k: v.value for k, v in found.items()} == {"nnodes": "2"}
+
+
+# --- wrong command lines, through the whole launcher ------------------------------
+
+# Arguments, variables, and what the message must contain.
+WRONG = [
+    (["--bogus", SCRIPT], {}, "--bogus"),
+    ([], {}, "training_script"),
+    (["--standalone"], {}, "training_script"),
+    (["--max-restarts=abc", SCRIPT], {}, "'abc'"),
+    (["--start-method=thread", SCRIPT], {}, "'thread'"),
+    (["--node-rank=x", SCRIPT], {}, "'x'"),
+    (["--master-port=x", SCRIPT], {}, "'x'"),
+    (["--shutdown-timeout=x", SCRIPT], {}, "'x'"),
+    (["--monitor-interval=x", SCRIPT], {}, "'x'"),
+    (["--numa-binding=all", SCRIPT], {}, "'all'"),
+    (["--nnodes"], {}, "--nnodes"),
+    (["--nnodes=abc", SCRIPT], {}, "--nnodes=abc"),
+    (["--nnodes=3:2", SCRIPT], {}, "--nnodes=3:2"),
+    (["--nnodes=0", SCRIPT], {}, "--nnodes=0"),
+    (["--nnodes=-1", SCRIPT], {}, "--nnodes=-1"),
+    (["--nnodes=1:2:3", SCRIPT], {}, "--nnodes=1:2:3"),
+    (["--nproc_per_node=foo", SCRIPT], {}, "--nproc_per_node=foo"),
+    (["--nproc_per_node=gpu", SCRIPT], {"CUDA_VISIBLE_DEVICES": ""}, "=gpu"),
+    (["--nproc_per_node=0", SCRIPT], {}, "--nproc_per_node=0"),
+    (["--nproc_per_node=-2", SCRIPT], {}, "--nproc_per_node=-2"),
+    (["--rdzv-conf=garbage", SCRIPT], {}, "garbage"),
+    (["--rdzv-conf=is_host=maybe", "--rdzv-backend=c10d", SCRIPT], {}, "maybe"),
+    (["--rdzv-conf=join_timeout=x", SCRIPT], {}, "join_timeout"),
+    (["--rdzv-conf=read_timeout=0", "--rdzv-backend=c10d", SCRIPT], {}, "read_t"),
+    (["--rdzv-conf=store_type=x", "--rdzv-backend=c10d", SCRIPT], {}, "tore"),
+    (["--rdzv_backend=nonsense", SCRIPT], {}, "nonsense"),
+    (["--max-restarts=-1", SCRIPT], {}, "max_restarts"),
+    (["--monitor-interval=-1", SCRIPT], {}, "monitor"),
+    (["--tee=x", SCRIPT], {}, "x"),
+    (["--redirects=0:9", SCRIPT], {}, "9"),
+    (["--local-ranks-filter=x", SCRIPT], {}, "local_ranks_filter"),
+    (["--no-python", "-m", SCRIPT], {}, "--no-python"),
+    (["--log-dir={file}", SCRIPT], {}, "{file}"),
+    (["--log-dir={file}/below", SCRIPT], {}, "{file}"),
+    (["--logs-specs=nonsense", SCRIPT], {}, "nonsense"),
+    (["--event-log-handler=nonsense", SCRIPT], {}, "nonsense"),
+    ([SCRIPT], {"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes"),
+    ([SCRIPT], {"PET_NNODES": "many"}, "PET_NNODES=many"),
+    ([SCRIPT], {"PET_MAX_RESTARTS": "many"}, "many"),
+    ([SCRIPT], {"PET_NPROC_PER_NODE": "many"}, "many"),
+    (["--rdzv-endpoint=localhost:99999", SCRIPT], {}, "localhost:99999"),
+    (
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:99999", SCRIPT],
+        {},
+        "localhost:99999",
+    ),
+    (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1", SCRIPT], {}, "a b:1"),
+    (["--master-port=99999", SCRIPT], {}, "99999"),
+    (["--hpc-site=nonsense", SCRIPT], {}, "nonsense"),
+    (["--rdzv-id=a/b", "--log-dir={file}x", SCRIPT], {}, "a/b"),
+    (
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=no.such.host.invalid:1", SCRIPT],
+        {},
+        "no.such.host.invalid",
+    ),
+    (["--nnodes=2", "--rdzv-backend=static", SCRIPT, "--rdzv"], {"PET_TEE": "x"}, "x"),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> list[Result]:
+    """All wrong command lines, one process each."""
+    folder = tmp_path_factory.mktemp("wrong")
+    file = folder / "file"
+    file.touch()
+    (folder / SCRIPT).write_text("print('started')\n")
+    lines = [[w.replace("{file}", str(file)) for w in argv] for argv, _, _ in WRONG]
+    return launcher.many(
+        [(OURS, line) for line in lines],
+        environs=[variables for _, variables, _ in WRONG],
+        cwd=folder,
+        limit=15,
+    )
+
+
+@pytest.mark.parametrize(
+    "number",
+    range(len(WRONG)),
+    ids=[" ".join([*(f"{k}={v}" for k, v in v.items()), *a]) for a, v, _ in WRONG],
+)
+def test_wrong_line(number: int, answers: list[Result]) -> None:
+    _, _, expected = WRONG[number]
+    result = answers[number]
+    assert "Traceback" not in result.err
+    assert result.code == 2, result.err
+    assert expected.replace("{file}", "") in result.own_lines[-1], result.err
+    assert len(result.own_lines) == 1
+    assert result.err.splitlines()[-1] == result.own_lines[0]
+    assert "started" not in result.out
+
+
+def test_stock_does_not_start_them_either(launcher: Launcher, tmp_path: Path) -> None:
+    """A line that is right for torchrun would be wrong in the table: a sample."""
+    (tmp_path / SCRIPT).write_text("print('started')\n")
+    sample = [row for row in WRONG if not row[1] and "{file}" not in str(row)][::4]
+    stock = launcher.many(
+        [(STOCK, argv) for argv, _, _ in sample], cwd=tmp_path, limit=15
+    )
+    assert [r for r in stock if r.code == 0 or "started" in r.out] == []
+
+
+def test_a_package_that_torch_wants(launcher: Launcher) -> None:
+    """etcd needs packages of its own, and a server: here, there is neither."""
+    argv = ["--rdzv_backend=etcd-v2", "--rdzv_endpoint=localhost:1", SCRIPT]
+    result = launcher.ours(argv, limit=30)
+    assert result.code in (1, 2)
+    assert "Traceback" not in result.err
+    assert len(result.own_lines) == 1

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+
+import psutil
+import pytest
+from nodes import make_network
+
+from torchrun_hpc.network import (
+    listener,
+    names_match,
+    port_holder,
+    port_is_taken,
+    resolve,
+    source_toward,
+    this_node,
+)
+
+ip = ipaddress.ip_address
+
+
+# --- addresses ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("", ""),
+        ("127.0.1.1", ""),
+        ("127.0.1.1 10.0.0.1", "10.0.0.1"),
+        ("::1 fd00::1", "fd00::1"),
+        ("169.254.3.4 fe80::1 10.0.0.1", "10.0.0.1"),
+        ("0.0.0.0 :: 224.0.0.1 ff02::1", ""),
+        ("10.0.0.1 10.0.0.1", "10.0.0.1"),
+        # by number, not by text
+        ("10.0.0.10 10.0.0.9", "10.0.0.9 10.0.0.10"),
+        ("10.0.0.9 10.0.0.10", "10.0.0.9 10.0.0.10"),
+        # IPv4 first, although its number may be the higher
+        ("fd00::1 10.0.0.1", "10.0.0.1 fd00::1"),
+        ("::2 10.0.0.1", "10.0.0.1 ::2"),
+    ],
+)
+def test_addresses_of_a_name(known, expected):
+    node = make_network({}, {"n1": known})
+    assert node.addresses_of("n1") == tuple(map(ip, expected.split()))
+
+
+@pytest.mark.parametrize(
+    ("address", "owner"),
+    [
+        ("10.0.0.1", "eth0"),
+        ("10.0.1.1", "eth0"),
+        ("10.2.0.1", "ib0"),
+        ("fd00::1", "ib0"),
+        ("10.0.0.2", None),  # in a network of ours, but not ours
+        ("fd00::2", None),
+        ("127.0.0.1", "lo"),
+    ],
+)
+def test_owner_of_an_address(address, owner):
+    node = make_network(
+        {
+            "lo": "127.0.0.1/8",
+            "eth0": "10.0.0.1/24 10.0.1.1/24",
+            "ib0": "10.2.0.1/16 fd00::1/64",
+        }
+    )
+    found = node.owner(ip(address))
+    assert (found and found.name) == owner
+
+
+def test_nothing_has_no_owner():
+    assert make_network({"eth0": "10.0.0.1/24"}).owner(None) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "own"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("10.0.0.2", None),
+        ("10.0.0.2 10.0.0.1", "10.0.0.1"),
+        ("127.0.0.1", None),
+        ("127.0.1.1 fd00::1", "fd00::1"),
+        ("fd00::1 10.0.0.1", "10.0.0.1"),
+        ("10.2.0.1 10.0.0.1", "10.0.0.1"),
+        ("", None),
+    ],
+)
+def test_own_address(known, own):
+    node = make_network(
+        {"lo": "127.0.0.1/8 ::1/128", "eth0": "10.0.0.1/24 10.2.0.1/24 fd00::1/64"},
+        {"n1": known},
+    )
+    assert node.own_address("n1") == (own and ip(own))
+
+
+@pytest.mark.parametrize(
+    ("other", "routes", "expected"),
+    [
+        ("10.0.0.9", {}, "10.0.0.1"),
+        ("10.9.0.9", {}, None),
+        ("10.9.0.9", {"10.9.0.0/16": "10.0.0.1"}, "10.0.0.1"),
+        ("10.9.0.9", {"10.9.0.0/16": "10.0.0.7"}, None),  # nobody's
+        ("127.0.0.1", {}, None),
+        ("fe80::9", {}, None),
+        ("fd00::9", {}, "fd00::1"),
+    ],
+)
+def test_address_toward_another_node(other, routes, expected):
+    node = make_network(
+        {"lo": "127.0.0.1/8", "eth0": "10.0.0.1/24 fd00::1/64 fe80::1/64"},
+        routes=routes,
+    )
+    assert node.address_toward(ip(other)) == (expected and ip(expected))
+
+
+# --- siblings -----------------------------------------------------------------------
+
+RAILS = {f"hsn{n}": f"10.4.0.{n + 1}/16" for n in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "down", "address", "expected"),
+    [
+        (RAILS, [], "10.4.0.1", "hsn0 hsn1 hsn2 hsn3"),
+        (RAILS, [], "10.4.0.3", "hsn0 hsn1 hsn2 hsn3"),
+        (RAILS, ["hsn2"], "10.4.0.1", "hsn0 hsn1 hsn3"),
+        (RAILS, ["hsn0"], "10.4.0.1", "hsn0 hsn1 hsn2 hsn3"),  # it has the address
+        (RAILS | {"hsn4": ""}, [], "10.4.0.1", "hsn0 hsn1 hsn2 hsn3"),
+        ({"eth0": "10.0.0.1/24", "eth1": "10.1.0.1/24"}, [], "10.0.0.1", "eth0"),
+        # the chosen address says in which network
+        (
+            {"eth0": "10.0.0.1/24 10.7.0.1/24", "eth1": "10.7.0.2/24"},
+            [],
+            "10.0.0.1",
+            "eth0",
+        ),
+        (
+            {"eth0": "10.0.0.1/24 10.7.0.1/24", "eth1": "10.7.0.2/24"},
+            [],
+            "10.7.0.1",
+            "eth0 eth1",
+        ),
+        ({"eth0": "10.0.0.1/24", "eth1": "10.0.0.2/16"}, [], "10.0.0.1", "eth0"),
+        ({"eth0": "10.0.0.1/24", "ens0": "10.0.0.2/24"}, [], "10.0.0.1", "eth0"),
+        ({"eth0": "10.0.0.1/24", "neth0": "10.0.0.2/24"}, [], "10.0.0.1", "eth0"),
+        # VLANs and labels are no rails
+        ({"ib0": "10.2.0.1/24", "ib0.8001": "10.2.0.9/24"}, [], "10.2.0.1", "ib0"),
+        ({"ib0": "10.2.0.1/24", "ib0.8001": "10.2.0.9/24"}, [], "10.2.0.9", "ib0.8001"),
+        (
+            {"bond0": "10.2.0.1/24", "bond0.2093": "10.2.0.9/24"},
+            [],
+            "10.2.0.1",
+            "bond0",
+        ),
+        (
+            {"bond0": "10.1.0.1/24", "bond0.2093": "10.2.0.9/24"},
+            [],
+            "10.2.0.9",
+            "bond0.2093",
+        ),
+        ({"eth0": "10.0.0.1/24", "eth0:1": "10.0.0.9/24"}, [], "10.0.0.1", "eth0"),
+        ({"eth0": "10.0.0.1/24", "eth0:1": "10.0.0.9/24"}, [], "10.0.0.9", "eth0:1"),
+        # a stem that is a regular expression
+        ({"e.0": "10.0.0.1/24", "ex0": "10.0.0.2/24"}, [], "10.0.0.1", "e.0"),
+        (
+            {"hsn0": "fd00::1/64", "hsn1": "fd00::2/64", "hsn2": "fd01::3/64"},
+            [],
+            "fd00::1",
+            "hsn0 hsn1",
+        ),
+    ],
+)
+def test_siblings(interfaces, down, address, expected):
+    node = make_network(interfaces, down=down)
+    owner = node.owner(ip(address))
+    found = node.siblings(owner, ip(address))
+    assert [interface.name for interface in found] == expected.split()
+
+
+# --- names --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "host", "match"),
+    [
+        (["n1"], "n1", True),
+        (["n1"], "n2", False),
+        (["n1"], "n10", False),
+        (["n10"], "n1", False),
+        (["n1", "n1i"], "n1i", True),
+        ([], "n1", False),
+        # with or without the domain
+        (["n1"], "n1.cluster", True),
+        (["n1.cluster"], "n1", True),
+        (["n1.cluster"], "n1.cluster", True),
+        (["n1.cluster"], "n1.other", False),
+        (["n1.cluster"], "n1.cluster.example", False),
+        (["n1"], "n2.n1", False),
+    ],
+)
+def test_names_match(names, host, match):
+    assert names_match(names, host) is match
+
+
+# --- this machine -------------------------------------------------------------------
+
+
+@pytest.fixture
+def listening():
+    with listener("127.0.0.1", 0) as opened:
+        yield opened.getsockname()[1]
+
+
+def test_this_node_has_a_loopback_interface():
+    node = this_node()
+    owner = node.owner(ip("127.0.0.1"))
+    assert owner.name == "lo"
+    assert ipaddress.ip_interface("127.0.0.1/8") in owner.addresses
+    assert owner.up
+
+
+def test_this_node_lists_what_psutil_lists():
+    names = [interface.name for interface in this_node().interfaces]
+    assert names == list(psutil.net_if_addrs())
+
+
+def test_this_node_resolves_and_routes():
+    node = this_node()
+    assert ip("127.0.0.1") in node.resolve("127.0.0.1")
+    assert node.source_toward(ip("127.0.0.1")) == ip("127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "fd00::1", "127.0.1.1"])
+def test_a_number_resolves_to_itself(host):
+    assert resolve(host) == (ip(host),)
+
+
+def test_localhost_resolves():
+    assert set(resolve("localhost")) & {ip("127.0.0.1"), ip("::1")}
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a..b", "x" * 64, "a b", "10.0.0.256", "fd00::1::2", "\u2028", "no\nde"]
+)
+def test_nonsense_does_not_resolve(host):
+    assert resolve(host) == ()
+
+
+def test_source_toward_this_machine():
+    assert source_toward(ip("127.0.0.1")) == ip("127.0.0.1")
+
+
+def test_no_source_toward_where_no_route_is():
+    # Broadcasting is refused to a socket that has not asked for it.
+    assert source_toward(ip("255.255.255.255")) is None
+
+
+def test_listener_listens_on_one_address(listening):
+    with socket.create_connection(("127.0.0.1", listening), timeout=5) as client:
+        assert client.getpeername() == ("127.0.0.1", listening)
+    assert not port_is_taken("127.0.0.2", listening)
+
+
+def test_listener_on_ipv6():
+    try:
+        with listener("::1", 0) as opened:
+            assert opened.family is socket.AF_INET6
+            assert opened.getsockname()[0] == "::1"
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+
+
+def test_listener_refuses_what_is_taken(listening):
+    with pytest.raises(OSError, match="in use"):
+        listener("127.0.0.1", listening)
+
+
+def test_port_is_taken_until_it_is_free(listening):
+    assert port_is_taken("127.0.0.1", listening)
+    with listener("127.0.0.1", 0) as opened:
+        port = opened.getsockname()[1]
+        assert port_is_taken("127.0.0.1", port)
+    assert not port_is_taken("127.0.0.1", port)
+
+
+def test_port_on_an_address_of_another_node_is_not_taken():
+    assert not port_is_taken("192.0.2.77", 28999)  # an address for documentation
+
+
+def test_holder_of_a_port_is_named(listening):
+    me = psutil.Process()
+    holder = port_holder(listening)
+    assert holder == f"{me.name()} (pid {os.getpid()}, {me.username()})"
+
+
+def test_holder_of_a_free_port():
+    with listener("127.0.0.1", 0) as opened:
+        port = opened.getsockname()[1]
+    assert port_holder(port) == "a program of another user"

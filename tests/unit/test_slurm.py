@@ -1,0 +1,665 @@
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import RECORDED, changed, recorded
+
+from torchrun_hpc import schedulers
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.job import Job, Start
+from torchrun_hpc.schedulers import slurm
+
+ONE = ("jwb0001",)
+TWO = ("jwb0001", "jwb0002")
+THREE = ("jwb0001", "jwb0002", "jwb0003")
+LAST_TWO = ("jwb0002", "jwb0003")
+
+BY_STEP = {
+    "nodes": "SLURM_STEP_NODELIST",
+    "node_rank": "SLURMD_NODENAME",
+    "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
+    "task_rank": "SLURM_PROCID",
+    "identity": "SLURM_JOB_ID, SLURM_STEP_ID",
+}
+BY_ARRAY = {
+    **BY_STEP,
+    "identity": "SLURM_JOB_ID, SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID, SLURM_STEP_ID",
+}
+BY_HET = {**BY_STEP, "identity": "SLURM_JOB_ID_HET_GROUP_0, SLURM_STEP_ID"}
+BY_SCRIPT = {
+    "nodes": "SLURM_JOB_NODELIST",
+    "node_rank": "SLURMD_NODENAME",
+    "identity": "SLURM_JOB_ID",
+}
+BY_SHELL = {"nodes": "SLURM_JOB_NODELIST", "identity": "SLURM_JOB_ID"}
+STEP = Start.STEP
+
+EXPECTED = {
+    "slurm-array-0": [
+        Job("Slurm", "26_0.0", STEP, TWO, 0, (1, 1), 0, 2, BY_ARRAY),
+        Job("Slurm", "26_0.0", STEP, TWO, 1, (1, 1), 1, 2, BY_ARRAY),
+    ],
+    "slurm-array-1": [
+        Job("Slurm", "26_1.0", STEP, TWO, 0, (1, 1), 0, 2, BY_ARRAY),
+        Job("Slurm", "26_1.0", STEP, TWO, 1, (1, 1), 1, 2, BY_ARRAY),
+    ],
+    "slurm-het-step": [
+        Job("Slurm", "23.0", STEP, THREE, 0, (1, 1, 1), 0, 3, BY_HET),
+        Job("Slurm", "23.0", STEP, THREE, 1, (1, 1, 1), 1, 3, BY_HET),
+        Job("Slurm", "23.0", STEP, THREE, 2, (1, 1, 1), 2, 3, BY_HET),
+    ],
+    "slurm-salloc-shell": [
+        Job(
+            "Slurm",
+            "21.shell",
+            Start.ALLOCATION_SHELL,
+            THREE,
+            None,
+            (1, 1, 1),
+            0,
+            3,
+            BY_SHELL,
+        ),
+    ],
+    "slurm-sbatch-script": [
+        Job(
+            "Slurm",
+            "25.batch",
+            Start.BATCH_SCRIPT,
+            THREE,
+            0,
+            (1, 1, 1),
+            0,
+            3,
+            BY_SCRIPT,
+        ),
+    ],
+    "slurm-sbatch-srun": [
+        Job("Slurm", "25.0", STEP, THREE, 0, (1, 1, 1), 0, 3, BY_STEP),
+        Job("Slurm", "25.0", STEP, THREE, 1, (1, 1, 1), 1, 3, BY_STEP),
+        Job("Slurm", "25.0", STEP, THREE, 2, (1, 1, 1), 2, 3, BY_STEP),
+    ],
+    "slurm-srun-2-nodes-4-tasks-each": [
+        Job("Slurm", "20.0", STEP, TWO, 0, (4, 4), 0, 2, BY_STEP),
+        Job("Slurm", "20.0", STEP, TWO, 0, (4, 4), 1, 2, BY_STEP),
+        Job("Slurm", "20.0", STEP, TWO, 0, (4, 4), 2, 2, BY_STEP),
+        Job("Slurm", "20.0", STEP, TWO, 0, (4, 4), 3, 2, BY_STEP),
+        Job("Slurm", "20.0", STEP, TWO, 1, (4, 4), 4, 2, BY_STEP),
+        Job("Slurm", "20.0", STEP, TWO, 1, (4, 4), 5, 2, BY_STEP),
+        Job("Slurm", "20.0", STEP, TWO, 1, (4, 4), 6, 2, BY_STEP),
+        Job("Slurm", "20.0", STEP, TWO, 1, (4, 4), 7, 2, BY_STEP),
+    ],
+    "slurm-srun-3-nodes": [
+        Job("Slurm", "19.0", STEP, THREE, 0, (1, 1, 1), 0, 3, BY_STEP),
+        Job("Slurm", "19.0", STEP, THREE, 1, (1, 1, 1), 1, 3, BY_STEP),
+        Job("Slurm", "19.0", STEP, THREE, 2, (1, 1, 1), 2, 3, BY_STEP),
+    ],
+    "slurm-srun-pmi2": [
+        Job("Slurm", "28.0", STEP, THREE, 0, (1, 1, 1), 0, 3, BY_STEP),
+        Job("Slurm", "28.0", STEP, THREE, 1, (1, 1, 1), 1, 3, BY_STEP),
+        Job("Slurm", "28.0", STEP, THREE, 2, (1, 1, 1), 2, 3, BY_STEP),
+    ],
+    "slurm-srun-step-on-a-subset": [
+        Job("Slurm", "22.0", STEP, LAST_TWO, 0, (1, 1), 0, 3, BY_STEP),
+        Job("Slurm", "22.0", STEP, LAST_TWO, 1, (1, 1), 1, 3, BY_STEP),
+    ],
+    "slurm-srun-uneven-tasks": [
+        Job("Slurm", "29.0", STEP, TWO, 0, (2, 1), 0, 2, BY_STEP),
+        Job("Slurm", "29.0", STEP, TWO, 0, (2, 1), 1, 2, BY_STEP),
+        Job("Slurm", "29.0", STEP, TWO, 1, (2, 1), 2, 2, BY_STEP),
+    ],
+}
+
+
+def detect(name, task=0, changes=None, *, terminal=False, hostname=None):
+    environ, recorded_hostname = recorded(name)[task]
+    return schedulers.detect(
+        changed(environ, changes or {}),
+        hostname or recorded_hostname,
+        terminal=terminal,
+    )
+
+
+# --- what was recorded --------------------------------------------------------------
+
+
+def test_every_recorded_launch_is_expected():
+    assert list(EXPECTED) == RECORDED
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_recorded_launch(name):
+    found = [
+        schedulers.detect(environ, hostname) for environ, hostname in recorded(name)
+    ]
+    assert found == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_container_that_hides_the_node_name_changes_no_rank(name):
+    tasks = range(len(EXPECTED[name]))
+    found = [detect(name, task, {"SLURMD_NODENAME": None}) for task in tasks]
+    assert [job.node_rank for job in found] == [j.node_rank for j in EXPECTED[name]]
+    assert [job.nodes for job in found] == [j.nodes for j in EXPECTED[name]]
+
+
+# --- identity -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "identity"),
+    [
+        ("slurm-srun-3-nodes", {"SLURM_RESTART_COUNT": "0"}, "19.0"),
+        ("slurm-srun-3-nodes", {"SLURM_RESTART_COUNT": ""}, "19.0"),
+        ("slurm-srun-3-nodes", {"SLURM_RESTART_COUNT": "1"}, "19.0-r1"),
+        ("slurm-srun-3-nodes", {"SLURM_RESTART_COUNT": "12"}, "19.0-r12"),
+        ("slurm-srun-3-nodes", {"SLURM_STEP_ID": "7", "SLURM_STEPID": "7"}, "19.7"),
+        ("slurm-srun-3-nodes", {"SLURM_STEP_ID": None, "SLURM_STEPID": "7"}, "19.7"),
+        ("slurm-srun-3-nodes", {"SLURM_STEP_ID": None, "SLURM_STEPID": ""}, "19.step"),
+        ("slurm-srun-3-nodes", {"SLURM_JOB_ID": None}, "19.0"),
+        ("slurm-srun-3-nodes", {"SLURM_JOB_ID": "a/b c\n"}, "a-b-c-.0"),
+        ("slurm-array-0", {"SLURM_RESTART_COUNT": "1"}, "26_0.0-r1"),
+        ("slurm-array-1", {"SLURM_RESTART_COUNT": "2"}, "26_1.0-r2"),
+        ("slurm-array-1", {"SLURM_ARRAY_TASK_ID": None}, "26.0"),
+        ("slurm-het-step", {"SLURM_JOB_ID": "24"}, "23.0"),
+        ("slurm-sbatch-script", {"SLURM_RESTART_COUNT": "3"}, "25.batch-r3"),
+    ],
+)
+def test_identity(name, changes, identity):
+    assert detect(name, changes=changes).identity == identity
+
+
+def test_identity_is_the_leaders_in_every_component_of_a_heterogeneous_job():
+    jobs = [
+        detect("slurm-het-step", task, {"SLURM_JOB_ID": job, "SLURM_JOBID": job})
+        for task, job in enumerate(["23", "24", "24"])
+    ]
+    assert {job.identity for job in jobs} == {"23.0"}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_all_tasks_of_a_launch_agree(name):
+    tasks = range(len(EXPECTED[name]))
+    jobs = [detect(name, task) for task in tasks]
+    for value in ("identity", "nodes", "tasks_per_node", "start", "allocated_nodes"):
+        assert len({getattr(job, value) for job in jobs}) == 1, value
+
+
+def test_different_launches_have_different_identities():
+    restart = {"SLURM_RESTART_COUNT": "1"}
+    step = {"SLURM_STEP_ID": "1", "SLURM_STEPID": "1"}
+    jobs = [detect(name) for name in RECORDED]
+    for changes in (restart, step, restart | step):
+        jobs += [
+            detect(name, changes=changes)
+            for name in RECORDED
+            if EXPECTED[name][0].start is STEP
+        ]
+    identities = [job.identity for job in jobs]
+    assert len(set(identities)) == len(identities) == 11 + 3 * 9
+
+
+# --- ways to start ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "node", "node_id"),
+    [(0, "jwb0003", 2), (1, "jwb0001", 0), (2, "jwb0002", 1)],
+)
+def test_arbitrary_distribution(task, node, node_id):
+    """Tasks follow the host file; nodes and their numbers are sorted (22.05)."""
+    changes = {
+        "SLURM_DISTRIBUTION": "arbitrary",
+        "SLURMD_NODENAME": node,
+        "SLURM_NODEID": str(node_id),
+    }
+    job = detect("slurm-srun-3-nodes", task, changes)
+    assert (job.nodes, job.node_rank, job.task_rank) == (THREE, node_id, task)
+
+
+def test_a_node_finds_itself_by_name_in_a_list_of_another_order():
+    changes = {"SLURM_STEP_NODELIST": "jwb0003,jwb[0001-0002]"}
+    ranks = [detect("slurm-srun-3-nodes", task, changes).node_rank for task in range(3)]
+    assert ranks == [1, 2, 0]
+
+
+def test_names_without_padding_stay_in_the_schedulers_order():
+    nodes = {"SLURM_JOB_NODELIST": "n[9-11]", "SLURM_STEP_NODELIST": "n[9-11]"}
+    jobs = [
+        detect("slurm-srun-3-nodes", task, nodes | {"SLURMD_NODENAME": f"n{9 + task}"})
+        for task in range(3)
+    ]
+    assert [job.node_rank for job in jobs] == [0, 1, 2]
+    assert jobs[0].nodes == ("n9", "n10", "n11")
+
+
+def test_the_jobs_counts_serve_where_the_steps_are_missing():
+    job = detect("slurm-srun-uneven-tasks", 1, {"SLURM_STEP_TASKS_PER_NODE": None})
+    assert job.tasks_per_node == (2, 1)
+    assert job.sources["tasks_per_node"] == "SLURM_TASKS_PER_NODE"
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [("2(x2),1", (2, 2, 1)), ("1,2(x2)", (1, 2, 2))]
+)
+def test_counts_in_short_form(counts, expected):
+    changes = {"SLURM_STEP_TASKS_PER_NODE": counts}
+    assert detect("slurm-srun-3-nodes", 0, changes).tasks_per_node == expected
+
+
+INTERACTIVE = {
+    "SLURM_STEP_NODELIST": "jwb0001",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}
+
+
+@pytest.mark.parametrize("step", ["4294967290", "-6"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_interactive_step_of_salloc(step, terminal):
+    changes = INTERACTIVE | {"SLURM_STEP_ID": step, "SLURM_STEPID": step}
+    job = detect("slurm-srun-3-nodes", 0, changes, terminal=terminal)
+    assert job == Job(
+        "Slurm",
+        "19.interactive",
+        Start.INTERACTIVE_STEP,
+        ONE,
+        0,
+        (1,),
+        0,
+        3,
+        {"nodes": "SLURMD_NODENAME", "identity": "SLURM_JOB_ID, SLURM_STEP_ID"},
+    )
+
+
+def test_interactive_step_in_a_container_without_the_node_name():
+    changes = INTERACTIVE | {"SLURM_STEP_ID": "-6", "SLURMD_NODENAME": None}
+    job = detect("slurm-srun-3-nodes", 0, changes)
+    assert (job.start, job.nodes) == (Start.INTERACTIVE_STEP, ONE)
+
+
+PTY = {"SLURM_PTY_PORT": "61000", "SLURM_PTY_WIN_COL": "80", "SLURM_PTY_WIN_ROW": "24"}
+
+
+def test_shell_of_srun_pty():
+    job = detect("slurm-srun-3-nodes", 0, INTERACTIVE | PTY, terminal=True)
+    assert (job.start, job.nodes) == (Start.INTERACTIVE_STEP, ONE)
+    assert (job.allocated_nodes, job.tasks_per_node) == (3, (1,))
+
+
+@pytest.mark.parametrize("task", [0, 1, 2])
+def test_srun_in_the_shell_of_srun_pty_inherits_its_port(task):
+    job = detect("slurm-srun-3-nodes", task, PTY, terminal=False)
+    assert job == EXPECTED["slurm-srun-3-nodes"][task]
+
+
+def test_a_terminal_alone_does_not_make_a_step_interactive():
+    job = detect("slurm-srun-3-nodes", 0, terminal=True)
+    assert job == EXPECTED["slurm-srun-3-nodes"][0]
+
+
+STALE_STEP = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEPID": "0",
+    "SLURM_STEP_NODELIST": "jwb0007",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_STEP_LAUNCHER_PORT": "61737",
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_ID": "-5", "SLURM_STEPID": "-5"},
+        {"SLURM_STEP_ID": "4294967291"},
+        STALE_STEP,
+        {"SLURM_STEP_NODELIST": "", "SLURM_STEP_NUM_NODES": ""},
+    ],
+    ids=["26.05", "unsigned", "of-another-job", "empty"],
+)
+def test_batch_script_in_spite_of_step_variables(changes):
+    job = detect("slurm-sbatch-script", changes=changes)
+    assert (job.start, job.identity) == (Start.BATCH_SCRIPT, "25.batch")
+    assert (job.nodes, job.node_rank, job.tasks_per_node) == (THREE, 0, (1, 1, 1))
+
+
+def test_batch_script_of_one_node():
+    one = {"SLURM_JOB_NODELIST": "jwb0001", "SLURM_JOB_NUM_NODES": "1"}
+    job = detect("slurm-sbatch-script", changes=one)
+    assert (job.start, job.nodes) == (Start.BATCH_SCRIPT, ONE)
+
+
+@pytest.mark.parametrize(
+    ("environ", "hostname"),
+    [
+        ({}, "laptop"),
+        ({"HOME": "/root", "SLURM_CONF": "/etc/slurm.conf"}, "login01"),
+        ({"SLURM_JOB_ID": ""}, "login01"),
+        # ssh into a node: a few variables, or those of the shell that it came from
+        ({"SLURM_JOB_ID": "19"}, "jwb0002"),
+        ({"SLURM_JOBID": "19", "SLURMD_NODENAME": "jwb0002"}, "jwb0002"),
+        ({"SLURM_JOB_ID": "19", "SLURM_STEP_ID": "4294967295"}, "jwb0002"),
+        ({"SLURM_JOB_ID": "19", "SLURM_JOB_NODELIST": "jwb[0001-3]"}, "jwb0002"),
+        (
+            {"SLURM_JOB_ID": "19", "SLURM_NODELIST": "jwb[0001-0003]"},
+            "jwb0003.juwels.example",
+        ),
+        (
+            {"SLURM_JOB_ID": "19", "SLURM_NODELIST": "jwb[0001-0003].juwels"},
+            "jwb0003",
+        ),
+        ({"SLURM_JOB_NODELIST": "jwb[0001-0003]", "SLURM_PROCID": "0"}, "jwb0001"),
+    ],
+)
+def test_not_started_by_slurm(environ, hostname):
+    assert schedulers.detect(environ, hostname) is None
+
+
+@pytest.mark.parametrize("hostname", ["login01", "jwb0004", "jwb0001i", "jwb"])
+def test_shell_of_salloc_outside_of_the_nodes(hostname):
+    job = detect("slurm-salloc-shell", hostname=hostname)
+    assert job == EXPECTED["slurm-salloc-shell"][0]
+
+
+@pytest.mark.parametrize("hostname", ["jwb0001", "jwb0003", "jwb0002.juwels"])
+def test_shell_of_salloc_on_one_of_the_nodes(hostname):
+    assert detect("slurm-salloc-shell", hostname=hostname) is None
+
+
+# --- contradictions -----------------------------------------------------------------
+
+ALL = "all"  # every task sees the fault: the first one reports it
+EACH = "each"  # a fault of one node: it reports itself
+
+# What is wrong, what the message says, and who says it.
+WRONG = {
+    "the step's list is broken": (
+        {"SLURM_STEP_NODELIST": "jwb[0001-"},
+        "SLURM_STEP_NODELIST='jwb[0001-' is not a list of nodes: '[' at position 4 ",
+        ALL,
+    ),
+    "the list is no list": (
+        {"SLURM_STEP_NODELIST": "(null)"},
+        "SLURM_STEP_NODELIST='(null)' is not a list of nodes",
+        ALL,
+    ),
+    "the list has digits of another script": (
+        {"SLURM_STEP_NODELIST": "jwb[٠-٢]"},
+        "SLURM_STEP_NODELIST='jwb[٠-٢]' is not a list of nodes",
+        ALL,
+    ),
+    "the job's list is broken": (
+        {"SLURM_JOB_NODELIST": "jwb[3-1]"},
+        "SLURM_JOB_NODELIST='jwb[3-1]' is not a list of nodes",
+        ALL,
+    ),
+    "the list was dropped": (
+        {"SLURM_STEP_NODELIST": None},
+        "SLURM_STEP_NODELIST is not set, although",
+        ALL,
+    ),
+    "the list is empty": (
+        {"SLURM_STEP_NODELIST": ""},
+        "SLURM_STEP_NODELIST is not set, although",
+        ALL,
+    ),
+    "a node twice": (
+        {"SLURM_STEP_NODELIST": "jwb[0001-0002],jwb0001"},
+        "SLURM_STEP_NODELIST='jwb[0001-0002],jwb0001' names a node twice",
+        ALL,
+    ),
+    "fewer nodes than counted": (
+        {"SLURM_STEP_NODELIST": "jwb[0001-0002]"},
+        "SLURM_STEP_NODELIST='jwb[0001-0002]' names 2 nodes, but "
+        "SLURM_STEP_NUM_NODES=3",
+        ALL,
+    ),
+    "the number of nodes is no number": (
+        {"SLURM_STEP_NUM_NODES": "three"},
+        "SLURM_STEP_NUM_NODES='three' is not a whole number",
+        ALL,
+    ),
+    "the number of nodes is negative": (
+        {"SLURM_STEP_NUM_NODES": "-3"},
+        "SLURM_STEP_NUM_NODES='-3' is not a whole number",
+        ALL,
+    ),
+    "the number of nodes has digits of another script": (
+        {"SLURM_STEP_NUM_NODES": "٣"},
+        "SLURM_STEP_NUM_NODES='٣' is not a whole number",
+        ALL,
+    ),
+    "the job's number of nodes is no number": (
+        {"SLURM_JOB_NUM_NODES": "3 "},
+        "SLURM_JOB_NUM_NODES='3 ' is not a whole number",
+        ALL,
+    ),
+    "counts of fewer nodes": (
+        {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+        "SLURM_STEP_TASKS_PER_NODE='1(x2)' counts the tasks of 2 nodes, but "
+        "SLURM_STEP_NODELIST='jwb[0001-0003]' names 3",
+        ALL,
+    ),
+    "the job's counts of more nodes": (
+        {"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": "1(x4)"},
+        "SLURM_TASKS_PER_NODE='1(x4)' counts the tasks of 4 nodes, but ",
+        ALL,
+    ),
+    "broken counts": (
+        {"SLURM_STEP_TASKS_PER_NODE": "1(x3"},
+        "SLURM_STEP_TASKS_PER_NODE='1(x3' gives no counts: '1(x3' at position 1 ",
+        ALL,
+    ),
+    "a count of zero": (
+        {"SLURM_STEP_TASKS_PER_NODE": "1,0,1"},
+        "SLURM_STEP_TASKS_PER_NODE='1,0,1' gives no counts",
+        ALL,
+    ),
+    "no counts": (
+        {"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": None},
+        "SLURM_STEP_TASKS_PER_NODE is not set",
+        ALL,
+    ),
+    "no job id": (
+        {
+            "SLURM_JOB_ID": None,
+            "SLURM_JOBID": None,
+            "SLURM_ARRAY_JOB_ID": None,
+        },
+        "SLURM_JOB_ID is not set",
+        ALL,
+    ),
+    "this node is not in the list": (
+        {"SLURMD_NODENAME": "jwb0009"},
+        "this node, SLURMD_NODENAME='jwb0009', is not among the step's nodes, "
+        "SLURM_STEP_NODELIST='jwb[0001-0003]'",
+        EACH,
+    ),
+    "no name, and a number beyond the list": (
+        {"SLURMD_NODENAME": None, "SLURM_NODEID": "3"},
+        "SLURM_NODEID=3, but the step has only 3 nodes, "
+        "SLURM_STEP_NODELIST='jwb[0001-0003]'",
+        EACH,
+    ),
+    "no name, and no number": (
+        {"SLURMD_NODENAME": None, "SLURM_NODEID": None},
+        "SLURM_NODEID is not set",
+        ALL,
+    ),
+    "no name, and what is no number": (
+        {"SLURMD_NODENAME": None, "SLURM_NODEID": "1.0"},
+        "SLURM_NODEID='1.0' is not a whole number",
+        ALL,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("task", [0, 1])
+def test_contradiction(fault, task):
+    changes, message, who = WRONG[fault]
+    with pytest.raises(LaunchError, match="^" + re.escape(message)) as caught:
+        detect("slurm-srun-3-nodes", task, changes)
+    assert caught.value.speak is (who == EACH or task == 0)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slurm-srun-3-nodes", "3"),
+        ("slurm-srun-3-nodes", "999999999"),
+        ("slurm-srun-uneven-tasks", "3"),
+    ],
+)
+def test_task_beyond_the_step(name, value):
+    with pytest.raises(LaunchError, match=f"SLURM_PROCID={value}, .* 3 tasks") as e:
+        detect(name, changes={"SLURM_PROCID": value})
+    assert e.value.speak
+    assert "SLURM_STEP_TASKS_PER_NODE" in str(e.value)
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "²", "1" * 30, "", None])
+def test_task_rank_that_cannot_be_read_is_never_silent(value):
+    """Nobody knows who the first task is, so that each must speak."""
+    with pytest.raises(LaunchError, match="SLURM_PROCID") as caught:
+        detect("slurm-srun-3-nodes", 1, {"SLURM_PROCID": value})
+    assert caught.value.speak
+
+
+@pytest.mark.parametrize("task", [1, 2])
+def test_task_that_lost_every_variable_of_its_step(task):
+    """Only the first task can be mistaken for the batch script."""
+    lost = dict.fromkeys(
+        name
+        for name in recorded("slurm-sbatch-srun")[task][0]
+        if name.startswith("SLURM_STEP")
+    )
+    with pytest.raises(LaunchError, match="SLURM_STEP_NODELIST is not set"):
+        detect("slurm-sbatch-srun", task, lost)
+
+
+def test_step_of_another_job_in_a_task():
+    with pytest.raises(LaunchError) as caught:
+        detect("slurm-srun-3-nodes", 1, STALE_STEP)
+    assert "SLURM_STEP_NODELIST='jwb0007'" in str(caught.value)
+    assert "SLURM_JOB_NODELIST='jwb[0001-0003]'" in str(caught.value)
+
+
+def test_batch_script_on_a_node_of_another_job():
+    with pytest.raises(LaunchError, match="SLURMD_NODENAME='jwb0009'") as caught:
+        detect("slurm-sbatch-script", changes={"SLURMD_NODENAME": "jwb0009"})
+    assert "SLURM_JOB_NODELIST='jwb[0001-0003]'" in str(caught.value)
+    assert caught.value.speak
+
+
+def test_interactive_step_without_the_number_of_nodes():
+    changes = INTERACTIVE | {
+        "SLURM_STEP_ID": "-6",
+        "SLURM_JOB_NUM_NODES": None,
+        "SLURM_NNODES": None,
+    }
+    with pytest.raises(LaunchError, match="SLURM_JOB_NUM_NODES is not set"):
+        detect("slurm-srun-3-nodes", 0, changes)
+
+
+# --- anything -----------------------------------------------------------------------
+
+READ = [
+    *slurm.JOB_ID,
+    slurm.ARRAY_JOB_ID,
+    slurm.ARRAY_TASK_ID,
+    slurm.RESTART_COUNT,
+    *slurm.STEP_ID,
+    *slurm.JOB_NODES,
+    *slurm.JOB_NUM_NODES,
+    slurm.STEP_NODES,
+    slurm.STEP_NUM_NODES,
+    *slurm.STEP_TASKS_PER_NODE,
+    slurm.NODE_NAME,
+    slurm.NODE_ID,
+    slurm.TASK_RANK,
+    slurm.PTY_PORT,
+]
+values = st.one_of(
+    st.none(),
+    st.sampled_from(
+        ["", "0", "1", "-1", "-6", "4294967290", "3", "1(x3)", "2(x2),1", "jwb0001"]
+        + ["jwb[0001-0003]", "jwb[0001-0002]", "n[1-65536]", "9" * 400, "٣", "½", "0x1"]
+    ),
+    st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12),
+    st.integers().map(str),
+)
+mutations = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.sampled_from(READ), values),
+        st.tuples(st.just("swap"), st.sampled_from(READ), st.sampled_from(READ)),
+        st.tuples(st.just("cut"), st.sampled_from(READ), st.integers(0, 12)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+tasks = st.sampled_from(RECORDED).flatmap(lambda name: st.sampled_from(recorded(name)))
+
+
+@st.composite
+def mutated_environments(draw):
+    """An environment that was recorded, and a few accidents; its host name."""
+    environ, hostname = draw(tasks)
+    environ = dict(environ)
+    for kind, name, other in draw(mutations):
+        if kind == "set":
+            environ[name] = other
+        elif kind == "swap":
+            environ[name], environ[other] = environ.get(other), environ.get(name)
+        else:
+            environ[name] = (environ.get(name) or "")[:other]
+        environ = changed(environ, {})
+    return environ, draw(st.sampled_from([hostname, "login01", ""]))
+
+
+@given(mutated_environments(), st.booleans())
+def test_any_environment_is_understood_or_refused(environment, terminal):
+    environ, hostname = environment
+    before = dict(environ)
+    with suppress(LaunchError):
+        job = schedulers.detect(environ, hostname, terminal=terminal)
+        if job is not None:
+            assert_sound(job)
+    assert environ == before
+
+
+@given(st.dictionaries(st.sampled_from(READ), values.filter(lambda v: v is not None)))
+def test_any_variables_are_understood_or_refused(environ):
+    with suppress(LaunchError):
+        job = schedulers.detect(environ, "login01")
+        if job is not None:
+            assert_sound(job)
+
+
+@given(mutated_environments())
+def test_what_is_refused_is_said_in_one_printable_line(environment):
+    try:
+        schedulers.detect(*environment)
+    except LaunchError as error:
+        assert str(error).isprintable()
+
+
+def assert_sound(job):
+    assert re.fullmatch("[A-Za-z0-9._-]+", job.identity)
+    assert len(job.nodes) == len(job.tasks_per_node) >= 1
+    assert len(set(job.nodes)) == len(job.nodes) <= job.allocated_nodes
+    assert min(job.tasks_per_node) >= 1
+    assert 0 <= job.task_rank < sum(job.tasks_per_node)
+    if job.start is Start.ALLOCATION_SHELL:
+        assert job.node_rank is None
+    else:
+        assert 0 <= job.node_rank < len(job.nodes)
+    assert {"nodes", "identity"} <= set(job.sources)

@@ -1,0 +1,69 @@
+"""Node 0 says that it waits for the other nodes, where torch is silent for minutes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
+    StaticTCPRendezvous,
+)
+
+from torchrun_hpc import report
+
+if TYPE_CHECKING:
+    from torchrun_hpc.plan import LaunchPlan
+
+TARGET = "RendezvousHandler.next_rendezvous"
+REASON = "it does not say that it waits for other nodes (pytorch#76287)"
+RELEASES = ">=2.0"
+
+_HANDLERS: tuple[Any, ...] = (
+    dynamic_rendezvous.DynamicRendezvousHandler,
+    StaticTCPRendezvous,
+)
+
+# Seconds.
+_FIRST_REPORT = 10.0
+_NEXT_REPORT = 60.0
+
+
+def fits() -> bool:
+    """Check that the handlers still meet in this method."""
+    return all(callable(handler.next_rendezvous) for handler in _HANDLERS)
+
+
+def apply(plan: LaunchPlan) -> None:
+    """Report from node 0 of several for as long as the nodes have not met."""
+    if not plan.speaks or plan.nodes == 1:
+        return
+    for handler in _HANDLERS:
+        handler.next_rendezvous = _reporting(handler.next_rendezvous, plan)
+
+
+def _reporting(original: Any, plan: LaunchPlan) -> Any:
+    @functools.wraps(original)
+    def next_rendezvous(self: Any) -> Any:
+        met = threading.Event()
+        threading.Thread(target=_report, args=(met, plan), daemon=True).start()
+        try:
+            return original(self)
+        finally:
+            met.set()
+
+    return next_rendezvous
+
+
+def _report(met: threading.Event, plan: LaunchPlan) -> None:
+    waited = pause = _FIRST_REPORT
+    while not met.wait(pause):
+        report.line(
+            f"waiting at {plan.endpoint} until all of {plan.nodes} nodes are there, "
+            f"for {waited:.0f} s",
+            sys.stderr,
+        )
+        pause = _NEXT_REPORT
+        waited += pause
