@@ -52,7 +52,7 @@ def train(steps: int, rank: int, world_size: int, device: torch.device) -> float
         )
         loss = loss * world_size / BATCH
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     dist.all_reduce(loss)
     return loss.item() / world_size

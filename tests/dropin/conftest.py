@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import Launcher
+from side_by_side import Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

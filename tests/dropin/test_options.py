@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from launching import OURS, STOCK, clean_environ
+from side_by_side import OURS, STOCK, clean_environ
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from launching import Launcher, Result
+    from side_by_side import Launcher, Result
 
 SCRIPT = "train.py"
 

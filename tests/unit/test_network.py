@@ -288,7 +288,7 @@ def test_port_is_taken_until_it_is_free(listening):
 
 
 def test_port_on_an_address_of_another_node_is_not_taken():
-    assert not port_is_taken("192.0.2.77", 28999)  # an address for documentation
+    assert not port_is_taken("203.0.113.77", 28999)  # an address for documentation
 
 
 def test_holder_of_a_port_is_named(listening):

@@ -1,0 +1,45 @@
+# Two commands: `make demo` and `make test`. Everything goes into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint unit dropin cluster-test cluster benchmark clean
+
+demo: .venv/installed
+	$(BIN)/python -m torchrun_hpc --nproc_per_node=2 examples/ddp.py
+
+test: lint unit dropin cluster-test
+
+.venv/installed: pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements-dev.txt --editable .
+	touch $@
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: .venv/installed
+	$(BIN)/python -m pytest tests/unit
+
+dropin: .venv/installed
+	$(BIN)/python -m pytest tests/dropin
+
+cluster-test: .venv/installed
+	tests/cluster/install.sh
+	$(BIN)/python -m pytest tests/cluster
+
+# A shell on the login node of a Slurm cluster of three nodes, on this machine.
+cluster: .venv/installed
+	tests/cluster/install.sh
+	$(BIN)/python tests/cluster/shell.py
+
+# Speed, as ratios: a few minutes.
+benchmark: .venv/installed
+	tests/cluster/install.sh
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/launch.py
+
+clean:
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,48 @@
+"""How the tests of this folder start a launcher on a cluster, and read its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+WORLD = str(SCRIPTS / "world.py")
+
+# On the hosts as a user has it: the virtual environment in front.
+BIN = Path(sys.executable).parent
+ENVIRON = {"PATH": f"{BIN}:/usr/sbin:/usr/bin:/sbin:/bin"}
+JUELICH = ENVIRON | {"SYSTEMNAME": "juwelsbooster"}
+
+HPC = ("python", "-m", "torchrun_hpc")
+STOCK = ("python", "-m", "torch.distributed.run")
+JSC = ("python", "-m", "torchrun_jsc")
+
+ONE_TASK = "--ntasks-per-node=1"
+
+
+def workers(output: str | subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Return what the workers of scripts/world.py said, in the order of their ranks."""
+    text = output if isinstance(output, str) else output.stdout
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return sorted(lines, key=lambda worker: int(worker["RANK"]))
+
+
+def column(said: list[dict[str, Any]], *names: str) -> list[tuple[str, ...]]:
+    """Return some values of each worker, an empty text for one that is not set."""
+    return [tuple(worker.get(name, "") for name in names) for worker in said]
+
+
+def own_lines(stderr: str) -> list[str]:
+    """Return the lines that the launcher itself wrote."""
+    return [line for line in stderr.splitlines() if line.startswith("torchrun_hpc: ")]
+
+
+def in_ci() -> bool:
+    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}

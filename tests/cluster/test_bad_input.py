@@ -1,0 +1,134 @@
+"""What the user typed and cannot work: one message, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from launching import ENVIRON, HPC, ONE_TASK, STOCK, WORLD, column, own_lines, workers
+
+if TYPE_CHECKING:
+    from testbed import Cluster
+
+LISTEN = (
+    "import socket, time; s = socket.socket(); s.bind(('', {port})); s.listen(); "
+    "print(flush=True); time.sleep({seconds})"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nnodes=2"], "--nnodes=2, but srun started this on 3 nodes"),
+        (["--nnodes=4:5"], "--nnodes=4:5, but srun started this on 3 nodes"),
+        (["--rdzv_endpoint=nowhere:1"], "nowhere (--rdzv_endpoint=nowhere:1) does not"),
+        (["--rdzv_endpoint=n9:0"], "port 0 is another port at every start"),
+        (["--rdzv_endpoint=n9:99999"], "is not an endpoint: type HOST:PORT"),
+        (["--master_addr=n10"], "--master_addr=n10 is node 1 of the step"),
+    ],
+)  # fmt: skip
+def test_what_all_nodes_would_say_is_said_once(
+    unpadded: Cluster, options: list[str], message: str
+) -> None:
+    done = unpadded.srun("-N3", ONE_TASK, *HPC, *options, WORLD, env=ENVIRON)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = own_lines(done.stderr)
+    assert message in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_node_rank_with_the_static_rendezvous(unpadded: Cluster) -> None:
+    """$SLURM_NODEID, expanded in the batch script: 0 on every node."""
+    kill = "--kill-on-bad-exit=1"
+    done = unpadded.srun("-N3", ONE_TASK, kill, *HPC, "--node_rank=0", WORLD,
+                         env=ENVIRON)  # fmt: skip
+    assert done.returncode == 2
+    errors = [line for line in own_lines(done.stderr) if "error" in line]
+    assert errors
+    for line in errors:
+        assert "--node_rank=0, but this is node" in line
+        assert "expanded in the batch script" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_the_static_rendezvous_still_works(unpadded: Cluster) -> None:
+    script = f"python -m torchrun_hpc --node_rank=$SLURM_NODEID {WORLD}"
+    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", script, env=ENVIRON)
+    assert done.returncode == 0, done.stderr
+    assert column(workers(done), "RANK", "host", "MASTER_ADDR") == [
+        ("0", "n9", "10.10.0.1"),
+        ("1", "n10", "10.10.0.1"),
+        ("2", "n11", "10.10.0.1"),
+    ]
+
+
+def test_a_node_rank_that_c10d_ignores_is_said_once(unpadded: Cluster) -> None:
+    done = unpadded.srun("-N3", ONE_TASK, *HPC, "--node_rank=0", "--rdzv_backend=c10d",
+                         WORLD, env=ENVIRON)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "--node_rank=0 is ignored" in line
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster, backend: str) -> None:
+    holder = unpadded.popen(["python3", "-c", LISTEN.format(port=24321, seconds=60)],
+                            host="n9")  # fmt: skip
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        done = unpadded.srun(
+            "-N3", ONE_TASK, "--kill-on-bad-exit=1", *HPC, f"--rdzv_backend={backend}",
+            "--rdzv_endpoint=n9:24321", WORLD, env=ENVIRON,
+        )  # fmt: skip
+    finally:
+        unpadded.end(holder)
+    assert done.returncode == 2, done.stderr
+    (line,) = own_lines(done.stderr)
+    assert "port 24321 on 10.10.0.1 is taken by python3" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_environment_shows_is_said_within_half_a_second(
+    unpadded: Cluster,
+) -> None:
+    """Before torch is imported, which alone takes longer."""
+    environ = ENVIRON | {
+        "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[9-11]", "SLURM_NNODES": "3",
+        "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": "n9",
+    }  # fmt: skip
+    command = [*HPC, "--nproc_per_node=gpu", WORLD]
+    unpadded.run(command, host="n9", env=environ)  # bytecode
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = unpadded.run(command, host="n9", env=environ)
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 2
+    assert min(times) < 0.5, times
+
+
+def test_a_late_head_is_waited_for_in_silence(unpadded: Cluster) -> None:
+    """Where stock torchrun's clients print a trace for every attempt to connect."""
+    late = "sh -c 'test $SLURM_NODEID = 0 && sleep 5; exec {}'"
+    ours = late.format(" ".join([*HPC, WORLD]))
+    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", f"exec {ours}", env=ENVIRON)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+    flags = "--nnodes=3 --rdzv_backend=c10d --rdzv_id=1 --rdzv_endpoint=n9:23456"
+    stock = late.format(" ".join([*STOCK, flags, WORLD]))
+    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", f"exec {stock}", env=ENVIRON)
+    assert len(done.stderr.splitlines()) > 10
+
+
+def test_a_missing_node_is_waited_for_with_a_message(unpadded: Cluster) -> None:
+    late = "test $SLURM_NODEID = 2 && exec sleep 60; exec "
+    with pytest.raises(subprocess.TimeoutExpired) as expired:
+        unpadded.srun("-N3", ONE_TASK, "sh", "-c", late + " ".join([*HPC, WORLD]),
+                      env=ENVIRON, timeout=18)  # fmt: skip
+    assert "waiting at n9:" in str(expired.value.stderr)
+    assert "until all of 3 nodes are there, for 10 s" in str(expired.value.stderr)

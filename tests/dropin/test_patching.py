@@ -1,0 +1,824 @@
+"""What is changed inside torch: that it is needed, that it works, that it gives way."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from base64 import b64encode
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from side_by_side import OURS, STOCK, clean_environ, end_group
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+)
+
+from torchrun_hpc import patching
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.patching import fresh_store, listening, node_order, safe_state
+from torchrun_hpc.patching.node_order import RankedNode
+from torchrun_hpc.patching.safe_state import SafePickle
+from torchrun_hpc.plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from side_by_side import Launcher
+
+Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+Executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor
+State: Any = dynamic_rendezvous._RendezvousState
+Node: Any = dynamic_rendezvous._NodeDesc
+
+# Everything that a patch may replace.
+PLACES = [
+    (Handler, "next_rendezvous"),
+    (Handler, "_create_tcp_store_server"),
+    (Handler, "_node_desc_generator"),
+    (c10d_rendezvous_backend, "TCPStore"),
+    (dynamic_rendezvous, "pickle"),
+]
+
+
+def _torch() -> list[Any]:
+    return [getattr(owner, name) for owner, name in PLACES]
+
+
+@pytest.fixture
+def torch_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put torch back behind the test."""
+    for owner, name in PLACES:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+
+
+def _plan(**values: Any) -> LaunchPlan:
+    given_values = {
+        "title": "test",
+        "nodes": 3,
+        "node_rank": 0,
+        "workers": 1,
+        "speaks": True,
+        "endpoint": "head:1",
+        "ordered": True,
+        "address": "127.0.0.2",
+    }
+    return LaunchPlan(**{**given_values, **values})
+
+
+def _free_port(address: str = "127.0.0.1") -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _parameters(endpoint: str, **conf: Any) -> RendezvousParameters:
+    nodes = conf.pop("nodes", 1)
+    return RendezvousParameters(
+        backend="c10d",
+        endpoint=endpoint,
+        run_id="test",
+        min_nodes=nodes,
+        max_nodes=nodes,
+        **conf,
+    )
+
+
+# --- all of them ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patch", patching.PATCHES, ids=lambda patch: patch.__name__)
+def test_fits_this_torch(patch: patching.Patch) -> None:
+    assert patch.fits() is True
+
+
+def test_every_target_is_replaced(torch_again: None) -> None:
+    before = _torch()
+    assert patching.apply_patches(_plan()) == []
+    for old, new, place in zip(before, _torch(), PLACES, strict=True):
+        assert old is not new, place
+
+
+def test_a_second_launch_in_one_process(torch_again: None) -> None:
+    """Programs that use torchrun_hpc.auto may launch twice; nothing has changed."""
+    assert patching.apply_patches(_plan(node_rank=0)) == []
+    assert patching.apply_patches(_plan(node_rank=2)) == []
+    assert Handler._node_desc_generator.generate("n").node_rank == 2
+
+
+def test_a_second_launch_listens_on_its_own_address(torch_again: None) -> None:
+    for address in ("127.0.0.2", "127.0.0.4"):
+        patching.apply_patches(_plan(address=address))
+        made = c10d_rendezvous_backend._create_tcp_store(
+            _parameters(f"{address}:0", is_host=1)
+        )
+        assert _listening(made.port) == {address}
+        del made
+
+
+def _by_address(self: Any) -> None:
+    """Rank as pytorch#191285 proposes: with a key, which asks no participant."""
+    ranked = sorted(self._state.participants, key=lambda node: node.addr)
+    for rank, node in enumerate(ranked):
+        self._state.participants[node] = rank
+
+
+def _no_order(self: Any) -> None:
+    self._state.complete = True
+
+
+def _other_server(_self: Any, _addr: str, _port: int, _timeout: int) -> None: ...
+
+
+def _other_store(_params: Any, _timeout: int) -> None: ...
+
+
+def _other_init(self: Any, node: Any, *_more: Any) -> None:
+    self._this_node = node
+
+
+CHANGES = [
+    (node_order, Executor, "_mark_rendezvous_complete", _by_address),
+    (node_order, Executor, "_mark_rendezvous_complete", _no_order),
+    (node_order, Executor, "_mark_rendezvous_complete", None),
+    (node_order, Handler, "_node_desc_generator", None),
+    (listening, Handler, "_create_tcp_store_server", _other_server),
+    (listening, Handler, "_create_tcp_store_server", None),
+    (listening, c10d_rendezvous_backend, "_create_tcp_store", _other_store),
+    (listening, c10d_rendezvous_backend, "_create_tcp_store", None),
+    (listening, c10d_rendezvous_backend, "TCPStore", None),
+    (listening, c10d_rendezvous_backend, "TCPStore", dist.HashStore),
+    (fresh_store, Handler, "__init__", _other_init),
+    (fresh_store, Handler, "next_rendezvous", None),
+    (safe_state, dynamic_rendezvous, "pickle", None),
+    (safe_state, dynamic_rendezvous, "pickle", "json"),
+]
+
+
+@pytest.mark.parametrize(
+    ("patch", "owner", "name", "changed"),
+    CHANGES,
+    ids=[
+        f"{p.__name__.split('.')[-1]}-{n}-{getattr(c, '__name__', c)}"
+        for p, _, n, c in CHANGES
+    ],
+)
+def test_a_torch_that_has_changed(
+    patch: Any,
+    owner: Any,
+    name: str,
+    changed: Any,
+    torch_again: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if changed is None:
+        monkeypatch.delattr(owner, name)
+    else:
+        monkeypatch.setattr(owner, name, changed)
+    before = {
+        (place, place_name): inspect.getattr_static(place, place_name, None)
+        for place, place_name in PLACES
+    }
+    monkeypatch.setattr(patching, "PATCHES", (patch,))
+
+    (sentence,) = patching.apply_patches(_plan())
+    assert patch.TARGET in sentence
+    assert patch.REASON in sentence
+    assert "#" in patch.REASON  # an issue to read
+    for (place, place_name), old in before.items():
+        assert inspect.getattr_static(place, place_name, None) is old
+
+
+def test_one_that_does_not_fit_keeps_no_other_from_it(
+    torch_again: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Executor, "_mark_rendezvous_complete", _by_address)
+    sentences = patching.apply_patches(_plan())
+    assert len(sentences) == 1
+    assert node_order.TARGET in sentences[0]
+    assert isinstance(dynamic_rendezvous.pickle, SafePickle)
+    assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
+
+
+# --- safe_state -------------------------------------------------------------------
+
+
+class Payload:
+    """What a stranger writes into the store: unpickling it makes a folder."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._marker),)
+
+
+@pytest.mark.parametrize("which", [STOCK, OURS])
+def test_payload_in_the_store(which: str, launcher: Launcher, tmp_path: Path) -> None:
+    marker, script = tmp_path / "payload-was-here", tmp_path / "train.py"
+    script.write_text("print('started')\n")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    payload = b64encode(pickle.dumps(Payload(marker))).decode()
+    store.set("torch.rendezvous.victim", payload)
+    (result,) = launcher.many(
+        [
+            (
+                which,
+                [
+                    "--rdzv-backend=c10d",
+                    f"--rdzv-endpoint=127.0.0.1:{store.port}",
+                    "--rdzv-conf=is_host=0",
+                    "--rdzv-id=victim",
+                    str(script),
+                ],
+            )
+        ]
+    )
+    assert result.code != 0
+    assert "started" not in result.out
+    if which == STOCK:
+        assert marker.exists()
+        return
+    assert not marker.exists()
+    assert "Traceback" not in result.err
+    assert "RendezvousStateError" in result.own_lines[-1]
+    assert result.err.splitlines()[-1] == result.own_lines[-1]
+
+
+def _state(nodes: int = 3) -> Any:
+    """Return a state as a rendezvous of our nodes, and one of stock's, holds it."""
+    state = State()
+    state.round, state.complete, state.closed = 2, True, False
+    now = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
+    state.deadline = now + timedelta(seconds=30)
+    for rank in range(nodes):
+        node = RankedNode(f"n{9 + rank}", 4000 + rank, 0, rank)
+        state.participants[node] = rank
+        state.last_heartbeats[node] = now
+    state.wait_list.add(RankedNode("n2", 1, 0, 7))
+    state.redundancy_list.add(Node("n3", 1, 0))
+    return state
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 3, 1500])
+def test_a_state_is_read_as_it_was_written(nodes: int) -> None:
+    state = _state(nodes)
+    read = SafePickle.loads(SafePickle.dumps(state))
+    assert vars(read) == vars(state)
+    assert [type(node) for node in read.wait_list] == [RankedNode]
+    assert [type(node) for node in read.redundancy_list] == [Node]
+    assert [node.node_rank for node in read.participants] == list(range(nodes))
+
+
+def _global(module: str, name: str, argument: bytes = b"") -> bytes:
+    """Return a pickle that calls something by name."""
+    call = b"(" + argument + b"tR" if argument else b""
+    return f"c{module}\n{name}\n".encode() + call + b"."
+
+
+STRANGERS = [
+    ("os", "system", b"Vtrue\n"),
+    ("posix", "system", b"Vtrue\n"),
+    ("builtins", "eval", b"V1\n"),
+    ("builtins", "exec", b"V1\n"),
+    ("builtins", "getattr", b"V1\nV2\n"),
+    ("builtins", "__import__", b"Vos\n"),
+    ("builtins", "object", b""),
+    ("__builtin__", "eval", b"V1\n"),
+    ("functools", "partial", b""),
+    ("operator", "attrgetter", b"V1\n"),
+    ("subprocess", "Popen", b"Vtrue\n"),
+    ("importlib", "import_module", b"Vos\n"),
+    ("pickle", "loads", b"V1\n"),
+    ("copyreg", "_reconstructor", b""),
+    ("torch", "load", b"V1\n"),
+    ("torch.storage", "_load_from_bytes", b"V1\n"),
+    ("torch._utils", "_rebuild_tensor_v2", b""),
+    ("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "os", b""),
+    ("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "os.system", b""),
+    (
+        "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+        "_RendezvousState.__init__.__globals__",
+        b"",
+    ),
+    (
+        "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+        "DynamicRendezvousHandler",
+        b"",
+    ),
+    ("torchrun_hpc.patching.node_order", "RankedNode.__init__.__globals__", b""),
+    ("torchrun_hpc.patching.node_order", "functools", b""),
+    ("torchrun_hpc.cli", "main", b""),
+    ("datetime", "sys", b""),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "argument"), STRANGERS, ids=[f"{m}.{n}" for m, n, _ in STRANGERS]
+)
+def test_strangers_are_refused(module: str, name: str, argument: bytes) -> None:
+    for header in (b"", b"\x80\x04"):
+        with pytest.raises(pickle.UnpicklingError, match="does not belong") as caught:
+            SafePickle.loads(header + _global(module, name, argument))
+        assert f"{module}.{name}" in str(caught.value)
+
+
+@pytest.mark.parametrize("opcode", [b"\x82\x01", b"\x83\x01\x00", b"Pid\n", b"]Q"])
+def test_extensions_and_persistent_ids_are_refused(opcode: bytes) -> None:
+    with pytest.raises(pickle.PickleError):
+        SafePickle.loads(b"\x80\x04" + opcode + b".")
+
+
+NOT_A_STATE = [None, 1, "state", {}, [], RankedNode("n", 1, 0, 0), {1, 2}]
+
+
+@pytest.mark.parametrize("value", NOT_A_STATE, ids=repr)
+def test_anything_else_is_refused(value: Any) -> None:
+    with pytest.raises(pickle.PickleError):
+        SafePickle.loads(pickle.dumps(value))
+
+
+STATE_MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+ALLOWED = [
+    (STATE_MODULE, "_RendezvousState"),
+    (STATE_MODULE, "_NodeDesc"),
+    ("torchrun_hpc.patching.node_order", "RankedNode"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), ALLOWED, ids=[n for _, n in ALLOWED])
+def test_no_message_changes_a_class(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BUILD on a class sets attributes of the class.
+
+    A stranger who gives it another ``__module__`` lets the agent import that module
+    when it next pickles its own state.
+    """
+    owner = getattr(sys.modules[module], name)
+    monkeypatch.setattr(owner, "__module__", owner.__module__)  # put back behind it
+    before = dict(vars(owner))
+    # cls; (None, {"__module__": "antigravity"}); BUILD; then a proper state
+    build = b"(N}V__module__\nVantigravity\nst" + b"b0"
+    data = f"c{module}\n{name}\n".encode() + build + pickle.dumps(_state(), 3)[2:]
+    try:
+        SafePickle.loads(data)
+    except pickle.PickleError:
+        pass
+    assert dict(vars(owner)) == before
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"round": "x"}, {"participants": []}, {"closed": 1, "wait_list": None}],
+    ids=str,
+)
+def test_a_state_that_torch_could_not_use(attributes: dict[str, Any]) -> None:
+    """It would end in a traceback of the agent, far from here."""
+    state = State.__new__(State)
+    state.__dict__.update({**vars(State()), **attributes} if attributes else {})
+    with pytest.raises(pickle.PickleError):
+        SafePickle.loads(pickle.dumps(state))
+
+
+@pytest.fixture(scope="module")
+def little_memory() -> Iterator[None]:
+    """A broken pickle may ask for any number of bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+VALID = [
+    *(SafePickle.dumps(_state(nodes)) for nodes in (0, 1, 3)),
+    *(pickle.dumps(_state(nodes), 3) for nodes in (0, 1, 3)),
+]
+# Opcodes, and whole instructions, to be put anywhere.
+PIECES = [bytes([code]) for code in range(256)] + [
+    *(_global(module, name, argument)[:-1] for module, name, argument in STRANGERS),
+    *(f"c{module}\n{name}\n".encode() for module, name in ALLOWED),
+    *(b"}", b"]", b"(", b")", b"R", b"b", b"u", b"s", b"0", b"2", b"N", b"\x81"),
+    *(b"Vtext\n", b"I1\n", b"K\x05", b"\x8e" + b"\xff" * 8, b"r\xff\xff\xff\x7f"),
+]
+CHANGE = st.tuples(
+    st.sampled_from(["flip", "cut", "insert", "repeat"]),
+    st.integers(0, 4000),
+    st.integers(1, 255),
+    st.sampled_from(PIECES),
+)
+
+
+def _changed(data: bytes, changes: list[tuple[str, int, int, bytes]]) -> bytes:
+    for kind, place, number, piece in changes:
+        at = place % (len(data) + 1)
+        if kind == "flip" and at < len(data):
+            data = data[:at] + bytes([data[at] ^ number]) + data[at + 1 :]
+        elif kind == "cut":
+            data = data[:at] + data[at + number % 16 :]
+        elif kind == "repeat":
+            data = data[:at] + data[at : at + number % 32] * 2 + data[at:]
+        else:
+            data = data[:at] + piece + data[at:]
+    return data
+
+
+def _assert_refused_or_state(data: bytes) -> None:
+    try:
+        state = SafePickle.loads(data)
+    except pickle.PickleError:
+        return
+    assert type(state) is State
+    known = (int, bool, str, bytes, float, dict, set, list, tuple, type(None))
+    known += (datetime, timedelta, timezone, Node, RankedNode, State)
+    todo, seen = [state], set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        assert isinstance(value, known), type(value)
+        if isinstance(value, dict):
+            todo += [*value, *value.values()]
+        elif isinstance(value, set | list | tuple):
+            todo += value
+        elif isinstance(value, State | Node):
+            todo += vars(value).values()
+
+
+FUZZ = settings(
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@settings(FUZZ, max_examples=400)
+@given(data=st.binary(max_size=200))
+def test_arbitrary_bytes(data: bytes, little_memory: None) -> None:
+    _assert_refused_or_state(data)
+
+
+@settings(FUZZ, max_examples=1500)
+@given(valid=st.sampled_from(VALID), changes=st.lists(CHANGE, min_size=1, max_size=5))
+def test_mutated_states(
+    valid: bytes, changes: list[tuple[str, int, int, bytes]], little_memory: None
+) -> None:
+    _assert_refused_or_state(_changed(valid, changes))
+
+
+# --- node_order -------------------------------------------------------------------
+
+
+def _ranks(nodes: list[Any]) -> dict[str, int]:
+    """Let torch rank participants."""
+    state = State()
+    state.participants = dict.fromkeys(nodes, 0)
+    made = dynamic_rendezvous.RendezvousSettings(
+        run_id="test",
+        min_nodes=len(nodes),
+        max_nodes=len(nodes),
+        timeout=dynamic_rendezvous.RendezvousTimeout(),
+        keep_alive_interval=timedelta(seconds=5),
+        keep_alive_max_attempt=3,
+    )
+    executor = Executor(nodes[0], None, made)
+    executor._state = state
+    executor._mark_rendezvous_complete()
+    return {node.addr: rank for node, rank in state.participants.items()}
+
+
+NAMES = ("n9", "n10", "n11")
+
+
+def test_stock_ranks_by_text() -> None:
+    found = _ranks([Node(name, 1, 0) for name in NAMES])
+    assert found == {"n10": 0, "n11": 1, "n9": 2}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_nodes_are_ranked_as_the_scheduler_numbers_them(
+    order: tuple[int, ...], torch_again: None
+) -> None:
+    nodes = []
+    for rank in order:
+        patching.apply_patches(_plan(node_rank=rank))
+        nodes.append(Handler._node_desc_generator.generate(NAMES[rank]))
+    assert _ranks(nodes) == {"n9": 0, "n10": 1, "n11": 2}
+    # As every node sees it: through the store.
+    state = State()
+    state.participants = dict.fromkeys(nodes, 0)
+    copied = SafePickle.loads(SafePickle.dumps(state))
+    assert _ranks(list(copied.participants)) == {"n9": 0, "n10": 1, "n11": 2}
+
+
+def test_the_original_is_asked_for_the_rest(torch_again: None) -> None:
+    patching.apply_patches(_plan(node_rank=5))
+    first = Handler._node_desc_generator.generate()
+    second = Handler._node_desc_generator.generate("name")
+    assert (first.addr, first.pid) == (socket.getfqdn(), os.getpid())
+    assert second.addr == "name"
+    assert second.local_id == first.local_id + 1
+
+
+def test_nodes_that_are_not_to_be_ranked_are_left_alone(torch_again: None) -> None:
+    before = Handler._node_desc_generator
+    patching.apply_patches(_plan(ordered=False))
+    assert Handler._node_desc_generator is before
+
+
+def test_two_agents_on_a_node_keep_apart() -> None:
+    nodes = [RankedNode("n", 2, 0, 1), RankedNode("n", 1, 1, 1), RankedNode("n", 1, 0)]
+    assert sorted(nodes) == [nodes[2], nodes[1], nodes[0]]
+    assert len({*nodes, RankedNode("n", 1, 0, 0)}) == 3
+
+
+def test_comparisons_agree_with_each_other() -> None:
+    first, second = RankedNode("n9", 1, 0, 0), RankedNode("n10", 1, 0, 1)
+    assert (first < second, second > first) == (True, True)
+    assert (first <= second, second >= first) == (True, True)
+    assert (first > second, second < first) == (False, False)
+    assert (first >= second, second <= first) == (False, False)
+    assert (min(second, first), max(first, second)) == (first, second)
+
+
+@pytest.mark.parametrize("other", [Node("n9", 1, 0), "n9", 0, None], ids=repr)
+def test_another_type_is_not_a_ranked_node(other: Any) -> None:
+    node = RankedNode("n9", 1, 0, 0)
+    assert node != other
+    with pytest.raises(TypeError):
+        sorted([node, other])
+    with pytest.raises(TypeError):
+        sorted([other, node])
+
+
+def test_text_of_a_node_is_as_in_torch() -> None:
+    """It is part of torch's own messages."""
+    assert repr(RankedNode("n9", 12, 3, 0)) == repr(Node("n9", 12, 3))
+
+
+# --- two rounds, over loopback ----------------------------------------------------
+
+
+def _two_rounds(seen: list[Any], tick: float = 0.05) -> None:
+    """Let two agents meet twice, as after a failure of their workers."""
+    endpoint = f"127.0.0.1:{_free_port()}"
+    handlers = []
+    for is_host in (1, 0):
+        parameters = _parameters(
+            endpoint, is_host=is_host, nodes=2, join_timeout=20, read_timeout=20
+        )
+        parameters.local_addr = "127.0.0.1"
+        backend, store = c10d_rendezvous_backend.create_backend(parameters)
+        handlers.append(dynamic_rendezvous.create_handler(store, backend, parameters))
+    for _ in range(2):
+        found: dict[int, Any] = {}
+
+        def join(number: int, found: dict[int, Any] = found) -> None:
+            found[number] = handlers[number].next_rendezvous()
+
+        threads = [threading.Thread(target=join, args=(n,)) for n in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        infos = [found[number].bootstrap_store_info for number in (0, 1)]
+        assert infos[0] == infos[1]
+        assert sorted(info.rank for info in found.values()) == [0, 1]
+        workers = dist.TCPStore(
+            infos[0].master_addr,
+            infos[0].master_port,
+            is_master=False,
+            timeout=timedelta(seconds=5),
+        )
+        seen.append((infos[0].master_port, workers.check(["worker/0"])))
+        workers.set("worker/0", "an address")
+        time.sleep(tick)
+    for handler in handlers:
+        handler.shutdown()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let agents look at the state more often than once a second."""
+    monkeypatch.setattr(dynamic_rendezvous, "_delay", lambda seconds: time.sleep(0.1))  # noqa: ARG005
+    holder = dynamic_rendezvous._BackendRendezvousStateHolder
+    original = holder.__init__
+    monkeypatch.setattr(
+        holder, "__init__", lambda self, b, s: original(self, b, s, cache_duration=0)
+    )
+
+
+def test_stock_keeps_the_store_of_dead_workers(quick: None) -> None:
+    seen: list[Any] = []
+    _two_rounds(seen)
+    assert seen[0][0] == seen[1][0]
+    assert [old for _, old in seen] == [False, True]
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1"])
+def test_every_round_has_a_store_of_its_own(
+    address: str | None, torch_again: None, quick: None
+) -> None:
+    """With the stores opened by torch, and with those opened on one address."""
+    assert patching.apply_patches(_plan(address=address)) == []
+    seen: list[Any] = []
+    _two_rounds(seen)
+    assert seen[0][0] != seen[1][0]
+    assert [old for _, old in seen] == [False, False]
+    assert _listening(seen[0][0]) == set()  # nobody is led to the old one
+
+
+# --- listening --------------------------------------------------------------------
+
+
+def _listening(port: int) -> set[str]:
+    """Return the addresses on which this process listens at a port."""
+    return {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    }
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _usable(address: str) -> bool:
+    try:
+        _free_port(address)
+    except OSError:
+        return False
+    return True
+
+
+def test_stock_listens_on_all_interfaces() -> None:
+    port = _free_port()
+    store = c10d_rendezvous_backend._create_tcp_store(
+        _parameters(f"127.0.0.2:{port}", is_host=1)
+    )
+    assert _answers("127.0.0.3", port)
+    assert _listening(port).isdisjoint({"127.0.0.2"})
+    del store
+
+
+@pytest.mark.parametrize(
+    ("address", "other", "listen"),
+    [
+        ("127.0.0.2", "127.0.0.3", True),
+        ("127.0.0.2", "127.0.0.3", False),
+        ("::1", "127.0.0.1", True),
+    ],
+)
+def test_both_stores_listen_on_one_address(
+    *, address: str, other: str, listen: bool, torch_again: None, quick: None
+) -> None:
+    if not _usable(address):
+        pytest.skip(f"this machine has no {address}")
+    port = _free_port(address) if listen else 0
+    plan = _plan(address=address, listen=(address, port) if listen else None)
+    assert patching.apply_patches(plan) == []
+    host = f"[{address}]" if ":" in address else address
+    parameters = _parameters(f"{host}:{port}", is_host=1)
+    parameters.local_addr = address
+    backend, store = c10d_rendezvous_backend.create_backend(parameters)
+    handler = dynamic_rendezvous.create_handler(store, backend, parameters)
+    try:
+        info = handler.next_rendezvous().bootstrap_store_info
+        assert info.master_addr == address
+        if listen:
+            assert store.port == port
+        for found in (store.port, info.master_port):
+            assert _listening(found) == {address}
+            assert _answers(address, found)
+            assert not _answers(other, found)
+        workers = dist.TCPStore(address, info.master_port, is_master=False)
+        workers.set("key", "value")
+        assert workers.get("key") == b"value"
+    finally:
+        handler.shutdown()
+
+
+def test_a_client_that_comes_first_waits_quietly(
+    torch_again: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert patching.apply_patches(_plan(node_rank=1)) == []
+    port = _free_port("127.0.0.2")
+    made: list[Any] = []
+
+    def connect() -> None:
+        parameters = _parameters(f"127.0.0.2:{port}", is_host=0, read_timeout=30)
+        made.append(c10d_rendezvous_backend._create_tcp_store(parameters))
+        made[0].set("key", "value")
+
+    client = threading.Thread(target=connect, daemon=True)
+    client.start()
+    client.join(2)
+    assert client.is_alive()
+    assert made == []
+    server = c10d_rendezvous_backend._create_tcp_store(
+        _parameters(f"127.0.0.2:{port}", is_host=1)
+    )
+    client.join(10)
+    assert not client.is_alive()
+    assert server.get("key") == b"value"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_gives_up(
+    torch_again: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    patching.apply_patches(_plan(endpoint="jwb0001i:23456", node_rank=1))
+    port = _free_port("127.0.0.2")
+    start = time.monotonic()
+    with pytest.raises(RendezvousConnectionError) as caught:
+        c10d_rendezvous_backend._create_tcp_store(
+            _parameters(f"127.0.0.2:{port}", is_host=0, read_timeout=1)
+        )
+    assert 1 <= time.monotonic() - start < 3
+    for expected in ("jwb0001i:23456", "127.0.0.2", "1 s", "refused"):
+        assert expected in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("listen", [True, False])
+def test_a_port_that_is_taken(*, listen: bool, torch_again: None) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as holder:
+        port = holder.getsockname()[1]
+        where = ("127.0.0.2", port) if listen else None
+        patching.apply_patches(_plan(listen=where))
+        with pytest.raises(LaunchError) as caught:
+            c10d_rendezvous_backend._create_tcp_store(
+                _parameters(f"127.0.0.2:{port}", is_host=1)
+            )
+    name = psutil.Process().name()
+    for expected in ("127.0.0.2", str(port), f"{name} (pid {os.getpid()}"):
+        assert expected in str(caught.value)
+
+
+WAITING = """
+import sys
+from torch.distributed.elastic.rendezvous import (
+    RendezvousParameters, c10d_rendezvous_backend,
+)
+from torchrun_hpc import patching
+from torchrun_hpc.plan import LaunchPlan
+
+plan = LaunchPlan(
+    title="", nodes=2, node_rank=1, workers=1, speaks=False, endpoint="head:1",
+    address="127.0.0.2",
+)
+assert patching.apply_patches(plan) == []
+print("waiting", flush=True)
+c10d_rendezvous_backend.create_backend(
+    RendezvousParameters("c10d", sys.argv[1], "test", 2, 2, is_host=0)
+)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_waiting(number: int) -> None:
+    endpoint = f"127.0.0.2:{_free_port('127.0.0.2')}"
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, endpoint],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environ(),
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.send_signal(number)
+            start = time.monotonic()
+            process.wait(timeout=10)
+            assert time.monotonic() - start < 1
+            assert process.returncode == -number
+        finally:
+            end_group(process.pid)

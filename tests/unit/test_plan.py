@@ -1,0 +1,1225 @@
+from __future__ import annotations
+
+import hashlib
+import re
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import RECORDED, make_network, recorded
+
+from torchrun_hpc import meeting, plan, schedulers, sites
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.job import Job, Start
+from torchrun_hpc.question import Question, Value
+
+JSC = sites.find({}, "jsc")
+
+COMMAND = "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
+
+SOURCES = {
+    "nodes": "SLURM_STEP_NODELIST",
+    "node_rank": "SLURMD_NODENAME",
+    "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
+    "task_rank": "SLURM_PROCID",
+    "identity": "SLURM_JOB_ID, SLURM_STEP_ID",
+}
+THREE = ("jwb0001", "jwb0002", "jwb0003")
+
+# sha256("19.0") begins with 0xdccc79b9ce9e3780; mod 9000, and 20000 on top.
+PORT = 25592
+
+
+def step(rank=0, *, nodes=THREE, tasks=None, identity="19.0", task=None, of=None):
+    """Describe a step, one task on every node, as seen from one of its nodes."""
+    return Job(
+        scheduler="Slurm",
+        identity=identity,
+        start=Start.STEP,
+        nodes=nodes,
+        node_rank=rank,
+        tasks_per_node=tasks or (1,) * len(nodes),
+        task_rank=rank if task is None else task,
+        allocated_nodes=of or len(nodes),
+        sources=SOURCES,
+    )
+
+
+def outside_a_step(start, nodes=THREE, rank=0):
+    """Describe a job as seen from its batch script, or from a shell."""
+    return Job(
+        scheduler="Slurm",
+        identity=f"19.{start.name.lower()}",
+        start=start,
+        nodes=nodes,
+        node_rank=rank,
+        tasks_per_node=(1,) * len(nodes),
+        task_rank=0,
+        allocated_nodes=3,
+        sources={
+            "nodes": "SLURM_JOB_NODELIST",
+            "node_rank": "SLURM_NODEID",
+            "identity": "SLURM_JOB_ID",
+        },
+    )
+
+
+BATCH = outside_a_step(Start.BATCH_SCRIPT)
+SHELL = outside_a_step(Start.ALLOCATION_SHELL, rank=None)
+INTERACTIVE = replace(
+    outside_a_step(Start.INTERACTIVE_STEP, ("jwb0001",)),
+    sources={"nodes": "SLURM_STEP_NODELIST", "identity": "SLURM_JOB_ID"},
+)
+
+HOSTS = {
+    "jwb0001": "10.10.0.1",
+    "jwb0002": "10.10.0.2",
+    "jwb0003": "10.10.0.3",
+    "jwb0001i": "10.20.0.1",
+    "jwb0002i": "10.20.0.2",
+    "jwb0003i": "10.20.0.3",
+}
+
+
+def juelich(rank=0, *, hosts=None, interfaces=None, routes=None, down=()):
+    """Describe one of Jülich's nodes: slow eth0, fast ib0."""
+    number = rank + 1
+    found = {
+        "lo": "127.0.0.1/8 ::1/128",
+        "eth0": f"10.10.0.{number}/24",
+        "ib0": f"10.20.0.{number}/24",
+    }
+    return make_network(
+        found if interfaces is None else interfaces, HOSTS | (hosts or {}), routes, down
+    )
+
+
+def planned(
+    rank=0, *, job=..., options=None, network=None, site=JSC, environ=None, workers=2
+):
+    """Plan a launch; by default, Jülich's three nodes as seen from one of them."""
+    return plan.make_plan(
+        Question(
+            job=step(rank) if job is ... else job,
+            site=site,
+            network=network or juelich(rank),
+            options=typed(options or {}),
+            environ=environ or {},
+            workers=workers,
+            command=COMMAND,
+        )
+    )
+
+
+def typed(options):
+    return {name: Value(value, f"--{name}") for name, value in options.items()}
+
+
+def values(settings):
+    return {name: setting.value for name, setting in settings.items()}
+
+
+def conf_of(made):
+    pairs = made.options["rdzv_conf"].value.split(",")
+    return dict(pair.split("=") for pair in pairs)
+
+
+def refused(message, *args, **kwargs):
+    """Expect a message that contains a text; return the error."""
+    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
+        planned(*args, **kwargs)
+    assert str(caught.value).isprintable()
+    return caught.value
+
+
+# --- the table of modes -------------------------------------------------------------
+
+SRUN = f"Type: srun --nodes=3 --ntasks-per-node=1 {COMMAND}"
+
+# Seen from task 0, unless a test says otherwise.
+REFUSED = {
+    "several tasks on every node": (step(tasks=(4, 4, 4)), "srun started 4 tasks"),
+    "several tasks on some node": (step(tasks=(2, 1, 1)), "srun started 1 or 2 tasks"),
+    "batch script of several nodes": (BATCH, "in the batch script of a job of 3 nodes"),
+    "shell of salloc": (SHELL, "this shell is not on the job's 3 nodes"),
+}
+# The options that choose one node, and those that do not.
+FREED_BY = [
+    {"standalone": True},
+    {"nnodes": "1"},
+    {"nnodes": "1:1"},
+    {"nnodes": "01"},
+]
+NOT_FREED_BY = [{}, {"nnodes": "3"}, {"nnodes": "1:3"}, {"standalone": False}]
+
+
+@pytest.mark.parametrize("mode", REFUSED)
+@pytest.mark.parametrize("options", NOT_FREED_BY)
+def test_refused_mode(mode, options):
+    job, message = REFUSED[mode]
+    error = refused(message, job=job, options=options)
+    assert SRUN in str(error)
+    assert error.speak
+
+
+@pytest.mark.parametrize("mode", REFUSED)
+def test_refused_mode_before_the_options_are_known(mode):
+    job, message = REFUSED[mode]
+    error = plan.refusal(job, COMMAND)
+    assert message in str(error)
+    assert SRUN in str(error)
+
+
+@pytest.mark.parametrize(
+    ("job", "variable"),
+    [
+        (step(tasks=(4, 4, 4)), "SLURM_STEP_TASKS_PER_NODE"),
+        (BATCH, "SLURM_JOB_NODELIST"),
+        (SHELL, "SLURM_JOB_NODELIST=jwb0001,jwb0002,jwb0003)"),
+    ],
+)
+def test_refusal_names_the_variable(job, variable):
+    assert variable in str(plan.refusal(job, COMMAND))
+
+
+def test_refusal_quotes_a_few_of_many_nodes():
+    many = tuple(f"n{number}" for number in range(500))
+    job = outside_a_step(Start.ALLOCATION_SHELL, many, None)
+    message = str(plan.refusal(job, COMMAND))
+    assert "500 nodes (SLURM_JOB_NODELIST=n0,n1,n2,…)" in message
+    assert "srun --nodes=500 " in message
+
+
+@pytest.mark.parametrize("task", [0, 1, 7])
+def test_too_many_tasks_are_reported_once(task):
+    job = step(task // 4, tasks=(4, 4), nodes=THREE[:2], task=task)
+    assert plan.refusal(job, COMMAND).speak is (task == 0)
+    assert refused("srun started 4 tasks", task // 4, job=job).speak is (task == 0)
+
+
+@pytest.mark.parametrize("mode", REFUSED)
+@pytest.mark.parametrize("options", FREED_BY)
+def test_one_node_may_be_typed_in_a_refused_mode(mode, options):
+    made = planned(job=REFUSED[mode][0], options=options)
+    assert (made.nodes, made.node_rank, made.workers) == (1, 0, 2)
+    assert made.listen is None
+    assert not made.ordered
+
+
+ACCEPTED = {
+    "one task on every node": step(),
+    "one task on every node of a subset": step(nodes=THREE[:2], of=3),
+    "one node of a step": step(nodes=THREE[:1], of=3),
+    "batch script of one node": outside_a_step(Start.BATCH_SCRIPT, THREE[:1]),
+    "interactive step": INTERACTIVE,
+}
+
+
+@pytest.mark.parametrize("mode", ACCEPTED)
+def test_accepted_mode(mode):
+    job = ACCEPTED[mode]
+    assert plan.refusal(job, COMMAND) is None
+    assert planned(job=job).nodes == len(job.nodes)
+
+
+# --- one node -----------------------------------------------------------------------
+
+ONE_NODE_JOBS = {
+    "step": step(nodes=THREE[:1], of=3),
+    "batch script": outside_a_step(Start.BATCH_SCRIPT, THREE[:1]),
+    "interactive step": INTERACTIVE,
+}
+
+
+@pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
+def test_one_node_of_a_job(job):
+    made = planned(job=job)
+    assert values(made.options) == {
+        "nnodes": "1",
+        "local_addr": "127.0.0.1",
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "rdzv_id": job.identity,
+    }
+    assert values(made.environment) == {"OMP_NUM_THREADS": "1"}
+    assert (made.endpoint, made.address) == ("localhost", "127.0.0.1")
+    assert (made.nodes, made.listen, made.ordered) == (1, None, False)
+    assert made.warnings == ()
+    assert made.speaks
+
+
+@pytest.mark.parametrize("job", [None, *ONE_NODE_JOBS.values()])
+def test_one_node_needs_no_name_and_no_network(job):
+    made = planned(job=job, network=make_network({"lo": "127.0.0.1/8"}))
+    assert made.options["local_addr"].value == "127.0.0.1"
+    assert made.warnings == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"nnodes": "1"}, {"nnodes": "1:1"}])
+def test_laptop(options):
+    made = planned(job=None, options=options)
+    expected = {"standalone": True, "local_addr": "127.0.0.1", "nnodes": "1"}
+    assert values(made.options) == {
+        name: value for name, value in expected.items() if name not in options
+    }
+    assert made.title == "no scheduler"
+    assert made.speaks
+    assert made.environment.keys() == {"OMP_NUM_THREADS"}
+
+
+@pytest.mark.parametrize("task", [0, 1, 5])
+@pytest.mark.parametrize("options", [{"standalone": True}, {"nnodes": "1"}])
+def test_one_world_per_task(task, options):
+    job = step(task // 2, tasks=(2, 2, 2), task=task)
+    made = planned(task // 2, job=job, options=options)
+    assert made.nodes == 1
+    assert made.speaks is (task == 0)
+    assert "GLOO_SOCKET_IFNAME" not in made.environment
+    assert set(options).isdisjoint(made.options)
+
+
+@pytest.mark.parametrize(
+    ("options", "derived"),
+    [
+        ({"rdzv_id": "mine"}, "nnodes local_addr rdzv_backend rdzv_endpoint"),
+        (
+            {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:29400"},
+            "nnodes local_addr rdzv_id rdzv_conf",
+        ),
+        ({"local_addr": "10.20.0.1"}, "nnodes rdzv_id rdzv_backend rdzv_endpoint"),
+        ({"standalone": True}, "nnodes local_addr"),
+        ({"rdzv_backend": "static"}, "nnodes local_addr"),
+        ({"master_port": 29500}, "nnodes local_addr"),
+        (
+            {"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"},
+            "nnodes local_addr rdzv_id",
+        ),
+    ],
+)
+def test_what_is_typed_for_one_node_stays(options, derived):
+    made = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert made.options.keys() == set(derived.split())
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [(None, "1"), ("join_timeout=5", "1"), ("is_host=0", "0")],
+)
+def test_typed_endpoint_for_one_node_is_hosted_here(conf, expected):
+    options = {"rdzv_endpoint": "jwb0001:29400"} | ({"rdzv_conf": conf} if conf else {})
+    made = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert conf_of(made)["is_host"] == expected
+    assert made.endpoint == "jwb0001:29400"
+
+
+def test_interactive_step_shows_how_to_start_on_all_nodes():
+    assert planned(job=INTERACTIVE).notes == (
+        "this is 1 of 3 nodes of the job; for all of them: "
+        f"srun --nodes=3 --ntasks-per-node=1 {COMMAND}",
+    )
+
+
+def test_interactive_step_of_a_job_of_one_node_says_nothing():
+    assert planned(job=replace(INTERACTIVE, allocated_nodes=1)).notes == ()
+
+
+@pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
+def test_elastic_range_that_one_node_can_meet(job):
+    """A world of one node is one whatever range was typed: nobody can join it."""
+    made = planned(job=job, options={"nnodes": "1:2"})
+    assert made.nodes == 1
+    assert "GLOO_SOCKET_IFNAME" not in made.environment
+
+
+@pytest.mark.parametrize("options", [{}, {"nnodes": "1"}])
+def test_static_rank_beyond_one_node_is_refused(options):
+    """It would wait for a rank 0 that nobody starts."""
+    job = ONE_NODE_JOBS["step"]
+    refused("--node_rank=1", job=job, options=options | {"node_rank": 1})
+
+
+# --- several nodes without a scheduler ----------------------------------------------
+
+
+def test_typed_by_hand_on_each_machine():
+    options = {"nnodes": "2", "node_rank": 1, "master_addr": "10.10.10.11"}
+    made = planned(job=None, options=options)
+    assert (made.nodes, made.node_rank, made.options) == (2, 1, {})
+    assert (made.endpoint, made.title) == ("10.10.10.11", "no scheduler")
+    assert made.environment.keys() == {"OMP_NUM_THREADS"}
+
+
+# --- three nodes at Jülich ----------------------------------------------------------
+
+JUELICH = [
+    # node, its address, is_host, where it listens
+    (0, "10.20.0.1", "1", ("10.20.0.1", PORT)),
+    (1, "10.20.0.2", "0", None),
+    (2, "10.20.0.3", "0", None),
+]
+
+
+@pytest.mark.parametrize(("rank", "address", "is_host", "listen"), JUELICH)
+def test_three_nodes_at_juelich(rank, address, is_host, listen):
+    made = planned(rank)
+    assert values(made.options) == {
+        "nnodes": "3",
+        "rdzv_id": "19.0",
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": f"10.20.0.1:{PORT}",
+        "rdzv_conf": f"is_host={is_host},read_timeout=600,join_timeout=900",
+        "local_addr": address,
+        "node_rank": 0,
+    }
+    assert values(made.environment) == {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "ib0",
+    }
+    assert (made.nodes, made.node_rank, made.workers) == (3, rank, 2)
+    assert made.endpoint == f"jwb0001i:{PORT}"
+    assert (made.address, made.listen) == (address, listen)
+    assert made.speaks is (rank == 0)
+    assert made.ordered
+    assert made.title == "Slurm 19.0"
+    assert made.notes == ()
+    assert made.warnings == ()
+
+
+def test_values_carry_their_sources():
+    sources = {name: option.source for name, option in planned().options.items()}
+    assert sources == {
+        "nnodes": "SLURM_STEP_NODELIST",
+        "rdzv_id": "SLURM_JOB_ID, SLURM_STEP_ID",
+        "rdzv_backend": "default",
+        "rdzv_endpoint": "address of jwb0001i",
+        "rdzv_conf": "defaults",
+        "local_addr": "this node's address",
+        "node_rank": "SLURMD_NODENAME",
+    }
+    gloo = planned().environment["GLOO_SOCKET_IFNAME"]
+    assert gloo.source == "ib0 has 10.20.0.1"
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_without_a_site_the_plain_names_are_used(rank):
+    made = planned(rank, site=None)
+    assert made.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
+    assert made.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    assert made.endpoint == f"jwb0001:{PORT}"
+    assert made.notes == ()
+
+
+def test_subset_of_the_jobs_nodes():
+    nodes = ("jwb0002", "jwb0003")
+    made = planned(
+        0, job=step(nodes=nodes, identity="22.0", of=3), network=juelich(1)
+    )
+    assert made.title == "Slurm 22.0 (2 of 3 nodes)"
+    assert made.options["nnodes"].value == "2"
+    assert made.listen == ("10.20.0.2", 20706)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_ranks_follow_the_scheduler_where_names_sort_otherwise(rank):
+    nodes = ("n9", "n10", "n11")
+    hosts = {"n9": "10.20.0.1", "n10": "10.20.0.2", "n11": "10.20.0.3"}
+    made = planned(
+        rank, site=None, job=step(rank, nodes=nodes), network=juelich(rank, hosts=hosts)
+    )
+    assert (made.node_rank, made.ordered) == (rank, True)
+    assert made.endpoint == f"n9:{PORT}"
+    assert (made.listen is not None) is (rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nnodes", "3"),
+        ("nnodes", "2:3"),
+        ("rdzv_id", "mine"),
+        ("rdzv_backend", "c10d"),
+        ("local_addr", "10.20.0.1"),
+        ("local_addr", "jwb0001i"),
+    ],
+)
+def test_what_is_typed_stays_as_typed(name, value):
+    made = planned(options={name: value})
+    derived = planned().options.keys()
+    assert made.options.keys() == derived - {name}
+    assert made.notes == ()
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_typed_local_address_chooses_the_interface(rank):
+    made = planned(rank, options={"local_addr": f"10.10.0.{rank + 1}"})
+    assert made.address == f"10.10.0.{rank + 1}"
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+
+
+def test_typed_local_address_does_not_move_the_endpoint():
+    """The other nodes cannot know what was typed on this one."""
+    made = planned(0, options={"local_addr": "10.10.0.1"})
+    assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+    assert made.listen == ("10.20.0.1", PORT)
+
+
+# --- typed endpoints ----------------------------------------------------------------
+
+
+class Typed(NamedTuple):
+    """What becomes of a typed endpoint."""
+
+    endpoint: str  # for a person
+    number: str  # for torch
+    host: int | None  # the node that hosts it
+    note: bool = False  # whether it was rewritten
+
+
+ALIASES = {
+    "head": "10.20.0.1",
+    "second": "10.20.0.2",
+    "second-slow": "10.10.0.2",
+    "vip": "10.20.0.99",
+    "vip6": "fd00::99",
+    "jwb0001.juwels": "10.10.0.1",
+    "jwb0001i.juwels": "10.20.0.1",
+}
+
+ENDPOINTS = {
+    # names of node 0
+    "jwb0001:29400": Typed("jwb0001i:29400", "10.20.0.1:29400", 0, note=True),
+    "jwb0001i:29400": Typed("jwb0001i:29400", "10.20.0.1:29400", 0),
+    "jwb0001.juwels:29400": Typed(
+        "jwb0001i.juwels:29400", "10.20.0.1:29400", 0, note=True
+    ),
+    "jwb0001i.juwels:29400": Typed("jwb0001i.juwels:29400", "10.20.0.1:29400", 0),
+    # without a port
+    "jwb0001": Typed(f"jwb0001i:{PORT}", f"10.20.0.1:{PORT}", 0, note=True),
+    "jwb0001i": Typed(f"jwb0001i:{PORT}", f"10.20.0.1:{PORT}", 0),
+    "10.20.0.1": Typed(f"10.20.0.1:{PORT}", f"10.20.0.1:{PORT}", 0),
+    # an address stays what it is, also on the slow network
+    "10.20.0.1:29400": Typed("10.20.0.1:29400", "10.20.0.1:29400", 0),
+    "10.10.0.1:29400": Typed("10.10.0.1:29400", "10.10.0.1:29400", 0),
+    "10.10.0.3:29400": Typed("10.10.0.3:29400", "10.10.0.3:29400", 2),
+    # another node hosts, when it is named
+    "jwb0003:29400": Typed("jwb0003i:29400", "10.20.0.3:29400", 2, note=True),
+    "jwb0003i:29400": Typed("jwb0003i:29400", "10.20.0.3:29400", 2),
+    # names that are nobody's: the owner of the address
+    "head:29400": Typed("head:29400", "10.20.0.1:29400", 0),
+    "second:29400": Typed("second:29400", "10.20.0.2:29400", 1),
+    "second-slow:29400": Typed("second-slow:29400", "10.10.0.2:29400", 1),
+    # nobody's address either
+    "vip:29400": Typed("vip:29400", "10.20.0.99:29400", 0),
+    "10.20.0.99:1": Typed("10.20.0.99:1", "10.20.0.99:1", 0),
+    "10.20.0.99:65535": Typed("10.20.0.99:65535", "10.20.0.99:65535", 0),
+    " jwb0001i:29400 ": Typed("jwb0001i:29400", "10.20.0.1:29400", 0),
+}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_typed_endpoint(endpoint):
+    expected = ENDPOINTS[endpoint]
+    made = [
+        planned(
+            rank,
+            options={"rdzv_backend": "c10d", "rdzv_endpoint": endpoint},
+            network=juelich(rank, hosts=ALIASES),
+        )
+        for rank in range(3)
+    ]
+    assert {m.endpoint for m in made} == {expected.endpoint}
+    assert {m.options["rdzv_endpoint"].value for m in made} == {expected.number}
+    hosts = [rank for rank in range(3) if conf_of(made[rank])["is_host"] == "1"]
+    assert hosts == [expected.host]
+    listening = {rank: made[rank].listen for rank in range(3) if made[rank].listen}
+    host, port = expected.number.rsplit(":", 1)
+    owned = "99" not in host
+    assert listening == ({expected.host: (host, int(port))} if owned else {})
+    notes = {m.notes for m in made}
+    assert len(notes) == 1
+    assert bool(notes.pop()) is expected.note
+
+
+def test_rewriting_a_typed_name_is_announced():
+    made = planned(options={"rdzv_endpoint": "jwb0001:29400"})
+    assert made.notes == ("jwb0001 rewritten to jwb0001i (site jsc)",)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_without_a_site_a_typed_name_stays(rank):
+    made = planned(rank, site=None, options={"rdzv_endpoint": "jwb0001:29400"})
+    assert made.options["rdzv_endpoint"].value == "10.10.0.1:29400"
+    assert made.notes == ()
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_address_of_the_endpoint_chooses_the_interface(rank):
+    made = planned(rank, options={"rdzv_endpoint": "10.10.0.1:29400"})
+    assert made.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+
+
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize(
+    "endpoint", ["[fd00::1]:29400", "[fd00::1]", "fd00::1", "n1:29400"]
+)
+def test_ipv6(rank, endpoint):
+    network = make_network(
+        {"lo": "::1/128", "ib0": f"fd00::{rank + 1}/64 fe80::{rank + 1}/64"},
+        {"n1": "fd00::1", "n2": "fd00::2"},
+    )
+    made = planned(
+        rank,
+        job=step(rank, nodes=("n1", "n2")),
+        site=None,
+        options={"rdzv_endpoint": endpoint},
+        network=network,
+    )
+    port = 29400 if endpoint.endswith(":29400") else PORT
+    assert made.options["rdzv_endpoint"].value == f"[fd00::1]:{port}"
+    assert made.options["local_addr"].value == f"fd00::{rank + 1}"
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert made.listen == (("fd00::1", port) if rank == 0 else None)
+    assert conf_of(made)["is_host"] == "10"[rank]
+
+
+NO_ENDPOINT = {
+    "jwb0001:0": "port 0 is another port at every start",
+    "10.20.0.1:0": "port 0 is another port at every start",
+    "jwb0001:port": "is not an endpoint",
+    "jwb0001:65536": "is not an endpoint",
+    "jwb0001:29400x": "is not an endpoint",
+    "jwb0001:": "is not an endpoint",
+    ":29400": "is not an endpoint",
+    "a b:29400": "is not an endpoint",
+    "http://jwb0001:29400": "is not an endpoint",
+    "[jwb0001]:29400": "is not an endpoint",
+    "[10.20.0.1": "is not an endpoint",
+    "fd00::1]:29400": "is not an endpoint",
+    "jwb0001:٢٩٤٠٠": "is not an endpoint",
+    "nonsense:29400": "nonsense (--rdzv_endpoint=nonsense:29400) does not resolve here",
+    "loop:29400": "loop (--rdzv_endpoint=loop:29400) means only 127.0.1.1 here",
+}
+
+
+@pytest.mark.parametrize("endpoint", NO_ENDPOINT)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_endpoint_that_cannot_work(endpoint, rank):
+    error = refused(
+        NO_ENDPOINT[endpoint],
+        rank,
+        options={"rdzv_endpoint": endpoint},
+        network=juelich(rank, hosts={"loop": "127.0.1.1"}),
+    )
+    assert f"--rdzv_endpoint={endpoint}" in str(error)
+    assert error.speak is (rank == 0)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 99999])
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_master_port_that_cannot_work(port, backend):
+    options = {"rdzv_backend": backend, "master_port": port}
+    refused(f"--master_port={port}", options=options)
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_file_store_has_a_path_for_an_endpoint(rank):
+    options = {
+        "rdzv_backend": "c10d",
+        "rdzv_conf": "store_type=file",
+        "rdzv_endpoint": "/shared/rendezvous",
+    }
+    made = planned(rank, options=options)
+    assert made.options.keys() == {"nnodes", "rdzv_id", "local_addr", "node_rank"}
+    assert (made.listen, made.endpoint) == (None, "/shared/rendezvous")
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+
+
+# --- addresses ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_own_entry_in_hosts_is_loopback(rank):
+    """Debian's 127.0.1.1 for the own name: the route to another node decides."""
+    hosts = {THREE[rank]: "127.0.1.1"}
+    made = planned(rank, site=None, network=juelich(rank, hosts=hosts))
+    assert made.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert made.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
+    assert made.listen == (("10.10.0.1", PORT) if rank == 0 else None)
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    assert made.warnings == ()
+
+
+def test_name_with_several_addresses():
+    hosts = {"jwb0001i": "127.0.1.1 10.20.0.1 fd00::1 10.20.0.200"}
+    made = planned(0, network=juelich(0, hosts=hosts))
+    assert made.options["local_addr"].value == "10.20.0.1"
+    assert made.listen == ("10.20.0.1", PORT)
+    other = planned(1, network=juelich(1, hosts=hosts))
+    assert other.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_fast_name_that_does_not_resolve(rank):
+    hosts = {"jwb0001i": "", "jwb0002i": "", "jwb0003i": ""}
+    made = planned(rank, network=juelich(rank, hosts=hosts))
+    assert made.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
+    assert made.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert made.endpoint == f"jwb0001:{PORT}"
+    names = dict.fromkeys(["jwb0001", THREE[rank]])
+    assert made.warnings == tuple(
+        f"{name}i does not resolve here, although site 'jsc' says so: using {name} "
+        "(--hpc-site=none switches the rule off)"
+        for name in names
+    )
+
+
+def test_typed_name_whose_fast_name_does_not_resolve():
+    made = planned(
+        network=juelich(hosts={"jwb0001i": ""}),
+        options={"rdzv_endpoint": "jwb0001:29400"},
+    )
+    assert made.options["rdzv_endpoint"].value == "10.10.0.1:29400"
+    assert "jwb0001i does not resolve here" in made.warnings[0]
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_no_address_that_other_nodes_could_reach(rank):
+    """In a container behind NAT, the interfaces have none of the names' addresses."""
+    nat = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
+    made = planned(rank, network=juelich(rank, interfaces=nat))
+    assert made.environment.keys() == {"OMP_NUM_THREADS"}
+    assert "local_addr" not in made.options
+    assert (made.address, made.listen) == (None, None)
+    assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+    assert conf_of(made)["is_host"] == ("1" if rank == 0 else "0")
+    (warning,) = made.warnings
+    assert warning.startswith(f"no address of {THREE[rank]} is known")
+    assert "listens on all interfaces" in warning
+
+
+def test_route_of_a_container_decides_where_names_do_not():
+    own = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
+    network = juelich(1, interfaces=own, routes={"10.20.0.0/24": "172.17.0.2"})
+    made = planned(1, network=network)
+    assert made.address == "172.17.0.2"
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    assert made.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "fault"),
+    [("127.0.1.1", "means only 127.0.1.1 here"), ("", "does not resolve here")],
+)
+def test_head_node_that_cannot_be_reached_by_name(known, fault):
+    error = refused(
+        f"the head node's name jwb0001 (SLURM_STEP_NODELIST) {fault}",
+        1,
+        site=None,
+        network=juelich(1, hosts={"jwb0001": known}),
+    )
+    assert f"--rdzv_endpoint=HOST:{PORT}" in str(error)
+    assert error.speak
+
+
+# --- static and etcd ----------------------------------------------------------------
+
+STATIC = [
+    {"rdzv_backend": "static"},
+    {"node_rank": "own"},
+    {"master_addr": "jwb0001i"},
+    {"master_addr": "jwb0001"},
+    {"master_addr": "10.20.0.1", "node_rank": "own"},
+    {"rdzv_backend": "static", "rdzv_endpoint": "jwb0001i"},
+]
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("options", STATIC)
+def test_static_stays_static_with_host_and_interface_corrected(options, rank):
+    options = {k: rank if v == "own" else v for k, v in options.items()}
+    made = planned(rank, options=options)
+    assert made.options["node_rank"].value == rank
+    assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+    if "rdzv_backend" not in options:
+        assert made.options["rdzv_backend"].value == "static"
+    assert "rdzv_conf" not in made.options
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert made.listen == (("10.20.0.1", PORT) if rank == 0 else None)
+    assert not made.ordered
+    assert bool(made.notes) is (options.get("master_addr") == "jwb0001")
+
+
+@pytest.mark.parametrize("backend", [{}, {"rdzv_backend": "static"}])
+def test_typed_master_port(backend):
+    made = planned(1, options=backend | {"master_port": 29501})
+    assert made.options["rdzv_endpoint"].value == "10.20.0.1:29501"
+    assert made.options.keys().isdisjoint({"master_port", "rdzv_conf"})
+    assert not made.ordered
+
+
+@pytest.mark.parametrize("options", [{}, {"rdzv_backend": "static"}])
+@pytest.mark.parametrize(("rank", "node_rank"), [(1, 0), (0, 1), (2, 7)])
+def test_static_rank_of_another_node_is_refused(rank, node_rank, options):
+    error = refused(
+        f"--node_rank={node_rank}, but this is node {rank} of the step "
+        "(SLURMD_NODENAME)",
+        rank,
+        options=options | {"node_rank": node_rank},
+    )
+    assert "$SLURM_NODEID" in str(error)
+    assert error.speak
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"master_addr": "jwb0002"},
+        {"master_addr": "jwb0002i"},
+        {"master_addr": "10.20.0.2"},
+        {"rdzv_backend": "static", "rdzv_endpoint": "jwb0002i:29400"},
+    ],
+)
+def test_static_hosted_by_another_node_is_refused(options, rank):
+    error = refused("is node 1 of the step", rank, options=options)
+    assert "hosted by node 0, jwb0001" in str(error)
+    assert error.speak is (rank == 0)
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_etcd_is_left_alone(rank, backend):
+    options = {"rdzv_backend": backend, "rdzv_endpoint": "keeper:2379"}
+    made = planned(rank, options=options)
+    assert values(made.options) == {
+        "nnodes": "3",
+        "rdzv_id": "19.0",
+        "local_addr": f"10.20.0.{rank + 1}",
+        "node_rank": 0,
+    }
+    assert (made.endpoint, made.listen) == ("keeper:2379", None)
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+
+
+# --- numbers of nodes and ranks -----------------------------------------------------
+
+
+@pytest.mark.parametrize("nnodes", ["3", "3:3", "1:3", "2:3", "2:4", "3:8"])
+def test_numbers_of_nodes_that_fit(nnodes):
+    made = planned(options={"nnodes": nnodes})
+    assert "nnodes" not in made.options
+    assert made.nodes == 3
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "srun"), [("2", 2), ("4", 4), ("4:4", 4), ("4:6", 6), ("999", 999)]
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_numbers_of_nodes_that_do_not_fit(nnodes, srun, rank):
+    error = refused(
+        f"--nnodes={nnodes}, but srun started this on 3 nodes (SLURM_STEP_NODELIST)",
+        rank,
+        options={"nnodes": nnodes},
+    )
+    assert f"srun --nodes={srun} --ntasks-per-node=1 {COMMAND}" in str(error)
+    assert error.speak is (rank == 0)
+
+
+def test_several_nodes_typed_in_a_step_of_one():
+    error = refused("--nnodes=2", job=ONE_NODE_JOBS["step"], options={"nnodes": "2"})
+    assert "on 1 node (SLURM_STEP_NODELIST)" in str(error)
+
+
+NO_NUMBERS = ["", "0", "0:3", "3:2", "-1", "1:", ":3", "1:2:3", "two", "1.0", "٣", "3 "]
+
+
+@pytest.mark.parametrize("nnodes", NO_NUMBERS)
+@pytest.mark.parametrize("job", [None, step(), BATCH])
+def test_what_is_no_number_of_nodes(nnodes, job):
+    refused(
+        f"--nnodes={nnodes} is not a number of nodes", job=job, options={"nnodes": nnodes}
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"nnodes": "three"}, {"rdzv_conf": "is_host"}, {"rdzv_conf": "a=b,=c"}]
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_typed_wrong_everywhere_is_reported_once(options, rank):
+    with pytest.raises(LaunchError) as caught:
+        planned(rank, options=options)
+    assert caught.value.speak is (rank == 0)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
+    made = planned(rank, options={"rdzv_backend": "c10d", "node_rank": 5})
+    assert made.notes == (
+        "--node_rank=5 is ignored, nodes are ranked as the scheduler numbers them",
+    )
+    assert (made.node_rank, made.options["node_rank"].value) == (rank, 0)
+    assert made.ordered
+
+
+# --- rdzv_conf ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ("is_host=0", "is_host=0,read_timeout=600,join_timeout=900"),
+        ("is_host=True", "is_host=True,read_timeout=600,join_timeout=900"),
+        ("join_timeout=5", "join_timeout=5,is_host=1,read_timeout=600"),
+        (
+            "read_timeout=7, last_call_timeout = 1,",
+            "read_timeout=7,last_call_timeout=1,is_host=1,join_timeout=900",
+        ),
+        ("store_type=tcp", "store_type=tcp,is_host=1,read_timeout=600,join_timeout=900"),
+        ("foo=a=b", "foo=a=b,is_host=1,read_timeout=600,join_timeout=900"),
+        ("", "is_host=1,read_timeout=600,join_timeout=900"),
+    ],
+)
+def test_typed_conf_is_kept(conf, expected):
+    made = planned(options={"rdzv_conf": conf})
+    assert made.options["rdzv_conf"].value == expected
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_host", "listens"),
+    [(0, "1", True), (0, "false", False), (1, "yes", False), (1, "0", False)],
+)
+def test_typed_host_wins(rank, is_host, listens):
+    made = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
+    assert conf_of(made)["is_host"] == is_host
+    assert (made.listen is not None) is listens
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ("is_host", "--rdzv_conf=is_host: 'is_host' is not of the form key=value"),
+        ("a=1,b", "'b' is not of the form key=value"),
+        ("=1", "'=1' is not of the form key=value"),
+        ("a=", "'a=' is not of the form key=value"),
+        ("is_host=maybe", "is_host=maybe is neither true nor false"),
+        ("is_host=2", "is_host=2 is neither true nor false"),
+        ("join_timeout=ten", "join_timeout=ten is not a number of seconds"),
+        ("read_timeout=-1", "read_timeout=-1 is not a number of seconds"),
+        ("read_timeout=0", "read_timeout=0 is not a number of seconds"),
+        ("read_timeout=1.5", "read_timeout=1.5 is not a number of seconds"),
+        ("close_timeout=٣", "close_timeout=٣ is not a number of seconds"),
+    ],
+)
+def test_conf_that_torch_could_not_read(conf, message):
+    refused(message, options={"rdzv_conf": conf})
+
+
+# --- variables ----------------------------------------------------------------------
+
+ETHERNET = {"lo": "127.0.0.1/8", "eth0": "10.20.0.1/24"}
+RAILS = {
+    "lo": "127.0.0.1/8",
+    "hsn0": "10.20.0.1/16",
+    "hsn1": "10.20.1.1/16",
+    "hsn2": "10.20.2.1/16",
+    "hsn3": "10.20.3.1/16",
+}
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "down", "gloo", "nccl"),
+    [
+        (ETHERNET, [], "eth0", "=eth0"),
+        (RAILS, [], "hsn0", "=hsn0,hsn1,hsn2,hsn3"),
+        (RAILS, ["hsn1"], "hsn0", "=hsn0,hsn2,hsn3"),
+        (ETHERNET | {"ib0": "10.30.0.1/24"}, [], "eth0", None),
+        (ETHERNET | {"ib0": ""}, [], "eth0", None),
+        (ETHERNET | {"ib0": "10.30.0.1/24"}, ["ib0"], "eth0", "=eth0"),
+        ({"ib0": "10.20.0.1/24"}, [], "ib0", None),
+        ({"bond0.2093": "10.20.0.1/24", "bond0": ""}, [], "bond0.2093", "=bond0.2093"),
+        ({"eth0": "10.1.0.1/24", "eth0:1": "10.20.0.1/24"}, [], "eth0:1", "=eth0:1"),
+        # exact for gloo, and never all of a prefix for NCCL
+        (ETHERNET | {"eth1": "10.7.0.1/24"}, [], "eth0", "=eth0"),
+    ],
+)
+def test_interfaces(interfaces, down, gloo, nccl):
+    network = juelich(interfaces=interfaces, down=down)
+    found = values(planned(network=network).environment)
+    assert found["GLOO_SOCKET_IFNAME"] == gloo
+    assert found.get("NCCL_SOCKET_IFNAME") == nccl
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, {"NCCL_SOCKET_IFNAME": "=eth0"}),
+        ({"GLOO_SOCKET_IFNAME": "lo,eth0"}, {"NCCL_SOCKET_IFNAME": "=eth0"}),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
+        ({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}, {}),
+        (
+            {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""},
+            {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"},
+        ),
+        # gloo ignores what has one character, and it is the user's all the same
+        ({"GLOO_SOCKET_IFNAME": "x"}, {"NCCL_SOCKET_IFNAME": "=eth0"}),
+    ],
+)
+def test_the_users_interfaces_stay(environ, expected):
+    made = planned(network=juelich(interfaces=ETHERNET), environ=environ, workers=1)
+    assert values(made.environment) == expected
+    assert made.warnings == ()
+
+
+BAD_GLOO = {
+    "^lo": ("'^lo'", "set it to lo"),
+    "=ib0": ("'=ib0'", "set it to ib0"),
+    "ib": ("'ib'", "set it to ib0"),
+    "eth": ("'eth'", "set it to eth0"),
+    "mlx5_0": ("'mlx5_0'", "set it to one of lo, eth0, ib0"),
+    "ib0, eth0": ("' eth0'", "set it to eth0"),
+    " ib0": ("' ib0'", "set it to ib0"),
+    "ib0,ib1": ("'ib1'", "set it to one of lo, eth0, ib0"),
+    "IB0": ("'IB0'", "set it to one of lo, eth0, ib0"),
+    "10.20.0.1": ("'10.20.0.1'", "set it to one of lo, eth0, ib0"),
+    # gloo refuses an empty name, unless it is the last
+    ",ib0": ("''", "set it to"),
+    "eth0,,ib0": ("''", "set it to"),
+}
+
+
+@pytest.mark.parametrize("value", BAD_GLOO)
+@pytest.mark.parametrize("job", [step(), None, ONE_NODE_JOBS["step"]])
+def test_gloo_interface_that_gloo_would_crash_on(value, job):
+    part, hint = BAD_GLOO[value]
+    error = refused(
+        f"GLOO_SOCKET_IFNAME={value}: this node has no interface {part}",
+        job=job,
+        environ={"GLOO_SOCKET_IFNAME": value},
+    )
+    assert hint in str(error)
+
+
+@pytest.mark.parametrize("value", ["ib0", "eth0,ib0", "ib0,", "x", "^", "=", ""])
+def test_gloo_interface_that_gloo_takes(value):
+    made = planned(environ={"GLOO_SOCKET_IFNAME": value})
+    assert ("GLOO_SOCKET_IFNAME" in made.environment) is (value == "")
+
+
+@pytest.mark.parametrize(
+    ("value", "warns"),
+    [
+        ("ib0", False),
+        ("ib", False),
+        ("mlx,ib", False),
+        ("=ib0", False),
+        ("=ib0,mlx5_0", False),
+        ("^docker,lo", False),
+        ("", False),
+        ("x", False),  # NCCL ignores one character
+        ("=ib", True),
+        ("mlx", True),
+        ("hsn0,hsn1", True),
+        ("dn", True),  # dn0 is down
+        ("=", False),
+        ("=,", True),
+    ],
+)
+def test_nccl_interface_that_matches_nothing(value, warns):
+    interfaces = {"lo": "127.0.0.1/8", "ib0": "10.20.0.1/24", "dn0": "10.9.0.1/24"}
+    made = planned(
+        network=juelich(interfaces=interfaces, down=["dn0"]),
+        environ={"NCCL_SOCKET_IFNAME": value},
+    )
+    assert bool(made.warnings) is warns
+    for warning in made.warnings:
+        assert warning.startswith(f"NCCL_SOCKET_IFNAME={value} matches no interface")
+        assert "There are lo, ib0." in warning
+
+
+@pytest.mark.parametrize("job", [step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]])
+@pytest.mark.parametrize(
+    ("environ", "workers", "expected"),
+    [
+        ({}, 1, None),
+        ({}, 2, "1"),
+        ({"OMP_NUM_THREADS": ""}, 4, "1"),
+        ({"OMP_NUM_THREADS": "8"}, 4, None),
+        ({"OMP_NUM_THREADS": "1"}, 4, None),
+    ],
+)
+def test_threads(job, environ, workers, expected):
+    made = planned(job=job, environ=environ, workers=workers)
+    assert values(made.environment).get("OMP_NUM_THREADS") == expected
+
+
+# --- ports --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("identity", "port"),
+    [
+        # 20000 + the first 64 bits that sha256sum prints, modulo 9000
+        ("19.0", 25592),
+        ("123456.0", 26058),
+        ("123456_7.0-r1", 27106),
+        ("26_0.0", 22331),
+        ("26_1.0", 23060),
+    ],
+)
+def test_port_is_stable(identity, port):
+    assert meeting.port_of(identity) == port
+
+
+@given(st.text("0123456789._-r", min_size=1))
+def test_port_is_in_range(identity):
+    assert 20000 <= meeting.port_of(identity) <= 28999
+
+
+def test_ports_spread():
+    ports = {meeting.port_of(f"{job}.0") for job in range(1000)}
+    # 1000 of 9000 drawn at random: 946 different ones are expected.
+    assert len(ports) > 900
+    assert min(ports) < 20100
+    assert max(ports) > 28900
+
+
+def test_two_steps_of_a_job_do_not_meet():
+    made = [planned(job=step(identity=f"19.{number}")) for number in range(2)]
+    assert len({m.options["rdzv_id"].value for m in made}) == 2
+    assert len({m.listen for m in made}) == 2
+
+
+def test_port_is_a_hash_of_the_identity():
+    number = int(hashlib.sha256(b"19.0").hexdigest()[:16], 16)
+    assert 20000 + number % 9000 == PORT == planned().listen[1]
+
+
+# --- properties ---------------------------------------------------------------------
+
+names = st.sampled_from(
+    [
+        ("n1", "n2", "n3"),
+        ("n9", "n10", "n11"),
+        ("jwb0003", "jwb0001"),
+        ("jwb0001.juwels", "jwb0002.juwels"),
+    ]
+)
+optional = {
+    "nnodes": st.sampled_from(["2:3", "1:9"]),
+    "rdzv_id": st.just("mine"),
+    "rdzv_backend": st.just("c10d"),
+    "rdzv_conf": st.sampled_from(["join_timeout=5", "read_timeout=1,close_timeout=1"]),
+}
+
+
+@given(names, st.sampled_from([None, JSC]), st.data())
+def test_nodes_agree(nodes, site, data):
+    rename = site.rewrite if site else str
+    hosts = {name: f"10.10.0.{n}" for n, name in enumerate(nodes, 1)}
+    hosts |= {rename(name): f"10.20.0.{n}" for n, name in enumerate(nodes, 1)}
+    hosts["vip"] = "10.20.0.99"
+    options = data.draw(st.fixed_dictionaries({}, optional=optional))
+    endpoint = data.draw(
+        st.none() | st.sampled_from([*hosts, *hosts.values(), "10.10.0.1:1"])
+    )
+    if endpoint is not None:
+        options["rdzv_endpoint"] = endpoint
+        options["rdzv_backend"] = "c10d"
+    identity = data.draw(st.from_regex("[0-9]{1,9}(_[0-9])?[.][0-9](-r1)?", fullmatch=True))
+
+    made = [
+        planned(
+            rank,
+            job=step(rank, nodes=nodes, identity=identity),
+            site=site,
+            options=options,
+            network=juelich(rank, hosts=hosts),
+        )
+        for rank in range(len(nodes))
+    ]
+    for name in ("nnodes", "rdzv_id", "rdzv_backend", "rdzv_endpoint", "node_rank"):
+        found = [m.options.get(name) for m in made]
+        assert len({option and option.value for option in found}) == 1, name
+    assert len({m.endpoint for m in made}) == 1
+    assert len({m.notes for m in made}) == 1
+    assert len({m.nodes for m in made}) == 1
+    assert [m.node_rank for m in made] == list(range(len(nodes)))
+    assert sum(conf_of(m)["is_host"] == "1" for m in made) == 1
+    assert len({m.address for m in made}) == len(nodes)
+    for m in made:
+        host, _, port = m.options["rdzv_endpoint"].value.rpartition(":")
+        assert m.listen in (None, (host, int(port)))
+        assert m.listen is None or conf_of(m)["is_host"] == "1"
+
+
+text = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=10)
+anything = {
+    "nnodes": text | st.sampled_from(["1", "2", "3", "1:2", "2:3", "1:9"]),
+    "standalone": st.booleans(),
+    "node_rank": st.integers(-1, 3),
+    "master_addr": text | st.sampled_from(["jwb0001", "jwb0002i", "10.20.0.1", "fd::1"]),
+    "master_port": st.integers(1, 65535),
+    "rdzv_id": text,
+    "rdzv_backend": text | st.sampled_from(["c10d", "static", "etcd"]),
+    "rdzv_endpoint": text | st.sampled_from(["jwb0001:1", "[::1]:2", "10.10.0.2", ":0"]),
+    "rdzv_conf": text | st.sampled_from(["is_host=1", "store_type=file", "a=b,c"]),
+    "local_addr": text | st.sampled_from(["jwb0001i", "10.10.0.1", "127.0.0.1"]),
+}
+variables = {
+    "GLOO_SOCKET_IFNAME": text | st.sampled_from(["ib0", "lo,", "^lo"]),
+    "NCCL_SOCKET_IFNAME": text | st.sampled_from(["ib", "=ib0", "^lo"]),
+    "OMP_NUM_THREADS": text,
+}
+every_job = st.sampled_from(
+    [
+        None,
+        BATCH,
+        SHELL,
+        *ONE_NODE_JOBS.values(),
+        step(0),
+        step(2),
+        step(1, tasks=(1, 2, 1)),
+    ]
+)
+
+
+@given(
+    every_job,
+    st.fixed_dictionaries({}, optional=anything),
+    st.fixed_dictionaries({}, optional=variables),
+)
+def test_anything_typed_is_planned_or_refused(job, options, environ):
+    rank = (job and job.node_rank) or 0
+    with suppress(LaunchError):
+        made = planned(
+            rank, job=job, options=options, environ=environ, network=juelich(rank)
+        )
+        assert made.nodes >= 1
+        assert made.node_rank >= 0
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_recorded_launch_is_planned_or_refused(name):
+    modes = set()
+    for rank, (environ, hostname) in enumerate(recorded(name)):
+        job = schedulers.detect(environ, hostname)
+        try:
+            made = planned(job=job, network=juelich(job.node_rank or 0))
+        except LaunchError as error:
+            assert error.speak is (rank == 0)
+            modes.add("refused")
+        else:
+            assert (made.nodes, made.node_rank) == (len(job.nodes), rank)
+            modes.add("planned")
+    refused_ones = {
+        "slurm-salloc-shell",
+        "slurm-sbatch-script",
+        "slurm-srun-2-nodes-4-tasks-each",
+        "slurm-srun-uneven-tasks",
+    }
+    assert modes == {"refused" if name in refused_ones else "planned"}
