@@ -78,6 +78,8 @@ def main() -> None:
     loss = train(steps, rank, world_size, device)
     if rank == 0:
         print(f"loss after {steps} steps: {loss:.6f}\n", end="")
+    # A worker that leaves while its last message is still being sent may crash.
+    dist.barrier()
     dist.destroy_process_group()
 
 

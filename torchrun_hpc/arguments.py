@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import tempfile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
+from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from torchrun_hpc.errors import LaunchError
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 PROGRAM = "torchrun_hpc"
 SCRIPT_ARGS = "training_script_args"
+
+# Words in front of the script; behind more, nobody finds his own mistake.
+_LONGEST = 256
 
 
 class _Incomplete(Exception):  # noqa: N818 - never leaves this module
@@ -82,23 +87,66 @@ def parse(
     made = parser(environ)
     own, script_args = _split(made, argv)
     args = made.parse_args(own)
-    # The script's own arguments are not ours to look at: argparse would find
-    # ambiguous abbreviations among them.
-    setattr(args, SCRIPT_ARGS, list(script_args))
-    return args, _typed(parser(environ), own, args, environ)
+    setattr(args, SCRIPT_ARGS, _script_args(script_args))
+    bare = parser(environ)
+    options = _options(bare)
+    for action in options:
+        action.default = argparse.SUPPRESS
+    bare_args = vars(bare.parse_args(own))
+    typed = _by_variable(options, args, environ) | {
+        action.dest: Value(bare_args[action.dest], action.option_strings[-1])
+        for action in options
+        if action.dest in bare_args
+    }
+    return args, {dest: option for dest, option in typed.items() if option.value != ""}
+
+
+def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Value]:
+    """Return the arguments that are set, of a program that parses its own.
+
+    What it left at torchrun's defaults is ours to fill in.
+    """
+    options = _options(parser(environ))
+    return _by_variable(options, args, environ) | {
+        action.dest: Value(getattr(args, action.dest), action.option_strings[-1])
+        for action in options
+        if getattr(args, action.dest, action.default) not in ("", action.default)
+    }
+
+
+def _options(made: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in made._actions if action.option_strings]
+
+
+def _by_variable(
+    options: Sequence[argparse.Action],
+    args: argparse.Namespace,
+    environ: Mapping[str, str],
+) -> dict[str, Value]:
+    """Return the options that a ``PET_*`` variable set."""
+    found = {}
+    for action in options:
+        variable = f"PET_{action.dest.upper()}"
+        if isinstance(action, env | check_env) and environ.get(variable):
+            found[action.dest] = Value(getattr(args, action.dest), variable)
+    return found
 
 
 def _split(
     made: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Split a command line behind the script: the shortest part that parses."""
+    """Split a command line behind the script: the shortest part that parses.
+
+    The script's own arguments are not ours to look at: argparse would find ambiguous
+    abbreviations among them.
+    """
     quiet = copy.copy(made)
 
     def fail(message: str) -> NoReturn:
         raise _Incomplete(message)
 
     quiet.error = fail  # type: ignore[method-assign]
-    for end in range(1, len(argv) + 1):
+    for end in range(1, min(len(argv), _LONGEST) + 1):
         try:
             quiet.parse_args(argv[:end])
         except _Incomplete:
@@ -107,39 +155,12 @@ def _split(
     return argv, ()
 
 
-def _typed(
-    made: argparse.ArgumentParser,
-    own: Sequence[str],
-    args: argparse.Namespace,
-    environ: Mapping[str, str],
-) -> dict[str, Value]:
-    found = {}
-    options = [a for a in made._actions if a.option_strings]
-    for action in options:
-        variable = f"PET_{action.dest.upper()}"
-        if isinstance(action, env | check_env) and environ.get(variable):
-            found[action.dest] = Value(getattr(args, action.dest), variable)
-        action.default = argparse.SUPPRESS
-    names = {action.dest: action.option_strings[-1] for action in options}
-    for dest, value in vars(made.parse_args(own)).items():
-        if dest in names:
-            found[dest] = Value(value, names[dest])
-    return found
-
-
-def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Value]:
-    """Return the arguments that differ from the defaults.
-
-    For programs that call torch.distributed.run themselves: what they left alone is
-    ours to fill in.
-    """
-    made = parser(environ)
-    found = {}
-    for action in made._actions:
-        value = getattr(args, action.dest, action.default)
-        if action.option_strings and value != action.default:
-            found[action.dest] = Value(value, action.option_strings[-1])
-    return found
+def _script_args(words: Sequence[str]) -> list[str]:
+    """Treat ``--`` among the script's arguments as argparse does."""
+    neutral = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    neutral.add_argument("script")
+    neutral.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
+    return list(getattr(neutral.parse_args(["script", *words]), SCRIPT_ARGS))
 
 
 def check(args: argparse.Namespace) -> int:
@@ -158,8 +179,8 @@ def check(args: argparse.Namespace) -> int:
         workers = int(torch_run.determine_local_world_size(args.nproc_per_node))
     except ValueError as error:
         raise LaunchError(
-            f"--nproc_per_node={args.nproc_per_node}: {error}. Type a number, or gpu, "
-            "cpu, auto"
+            f"--nproc_per_node={args.nproc_per_node}: {str(error).rstrip('.')}. Type a "
+            "number, or gpu, cpu, auto"
         ) from None
     if workers < 1:
         raise LaunchError(f"--nproc_per_node={args.nproc_per_node} starts no worker")
@@ -168,6 +189,20 @@ def check(args: argparse.Namespace) -> int:
         raise LaunchError(
             f"--rdzv_backend={args.rdzv_backend}: this torch has no such rendezvous. "
             f"Type one of {', '.join(sorted(backends))}, or leave the option out"
+        )
+    if args.monitor_interval <= 0:
+        raise LaunchError(
+            f"--monitor_interval={args.monitor_interval}: type seconds above 0"
+        )
+    if "/" in args.rdzv_id or "\0" in args.rdzv_id:
+        raise LaunchError(
+            f"--rdzv_id={args.rdzv_id}: it names a folder for logs, and cannot have a /"
+        )
+    handler = getattr(args, "event_log_handler", None)
+    handlers = getattr(event_handlers, "_log_handlers", {})
+    if handler and handlers and handler not in handlers:
+        raise LaunchError(
+            f"--event_log_handler={handler}: type one of {', '.join(sorted(handlers))}"
         )
     return workers
 
@@ -179,9 +214,12 @@ def configure(args: argparse.Namespace) -> None:
         LaunchError: A value cannot be used, in torch's words.
     """
     trial: Any = copy.copy(args)
-    try:
-        torch_run.config_from_args(trial)
-    except (ValueError, AssertionError, RuntimeError, OSError) as error:
-        raise LaunchError(
-            f"torchrun does not take this command line: {error}"
-        ) from None
+    with tempfile.TemporaryDirectory() as folder:
+        # torch makes a folder for logs where none was typed.
+        trial.log_dir = trial.log_dir or folder
+        try:
+            torch_run.config_from_args(trial)
+        except (ValueError, AssertionError, RuntimeError, OSError) as error:
+            raise LaunchError(
+                f"torchrun does not take this command line: {error}"
+            ) from None

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import run as torch_run
 
 from torchrun_hpc import arguments, cli
-from torchrun_hpc.errors import LaunchError
 
 if TYPE_CHECKING:
     import argparse
@@ -26,13 +25,11 @@ _original: Any = torch_run.run
 
 @functools.wraps(_original)
 def _run(args: argparse.Namespace) -> None:
-    try:
+    with cli.faults_reported():
         job = cli.this_job()
         typed = arguments.changed(args, os.environ)
         cli.prepare(job, args, typed, shlex.join(["python", *sys.argv]))
-    except LaunchError as error:
-        cli.fail(error)
-    _original(args)
+        _original(args)
 
 
 torch_run.run = _run

@@ -7,6 +7,7 @@ before.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
@@ -19,7 +20,7 @@ from torchrun_hpc.question import Question
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torchrun_hpc.job import Job
     from torchrun_hpc.question import Value
@@ -38,12 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             line.
     """
     argv = sys.argv[1:] if argv is None else argv
-    try:
+    with faults_reported():
         job = this_job()
         _refuse_early(job, argv)
         _launch(job, argv)
-    except LaunchError as error:
-        fail(error)
 
 
 def this_job() -> Job | None:
@@ -52,11 +51,15 @@ def this_job() -> Job | None:
     return schedulers.detect(os.environ, socket.gethostname(), terminal=terminal)
 
 
-def fail(error: LaunchError) -> None:
-    """Report a fault and end this process."""
-    if error.speak:
-        report.line(f"error: {error}", sys.stderr)
-    sys.exit(WRONG_USE)
+@contextlib.contextmanager
+def faults_reported() -> Iterator[None]:
+    """Turn a fault into one message and exit code 2."""
+    try:
+        yield
+    except LaunchError as error:
+        if error.here or schedulers.is_first_task(os.environ):
+            report.line(f"error: {error}", sys.stderr)
+        sys.exit(WRONG_USE)
 
 
 def _refuse_early(job: Job | None, argv: Sequence[str]) -> None:
@@ -84,6 +87,11 @@ def _launch(job: Job | None, argv: Sequence[str]) -> None:
     prepare(job, args, typed, _command(argv))
     try:
         record(torch_run.run)(args)
+    except ModuleNotFoundError as error:
+        raise LaunchError(
+            f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
+            f"installed: {error.name}"
+        ) from None
     except RendezvousError as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""
         report.line(
@@ -132,7 +140,8 @@ def prepare(
         address, port = made.listen
         raise LaunchError(
             f"port {port} on {address} is taken by {network.port_holder(port)}. End "
-            f"it, or type another port: --rdzv_endpoint={address}:PORT"
+            f"it, or type another port: --rdzv_endpoint={address}:PORT",
+            here=True,
         )
     left_out = patching.apply_patches(made)
     if made.speaks:

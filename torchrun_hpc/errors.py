@@ -9,10 +9,10 @@ class LaunchError(Exception):
     Args:
         message: What is wrong, the values, the variable they came from, and what to
             type instead.
-        speak: Whether this process prints the message. Where every node would print
-            the same thing, only the first task does.
+        here: Whether it is a fault of this node alone. What all nodes find is
+            reported by the first task only.
     """
 
-    def __init__(self, message: str, *, speak: bool = True) -> None:
+    def __init__(self, message: str, *, here: bool = False) -> None:
         super().__init__(message)
-        self.speak = speak
+        self.here = here

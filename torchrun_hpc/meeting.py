@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.network import names_match
+from torchrun_hpc.network import same_host
 
 if TYPE_CHECKING:
     from torchrun_hpc.job import Job
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Below Linux's ephemeral ports (32768 and up), which any program may be given.
 PORTS = range(20000, 29000)
+_PORTS_END = 2**16
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Meeting:
     Attributes:
         host: Name or number of the host, as used here.
         port: Its port.
-        address: The number behind ``host``; ``None`` if it has none here.
+        reach: What to connect to: the number behind ``host``, so that torch asks no
+            name server; the name, if it has several; empty if it has none here.
         own: This node's address; ``None`` if other nodes could reach none of those
             that are known.
         is_host: Whether this node is the host.
@@ -59,7 +61,7 @@ class Meeting:
 
     host: str
     port: int
-    address: Address | None
+    reach: str
     own: Address | None
     is_host: bool
     warnings: tuple[str, ...]
@@ -75,35 +77,55 @@ def port_of(identity: str) -> int:
     return PORTS[int.from_bytes(digest[:8], "big") % len(PORTS)]
 
 
+def typed_endpoint(q: Question, host: str, port: int) -> tuple[str, int, Value | None]:
+    """Read ``--rdzv-endpoint``, else ``--master-addr`` and ``--master-port``.
+
+    Args:
+        q: The inputs.
+        host: The host if none was typed.
+        port: The port if none was typed.
+
+    Returns:
+        Host and port, and what the host came from; ``None`` if it was not typed.
+
+    Raises:
+        LaunchError: What was typed is not an endpoint.
+    """
+    master_port = q.options.get("master_port")
+    if master_port is not None:
+        port = master_port.value
+        if not 0 <= port < _PORTS_END:
+            raise LaunchError(f"{master_port} is not a port: type one from 1 to 65535")
+    typed = q.options.get("rdzv_endpoint") or q.options.get("master_addr")
+    if typed is None or not (q.is_static or q.is_c10d):
+        return host, port, None
+    host, typed_port = split_endpoint(typed)
+    return host, port if typed_port is None else typed_port, typed
+
+
 def endpoint_of(q: Question, job: Job) -> Endpoint:
     """Say where the nodes are to meet: a function of names.
 
     Raises:
         LaunchError: What was typed is not an endpoint.
     """
-    typed = q.options.get("rdzv_endpoint") or q.options.get("master_addr")
-    port = q.typed("master_port") or port_of(job.identity)
-    if typed is None:
-        plain = job.nodes[0]
-        return Endpoint(q.rewrite(plain), plain, port, 0, None)
-    speak = job.task_rank == 0
-    host, typed_port = split_endpoint(typed, speak=speak)
-    if typed_port == 0:
+    host, port, typed = typed_endpoint(q, job.nodes[0], port_of(job.identity))
+    if port == 0:
         raise LaunchError(
-            f"{typed}: port 0 is another port at every start, which the other nodes "
-            f"could not know. Leave it out, or type one: {host}:29400",
-            speak=speak,
+            f"{typed or q.options['master_port']}: port 0 is another port at every "
+            "start, which the other nodes could not know. Leave it out, or type one: "
+            f"--rdzv_endpoint={host}:29400"
         )
-    node = None
-    if not is_number(host):
+    node: int | None = 0
+    if typed is not None:
         named = (
             rank
             for rank, name in enumerate(job.nodes)
-            if names_match((name, q.rewrite(name)), host)
+            if same_host(name, host) or same_host(q.rewrite(name), host)
         )
-        node = next(named, None)
+        node = None if is_number(host) else next(named, None)
     fast = host if node is None else q.rewrite(host)
-    return Endpoint(fast, host, typed_port or port, node, typed)
+    return Endpoint(fast, host, port, node, typed)
 
 
 def meet(q: Question, job: Job, rank: int, endpoint: Endpoint) -> Meeting:
@@ -120,26 +142,27 @@ def meet(q: Question, job: Job, rank: int, endpoint: Endpoint) -> Meeting:
     plain = job.nodes[rank]
     name = q.rewrite(plain)
     name = host if name == endpoint.host else _resolvable(q, name, plain, warnings)
-    own = None
+    named = _address_near(q, host) if endpoint.node is None else None
+    named = named or q.network.own_address(name)
+    # The name gives none: look toward a neighbour.
+    for other in (job.nodes[:rank] + job.nodes[rank + 1 :])[:1]:
+        named = named or _address_near(q, q.rewrite(other)) or _address_near(q, other)
+    own = named
     if "local_addr" in q.options:
         own = q.network.own_address(str(q.typed("local_addr")))
+    known = q.network.addresses_of(host)
+    alike = [address for address in known if address.version == known[0].version]
+    if endpoint.node == rank and named is not None:
+        reach = str(named)
+    elif len(alike) == 1:
+        reach = str(alike[0])
     else:
-        if endpoint.node is None:
-            own = _address_near(q, host)
-        own = own or q.network.own_address(name)
-        # The name gives none: look toward a neighbour.
-        for other in (job.nodes[:rank] + job.nodes[rank + 1 :])[:1]:
-            own = own or _address_near(q, q.rewrite(other)) or _address_near(q, other)
-    if endpoint.node == rank and own is not None:
-        address: Address | None = own
-    else:
-        known = q.network.addresses_of(host)
-        # A number is taken as it was typed, although it may be 127.0.0.1.
-        address = known[0] if known else _number(host)
+        # torch tries all addresses of a name; a number may be 127.0.0.1, as typed.
+        reach = host if known or is_number(host) else ""
     return Meeting(
         host=host,
         port=endpoint.port,
-        address=address,
+        reach=reach,
         own=own,
         is_host=_is_host(q, job, rank, endpoint, host),
         warnings=tuple(warnings),
@@ -187,7 +210,7 @@ def _is_host(q: Question, job: Job, rank: int, endpoint: Endpoint, host: str) ->
     )
 
 
-def split_endpoint(typed: Value, *, speak: bool = True) -> tuple[str, int | None]:
+def split_endpoint(typed: Value) -> tuple[str, int | None]:
     """Split ``host``, ``host:port``, ``[address]:port``.
 
     Raises:
@@ -201,12 +224,11 @@ def split_endpoint(typed: Value, *, speak: bool = True) -> tuple[str, int | None
     )
     if match and (match["name"] or is_number(match["number"])):
         port = None if match["port"] is None else int(match["port"])
-        if port is None or port < 2**16:
+        if port is None or port < _PORTS_END:
             return match["name"] or match["number"], port
     raise LaunchError(
         f"{typed} is not an endpoint: type HOST:PORT (an IPv6 address in brackets, a "
-        "port up to 65535)",
-        speak=speak,
+        "port up to 65535)"
     )
 
 
@@ -217,11 +239,8 @@ def join_endpoint(host: str, port: int) -> str:
 
 def is_number(host: str) -> bool:
     """Say whether a host is given as an address."""
-    return _number(host) is not None
-
-
-def _number(host: str) -> Address | None:
     try:
-        return ipaddress.ip_address(host)
+        ipaddress.ip_address(host)
     except ValueError:
-        return None
+        return False
+    return True

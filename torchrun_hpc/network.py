@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -222,13 +222,10 @@ def port_holder(port: int) -> str:
     return "a program of another user"
 
 
-def names_match(names: Sequence[str], host: str) -> bool:
-    """Say whether a host name is one of some names, with or without its domain."""
-    return any(
-        host == name
-        or (
-            host.partition(".")[0] == name.partition(".")[0]
-            and ("." not in host or "." not in name)
-        )
-        for name in names
-    )
+def same_host(one: str, other: str) -> bool:
+    """Say whether two names mean one host, where either may lack its domain."""
+    if one == other:
+        return True
+    label, _, domain = one.partition(".")
+    other_label, _, other_domain = other.partition(".")
+    return label == other_label and not (domain and other_domain)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import meeting, rdzvconf, variables
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Job, Start
-from torchrun_hpc.question import Question, Value
+from torchrun_hpc.question import C10D, STATIC, Question, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 READ_TIMEOUT = 600
 JOIN_TIMEOUT = 900
 
-STATIC = "static"
-C10D = "c10d"
+# torch's defaults: run.py and c10d_rendezvous_backend.py
+STATIC_PORT = 29500
+C10D_PORT = 29400
+
+LOOPBACK = "127.0.0.1"
 
 # How many node names a message quotes.
 _SHOWN = 3
@@ -44,8 +47,9 @@ class LaunchPlan:
         ordered: Whether nodes are to be ranked by ``node_rank``.
         endpoint: Where the nodes meet, for a person.
         address: This node's address for the job, as a number; ``None`` if unknown.
-        listen: Address and port on which this process will host the rendezvous;
-            ``None`` if it will not, or if any address will do.
+        is_host: Whether this process hosts the rendezvous.
+        listen: Address and port on which it does; ``None`` if it does not, or if any
+            address will do.
         options: Options of torchrun to set, by their name in its parser.
         environment: Environment variables to set.
         notes: What was corrected, the same on all nodes.
@@ -60,6 +64,7 @@ class LaunchPlan:
     endpoint: str
     ordered: bool = False
     address: str | None = None
+    is_host: bool = False
     listen: tuple[str, int] | None = None
     options: Mapping[str, Value] = field(default_factory=dict)
     environment: Mapping[str, Value] = field(default_factory=dict)
@@ -74,6 +79,7 @@ def make_plan(q: Question) -> LaunchPlan:
         LaunchError: Something that the user typed, or set, cannot work.
     """
     variables.check_gloo(q.environ, q.network)
+    rdzvconf.parse(q.options.get("rdzv_conf"))  # before anything is made of it
     low, high = node_range(q.options)
     if q.job is None:
         return _one_node(q) if high == 1 else _as_typed(q, high)
@@ -82,7 +88,7 @@ def make_plan(q: Question) -> LaunchPlan:
     problem = refusal(q.job, q.command)
     if problem is not None:
         raise problem
-    if "nnodes" not in q.options and len(q.job.nodes) == 1:
+    if len(q.job.nodes) == 1 and low == 1:
         return _one_node(q)
     _check_nnodes(q, q.job, low, high)
     return _many_nodes(q, q.job)
@@ -115,8 +121,7 @@ def refusal(job: Job, command: str) -> LaunchError | None:
         return LaunchError(
             f"srun started {tasks} tasks on a node ({job.sources['tasks_per_node']}), "
             "but torchrun_hpc is started once on each node and starts the workers "
-            f"itself. Type: {line}   (or --standalone for one world per task)",
-            speak=job.task_rank == 0,
+            f"itself. Type: {line}   (or --standalone for one world per task)"
         )
     return None
 
@@ -149,14 +154,6 @@ def node_range(options: Mapping[str, Value]) -> tuple[int, int]:
     return low, high
 
 
-def is_static(q: Question) -> bool:
-    """Say whether torchrun itself would take its static rendezvous."""
-    if "rdzv_backend" in q.options:
-        return bool(q.typed("rdzv_backend") == STATIC)
-    static_only = ("node_rank", "master_addr", "master_port")
-    return any(name in q.options for name in static_only)
-
-
 # --- one node, or nothing to derive from ------------------------------------------
 
 
@@ -164,27 +161,32 @@ def _one_node(q: Question) -> LaunchPlan:
     """Plan a world of one node: torchrun --standalone, whatever the scheduler."""
     rule = "one node"
     # torch would publish getfqdn(), which need not resolve: pytorch#174513.
-    options = {"local_addr": Value("127.0.0.1", rule), "nnodes": Value("1", rule)}
+    options = {"local_addr": Value(LOOPBACK, rule), "nnodes": Value("1", rule)}
     rendezvous = {"rdzv_backend", "rdzv_endpoint", "rdzv_id"}.intersection(q.options)
-    address: str | None = "127.0.0.1"
-    if q.typed("standalone") or is_static(q):
+    listen: tuple[str, int] | None = (LOOPBACK, 0)
+    typed = {"rdzv_endpoint", "master_addr", "master_port"}.intersection(q.options)
+    if q.is_static and q.typed("node_rank"):
+        raise LaunchError(
+            f"{q.options['node_rank']}, but a world of one node has only node 0. Leave "
+            "the option out"
+        )
+    if typed and not q.typed("standalone"):
+        listen = _one_node_listens(q)
+    if q.typed("standalone") or q.is_static:
         pass  # torchrun knows what to do
     elif q.job is None and not rendezvous:
         options["standalone"] = Value(value=True, source=rule)
     else:
         options["rdzv_backend"] = Value(C10D, rule)
+        options["rdzv_endpoint"] = Value("localhost:0", rule)
         if q.job is not None:
             options["rdzv_id"] = Value(q.job.identity, q.job.sources["identity"])
-        if "rdzv_endpoint" not in q.options:
-            options["rdzv_endpoint"] = Value("localhost:0", rule)
-        elif _uses_c10d_store(q):
-            conf = rdzvconf.parse(q.options.get("rdzv_conf"))
-            conf.setdefault("is_host", "1")
-            options["rdzv_conf"] = Value(rdzvconf.join(conf), rule)
-            address = None
-    derived = {k: v for k, v in options.items() if k not in q.options}
-    if "rdzv_conf" in options:
-        derived["rdzv_conf"] = options["rdzv_conf"]
+    options = {k: v for k, v in options.items() if k not in q.options}
+    if q.is_c10d and typed and listen:
+        # torch does not know the node by the name of a second interface.
+        conf = rdzvconf.parse(q.options.get("rdzv_conf"))
+        conf.setdefault("is_host", "1")
+        options["rdzv_conf"] = Value(rdzvconf.join(conf), rule)
     return LaunchPlan(
         title=_title(q, 1),
         nodes=1,
@@ -192,15 +194,52 @@ def _one_node(q: Question) -> LaunchPlan:
         workers=q.workers,
         speaks=q.job is None or q.job.task_rank == 0,
         endpoint=q.typed("rdzv_endpoint") or "localhost",
-        address=address,
-        options=derived,
+        address=None if "local_addr" in q.options else LOOPBACK,
+        is_host=listen is not None,
+        listen=listen,
+        options=options,
         environment=variables.worker_threads(q),
         notes=_interactive_note(q),
     )
 
 
+def _one_node_listens(q: Question) -> tuple[str, int] | None:
+    """Return where a node listens that was told an endpoint, if it is its own.
+
+    Raises:
+        LaunchError: The endpoint does not resolve.
+    """
+    static = q.is_static
+    port = STATIC_PORT if static else C10D_PORT
+    host, port, typed = meeting.typed_endpoint(q, LOOPBACK, port)
+    if not static and not q.is_c10d:
+        return None
+    known = q.network.resolve(host)
+    if not known:
+        raise LaunchError(
+            f"{typed} does not resolve here. Leave it out, or type localhost:0"
+        )
+    conf = rdzvconf.parse(q.options.get("rdzv_conf"))
+    if conf.get("is_host", "1").lower() in rdzvconf.FALSE:
+        return None
+    own = [a for a in known if a.is_loopback or q.network.owner(a)]
+    return (str(own[0]), port) if own else None
+
+
 def _as_typed(q: Question, nodes: int) -> LaunchPlan:
-    """Leave a launch on several nodes without a scheduler to torchrun."""
+    """Leave a launch on several nodes without a scheduler to torchrun.
+
+    Raises:
+        LaunchError: Nothing says where the nodes are to meet.
+    """
+    where = {"rdzv_endpoint", "rdzv_backend", "master_addr", "node_rank"}
+    if not where.intersection(q.options):
+        raise LaunchError(
+            f"{q.options['nnodes']}, but no scheduler's variables are set and no head "
+            "node was typed: every node would wait on its own. Start it with srun, or "
+            "type on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
+        )
+    meeting.typed_endpoint(q, LOOPBACK, STATIC_PORT)
     return LaunchPlan(
         title=_title(q, nodes),
         nodes=nodes,
@@ -216,7 +255,7 @@ def _interactive_note(q: Question) -> tuple[str, ...]:
     if q.job is None or q.job.start is not Start.INTERACTIVE_STEP:
         return ()
     total = q.job.allocated_nodes
-    if total == 1:
+    if total == 1 or one_node_is_typed(q.options):
         return ()
     line = _srun_line(total, q.command)
     return (f"this is 1 of {total} nodes of the job; for all of them: {line}",)
@@ -230,13 +269,20 @@ def _many_nodes(q: Question, job: Job) -> LaunchPlan:
     if rank is None:
         raise LaunchError("this process is not on one of the job's nodes")
     endpoint = meeting.endpoint_of(q, job)
-    static = is_static(q)
+    static = q.is_static
     if static:
         _check_static(q, job, rank, endpoint)
     here = meeting.meet(q, job, rank, endpoint)
-    c10d = not static and _uses_c10d_store(q)
-    if (static or c10d) and here.address is None:
+    c10d = q.is_c10d
+    if (static or c10d) and not here.reach:
         raise _unreachable(q, job, endpoint, here)
+    if static and here.is_host != (rank == 0):
+        raise LaunchError(
+            f"{endpoint.typed} is not an address of node 0, {job.nodes[0]}, which "
+            "hosts the static rendezvous. Leave the option out, or type "
+            "--rdzv_backend=c10d",
+            here=True,
+        )
     is_host = here.is_host
 
     options = {
@@ -250,8 +296,7 @@ def _many_nodes(q: Question, job: Job) -> LaunchPlan:
     # Everything but static ignores it, and torch would warn that it does.
     options["node_rank"] = Value(rank if static else 0, job.sources["node_rank"])
     if static or c10d:
-        # A number, so that torch asks no name server.
-        number = meeting.join_endpoint(str(here.address), here.port)
+        number = meeting.join_endpoint(here.reach, here.port)
         options["rdzv_endpoint"] = Value(number, f"address of {here.host}")
     if c10d:
         conf = rdzvconf.parse(q.options.get("rdzv_conf"))
@@ -260,7 +305,8 @@ def _many_nodes(q: Question, job: Job) -> LaunchPlan:
         conf.setdefault("join_timeout", str(JOIN_TIMEOUT))
         is_host = conf["is_host"].lower() in rdzvconf.TRUE
         options["rdzv_conf"] = Value(rdzvconf.join(conf), "defaults")
-    listens = (static or c10d) and is_host and q.network.owner(here.address)
+    is_host = is_host and (static or c10d)
+    address = q.network.own_address(here.reach) if is_host else None
     return LaunchPlan(
         title=_title(q, len(job.nodes)),
         nodes=len(job.nodes),
@@ -270,20 +316,12 @@ def _many_nodes(q: Question, job: Job) -> LaunchPlan:
         endpoint=str(here) if static or c10d else q.typed("rdzv_endpoint") or "",
         ordered=not static,
         address=None if here.own is None else str(here.own),
-        listen=(str(here.address), here.port) if listens else None,
+        is_host=is_host,
+        listen=(str(address), here.port) if address else None,
         options=options,
         environment=variables.worker_threads(q) | variables.interfaces(q, here.own),
         notes=_notes(q, endpoint, static=static),
         warnings=_warnings(q, job, rank, here),
-    )
-
-
-def _uses_c10d_store(q: Question) -> bool:
-    """Say whether the rendezvous is torch's c10d over TCP, which has a host."""
-    conf = rdzvconf.parse(q.options.get("rdzv_conf"))
-    return (
-        q.typed("rdzv_backend") in (None, C10D)
-        and conf.get("store_type", "tcp").lower() == "tcp"
     )
 
 
@@ -294,8 +332,7 @@ def _check_nnodes(q: Question, job: Job, low: int, high: int) -> None:
         return
     raise LaunchError(
         f"{typed}, but srun started this on {_nodes(nodes)} ({job.sources['nodes']}). "
-        f"Leave the option out, or type: {_srun_line(high, q.command)}",
-        speak=job.task_rank == 0,
+        f"Leave the option out, or type: {_srun_line(high, q.command)}"
     )
 
 
@@ -306,14 +343,14 @@ def _check_static(q: Question, job: Job, rank: int, endpoint: meeting.Endpoint) 
             f"{typed}, but this is node {rank} of the step "
             f"({job.sources['node_rank']}), and the static rendezvous would wait for "
             "ever. Was it $SLURM_NODEID, expanded in the batch script, where it is 0? "
-            "Leave the option out"
+            "Leave the option out",
+            here=True,
         )
     if endpoint.node not in (None, 0):
         raise LaunchError(
             f"{endpoint.typed} is node {endpoint.node} of the step, but the static "
             f"rendezvous is hosted by node 0, {job.nodes[0]}. Leave the option out, or "
-            "type --rdzv_backend=c10d",
-            speak=job.task_rank == 0,
+            "type --rdzv_backend=c10d"
         )
 
 
@@ -326,8 +363,7 @@ def _unreachable(
         f"the head node's name {here.host} ({endpoint.typed or job.sources['nodes']}) "
         f"{fault}. Type a name or an address that every node can reach: "
         f"--rdzv_endpoint=HOST:{here.port}",
-        # A typed name is wrong for all; a derived one perhaps for this node only.
-        speak=endpoint.typed is None or job.task_rank == 0,
+        here=endpoint.typed is None,
     )
 
 

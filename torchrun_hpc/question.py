@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import rdzvconf
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchrun_hpc.job import Job
     from torchrun_hpc.network import Network
     from torchrun_hpc.sites import Site
+
+
+STATIC = "static"
+C10D = "c10d"
 
 
 @dataclass(frozen=True)
@@ -56,3 +62,18 @@ class Question:
     def rewrite(self, host: str) -> str:
         """Return the site's name for a node on the fast network."""
         return host if self.site is None else self.site.rewrite(host)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether torchrun itself would take its static rendezvous."""
+        if "rdzv_backend" in self.options:
+            return bool(self.typed("rdzv_backend") == STATIC)
+        static_only = ("node_rank", "master_addr", "master_port")
+        return any(name in self.options for name in static_only)
+
+    @property
+    def is_c10d(self) -> bool:
+        """Whether the rendezvous is torch's c10d over TCP, by default or as typed."""
+        if self.is_static or rdzvconf.uses_file(self.options.get("rdzv_conf")):
+            return False
+        return self.typed("rdzv_backend") in (None, C10D)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TRUE = ("1", "true", "t", "yes", "y")
 FALSE = ("0", "false", "f", "no", "n")
 
+# torch's c10d_rendezvous_backend.create_backend
+STORES = ("tcp", "file")
+
 
 def parse(typed: Value | None) -> dict[str, str]:
     """Read ``key=value,key=value``.
@@ -39,9 +42,18 @@ def parse(typed: Value | None) -> dict[str, str]:
     for key, value in conf.items():
         if key == "is_host" and value.lower() not in TRUE + FALSE:
             raise LaunchError(f"{typed}: is_host={value} is neither true nor false")
+        if key == "store_type" and value.lower() not in STORES:
+            raise LaunchError(
+                f"{typed}: store_type={value}: type one of {', '.join(STORES)}"
+            )
         if key.endswith("timeout") and not re.fullmatch("[1-9][0-9]{0,8}", value):
             raise LaunchError(f"{typed}: {key}={value} is not a number of seconds")
     return conf
+
+
+def uses_file(typed: Value | None) -> bool:
+    """Say whether the store is a file, so that the endpoint is a path."""
+    return parse(typed).get("store_type", "").lower() == "file"
 
 
 def join(conf: Mapping[str, str]) -> str:

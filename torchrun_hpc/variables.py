@@ -59,14 +59,16 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
     if len(value) <= 1:  # gloo ignores it
         return
     names = [interface.name for interface in network.interfaces]
-    for part in value.split(","):
-        if part and part not in names:
-            alike = [n for n in names if n.startswith(part.strip().lstrip("^="))]
+    for part in value.removesuffix(",").split(","):
+        if part not in names:
+            wanted = part.strip().lstrip("^=")
+            alike = [n for n in names if wanted and n.startswith(wanted)]
             hint = " or ".join(alike) or "one of " + ", ".join(names)
             raise LaunchError(
                 f"{GLOO}={value}: this node has no interface {part!r}. Gloo takes "
                 "exact names only: no prefix, no ^, no =, no blanks (those are for "
-                f"NCCL). Unset it, or set it to {hint}"
+                f"NCCL). Unset it, or set it to {hint}",
+                here=not part.startswith(("^", "=")),
             )
 
 

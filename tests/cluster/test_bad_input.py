@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, STOCK, WORLD, column, own_lines, workers
+from launching import ENVIRON, HPC, ONE_TASK, WORLD, column, own_lines, workers
 
 if TYPE_CHECKING:
     from testbed import Cluster
@@ -45,7 +45,7 @@ def test_a_wrong_node_rank_with_the_static_rendezvous(unpadded: Cluster) -> None
     kill = "--kill-on-bad-exit=1"
     done = unpadded.srun("-N3", ONE_TASK, kill, *HPC, "--node_rank=0", WORLD,
                          env=ENVIRON)  # fmt: skip
-    assert done.returncode == 2
+    assert "Exited with exit code 2" in done.stderr
     errors = [line for line in own_lines(done.stderr) if "error" in line]
     assert errors
     for line in errors:
@@ -86,7 +86,7 @@ def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster, backend: str) 
         )  # fmt: skip
     finally:
         unpadded.end(holder)
-    assert done.returncode == 2, done.stderr
+    assert "n9: task 0: Exited with exit code 2" in done.stderr
     (line,) = own_lines(done.stderr)
     assert "port 24321 on 10.10.0.1 is taken by python3" in line
     assert "Traceback" not in done.stderr
@@ -112,17 +112,11 @@ def test_what_the_environment_shows_is_said_within_half_a_second(
 
 
 def test_a_late_head_is_waited_for_in_silence(unpadded: Cluster) -> None:
-    """Where stock torchrun's clients print a trace for every attempt to connect."""
-    late = "sh -c 'test $SLURM_NODEID = 0 && sleep 5; exec {}'"
-    ours = late.format(" ".join([*HPC, WORLD]))
-    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", f"exec {ours}", env=ENVIRON)
+    late = f"test $SLURM_NODEID = 0 && sleep 5; exec {' '.join([*HPC, WORLD])}"
+    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", late, env=ENVIRON)
     assert done.returncode == 0, done.stderr
+    assert len(workers(done)) == 3
     assert len(done.stderr.splitlines()) == 1, done.stderr
-
-    flags = "--nnodes=3 --rdzv_backend=c10d --rdzv_id=1 --rdzv_endpoint=n9:23456"
-    stock = late.format(" ".join([*STOCK, flags, WORLD]))
-    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", f"exec {stock}", env=ENVIRON)
-    assert len(done.stderr.splitlines()) > 10
 
 
 def test_a_missing_node_is_waited_for_with_a_message(unpadded: Cluster) -> None:

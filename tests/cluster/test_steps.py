@@ -63,7 +63,7 @@ def test_a_step_on_some_of_the_nodes(unpadded: Cluster) -> None:
 
 
 def test_two_steps_at_once_on_the_same_nodes(unpadded: Cluster) -> None:
-    step = f"srun -N3 {ONE_TASK} --overlap {COMMAND} --sleep 3 &"
+    step = f"srun -N3 -n3 --overlap {COMMAND} --sleep 3 &"
     done = unpadded.sbatch(f"#!/bin/sh\n{step}\n{step}\nwait\n", "-N3", "-n6",
                            env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.output
@@ -169,7 +169,7 @@ def test_an_interactive_step_is_one_node(unpadded: Cluster) -> None:
     done = unpadded.run(
         ["script", "--quiet", "--return", "--command", "salloc -N3", "/dev/null"],
         input=f"{COMMAND}; exit $?\n",
-        env=ENVIRON,
+        env=ENVIRON | {"SHELL": "/bin/sh"},
     )
     assert done.returncode == 0, done.stdout
     output = done.stdout.replace("\r\n", "\n")
@@ -182,7 +182,7 @@ def test_an_interactive_step_is_one_node(unpadded: Cluster) -> None:
 def test_a_shell_of_srun_pty_is_one_node(unpadded: Cluster) -> None:
     """Also when the step has three: the others' shells have ended at once."""
     srun = "srun -N3 --pty sh"
-    nested = f"srun --overlap -N2 -w n10,n11 {ONE_TASK} {COMMAND} </dev/null"
+    nested = f"srun --overlap -N2 -n2 -w n10,n11 {COMMAND} </dev/null"
     done = unpadded.run(
         ["script", "--quiet", "--return", "--command", srun, "/dev/null"],
         input=f"{COMMAND}\n{nested}; exit $?\n",

@@ -6,6 +6,7 @@ once and forks for every launch. What the fork runs is what ``python -m`` runs.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -118,7 +119,7 @@ class Launcher:
         """Launch with torchrun_hpc."""
         return self.many([(OURS, argv)], **options)[0]
 
-    def many(
+    def many(  # noqa: PLR0913 - all but the first are rarely given
         self,
         launches: list[tuple[str, list[str]]],
         *,
@@ -218,6 +219,8 @@ def _end(pid: int, *, known: bool) -> None:
 def _become(request: dict[str, Any]) -> None:
     """Turn this fork into a freshly started launcher, up to its imports."""
     os.setsid()
+    # So that --nproc-per-node=cpu starts two workers on any machine.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environ"])
@@ -234,6 +237,9 @@ def _main() -> None:
 
     from torchrun_hpc import arguments, cli, patching  # noqa: F401, PLC0415
 
+    # Forks that do not touch these objects need not copy them.
+    gc.collect()
+    gc.freeze()
     _serve()
     # In a fork. Whatever is raised here ends it as it would end python -m.
     (cli.main if sys.argv[0] == COMMANDS[OURS][-1] else stock.main)()

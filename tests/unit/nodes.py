@@ -49,7 +49,7 @@ def make_network(interfaces, hosts=None, routes=None, down=()):
         try:
             return (ipaddress.ip_address(host),)
         except ValueError:
-            known = (hosts or {}).get(host, "").split()
+            known = ({"localhost": "127.0.0.1"} | (hosts or {})).get(host, "").split()
             return tuple(map(ipaddress.ip_address, known))
 
     def source_toward(address):

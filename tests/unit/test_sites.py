@@ -53,7 +53,7 @@ def test_unknown_name_lists_the_known_ones(wanted):
         sites.find({"SYSTEMNAME": "juwels"}, wanted)
 
 
-def test_every_site_says_where_its_facts_are_from():
+def test_every_site_is_described():
     loaded = sites.load()
     assert [site.name for site in loaded] == ["jsc"]
     for site in loaded:

@@ -15,9 +15,11 @@ from packaging.version import Version
 
 from torchrun_hpc.patching import (
     fresh_store,
+    leaving,
     listening,
     node_order,
-    safe_state,
+    replacing,
+    state_as_json,
     waiting,
 )
 
@@ -46,20 +48,24 @@ class Patch(Protocol):
 
 
 PATCHES: tuple[Patch, ...] = (
-    safe_state,
-    fresh_store,
+    state_as_json,
     node_order,
+    fresh_store,
     listening,
     waiting,
+    leaving,
 )
 
 
 def apply_patches(plan: LaunchPlan) -> list[str]:
     """Apply the patches that this torch needs and that fit it.
 
+    Those of an earlier launch of this process are taken back first.
+
     Returns:
         A sentence for each patch that does not fit.
     """
+    replacing.restore()
     release = Version(Version(torch.__version__).base_version)
     left_out = []
     for patch in PATCHES:

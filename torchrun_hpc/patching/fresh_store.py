@@ -9,12 +9,11 @@ in an earlier round.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-if TYPE_CHECKING:
-    from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.patching.replacing import has, replace
 
 TARGET = "DynamicRendezvousHandler.next_rendezvous"
 REASON = "restarted workers may meet keys of dead ones (pytorch#135712, #167288)"
@@ -28,10 +27,10 @@ _INFO = "_bootstrap_store_info"
 def fits() -> bool:
     """Check that the store is kept where it was."""
     names = _Handler.__init__.__code__.co_names
-    return _SERVER in names and _INFO in names
+    return has(_Handler, "next_rendezvous") and {_SERVER, _INFO} <= set(names)
 
 
-def apply(_plan: LaunchPlan) -> None:
+def apply(_plan: object) -> None:
     """Forget the store of the last attempt before each rendezvous."""
     original = _Handler.next_rendezvous
 
@@ -41,4 +40,4 @@ def apply(_plan: LaunchPlan) -> None:
         setattr(self, _INFO, None)
         return original(self)
 
-    _Handler.next_rendezvous = next_rendezvous
+    replace(_Handler, "next_rendezvous", next_rendezvous)

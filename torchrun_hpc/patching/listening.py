@@ -1,8 +1,9 @@
-"""The stores listen on the one address that the job uses, and are waited for quietly.
+"""The stores listen on the one address that the job uses, and are waited for.
 
 Torch's TCPStore listens on all interfaces, warns where there is no IPv6, and asks the
 name server for every peer because it sees IPv4 peers as IPv6 ones. A client that comes
-before its server prints a C++ trace at each attempt, and lets no signal through.
+before its server lets no signal through until it is connected, and prints C++ traces
+where the server's network cannot be reached yet.
 """
 
 from __future__ import annotations
@@ -13,30 +14,33 @@ import random
 import socket
 import sys
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     c10d_rendezvous_backend,
     dynamic_rendezvous,
+    static_tcp_rendezvous,
 )
 
 from torchrun_hpc import report
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.network import listener, port_holder
+from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
     from torchrun_hpc.plan import LaunchPlan
 
-TARGET = "c10d_rendezvous_backend.TCPStore"
+TARGET = "TCPStore of torch.distributed.elastic.rendezvous"
 REASON = "stores listen on all interfaces (pytorch#155741, #173909)"
 RELEASES = ">=2.6"
 
-_Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
-_backend: Any = c10d_rendezvous_backend
-_dist: Any = dist
-_TCPStore = _dist.TCPStore
+_torch: Any = dynamic_rendezvous
+_Handler = _torch.DynamicRendezvousHandler
+_MODULES: tuple[Any, ...] = (c10d_rendezvous_backend, static_tcp_rendezvous)
+_STORE = "TCPStore"
+_SERVER = "_create_tcp_store_server"
 
 # Seconds.
 _PROBE_TIMEOUT = 5.0
@@ -47,54 +51,71 @@ _NEXT_REPORT = 60.0
 
 def fits() -> bool:
     """Check the names that are replaced, and what they are called with."""
-    server = inspect.signature(_Handler._create_tcp_store_server)
-    creator = inspect.signature(_backend._create_tcp_store)
+    if not has(_Handler, _SERVER) or not all(has(m, _STORE) for m in _MODULES):
+        return False
+    server = inspect.signature(vars(_Handler)[_SERVER])
+    store = getattr(_MODULES[0], _STORE)
     return (
-        _backend.TCPStore is _TCPStore
-        and list(server.parameters) == ["self", "master_addr", "master_port"]
-        and list(creator.parameters) == ["params"]
-        and "master_listen_fd" in (_TCPStore.__init__.__doc__ or "")
+        list(server.parameters) == ["self", "master_addr", "master_port"]
+        and "master_listen_fd" in store.__init__.__doc__
     )
 
 
 def apply(plan: LaunchPlan) -> None:
-    """Open the stores of this process on the plan's address."""
-    if plan.address is None:
-        return
+    """Open the stores of this process on the plan's addresses."""
+    for module in _MODULES:
+        replace(module, _STORE, _maker(getattr(module, _STORE), plan))
+    if plan.address is not None:
+        replace(_Handler, _SERVER, _server(vars(_Handler)[_SERVER], plan))
 
-    def make(host: str, port: int, *, is_master: bool, **options: Any) -> Any:
+
+def _maker(original: Any, plan: LaunchPlan) -> Any:
+    """Wrap TCPStore where the nodes' rendezvous makes it."""
+
+    @functools.wraps(original)
+    def make(
+        host: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,  # noqa: FBT001, FBT002
+        timeout: timedelta = timedelta(seconds=300),
+        **options: Any,
+    ) -> Any:
+        options.update(world_size=world_size, timeout=timeout)
         if not is_master:
-            _wait_for(host, port, options["timeout"].total_seconds(), plan)
-            return _TCPStore(host, port, is_master=False, **options)
-        address = plan.address if plan.listen is None else plan.listen[0]
-        return _serve(str(address), port, **options)
+            _wait_for(host, port, timeout.total_seconds(), plan)
+        elif plan.listen is not None:
+            return _serve(original, plan.listen[0], port, options)
+        return original(host, port, is_master=is_master, **options)
 
-    original = _Handler._create_tcp_store_server
+    return make
+
+
+def _server(original: Any, plan: LaunchPlan) -> Any:
+    """Wrap the method that opens the store of the workers."""
 
     @functools.wraps(original)
     def create_server(self: Any, master_addr: str, master_port: int) -> Any:
         if master_addr != plan.address:
             return original(self, master_addr, master_port)
-        return _serve(master_addr, master_port, multi_tenant=True)
+        store = getattr(_torch.dist, _STORE)
+        return _serve(store, master_addr, master_port, {"multi_tenant": True})
 
-    _backend.TCPStore = make
-    _Handler._create_tcp_store_server = create_server
+    return create_server
 
 
-def _serve(address: str, port: int, **options: Any) -> Any:
+def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
     try:
         opened = listener(address, port)
     except OSError as error:
         raise LaunchError(
             f"cannot listen on {address} port {port}: {error.strerror}; the port is "
-            f"held by {port_holder(port)}"
+            f"held by {port_holder(port)}",
+            here=True,
         ) from None
-    return _TCPStore(
-        address,
-        opened.getsockname()[1],
-        is_master=True,
-        master_listen_fd=opened.detach(),
-        **options,
+    port = opened.getsockname()[1]
+    return store(
+        address, port, is_master=True, master_listen_fd=opened.detach(), **options
     )
 
 

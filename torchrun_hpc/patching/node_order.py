@@ -6,12 +6,14 @@ comes before n9, and MASTER_ADDR follows rank 0 to whatever node that is.
 
 from __future__ import annotations
 
-import functools
+import operator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
     from torchrun_hpc.plan import LaunchPlan
@@ -24,8 +26,7 @@ _torch: Any = dynamic_rendezvous
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 
 
-@functools.total_ordering
-@dataclass(frozen=True, eq=True)
+@dataclass(frozen=True, eq=True, repr=False)
 class RankedNode(dynamic_rendezvous._NodeDesc):
     """A participant that knows its rank among the scheduler's nodes.
 
@@ -35,12 +36,29 @@ class RankedNode(dynamic_rendezvous._NodeDesc):
 
     node_rank: int = 0
 
-    def __lt__(self, other: Any) -> bool:
-        """Sort by rank; a second agent on a node after the first."""
-        return self._key() < RankedNode._key(other)
+    # All four, because the base class has all four.
 
-    def _key(self) -> tuple[int, str, int, int]:
-        return self.node_rank, self.addr, self.pid, self.local_id
+    def __lt__(self, other: Any) -> Any:
+        return _compare(operator.lt, self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return _compare(operator.le, self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return _compare(operator.gt, self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return _compare(operator.ge, self, other)
+
+
+def _compare(operation: Any, one: RankedNode, other: Any) -> Any:
+    """Compare by rank; a second agent on a node comes after the first."""
+    if not isinstance(other, RankedNode):
+        return NotImplemented
+    return operation(
+        (one.node_rank, one.addr, one.pid, one.local_id),
+        (other.node_rank, other.addr, other.pid, other.local_id),
+    )
 
 
 class _Generator:
@@ -57,6 +75,8 @@ class _Generator:
 
 def fits() -> bool:
     """Let torch rank two participants whose addresses sort the other way."""
+    if not has(_Handler, "_node_desc_generator"):
+        return False
     first, second = RankedNode("n9", 1, 0, 0), RankedNode("n10", 1, 0, 1)
     settings = dynamic_rendezvous.RendezvousSettings(
         run_id="fits",
@@ -79,4 +99,4 @@ def apply(plan: LaunchPlan) -> None:
     if not plan.ordered:
         return
     original = _Handler._node_desc_generator
-    _Handler._node_desc_generator = _Generator(original, plan.node_rank)
+    replace(_Handler, "_node_desc_generator", _Generator(original, plan.node_rank))

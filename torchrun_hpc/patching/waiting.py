@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
 )
 
 from torchrun_hpc import report
+from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
     from torchrun_hpc.plan import LaunchPlan
@@ -33,7 +34,7 @@ _NEXT_REPORT = 60.0
 
 def fits() -> bool:
     """Check that the handlers still meet in this method."""
-    return all(callable(handler.next_rendezvous) for handler in _HANDLERS)
+    return all(has(handler, "next_rendezvous") for handler in _HANDLERS)
 
 
 def apply(plan: LaunchPlan) -> None:
@@ -41,7 +42,8 @@ def apply(plan: LaunchPlan) -> None:
     if not plan.speaks or plan.nodes == 1:
         return
     for handler in _HANDLERS:
-        handler.next_rendezvous = _reporting(handler.next_rendezvous, plan)
+        reporting = _reporting(handler.next_rendezvous, plan)
+        replace(handler, "next_rendezvous", reporting)
 
 
 def _reporting(original: Any, plan: LaunchPlan) -> Any:

@@ -38,3 +38,8 @@ def detect(
         if job is not None:
             return job
     return None
+
+
+def is_first_task(environ: Mapping[str, str]) -> bool:
+    """Say whether this process reports what all tasks find; also if that is unclear."""
+    return not slurm.is_later_task(environ)

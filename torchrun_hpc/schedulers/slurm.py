@@ -27,6 +27,7 @@ RESTART_COUNT = "SLURM_RESTART_COUNT"
 STEP_ID = ("SLURM_STEP_ID", "SLURM_STEPID")
 
 JOB_NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+HET_SIZE = "SLURM_HET_SIZE"
 JOB_NUM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 
 # Set by srun, and by nothing else: SLURM_STEP_ID is in the batch script too since
@@ -92,8 +93,6 @@ class _Variables:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        # Every task would find the same fault: the first one reports it.
-        self._speak = environ.get(TASK_RANK, "0") == "0"
 
     def first(self, *names: str) -> str:
         """Return the first of the variables that is set, or an empty text."""
@@ -104,7 +103,7 @@ class _Variables:
         for name in names:
             if self._environ.get(name):
                 return name
-        raise self.fault(
+        raise LaunchError(
             f"{names[0]} is not set, although other variables say that Slurm started "
             "this process; a container or a wrapper may have dropped it. Let all "
             "SLURM_* variables through, or type --standalone for one node"
@@ -115,7 +114,7 @@ class _Variables:
         name = self.name(*names)
         value = self._environ[name]
         if not re.fullmatch("[0-9]{1,9}", value):
-            raise self.fault(f"{name}={value!r} is not a whole number")
+            raise LaunchError(f"{name}={value!r} is not a whole number")
         return int(value)
 
     def hosts(self, *names: str) -> tuple[str, ...]:
@@ -125,11 +124,11 @@ class _Variables:
         try:
             hosts = expand_hostlist(value)
         except HostlistError as error:
-            raise self.fault(
+            raise LaunchError(
                 f"{name}={value!r} is not a list of nodes: {error}"
             ) from None
         if len(set(hosts)) < len(hosts):
-            raise self.fault(f"{name}={value!r} names a node twice")
+            raise LaunchError(f"{name}={value!r} names a node twice")
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
@@ -139,11 +138,12 @@ class _Variables:
         try:
             return expand_counts(value)
         except HostlistError as error:
-            raise self.fault(f"{name}={value!r} gives no counts: {error}") from None
+            raise LaunchError(f"{name}={value!r} gives no counts: {error}") from None
 
-    def fault(self, message: str, *, here: bool = False) -> LaunchError:
-        """Make an error; ``here`` says that it is a fault of this node alone."""
-        return LaunchError(message, speak=here or self._speak)
+
+def is_later_task(environ: Mapping[str, str]) -> bool:
+    """Say whether Slurm started this as another task than the first."""
+    return re.fullmatch("0*[1-9][0-9]{0,8}", environ.get(TASK_RANK, "")) is not None
 
 
 def _is_left_over(slurm: _Variables) -> bool:
@@ -160,27 +160,26 @@ def _is_left_over(slurm: _Variables) -> bool:
 def _step(slurm: _Variables) -> Job:
     nodes = slurm.hosts(STEP_NODES)
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
-        raise slurm.fault(
+        raise LaunchError(
             f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)} nodes, but "
             f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}"
         )
     tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
     if len(tasks_per_node) != len(nodes):
         name = slurm.name(*STEP_TASKS_PER_NODE)
-        raise slurm.fault(
+        raise LaunchError(
             f"{name}={slurm.first(name)!r} counts the tasks of {len(tasks_per_node)} "
             f"nodes, but {STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)}. "
             f"{_STALE}"
         )
     task_rank = slurm.integer(TASK_RANK)
     if task_rank >= sum(tasks_per_node):
-        raise slurm.fault(
+        raise LaunchError(
             f"{TASK_RANK}={task_rank}, but the step has only {sum(tasks_per_node)} "
             f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
             here=True,
         )
     node_rank, node_source = _node_rank(slurm, nodes)
-    num_nodes = slurm.integer(*JOB_NUM_NODES) if slurm.first(*JOB_NUM_NODES) else 0
     return Job(
         scheduler="Slurm",
         identity=_identity(slurm, slurm.first(*STEP_ID) or "step"),
@@ -189,7 +188,7 @@ def _step(slurm: _Variables) -> Job:
         node_rank=node_rank,
         tasks_per_node=tasks_per_node,
         task_rank=task_rank,
-        allocated_nodes=max(num_nodes, len(nodes)),
+        allocated_nodes=max(_job_nodes(slurm), len(nodes)),
         sources={
             "nodes": STEP_NODES,
             "node_rank": node_source,
@@ -210,14 +209,14 @@ def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
     if name in nodes:
         return nodes.index(name), NODE_NAME
     if name:
-        raise slurm.fault(
+        raise LaunchError(
             f"this node, {NODE_NAME}={name!r}, is not among the step's nodes, "
             f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
             here=True,
         )
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
-        raise slurm.fault(
+        raise LaunchError(
             f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
             f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
             here=True,
@@ -236,7 +235,7 @@ def _interactive_step(slurm: _Variables) -> Job:
         node_rank=0,
         tasks_per_node=(1,),
         task_rank=0,
-        allocated_nodes=slurm.integer(*JOB_NUM_NODES),
+        allocated_nodes=max(_job_nodes(slurm), 1),
         sources={
             "nodes": NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES,
             "identity": _identity_source(slurm),
@@ -244,22 +243,34 @@ def _interactive_step(slurm: _Variables) -> Job:
     )
 
 
+def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
+    """Return the nodes of the job, of all components if it is heterogeneous."""
+    groups = [
+        name
+        for group in range(slurm.integer(HET_SIZE) if slurm.first(HET_SIZE) else 0)
+        if slurm.first(name := f"{JOB_NODES[0]}_HET_GROUP_{group}")
+    ]
+    if not groups:
+        return slurm.hosts(*JOB_NODES), slurm.name(*JOB_NODES)
+    hosts = [host for name in groups for host in slurm.hosts(name)]
+    return tuple(dict.fromkeys(hosts)), ", ".join(groups)
+
+
 def _batch_script(slurm: _Variables) -> Job:
     if slurm.integer(NODE_ID) > 0 or slurm.integer(TASK_RANK) > 0:
         # The script runs on the first node: srun started this, but its list is gone,
         # or that of another step is in its place.
         slurm.name(STEP_NODES)
-        raise slurm.fault(
+        raise LaunchError(
             f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names nodes that are not in "
             f"{slurm.name(*JOB_NODES)}={slurm.first(*JOB_NODES)!r}. {_STALE}"
         )
-    nodes = slurm.hosts(*JOB_NODES)
+    nodes, source = _job_hosts(slurm)
     node = slurm.first(NODE_NAME) or nodes[0]
     if node not in nodes:
-        name = slurm.name(*JOB_NODES)
-        raise slurm.fault(
+        raise LaunchError(
             f"this node, {NODE_NAME}={node!r}, is not among the job's nodes, "
-            f"{name}={slurm.first(name)!r}. {_STALE}",
+            f"{source}={slurm.first(source)!r}. {_STALE}",
             here=True,
         )
     return Job(
@@ -272,7 +283,7 @@ def _batch_script(slurm: _Variables) -> Job:
         task_rank=0,
         allocated_nodes=len(nodes),
         sources={
-            "nodes": slurm.name(*JOB_NODES),
+            "nodes": source,
             "node_rank": NODE_NAME if slurm.first(NODE_NAME) else NODE_ID,
             "identity": _identity_source(slurm),
         },
@@ -280,7 +291,7 @@ def _batch_script(slurm: _Variables) -> Job:
 
 
 def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
-    nodes = slurm.hosts(*JOB_NODES)
+    nodes, source = _job_hosts(slurm)
     if hostname.partition(".")[0] in {node.partition(".")[0] for node in nodes}:
         return None  # a login into one of the job's nodes
     return Job(
@@ -293,10 +304,15 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
         task_rank=0,
         allocated_nodes=len(nodes),
         sources={
-            "nodes": slurm.name(*JOB_NODES),
+            "nodes": source,
             "identity": _identity_source(slurm),
         },
     )
+
+
+def _job_nodes(slurm: _Variables) -> int:
+    """Return the number of nodes of the whole job, 0 if it is not said."""
+    return slurm.integer(*JOB_NUM_NODES) if slurm.first(*JOB_NUM_NODES) else 0
 
 
 def _identity(slurm: _Variables, step: str) -> str:

@@ -1,0 +1,155 @@
+"""The command as a program: what it does before torch is imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nodes import changed, recorded
+
+ROOT = Path(__file__).parents[2]
+
+TORCH_IS_IMPORTED = 77
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Run Python with an environment of our own and a torch that cannot be imported."""
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text(
+        f"import os; os._exit({TORCH_IS_IMPORTED})\n", encoding="utf-8"
+    )
+
+    def run(*args, environ=None):
+        path = os.pathsep.join([str(tmp_path), str(ROOT)])
+        return subprocess.run(
+            [sys.executable, *args],
+            env={"PYTHONPATH": path, "PYTHONUTF8": "1"} | (environ or {}),
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_import_imports_no_torch_and_changes_nothing(python):
+    program = """
+import os, socket, sys
+before, hook, path = dict(os.environ), sys.excepthook, list(sys.path)
+import torchrun_hpc
+assert torchrun_hpc.__version__
+assert dict(os.environ) == before
+assert sys.excepthook is hook and sys.path == path
+assert "torch" not in sys.modules
+"""
+    done = python("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["cli", "schedulers", "sites", "network", "plan", "report"],
+)
+def test_what_runs_before_torch_imports_none(python, module):
+    done = python("-c", f"import torchrun_hpc.{module}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"]
+SRUN = (
+    "Type: srun --nodes=3 --ntasks-per-node=1 "
+    "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
+)
+
+# The recorded environment, the task, what is changed, and what is said.
+REFUSED = {
+    "batch script": ("slurm-sbatch-script", 0, {}, f"a job of 3 nodes .* {SRUN}"),
+    "salloc": ("slurm-salloc-shell", 0, {}, f"not on the job's 3 nodes .*{SRUN}"),
+    "four tasks on a node": (
+        "slurm-srun-2-nodes-4-tasks-each",
+        0,
+        {},
+        f"srun started 4 tasks on a node .*{SRUN.replace('=3', '=2')}",
+    ),
+    "another of these tasks": ("slurm-srun-2-nodes-4-tasks-each", 5, {}, None),
+    "two tasks on a node": ("slurm-srun-uneven-tasks", 0, {}, "started 1 or 2 tasks"),
+    "the second node of these": ("slurm-srun-uneven-tasks", 2, {}, None),
+    "broken list": (
+        "slurm-srun-3-nodes",
+        0,
+        {"SLURM_STEP_NODELIST": "jwb[0001-"},
+        r"SLURM_STEP_NODELIST='jwb\[0001-' is not a list of nodes",
+    ),
+    "broken list, second task": (
+        "slurm-srun-3-nodes",
+        1,
+        {"SLURM_STEP_NODELIST": "jwb[0001-"},
+        None,
+    ),
+    "no list": (
+        "slurm-srun-3-nodes",
+        0,
+        {"SLURM_STEP_NODELIST": None},
+        "SLURM_STEP_NODELIST is not set",
+    ),
+    "not in the list": (
+        "slurm-srun-3-nodes",
+        2,
+        {"SLURMD_NODENAME": "jwb0009"},
+        "SLURMD_NODENAME='jwb0009', is not among the step's nodes",
+    ),
+    "letters beyond ASCII": (
+        "slurm-srun-3-nodes",
+        0,
+        {"SLURM_STEP_NUM_NODES": "drei\n\u2028ü"},
+        r"SLURM_STEP_NUM_NODES='drei\\n\\u2028ü' is not a whole number",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_refused_before_torch_is_imported(python, fault):
+    name, task, changes, message = REFUSED[fault]
+    environ = changed(recorded(name)[task][0], changes)
+    done = python(*COMMAND, environ=environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    if message is None:
+        assert done.stderr == ""
+        return
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("\n")
+    assert re.match(f"torchrun_hpc: error: .*{message}", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("slurm-srun-3-nodes", []),
+        # only torch's parser can say what these mean
+        ("slurm-sbatch-script", ["--standalone"]),
+        ("slurm-sbatch-script", ["--nnodes=1"]),
+        ("slurm-srun-2-nodes-4-tasks-each", ["--nnodes", "1"]),
+        ("slurm-salloc-shell", ["--help"]),
+    ],
+)
+def test_what_may_be_launched_goes_on_to_torch(python, name, options):
+    """This shows, too, that the tests above would notice torch."""
+    done = python(
+        "-m", "torchrun_hpc", *options, "train.py", environ=recorded(name)[0][0]
+    )
+    assert (done.returncode, done.stderr) == (TORCH_IS_IMPORTED, "")
+
+
+@pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_NNODES"])
+def test_variables_may_choose_one_node(python, variable):
+    environ = recorded("slurm-sbatch-script")[0][0] | {variable: "1"}
+    assert python(*COMMAND, environ=environ).returncode == TORCH_IS_IMPORTED

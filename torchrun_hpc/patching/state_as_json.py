@@ -1,0 +1,136 @@
+"""The rendezvous state travels as JSON of one fixed form, and nothing is unpickled.
+
+Whoever reaches the port of the rendezvous can write to its store, and torch unpickles
+what it finds there: a program of a stranger's choice would run in every agent.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import datetime, timezone
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from torchrun_hpc.patching.node_order import RankedNode
+from torchrun_hpc.patching.replacing import has, replace
+
+TARGET = "torch.distributed.elastic.rendezvous.dynamic_rendezvous.pickle"
+REASON = "anybody who reaches its port can run programs in it (pytorch#127403)"
+RELEASES = ">=2.0"
+
+_torch: Any = dynamic_rendezvous
+_State = _torch._RendezvousState
+_Node = _torch._NodeDesc
+
+_FLAGS = ("complete", "closed")
+_SETS = ("wait_list", "redundancy_list")  # the second one since 2.3
+
+
+class StateAsJson:
+    """Stands in for the module ``pickle`` where torch keeps the rendezvous state.
+
+    A node is ``[addr, pid, local_id]``, with its rank behind if it has one; a time is
+    in ISO format; a dictionary is a list of pairs.
+    """
+
+    PickleError = pickle.PickleError
+
+    @staticmethod
+    def dumps(state: Any) -> bytes:
+        """Write a rendezvous state."""
+        fields = dict(vars(state))
+        fields["deadline"] = state.deadline and state.deadline.isoformat()
+        fields["participants"] = [[_list(n), r] for n, r in state.participants.items()]
+        fields["last_heartbeats"] = [
+            [_list(node), time.isoformat()]
+            for node, time in state.last_heartbeats.items()
+        ]
+        for name in _SETS:
+            if name in fields:
+                fields[name] = [_list(node) for node in fields[name]]
+        return json.dumps(fields).encode()
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        """Read a rendezvous state.
+
+        Raises:
+            pickle.PickleError: It is something else.
+        """
+        try:
+            return _read(json.loads(data))
+        except Exception as error:  # noqa: BLE001 - whatever a stranger wrote
+            raise pickle.PickleError(
+                f"this is not the state of a rendezvous: {error}"
+            ) from None
+
+
+def _list(node: Any) -> list[Any]:
+    rank = [node.node_rank] if isinstance(node, RankedNode) else []
+    return [node.addr, node.pid, node.local_id, *rank]
+
+
+def _read(fields: Any) -> Any:
+    state = _State()
+    if set(_of(dict, fields)) != set(vars(state)):
+        raise ValueError("other fields")
+    state.round = _of(int, fields["round"])
+    for name in _FLAGS:
+        setattr(state, name, _of(bool, fields[name]))
+    if fields["deadline"] is not None:
+        state.deadline = _time(fields["deadline"])
+    state.participants = {
+        _node(node): _of(int, rank) for node, rank in _of(list, fields["participants"])
+    }
+    state.last_heartbeats = {
+        _node(node): _time(time) for node, time in _of(list, fields["last_heartbeats"])
+    }
+    for name in _SETS:
+        if name in fields:
+            setattr(state, name, {_node(node) for node in _of(list, fields[name])})
+    return state
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is not of type {kind.__name__}")
+    return value
+
+
+def _time(text: Any) -> datetime:
+    time = datetime.fromisoformat(_of(str, text))
+    # Aware since 2.6; one of the other kind could not be compared.
+    if (time.tzinfo is None) != (_now().tzinfo is None):
+        raise ValueError(f"{text} is of another torch")
+    return time
+
+
+def _now() -> datetime:
+    aware = "timezone" in vars(_torch)
+    return datetime.now(timezone.utc if aware else None)
+
+
+def _node(values: Any) -> Any:
+    addr, pid, local_id, *rank = _of(list, values)
+    node = (_of(str, addr), _of(int, pid), _of(int, local_id))
+    return RankedNode(*node, *(_of(int, r) for r in rank)) if rank else _Node(*node)
+
+
+def fits() -> bool:
+    """Check that torch pickles by the module's name, and that we know the state."""
+    if not has(_torch, "pickle"):
+        return False
+    state = _State()
+    ranked, plain = RankedNode("n9", 1, 0, 0), _Node("n10", 1, 0)
+    state.participants = {ranked: 0, plain: 1}
+    state.wait_list = {ranked, plain}
+    state.deadline = _now()
+    state.last_heartbeats = {ranked: _now(), plain: _now()}
+    return bool(vars(StateAsJson.loads(StateAsJson.dumps(state))) == vars(state))
+
+
+def apply(_plan: object) -> None:
+    """Put the reader and writer of JSON in the place of ``pickle``."""
+    replace(_torch, "pickle", StateAsJson)
