@@ -87,7 +87,7 @@ def parse(
     made = parser(environ)
     own, script_args = _split(made, argv)
     args = made.parse_args(own)
-    setattr(args, SCRIPT_ARGS, _script_args(script_args))
+    setattr(args, SCRIPT_ARGS, _script_args(script_args, own))
     bare = parser(environ)
     options = _options(bare)
     for action in options:
@@ -106,11 +106,13 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, V
 
     What it left at torchrun's defaults is ours to fill in.
     """
-    options = _options(parser(environ))
+    made = parser(environ)
+    options = _options(made)
+    defaults = vars(made.parse_args(["script"]))
     return _by_variable(options, args, environ) | {
         action.dest: Value(getattr(args, action.dest), action.option_strings[-1])
         for action in options
-        if getattr(args, action.dest, action.default) not in ("", action.default)
+        if getattr(args, action.dest, "") not in ("", defaults.get(action.dest, ""))
     }
 
 
@@ -155,12 +157,13 @@ def _split(
     return argv, ()
 
 
-def _script_args(words: Sequence[str]) -> list[str]:
+def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
     """Treat ``--`` among the script's arguments as argparse does."""
     neutral = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     neutral.add_argument("script")
     neutral.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
-    return list(getattr(neutral.parse_args(["script", *words]), SCRIPT_ARGS))
+    before = ["--"] if "--" in own else []
+    return list(getattr(neutral.parse_args([*before, "script", *words]), SCRIPT_ARGS))
 
 
 def check(args: argparse.Namespace) -> int:

@@ -194,7 +194,7 @@ def _one_node(q: Question) -> LaunchPlan:
         workers=q.workers,
         speaks=q.job is None or q.job.task_rank == 0,
         endpoint=q.typed("rdzv_endpoint") or "localhost",
-        address=None if "local_addr" in q.options else LOOPBACK,
+        address=_own_number(q, q.typed("local_addr") or LOOPBACK),
         is_host=listen is not None,
         listen=listen,
         options=options,
@@ -214,16 +214,21 @@ def _one_node_listens(q: Question) -> tuple[str, int] | None:
     host, port, typed = meeting.typed_endpoint(q, LOOPBACK, port)
     if not static and not q.is_c10d:
         return None
-    known = q.network.resolve(host)
-    if not known:
+    if not q.network.resolve(host):
         raise LaunchError(
             f"{typed} does not resolve here. Leave it out, or type localhost:0"
         )
     conf = rdzvconf.parse(q.options.get("rdzv_conf"))
     if conf.get("is_host", "1").lower() in rdzvconf.FALSE:
         return None
-    own = [a for a in known if a.is_loopback or q.network.owner(a)]
-    return (str(own[0]), port) if own else None
+    own = _own_number(q, host)
+    return None if own is None else (own, port)
+
+
+def _own_number(q: Question, host: str) -> str | None:
+    """Return the address of a name that is this node's, loopback included."""
+    known = q.network.resolve(host)
+    return next((str(a) for a in known if a.is_loopback or q.network.owner(a)), None)
 
 
 def _as_typed(q: Question, nodes: int) -> LaunchPlan:

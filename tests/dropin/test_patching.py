@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
+import json
 import os
 import pickle
-import resource
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from side_by_side import OURS, STOCK, clean_environ, end_group
 from torch.distributed.elastic.rendezvous import (
@@ -32,9 +31,15 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc import patching
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.patching import fresh_store, listening, node_order, safe_state
+from torchrun_hpc.patching import (
+    fresh_store,
+    listening,
+    node_order,
+    replacing,
+    state_as_json,
+)
 from torchrun_hpc.patching.node_order import RankedNode
-from torchrun_hpc.patching.safe_state import SafePickle
+from torchrun_hpc.patching.state_as_json import StateAsJson
 from torchrun_hpc.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -63,10 +68,13 @@ def _torch() -> list[Any]:
 
 
 @pytest.fixture
-def torch_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def torch_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put torch back behind the test."""
+    replacing.restore()
     for owner, name in PLACES:
         monkeypatch.setattr(owner, name, getattr(owner, name))
+    yield
+    replacing.restore()
 
 
 def _plan(**values: Any) -> LaunchPlan:
@@ -129,7 +137,7 @@ def test_a_second_launch_in_one_process() -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_a_second_launch_listens_on_its_own_address() -> None:
     for address in ("127.0.0.2", "127.0.0.4"):
-        patching.apply_patches(_plan(address=address))
+        patching.apply_patches(_plan(address=address, listen=(address, 0)))
         made = c10d_rendezvous_backend._create_tcp_store(
             _parameters(f"{address}:0", is_host=1)
         )
@@ -165,14 +173,11 @@ CHANGES = [
     (node_order, Handler, "_node_desc_generator", None),
     (listening, Handler, "_create_tcp_store_server", _other_server),
     (listening, Handler, "_create_tcp_store_server", None),
-    (listening, c10d_rendezvous_backend, "_create_tcp_store", _other_store),
-    (listening, c10d_rendezvous_backend, "_create_tcp_store", None),
     (listening, c10d_rendezvous_backend, "TCPStore", None),
     (listening, c10d_rendezvous_backend, "TCPStore", dist.HashStore),
     (fresh_store, Handler, "__init__", _other_init),
     (fresh_store, Handler, "next_rendezvous", None),
-    (safe_state, dynamic_rendezvous, "pickle", None),
-    (safe_state, dynamic_rendezvous, "pickle", "json"),
+    (state_as_json, dynamic_rendezvous, "pickle", None),
 ]
 
 
@@ -214,11 +219,11 @@ def test_one_that_does_not_fit_keeps_no_other_from_it(
     sentences = patching.apply_patches(_plan())
     assert len(sentences) == 1
     assert node_order.TARGET in sentences[0]
-    assert isinstance(dynamic_rendezvous.pickle, SafePickle)
+    assert dynamic_rendezvous.pickle is StateAsJson
     assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
 
 
-# --- safe_state -------------------------------------------------------------------
+# --- state_as_json ----------------------------------------------------------------
 
 
 class Payload:
@@ -281,210 +286,88 @@ def _state(nodes: int = 3) -> Any:
 @pytest.mark.parametrize("nodes", [0, 1, 3, 1500])
 def test_a_state_is_read_as_it_was_written(nodes: int) -> None:
     state = _state(nodes)
-    read = SafePickle.loads(SafePickle.dumps(state))
+    read = StateAsJson.loads(StateAsJson.dumps(state))
     assert vars(read) == vars(state)
     assert [type(node) for node in read.wait_list] == [RankedNode]
     assert [type(node) for node in read.redundancy_list] == [Node]
     assert [node.node_rank for node in read.participants] == list(range(nodes))
 
 
-def _global(module: str, name: str, argument: bytes = b"") -> bytes:
-    """Return a pickle that calls something by name."""
-    call = b"(" + argument + b"tR" if argument else b""
-    return f"c{module}\n{name}\n".encode() + call + b"."
+def _fields(**changes: Any) -> bytes:
+    fields = json.loads(StateAsJson.dumps(_state()))
+    return json.dumps({**fields, **changes}).encode()
 
 
-STRANGERS = [
-    ("os", "system", b"Vtrue\n"),
-    ("posix", "system", b"Vtrue\n"),
-    ("builtins", "eval", b"V1\n"),
-    ("builtins", "exec", b"V1\n"),
-    ("builtins", "getattr", b"V1\nV2\n"),
-    ("builtins", "__import__", b"Vos\n"),
-    ("builtins", "object", b""),
-    ("__builtin__", "eval", b"V1\n"),
-    ("functools", "partial", b""),
-    ("operator", "attrgetter", b"V1\n"),
-    ("subprocess", "Popen", b"Vtrue\n"),
-    ("importlib", "import_module", b"Vos\n"),
-    ("pickle", "loads", b"V1\n"),
-    ("copyreg", "_reconstructor", b""),
-    ("torch", "load", b"V1\n"),
-    ("torch.storage", "_load_from_bytes", b"V1\n"),
-    ("torch._utils", "_rebuild_tensor_v2", b""),
-    ("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "os", b""),
-    ("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "os.system", b""),
-    (
-        "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
-        "_RendezvousState.__init__.__globals__",
-        b"",
-    ),
-    (
-        "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
-        "DynamicRendezvousHandler",
-        b"",
-    ),
-    ("torchrun_hpc.patching.node_order", "RankedNode.__init__.__globals__", b""),
-    ("torchrun_hpc.patching.node_order", "functools", b""),
-    ("torchrun_hpc.cli", "main", b""),
-    ("datetime", "sys", b""),
-]
+NOW = "2026-01-02T03:04:05+00:00"
+NOT_A_STATE = {
+    "a pickle": pickle.dumps(State()),
+    "no JSON": b"{",
+    "no text": b"\xff\xfe\xff",
+    "nothing": b"",
+    "null": b"null",
+    "a number": b"1",
+    "a list": b"[]",
+    "no fields": b"{}",
+    "deep": b"[" * 100_000,
+    "another field": _fields(more=1),
+    "a round of text": _fields(round="2"),
+    "a round that is true": _fields(round=True),
+    "a round with a point": _fields(round=1.5),
+    "a round without end": _fields(round=float("inf")),
+    "a flag of numbers": _fields(complete=1),
+    "a deadline of numbers": _fields(deadline=1),
+    "a deadline of another form": _fields(deadline="tomorrow"),
+    "a deadline without zone": _fields(deadline="2026-01-02T03:04:05"),
+    "participants by name": _fields(participants={"n9": 0}),
+    "a rank of text": _fields(participants=[[["n9", 1, 0, 0], "0"]]),
+    "a node of two": _fields(wait_list=[["n9", 1]]),
+    "a node of five": _fields(wait_list=[["n9", 1, 0, 0, 0]]),
+    "a node of text": _fields(wait_list=["n9_1_0"]),
+    "a node without name": _fields(wait_list=[[None, 1, 0]]),
+    "a process of text": _fields(wait_list=[["n9", "1", 0]]),
+    "heartbeats of numbers": _fields(last_heartbeats=[[["n9", 1, 0], 5]]),
+    "heartbeats without node": _fields(last_heartbeats=[[NOW, NOW]]),
+}
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "argument"), STRANGERS, ids=[f"{m}.{n}" for m, n, _ in STRANGERS]
-)
-def test_strangers_are_refused(module: str, name: str, argument: bytes) -> None:
-    for header in (b"", b"\x80\x04"):
-        with pytest.raises(pickle.UnpicklingError, match="does not belong") as caught:
-            SafePickle.loads(header + _global(module, name, argument))
-        assert f"{module}.{name}" in str(caught.value)
+def test_the_form_that_the_bad_ones_are_made_of_is_good() -> None:
+    assert vars(StateAsJson.loads(_fields())) == vars(_state())
 
 
-@pytest.mark.parametrize("opcode", [b"\x82\x01", b"\x83\x01\x00", b"Pid\n", b"]Q"])
-def test_extensions_and_persistent_ids_are_refused(opcode: bytes) -> None:
+@pytest.mark.parametrize("data", NOT_A_STATE.values(), ids=NOT_A_STATE)
+def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(pickle.PickleError):
-        SafePickle.loads(b"\x80\x04" + opcode + b".")
-
-
-NOT_A_STATE = [None, 1, "state", {}, [], RankedNode("n", 1, 0, 0), {1, 2}]
-
-
-@pytest.mark.parametrize("value", NOT_A_STATE, ids=repr)
-def test_anything_else_is_refused(value: Any) -> None:
-    with pytest.raises(pickle.PickleError):
-        SafePickle.loads(pickle.dumps(value))
-
-
-STATE_MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
-ALLOWED = [
-    (STATE_MODULE, "_RendezvousState"),
-    (STATE_MODULE, "_NodeDesc"),
-    ("torchrun_hpc.patching.node_order", "RankedNode"),
-]
-
-
-@pytest.mark.parametrize(("module", "name"), ALLOWED, ids=[n for _, n in ALLOWED])
-def test_no_message_changes_a_class(
-    module: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """BUILD on a class sets attributes of the class.
-
-    A stranger who gives it another ``__module__`` lets the agent import that module
-    when it next pickles its own state.
-    """
-    owner = getattr(sys.modules[module], name)
-    monkeypatch.setattr(owner, "__module__", owner.__module__)  # put back behind it
-    before = dict(vars(owner))
-    # cls; (None, {"__module__": "antigravity"}); BUILD; then a proper state
-    build = b"(N}V__module__\nVantigravity\nst" + b"b0"
-    data = f"c{module}\n{name}\n".encode() + build + pickle.dumps(_state(), 3)[2:]
-    with contextlib.suppress(pickle.PickleError):
-        SafePickle.loads(data)
-    assert dict(vars(owner)) == before
-
-
-@pytest.mark.parametrize(
-    "attributes",
-    [{}, {"round": "x"}, {"participants": []}, {"closed": 1, "wait_list": None}],
-    ids=str,
-)
-def test_a_state_that_torch_could_not_use(attributes: dict[str, Any]) -> None:
-    """It would end in a traceback of the agent, far from here."""
-    state = State.__new__(State)
-    state.__dict__.update({**vars(State()), **attributes} if attributes else {})
-    with pytest.raises(pickle.PickleError):
-        SafePickle.loads(pickle.dumps(state))
-
-
-@pytest.fixture(scope="module")
-def little_memory() -> Iterator[None]:
-    """A broken pickle may ask for any number of bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = psutil.Process().memory_info().vms
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-VALID = [
-    *(SafePickle.dumps(_state(nodes)) for nodes in (0, 1, 3)),
-    *(pickle.dumps(_state(nodes), 3) for nodes in (0, 1, 3)),
-]
-# Opcodes, and whole instructions, to be put anywhere.
-PIECES = [bytes([code]) for code in range(256)] + [
-    *(_global(module, name, argument)[:-1] for module, name, argument in STRANGERS),
-    *(f"c{module}\n{name}\n".encode() for module, name in ALLOWED),
-    *(b"}", b"]", b"(", b")", b"R", b"b", b"u", b"s", b"0", b"2", b"N", b"\x81"),
-    *(b"Vtext\n", b"I1\n", b"K\x05", b"\x8e" + b"\xff" * 8, b"r\xff\xff\xff\x7f"),
-]
-CHANGE = st.tuples(
-    st.sampled_from(["flip", "cut", "insert", "repeat"]),
-    st.integers(0, 4000),
-    st.integers(1, 255),
-    st.sampled_from(PIECES),
-)
-
-
-def _changed(data: bytes, changes: list[tuple[str, int, int, bytes]]) -> bytes:
-    for kind, place, number, piece in changes:
-        at = place % (len(data) + 1)
-        if kind == "flip" and at < len(data):
-            data = data[:at] + bytes([data[at] ^ number]) + data[at + 1 :]
-        elif kind == "cut":
-            data = data[:at] + data[at + number % 16 :]
-        elif kind == "repeat":
-            data = data[:at] + data[at : at + number % 32] * 2 + data[at:]
-        else:
-            data = data[:at] + piece + data[at:]
-    return data
+        StateAsJson.loads(data)
 
 
 def _assert_refused_or_state(data: bytes) -> None:
     try:
-        state = SafePickle.loads(data)
+        state = StateAsJson.loads(data)
     except pickle.PickleError:
         return
     assert type(state) is State
-    known = (int, bool, str, bytes, float, dict, set, list, tuple, type(None))
-    known += (datetime, timedelta, timezone, Node, RankedNode, State)
-    todo, seen = [state], set()
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        # A class as such is no message either, but it does nothing.
-        assert isinstance(value, known) or value in (*known, set), type(value)
-        if isinstance(value, dict):
-            todo += [*value, *value.values()]
-        elif isinstance(value, set | list | tuple):
-            todo += value
-        elif isinstance(value, State | Node):
-            todo += vars(value).values()
+    assert StateAsJson.loads(StateAsJson.dumps(state)).__dict__ == vars(state)
 
 
-FUZZ = settings(
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+FUZZ = settings(deadline=None, database=None)
 
 
-@pytest.mark.usefixtures("little_memory")
-@settings(FUZZ, max_examples=400)
+@settings(FUZZ, max_examples=300)
 @given(data=st.binary(max_size=200))
 def test_arbitrary_bytes(data: bytes) -> None:
     _assert_refused_or_state(data)
 
 
-@pytest.mark.usefixtures("little_memory")
-@settings(FUZZ, max_examples=1500)
-@given(valid=st.sampled_from(VALID), changes=st.lists(CHANGE, min_size=1, max_size=5))
-def test_mutated_states(
-    valid: bytes, changes: list[tuple[str, int, int, bytes]]
-) -> None:
-    _assert_refused_or_state(_changed(valid, changes))
+@settings(FUZZ, max_examples=500)
+@given(
+    name=st.sampled_from(sorted(vars(State()))),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ),
+)
+def test_states_with_another_value(name: str, value: Any) -> None:
+    _assert_refused_or_state(_fields(**{name: value}))
 
 
 # --- node_order -------------------------------------------------------------------
@@ -527,7 +410,7 @@ def test_nodes_are_ranked_as_the_scheduler_numbers_them(order: tuple[int, ...]) 
     # As every node sees it: through the store.
     state = State()
     state.participants = dict.fromkeys(nodes, 0)
-    copied = SafePickle.loads(SafePickle.dumps(state))
+    copied = StateAsJson.loads(StateAsJson.dumps(state))
     assert _ranks(list(copied.participants)) == {"n9": 0, "n10": 1, "n11": 2}
 
 
@@ -691,20 +574,13 @@ def test_stock_listens_on_all_interfaces() -> None:
 
 @pytest.mark.usefixtures("torch_again", "quick")
 @pytest.mark.parametrize(
-    ("address", "other", "listen"),
-    [
-        ("127.0.0.2", "127.0.0.3", True),
-        ("127.0.0.2", "127.0.0.3", False),
-        ("::1", "127.0.0.1", True),
-    ],
+    ("address", "other"), [("127.0.0.2", "127.0.0.3"), ("::1", "127.0.0.1")]
 )
-def test_both_stores_listen_on_one_address(
-    *, address: str, other: str, listen: bool
-) -> None:
+def test_both_stores_listen_on_one_address(address: str, other: str) -> None:
     if not _usable(address):
         pytest.skip(f"this machine has no {address}")
-    port = _free_port(address) if listen else 0
-    plan = _plan(address=address, listen=(address, port) if listen else None)
+    port = _free_port(address)
+    plan = _plan(address=address, listen=(address, port))
     assert patching.apply_patches(plan) == []
     host = f"[{address}]" if ":" in address else address
     parameters = _parameters(f"{host}:{port}", is_host=1)
@@ -714,8 +590,7 @@ def test_both_stores_listen_on_one_address(
     try:
         info = handler.next_rendezvous().bootstrap_store_info
         assert info.master_addr == address
-        if listen:
-            assert store.port == port
+        assert store.port == port
         for found in (store.port, info.master_port):
             assert _listening(found) == {address}
             assert _answers(address, found)
@@ -770,12 +645,10 @@ def test_a_client_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("torch_again")
-@pytest.mark.parametrize("listen", [True, False])
-def test_a_port_that_is_taken(*, listen: bool) -> None:
+def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.2", 0)) as holder:
         port = holder.getsockname()[1]
-        where = ("127.0.0.2", port) if listen else None
-        patching.apply_patches(_plan(listen=where))
+        patching.apply_patches(_plan(listen=("127.0.0.2", port)))
         with pytest.raises(LaunchError) as caught:
             c10d_rendezvous_backend._create_tcp_store(
                 _parameters(f"127.0.0.2:{port}", is_host=1)

@@ -95,11 +95,9 @@ def _server(original: Any, plan: LaunchPlan) -> Any:
     """Wrap the method that opens the store of the workers."""
 
     @functools.wraps(original)
-    def create_server(self: Any, master_addr: str, master_port: int) -> Any:
-        if master_addr != plan.address:
-            return original(self, master_addr, master_port)
+    def create_server(_self: Any, _master_addr: str, master_port: int) -> Any:
         store = getattr(_torch.dist, _STORE)
-        return _serve(store, master_addr, master_port, {"multi_tenant": True})
+        return _serve(store, str(plan.address), master_port, {"multi_tenant": True})
 
     return create_server
 
