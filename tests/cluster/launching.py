@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,9 +39,10 @@ def column(said: list[dict[str, Any]], *names: str) -> list[tuple[str, ...]]:
 
 
 def own_lines(stderr: str) -> list[str]:
-    """Return the lines that the launcher itself wrote."""
-    return [line for line in stderr.splitlines() if line.startswith("torchrun_hpc: ")]
+    """Return the lines that the launcher itself wrote, also behind a prompt."""
+    return [line for line in stderr.splitlines() if "torchrun_hpc: " in line]
 
 
-def in_ci() -> bool:
-    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+def lines(stderr: str) -> list[str]:
+    """Return all lines but those of srun itself, when it has to queue."""
+    return [line for line in stderr.splitlines() if not line.startswith("srun: job ")]

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, WORLD, column, own_lines, workers
+from launching import ENVIRON, HPC, ONE_TASK, WORLD, column, lines, own_lines, workers
 
 if TYPE_CHECKING:
     from testbed import Cluster
@@ -69,7 +69,7 @@ def test_a_node_rank_that_c10d_ignores_is_said_once(unpadded: Cluster) -> None:
     done = unpadded.srun("-N3", ONE_TASK, *HPC, "--node_rank=0", "--rdzv_backend=c10d",
                          WORLD, env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (line,) = done.stderr.splitlines()
+    (line,) = lines(done.stderr)
     assert "--node_rank=0 is ignored" in line
 
 
@@ -116,7 +116,7 @@ def test_a_late_head_is_waited_for_in_silence(unpadded: Cluster) -> None:
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", late, env=ENVIRON)
     assert done.returncode == 0, done.stderr
     assert len(workers(done)) == 3
-    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert len(lines(done.stderr)) == 1, done.stderr
 
 
 def test_a_missing_node_is_waited_for_with_a_message(unpadded: Cluster) -> None:

@@ -19,6 +19,7 @@ from launching import (
     STOCK,
     WORLD,
     column,
+    lines,
     workers,
 )
 
@@ -87,9 +88,9 @@ def test_a_clean_start_is_one_line(juelich: Cluster) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "to stdout\n" * 6
-    lines = done.stderr.splitlines()
-    assert lines.count("to stderr") == 6
-    (line,) = [line for line in lines if line != "to stderr"]
+    stderr = lines(done.stderr)
+    assert stderr.count("to stderr") == 6
+    (line,) = [line for line in stderr if line != "to stderr"]
     assert re.fullmatch(
         r"torchrun_hpc: 3 nodes x 2 workers, Slurm \d+\.0, "
         r"rendezvous at jwb0001i:2\d{4} \(10\.20\.0\.1\), interface ib0",
@@ -100,7 +101,7 @@ def test_a_clean_start_is_one_line(juelich: Cluster) -> None:
 def test_training_prints_one_line(juelich: Cluster) -> None:
     done = juelich.srun("-N3", ONE_TASK, *HPC, DDP, env=JUELICH, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert len(lines(done.stderr)) == 1, done.stderr
     assert len(done.stdout.splitlines()) == 4, done.stdout
 
 

@@ -28,7 +28,8 @@ REPORT = """
 import json, os, signal, socket, sys, time
 import psutil
 
-print("out", os.environ["RANK"], sys.argv[1:], flush=True)
+# In one piece: print writes each of its arguments by itself.
+sys.stdout.write(f"out {os.environ['RANK']} {sys.argv[1:]}\n")
 if os.environ.get("SPEAK"):
     print("err", os.environ["RANK"], file=sys.stderr, flush=True)
 
