@@ -44,7 +44,7 @@ _SERVER = "_create_tcp_store_server"
 
 # Seconds.
 _PROBE_TIMEOUT = 5.0
-_PAUSE = (0.05, 0.3)
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_REPORT = 10.0
 _NEXT_REPORT = 60.0
 
@@ -142,6 +142,8 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
                     f"{waited:.0f} s: {error}",
                     sys.stderr,
                 )
-            time.sleep(random.uniform(*_PAUSE))  # noqa: S311 - spreads the nodes
+            # Short at first, when all start together; spread among the nodes.
+            pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
         else:
             return
