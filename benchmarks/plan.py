@@ -16,9 +16,9 @@ import time
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import schedulers, sites
+from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.network import Network, this_node
 from torchrun_hpc.plan import make_plan
-from torchrun_hpc.question import Question, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +60,7 @@ def plan_once(options: Mapping[str, Value]) -> float:
     """Return the seconds from the environment to the plan."""
     start = time.perf_counter()
     job = schedulers.detect(ENVIRON, ENVIRON["SLURMD_NODENAME"])
-    question = Question(
+    inputs = Inputs(
         job=job,
         site=sites.find(ENVIRON),
         network=Network(this_node().interfaces, resolve, lambda _address: None),
@@ -69,7 +69,7 @@ def plan_once(options: Mapping[str, Value]) -> float:
         workers=4,
         command="python -m torchrun_hpc main.py",
     )
-    plan = make_plan(question)
+    plan = make_plan(inputs)
     seconds = time.perf_counter() - start
     if plan.nodes != NODES or plan.node_rank != NODES // 2:
         sys.exit("this is not the plan of that node")

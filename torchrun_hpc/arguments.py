@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import tempfile
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
-from torch.distributed.elastic.events import handlers as event_handlers
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.question import Value
+from torchrun_hpc.inputs import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +23,8 @@ if TYPE_CHECKING:
 PROGRAM = "torchrun_hpc"
 SCRIPT_ARGS = "training_script_args"
 
-# Words in front of the script; behind more, nobody finds his own mistake.
+# Words in front of the script. Trying more would take seconds on a wrong line with
+# thousands of arguments, and no right line has as many.
 _LONGEST = 256
 
 
@@ -50,7 +48,8 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         flags = ", ".join(f"{k}={v}" for k, v in environ.items() if k[:4] == "PET_")
         raise LaunchError(
             f"a PET_* variable cannot be read ({error}): {flags}. Flags such as "
-            "PET_STANDALONE are 1 or 0"
+            "PET_STANDALONE are 1 or 0",
+            everywhere=True,
         ) from None
     made.prog = PROGRAM
     group = made.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
@@ -104,7 +103,8 @@ def parse(
 def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Value]:
     """Return the arguments that are set, of a program that parses its own.
 
-    What it left at torchrun's defaults is ours to fill in.
+    What it left at torchrun's defaults is ours to fill in. The rank of the node is
+    left out: 0 is the default, so it would count as set on all nodes but the first.
     """
     made = parser(environ)
     options = _options(made)
@@ -112,7 +112,8 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, V
     return _by_variable(options, args, environ) | {
         action.dest: Value(getattr(args, action.dest), action.option_strings[-1])
         for action in options
-        if getattr(args, action.dest, "") not in ("", defaults.get(action.dest, ""))
+        if action.dest != "node_rank"
+        and getattr(args, action.dest, "") not in ("", defaults.get(action.dest, ""))
     }
 
 
@@ -130,7 +131,8 @@ def _by_variable(
     for action in options:
         variable = f"PET_{action.dest.upper()}"
         if isinstance(action, env | check_env) and environ.get(variable):
-            found[action.dest] = Value(getattr(args, action.dest), variable)
+            value = getattr(args, action.dest, environ[variable])
+            found[action.dest] = Value(value, variable)
     return found
 
 
@@ -164,65 +166,3 @@ def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
     neutral.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
     before = ["--"] if "--" in own else []
     return list(getattr(neutral.parse_args([*before, "script", *words]), SCRIPT_ARGS))
-
-
-def check(args: argparse.Namespace) -> int:
-    """Find what torchrun would answer with a traceback.
-
-    Args:
-        args: Arguments as torch.distributed.run takes them; not changed.
-
-    Returns:
-        The number of workers on this node.
-
-    Raises:
-        LaunchError: A value cannot be used.
-    """
-    try:
-        workers = int(torch_run.determine_local_world_size(args.nproc_per_node))
-    except ValueError as error:
-        raise LaunchError(
-            f"--nproc_per_node={args.nproc_per_node}: {str(error).rstrip('.')}. Type a "
-            "number, or gpu, cpu, auto"
-        ) from None
-    if workers < 1:
-        raise LaunchError(f"--nproc_per_node={args.nproc_per_node} starts no worker")
-    backends = getattr(rendezvous_handler_registry, "_registry", {})
-    if backends and args.rdzv_backend not in backends:
-        raise LaunchError(
-            f"--rdzv_backend={args.rdzv_backend}: this torch has no such rendezvous. "
-            f"Type one of {', '.join(sorted(backends))}, or leave the option out"
-        )
-    if args.monitor_interval <= 0:
-        raise LaunchError(
-            f"--monitor_interval={args.monitor_interval}: type seconds above 0"
-        )
-    if "/" in args.rdzv_id or "\0" in args.rdzv_id:
-        raise LaunchError(
-            f"--rdzv_id={args.rdzv_id}: it names a folder for logs, and cannot have a /"
-        )
-    handler = getattr(args, "event_log_handler", None)
-    handlers = getattr(event_handlers, "_log_handlers", {})
-    if handler and handlers and handler not in handlers:
-        raise LaunchError(
-            f"--event_log_handler={handler}: type one of {', '.join(sorted(handlers))}"
-        )
-    return workers
-
-
-def configure(args: argparse.Namespace) -> None:
-    """Let torch read all arguments once, before anything is started.
-
-    Raises:
-        LaunchError: A value cannot be used, in torch's words.
-    """
-    trial: Any = copy.copy(args)
-    with tempfile.TemporaryDirectory() as folder:
-        # torch makes a folder for logs where none was typed.
-        trial.log_dir = trial.log_dir or folder
-        try:
-            torch_run.config_from_args(trial)
-        except (ValueError, AssertionError, RuntimeError, OSError) as error:
-            raise LaunchError(
-                f"torchrun does not take this command line: {error}"
-            ) from None

@@ -1,15 +1,15 @@
 """Importing this makes torch.distributed.run understand clusters.
 
-For programs that call ``torch.distributed.run.run`` or ``main`` themselves: the import
-wraps ``run``, and the next launch is planned as ``python -m torchrun_hpc`` would plan
-it. What the program leaves at torchrun's defaults is filled in.
+For programs that call ``torch.distributed.run.main`` or ``run`` themselves: the import
+wraps its parser and ``run``, and each launch is planned as ``python -m torchrun_hpc``
+would plan it. Of arguments that the program has made itself, what is left at
+torchrun's defaults is filled in.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,27 @@ from torchrun_hpc import arguments, cli
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
-_original: Any = torch_run.run
+_original_run: Any = torch_run.run
+_original_parse: Any = torch_run.parse_args
+
+_TYPED = "hpc_typed"
 
 
-@functools.wraps(_original)
-def _run(args: argparse.Namespace) -> None:
+@functools.wraps(_original_parse)
+def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
+    argv = sys.argv[1:] if args is None else args
     with cli.faults_reported():
-        job = cli.this_job()
-        typed = arguments.changed(args, os.environ)
-        cli.prepare(job, args, typed, shlex.join(["python", *sys.argv]))
-        _original(args)
+        parsed, typed = arguments.parse(argv, os.environ)
+    setattr(parsed, _TYPED, typed)
+    return parsed
 
 
+@functools.wraps(_original_run)
+def _run(args: argparse.Namespace) -> None:
+    cli.launch(_original_run, args, getattr(args, _TYPED, None))
+
+
+torch_run.parse_args = _parse_args
 torch_run.run = _run

@@ -16,16 +16,21 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import network, plan, report, schedulers, sites
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.question import Question
+from torchrun_hpc.inputs import Inputs
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torchrun_hpc.inputs import Value
     from torchrun_hpc.job import Job
-    from torchrun_hpc.question import Value
 
 WRONG_USE = 2
+FAILED = 1
+
+# With these a user asks for one node, whatever the scheduler says.
+_ONE_NODE = ("--standalone", "--nnodes")
+_SHORTEST_ABBREVIATION = len("--x")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,15 +45,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     argv = sys.argv[1:] if argv is None else argv
     with faults_reported():
-        job = this_job()
-        _refuse_early(job, argv)
-        _launch(job, argv)
+        job, problem = _look_around(_command(argv))
+        if problem is not None and not _may_be_one_node(argv):
+            raise problem
+        # Here, and not above: importing torch takes a second or more.
+        from torch.distributed import run as torch_run  # noqa: PLC0415
+
+        from torchrun_hpc import arguments  # noqa: PLC0415
+
+        args, typed = arguments.parse(argv, os.environ)
+        _launch(torch_run.run, args, typed, job, problem, _command(argv))
 
 
-def this_job() -> Job | None:
-    """Return what the scheduler says about this process."""
-    terminal = sys.stdin is not None and sys.stdin.isatty()
-    return schedulers.detect(os.environ, socket.gethostname(), terminal=terminal)
+def launch(
+    run: Callable[[argparse.Namespace], None],
+    args: argparse.Namespace,
+    typed: Mapping[str, Value] | None,
+) -> None:
+    """Launch for a program that has parsed its own arguments.
+
+    Args:
+        run: ``torch.distributed.run.run``.
+        args: Arguments of it; filled in.
+        typed: Of these, what the user set; ``None`` to take what differs from
+            torchrun's defaults.
+    """
+    from torchrun_hpc import arguments  # noqa: PLC0415
+
+    command = shlex.join(["python", *sys.argv])
+    with faults_reported():
+        job, problem = _look_around(command)
+        if typed is None:
+            typed = arguments.changed(args, os.environ)
+        _launch(run, args, typed, job, problem, command)
 
 
 @contextlib.contextmanager
@@ -57,36 +86,61 @@ def faults_reported() -> Iterator[None]:
     try:
         yield
     except LaunchError as error:
-        if error.here or schedulers.is_first_task(os.environ):
+        if not error.everywhere or schedulers.is_first_task(os.environ):
             report.line(f"error: {error}", sys.stderr)
         sys.exit(WRONG_USE)
 
 
-def _refuse_early(job: Job | None, argv: Sequence[str]) -> None:
-    """Refuse what the environment alone shows, within a moment.
+def _look_around(command: str) -> tuple[Job | None, LaunchError | None]:
+    """Return the job, and why more than one node cannot be launched from here."""
+    # An empty variable is unset, to us as to the workers.
+    for name in [n for n in os.environ if n.startswith("PET_") and not os.environ[n]]:
+        del os.environ[name]
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    try:
+        job = schedulers.detect(
+            os.environ, socket.gethostname(), terminal=terminal, pid=os.getpid()
+        )
+    except LaunchError as fault:
+        return None, fault
+    return job, plan.refusal(job, command) if job else None
 
-    Only --standalone and --nnodes can change the verdict. Whether one of them was
-    typed is for torch's parser to say; where something looks like it, we wait for it.
+
+def _may_be_one_node(argv: Sequence[str]) -> bool:
+    """Say whether the user may have asked for one node, or for help.
+
+    Only torch's parser can tell, and what looks like it waits for that. This decides
+    how soon a fault is reported, and nothing else.
     """
-    typed = [word for word in argv if word.startswith(("--st", "--nn"))]
-    typed += [n for n in ("PET_STANDALONE", "PET_NNODES") if os.environ.get(n)]
-    problem = plan.refusal(job, _command(argv)) if job and not typed else None
-    if problem is not None and not {"-h", "--help"}.intersection(argv):
-        raise problem
+    if argv[:1] in (["-h"], ["--help"]):
+        return True
+    if os.environ.get("PET_STANDALONE", "0") != "0" or os.environ.get("PET_NNODES"):
+        return True
+    words = (word.partition("=")[0].replace("_", "-") for word in argv)
+    return any(
+        len(word) > _SHORTEST_ABBREVIATION and option.startswith(word)
+        for word in words
+        for option in _ONE_NODE
+    )
 
 
-def _launch(job: Job | None, argv: Sequence[str]) -> None:
-    # Here, and not above: importing torch takes a second or more.
-    from torch.distributed import run as torch_run  # noqa: PLC0415
+def _launch(  # noqa: PLR0913, PLR0917 - the stages hand on what they found
+    run: Callable[[argparse.Namespace], None],
+    args: argparse.Namespace,
+    typed: Mapping[str, Value],
+    job: Job | None,
+    problem: LaunchError | None,
+    command: str,
+) -> None:
+    """Plan the launch, and hand over to torch."""
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415
     from torch.distributed.elastic.rendezvous import RendezvousError  # noqa: PLC0415
 
-    from torchrun_hpc import arguments  # noqa: PLC0415
-
-    args, typed = arguments.parse(argv, os.environ)
-    prepare(job, args, typed, _command(argv))
+    if problem is not None and not plan.one_node_is_typed(typed):
+        raise problem
+    _prepare(args, typed, job, command)
     try:
-        record(torch_run.run)(args)
+        record(run)(args)
     except ModuleNotFoundError as error:
         raise LaunchError(
             f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
@@ -98,51 +152,42 @@ def _launch(job: Job | None, argv: Sequence[str]) -> None:
             f"error: the nodes did not meet ({type(error).__name__}): {error}{cause}",
             sys.stderr,
         )
-        sys.exit(1)
+        sys.exit(FAILED)
 
 
-def prepare(
-    job: Job | None,
+def _prepare(
     args: argparse.Namespace,
     typed: Mapping[str, Value],
+    job: Job | None,
     command: str,
 ) -> None:
-    """Make the plan, and put it into torch, its arguments and the environment.
+    """Make the plan, and put it into torch, its arguments and the environment."""
+    from torchrun_hpc import checks, patching  # noqa: PLC0415
 
-    Args:
-        job: What the scheduler says.
-        args: Arguments of torch.distributed.run; filled in.
-        typed: Of these, what the user set.
-        command: The command as typed, for messages.
-
-    Raises:
-        LaunchError: Environment or command line cannot work.
-    """
-    from torchrun_hpc import arguments, patching  # noqa: PLC0415
-
-    site_option = typed.get("hpc_site")
     made = plan.make_plan(
-        Question(
+        Inputs(
             job=job,
-            site=sites.find(os.environ, site_option.value if site_option else None),
+            site=sites.find(os.environ, typed.get("hpc_site")),
             network=network.this_node(),
             options=typed,
             environ=os.environ,
-            workers=arguments.check(args),
+            workers=checks.number_of_workers(args, typed),
             command=command,
         )
     )
+    checks.check(args, typed)
     for name, option in made.options.items():
         setattr(args, name, option.value)
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
-    arguments.configure(args)
-    if made.listen is not None and network.port_is_taken(*made.listen):
+    checks.configure(args)
+    if made.listen is not None:
         address, port = made.listen
-        raise LaunchError(
-            f"port {port} on {address} is taken by {network.port_holder(port)}. End "
-            f"it, or type another port: --rdzv_endpoint={address}:PORT",
-            here=True,
-        )
+        problem = network.port_problem(address, port)
+        if problem:
+            raise LaunchError(
+                f"port {port} on {address} cannot be used: {problem}. Type another "
+                f"port: --rdzv_endpoint={address}:PORT"
+            )
     left_out = patching.apply_patches(made)
     if made.speaks:
         report.line(report.start_line(made), sys.stderr)

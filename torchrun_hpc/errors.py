@@ -9,10 +9,10 @@ class LaunchError(Exception):
     Args:
         message: What is wrong, the values, the variable they came from, and what to
             type instead.
-        here: Whether it is a fault of this node alone. What all nodes find is
-            reported by the first task only.
+        everywhere: Whether all tasks find the same, because it follows from what is
+            equal on all nodes. Then the first one reports it for all.
     """
 
-    def __init__(self, message: str, *, here: bool = False) -> None:
+    def __init__(self, message: str, *, everywhere: bool = False) -> None:
         super().__init__(message)
-        self.here = here
+        self.everywhere = everywhere

@@ -7,6 +7,7 @@ so that a test describes a node with dictionaries.
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
 import re
 import socket
@@ -113,8 +114,11 @@ def _is_reachable(address: Address) -> bool:
 
 
 def this_node() -> Network:
-    """Describe the network of the node that this process runs on."""
-    return Network(_interfaces(), resolve, source_toward)
+    """Describe the network of the node that this process runs on.
+
+    Each name is asked for once: a second answer could be another one.
+    """
+    return Network(_interfaces(), functools.cache(resolve), source_toward)
 
 
 def _interfaces() -> tuple[Interface, ...]:
@@ -169,35 +173,40 @@ def source_toward(address: Address) -> Address | None:
         return None
 
 
-def listener(address: str, port: int) -> socket.socket:
-    """Open a listening socket on one address, as torch's store would.
+def bound_socket(address: str, port: int) -> socket.socket:
+    """Bind a socket to one address, as torch's store would.
 
     Args:
         address: An IPv4 or IPv6 address of this node, as a number.
         port: Port, 0 for any that is free.
 
     Raises:
-        OSError: The port is taken, or the address is not this node's.
+        OSError: The port is taken, or not for this user, or the address is not this
+            node's.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((address, port))
-        opened.listen(socket.SOMAXCONN)
     except OSError:
         opened.close()
         raise
     return opened
 
 
-def port_is_taken(address: str, port: int) -> bool:
-    """Say whether a listening socket on this address and port is impossible now."""
+def port_problem(address: str, port: int) -> str:
+    """Say why this process could not listen on an address and port; empty if it can.
+
+    Nothing listens meanwhile: a client that waits must not get through to this.
+    """
     try:
-        listener(address, port).close()
+        bound_socket(address, port).close()
     except OSError as error:
-        return error.errno == errno.EADDRINUSE
-    return False
+        if error.errno == errno.EADDRINUSE:
+            return f"it is taken by {port_holder(port)}"
+        return str(error.strerror)
+    return ""
 
 
 def port_holder(port: int) -> str:

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import meeting, rdzvconf, variables
+from torchrun_hpc import endpoints, rdzvconf, variables
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.inputs import C10D, STATIC, Inputs, Value
 from torchrun_hpc.job import Job, Start
-from torchrun_hpc.question import C10D, STATIC, Question, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +53,7 @@ class LaunchPlan:
         options: Options of torchrun to set, by their name in its parser.
         environment: Environment variables to set.
         notes: What was corrected, the same on all nodes.
+        suspicion: What is probably wrong if the nodes do not meet.
         warnings: What is wrong on this node, and was worked around.
     """
 
@@ -69,10 +70,11 @@ class LaunchPlan:
     options: Mapping[str, Value] = field(default_factory=dict)
     environment: Mapping[str, Value] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    suspicion: str = ""
     warnings: tuple[str, ...] = ()
 
 
-def make_plan(q: Question) -> LaunchPlan:
+def make_plan(q: Inputs) -> LaunchPlan:
     """Decide everything that can be decided before the nodes have met.
 
     Raises:
@@ -108,20 +110,24 @@ def refusal(job: Job, command: str) -> LaunchError | None:
         return LaunchError(
             f"this shell is not on the job's {nodes} "
             f"({job.sources['nodes']}={','.join(job.nodes[:_SHOWN])}{more}). "
-            f"Type: {line}"
+            f"Type: {line}",
+            everywhere=True,
         )
     if job.start is Start.BATCH_SCRIPT and len(job.nodes) > 1:
         return LaunchError(
             f"started in the batch script of a job of {nodes} "
             f"({job.sources['nodes']}): that runs on the first node only, and would "
-            f"wait for the others. Type: {line}   (or --standalone for this node alone)"
+            f"wait for the others. Type: {line}   "
+            "(or --standalone for this node alone)",
+            everywhere=True,
         )
     if job.start is Start.STEP and max(job.tasks_per_node) > 1:
         tasks = " or ".join(str(count) for count in sorted(set(job.tasks_per_node)))
         return LaunchError(
             f"srun started {tasks} tasks on a node ({job.sources['tasks_per_node']}), "
             "but torchrun_hpc is started once on each node and starts the workers "
-            f"itself. Type: {line}   (or --standalone for one world per task)"
+            f"itself. Type: {line}   (or --standalone for one world per task)",
+            everywhere=True,
         )
     return None
 
@@ -149,7 +155,8 @@ def node_range(options: Mapping[str, Value]) -> tuple[int, int]:
     if not 0 < low <= high:
         raise LaunchError(
             f"{typed} is not a number of nodes: type a number (4), or a range with "
-            "the lower number first (2:4)"
+            "the lower number first (2:4)",
+            everywhere=True,
         )
     return low, high
 
@@ -157,36 +164,34 @@ def node_range(options: Mapping[str, Value]) -> tuple[int, int]:
 # --- one node, or nothing to derive from ------------------------------------------
 
 
-def _one_node(q: Question) -> LaunchPlan:
+def _one_node(q: Inputs) -> LaunchPlan:
     """Plan a world of one node: torchrun --standalone, whatever the scheduler."""
     rule = "one node"
-    # torch would publish getfqdn(), which need not resolve: pytorch#174513.
-    options = {"local_addr": Value(LOOPBACK, rule), "nnodes": Value("1", rule)}
-    rendezvous = {"rdzv_backend", "rdzv_endpoint", "rdzv_id"}.intersection(q.options)
-    listen: tuple[str, int] | None = (LOOPBACK, 0)
-    typed = {"rdzv_endpoint", "master_addr", "master_port"}.intersection(q.options)
     if q.is_static and q.typed("node_rank"):
         raise LaunchError(
             f"{q.options['node_rank']}, but a world of one node has only node 0. Leave "
             "the option out"
         )
-    if typed and not q.typed("standalone"):
-        listen = _one_node_listens(q)
-    if q.typed("standalone") or q.is_static:
-        pass  # torchrun knows what to do
-    elif q.job is None and not rendezvous:
-        options["standalone"] = Value(value=True, source=rule)
+    standalone = q.typed("standalone")
+    if standalone and node_range(q.options)[0] > 1:
+        raise LaunchError(
+            f"{q.options['nnodes']} and --standalone, which is one node: leave one of "
+            "them out",
+            everywhere=True,
+        )
+    told = {"rdzv_endpoint", "master_addr", "master_port"}.intersection(q.options)
+    listen = _one_node_listens(q) if told and not standalone else (LOOPBACK, 0)
+    options: dict[str, Value] = {}
+    if not standalone and not q.is_static:
+        options = _one_node_rendezvous(q, is_host=bool(told and listen))
+    # torch would publish getfqdn(), which need not resolve: pytorch#174513.
+    address = LOOPBACK
+    if "local_addr" in q.options:
+        address = str(endpoints.typed_local_address(q))
     else:
-        options["rdzv_backend"] = Value(C10D, rule)
-        options["rdzv_endpoint"] = Value("localhost:0", rule)
-        if q.job is not None:
-            options["rdzv_id"] = Value(q.job.identity, q.job.sources["identity"])
-    options = {k: v for k, v in options.items() if k not in q.options}
-    if q.is_c10d and typed and listen:
-        # torch does not know the node by the name of a second interface.
-        conf = rdzvconf.parse(q.options.get("rdzv_conf"))
-        conf.setdefault("is_host", "1")
-        options["rdzv_conf"] = Value(rdzvconf.join(conf), rule)
+        options["local_addr"] = Value(LOOPBACK, rule)
+    if q.typed("nnodes") is None or node_range(q.options)[1] > 1:
+        options["nnodes"] = Value("1", rule)  # nobody can join a world of one node
     return LaunchPlan(
         title=_title(q, 1),
         nodes=1,
@@ -194,7 +199,7 @@ def _one_node(q: Question) -> LaunchPlan:
         workers=q.workers,
         speaks=q.job is None or q.job.task_rank == 0,
         endpoint=q.typed("rdzv_endpoint") or "localhost",
-        address=_own_number(q, q.typed("local_addr") or LOOPBACK),
+        address=address,
         is_host=listen is not None,
         listen=listen,
         options=options,
@@ -203,60 +208,78 @@ def _one_node(q: Question) -> LaunchPlan:
     )
 
 
-def _one_node_listens(q: Question) -> tuple[str, int] | None:
-    """Return where a node listens that was told an endpoint, if it is its own.
+def _one_node_rendezvous(q: Inputs, *, is_host: bool) -> dict[str, Value]:
+    """Return the options of c10d on one node that were not typed."""
+    rule = "one node"
+    if q.job is None and not {"rdzv_backend", "rdzv_endpoint", "rdzv_id"} & set(
+        q.options
+    ):
+        return {"standalone": Value(value=True, source=rule)}
+    options = {
+        "rdzv_backend": Value(C10D, rule),
+        "rdzv_endpoint": Value("localhost:0", rule),
+    }
+    if q.job is not None:
+        options["rdzv_id"] = Value(q.job.identity, q.job.sources["identity"])
+    options = {k: v for k, v in options.items() if k not in q.options}
+    if q.is_c10d and is_host:
+        # torch does not know the node by the name of a second interface.
+        conf = rdzvconf.filled(q.options.get("rdzv_conf"), is_host=1)
+        options["rdzv_conf"] = Value(rdzvconf.join(conf), rule)
+    return options
 
-    Raises:
-        LaunchError: The endpoint does not resolve.
-    """
-    static = q.is_static
-    port = STATIC_PORT if static else C10D_PORT
-    host, port, typed = meeting.typed_endpoint(q, LOOPBACK, port)
-    if not static and not q.is_c10d:
+
+def _one_node_listens(q: Inputs) -> tuple[str, int] | None:
+    """Return where a node listens that was told an endpoint, if it is its own."""
+    port = STATIC_PORT if q.is_static else C10D_PORT
+    host, port, typed = endpoints.typed_endpoint(q, LOOPBACK, port)
+    if not q.is_static and not q.is_c10d:
         return None
-    if not q.network.resolve(host):
-        raise LaunchError(
-            f"{typed} does not resolve here. Leave it out, or type localhost:0"
-        )
+    _check_resolves(q, host, typed)
     conf = rdzvconf.parse(q.options.get("rdzv_conf"))
     if conf.get("is_host", "1").lower() in rdzvconf.FALSE:
         return None
-    own = _own_number(q, host)
-    return None if own is None else (own, port)
-
-
-def _own_number(q: Question, host: str) -> str | None:
-    """Return the address of a name that is this node's, loopback included."""
     known = q.network.resolve(host)
-    return next((str(a) for a in known if a.is_loopback or q.network.owner(a)), None)
+    own = [a for a in known if a.is_loopback or q.network.owner(a)]
+    return (str(own[0]), port) if own else None
 
 
-def _as_typed(q: Question, nodes: int) -> LaunchPlan:
+def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
     """Leave a launch on several nodes without a scheduler to torchrun.
 
     Raises:
         LaunchError: Nothing says where the nodes are to meet.
     """
-    where = {"rdzv_endpoint", "rdzv_backend", "master_addr", "node_rank"}
-    if not where.intersection(q.options):
+    if not {"rdzv_endpoint", "master_addr"}.intersection(q.options):
         raise LaunchError(
             f"{q.options['nnodes']}, but no scheduler's variables are set and no head "
             "node was typed: every node would wait on its own. Start it with srun, or "
             "type on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
         )
-    meeting.typed_endpoint(q, LOOPBACK, STATIC_PORT)
+    host, port, typed = endpoints.typed_endpoint(q, LOOPBACK, STATIC_PORT)
+    if typed is not None:
+        _check_resolves(q, host, typed)
+    where = endpoints.join_endpoint(host, port)
     return LaunchPlan(
         title=_title(q, nodes),
         nodes=nodes,
         node_rank=q.typed("node_rank") or 0,
         workers=q.workers,
-        speaks=True,
-        endpoint=q.typed("rdzv_endpoint") or q.typed("master_addr") or "",
+        speaks=not q.typed("node_rank"),
+        endpoint=where if typed else q.typed("rdzv_endpoint"),
         environment=variables.worker_threads(q),
     )
 
 
-def _interactive_note(q: Question) -> tuple[str, ...]:
+def _check_resolves(q: Inputs, host: str, typed: Value | None) -> None:
+    if not q.network.resolve(host):
+        raise LaunchError(
+            f"{typed} does not resolve here. Type a name or an address that does: "
+            "HOST:PORT"
+        )
+
+
+def _interactive_note(q: Inputs) -> tuple[str, ...]:
     if q.job is None or q.job.start is not Start.INTERACTIVE_STEP:
         return ()
     total = q.job.allocated_nodes
@@ -269,98 +292,104 @@ def _interactive_note(q: Question) -> tuple[str, ...]:
 # --- several nodes ----------------------------------------------------------------
 
 
-def _many_nodes(q: Question, job: Job) -> LaunchPlan:
+def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     rank = job.node_rank
     if rank is None:
         raise LaunchError("this process is not on one of the job's nodes")
-    endpoint = meeting.endpoint_of(q, job)
-    static = q.is_static
-    if static:
+    endpoint = endpoints.endpoint_of(q, job)
+    if q.is_static:
         _check_static(q, job, rank, endpoint)
-    here = meeting.meet(q, job, rank, endpoint)
-    c10d = q.is_c10d
-    if (static or c10d) and not here.reach:
+    here = endpoints.view(q, job, rank, endpoint)
+    meets_here = q.is_static or q.is_c10d
+    if meets_here and not here.reach:
         raise _unreachable(q, job, endpoint, here)
-    if static and here.is_host != (rank == 0):
+    if q.is_static and here.is_host != (rank == 0):
         raise LaunchError(
             f"{endpoint.typed} is not an address of node 0, {job.nodes[0]}, which "
             "hosts the static rendezvous. Leave the option out, or type "
-            "--rdzv_backend=c10d",
-            here=True,
+            "--rdzv_backend=c10d"
         )
-    is_host = here.is_host
-
-    options = {
-        "nnodes": Value(str(len(job.nodes)), job.sources["nodes"]),
-        "rdzv_id": Value(job.identity, job.sources["identity"]),
-        "rdzv_backend": Value(STATIC if static else C10D, "default"),
-    }
-    if here.own is not None:
-        options["local_addr"] = Value(str(here.own), "this node's address")
-    options = {k: v for k, v in options.items() if k not in q.options}
+    conf = rdzvconf.filled(
+        q.options.get("rdzv_conf"),
+        is_host=int(here.is_host),
+        read_timeout=READ_TIMEOUT,
+        join_timeout=JOIN_TIMEOUT,
+    )
+    is_host = meets_here and conf["is_host"].lower() in rdzvconf.TRUE
+    # A host that is known by another name elsewhere must take what comes.
+    address = q.network.own_address(here.reach) if not here.fell_back else None
+    derived = _job_options(q, job, here)
+    options = {k: v for k, v in derived.items() if k not in q.options}
     # Everything but static ignores it, and torch would warn that it does.
-    options["node_rank"] = Value(rank if static else 0, job.sources["node_rank"])
-    if static or c10d:
-        number = meeting.join_endpoint(here.reach, here.port)
-        options["rdzv_endpoint"] = Value(number, f"address of {here.host}")
-    if c10d:
-        conf = rdzvconf.parse(q.options.get("rdzv_conf"))
-        conf.setdefault("is_host", str(int(is_host)))
-        conf.setdefault("read_timeout", str(READ_TIMEOUT))
-        conf.setdefault("join_timeout", str(JOIN_TIMEOUT))
-        is_host = conf["is_host"].lower() in rdzvconf.TRUE
+    node_rank = rank if q.is_static else 0
+    options["node_rank"] = Value(node_rank, job.sources["node_rank"])
+    if meets_here:
+        reach = endpoints.join_endpoint(here.reach, here.port)
+        options["rdzv_endpoint"] = Value(reach, f"address of {here.host}")
+    if q.is_c10d:
         options["rdzv_conf"] = Value(rdzvconf.join(conf), "defaults")
-    is_host = is_host and (static or c10d)
-    address = q.network.own_address(here.reach) if is_host else None
     return LaunchPlan(
         title=_title(q, len(job.nodes)),
         nodes=len(job.nodes),
         node_rank=rank,
         workers=q.workers,
         speaks=rank == 0,
-        endpoint=str(here) if static or c10d else q.typed("rdzv_endpoint") or "",
-        ordered=not static,
+        endpoint=str(here) if meets_here else q.typed("rdzv_endpoint") or "",
+        ordered=not q.is_static,
         address=None if here.own is None else str(here.own),
         is_host=is_host,
-        listen=(str(address), here.port) if address else None,
+        listen=(str(address), here.port) if is_host and address else None,
         options=options,
         environment=variables.worker_threads(q) | variables.interfaces(q, here.own),
-        notes=_notes(q, endpoint, static=static),
+        notes=_notes(q, endpoint, here),
+        suspicion=_suspicion(q),
         warnings=_warnings(q, job, rank, here),
     )
 
 
-def _check_nnodes(q: Question, job: Job, low: int, high: int) -> None:
+def _job_options(q: Inputs, job: Job, here: endpoints.View) -> dict[str, Value]:
+    """Return what a user would type for this job, whatever the rendezvous."""
+    return {
+        "nnodes": Value(str(len(job.nodes)), job.sources["nodes"]),
+        "rdzv_id": Value(job.identity, job.sources["identity"]),
+        "rdzv_backend": Value(STATIC if q.is_static else C10D, "default"),
+        # Where no address is known, a name: torch's own choice need not resolve.
+        "local_addr": Value(str(here.own or here.name), "this node's address"),
+    }
+
+
+def _check_nnodes(q: Inputs, job: Job, low: int, high: int) -> None:
     typed = q.options.get("nnodes")
     nodes = len(job.nodes)
     if typed is None or (low < high and low <= nodes) or low == nodes:
         return
     raise LaunchError(
-        f"{typed}, but srun started this on {_nodes(nodes)} ({job.sources['nodes']}). "
-        f"Leave the option out, or type: {_srun_line(high, q.command)}"
+        f"{typed}, but this was started on {_nodes(nodes)} ({job.sources['nodes']}). "
+        f"Leave the option out, or type: {_srun_line(high, q.command)}",
+        everywhere=True,
     )
 
 
-def _check_static(q: Question, job: Job, rank: int, endpoint: meeting.Endpoint) -> None:
+def _check_static(q: Inputs, job: Job, rank: int, endpoint: endpoints.Endpoint) -> None:
     typed = q.options.get("node_rank")
     if typed is not None and typed.value != rank:
         raise LaunchError(
             f"{typed}, but this is node {rank} of the step "
             f"({job.sources['node_rank']}), and the static rendezvous would wait for "
             "ever. Was it $SLURM_NODEID, expanded in the batch script, where it is 0? "
-            "Leave the option out",
-            here=True,
+            "Leave the option out"
         )
     if endpoint.node not in (None, 0):
         raise LaunchError(
             f"{endpoint.typed} is node {endpoint.node} of the step, but the static "
             f"rendezvous is hosted by node 0, {job.nodes[0]}. Leave the option out, or "
-            "type --rdzv_backend=c10d"
+            "type --rdzv_backend=c10d",
+            everywhere=True,
         )
 
 
 def _unreachable(
-    q: Question, job: Job, endpoint: meeting.Endpoint, here: meeting.Meeting
+    q: Inputs, job: Job, endpoint: endpoints.Endpoint, here: endpoints.View
 ) -> LaunchError:
     known = ", ".join(str(address) for address in q.network.resolve(here.host))
     fault = f"means only {known} here" if known else "does not resolve here"
@@ -368,17 +397,18 @@ def _unreachable(
         f"the head node's name {here.host} ({endpoint.typed or job.sources['nodes']}) "
         f"{fault}. Type a name or an address that every node can reach: "
         f"--rdzv_endpoint=HOST:{here.port}",
-        here=endpoint.typed is None,
+        # A typed name is wrong for all; a derived one perhaps for this node only.
+        everywhere=endpoint.typed is not None,
     )
 
 
-def _notes(q: Question, endpoint: meeting.Endpoint, *, static: bool) -> tuple[str, ...]:
+def _notes(
+    q: Inputs, endpoint: endpoints.Endpoint, here: endpoints.View
+) -> tuple[str, ...]:
     notes = []
-    if endpoint.typed and endpoint.host != endpoint.plain and q.site:
-        notes.append(
-            f"{endpoint.plain} rewritten to {endpoint.host} (site {q.site.name})"
-        )
-    if not static and "node_rank" in q.options:
+    if endpoint.typed and endpoint.plain != here.host and q.site:
+        notes.append(f"{endpoint.plain} rewritten to {here.host} (site {q.site.name})")
+    if not q.is_static and "node_rank" in q.options:
         notes.append(
             f"{q.options['node_rank']} is ignored, nodes are ranked as the scheduler "
             "numbers them"
@@ -386,9 +416,14 @@ def _notes(q: Question, endpoint: meeting.Endpoint, *, static: bool) -> tuple[st
     return tuple(notes)
 
 
-def _warnings(
-    q: Question, job: Job, rank: int, here: meeting.Meeting
-) -> tuple[str, ...]:
+def _suspicion(q: Inputs) -> str:
+    """Say what is probably wrong if the nodes do not meet."""
+    if q.is_static and "node_rank" in q.options:
+        return f"is it {q.options['node_rank']} on every node?"
+    return ""
+
+
+def _warnings(q: Inputs, job: Job, rank: int, here: endpoints.View) -> tuple[str, ...]:
     warnings = [*here.warnings, variables.nccl_warning(q.environ, q.network)]
     if here.own is None:
         warnings.append(
@@ -402,7 +437,7 @@ def _warnings(
 # --- text -------------------------------------------------------------------------
 
 
-def _title(q: Question, nodes: int) -> str:
+def _title(q: Inputs, nodes: int) -> str:
     if q.job is None:
         return "no scheduler"
     title = f"{q.job.scheduler} {q.job.identity}"

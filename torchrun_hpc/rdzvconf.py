@@ -10,7 +10,7 @@ from torchrun_hpc.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torchrun_hpc.question import Value
+    from torchrun_hpc.inputs import Value
 
 # torch's RendezvousParameters.get_as_bool
 TRUE = ("1", "true", "t", "yes", "y")
@@ -18,6 +18,9 @@ FALSE = ("0", "false", "f", "no", "n")
 
 # torch's c10d_rendezvous_backend.create_backend
 STORES = ("tcp", "file")
+
+# torch's dynamic_rendezvous.create_handler
+NUMBERS = ("keep_alive_interval", "keep_alive_max_attempt")
 
 
 def parse(typed: Value | None) -> dict[str, str]:
@@ -31,29 +34,42 @@ def parse(typed: Value | None) -> dict[str, str]:
         return conf
     for part in str(typed.value).split(","):
         key, _, value = (text.strip() for text in part.partition("="))
-        if not part.strip():
-            continue
-        if not key or not value:
-            raise LaunchError(
-                f"{typed}: {part!r} is not of the form key=value. Type pairs with "
-                "commas between them: join_timeout=900,read_timeout=600"
-            )
-        conf[key] = value
-    for key, value in conf.items():
-        if key == "is_host" and value.lower() not in TRUE + FALSE:
-            raise LaunchError(f"{typed}: is_host={value} is neither true nor false")
-        if key == "store_type" and value.lower() not in STORES:
-            raise LaunchError(
-                f"{typed}: store_type={value}: type one of {', '.join(STORES)}"
-            )
-        if key.endswith("timeout") and not re.fullmatch("[1-9][0-9]{0,8}", value):
-            raise LaunchError(f"{typed}: {key}={value} is not a number of seconds")
+        if part.strip():
+            conf[key] = value
+            _check(typed, part, key, value)
     return conf
+
+
+def _check(typed: Value, part: str, key: str, value: str) -> None:
+    if not key or not value:
+        fault = (
+            f"{part!r} is not of the form key=value. Type pairs with commas between "
+            "them: join_timeout=900,read_timeout=600"
+        )
+    elif key == "is_host" and value.lower() not in TRUE + FALSE:
+        fault = f"is_host={value} is neither true nor false"
+    elif key == "store_type" and value.lower() not in STORES:
+        fault = f"store_type={value}: type one of {', '.join(STORES)}"
+    elif key.endswith("timeout") and not re.fullmatch("[1-9][0-9]{0,8}", value):
+        fault = f"{key}={value} is not a number of seconds"
+    elif key in NUMBERS and not re.fullmatch("[1-9][0-9]{0,8}", value):
+        fault = f"{key}={value} is not a whole number above 0"
+    else:
+        return
+    raise LaunchError(f"{typed}: {fault}", everywhere=True)
 
 
 def uses_file(typed: Value | None) -> bool:
     """Say whether the store is a file, so that the endpoint is a path."""
     return parse(typed).get("store_type", "").lower() == "file"
+
+
+def filled(typed: Value | None, **defaults: object) -> dict[str, str]:
+    """Return what was typed, and the defaults of what was not."""
+    conf = parse(typed)
+    for key, value in defaults.items():
+        conf.setdefault(key, str(value))
+    return conf
 
 
 def join(conf: Mapping[str, str]) -> str:

@@ -11,27 +11,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.question import Value
+from torchrun_hpc.inputs import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torchrun_hpc.inputs import Inputs
     from torchrun_hpc.network import Address, Network
-    from torchrun_hpc.question import Question
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
 OMP = "OMP_NUM_THREADS"
 
 
-def worker_threads(q: Question) -> dict[str, Value]:
+def worker_threads(q: Inputs) -> dict[str, Value]:
     """Set what torchrun sets, without its banner: one thread a worker."""
     if q.workers > 1 and not q.environ.get(OMP):
         return {OMP: Value("1", "torchrun's default")}
     return {}
 
 
-def interfaces(q: Question, address: Address | None) -> dict[str, Value]:
+def interfaces(q: Inputs, address: Address | None) -> dict[str, Value]:
     """Name the interface that has this node's address, to gloo and to NCCL."""
     interface = q.network.owner(address)
     if address is None or interface is None:
@@ -68,7 +68,7 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
                 f"{GLOO}={value}: this node has no interface {part!r}. Gloo takes "
                 "exact names only: no prefix, no ^, no =, no blanks (those are for "
                 f"NCCL). Unset it, or set it to {hint}",
-                here=not part.startswith(("^", "=")),
+                everywhere=part.startswith(("^", "=")),
             )
 
 

@@ -29,7 +29,7 @@ import json, os, signal, socket, sys, time
 import psutil
 
 # In one piece: print writes each of its arguments by itself.
-sys.stdout.write(f"out {os.environ['RANK']} {sys.argv[1:]}\n")
+sys.stdout.write(f"out {os.environ['RANK']} {sys.argv[1:]}\\n")
 if os.environ.get("SPEAK"):
     print("err", os.environ["RANK"], file=sys.stderr, flush=True)
 

@@ -9,9 +9,9 @@ import pytest
 from nodes import make_network
 
 from torchrun_hpc.network import (
-    listener,
+    bound_socket,
     port_holder,
-    port_is_taken,
+    port_problem,
     resolve,
     same_host,
     source_toward,
@@ -210,7 +210,8 @@ def test_same_host(one, other, same):
 
 @pytest.fixture
 def listening():
-    with listener("127.0.0.1", 0) as opened:
+    with bound_socket("127.0.0.1", 0) as opened:
+        opened.listen()
         yield opened.getsockname()[1]
 
 
@@ -262,12 +263,13 @@ def test_no_source_toward_where_no_route_is():
 def test_listener_listens_on_one_address(listening):
     with socket.create_connection(("127.0.0.1", listening), timeout=5) as client:
         assert client.getpeername() == ("127.0.0.1", listening)
-    assert not port_is_taken("127.0.0.2", listening)
+    assert not port_problem("127.0.0.2", listening)
 
 
 def test_listener_on_ipv6():
     try:
-        with listener("::1", 0) as opened:
+        with bound_socket("::1", 0) as opened:
+            opened.listen()
             assert opened.family is socket.AF_INET6
             assert opened.getsockname()[0] == "::1"
     except OSError as error:
@@ -276,19 +278,21 @@ def test_listener_on_ipv6():
 
 def test_listener_refuses_what_is_taken(listening):
     with pytest.raises(OSError, match="in use"):
-        listener("127.0.0.1", listening)
+        bound_socket("127.0.0.1", listening)
 
 
-def test_port_is_taken_until_it_is_free(listening):
-    assert port_is_taken("127.0.0.1", listening)
-    with listener("127.0.0.1", 0) as opened:
+def test_port_problem_until_it_is_free(listening):
+    assert port_problem("127.0.0.1", listening)
+    with bound_socket("127.0.0.1", 0) as opened:
+        opened.listen()
         port = opened.getsockname()[1]
-        assert port_is_taken("127.0.0.1", port)
-    assert not port_is_taken("127.0.0.1", port)
+        assert port_problem("127.0.0.1", port)
+    assert not port_problem("127.0.0.1", port)
 
 
-def test_port_on_an_address_of_another_node_is_not_taken():
-    assert not port_is_taken("203.0.113.77", 28999)  # an address for documentation
+def test_port_on_an_address_of_another_node():
+    problem = port_problem("203.0.113.77", 28999)  # an address for documentation
+    assert problem == "Cannot assign requested address"
 
 
 def test_holder_of_a_port_is_named(listening):
@@ -298,6 +302,7 @@ def test_holder_of_a_port_is_named(listening):
 
 
 def test_holder_of_a_free_port():
-    with listener("127.0.0.1", 0) as opened:
+    with bound_socket("127.0.0.1", 0) as opened:
+        opened.listen()
         port = opened.getsockname()[1]
     assert port_holder(port) == "a program of another user"

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nodes import RECORDED, make_network, recorded
 
-from torchrun_hpc import meeting, plan, schedulers, sites
+from torchrun_hpc import endpoints, plan, schedulers, sites
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.job import Job, Start
-from torchrun_hpc.question import Question, Value
 
-JSC = sites.find({}, "jsc")
+JSC = sites.find({}, Value("jsc", "--hpc-site"))
 
 COMMAND = "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
 
@@ -100,7 +100,7 @@ def juelich(rank=0, *, hosts=None, interfaces=None, routes=None, down=()):
 
 def planned(rank=0, *, options=None, network=None, **changes):
     """Plan a launch; by default, Jülich's three nodes as seen from one of them."""
-    question = Question(
+    inputs = Inputs(
         job=step(rank),
         site=JSC,
         network=network or juelich(rank),
@@ -109,7 +109,7 @@ def planned(rank=0, *, options=None, network=None, **changes):
         workers=2,
         command=COMMAND,
     )
-    return plan.make_plan(replace(question, **changes))
+    return plan.make_plan(replace(inputs, **changes))
 
 
 def typed(options):
@@ -166,7 +166,7 @@ def test_refused_mode(mode, options):
     job, message = REFUSED[mode]
     error = refused(message, job=job, options=options)
     assert SRUN in str(error)
-    assert not error.here
+    assert error.everywhere
 
 
 @pytest.mark.parametrize("mode", REFUSED)
@@ -200,8 +200,8 @@ def test_refusal_quotes_a_few_of_many_nodes():
 @pytest.mark.parametrize("task", [0, 1, 7])
 def test_too_many_tasks_are_reported_once(task):
     job = step(task // 4, tasks_per_node=(4, 4), nodes=THREE[:2], task_rank=task)
-    assert not plan.refusal(job, COMMAND).here
-    assert not refused("srun started 4 tasks", task // 4, job=job).here
+    assert plan.refusal(job, COMMAND).everywhere
+    assert refused("srun started 4 tasks", task // 4, job=job).everywhere
 
 
 @pytest.mark.parametrize("mode", REFUSED)
@@ -366,12 +366,48 @@ def test_typed_by_hand_on_each_machine():
     options = {"nnodes": "2", "node_rank": 1, "master_addr": "10.10.10.11"}
     made = planned(job=None, options=options)
     assert (made.nodes, made.node_rank, made.options) == (2, 1, {})
-    assert (made.endpoint, made.title) == ("10.10.10.11", "no scheduler")
+    assert (made.endpoint, made.title) == ("10.10.10.11:29500", "no scheduler")
     assert made.environment.keys() == {"OMP_NUM_THREADS"}
 
 
-def test_several_nodes_and_nothing_that_says_which():
-    refused("--nnodes=2, but no scheduler's", job=None, options={"nnodes": "2"})
+@pytest.mark.parametrize("typed", [{}, {"node_rank": 1}, {"rdzv_backend": "c10d"}])
+def test_several_nodes_and_nothing_that_says_which(typed):
+    options = {"nnodes": "2"} | typed
+    refused("--nnodes=2, but no scheduler's", job=None, options=options)
+
+
+def test_several_nodes_without_scheduler_and_a_name_that_does_not_resolve():
+    options = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "nowhere:1"}
+    refused("--rdzv_endpoint=nowhere:1 does not resolve here", job=None,
+            options=options)  # fmt: skip
+
+
+def test_standalone_and_several_nodes():
+    options = {"standalone": True, "nnodes": "2"}
+    refused("--nnodes=2 and --standalone", options=options)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "10.20.0.2"])
+@pytest.mark.parametrize("job", [None, "three nodes"])
+def test_typed_local_address_of_another_node(address, job):
+    error = refused(
+        f"--local_addr={address} is not an address of this node",
+        options={"local_addr": address},
+        **({} if job else {"job": None}),
+    )
+    assert "10.20.0.1" in str(error)
+    assert not error.everywhere
+
+
+def test_suspicion_of_a_node_rank_that_is_0_everywhere():
+    made = planned(0, options={"node_rank": 0})
+    assert made.suspicion == "is it --node_rank=0 on every node?"
+    assert planned(0).suspicion == ""
+
+
+def test_head_whose_fast_name_resolves_elsewhere_only_takes_what_comes():
+    network = juelich(0, hosts={"jwb0001i": ""})
+    assert planned(0, network=network).listen is None
 
 
 # --- three nodes at Jülich ----------------------------------------------------------
@@ -625,6 +661,9 @@ NO_ENDPOINT = {
     "jwb0001:٢٩٤٠٠": "is not an endpoint",
     "nonsense:29400": "nonsense (--rdzv_endpoint=nonsense:29400) does not resolve here",
     "loop:29400": "loop (--rdzv_endpoint=loop:29400) means only 127.0.1.1 here",
+    "127.0.0.1:29400": "means only 127.0.0.1 here",
+    "[::1]:29400": "means only ::1 here",
+    "0.0.0.0:29400": "means only 0.0.0.0 here",
 }
 
 
@@ -638,7 +677,7 @@ def test_endpoint_that_cannot_work(endpoint, rank):
         network=juelich(rank, hosts={"loop": "127.0.1.1"}),
     )
     assert f"--rdzv_endpoint={endpoint}" in str(error)
-    assert not error.here
+    assert error.everywhere
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 99999])
@@ -731,7 +770,7 @@ def test_no_address_that_other_nodes_could_reach(rank):
     nat = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
     made = planned(rank, network=juelich(rank, interfaces=nat))
     assert made.environment.keys() == {"OMP_NUM_THREADS"}
-    assert "local_addr" not in made.options
+    assert made.options["local_addr"].value == f"{THREE[rank]}i"
     assert (made.address, made.listen) == (None, None)
     assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
     assert conf_of(made)["is_host"] == ("1" if rank == 0 else "0")
@@ -761,7 +800,7 @@ def test_head_node_that_cannot_be_reached_by_name(known, fault):
         network=juelich(1, hosts={"jwb0001": known}),
     )
     assert f"--rdzv_endpoint=HOST:{PORT}" in str(error)
-    assert error.here
+    assert not error.everywhere
 
 
 # --- static and etcd ----------------------------------------------------------------
@@ -810,14 +849,14 @@ def test_static_rank_of_another_node_is_refused(rank, node_rank, options):
         options=options | {"node_rank": node_rank},
     )
     assert "$SLURM_NODEID" in str(error)
-    assert error.here
+    assert not error.everywhere
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_static_hosted_by_the_address_of_another_node_is_refused(rank):
     error = refused("is not an address of node 0, jwb0001", rank,
                     options={"master_addr": "10.20.0.2"})  # fmt: skip
-    assert error.here
+    assert not error.everywhere
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -832,7 +871,7 @@ def test_static_hosted_by_the_address_of_another_node_is_refused(rank):
 def test_static_hosted_by_another_node_is_refused(options, rank):
     error = refused("is node 1 of the step", rank, options=options)
     assert "hosted by node 0, jwb0001" in str(error)
-    assert not error.here
+    assert error.everywhere
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -866,12 +905,12 @@ def test_numbers_of_nodes_that_fit(nnodes):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_numbers_of_nodes_that_do_not_fit(nnodes, srun, rank):
     error = refused(
-        f"--nnodes={nnodes}, but srun started this on 3 nodes (SLURM_STEP_NODELIST)",
+        f"--nnodes={nnodes}, but this was started on 3 nodes (SLURM_STEP_NODELIST)",
         rank,
         options={"nnodes": nnodes},
     )
     assert f"srun --nodes={srun} --ntasks-per-node=1 {COMMAND}" in str(error)
-    assert not error.here
+    assert error.everywhere
 
 
 def test_several_nodes_typed_in_a_step_of_one():
@@ -899,7 +938,7 @@ def test_what_is_no_number_of_nodes(nnodes, job):
 def test_what_is_typed_wrong_everywhere_is_reported_once(options, rank):
     with pytest.raises(LaunchError) as caught:
         planned(rank, options=options)
-    assert not caught.value.here
+    assert caught.value.everywhere
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -1121,16 +1160,16 @@ def test_threads(job, environ, workers, expected):
     ],
 )
 def test_port_is_stable(identity, port):
-    assert meeting.port_of(identity) == port
+    assert endpoints.port_of(identity) == port
 
 
 @given(st.text("0123456789._-r", min_size=1))
 def test_port_is_in_range(identity):
-    assert 20000 <= meeting.port_of(identity) <= 28999
+    assert 20000 <= endpoints.port_of(identity) <= 28999
 
 
 def test_ports_spread():
-    ports = {meeting.port_of(f"{job}.0") for job in range(1000)}
+    ports = {endpoints.port_of(f"{job}.0") for job in range(1000)}
     # 1000 of 9000 drawn at random: 946 different ones are expected.
     assert len(ports) > 900
     assert min(ports) < 20100
@@ -1274,7 +1313,7 @@ def test_recorded_launch_is_refused(name):
     for environ, hostname in recorded(name):
         job = schedulers.detect(environ, hostname)
         error = refused("Type: srun ", job=job, network=juelich(job.node_rank or 0))
-        assert not error.here
+        assert error.everywhere
 
 
 @pytest.mark.parametrize("name", sorted(set(RECORDED) - REFUSED_LAUNCHES))

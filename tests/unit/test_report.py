@@ -5,8 +5,8 @@ import io
 import pytest
 
 from torchrun_hpc import report
+from torchrun_hpc.inputs import Value
 from torchrun_hpc.plan import LaunchPlan
-from torchrun_hpc.question import Value
 
 HEAD = "3 nodes x 4 workers, Slurm 19.0, rendezvous at"
 IB0 = {"GLOO_SOCKET_IFNAME": Value("ib0", "ib0 has 10.20.0.1")}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 
 from torchrun_hpc import sites
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.inputs import Value
 
-JSC = sites.find({}, "jsc")
+JSC = sites.find({}, Value("jsc", "--hpc-site"))
 
 
 @pytest.mark.parametrize("system", ["juwels", "juwelsbooster", "jurecadc", "jusuf"])
@@ -37,11 +39,11 @@ def test_not_recognised(environ):
 
 @pytest.mark.parametrize("environ", [{}, {"SYSTEMNAME": "juwels"}])
 def test_switched_off(environ):
-    assert sites.find(environ, "none") is None
+    assert sites.find(environ, Value("none", "--hpc-site")) is None
 
 
 def test_by_name_wherever_we_are():
-    found = sites.find({"SYSTEMNAME": "jedi"}, "jsc")
+    found = sites.find({"SYSTEMNAME": "jedi"}, Value("jsc", "PET_HPC_SITE"))
     assert found.name == "jsc"
     assert found.rewrite("jwb0001") == "jwb0001i"
 
@@ -50,17 +52,20 @@ def test_by_name_wherever_we_are():
 def test_unknown_name_lists_the_known_ones(wanted):
     message = f"--hpc-site={wanted}: there is no such site; type one of jsc, none"
     with pytest.raises(LaunchError, match=f"^{re.escape(message)}$"):
-        sites.find({"SYSTEMNAME": "juwels"}, wanted)
+        sites.find({"SYSTEMNAME": "juwels"}, Value(wanted, "--hpc-site"))
 
 
 def test_every_site_is_described():
     loaded = sites.load()
     assert [site.name for site in loaded] == ["jsc"]
     for site in loaded:
-        assert site.title
-        assert site.source
         assert site.variable
         assert site.values
+
+
+@pytest.mark.parametrize("file", sorted(Path(sites.__file__).parent.glob("*.toml")))
+def test_every_site_names_its_source(file):
+    assert "source = " in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -504,7 +504,7 @@ def test_contradiction(fault, task):
     changes, message, who = WRONG[fault]
     with pytest.raises(LaunchError, match="^" + re.escape(message)) as caught:
         detect("slurm-srun-3-nodes", task, changes)
-    assert caught.value.here is (who == EACH)
+    assert caught.value.everywhere is (who != EACH)
     assert str(caught.value).isprintable()
 
 
@@ -519,7 +519,7 @@ def test_contradiction(fault, task):
 def test_task_beyond_the_step(name, value):
     with pytest.raises(LaunchError, match=f"SLURM_PROCID={value}, .* 3 tasks") as e:
         detect(name, changes={"SLURM_PROCID": value})
-    assert e.value.here
+    assert not e.value.everywhere
     assert "SLURM_STEP_TASKS_PER_NODE" in str(e.value)
 
 
@@ -529,7 +529,7 @@ def test_task_rank_that_cannot_be_read_is_never_silent(value):
     with pytest.raises(LaunchError, match="SLURM_PROCID") as caught:
         detect("slurm-srun-3-nodes", 1, {"SLURM_PROCID": value})
     environ = {} if value is None else {"SLURM_PROCID": value}
-    assert caught.value.here or schedulers.is_first_task(environ)
+    assert not caught.value.everywhere or schedulers.is_first_task(environ)
 
 
 @pytest.mark.parametrize("task", [1, 2])
@@ -555,7 +555,7 @@ def test_batch_script_on_a_node_of_another_job():
     with pytest.raises(LaunchError, match="SLURMD_NODENAME='jwb0009'") as caught:
         detect("slurm-sbatch-script", changes={"SLURMD_NODENAME": "jwb0009"})
     assert "SLURM_JOB_NODELIST='jwb[0001-0003]'" in str(caught.value)
-    assert caught.value.here
+    assert not caught.value.everywhere
 
 
 def test_interactive_step_without_the_number_of_nodes():
@@ -664,3 +664,13 @@ def assert_sound_job(job):
     else:
         assert 0 <= job.node_rank < len(job.nodes)
     assert {"nodes", "identity"} <= set(job.sources)
+
+
+@pytest.mark.parametrize(
+    ("pid", "start"), [(41, Start.STEP), (42, Start.INTERACTIVE_STEP)]
+)
+def test_a_task_with_a_terminal_is_not_a_shell(pid, start):
+    """srun --pty gives a terminal to the first task; all tasks must see one step."""
+    environ, hostname = recorded("slurm-srun-3-nodes")[0]
+    environ |= {"SLURM_PTY_PORT": "61361", "SLURM_TASK_PID": "41"}
+    assert slurm.detect(environ, hostname, terminal=True, pid=pid).start is start

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc import report
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.network import listener, port_holder
+from torchrun_hpc.network import bound_socket, port_problem
 from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ def _server(original: Any, plan: LaunchPlan) -> Any:
 
 def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
     try:
-        opened = listener(address, port)
+        opened = bound_socket(address, port)
+        opened.listen(socket.SOMAXCONN)
     except OSError as error:
+        problem = port_problem(address, port) or error.strerror
         raise LaunchError(
-            f"cannot listen on {address} port {port}: {error.strerror}; the port is "
-            f"held by {port_holder(port)}",
-            here=True,
+            f"cannot listen on {address} port {port}: {problem}"
         ) from None
     port = opened.getsockname()[1]
     return store(
@@ -124,7 +124,8 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         RendezvousConnectionError: It does not, within ``limit`` seconds.
     """
     start = time.monotonic()
-    report_at = _FIRST_REPORT
+    # Node 1 speaks for all first; who waits longer than that may be alone.
+    report_at = _FIRST_REPORT if plan.node_rank == 1 else _NEXT_REPORT
     while True:
         waited = time.monotonic() - start
         try:
@@ -135,7 +136,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
                     f"the head node did not answer at {plan.endpoint} ({host}) within "
                     f"{limit:.0f} s (read_timeout): {error}"
                 ) from None
-            if waited > report_at and plan.node_rank == 1:
+            if waited > report_at:
                 report_at = waited + _NEXT_REPORT
                 report.line(
                     f"waiting for the head node at {plan.endpoint} ({host}) for "

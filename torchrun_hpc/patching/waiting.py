@@ -63,8 +63,8 @@ def _report(met: threading.Event, plan: LaunchPlan) -> None:
     waited = pause = _FIRST_REPORT
     while not met.wait(pause):
         report.line(
-            f"waiting at {plan.endpoint} until all of {plan.nodes} nodes are there, "
-            f"for {waited:.0f} s",
+            f"waiting at {plan.endpoint} for other nodes of {plan.nodes}, for "
+            f"{waited:.0f} s" + (f"; {plan.suspicion}" if plan.suspicion else ""),
             sys.stderr,
         )
         pause = _NEXT_REPORT

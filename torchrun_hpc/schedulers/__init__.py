@@ -1,6 +1,6 @@
 """Who started this process: one file per scheduler, asked in the order of `SOURCES`.
 
-A source is a function ``detect(environ, hostname, terminal) -> Job | None``. It returns
+A source is a function ``detect(environ, hostname, *, terminal, pid)``. It returns
 ``None`` when its variables are not there, and raises `LaunchError` when they are there
 but contradict each other or cannot be read. It is a pure function: no network, no
 printing, no torch.
@@ -21,7 +21,11 @@ SOURCES = (slurm.detect,)
 
 
 def detect(
-    environ: Mapping[str, str], hostname: str, *, terminal: bool = False
+    environ: Mapping[str, str],
+    hostname: str,
+    *,
+    terminal: bool = False,
+    pid: int | None = None,
 ) -> Job | None:
     """Ask every source in order; the first that knows this process wins.
 
@@ -29,12 +33,13 @@ def detect(
         environ: Environment of this process.
         hostname: Name of this machine, with or without a domain.
         terminal: Whether standard input is a terminal.
+        pid: Number of this process.
 
     Raises:
         LaunchError: The variables of a source are contradictory or unreadable.
     """
     for source in SOURCES:
-        job = source(environ, hostname, terminal=terminal)
+        job = source(environ, hostname, terminal=terminal, pid=pid)
         if job is not None:
             return job
     return None

@@ -34,7 +34,6 @@ JOB_NUM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 # 26.05, and the variables without STEP are the job's where srun keeps them.
 STEP_NODES = "SLURM_STEP_NODELIST"
 STEP_NUM_NODES = "SLURM_STEP_NUM_NODES"
-STEP_NUM_TASKS = "SLURM_STEP_NUM_TASKS"
 STEP_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 NODE_NAME = "SLURMD_NODENAME"
@@ -48,9 +47,16 @@ INTERACTIVE_STEP_IDS = ("4294967290", "-6")
 # Set by srun --pty, and inherited by the steps that its shell starts.
 PTY_PORT = "SLURM_PTY_PORT"
 
+# The process that Slurm itself started; what a shell starts has another number.
+TASK_PID = "SLURM_TASK_PID"
+
 
 def detect(
-    environ: Mapping[str, str], hostname: str, *, terminal: bool = False
+    environ: Mapping[str, str],
+    hostname: str,
+    *,
+    terminal: bool = False,
+    pid: int | None = None,
 ) -> Job | None:
     """Describe the Slurm job that this process belongs to.
 
@@ -60,6 +66,7 @@ def detect(
             on the login node, where Slurm's own name of the node is not set.
         terminal: Whether standard input is a terminal; tells the shell of ``srun
             --pty`` from a step started in it, which inherits its variables.
+        pid: Number of this process; tells a task of ``srun --pty`` from its shell.
 
     Returns:
         The job, or ``None`` when Slurm did not start this process: no job, or a
@@ -71,8 +78,9 @@ def detect(
     """
     slurm = _Variables(environ)
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
+        in_shell = terminal and slurm.first(TASK_PID) != str(pid)
         if slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
-            terminal and slurm.first(PTY_PORT)
+            in_shell and slurm.first(PTY_PORT)
         ):
             return _interactive_step(slurm)
         return _step(slurm)
@@ -106,7 +114,8 @@ class _Variables:
         raise LaunchError(
             f"{names[0]} is not set, although other variables say that Slurm started "
             "this process; a container or a wrapper may have dropped it. Let all "
-            "SLURM_* variables through, or type --standalone for one node"
+            "SLURM_* variables through, or type --standalone for one node",
+            everywhere=True,
         )
 
     def integer(self, *names: str) -> int:
@@ -114,7 +123,9 @@ class _Variables:
         name = self.name(*names)
         value = self._environ[name]
         if not re.fullmatch("[0-9]{1,9}", value):
-            raise LaunchError(f"{name}={value!r} is not a whole number")
+            raise LaunchError(
+                f"{name}={value!r} is not a whole number", everywhere=True
+            )
         return int(value)
 
     def hosts(self, *names: str) -> tuple[str, ...]:
@@ -125,10 +136,10 @@ class _Variables:
             hosts = expand_hostlist(value)
         except HostlistError as error:
             raise LaunchError(
-                f"{name}={value!r} is not a list of nodes: {error}"
+                f"{name}={value!r} is not a list of nodes: {error}", everywhere=True
             ) from None
         if len(set(hosts)) < len(hosts):
-            raise LaunchError(f"{name}={value!r} names a node twice")
+            raise LaunchError(f"{name}={value!r} names a node twice", everywhere=True)
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
@@ -138,11 +149,15 @@ class _Variables:
         try:
             return expand_counts(value)
         except HostlistError as error:
-            raise LaunchError(f"{name}={value!r} gives no counts: {error}") from None
+            raise LaunchError(
+                f"{name}={value!r} gives no counts: {error}", everywhere=True
+            ) from None
 
 
 def is_later_task(environ: Mapping[str, str]) -> bool:
-    """Say whether Slurm started this as another task than the first."""
+    """Say whether Slurm started this as another task of a step than the first."""
+    if not environ.get(STEP_NODES):
+        return False
     return re.fullmatch("0*[1-9][0-9]{0,8}", environ.get(TASK_RANK, "")) is not None
 
 
@@ -162,7 +177,8 @@ def _step(slurm: _Variables) -> Job:
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
         raise LaunchError(
             f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)} nodes, but "
-            f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}"
+            f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}",
+            everywhere=True,
         )
     tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
     if len(tasks_per_node) != len(nodes):
@@ -170,14 +186,14 @@ def _step(slurm: _Variables) -> Job:
         raise LaunchError(
             f"{name}={slurm.first(name)!r} counts the tasks of {len(tasks_per_node)} "
             f"nodes, but {STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)}. "
-            f"{_STALE}"
+            f"{_STALE}",
+            everywhere=True,
         )
     task_rank = slurm.integer(TASK_RANK)
     if task_rank >= sum(tasks_per_node):
         raise LaunchError(
             f"{TASK_RANK}={task_rank}, but the step has only {sum(tasks_per_node)} "
-            f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
-            here=True,
+            f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}"
         )
     node_rank, node_source = _node_rank(slurm, nodes)
     return Job(
@@ -211,15 +227,13 @@ def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
     if name:
         raise LaunchError(
             f"this node, {NODE_NAME}={name!r}, is not among the step's nodes, "
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
-            here=True,
+            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}"
         )
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
         raise LaunchError(
             f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
-            here=True,
+            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}"
         )
     return rank, NODE_ID
 
@@ -263,15 +277,15 @@ def _batch_script(slurm: _Variables) -> Job:
         slurm.name(STEP_NODES)
         raise LaunchError(
             f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names nodes that are not in "
-            f"{slurm.name(*JOB_NODES)}={slurm.first(*JOB_NODES)!r}. {_STALE}"
+            f"{slurm.name(*JOB_NODES)}={slurm.first(*JOB_NODES)!r}. {_STALE}",
+            everywhere=True,
         )
     nodes, source = _job_hosts(slurm)
     node = slurm.first(NODE_NAME) or nodes[0]
     if node not in nodes:
         raise LaunchError(
             f"this node, {NODE_NAME}={node!r}, is not among the job's nodes, "
-            f"{source}={slurm.first(source)!r}. {_STALE}",
-            here=True,
+            f"{source}={slurm.first(source)!r}. {_STALE}"
         )
     return Job(
         scheduler="Slurm",

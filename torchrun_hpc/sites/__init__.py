@@ -23,6 +23,8 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torchrun_hpc.inputs import Value
+
 # What a user types to switch the rules off.
 NONE = "none"
 
@@ -33,8 +35,6 @@ class Site:
 
     Attributes:
         name: Short name, as typed after ``--hpc-site``.
-        title: Name for a person.
-        source: Where the facts come from.
         variable: Environment variable by whose value the site is recognised.
         values: The values of ``variable``.
         pattern: Regular expression that finds the part of a host name to rewrite. It
@@ -43,8 +43,6 @@ class Site:
     """
 
     name: str
-    title: str
-    source: str
     variable: str
     values: tuple[str, ...]
     pattern: str
@@ -55,27 +53,27 @@ class Site:
         return re.sub(self.pattern, self.replacement, host, count=1)
 
 
-def find(environ: Mapping[str, str], wanted: str | None = None) -> Site | None:
+def find(environ: Mapping[str, str], typed: Value | None = None) -> Site | None:
     """Return the site that this machine belongs to.
 
     Args:
         environ: Environment of this process.
-        wanted: Name of a site, ``none`` for no site, ``None`` to recognise it.
+        typed: Name of a site, or ``none`` for no site; ``None`` to recognise it.
 
     Raises:
         LaunchError: There is no site of the wanted name.
     """
-    if wanted == NONE:
+    if typed is not None and typed.value == NONE:
         return None
     sites = load()
-    if wanted is None:
+    if typed is None:
         return next((s for s in sites if environ.get(s.variable) in s.values), None)
     for site in sites:
-        if site.name == wanted:
+        if site.name == typed.value:
             return site
     names = ", ".join([site.name for site in sites] + [NONE])
     raise LaunchError(
-        f"--hpc-site={wanted}: there is no such site; type one of {names}"
+        f"{typed}: there is no such site; type one of {names}", everywhere=True
     )
 
 
@@ -96,8 +94,6 @@ def _parse(text: str) -> Site:
     table = tomllib.loads(text)
     return Site(
         name=table["name"],
-        title=table["title"],
-        source=table["source"],
         variable=table["recognise"]["variable"],
         values=tuple(table["recognise"]["values"]),
         pattern=table["hosts"]["pattern"],

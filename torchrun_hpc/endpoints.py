@@ -16,9 +16,9 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.network import same_host
 
 if TYPE_CHECKING:
+    from torchrun_hpc.inputs import Inputs, Value
     from torchrun_hpc.job import Job
     from torchrun_hpc.network import Address
-    from torchrun_hpc.question import Question, Value
 
 # Below Linux's ephemeral ports (32768 and up), which any program may be given.
 PORTS = range(20000, 29000)
@@ -45,25 +45,29 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class View:
     """Where the nodes meet, as this node sees it.
 
     Attributes:
         host: Name or number of the host, as used here.
+        name: Name of this node, as used here.
         port: Its port.
         reach: What to connect to: the number behind ``host``, so that torch asks no
             name server; the name, if it has several; empty if it has none here.
         own: This node's address; ``None`` if other nodes could reach none of those
             that are known.
         is_host: Whether this node is the host.
+        fell_back: Whether ``host`` is the plain name where the site has another.
         warnings: What was worked around on this node.
     """
 
     host: str
+    name: str
     port: int
     reach: str
     own: Address | None
     is_host: bool
+    fell_back: bool
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -77,7 +81,7 @@ def port_of(identity: str) -> int:
     return PORTS[int.from_bytes(digest[:8], "big") % len(PORTS)]
 
 
-def typed_endpoint(q: Question, host: str, port: int) -> tuple[str, int, Value | None]:
+def typed_endpoint(q: Inputs, host: str, port: int) -> tuple[str, int, Value | None]:
     """Read ``--rdzv-endpoint``, else ``--master-addr`` and ``--master-port``.
 
     Args:
@@ -95,7 +99,10 @@ def typed_endpoint(q: Question, host: str, port: int) -> tuple[str, int, Value |
     if master_port is not None:
         port = master_port.value
         if not 0 <= port < _PORTS_END:
-            raise LaunchError(f"{master_port} is not a port: type one from 1 to 65535")
+            raise LaunchError(
+                f"{master_port} is not a port: type one from 1 to 65535",
+                everywhere=True,
+            )
     typed = q.options.get("rdzv_endpoint") or q.options.get("master_addr")
     if typed is None or not (q.is_static or q.is_c10d):
         return host, port, None
@@ -103,7 +110,7 @@ def typed_endpoint(q: Question, host: str, port: int) -> tuple[str, int, Value |
     return host, port if typed_port is None else typed_port, typed
 
 
-def endpoint_of(q: Question, job: Job) -> Endpoint:
+def endpoint_of(q: Inputs, job: Job) -> Endpoint:
     """Say where the nodes are to meet: a function of names.
 
     Raises:
@@ -114,7 +121,8 @@ def endpoint_of(q: Question, job: Job) -> Endpoint:
         raise LaunchError(
             f"{typed or q.options['master_port']}: port 0 is another port at every "
             "start, which the other nodes could not know. Leave it out, or type one: "
-            f"--rdzv_endpoint={host}:29400"
+            f"--rdzv_endpoint={host}:29400",
+            everywhere=True,
         )
     node: int | None = 0
     if typed is not None:
@@ -128,7 +136,7 @@ def endpoint_of(q: Question, job: Job) -> Endpoint:
     return Endpoint(fast, host, port, node, typed)
 
 
-def meet(q: Question, job: Job, rank: int, endpoint: Endpoint) -> Meeting:
+def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
     """Look at the endpoint from this node.
 
     Args:
@@ -136,40 +144,81 @@ def meet(q: Question, job: Job, rank: int, endpoint: Endpoint) -> Meeting:
         job: The job of ``q``.
         rank: Rank of this node.
         endpoint: The endpoint by name.
+
+    Raises:
+        LaunchError: The typed ``--local-addr`` is not this node's.
     """
     warnings: list[str] = []
     host = _resolvable(q, endpoint.host, endpoint.plain, warnings)
     plain = job.nodes[rank]
     name = q.rewrite(plain)
     name = host if name == endpoint.host else _resolvable(q, name, plain, warnings)
-    named = _address_near(q, host) if endpoint.node is None else None
-    named = named or q.network.own_address(name)
-    # The name gives none: look toward a neighbour.
-    for other in (job.nodes[:rank] + job.nodes[rank + 1 :])[:1]:
-        named = named or _address_near(q, q.rewrite(other)) or _address_near(q, other)
+    neighbours = job.nodes[:rank] + job.nodes[rank + 1 :]
+    neighbour = neighbours[0] if neighbours else plain
+    named = _named_address(q, endpoint, host, name, neighbour)
     own = named
     if "local_addr" in q.options:
-        own = q.network.own_address(str(q.typed("local_addr")))
-    known = q.network.addresses_of(host)
-    alike = [address for address in known if address.version == known[0].version]
-    if endpoint.node == rank and named is not None:
-        reach = str(named)
-    elif len(alike) == 1:
-        reach = str(alike[0])
-    else:
-        # torch tries all addresses of a name; a number may be 127.0.0.1, as typed.
-        reach = host if known or is_number(host) else ""
-    return Meeting(
+        own = typed_local_address(q)
+    reach = _reach(q, host)
+    if endpoint.node == rank:
+        reach = str(named or reach or host)
+    return View(
         host=host,
+        name=name,
         port=endpoint.port,
         reach=reach,
         own=own,
         is_host=_is_host(q, job, rank, endpoint, host),
+        fell_back=host != endpoint.host,
         warnings=tuple(warnings),
     )
 
 
-def _address_near(q: Question, host: str) -> Address | None:
+def typed_local_address(q: Inputs) -> Address:
+    """Return the number behind the typed ``--local-addr``, loopback included.
+
+    Raises:
+        LaunchError: No interface of this node has it.
+    """
+    typed = q.options["local_addr"]
+    for address in q.network.resolve(str(typed.value)):
+        if address.is_loopback or q.network.owner(address):
+            return address
+    own = [str(a.ip) for i in q.network.interfaces for a in i.addresses]
+    raise LaunchError(
+        f"{typed} is not an address of this node, which has {', '.join(own)}. Leave "
+        "the option out"
+    )
+
+
+def _named_address(
+    q: Inputs, endpoint: Endpoint, host: str, name: str, neighbour: str
+) -> Address | None:
+    """Return the address under which the other nodes know this one.
+
+    It is one that the node's name gives and an interface owns; else the one that the
+    kernel would send from to a neighbour. Where the user typed an endpoint that is no
+    node's name, the endpoint says which network is meant.
+    """
+    return (
+        (_address_near(q, host) if endpoint.node is None else None)
+        or q.network.own_address(name)
+        or _address_near(q, q.rewrite(neighbour))
+        or _address_near(q, neighbour)
+    )
+
+
+def _reach(q: Inputs, host: str) -> str:
+    """Return what to connect to: a number, else a name, else nothing."""
+    known = q.network.addresses_of(host)
+    if not known:
+        return ""
+    alike = [address for address in known if address.version == known[0].version]
+    # torch tries all addresses of a name.
+    return str(alike[0]) if len(alike) == 1 else host
+
+
+def _address_near(q: Inputs, host: str) -> Address | None:
     """Return the address that this node shows to a host, which may be itself."""
     for far in q.network.addresses_of(host):
         near = far if q.network.owner(far) else q.network.address_toward(far)
@@ -178,7 +227,7 @@ def _address_near(q: Question, host: str) -> Address | None:
     return None
 
 
-def _resolvable(q: Question, host: str, plain: str, warnings: list[str]) -> str:
+def _resolvable(q: Inputs, host: str, plain: str, warnings: list[str]) -> str:
     """Return the rewritten name if it resolves here, else the plain one."""
     if host == plain or q.network.resolve(host):
         return host
@@ -190,7 +239,7 @@ def _resolvable(q: Question, host: str, plain: str, warnings: list[str]) -> str:
     return plain
 
 
-def _is_host(q: Question, job: Job, rank: int, endpoint: Endpoint, host: str) -> bool:
+def _is_host(q: Inputs, job: Job, rank: int, endpoint: Endpoint, host: str) -> bool:
     """Say whether this node is the host.
 
     It is the node that the endpoint names, else the owner of its address, else
@@ -228,7 +277,8 @@ def split_endpoint(typed: Value) -> tuple[str, int | None]:
             return match["name"] or match["number"], port
     raise LaunchError(
         f"{typed} is not an endpoint: type HOST:PORT (an IPv6 address in brackets, a "
-        "port up to 65535)"
+        "port up to 65535)",
+        everywhere=True,
     )
 
 

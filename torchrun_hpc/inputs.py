@@ -32,7 +32,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Question:
+class Inputs:
     """What a plan is made from.
 
     Attributes:

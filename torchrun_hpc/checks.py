@@ -1,0 +1,100 @@
+"""What torchrun would answer with a traceback, found before anything is started."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+import signal
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.events import handlers as event_handlers
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+from torchrun_hpc.errors import LaunchError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+    from torchrun_hpc.inputs import Value
+
+# It names a folder, together with a random suffix.
+_LONGEST_ID = 200
+
+
+def number_of_workers(args: argparse.Namespace, typed: Mapping[str, Value]) -> int:
+    """Return the number of workers on this node.
+
+    Raises:
+        LaunchError: ``--nproc-per-node`` is no number, or counts what is not there.
+    """
+    name = typed.get("nproc_per_node") or f"--nproc_per_node={args.nproc_per_node}"
+    try:
+        workers = int(torch_run.determine_local_world_size(args.nproc_per_node))
+    except ValueError as error:
+        raise LaunchError(
+            f"{name}: {str(error).rstrip('.')}. Type a number, or gpu, cpu, auto"
+        ) from None
+    if workers < 1:
+        raise LaunchError(f"{name} starts no worker")
+    return workers
+
+
+def check(args: argparse.Namespace, typed: Mapping[str, Value]) -> None:
+    """Look at the options that torch uses without checking them.
+
+    Raises:
+        LaunchError: A value cannot be used.
+    """
+    for dest, problem in _problems(args):
+        name = typed.get(dest) or f"--{dest}={getattr(args, dest)}"
+        raise LaunchError(f"{name}: {problem}", everywhere=True)
+    if args.no_python and shutil.which(args.training_script) is None:
+        raise LaunchError(
+            f"{args.training_script}: there is no such program to run. Type its path, "
+            "or leave --no_python out for a Python script"
+        )
+
+
+def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield the names of options, and what is wrong with them."""
+    backends = getattr(rendezvous_handler_registry, "_registry", {})
+    if backends and args.rdzv_backend not in backends:
+        known = ", ".join(sorted(backends))
+        yield "rdzv_backend", f"this torch has only {known}; or leave the option out"
+    if not 0 < args.monitor_interval < math.inf:
+        yield "monitor_interval", "type seconds, above 0"
+    if "/" in args.rdzv_id or len(args.rdzv_id) > _LONGEST_ID:
+        yield "rdzv_id", f"type at most {_LONGEST_ID} characters, without /"
+    handlers = getattr(event_handlers, "_log_handlers", {})
+    if handlers and getattr(args, "event_log_handler", "null") not in handlers:
+        yield "event_log_handler", f"type one of {', '.join(sorted(handlers))}"
+    for name in getattr(args, "signals_to_handle", "").split(","):
+        if name.strip() and not hasattr(signal, name.strip()):
+            yield "signals_to_handle", f"there is no signal {name}"
+    if getattr(args, "numa_binding", None) and not torch.cuda.is_available():
+        yield "numa_binding", "no GPU is visible here, and torch binds by GPU"
+
+
+def configure(args: argparse.Namespace) -> None:
+    """Let torch read all arguments once, before anything is started.
+
+    Raises:
+        LaunchError: A value cannot be used, in torch's words.
+    """
+    trial: Any = copy.copy(args)
+    with tempfile.TemporaryDirectory() as folder:
+        # torch makes a folder for logs where none was typed.
+        trial.log_dir = args.log_dir or folder
+        try:
+            torch_run.config_from_args(trial)
+            with tempfile.TemporaryDirectory(dir=trial.log_dir):
+                pass  # torch makes one there, much later
+        except (ValueError, AssertionError, RuntimeError, OSError) as error:
+            raise LaunchError(
+                f"torchrun does not take this command line: {error}"
+            ) from None
