@@ -53,11 +53,6 @@ def check(args: argparse.Namespace, typed: Mapping[str, Value]) -> None:
     for dest, problem in _problems(args):
         name = typed.get(dest) or f"--{dest}={getattr(args, dest)}"
         raise LaunchError(f"{name}: {problem}", everywhere=True)
-    if args.no_python and shutil.which(args.training_script) is None:
-        raise LaunchError(
-            f"{args.training_script}: there is no such program to run. Type its path, "
-            "or leave --no_python out for a Python script"
-        )
 
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -98,3 +93,8 @@ def configure(args: argparse.Namespace) -> None:
             raise LaunchError(
                 f"torchrun does not take this command line: {error}"
             ) from None
+    if args.no_python and shutil.which(args.training_script) is None:
+        raise LaunchError(
+            f"{args.training_script}: there is no such program to run. Type its path, "
+            "or leave --no_python out for a Python script"
+        )

@@ -1,8 +1,8 @@
 """The order of the stages, from the environment to torch's agent, and exit codes.
 
-This is the one place that reads ``os.environ``, and the one that writes it. Torch is
-imported by the second half only: a fault that the environment alone shows is reported
-before.
+This is the one place that writes ``os.environ``, and that hands it to those who read.
+Torch is imported by the second half only: a fault that the environment alone shows is
+reported before.
 """
 
 from __future__ import annotations

@@ -47,9 +47,8 @@ class LaunchPlan:
         ordered: Whether nodes are to be ranked by ``node_rank``.
         endpoint: Where the nodes meet, for a person.
         address: This node's address for the job, as a number; ``None`` if unknown.
-        is_host: Whether this process hosts the rendezvous.
-        listen: Address and port on which it does; ``None`` if it does not, or if any
-            address will do.
+        listen: Address and port on which this process hosts the rendezvous; ``None``
+            if it does not, or if any address will do.
         options: Options of torchrun to set, by their name in its parser.
         environment: Environment variables to set.
         notes: What was corrected, the same on all nodes.
@@ -65,7 +64,6 @@ class LaunchPlan:
     endpoint: str
     ordered: bool = False
     address: str | None = None
-    is_host: bool = False
     listen: tuple[str, int] | None = None
     options: Mapping[str, Value] = field(default_factory=dict)
     environment: Mapping[str, Value] = field(default_factory=dict)
@@ -83,10 +81,10 @@ def make_plan(q: Inputs) -> LaunchPlan:
     variables.check_gloo(q.environ, q.network)
     rdzvconf.parse(q.options.get("rdzv_conf"))  # before anything is made of it
     low, high = node_range(q.options)
-    if q.job is None:
-        return _one_node(q) if high == 1 else _as_typed(q, high)
     if one_node_is_typed(q.options):
         return _one_node(q)
+    if q.job is None:
+        return _one_node(q) if high == 1 else _as_typed(q, high)
     problem = refusal(q.job, q.command)
     if problem is not None:
         raise problem
@@ -200,7 +198,6 @@ def _one_node(q: Inputs) -> LaunchPlan:
         speaks=q.job is None or q.job.task_rank == 0,
         endpoint=q.typed("rdzv_endpoint") or "localhost",
         address=address,
-        is_host=listen is not None,
         listen=listen,
         options=options,
         environment=variables.worker_threads(q),
@@ -265,7 +262,7 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         nodes=nodes,
         node_rank=q.typed("node_rank") or 0,
         workers=q.workers,
-        speaks=not q.typed("node_rank"),
+        speaks=True,
         endpoint=where if typed else q.typed("rdzv_endpoint"),
         environment=variables.worker_threads(q),
     )
@@ -337,7 +334,6 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         endpoint=str(here) if meets_here else q.typed("rdzv_endpoint") or "",
         ordered=not q.is_static,
         address=None if here.own is None else str(here.own),
-        is_host=is_host,
         listen=(str(address), here.port) if is_host and address else None,
         options=options,
         environment=variables.worker_threads(q) | variables.interfaces(q, here.own),

@@ -430,7 +430,6 @@ FAILURES = {
     "crashed": Line(environ={"THEN": f"kill:{int(signal.SIGSEGV)}"}),
     "no such script": Line(script="missing.py"),
     "no such module": Line(("-m",), "missing.module"),
-    "no such program": Line(("--no-python",), "./missing"),
     "no such path": Line(("--run-path",), "/missing.py"),
     "recorded": Line((), "recorded.py"),
     "restarts used up": Line(("--max-restarts=1",), environ={"THEN": "exit:4"}),
@@ -759,7 +758,8 @@ before, environ, argv = names(), dict(os.environ), list(sys.argv)
 import torchrun_hpc.auto
 after = names()
 changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
-assert changed == {("torch.distributed.run", "run")}, changed
+run_names = {("torch.distributed.run", name) for name in ("run", "parse_args")}
+assert changed == run_names, changed
 assert dict(os.environ) == environ
 assert sys.argv == argv
 print("imported", flush=True)

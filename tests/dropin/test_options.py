@@ -368,7 +368,16 @@ def test_site_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=_name)
+CHANGEABLE = [action for action in ACTIONS if action.dest != "node_rank"]
+
+
+def test_the_rank_of_a_node_is_not_looked_at() -> None:
+    """On the first node it is the default: it would be typed on all the others."""
+    args = torch_run.parse_args(["--node_rank=1", SCRIPT])
+    assert arguments.changed(args, os.environ) == {}
+
+
+@pytest.mark.parametrize("action", CHANGEABLE, ids=_name)
 def test_changed(action: argparse.Action) -> None:
     """Programs that make the arguments themselves, as accelerate does."""
     args = torch_run.parse_args([SCRIPT, "--lr", "1"])
@@ -459,7 +468,18 @@ WRONG = [
         {},
         "no.such.host.invalid",
     ),
-    (["--nnodes=2", "--rdzv-backend=static", SCRIPT, "--rdzv"], {"PET_TEE": "x"}, "x"),
+    (["--nnodes=2", "--master-addr=::1", SCRIPT, "--rdzv"], {"PET_TEE": "x"}, "x"),
+    (["--no-python", "./missing"], {}, "./missing: there is no such program"),
+    (["--monitor-interval=nan", SCRIPT], {}, "--monitor_interval=nan"),
+    (["--monitor-interval=inf", SCRIPT], {}, "--monitor_interval=inf"),
+    ([f"--rdzv-id={'x' * 300}", SCRIPT], {}, "at most 200 characters"),
+    (["--signals-to-handle=SIGFOO", SCRIPT], {}, "there is no signal SIGFOO"),
+    (["--rdzv-conf=keep_alive_interval=x", SCRIPT], {}, "keep_alive_interval=x"),
+    (["--log-dir=/proc", SCRIPT], {}, "/proc"),
+    (["--local-addr=nonsense", SCRIPT], {}, "--local_addr=nonsense is not an address"),
+    (["--standalone", SCRIPT], {"PET_NNODES": "2"}, "PET_NNODES=2 and --standalone"),
+    ([SCRIPT], {"PET_NPROC_PER_NODE": "abc"}, "PET_NPROC_PER_NODE=abc"),
+    ([SCRIPT], {"PET_HPC_SITE": "abc"}, "PET_HPC_SITE=abc"),
 ]
 
 

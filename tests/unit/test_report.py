@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
 from torchrun_hpc import report
+from torchrun_hpc.endpoints import port_of
 from torchrun_hpc.inputs import Value
 from torchrun_hpc.plan import LaunchPlan
 
@@ -71,3 +73,18 @@ def test_line_is_one_write():
 
     report.line("error: text", Stream())
     assert writes == ["torchrun_hpc: error: text\n"]
+
+
+def test_readme_shows_the_line_that_is_printed():
+    """The port in it is the one of job 123456."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    port = port_of("123456.0")
+    shown = plan(
+        title="Slurm 123456.0",
+        nodes=4,
+        endpoint=f"jwb0001i:{port}",
+        listen=("10.20.0.1", port),
+        environment=IB0,
+        notes=(),
+    )
+    assert f"    torchrun_hpc: {report.start_line(shown)}\n" in readme

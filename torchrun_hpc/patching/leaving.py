@@ -1,7 +1,8 @@
 """The host of the rendezvous leaves last.
 
 When a job ends well, the host's agent may be gone before the others have read that it
-ended: they print a warning or wait in the exit barrier for a store that is no more.
+ended: they print a warning, or a trace from the exit barrier, for a store that is no
+more.
 """
 
 from __future__ import annotations
@@ -13,47 +14,73 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
+    StaticTCPRendezvous,
+)
 
 from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
     from torchrun_hpc.plan import LaunchPlan
 
-TARGET = "DynamicRendezvousHandler.shutdown"
+TARGET = "RendezvousHandler.shutdown"
 REASON = "nodes may print errors at the end of a job that went well (pytorch#69520)"
-RELEASES = ">=2.0"
+RELEASES = ">=2.4"
 
-_Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+_HANDLERS: tuple[Any, ...] = (
+    dynamic_rendezvous.DynamicRendezvousHandler,
+    StaticTCPRendezvous,
+)
 _KEY = "torchrun_hpc/left"
 
 # Seconds.
 _LIMIT = 5.0
 _PAUSE = 0.02
 
+# The stores whose servers are in this process; only torch knows, when it makes them.
+_hosted: list[Any] = []
+
+
+def hosts(store: Any) -> None:
+    """Take note that the server of a store is in this process."""
+    _hosted.append(store)
+
 
 def fits() -> bool:
-    """Check that the handler has its store and state where they were."""
-    names = _Handler.__init__.__code__.co_names
-    return has(_Handler, "shutdown") and {"_store", "_state_holder"} <= set(names)
+    """Check that the handlers have a store, and leave in this method."""
+    return all(
+        has(handler, "shutdown") and "_store" in handler.__init__.__code__.co_names
+        for handler in _HANDLERS
+    )
 
 
 def apply(plan: LaunchPlan) -> None:
     """Count the nodes that have left, and let the host wait for all."""
+    _hosted.clear()
     if plan.nodes == 1:
         return
-    original = _Handler.shutdown
+    for handler in _HANDLERS:
+        replace(handler, "shutdown", _counting(handler.shutdown, plan))
 
+
+def _counting(original: Any, plan: LaunchPlan) -> Any:
     @functools.wraps(original)
     def shutdown(self: Any) -> Any:
         went_well = sys.exc_info()[0] is None
         closed = original(self)
         with contextlib.suppress(Exception):  # the store is gone: nothing to wait for
             self._store.add(_KEY, 1)
-            if plan.is_host and went_well:
-                _wait(self._store, len(self._state_holder.state.participants))
+            if went_well and any(self._store is store for store in _hosted):
+                _wait(self._store, _participants(self, plan))
         return closed
 
-    replace(_Handler, "shutdown", shutdown)
+    return shutdown
+
+
+def _participants(handler: Any, plan: LaunchPlan) -> int:
+    """Return how many nodes there were; fewer than planned in an elastic range."""
+    holder = getattr(handler, "_state_holder", None)
+    return plan.nodes if holder is None else len(holder.state.participants)
 
 
 def _wait(store: Any, nodes: int) -> None:

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 from torchrun_hpc import report
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.network import bound_socket, port_problem
+from torchrun_hpc.patching import leaving
 from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
@@ -84,9 +85,13 @@ def _maker(original: Any, plan: LaunchPlan) -> Any:
         options.update(world_size=world_size, timeout=timeout)
         if not is_master:
             _wait_for(host, port, timeout.total_seconds(), plan)
-        elif plan.listen is not None:
-            return _serve(original, plan.listen[0], port, options)
-        return original(host, port, is_master=is_master, **options)
+            return original(host, port, is_master=False, **options)
+        if plan.listen is not None:
+            store = _serve(original, plan.listen[0], port, options)
+        else:
+            store = original(host, port, is_master=True, **options)
+        leaving.hosts(store)
+        return store
 
     return make
 
