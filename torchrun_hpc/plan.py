@@ -212,10 +212,9 @@ def _one_node_rendezvous(q: Inputs, *, is_host: bool) -> dict[str, Value]:
         q.options
     ):
         return {"standalone": Value(value=True, source=rule)}
-    options = {
-        "rdzv_backend": Value(C10D, rule),
-        "rdzv_endpoint": Value("localhost:0", rule),
-    }
+    options = {"rdzv_backend": Value(C10D, rule)}
+    if q.is_c10d:
+        options["rdzv_endpoint"] = Value("localhost:0", rule)
     if q.job is not None:
         options["rdzv_id"] = Value(q.job.identity, q.job.sources["identity"])
     options = {k: v for k, v in options.items() if k not in q.options}

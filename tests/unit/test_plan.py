@@ -324,6 +324,18 @@ def test_typed_endpoint_for_one_node_is_hosted_here(conf, expected):
 @pytest.mark.parametrize(
     "options",
     [
+        {"rdzv_backend": "etcd-v2"},
+        {"rdzv_backend": "c10d", "rdzv_conf": "store_type=file"},
+    ],
+)
+def test_one_node_and_a_rendezvous_without_endpoint(options):
+    made = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert "rdzv_endpoint" not in made.options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
         {"rdzv_endpoint": "jwb0001:29400", "rdzv_conf": "is_host=0"},
         {"rdzv_endpoint": "jwb0002:29400"},
     ],
