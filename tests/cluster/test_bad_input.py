@@ -89,7 +89,7 @@ def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster, backend: str) 
         unpadded.end(holder)
     assert "n9: task 0: Exited with exit code 2" in done.stderr
     (line,) = own_lines(done.stderr)
-    assert "port 24321 on 10.10.0.1 is taken by python3" in line
+    assert "port 24321 on 10.10.0.1 cannot be used: it is taken by python3" in line
     assert "Traceback" not in done.stderr
 
 
