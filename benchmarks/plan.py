@@ -51,9 +51,10 @@ STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec
 
 
 def resolve(host: str) -> tuple[ipaddress.IPv4Address, ...]:
-    """Stand in for the name server: jwb0001i is 10.20.0.1."""
-    number = int(host.strip("jwbi"))
-    return (ipaddress.IPv4Address("10.20.0.0") + number,)
+    """Stand in for the name server: jwb0001i is 10.20.0.1, and a number is itself."""
+    if host.startswith("jwb"):
+        return (ipaddress.IPv4Address("10.20.0.0") + int(host.strip("jwbi")),)
+    return (ipaddress.IPv4Address(host),)
 
 
 def plan_once(options: Mapping[str, Value]) -> float:
