@@ -1,0 +1,47 @@
+"""Networks of another kind: IPv6 beside IPv4, and a fast one that no site rule knows."""
+
+from __future__ import annotations
+
+import pytest
+from launching import (
+    ENVIRON,
+    HPC,
+    JUELICH,
+    ONE_TASK,
+    ROOT,
+    WORLD,
+    column,
+    lines,
+    workers,
+)
+from testbed import Cluster
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [([], "10.20.0.1"), (["--rdzv_endpoint=[fd20::1]:29400"], "fd20::1")],
+)
+def test_nodes_with_both_kinds_of_addresses(options: list[str], address: str) -> None:
+    with Cluster(ipv6=True) as cluster:
+        done = cluster.srun("-N3", ONE_TASK, *HPC, *options, WORLD, env=JUELICH)
+        trained = cluster.srun("-N3", ONE_TASK, *HPC, *options, "examples/ddp.py",
+                               env=JUELICH, cwd=ROOT)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (
+        column(workers(done), "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+        == [(address, "ib0")] * 3
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert "loss after 50 steps" in trained.stdout
+    assert len(lines(trained.stderr)) == 1, trained.stderr
+
+
+def test_a_network_that_nccl_does_not_prefer() -> None:
+    with Cluster(("nid1", "nid2", "nid10"), fast="hsn0", management="open") as cluster:
+        done = cluster.srun(
+            "-N3", ONE_TASK, *HPC, "--rdzv_endpoint=nid1i", WORLD, env=ENVIRON
+        )
+    assert done.returncode == 0, done.stderr
+    assert column(
+        workers(done), "host", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+    ) == [(host, "hsn0", "=hsn0") for host in ("nid1", "nid2", "nid10")]
