@@ -1,4 +1,4 @@
-"""Networks of another kind: IPv6 beside IPv4, and a fast one that no site rule knows."""
+"""Other networks: IPv6 beside IPv4, and a fast one that no site rule knows."""
 
 from __future__ import annotations
 
