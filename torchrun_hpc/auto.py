@@ -1,9 +1,9 @@
 """Importing this makes torch.distributed.run understand clusters.
 
 For programs that call ``torch.distributed.run.main`` or ``run`` themselves: the import
-wraps its parser and ``run``, and each launch is planned as ``python -m torchrun_hpc``
-would plan it. Of arguments that the program has made itself, what is left at
-torchrun's defaults is filled in.
+applies the patches that need no plan, and wraps the parser and ``run``, so that each
+launch is planned, and patched, as by ``python -m torchrun_hpc``. Of arguments that the
+program has made itself, what is left at torchrun's defaults is filled in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import run as torch_run
 
-from torchrun_hpc import arguments, cli
+from torchrun_hpc import arguments, cli, patching, report
 
 if TYPE_CHECKING:
     import argparse
@@ -41,5 +41,7 @@ def _run(args: argparse.Namespace) -> None:
     cli.launch(_original_run, args, getattr(args, _TYPED, None))
 
 
+for _sentence in patching.apply_patches():
+    report.line(f"warning: {_sentence}", sys.stderr)
 torch_run.parse_args = _parse_args
 torch_run.run = _run

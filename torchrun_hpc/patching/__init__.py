@@ -7,7 +7,7 @@ leaves torch alone and says so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from packaging.specifiers import SpecifierSet
@@ -43,24 +43,22 @@ class Patch(Protocol):
     def fits(self) -> bool:
         """Say whether torch looks as the patch expects."""
 
-    def apply(self, plan: LaunchPlan) -> None:
-        """Replace the target."""
+    def apply(self, plan: Any) -> None:
+        """Replace the target as the plan says."""
 
 
-PATCHES: tuple[Patch, ...] = (
-    state_as_json,
-    node_order,
-    fresh_store,
-    listening,
-    waiting,
-    leaving,
-)
+# What is right for any launch, and what follows a plan.
+ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
+PATCHES: tuple[Patch, ...] = (*ALWAYS, node_order, listening, waiting, leaving)
 
 
-def apply_patches(plan: LaunchPlan) -> list[str]:
+def apply_patches(plan: LaunchPlan | None = None) -> list[str]:
     """Apply the patches that this torch needs and that fit it.
 
     Those of an earlier launch of this process are taken back first.
+
+    Args:
+        plan: What will be launched; without it, only what needs no plan is applied.
 
     Returns:
         A sentence for each patch that does not fit.
@@ -68,7 +66,7 @@ def apply_patches(plan: LaunchPlan) -> list[str]:
     replacing.restore()
     release = Version(Version(torch.__version__).base_version)
     left_out = []
-    for patch in PATCHES:
+    for patch in ALWAYS if plan is None else PATCHES:
         if release not in SpecifierSet(patch.RELEASES):
             continue
         try:
