@@ -162,7 +162,8 @@ def _launch(  # noqa: PLR0913, PLR0917 - the stages hand on what they found
     except RendezvousError as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""
         report.line(
-            f"error: the nodes did not meet ({type(error).__name__}): {error}{cause}",
+            f"error: the rendezvous at {args.rdzv_endpoint} failed, or was lost; see "
+            f"also what its host says ({type(error).__name__}): {error}{cause}",
             sys.stderr,
         )
         sys.exit(FAILED)

@@ -59,11 +59,17 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
     if len(value) <= 1:  # gloo ignores it
         return
     names = [interface.name for interface in network.interfaces]
+    # Not lo: other nodes are not there.
+    useful = [
+        interface.name
+        for interface in network.interfaces
+        if not all(own.ip.is_loopback for own in interface.addresses)
+    ]
     for part in value.removesuffix(",").split(","):
         if part not in names:
             wanted = part.strip().lstrip("^=")
-            alike = [n for n in names if wanted and n.startswith(wanted)]
-            hint = " or ".join(alike) or "one of " + ", ".join(names)
+            alike = [n for n in useful if wanted and n.startswith(wanted)]
+            hint = " or ".join(alike) or "one of " + ", ".join(useful)
             raise LaunchError(
                 f"{GLOO}={value}: this node has no interface {part!r}. Gloo takes "
                 "exact names only: no prefix, no ^, no =, no blanks (those are for "

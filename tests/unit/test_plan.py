@@ -1076,16 +1076,16 @@ def test_the_users_interfaces_stay(environ, expected):
 
 
 BAD_GLOO = {
-    "^lo": ("'^lo'", "set it to lo"),
+    "^lo": ("'^lo'", "set it to one of eth0, ib0"),
     "=ib0": ("'=ib0'", "set it to ib0"),
     "ib": ("'ib'", "set it to ib0"),
     "eth": ("'eth'", "set it to eth0"),
-    "mlx5_0": ("'mlx5_0'", "set it to one of lo, eth0, ib0"),
+    "mlx5_0": ("'mlx5_0'", "set it to one of eth0, ib0"),
     "ib0, eth0": ("' eth0'", "set it to eth0"),
     " ib0": ("' ib0'", "set it to ib0"),
-    "ib0,ib1": ("'ib1'", "set it to one of lo, eth0, ib0"),
-    "IB0": ("'IB0'", "set it to one of lo, eth0, ib0"),
-    "10.20.0.1": ("'10.20.0.1'", "set it to one of lo, eth0, ib0"),
+    "ib0,ib1": ("'ib1'", "set it to one of eth0, ib0"),
+    "IB0": ("'IB0'", "set it to one of eth0, ib0"),
+    "10.20.0.1": ("'10.20.0.1'", "set it to one of eth0, ib0"),
     # gloo refuses an empty name, unless it is the last
     ",ib0": ("''", "set it to"),
     "eth0,,ib0": ("''", "set it to"),
