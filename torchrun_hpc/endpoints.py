@@ -181,9 +181,9 @@ def typed_local_address(q: Inputs) -> Address:
         LaunchError: No interface of this node has it.
     """
     typed = q.options["local_addr"]
-    for address in q.network.resolve(str(typed.value)):
-        if address.is_loopback or q.network.owner(address):
-            return address
+    address = q.network.local_address(str(typed.value))
+    if address is not None:
+        return address
     own = [str(a.ip) for i in q.network.interfaces for a in i.addresses]
     raise LaunchError(
         f"{typed} is not an address of this node, which has {', '.join(own)}. Leave "

@@ -74,6 +74,11 @@ class Network:
         """Return the address of a host name that an interface of this node has."""
         return next((a for a in self.addresses_of(host) if self.owner(a)), None)
 
+    def local_address(self, host: str) -> Address | None:
+        """Return the address of a host name that is this node's, loopback included."""
+        known = self.resolve(host)
+        return next((a for a in known if a.is_loopback or self.owner(a)), None)
+
     def address_toward(self, other: Address) -> Address | None:
         """Return this node's address as another node would see it."""
         source = self.source_toward(other)

@@ -1,8 +1,9 @@
 """What will be launched: a pure function of job, site, network and typed options.
 
 Precedence for each value: command line, ``PET_*``, derived. Only what is unset is
-filled in, with one exception: an endpoint host that is the plain name of one of the
-job's nodes is rewritten to its name on the fast network.
+filled in, with two exceptions: an endpoint host that is the plain name of one of the
+job's nodes is rewritten to its name on the fast network, and a node rank that c10d
+ignores is taken back.
 """
 
 from __future__ import annotations
@@ -235,9 +236,8 @@ def _one_node_listens(q: Inputs) -> tuple[str, int] | None:
     conf = rdzvconf.parse(q.options.get("rdzv_conf"))
     if conf.get("is_host", "1").lower() in rdzvconf.FALSE:
         return None
-    known = q.network.resolve(host)
-    own = [a for a in known if a.is_loopback or q.network.owner(a)]
-    return (str(own[0]), port) if own else None
+    own = q.network.local_address(host)
+    return None if own is None else (str(own), port)
 
 
 def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 PREFIX = "torchrun_hpc: "
 
+# Seconds after which a wait is reported, for the first time and again.
+FIRST_REPORT = 10.0
+NEXT_REPORT = 60.0
+
 
 def line(text: str, stream: TextIO) -> None:
     """Write one line, in one piece: other nodes write to the same terminal."""

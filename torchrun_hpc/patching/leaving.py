@@ -13,12 +13,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
-    StaticTCPRendezvous,
-)
-
 from torchrun_hpc.patching.replacing import has, replace
+from torchrun_hpc.patching.waiting import HANDLERS
 
 if TYPE_CHECKING:
     from torchrun_hpc.plan import LaunchPlan
@@ -27,10 +23,6 @@ TARGET = "RendezvousHandler.shutdown"
 REASON = "nodes may print errors at the end of a job that went well (pytorch#69520)"
 RELEASES = ">=2.4"
 
-_HANDLERS: tuple[Any, ...] = (
-    dynamic_rendezvous.DynamicRendezvousHandler,
-    StaticTCPRendezvous,
-)
 _KEY = "torchrun_hpc/left"
 
 # Seconds.
@@ -50,7 +42,7 @@ def fits() -> bool:
     """Check that the handlers have a store, and leave in this method."""
     return all(
         has(handler, "shutdown") and "_store" in handler.__init__.__code__.co_names
-        for handler in _HANDLERS
+        for handler in HANDLERS
     )
 
 
@@ -59,7 +51,7 @@ def apply(plan: LaunchPlan) -> None:
     _hosted.clear()
     if plan.nodes == 1:
         return
-    for handler in _HANDLERS:
+    for handler in HANDLERS:
         replace(handler, "shutdown", _counting(handler.shutdown, plan))
 
 

@@ -46,8 +46,6 @@ _SERVER = "_create_tcp_store_server"
 # Seconds.
 _PROBE_TIMEOUT = 5.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_FIRST_REPORT = 10.0
-_NEXT_REPORT = 60.0
 
 
 def fits() -> bool:
@@ -130,7 +128,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
     """
     start = time.monotonic()
     # Node 1 speaks for all first; who waits longer than that may be alone.
-    report_at = _FIRST_REPORT if plan.node_rank == 1 else _NEXT_REPORT
+    report_at = report.FIRST_REPORT if plan.node_rank == 1 else report.NEXT_REPORT
     while True:
         waited = time.monotonic() - start
         try:
@@ -142,7 +140,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
                     f"{limit:.0f} s (read_timeout): {error}"
                 ) from None
             if waited > report_at:
-                report_at = waited + _NEXT_REPORT
+                report_at = waited + report.NEXT_REPORT
                 report.line(
                     f"waiting for the head node at {plan.endpoint} ({host}) for "
                     f"{waited:.0f} s: {error}",

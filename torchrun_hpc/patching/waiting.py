@@ -22,26 +22,23 @@ TARGET = "RendezvousHandler.next_rendezvous"
 REASON = "it does not say that it waits for other nodes (pytorch#76287)"
 RELEASES = ">=2.0"
 
-_HANDLERS: tuple[Any, ...] = (
+# Those that meet in a store, which one of the nodes hosts.
+HANDLERS: tuple[Any, ...] = (
     dynamic_rendezvous.DynamicRendezvousHandler,
     StaticTCPRendezvous,
 )
 
-# Seconds.
-_FIRST_REPORT = 10.0
-_NEXT_REPORT = 60.0
-
 
 def fits() -> bool:
     """Check that the handlers still meet in this method."""
-    return all(has(handler, "next_rendezvous") for handler in _HANDLERS)
+    return all(has(handler, "next_rendezvous") for handler in HANDLERS)
 
 
 def apply(plan: LaunchPlan) -> None:
     """Report from node 0 of several for as long as the nodes have not met."""
     if not plan.speaks or plan.nodes == 1:
         return
-    for handler in _HANDLERS:
+    for handler in HANDLERS:
         reporting = _reporting(handler.next_rendezvous, plan)
         replace(handler, "next_rendezvous", reporting)
 
@@ -60,12 +57,12 @@ def _reporting(original: Any, plan: LaunchPlan) -> Any:
 
 
 def _report(met: threading.Event, plan: LaunchPlan) -> None:
-    waited = pause = _FIRST_REPORT
+    waited = pause = report.FIRST_REPORT
     while not met.wait(pause):
         report.line(
             f"waiting at {plan.endpoint} for other nodes of {plan.nodes}, for "
             f"{waited:.0f} s" + (f"; {plan.suspicion}" if plan.suspicion else ""),
             sys.stderr,
         )
-        pause = _NEXT_REPORT
+        pause = report.NEXT_REPORT
         waited += pause

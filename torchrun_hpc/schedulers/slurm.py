@@ -128,6 +128,10 @@ class _Variables:
             )
         return int(value)
 
+    def integer_or_zero(self, *names: str) -> int:
+        """Return the first of the variables that is set as a number, 0 if none is."""
+        return self.integer(*names) if self.first(*names) else 0
+
     def hosts(self, *names: str) -> tuple[str, ...]:
         """Return the first of the variables that is set, as node names."""
         name = self.name(*names)
@@ -167,7 +171,8 @@ def _is_left_over(slurm: _Variables) -> bool:
     sbatch hands the environment on: a job that is submitted from a shell inside a
     step finds that step's variables in its batch script (seen with 22.05).
     """
-    if not slurm.first(STEP_NODES) or not slurm.first(*JOB_NODES):
+    step, job = slurm.first(STEP_NODES), slurm.first(*JOB_NODES)
+    if not step or not job or step == job:
         return False
     return not set(slurm.hosts(STEP_NODES)) <= set(slurm.hosts(*JOB_NODES))
 
@@ -204,7 +209,7 @@ def _step(slurm: _Variables) -> Job:
         node_rank=node_rank,
         tasks_per_node=tasks_per_node,
         task_rank=task_rank,
-        allocated_nodes=max(_job_nodes(slurm), len(nodes)),
+        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(nodes)),
         sources={
             "nodes": STEP_NODES,
             "node_rank": node_source,
@@ -249,7 +254,7 @@ def _interactive_step(slurm: _Variables) -> Job:
         node_rank=0,
         tasks_per_node=(1,),
         task_rank=0,
-        allocated_nodes=max(_job_nodes(slurm), 1),
+        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), 1),
         sources={
             "nodes": NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES,
             "identity": _identity_source(slurm),
@@ -261,7 +266,7 @@ def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
     """Return the nodes of the job, of all components if it is heterogeneous."""
     groups = [
         name
-        for group in range(slurm.integer(HET_SIZE) if slurm.first(HET_SIZE) else 0)
+        for group in range(slurm.integer_or_zero(HET_SIZE))
         if slurm.first(name := f"{JOB_NODES[0]}_HET_GROUP_{group}")
     ]
     if not groups:
@@ -322,11 +327,6 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
             "identity": _identity_source(slurm),
         },
     )
-
-
-def _job_nodes(slurm: _Variables) -> int:
-    """Return the number of nodes of the whole job, 0 if it is not said."""
-    return slurm.integer(*JOB_NUM_NODES) if slurm.first(*JOB_NUM_NODES) else 0
 
 
 def _identity(slurm: _Variables, step: str) -> str:
