@@ -25,11 +25,12 @@ BOTH = (OURS, STOCK)
 
 # The training script: it writes down what it sees, and then does what it is told.
 REPORT = """
-import json, os, signal, socket, sys, time
+import glob, json, os, signal, socket, sys, time
 import psutil
 
 # In one piece: print writes each of its arguments by itself.
 sys.stdout.write(f"out {os.environ['RANK']} {sys.argv[1:]}\\n")
+sys.stdout.flush()
 if os.environ.get("SPEAK"):
     print("err", os.environ["RANK"], file=sys.stderr, flush=True)
 
@@ -66,6 +67,14 @@ with open(path + ".tmp", "w") as file:
 os.rename(path + ".tmp", path + ".json")
 
 then = os.environ.get("THEN", "").split(":")
+if then[0]:
+    # The first worker to fail is the end of the others: let them speak before.
+    everyone = os.path.join(os.environ["REPORT"], f"*-{attempt}-*.json")
+    end = time.monotonic() + 30
+    while len(glob.glob(everyone)) < int(os.environ["WORLD_SIZE"]):
+        if time.monotonic() > end:
+            sys.exit(f"fewer reports than workers: {glob.glob(everyone)}")
+        time.sleep(0.01)
 if then[0] == "exit":
     sys.exit(int(then[1]))
 if then[0] == "raise":
