@@ -2,8 +2,39 @@
 
 ``import torchrun_hpc`` imports no torch and changes nothing. The command is
 ``python -m torchrun_hpc``; ``import torchrun_hpc.auto`` is for programs that call
-``torch.distributed.run`` themselves.
+``torch.distributed.run`` themselves; `describe` is for programs that want to know.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchrun_hpc.describing import Description
+
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["LaunchError", "__version__", "describe"]
+
+
+def describe(argv: Sequence[str] = ()) -> Description:
+    """Describe what a launch from here would be: job and plan, as plain data.
+
+    Nothing is started and nothing changed; no other node is asked. It imports torch.
+
+    Args:
+        argv: Options as they would be typed, without the script: ``["--nnodes=2"]``.
+
+    Returns:
+        Dictionaries, lists, texts, numbers; the same as one of the nodes in
+        ``--hpc-dry-run=json``. A value that was decided comes with its source.
+
+    Raises:
+        LaunchError: A launch would be refused; its ``code`` is in the documentation.
+    """
+    from torchrun_hpc import launching  # noqa: PLC0415 - it imports torch
+
+    return launching.describe([*argv, "SCRIPT"])

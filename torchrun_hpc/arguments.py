@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
@@ -23,9 +23,31 @@ if TYPE_CHECKING:
 PROGRAM = "torchrun_hpc"
 SCRIPT_ARGS = "training_script_args"
 
+_OURS = "hpc_"
+
 # Words in front of the script. Trying more would take seconds on a wrong line with
 # thousands of arguments, and no right line has as many.
 _LONGEST = 256
+
+
+# Not an option with a value: that would take the script for it.
+DRY_RUN = {
+    "table": "Start nothing: meet the other nodes, and print on node 0 what would be "
+    "done, value by value with its source, and the same with plain torchrun.",
+    "json": "The same for machines.",
+}
+
+
+class _DryRun(env):  # type: ignore[misc]
+    """A flag of several forms, which ``PET_HPC_DRY_RUN`` names; 1 is the first."""
+
+    def __init__(self, dest: str, const: str, **kwargs: Any) -> None:
+        super().__init__(dest=dest, const=const, nargs=0, **kwargs)
+        forms = {"": None, "0": None, "1": "table"}
+        self.default = forms.get(self.default or "", self.default)
+
+    def __call__(self, _parser: Any, namespace: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, self.const)
 
 
 class _Incomplete(Exception):  # noqa: N818 - never leaves this module
@@ -47,23 +69,57 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     except ValueError as error:
         flags = ", ".join(f"{k}={v}" for k, v in environ.items() if k[:4] == "PET_")
         raise LaunchError(
+            "HPC011",
             f"a PET_* variable cannot be read ({error}): {flags}. Flags such as "
             "PET_STANDALONE are 1 or 0",
             everywhere=True,
         ) from None
     made.prog = PROGRAM
+    made.error = _wrong_line  # type: ignore[method-assign]
     group = made.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
     group.add_argument(
         "--hpc-site",
         "--hpc_site",
         action=env,
         type=str,
-        help="Computing centre whose rules for host names to use, or 'none'. By "
-        "default it is recognised by the environment.",
+        metavar="NAME|FILE|none",
+        help="Computing centre whose rules for host names and variables to use, or a "
+        "file with them, or 'none'. By default it is recognised by the environment. "
+        "python -m torchrun_hpc.sites lists them.",
+    )
+    group.add_argument(
+        "--hpc-omp-threads",
+        "--hpc_omp_threads",
+        action=env,
+        type=str,
+        metavar="auto|NUMBER",
+        help="OMP_NUM_THREADS of each worker where it is not set; 'auto' divides the "
+        "CPUs of this process by the workers. By default 1, as torchrun does.",
+    )
+    for form, meaning in DRY_RUN.items():
+        value = "" if form == "table" else f"={form}"
+        group.add_argument(
+            f"--hpc-dry-run{value}",
+            f"--hpc_dry_run{value}",
+            dest="hpc_dry_run",
+            action=_DryRun,
+            const=form,
+            help=meaning,
+        )
+    group.add_argument(
+        "--hpc-debug",
+        "--hpc_debug",
+        action=check_env,
+        help="Log what torch and the launcher do, on every node, with host name and "
+        "rank before each line.",
     )
     # --h was an abbreviation of --help before there were two options with an h.
     group.add_argument("--h", action="help", help=argparse.SUPPRESS)
     return made
+
+
+def _wrong_line(message: str) -> NoReturn:
+    raise LaunchError("HPC010", f"{message}. --help lists all options", everywhere=True)
 
 
 def parse(
@@ -80,8 +136,8 @@ def parse(
         the user set, each with the option or the variable that set it.
 
     Raises:
-        LaunchError: A ``PET_*`` variable cannot be read.
-        SystemExit: The command line is wrong (2), or asks for help (0).
+        LaunchError: The command line is wrong, or a ``PET_*`` variable cannot be read.
+        SystemExit: The command line asks for help (0).
     """
     made = parser(environ)
     own, script_args = _split(made, argv)
@@ -115,6 +171,28 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, V
         if action.dest != "node_rank"
         and getattr(args, action.dest, "") not in ("", defaults.get(action.dest, ""))
     }
+
+
+def plain_command(
+    args: argparse.Namespace, options: Mapping[str, Value], environ: Mapping[str, str]
+) -> list[str]:
+    """Write a command line of torchrun itself.
+
+    Args:
+        args: Has the script and its arguments.
+        options: The options to write; ours are left out.
+        environ: Environment of this process, for the parser.
+    """
+    words = ["torchrun"]
+    for action in _options(parser(environ)):
+        option = options.get(action.dest)
+        if option is None or action.dest.startswith(_OURS):
+            continue
+        if action.nargs != 0:
+            words.append(f"{action.option_strings[-1]}={option.value}")
+        elif option.value:
+            words.append(action.option_strings[-1])
+    return [*words, args.training_script, *getattr(args, SCRIPT_ARGS)]
 
 
 def _options(made: argparse.ArgumentParser) -> list[argparse.Action]:

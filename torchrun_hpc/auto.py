@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import run as torch_run
 
-from torchrun_hpc import arguments, cli, patching, report
+from torchrun_hpc import arguments, cli, launching, patching, report
 
 if TYPE_CHECKING:
     import argparse
@@ -38,10 +38,10 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 
 @functools.wraps(_original_run)
 def _run(args: argparse.Namespace) -> None:
-    cli.launch(_original_run, args, getattr(args, _TYPED, None))
+    launching.launch_parsed(_original_run, args, getattr(args, _TYPED, None))
 
 
-for _sentence in patching.apply_patches():
-    report.line(f"warning: {_sentence}", sys.stderr)
+for _message in patching.left_out(patching.apply_patches()):
+    report.line(_message, sys.stderr, "warning")
 torch_run.parse_args = _parse_args
 torch_run.run = _run

@@ -14,6 +14,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+from torchrun_hpc import arguments
 from torchrun_hpc.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -37,11 +38,17 @@ def number_of_workers(args: argparse.Namespace, typed: Mapping[str, Value]) -> i
         workers = int(torch_run.determine_local_world_size(args.nproc_per_node))
     except ValueError as error:
         raise LaunchError(
-            f"{name}: {str(error).rstrip('.')}. Type a number, or gpu, cpu, auto"
+            "HPC012",
+            f"{name}: {str(error).rstrip('.')}. Type a number, or gpu, cpu, auto",
         ) from None
     if workers < 1:
-        raise LaunchError(f"{name} starts no worker")
+        raise LaunchError("HPC013", f"{name} starts no worker")
     return workers
+
+
+def number_of_gpus() -> int:
+    """Return how many GPUs torch sees on this node."""
+    return int(torch.accelerator.device_count())
 
 
 def check(args: argparse.Namespace, typed: Mapping[str, Value]) -> None:
@@ -52,11 +59,13 @@ def check(args: argparse.Namespace, typed: Mapping[str, Value]) -> None:
     """
     for dest, problem in _problems(args):
         name = typed.get(dest) or f"--{dest}={getattr(args, dest)}"
-        raise LaunchError(f"{name}: {problem}", everywhere=True)
+        raise LaunchError("HPC014", f"{name}: {problem}", everywhere=True)
 
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Yield the names of options, and what is wrong with them."""
+    if getattr(args, "hpc_dry_run", None) not in {None, *arguments.DRY_RUN}:
+        yield "hpc_dry_run", f"type one of {', '.join(arguments.DRY_RUN)}"
     backends = getattr(rendezvous_handler_registry, "_registry", {})
     if backends and args.rdzv_backend not in backends:
         known = ", ".join(sorted(backends))
@@ -91,10 +100,11 @@ def configure(args: argparse.Namespace) -> None:
                 pass  # torch makes one there, much later
         except (ValueError, AssertionError, RuntimeError, OSError) as error:
             raise LaunchError(
-                f"torchrun does not take this command line: {error}"
+                "HPC015", f"torchrun does not take this command line: {error}"
             ) from None
     if args.no_python and shutil.which(args.training_script) is None:
         raise LaunchError(
+            "HPC016",
             f"{args.training_script}: there is no such program to run. Type its path, "
-            "or leave --no_python out for a Python script"
+            "or leave --no_python out for a Python script",
         )

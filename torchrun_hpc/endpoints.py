@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import same_host
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class View:
     own: Address | None
     is_host: bool
     fell_back: bool
-    warnings: tuple[str, ...]
+    warnings: tuple[Message, ...]
 
     def __str__(self) -> str:
         """Write host and port as an endpoint."""
@@ -100,6 +100,7 @@ def typed_endpoint(q: Inputs, host: str, port: int) -> tuple[str, int, Value | N
         port = master_port.value
         if not 0 <= port < _PORTS_END:
             raise LaunchError(
+                "HPC050",
                 f"{master_port} is not a port: type one from 1 to 65535",
                 everywhere=True,
             )
@@ -119,6 +120,7 @@ def endpoint_of(q: Inputs, job: Job) -> Endpoint:
     host, port, typed = typed_endpoint(q, job.nodes[0], port_of(job.identity))
     if port == 0:
         raise LaunchError(
+            "HPC051",
             f"{typed or q.options['master_port']}: port 0 is another port at every "
             "start, which the other nodes could not know. Leave it out, or type one: "
             f"--rdzv_endpoint={host}:29400",
@@ -148,7 +150,7 @@ def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
     Raises:
         LaunchError: The typed ``--local-addr`` is not this node's.
     """
-    warnings: list[str] = []
+    warnings: list[Message] = []
     host = _resolvable(q, endpoint.host, endpoint.plain, warnings)
     plain = job.nodes[rank]
     name = q.rewrite(plain)
@@ -186,8 +188,9 @@ def typed_local_address(q: Inputs) -> Address:
         return address
     own = [str(a.ip) for i in q.network.interfaces for a in i.addresses]
     raise LaunchError(
+        "HPC052",
         f"{typed} is not an address of this node, which has {', '.join(own)}. Leave "
-        "the option out"
+        "the option out",
     )
 
 
@@ -227,15 +230,16 @@ def _address_near(q: Inputs, host: str) -> Address | None:
     return None
 
 
-def _resolvable(q: Inputs, host: str, plain: str, warnings: list[str]) -> str:
+def _resolvable(q: Inputs, host: str, plain: str, warnings: list[Message]) -> str:
     """Return the rewritten name if it resolves here, else the plain one."""
     if host == plain or q.network.resolve(host):
         return host
     site = q.site.name if q.site else ""
-    warnings.append(
+    text = (
         f"{host} does not resolve here, although site {site!r} says so: using "
         f"{plain} (--hpc-site=none switches the rule off)"
     )
+    warnings.append(Message("HPC056", text))
     return plain
 
 
@@ -276,6 +280,7 @@ def split_endpoint(typed: Value) -> tuple[str, int | None]:
         if port is None or port < _PORTS_END:
             return match["name"] or match["number"], port
     raise LaunchError(
+        "HPC053",
         f"{typed} is not an endpoint: type HOST:PORT (an IPv6 address in brackets, a "
         "port up to 65535)",
         everywhere=True,

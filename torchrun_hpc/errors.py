@@ -1,18 +1,60 @@
-"""The one exception that stands for a fault of environment or command line."""
+"""Messages to a person: each has a code that the documentation lists.
+
+A code stands in one place of the code only. ``docs/messages.md`` gives its cause and
+remedy, and a test compares the two.
+"""
 
 from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+@dataclass(frozen=True)
+class Message:
+    """One sentence or two to a person, and its code.
+
+    Attributes:
+        code: ``HPC`` and three digits.
+        text: What there is to say.
+    """
+
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        """Write the code in front."""
+        return f"{self.code} {self.text}"
 
 
 class LaunchError(Exception):
     """A fault that the user can mend; its text is the whole message to a person.
 
     Args:
+        code: ``HPC`` and three digits.
         message: What is wrong, the values, the variable they came from, and what to
             type instead.
         everywhere: Whether all tasks find the same, because it follows from what is
             equal on all nodes. Then the first one reports it for all.
     """
 
-    def __init__(self, message: str, *, everywhere: bool = False) -> None:
+    def __init__(self, code: str, message: str, *, everywhere: bool = False) -> None:
         super().__init__(message)
+        self.code = code
         self.everywhere = everywhere
+
+
+def choices(wanted: str, known: Collection[str]) -> str:
+    """Say what there is instead of an unknown name, the nearest one first."""
+    near = difflib.get_close_matches(wanted.lower(), known, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]}? " if near else ""
+    return f"{guess}There are: {', '.join(known)}"
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number and what it counts: ``1 node``, ``2 nodes``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

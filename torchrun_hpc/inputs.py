@@ -43,6 +43,8 @@ class Inputs:
             parser gives them. An empty value is not there.
         environ: Environment of this process.
         workers: Number of workers on this node.
+        cpus: Number of CPUs that this process may run on (its affinity mask).
+        gpus: Number of GPUs that torch sees here.
         command: The command as typed, for messages.
     """
 
@@ -52,6 +54,8 @@ class Inputs:
     options: Mapping[str, Value]
     environ: Mapping[str, str]
     workers: int
+    cpus: int
+    gpus: int
     command: str
 
     def typed(self, name: str) -> Any:
@@ -62,6 +66,11 @@ class Inputs:
     def rewrite(self, host: str) -> str:
         """Return the site's name for a node on the fast network."""
         return host if self.site is None else self.site.rewrite(host)
+
+    @property
+    def backend(self) -> str:
+        """The kind of the rendezvous."""
+        return str(self.typed("rdzv_backend") or (STATIC if self.is_static else C10D))
 
     @property
     def is_static(self) -> bool:

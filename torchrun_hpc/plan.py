@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import endpoints, rdzvconf, variables
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc import endpoints, rdzvconf, resources, variables
+from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.inputs import C10D, STATIC, Inputs, Value
 from torchrun_hpc.job import Job, Start
 
@@ -42,17 +42,22 @@ class LaunchPlan:
     Attributes:
         title: What was started by whom, for the start line.
         nodes: Number of nodes of the world.
+        hosts: Their names in the scheduler's order; empty without a scheduler.
         node_rank: Rank of this node.
         workers: Number of workers on this node.
         speaks: Whether this process reports what is the same on all nodes.
         ordered: Whether nodes are to be ranked by ``node_rank``.
+        backend: Kind of the rendezvous, as torchrun names it.
         endpoint: Where the nodes meet, for a person.
+        site: Name of the computing centre whose rules are used, and why it is that.
+        interface: Where gloo will be, for a person; empty if that is left to it.
         address: This node's address for the job, as a number; ``None`` if unknown.
         listen: Address and port on which this process hosts the rendezvous; ``None``
             if it does not, or if any address will do.
         options: Options of torchrun to set, by their name in its parser.
         environment: Environment variables to set.
         notes: What was corrected, the same on all nodes.
+        advice: What is probably not meant; as good as the same on all nodes.
         suspicion: What is probably wrong if the nodes do not meet.
         warnings: What is wrong on this node, and was worked around.
     """
@@ -63,14 +68,19 @@ class LaunchPlan:
     workers: int
     speaks: bool
     endpoint: str
+    backend: str = C10D
+    hosts: tuple[str, ...] = ()
+    site: Value | None = None
+    interface: str = ""
     ordered: bool = False
     address: str | None = None
     listen: tuple[str, int] | None = None
     options: Mapping[str, Value] = field(default_factory=dict)
     environment: Mapping[str, Value] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
+    advice: tuple[Message, ...] = ()
     suspicion: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Message, ...] = ()
 
 
 def make_plan(q: Inputs) -> LaunchPlan:
@@ -103,10 +113,11 @@ def refusal(job: Job, command: str) -> LaunchError | None:
         command: The command as typed, for the srun line in the message.
     """
     line = _srun_line(len(job.nodes), command)
-    nodes = _nodes(len(job.nodes))
+    nodes = count(len(job.nodes), "node")
     if job.start is Start.ALLOCATION_SHELL:
         more = ",…" if len(job.nodes) > _SHOWN else ""
         return LaunchError(
+            "HPC060",
             f"this shell is not on the job's {nodes} "
             f"({job.sources['nodes']}={','.join(job.nodes[:_SHOWN])}{more}). "
             f"Type: {line}",
@@ -114,6 +125,7 @@ def refusal(job: Job, command: str) -> LaunchError | None:
         )
     if job.start is Start.BATCH_SCRIPT and len(job.nodes) > 1:
         return LaunchError(
+            "HPC061",
             f"started in the batch script of a job of {nodes} "
             f"({job.sources['nodes']}): that runs on the first node only, and would "
             f"wait for the others. Type: {line}   "
@@ -123,6 +135,7 @@ def refusal(job: Job, command: str) -> LaunchError | None:
     if job.start is Start.STEP and max(job.tasks_per_node) > 1:
         tasks = " or ".join(str(count) for count in sorted(set(job.tasks_per_node)))
         return LaunchError(
+            "HPC062",
             f"srun started {tasks} tasks on a node ({job.sources['tasks_per_node']}), "
             "but torchrun_hpc is started once on each node and starts the workers "
             f"itself. Type: {line}   (or --standalone for one world per task)",
@@ -153,6 +166,7 @@ def node_range(options: Mapping[str, Value]) -> tuple[int, int]:
     high = int(match[2] or match[1]) if match else 0
     if not 0 < low <= high:
         raise LaunchError(
+            "HPC063",
             f"{typed} is not a number of nodes: type a number (4), or a range with "
             "the lower number first (2:4)",
             everywhere=True,
@@ -168,12 +182,14 @@ def _one_node(q: Inputs) -> LaunchPlan:
     rule = "one node"
     if q.is_static and q.typed("node_rank"):
         raise LaunchError(
+            "HPC064",
             f"{q.options['node_rank']}, but a world of one node has only node 0. Leave "
-            "the option out"
+            "the option out",
         )
     standalone = q.typed("standalone")
     if standalone and node_range(q.options)[0] > 1:
         raise LaunchError(
+            "HPC065",
             f"{q.options['nnodes']} and --standalone, which is one node: leave one of "
             "them out",
             everywhere=True,
@@ -198,12 +214,21 @@ def _one_node(q: Inputs) -> LaunchPlan:
         workers=q.workers,
         speaks=q.job is None or q.job.task_rank == 0,
         endpoint=q.typed("rdzv_endpoint") or "localhost",
+        backend=q.backend,
+        hosts=_this_host(q.job),
         address=address,
         listen=listen,
         options=options,
-        environment=variables.worker_threads(q),
+        environment=resources.worker_threads(q),
         notes=_interactive_note(q),
+        advice=resources.advice(q, 1),
     )
+
+
+def _this_host(job: Job | None) -> tuple[str, ...]:
+    if job is None or job.node_rank is None:
+        return ()
+    return (job.nodes[job.node_rank],)
 
 
 def _one_node_rendezvous(q: Inputs, *, is_host: bool) -> dict[str, Value]:
@@ -248,9 +273,10 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
     """
     if not {"rdzv_endpoint", "master_addr"}.intersection(q.options):
         raise LaunchError(
+            "HPC066",
             f"{q.options['nnodes']}, but no scheduler's variables are set and no head "
             "node was typed: every node would wait on its own. Start it with srun, or "
-            "type on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT"
+            "type on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT",
         )
     host, port, typed = endpoints.typed_endpoint(q, LOOPBACK, STATIC_PORT)
     if typed is not None:
@@ -263,26 +289,30 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         workers=q.workers,
         speaks=True,
         endpoint=where if typed else q.typed("rdzv_endpoint"),
-        environment=variables.worker_threads(q),
+        backend=q.backend,
+        environment=resources.worker_threads(q),
+        advice=resources.advice(q, nodes),
     )
 
 
 def _check_resolves(q: Inputs, host: str, typed: Value | None) -> None:
     if not q.network.resolve(host):
         raise LaunchError(
+            "HPC067",
             f"{typed} does not resolve here. Type a name or an address that does: "
-            "HOST:PORT"
+            "HOST:PORT",
         )
 
 
-def _interactive_note(q: Inputs) -> tuple[str, ...]:
+def _interactive_note(q: Inputs) -> tuple[Message, ...]:
     if q.job is None or q.job.start is not Start.INTERACTIVE_STEP:
         return ()
     total = q.job.allocated_nodes
     if total == 1 or one_node_is_typed(q.options):
         return ()
     line = _srun_line(total, q.command)
-    return (f"this is 1 of {total} nodes of the job; for all of them: {line}",)
+    text = f"this is 1 of {total} nodes of the job; for all of them: {line}"
+    return (Message("HPC073", text),)
 
 
 # --- several nodes ----------------------------------------------------------------
@@ -291,7 +321,7 @@ def _interactive_note(q: Inputs) -> tuple[str, ...]:
 def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     rank = job.node_rank
     if rank is None:
-        raise LaunchError("this process is not on one of the job's nodes")
+        raise LaunchError("HPC068", "this process is not on one of the job's nodes")
     endpoint = endpoints.endpoint_of(q, job)
     if q.is_static:
         _check_static(q, job, rank, endpoint)
@@ -301,9 +331,10 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         raise _unreachable(q, job, endpoint, here)
     if q.is_static and here.is_host != (rank == 0):
         raise LaunchError(
+            "HPC069",
             f"{endpoint.typed} is not an address of node 0, {job.nodes[0]}, which "
             "hosts the static rendezvous. Leave the option out, or type "
-            "--rdzv_backend=c10d"
+            "--rdzv_backend=c10d",
         )
     conf = rdzvconf.filled(
         q.options.get("rdzv_conf"),
@@ -321,9 +352,13 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     options["node_rank"] = Value(node_rank, job.sources["node_rank"])
     if meets_here:
         reach = endpoints.join_endpoint(here.reach, here.port)
-        options["rdzv_endpoint"] = Value(reach, f"address of {here.host}")
+        source = _endpoint_source(q, job, endpoint, here)
+        options["rdzv_endpoint"] = Value(reach, source)
     if q.is_c10d:
-        options["rdzv_conf"] = Value(rdzvconf.join(conf), "defaults")
+        typed_conf = q.options.get("rdzv_conf")
+        source = f"{typed_conf.source} and defaults" if typed_conf else "defaults"
+        options["rdzv_conf"] = Value(rdzvconf.join(conf), source)
+    environment = resources.worker_threads(q) | variables.network(q, here.own)
     return LaunchPlan(
         title=_title(q, len(job.nodes)),
         nodes=len(job.nodes),
@@ -331,12 +366,17 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         workers=q.workers,
         speaks=rank == 0,
         endpoint=str(here) if meets_here else q.typed("rdzv_endpoint") or "",
+        backend=q.backend,
+        hosts=job.nodes,
+        site=Value(q.site.name, q.site.found_by) if q.site else None,
+        interface=variables.interface_name(q.environ, environment),
         ordered=not q.is_static,
         address=None if here.own is None else str(here.own),
         listen=(str(address), here.port) if is_host and address else None,
         options=options,
-        environment=variables.worker_threads(q) | variables.interfaces(q, here.own),
+        environment=environment,
         notes=_notes(q, endpoint, here),
+        advice=resources.advice(q, len(job.nodes)),
         suspicion=_suspicion(q),
         warnings=_warnings(q, job, rank, here),
     )
@@ -353,14 +393,31 @@ def _job_options(q: Inputs, job: Job, here: endpoints.View) -> dict[str, Value]:
     }
 
 
+def _endpoint_source(
+    q: Inputs, job: Job, endpoint: endpoints.Endpoint, here: endpoints.View
+) -> str:
+    """Say how host and port came about."""
+    typed = endpoint.typed
+    parts = [f"first of {job.sources['nodes']}" if typed is None else str(typed)]
+    if here.host != endpoint.plain and q.site:
+        parts.append(f"{here.host} by site {q.site.name}")
+    if here.reach != here.host:
+        parts.append("its address")
+    if endpoint.port == endpoints.port_of(job.identity):
+        parts.append("port by hash of the rendezvous id")
+    return ", ".join(parts)
+
+
 def _check_nnodes(q: Inputs, job: Job, low: int, high: int) -> None:
     typed = q.options.get("nnodes")
     nodes = len(job.nodes)
     if typed is None or (low < high and low <= nodes) or low == nodes:
         return
     raise LaunchError(
-        f"{typed}, but this was started on {_nodes(nodes)} ({job.sources['nodes']}). "
-        f"Leave the option out, or type: {_srun_line(high, q.command)}",
+        "HPC070",
+        f"{typed}, but this was started on {count(nodes, 'node')} "
+        f"({job.sources['nodes']}). Leave the option out, or type: "
+        f"{_srun_line(high, q.command)}",
         everywhere=True,
     )
 
@@ -369,13 +426,15 @@ def _check_static(q: Inputs, job: Job, rank: int, endpoint: endpoints.Endpoint) 
     typed = q.options.get("node_rank")
     if typed is not None and typed.value != rank:
         raise LaunchError(
+            "HPC071",
             f"{typed}, but this is node {rank} of the step "
             f"({job.sources['node_rank']}), and the static rendezvous would wait for "
             "ever. Was it $SLURM_NODEID, expanded in the batch script, where it is 0? "
-            "Leave the option out"
+            "Leave the option out",
         )
     if endpoint.node not in (None, 0):
         raise LaunchError(
+            "HPC072",
             f"{endpoint.typed} is node {endpoint.node} of the step, but the static "
             f"rendezvous is hosted by node 0, {job.nodes[0]}. Leave the option out, or "
             "type --rdzv_backend=c10d",
@@ -389,6 +448,7 @@ def _unreachable(
     known = ", ".join(str(address) for address in q.network.resolve(here.host))
     fault = f"means only {known} here" if known else "does not resolve here"
     return LaunchError(
+        "HPC059",
         f"the head node's name {here.host} ({endpoint.typed or job.sources['nodes']}) "
         f"{fault}. Type a name or an address that every node can reach: "
         f"--rdzv_endpoint=HOST:{here.port}",
@@ -399,15 +459,17 @@ def _unreachable(
 
 def _notes(
     q: Inputs, endpoint: endpoints.Endpoint, here: endpoints.View
-) -> tuple[str, ...]:
+) -> tuple[Message, ...]:
     notes = []
     if endpoint.typed and endpoint.plain != here.host and q.site:
-        notes.append(f"{endpoint.plain} rewritten to {here.host} (site {q.site.name})")
+        text = f"{endpoint.plain} rewritten to {here.host} (site {q.site.name})"
+        notes.append(Message("HPC074", text))
     if not q.is_static and "node_rank" in q.options:
-        notes.append(
+        text = (
             f"{q.options['node_rank']} is ignored, nodes are ranked as the scheduler "
             "numbers them"
         )
+        notes.append(Message("HPC075", text))
     return tuple(notes)
 
 
@@ -418,15 +480,18 @@ def _suspicion(q: Inputs) -> str:
     return ""
 
 
-def _warnings(q: Inputs, job: Job, rank: int, here: endpoints.View) -> tuple[str, ...]:
-    warnings = [*here.warnings, variables.nccl_warning(q.environ, q.network)]
+def _warnings(
+    q: Inputs, job: Job, rank: int, here: endpoints.View
+) -> tuple[Message, ...]:
+    warnings = [*here.warnings, *variables.warnings(q)]
     if here.own is None:
-        warnings.append(
+        text = (
             f"no address of {job.nodes[rank]} is known that other nodes could reach: "
             f"{variables.GLOO} and {variables.NCCL} are left alone, and torch listens "
             "on all interfaces"
         )
-    return tuple(filter(None, warnings))
+        warnings.append(Message("HPC057", text))
+    return tuple(warnings)
 
 
 # --- text -------------------------------------------------------------------------
@@ -437,13 +502,9 @@ def _title(q: Inputs, nodes: int) -> str:
         return "no scheduler"
     title = f"{q.job.scheduler} {q.job.identity}"
     if q.job.start is Start.STEP and nodes < q.job.allocated_nodes:
-        title += f" ({nodes} of {_nodes(q.job.allocated_nodes)})"
+        title += f" ({nodes} of {count(q.job.allocated_nodes, 'node')})"
     return title
 
 
 def _srun_line(nodes: int, command: str) -> str:
     return f"srun --nodes={nodes} --ntasks-per-node=1 {command}"
-
-
-def _nodes(number: int) -> str:
-    return f"{number} node{'' if number == 1 else 's'}"

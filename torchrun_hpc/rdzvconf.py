@@ -56,7 +56,7 @@ def _check(typed: Value, part: str, key: str, value: str) -> None:
         fault = f"{key}={value} is not a whole number above 0"
     else:
         return
-    raise LaunchError(f"{typed}: {fault}", everywhere=True)
+    raise LaunchError("HPC019", f"{typed}: {fault}", everywhere=True)
 
 
 def uses_file(typed: Value | None) -> bool:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from torchrun_hpc.variables import GLOO
+from torchrun_hpc.describing import shell_lines
+from torchrun_hpc.errors import Message, count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torchrun_hpc.describing import Description
     from torchrun_hpc.plan import LaunchPlan
 
 PREFIX = "torchrun_hpc: "
@@ -15,28 +19,127 @@ PREFIX = "torchrun_hpc: "
 FIRST_REPORT = 10.0
 NEXT_REPORT = 60.0
 
+# How many nodes' commands a dry run shows.
+_SHOWN = 4
 
-def line(text: str, stream: TextIO) -> None:
-    """Write one line, in one piece: other nodes write to the same terminal."""
-    stream.write(f"{PREFIX}{text}\n")
+
+def line(message: Message, stream: TextIO, kind: str = "") -> None:
+    """Write one line, in one piece: other nodes write to the same terminal.
+
+    Args:
+        message: What there is to say.
+        stream: Where to.
+        kind: ``error``, ``warning``, or nothing.
+    """
+    label = f"{kind}: " if kind else ""
+    stream.write(f"{PREFIX}{label}{message}\n")
     stream.flush()
 
 
-def start_line(plan: LaunchPlan) -> str:
+def start_line(plan: LaunchPlan) -> Message:
     """Say in one line what is about to start."""
     parts = [
-        f"{_count(plan.nodes, 'node')} x {_count(plan.workers, 'worker')}",
+        f"{count(plan.nodes, 'node')} x {count(plan.workers, 'worker')}",
         plan.title,
     ]
     if plan.endpoint:
         address = plan.listen[0] if plan.listen else ""
         number = f" ({address})" if address not in plan.endpoint else ""
-        parts.append(f"rendezvous at {plan.endpoint}{number}")
-    interface = plan.environment.get(GLOO)
-    if interface:
-        parts.append(f"interface {interface.value}")
-    return "; ".join([", ".join(parts), *plan.notes])
+        parts.append(f"{plan.backend} rendezvous at {plan.endpoint}{number}")
+    if plan.interface:
+        parts.append(f"interface {plan.interface}")
+    if plan.site:
+        parts.append(f"site {plan.site.value}")
+    return Message("HPC001", "; ".join([", ".join(parts), *map(str, plan.notes)]))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:
+    """Write what would be done, value by value.
+
+    Args:
+        nodes: Those that answered, in the order of their ranks. The first one speaks
+            for what is the same on all.
+        missing: Names of the nodes that did not answer.
+        limit: Seconds that they had.
+    """
+    first, plan = nodes[0], nodes[0]["plan"]
+    versions = f"torchrun_hpc {first['torchrun_hpc']}, torch {first['torch']}"
+    parts = [
+        f"{versions}, Python {first['python']}: a dry run, nothing is started",
+        _table(("value", "is", "from"), _values(first)),
+        _table(("rank", "node", "address", "interface", "workers"), _nodes(nodes)),
+    ]
+    if missing:
+        parts.append(f"No answer within {limit} s from: {', '.join(missing)}")
+    parts += [
+        _table(("variable", "is set to", "from"), _variables(nodes)),
+        _table(
+            ("inside torch", "is", "because"),
+            ([p["name"], p["state"], p["reason"]] for p in first["patches"]),
+        ),
+    ]
+    said = [f"{m['code']} {m['text']}" for m in [*plan["notes"], *plan["advice"]]]
+    said += [
+        f"{m['code']} {_name(node)}: {m['text']}"
+        for node in nodes
+        for m in node["plan"]["warnings"]
+    ]
+    parts += ["\n".join(said)] if said else []
+    for node in nodes[:_SHOWN]:
+        where = f", on {_name(node)}" if len(nodes) > 1 else ""
+        lines = "\n".join(shell_lines(node))
+        parts.append(f"The same with plain torchrun{where}:\n\n{lines}")
+    if len(nodes) > _SHOWN:
+        parts.append(f"and {len(nodes) - _SHOWN} more: --hpc-dry-run=json")
+    return "\n\n".join(parts) + "\n"
+
+
+def _name(node: Description) -> str:
+    """Return the name of a node, if a scheduler gave it one."""
+    plan = node["plan"]
+    return plan["hosts"][plan["node_rank"]] if plan["hosts"] else "this node"
+
+
+def _values(node: Description) -> Iterator[Sequence[str]]:
+    job, plan = node["job"], node["plan"]
+    if job is not None:
+        yield "scheduler", job["scheduler"], f"a {job['start']}"
+        rank, source = str(plan["node_rank"]), job["sources"].get("node_rank", "")
+        yield "node rank", rank, source
+    workers = node["options"].get("nproc_per_node")
+    source = f"{workers['source']}={workers['value']}" if workers else "default"
+    yield "workers", str(plan["workers"]), source
+    if plan["site"]:
+        yield "site", plan["site"]["value"], plan["site"]["source"]
+    yield "rendezvous", f"{plan['backend']} at {plan['endpoint']}", ""
+    if plan["listen"]:
+        yield "listens on", plan["listen"], "this node is the host"
+    for name, option in node["options"].items():
+        yield f"--{name}", option["value"], option["source"]
+
+
+def _nodes(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
+    for node in nodes:
+        plan = node["plan"]
+        address, interface = plan["address"] or "unknown", plan["interface"] or "-"
+        rank, workers = str(plan["node_rank"]), str(plan["workers"])
+        yield rank, _name(node), address, interface, workers
+
+
+def _variables(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
+    """Yield the variables of node 0, and those of others that differ from it."""
+    for node in nodes:
+        for name, variable in node["plan"]["environment"].items():
+            if node is nodes[0]:
+                yield name, variable["value"], variable["source"]
+            elif nodes[0]["exports"].get(name) != variable["value"]:
+                yield f"{name} on {_name(node)}", variable["value"], variable["source"]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Align columns; the last one is as wide as it is."""
+    lines = [head, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+    return "\n".join(
+        "  ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines
+    )

@@ -1,4 +1,4 @@
-"""The environment variables that gloo, NCCL and OpenMP read.
+"""The environment variables of the network: those of gloo, of NCCL, of the site.
 
 Gloo takes exact names of interfaces; NCCL takes prefixes, exact names behind ``=``,
 exclusions behind ``^``. What the user has set is never changed; an empty variable is
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Message, choices
 from torchrun_hpc.inputs import Value
 
 if TYPE_CHECKING:
@@ -21,28 +21,52 @@ if TYPE_CHECKING:
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
-OMP = "OMP_NUM_THREADS"
 
 
-def worker_threads(q: Inputs) -> dict[str, Value]:
-    """Set what torchrun sets, without its banner: one thread a worker."""
-    if q.workers > 1 and not q.environ.get(OMP):
-        return {OMP: Value("1", "torchrun's default")}
-    return {}
+def network(q: Inputs, address: Address | None) -> dict[str, Value]:
+    """Return the variables for several nodes that are not set.
+
+    What the site documents, and where that says nothing, the interface that has this
+    node's address.
+    """
+    found = _site_variables(q)
+    for name, value in _interfaces(q, address).items():
+        found.setdefault(name, value)
+    return {name: value for name, value in found.items() if not q.environ.get(name)}
 
 
-def interfaces(q: Inputs, address: Address | None) -> dict[str, Value]:
+def interface_name(environ: Mapping[str, str], environment: Mapping[str, Value]) -> str:
+    """Return the interfaces of gloo, and of NCCL where they are others."""
+    gloo, nccl = (
+        str(environment[name].value if name in environment else environ.get(name, ""))
+        for name in (GLOO, NCCL)
+    )
+    if not nccl or nccl.lstrip("=") == gloo:
+        return gloo
+    return f"{gloo} (NCCL: {nccl.lstrip('=')})" if gloo else ""
+
+
+def _site_variables(q: Inputs) -> dict[str, Value]:
+    """Return what the site documents, without interfaces that are not here."""
+    if q.site is None:
+        return {}
+    return {
+        name: Value(value, f"site {q.site.name}")
+        for name, value in q.site.variables.items()
+        if name not in _MATCHES or _MATCHES[name](value, q.network)
+    }
+
+
+def _interfaces(q: Inputs, address: Address | None) -> dict[str, Value]:
     """Name the interface that has this node's address, to gloo and to NCCL."""
     interface = q.network.owner(address)
     if address is None or interface is None:
         return {}
-    found = {}
     owner = f"{interface.name} has {address}"
-    if not q.environ.get(GLOO):
-        found[GLOO] = Value(interface.name, owner)
+    found = {GLOO: Value(interface.name, owner)}
     # NCCL takes ib* first, all of them, without being told.
     infiniband = any(i.up and i.name.startswith("ib") for i in q.network.interfaces)
-    if not q.environ.get(NCCL) and not infiniband:
+    if not infiniband:
         rails = q.network.siblings(interface, address)
         names = ",".join(rail.name for rail in rails)
         found[NCCL] = Value(f"={names}", owner)
@@ -67,29 +91,57 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
     ]
     for part in value.removesuffix(",").split(","):
         if part not in names:
-            wanted = part.strip().lstrip("^=")
-            alike = [n for n in useful if wanted and n.startswith(wanted)]
-            hint = " or ".join(alike) or "one of " + ", ".join(useful)
+            hint = choices(part.strip().lstrip("^="), useful)
             raise LaunchError(
+                "HPC054",
                 f"{GLOO}={value}: this node has no interface {part!r}. Gloo takes "
                 "exact names only: no prefix, no ^, no =, no blanks (those are for "
-                f"NCCL). Unset it, or set it to {hint}",
+                f"NCCL). Unset it, or set it to what is here: {hint}",
                 everywhere=part.startswith(("^", "=")),
             )
 
 
-def nccl_warning(environ: Mapping[str, str], network: Network) -> str:
-    """Say that NCCL would find no interface; whether it is used, the script knows."""
-    value = environ.get(NCCL, "")
+def warnings(q: Inputs) -> list[Message]:
+    """Say which interfaces are not here, of those that the user or the site named."""
+    found = []
+    names = [interface.name for interface in q.network.interfaces if interface.up]
+    value = q.environ.get(NCCL, "")
+    # Whether NCCL is used at all, the script knows: no error.
+    if not _nccl_matches(value, q.network):
+        wanted = value.lstrip("=").partition(",")[0]
+        text = (
+            f"{NCCL}={value} matches no interface that is up here, and NCCL will not "
+            f"start: {choices(wanted, names)}. Names are prefixes; = in front of all "
+            "means exact ones, ^ all but these"
+        )
+        found.append(Message("HPC058", text))
+    for name, matches in _MATCHES.items():
+        value = q.site.variables.get(name, "") if q.site else ""
+        if q.site and not q.environ.get(name) and not matches(value, q.network):
+            text = (
+                f"site {q.site.name} sets {name}={value}, which is not up here. There "
+                f"are: {', '.join(names)}. It is left out ({q.site.file})"
+            )
+            found.append(Message("HPC076", text))
+    return found
+
+
+def _gloo_matches(value: str, here: Network) -> bool:
+    return {i.name for i in here.interfaces if i.up}.issuperset(value.split(","))
+
+
+def _nccl_matches(value: str, here: Network) -> bool:
     if len(value) <= 1 or value.startswith("^"):
-        return ""
-    exact = value.startswith("=")
+        return True
     wanted = tuple(part for part in value.lstrip("=").split(",") if part)
-    names = [interface.name for interface in network.interfaces if interface.up]
-    if any(name in wanted if exact else name.startswith(wanted) for name in names):
-        return ""
-    return (
-        f"{NCCL}={value} matches no interface that is up here, and NCCL will not "
-        f"start. There are {', '.join(names)}. Names are prefixes; = in front of all "
-        "means exact ones, ^ all but these"
+    return any(
+        i.name in wanted if value.startswith("=") else i.name.startswith(wanted)
+        for i in here.interfaces
+        if i.up
     )
+
+
+_MATCHES = {
+    GLOO: lambda value, here: not value or _gloo_matches(value, here),
+    NCCL: _nccl_matches,
+}

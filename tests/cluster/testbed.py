@@ -94,7 +94,7 @@ SlurmdParameters=config_overrides
 SrunPortRange=60001-63000
 ReturnToService=2
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task}
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -172,9 +172,11 @@ class Cluster:
             "closed", only Slurm's ports and established connections, as at Jülich;
             "open", everything.
         fast: The name of the fast network's interface.
-        fast_names: From a node's name to its name on the fast network.
+        fast_names: From a node's name to its name on the fast network. If both are
+            the same, the name stands for the fast network's address only.
         gpus: Fake GPUs of a node. Slurm hands them out; nothing can compute on them.
         cpus: CPUs that a node claims to have.
+        affinity: Whether Slurm gives each task its CPUs only; needs real ones.
         interactive_step: Whether ``salloc`` without a program opens its shell on
             the first node (in an interactive step) and not on the login node.
         ipv6: Whether hosts have IPv6 addresses too (fd10::k and fd20::k), and their
@@ -190,6 +192,7 @@ class Cluster:
         fast_names: Callable[[str], str] = "{}i".format,
         gpus: int = 4,
         cpus: int = 8,
+        affinity: bool = False,
         interactive_step: bool = True,
         ipv6: bool = False,
     ) -> None:
@@ -199,6 +202,7 @@ class Cluster:
         self.fast_names = fast_names
         self.gpus = gpus
         self.cpus = cpus
+        self.affinity = affinity
         self.interactive_step = interactive_step
         self.ipv6 = ipv6
         self._numbers = {LOGIN: 254} | {n: k for k, n in enumerate(names, start=1)}
@@ -466,9 +470,10 @@ class Cluster:
         state = self._state
         hosts = ["127.0.0.1 localhost"]
         for name, number in self._numbers.items():
-            hosts.append(f"10.10.0.{number} {name}")
-            if self.ipv6:
-                hosts.append(f"fd10::{number} {name}")
+            if name == LOGIN or self.fast_names(name) != name:
+                hosts.append(f"10.10.0.{number} {name}")
+                if self.ipv6:
+                    hosts.append(f"fd10::{number} {name}")
             if name != LOGIN:
                 hosts.append(f"10.20.0.{number} {self.fast_names(name)}")
                 if self.ipv6:
@@ -485,6 +490,7 @@ class Cluster:
         slurm_conf = _SLURM_CONF.format(
             login=LOGIN,
             state=state,
+            task="task/affinity" if self.affinity else "task/none",
             launch="use_interactive_step" if self.interactive_step else "",
             nodes="\n".join(nodes),
         )

@@ -16,7 +16,7 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.job import Job, Start
 
-JSC = sites.find({}, Value("jsc", "--hpc-site"))
+JSC = sites.find({}, "", Value("jsc", "--hpc-site"))
 
 COMMAND = "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
 
@@ -107,6 +107,8 @@ def planned(rank=0, *, options=None, network=None, **changes):
         options=typed(options or {}),
         environ={},
         workers=2,
+        cpus=8,
+        gpus=0,
         command=COMMAND,
     )
     return plan.make_plan(replace(inputs, **changes))

@@ -7,12 +7,15 @@ leaves torch alone and says so.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from torchrun_hpc.errors import Message
 from torchrun_hpc.patching import (
     fresh_store,
     leaving,
@@ -24,6 +27,9 @@ from torchrun_hpc.patching import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchrun_hpc.describing import DescribedPatch
     from torchrun_hpc.plan import LaunchPlan
 
 
@@ -36,6 +42,7 @@ class Patch(Protocol):
         RELEASES: The releases of torch that it is for.
     """
 
+    __name__: str
     TARGET: str
     REASON: str
     RELEASES: str
@@ -52,7 +59,30 @@ ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
 PATCHES: tuple[Patch, ...] = (*ALWAYS, node_order, listening, waiting, leaving)
 
 
-def apply_patches(plan: LaunchPlan | None = None) -> list[str]:
+class State(Enum):
+    """What became of a patch."""
+
+    APPLIED = "patched"
+    NOT_NEEDED = "not needed by this torch"
+    DOES_NOT_FIT = "left out: this torch has changed its target"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A patch, and what became of it.
+
+    Attributes:
+        name: Name of its module.
+        patch: The module.
+        state: What became of it.
+    """
+
+    name: str
+    patch: Patch
+    state: State
+
+
+def apply_patches(plan: LaunchPlan | None = None) -> tuple[Outcome, ...]:
     """Apply the patches that this torch needs and that fit it.
 
     Those of an earlier launch of this process are taken back first.
@@ -61,23 +91,54 @@ def apply_patches(plan: LaunchPlan | None = None) -> list[str]:
         plan: What will be launched; without it, only what needs no plan is applied.
 
     Returns:
-        A sentence for each patch that does not fit.
+        What became of each patch.
     """
     replacing.restore()
-    release = Version(Version(torch.__version__).base_version)
-    left_out = []
-    for patch in ALWAYS if plan is None else PATCHES:
-        if release not in SpecifierSet(patch.RELEASES):
-            continue
-        try:
-            fits = patch.fits()
-        except Exception:  # noqa: BLE001 - whatever a future torch does
-            fits = False
-        if fits:
-            patch.apply(plan)
-        else:
-            left_out.append(
+    outcomes = examine(ALWAYS if plan is None else PATCHES)
+    for outcome in outcomes:
+        if outcome.state is State.APPLIED:
+            outcome.patch.apply(plan)
+    return outcomes
+
+
+def examine(patches: Sequence[Patch] = PATCHES) -> tuple[Outcome, ...]:
+    """Return what becomes of patches with this torch, without applying any."""
+    return tuple(
+        Outcome(patch.__name__.rpartition(".")[2], patch, _state(patch))
+        for patch in patches
+    )
+
+
+def described(outcome: Outcome) -> DescribedPatch:
+    """Write what became of a patch as plain data."""
+    return {
+        "name": outcome.name,
+        "target": outcome.patch.TARGET,
+        "reason": outcome.patch.REASON,
+        "releases": outcome.patch.RELEASES,
+        "state": outcome.state.value,
+    }
+
+
+def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
+    """Return a message for each patch that does not fit."""
+    found = []
+    for outcome in outcomes:
+        if outcome.state is State.DOES_NOT_FIT:
+            patch = outcome.patch
+            text = (
                 f"torch {torch.__version__} has changed {patch.TARGET}; it is left as "
                 f"it is, and {patch.REASON}"
             )
-    return left_out
+            found.append(Message("HPC080", text))
+    return found
+
+
+def _state(patch: Patch) -> State:
+    release = Version(Version(torch.__version__).base_version)
+    if release not in SpecifierSet(patch.RELEASES):
+        return State.NOT_NEEDED
+    try:
+        return State.APPLIED if patch.fits() else State.DOES_NOT_FIT
+    except Exception:  # noqa: BLE001 - whatever a future torch does
+        return State.DOES_NOT_FIT

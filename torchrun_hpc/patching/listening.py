@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchrun_hpc import report
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import bound_socket, port_problem
 from torchrun_hpc.patching import leaving
 from torchrun_hpc.patching.replacing import has, replace
@@ -112,7 +112,7 @@ def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
     except OSError as error:
         problem = port_problem(address, port) or error.strerror
         raise LaunchError(
-            f"cannot listen on {address} port {port}: {problem}"
+            "HPC081", f"cannot listen on {address} port {port}: {problem}"
         ) from None
     port = opened.getsockname()[1]
     return store(
@@ -136,16 +136,17 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         except OSError as error:
             if waited > limit:
                 raise RendezvousConnectionError(
-                    f"the head node did not answer at {plan.endpoint} ({host}) within "
-                    f"{limit:.0f} s (read_timeout): {error}"
+                    "HPC082 the head node did not answer at "
+                    f"{plan.endpoint} ({host}) within {limit:.0f} s "
+                    f"(read_timeout): {error}"
                 ) from None
             if waited > report_at:
                 report_at = waited + report.NEXT_REPORT
-                report.line(
+                text = (
                     f"waiting for the head node at {plan.endpoint} ({host}) for "
-                    f"{waited:.0f} s: {error}",
-                    sys.stderr,
+                    f"{waited:.0f} s: {error}"
                 )
+                report.line(Message("HPC083", text), sys.stderr)
             # Short at first, when all start together; spread among the nodes.
             pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
             time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311

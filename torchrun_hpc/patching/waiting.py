@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
 )
 
 from torchrun_hpc import report
+from torchrun_hpc.errors import Message
 from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def _reporting(original: Any, plan: LaunchPlan) -> Any:
 def _report(met: threading.Event, plan: LaunchPlan) -> None:
     waited = pause = report.FIRST_REPORT
     while not met.wait(pause):
-        report.line(
+        text = (
             f"waiting at {plan.endpoint} for other nodes of {plan.nodes}, for "
-            f"{waited:.0f} s" + (f"; {plan.suspicion}" if plan.suspicion else ""),
-            sys.stderr,
+            f"{waited:.0f} s" + (f"; {plan.suspicion}" if plan.suspicion else "")
         )
+        report.line(Message("HPC084", text), sys.stderr)
         pause = report.NEXT_REPORT
         waited += pause

@@ -112,6 +112,7 @@ class _Variables:
             if self._environ.get(name):
                 return name
         raise LaunchError(
+            "HPC020",
             f"{names[0]} is not set, although other variables say that Slurm started "
             "this process; a container or a wrapper may have dropped it. Let all "
             "SLURM_* variables through, or type --standalone for one node",
@@ -124,7 +125,7 @@ class _Variables:
         value = self._environ[name]
         if not re.fullmatch("[0-9]{1,9}", value):
             raise LaunchError(
-                f"{name}={value!r} is not a whole number", everywhere=True
+                "HPC021", f"{name}={value!r} is not a whole number", everywhere=True
             )
         return int(value)
 
@@ -140,10 +141,14 @@ class _Variables:
             hosts = expand_hostlist(value)
         except HostlistError as error:
             raise LaunchError(
-                f"{name}={value!r} is not a list of nodes: {error}", everywhere=True
+                "HPC022",
+                f"{name}={value!r} is not a list of nodes: {error}",
+                everywhere=True,
             ) from None
         if len(set(hosts)) < len(hosts):
-            raise LaunchError(f"{name}={value!r} names a node twice", everywhere=True)
+            raise LaunchError(
+                "HPC023", f"{name}={value!r} names a node twice", everywhere=True
+            )
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
@@ -154,7 +159,7 @@ class _Variables:
             return expand_counts(value)
         except HostlistError as error:
             raise LaunchError(
-                f"{name}={value!r} gives no counts: {error}", everywhere=True
+                "HPC024", f"{name}={value!r} gives no counts: {error}", everywhere=True
             ) from None
 
 
@@ -181,6 +186,7 @@ def _step(slurm: _Variables) -> Job:
     nodes = slurm.hosts(STEP_NODES)
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
         raise LaunchError(
+            "HPC025",
             f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)} nodes, but "
             f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}",
             everywhere=True,
@@ -189,6 +195,7 @@ def _step(slurm: _Variables) -> Job:
     if len(tasks_per_node) != len(nodes):
         name = slurm.name(*STEP_TASKS_PER_NODE)
         raise LaunchError(
+            "HPC026",
             f"{name}={slurm.first(name)!r} counts the tasks of {len(tasks_per_node)} "
             f"nodes, but {STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)}. "
             f"{_STALE}",
@@ -197,8 +204,9 @@ def _step(slurm: _Variables) -> Job:
     task_rank = slurm.integer(TASK_RANK)
     if task_rank >= sum(tasks_per_node):
         raise LaunchError(
+            "HPC027",
             f"{TASK_RANK}={task_rank}, but the step has only {sum(tasks_per_node)} "
-            f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}"
+            f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
         )
     node_rank, node_source = _node_rank(slurm, nodes)
     return Job(
@@ -231,14 +239,16 @@ def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
         return nodes.index(name), NODE_NAME
     if name:
         raise LaunchError(
+            "HPC028",
             f"this node, {NODE_NAME}={name!r}, is not among the step's nodes, "
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}"
+            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
         )
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
         raise LaunchError(
+            "HPC029",
             f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}"
+            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
         )
     return rank, NODE_ID
 
@@ -281,6 +291,7 @@ def _batch_script(slurm: _Variables) -> Job:
         # or that of another step is in its place.
         slurm.name(STEP_NODES)
         raise LaunchError(
+            "HPC030",
             f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names nodes that are not in "
             f"{slurm.name(*JOB_NODES)}={slurm.first(*JOB_NODES)!r}. {_STALE}",
             everywhere=True,
@@ -289,8 +300,9 @@ def _batch_script(slurm: _Variables) -> Job:
     node = slurm.first(NODE_NAME) or nodes[0]
     if node not in nodes:
         raise LaunchError(
+            "HPC031",
             f"this node, {NODE_NAME}={node!r}, is not among the job's nodes, "
-            f"{source}={slurm.first(source)!r}. {_STALE}"
+            f"{source}={slurm.first(source)!r}. {_STALE}",
         )
     return Job(
         scheduler="Slurm",

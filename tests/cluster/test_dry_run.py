@@ -1,0 +1,150 @@
+"""--hpc-dry-run on real nodes: they meet, tell, and start nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from launching import (
+    ENVIRON,
+    HPC,
+    JUELICH,
+    ONE_TASK,
+    WORLD,
+    column,
+    lines,
+    own_lines,
+    workers,
+)
+
+if TYPE_CHECKING:
+    from testbed import Cluster
+
+DRY = (*HPC, "--hpc-dry-run", "--nproc_per_node=2")
+JSON = (*HPC, "--hpc-dry-run=json", "--nproc_per_node=2")
+
+
+def described(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_table(juelich: Cluster) -> None:
+    done = juelich.srun("-N3", ONE_TASK, *DRY, "missing.py", "--lr=1", env=JUELICH)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stderr) == []
+    rows = [line.split() for line in done.stdout.splitlines()]
+    for row in (
+        "scheduler Slurm a step",
+        "node rank 0 SLURMD_NODENAME",
+        "workers 2 --nproc_per_node=2",
+        "site jsc SYSTEMNAME=juwelsbooster",
+        "--nnodes 3 SLURM_STEP_NODELIST",
+        "0 jwb0001 10.20.0.1 ib0 2",
+        "1 jwb0002 10.20.0.2 ib0 2",
+        "2 jwb0003 10.20.0.3 ib0 2",
+        "GLOO_SOCKET_IFNAME ib0 ib0 has 10.20.0.1",
+        "OMP_NUM_THREADS 1 torchrun's default",
+        "export GLOO_SOCKET_IFNAME=ib0",
+    ):
+        assert row.split() in rows, done.stdout
+    patched = [row for row in rows if row[:2] == ["node_order", "patched"]]
+    assert len(patched) == 1, done.stdout
+    assert sum(row[:1] == ["torchrun"] for row in rows) == 3
+    assert all(row[-2:] == ["missing.py", "--lr=1"]
+               for row in rows if row[:1] == ["torchrun"])  # fmt: skip
+
+
+def test_nothing_but_the_fast_network_is_used(juelich: Cluster) -> None:
+    foreign = juelich.foreign_bytes("eth0")
+    juelich.srun("-N3", ONE_TASK, *JSON, "main.py", env=JUELICH, check=True)
+    assert juelich.foreign_bytes("eth0") == foreign
+
+
+def test_json_is_what_plain_torchrun_needs(juelich: Cluster) -> None:
+    """Each node's exports and command, copied: the world that ours would be."""
+    planned = juelich.srun("-N3", ONE_TASK, *JSON, WORLD, env=JUELICH)
+    assert planned.returncode == 0, planned.stderr
+    nodes = described(planned)["nodes"]
+    assert [node["plan"]["node_rank"] for node in nodes] == [0, 1, 2]
+    cases = [
+        f"{number}) export {' '.join(f'{k}={v}' for k, v in node['exports'].items())}; "
+        f"exec {shlex.join(node['command'])};;"
+        for number, node in enumerate(nodes)
+    ]
+    script = f"case $SLURM_NODEID in {' '.join(cases)} esac"
+    stock = juelich.srun("-N3", ONE_TASK, "sh", "-c", script, env=JUELICH)
+    assert stock.returncode == 0, stock.stderr
+    ours = juelich.srun("-N3", ONE_TASK, *HPC, "--nproc_per_node=2", WORLD, env=JUELICH)
+    names = (
+        "RANK", "host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+        "OMP_NUM_THREADS", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE",
+    )  # fmt: skip
+    assert column(workers(stock), *names) == column(workers(ours), *names)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--node_rank=$SLURM_NODEID"],
+        ["--rdzv_endpoint=n10:24123"],
+        ["--nnodes=2:3"],
+        ["--rdzv_backend=c10d", "--rdzv_id=mine"],
+    ],
+)
+def test_what_is_typed(unpadded: Cluster, options: list[str]) -> None:
+    line = " ".join([*JSON, *options, WORLD])
+    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", line, env=ENVIRON)
+    assert done.returncode == 0, done.stderr
+    answer = described(done)
+    assert answer["missing"] == []
+    assert [n["plan"]["hosts"][n["plan"]["node_rank"]] for n in answer["nodes"]] == [
+        "n9", "n10", "n11",
+    ]  # fmt: skip
+    for option in options:
+        name, _, value = option.removeprefix("--").partition("=")
+        said = answer["nodes"][2]["options"][name]
+        assert value in {said["value"], "$SLURM_NODEID"} or value in said["source"]
+
+
+def test_nodes_that_do_not_answer_are_named(unpadded: Cluster) -> None:
+    late = "test $SLURM_NODEID = 1 && exec sleep 12; exec "
+    dry = [*DRY, "--rdzv_conf=join_timeout=5", WORLD]
+    done = unpadded.srun(
+        "-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON
+    )
+    assert "No answer within 5 s from: n10" in done.stdout
+    assert "n9: task 0: Exited with exit code 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_head_that_does_not_answer(unpadded: Cluster) -> None:
+    late = "test $SLURM_NODEID = 0 && exec sleep 12; exec "
+    dry = [*DRY, "--rdzv_conf=join_timeout=5", WORLD]
+    done = unpadded.srun(
+        "-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON
+    )
+    assert done.returncode == 1
+    errors = [line for line in own_lines(done.stderr) if "HPC085" in line]
+    assert len(errors) == 2, done.stderr
+    assert all("HPC082 the head node did not answer at n9:" in x for x in errors)
+    assert "Traceback" not in done.stderr
+
+
+def test_the_batch_script_of_one_node(unpadded: Cluster) -> None:
+    done = unpadded.sbatch(f"#!/bin/sh\n{' '.join([*JSON, WORLD])}", "-N1", env=ENVIRON)
+    assert done.returncode == 0, done.output
+    (node,) = json.loads(done.output)["nodes"]
+    assert node["job"]["start"] == "batch script"
+    assert node["plan"]["nodes"] == 1
+
+
+def test_a_refusal_stays_one(unpadded: Cluster) -> None:
+    done = unpadded.srun("-N1", "-n2", *DRY, WORLD, env=ENVIRON)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = own_lines(done.stderr)
+    assert "error: HPC062 " in line

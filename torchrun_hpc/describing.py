@@ -1,0 +1,197 @@
+"""What is known and decided about a launch, as plain data.
+
+The dry run prints it, its nodes send it to each other, and other programs ask for it
+by `torchrun_hpc.describe`.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from typing import TYPE_CHECKING, TypedDict
+
+import torchrun_hpc
+from torchrun_hpc.endpoints import join_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torchrun_hpc.errors import Message
+    from torchrun_hpc.inputs import Inputs, Value
+    from torchrun_hpc.job import Job
+    from torchrun_hpc.plan import LaunchPlan
+
+
+class Sourced(TypedDict):
+    """A value, as text, and where it came from."""
+
+    value: str
+    source: str
+
+
+class Said(TypedDict):
+    """A message, and the code under which the documentation lists it."""
+
+    code: str
+    text: str
+
+
+class DescribedJob(TypedDict):
+    """`torchrun_hpc.job.Job`; each attribute is described there."""
+
+    scheduler: str
+    identity: str
+    start: str
+    nodes: list[str]
+    node_rank: int | None
+    tasks_per_node: list[int]
+    task_rank: int
+    allocated_nodes: int
+    sources: dict[str, str]
+
+
+class DescribedPlan(TypedDict):
+    """`torchrun_hpc.plan.LaunchPlan`; each attribute is described there."""
+
+    title: str
+    nodes: int
+    hosts: list[str]
+    node_rank: int
+    workers: int
+    backend: str
+    endpoint: str
+    site: Sourced | None
+    address: str | None
+    interface: str
+    listen: str | None
+    options: dict[str, Sourced]
+    environment: dict[str, Sourced]
+    notes: list[Said]
+    advice: list[Said]
+    warnings: list[Said]
+
+
+class DescribedPatch(TypedDict):
+    """A change inside torch, and what became of it."""
+
+    name: str
+    target: str
+    reason: str
+    releases: str
+    state: str
+
+
+class Description(TypedDict):
+    """A launch, as one of its nodes sees it.
+
+    Attributes:
+        torchrun_hpc: Version of this package.
+        torch: Version of torch.
+        python: Version of Python.
+        job: What the scheduler says; ``None`` without one.
+        plan: What is decided.
+        options: All options of torchrun that were typed, set by ``PET_*``, or derived,
+            by their names in its parser.
+        patches: What is changed inside torch.
+        exports: Variables to export for the same with plain torchrun.
+        command: The same with plain torchrun, on this node.
+    """
+
+    torchrun_hpc: str
+    torch: str
+    python: str
+    job: DescribedJob | None
+    plan: DescribedPlan
+    options: dict[str, Sourced]
+    patches: list[DescribedPatch]
+    exports: dict[str, str]
+    command: list[str]
+
+
+def description(
+    q: Inputs,
+    plan: LaunchPlan,
+    torch: str,
+    patches: Iterable[DescribedPatch],
+    command: Sequence[str],
+) -> Description:
+    """Describe a launch.
+
+    Args:
+        q: What the plan was made from.
+        plan: The plan.
+        torch: Version of torch.
+        patches: What is changed inside torch.
+        command: The same with plain torchrun.
+    """
+    return {
+        "torchrun_hpc": torchrun_hpc.__version__,
+        "torch": torch,
+        "python": platform.python_version(),
+        "job": _job(q.job) if q.job else None,
+        "plan": _plan(plan),
+        "options": _sourced(_options(q, plan)),
+        "patches": list(patches),
+        "exports": {name: str(v.value) for name, v in plan.environment.items()},
+        "command": list(command),
+    }
+
+
+def _options(q: Inputs, plan: LaunchPlan) -> dict[str, Value]:
+    options = {**q.options, **plan.options}
+    options.pop("hpc_dry_run", None)  # of that, not of the launch
+    return options
+
+
+def _job(job: Job) -> DescribedJob:
+    return {
+        "scheduler": job.scheduler,
+        "identity": job.identity,
+        "start": job.start.value,
+        "nodes": list(job.nodes),
+        "node_rank": job.node_rank,
+        "tasks_per_node": list(job.tasks_per_node),
+        "task_rank": job.task_rank,
+        "allocated_nodes": job.allocated_nodes,
+        "sources": dict(job.sources),
+    }
+
+
+def _plan(plan: LaunchPlan) -> DescribedPlan:
+    return {
+        "title": plan.title,
+        "nodes": plan.nodes,
+        "hosts": list(plan.hosts),
+        "node_rank": plan.node_rank,
+        "workers": plan.workers,
+        "backend": plan.backend,
+        "endpoint": plan.endpoint,
+        "site": _sourced({"site": plan.site})["site"] if plan.site else None,
+        "address": plan.address,
+        "interface": plan.interface,
+        "listen": join_endpoint(*plan.listen) if plan.listen else None,
+        "options": _sourced(plan.options),
+        "environment": _sourced(plan.environment),
+        "notes": _said(plan.notes),
+        "advice": _said(plan.advice),
+        "warnings": _said(plan.warnings),
+    }
+
+
+def _sourced(values: Mapping[str, Value]) -> dict[str, Sourced]:
+    return {
+        name: {"value": str(v.value), "source": v.source} for name, v in values.items()
+    }
+
+
+def _said(messages: Iterable[Message]) -> list[Said]:
+    return [{"code": message.code, "text": message.text} for message in messages]
+
+
+def shell_lines(described: Description) -> list[str]:
+    """Write exports and command for a shell, ready to copy."""
+    exports = [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in described["exports"].items()
+    ]
+    return [*exports, shlex.join(described["command"])]

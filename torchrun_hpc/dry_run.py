@@ -1,0 +1,124 @@
+"""The dry run: the nodes meet, tell each other what they would do, and do nothing.
+
+They meet in the store of the real rendezvous, on its endpoint and port, so that what
+would keep them apart shows. Node 0 prints; it is the only output on stdout that the
+launcher ever makes, because there is no script to have it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+
+from torchrun_hpc import rdzvconf, report
+from torchrun_hpc.inputs import C10D, STATIC, Value
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from torchrun_hpc.describing import Description
+    from torchrun_hpc.plan import LaunchPlan
+
+# Seconds that node 0 waits for the others, where --rdzv-conf has no join_timeout.
+LIMIT = 60
+
+# Seconds that the host of the store stays for nodes that should be leaving.
+_LAST = 5
+
+_PAUSE = 0.05
+_PREFIX = "torchrun_hpc/dry_run"
+_ARRIVED, _ANSWERED, _LEFT = (
+    f"{_PREFIX}/{key}" for key in ("arrived", "answered", "left")
+)
+
+
+def print_dry_run(
+    args: argparse.Namespace, plan: LaunchPlan, own: Description, limit: int
+) -> bool:
+    """Print what would be done, on node 0.
+
+    Args:
+        args: Arguments of torchrun, filled in.
+        plan: What is planned on this node.
+        own: Its description.
+        limit: Seconds to wait for other nodes.
+
+    Returns:
+        Whether all nodes answered, as far as this one knows.
+
+    Raises:
+        RendezvousError: The store of the rendezvous could not be reached.
+    """
+    found = {plan.node_rank: own}
+    missing: list[str] = []
+    if plan.nodes > 1 and plan.hosts and plan.backend in (C10D, STATIC):
+        found = _exchange(args, plan, own, limit)
+        missing = [name for rank, name in enumerate(plan.hosts) if rank not in found]
+    if not plan.speaks:
+        return True
+    nodes = [found[rank] for rank in sorted(found)]
+    if args.hpc_dry_run == "json":
+        answer = {"nodes": nodes, "missing": missing, "limit_s": limit}
+        text = json.dumps(answer, indent=2) + "\n"
+    else:
+        text = report.dry_run(nodes, missing, limit)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return not missing
+
+
+def _exchange(
+    args: argparse.Namespace, plan: LaunchPlan, own: Description, limit: int
+) -> dict[int, Description]:
+    """Return the descriptions of all nodes that answer, on node 0."""
+    parameters = _parameters(args, plan, limit)
+    _, store = create_backend(parameters)
+    store.set(_key(plan.node_rank), json.dumps(own))
+    store.add(_ARRIVED, 1)
+    found = {}
+    if plan.node_rank == 0:
+        _wait(lambda: store.add(_ARRIVED, 0) == plan.nodes, limit)
+        ranks = [rank for rank in range(plan.nodes) if store.check([_key(rank)])]
+        found = {rank: json.loads(store.get(_key(rank))) for rank in ranks}
+        store.set(_ANSWERED, str(len(found)))
+    elif not _wait(lambda: store.check([_ANSWERED]), 2 * limit):
+        return found
+    # The host leaves last: the others are connected to it.
+    store.add(_LEFT, 1)
+    if parameters.get_as_bool("is_host"):
+        answered = int(store.get(_ANSWERED))
+        _wait(lambda: store.add(_LEFT, 0) >= answered, _LAST)
+    return found
+
+
+def _parameters(
+    args: argparse.Namespace, plan: LaunchPlan, limit: int
+) -> RendezvousParameters:
+    """Return those of torch's c10d; the static rendezvous has the same store."""
+    conf: dict[str, str] = {"is_host": str(int(plan.node_rank == 0))}
+    if plan.backend == C10D:
+        conf = rdzvconf.parse(Value(args.rdzv_conf, "--rdzv_conf"))
+    conf["read_timeout"] = str(limit)
+    return RendezvousParameters(
+        C10D, args.rdzv_endpoint, args.rdzv_id, 1, plan.nodes, **conf
+    )
+
+
+def _wait(condition: Callable[[], bool], limit: float) -> bool:
+    """Wait in steps, so that signals are acted on; say whether it came true."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def _key(rank: int) -> str:
+    return f"{_PREFIX}/{rank}"

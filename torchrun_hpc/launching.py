@@ -1,0 +1,222 @@
+"""The second half of a launch: from the command line to torch's agent.
+
+This is the one place that writes ``os.environ``, and that hands it to those who read.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.rendezvous import RendezvousError
+
+from torchrun_hpc import (
+    arguments,
+    checks,
+    cli,
+    debugging,
+    describing,
+    dry_run,
+    network,
+    patching,
+    plan,
+    rdzvconf,
+    report,
+    sites,
+)
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.inputs import Inputs
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torchrun_hpc.describing import Description
+    from torchrun_hpc.inputs import Value
+    from torchrun_hpc.job import Job
+    from torchrun_hpc.plan import LaunchPlan
+
+FAILED = 1
+
+
+def launch(
+    argv: Sequence[str], job: Job | None, problem: LaunchError | None, command: str
+) -> None:
+    """Launch what a command line says.
+
+    Args:
+        argv: Arguments, without the program's name.
+        job: What the scheduler says.
+        problem: Why only one node can be launched from here, if that is so.
+        command: The command as typed, for messages.
+    """
+    args, typed = arguments.parse(argv, os.environ)
+    if args.hpc_debug and debugging.unset(os.environ):
+        os.environ.update(debugging.unset(os.environ))
+        debugging.start_again(os.environ)
+    _check_possible(problem, typed)
+    _launch(torch_run.run, args, typed, job, command)
+
+
+def launch_parsed(
+    run: Callable[[argparse.Namespace], None],
+    args: argparse.Namespace,
+    typed: Mapping[str, Value] | None,
+) -> None:
+    """Launch for a program that has parsed its own arguments.
+
+    Args:
+        run: ``torch.distributed.run.run``.
+        args: Arguments of it; filled in.
+        typed: Of these, what the user set; ``None`` to take what differs from
+            torchrun's defaults.
+    """
+    command = shlex.join(["python", *sys.argv])
+    with cli.faults_reported():
+        job, problem = cli.look_around(command)
+        if typed is None:
+            typed = arguments.changed(args, os.environ)
+        _check_possible(problem, typed)
+        _launch(run, args, typed, job, command)
+
+
+def describe(argv: Sequence[str]) -> Description:
+    """Describe what would be launched; see `torchrun_hpc.describe`."""
+    command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
+    job, problem = cli.look_around(command)
+    args, typed = arguments.parse(argv, os.environ)
+    _check_possible(problem, typed)
+    q, made = _plan(args, typed, job, command)
+    return _description(args, q, made, patching.examine())
+
+
+def _check_possible(problem: LaunchError | None, typed: Mapping[str, Value]) -> None:
+    if problem is not None and not plan.one_node_is_typed(typed):
+        raise problem
+
+
+def _launch(
+    run: Callable[[argparse.Namespace], None],
+    args: argparse.Namespace,
+    typed: Mapping[str, Value],
+    job: Job | None,
+    command: str,
+) -> None:
+    """Plan the launch, and hand over to torch."""
+    if getattr(args, "hpc_debug", False):
+        _debug(args, typed, job)
+    q, made = _plan(args, typed, job, command)
+    os.environ.update({k: str(v.value) for k, v in made.environment.items()})
+    checks.configure(args)
+    _check_port(made)
+    outcomes = patching.apply_patches(made)
+    try:
+        if typed.get("hpc_dry_run"):
+            sys.exit(_dry_run(args, q, made, outcomes))
+        _announce(made, patching.left_out(outcomes))
+        record(run)(args)
+    except ModuleNotFoundError as error:
+        raise LaunchError(
+            "HPC017",
+            f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
+            f"installed: {error.name}",
+        ) from None
+    except RendezvousError as error:
+        cause = f": {error.__cause__}" if error.__cause__ else ""
+        text = (
+            f"the rendezvous at {args.rdzv_endpoint} failed, or was lost; see also "
+            f"what its host says ({type(error).__name__}): {error}{cause}"
+        )
+        report.line(Message("HPC085", text), sys.stderr, "error")
+        sys.exit(FAILED)
+
+
+def _debug(
+    args: argparse.Namespace, typed: Mapping[str, Value], job: Job | None
+) -> None:
+    """Let everything be logged, by this process and by its workers."""
+    os.environ.update(debugging.unset(os.environ))
+    rank = job.node_rank if job else None
+    host = socket.gethostname().partition(".")[0]
+    debugging.put_in_front(f"{host} node {'-' if rank is None else rank}: ")
+    if not {"tee", "redirects"}.intersection(typed):
+        args.tee = "2"  # stderr, with the template's prefix
+
+
+def _plan(
+    args: argparse.Namespace,
+    typed: Mapping[str, Value],
+    job: Job | None,
+    command: str,
+) -> tuple[Inputs, LaunchPlan]:
+    """Make the plan, and fill it into the arguments of torchrun."""
+    host = job.nodes[0] if job else socket.gethostname()
+    q = Inputs(
+        job=job,
+        site=sites.find(os.environ, host, typed.get("hpc_site")),
+        network=network.this_node(),
+        options=typed,
+        environ=os.environ,
+        workers=checks.number_of_workers(args, typed),
+        cpus=len(os.sched_getaffinity(0)),
+        gpus=checks.number_of_gpus(),
+        command=command,
+    )
+    made = plan.make_plan(q)
+    checks.check(args, typed)
+    for name, option in made.options.items():
+        setattr(args, name, option.value)
+    return q, made
+
+
+def _check_port(made: LaunchPlan) -> None:
+    if made.listen is None:
+        return
+    address, port = made.listen
+    problem = network.port_problem(address, port)
+    if problem:
+        raise LaunchError(
+            "HPC055",
+            f"port {port} on {address} cannot be used: {problem}. Type another "
+            f"port: --rdzv_endpoint={address}:PORT",
+        )
+
+
+def _dry_run(
+    args: argparse.Namespace,
+    q: Inputs,
+    made: LaunchPlan,
+    outcomes: Sequence[patching.Outcome],
+) -> int:
+    """Print what would be done, and return the exit code."""
+    conf = rdzvconf.parse(q.options.get("rdzv_conf"))
+    limit = int(conf.get("join_timeout", dry_run.LIMIT))
+    own = _description(args, q, made, outcomes)
+    complete = dry_run.print_dry_run(args, made, own, limit)
+    return 0 if complete else FAILED
+
+
+def _description(
+    args: argparse.Namespace,
+    q: Inputs,
+    made: LaunchPlan,
+    outcomes: Sequence[patching.Outcome],
+) -> Description:
+    command = arguments.plain_command(args, {**q.options, **made.options}, q.environ)
+    patches = [patching.described(outcome) for outcome in outcomes]
+    return describing.description(q, made, torch.__version__, patches, command)
+
+
+def _announce(made: LaunchPlan, left_out: Sequence[Message]) -> None:
+    """Print the start line, and the warnings."""
+    if made.speaks:
+        report.line(report.start_line(made), sys.stderr)
+    shared = [*made.advice, *left_out] if made.speaks else []
+    for warning in [*made.warnings, *shared]:
+        report.line(warning, sys.stderr, "warning")

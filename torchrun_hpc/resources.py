@@ -1,0 +1,170 @@
+"""CPUs and GPUs of a node: the workers' threads, and what was probably not meant.
+
+Nothing here is an error: a script may know better. A node's CPUs are those of the
+affinity mask, which the workers inherit.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.inputs import Inputs, Value
+from torchrun_hpc.job import Start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+OMP = "OMP_NUM_THREADS"
+
+# Each lists the GPUs that a process may use, with commas between them. Sources:
+# NVIDIA's CUDA C++ Programming Guide, AMD's "GPU isolation techniques", Intel's
+# "Level Zero environment variables".
+VISIBLE = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+
+# srun(1): since 22.05 srun does not read SLURM_CPUS_PER_TASK, which sbatch sets, but
+# SRUN_CPUS_PER_TASK, which it does not; 23.11 took that back.
+CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
+SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
+GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+
+
+def worker_threads(q: Inputs) -> dict[str, Value]:
+    """Set what torchrun sets, without its banner: one thread a worker.
+
+    Raises:
+        LaunchError: ``--hpc-omp-threads`` is neither a number nor ``auto``.
+    """
+    typed = q.options.get("hpc_omp_threads")
+    if typed is not None and not re.fullmatch("auto|[1-9][0-9]{0,5}", typed.value):
+        raise LaunchError(
+            "HPC090",
+            f"{typed}: type a number of threads for each worker, or auto, which "
+            f"divides the {count(q.cpus, 'CPU')} of this process by the workers",
+            everywhere=True,
+        )
+    if q.environ.get(OMP):
+        return {}
+    if typed is not None and typed.value == "auto":
+        share = max(q.cpus // q.workers, 1)
+        return {OMP: Value(str(share), f"{typed}: {q.cpus} CPUs / {q.workers} workers")}
+    if typed is not None:
+        return {OMP: Value(typed.value, typed.source)}
+    # As torchrun: a worker that is alone may use all CPUs.
+    return {OMP: Value("1", "torchrun's default")} if q.workers > 1 else {}
+
+
+def advice(q: Inputs, nodes: int) -> tuple[Message, ...]:
+    """Say what is probably not meant, with the line that mends it.
+
+    Args:
+        q: The inputs.
+        nodes: Number of nodes, for that line.
+    """
+    return (*_about_cpus(q, nodes), *_about_threads(q), *_about_gpus(q, nodes))
+
+
+def _about_cpus(q: Inputs, nodes: int) -> Iterator[Message]:
+    cpus = count(q.cpus, "CPU")
+    promised = _integer(q.environ, CPUS_PER_TASK)
+    in_step = q.job is not None and q.job.start is Start.STEP
+    if in_step and promised > q.cpus and not q.environ.get(SRUN_CPUS_PER_TASK):
+        yield Message(
+            "HPC091",
+            f"{CPUS_PER_TASK}={promised}, but this process may use only {cpus}: srun "
+            "22.05 to 23.02 does not read that variable. Put in front of srun: "
+            f"export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
+        )
+    elif q.cpus < q.workers:
+        fix = f"--nproc_per_node={q.cpus}"
+        if in_step:
+            fix = _srun(q, nodes, f"--cpus-per-task={q.workers}")
+        yield Message(
+            "HPC092",
+            f"{q.workers} workers share {cpus}: all that the affinity mask of this "
+            f"process has. Type: {fix}",
+        )
+
+
+def _about_threads(q: Inputs) -> Iterator[Message]:
+    typed = q.options.get("hpc_omp_threads")
+    if typed is not None and q.environ.get(OMP):
+        yield Message(
+            "HPC093",
+            f"{typed} is ignored: {OMP}={q.environ[OMP]} is set. Type: unset {OMP}",
+        )
+    value = q.environ.get(OMP, "") or str(
+        worker_threads(q).get(OMP, Value("", "")).value
+    )
+    threads = int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
+    # One thread each is what is left to have; too few CPUs is another message.
+    if threads > 1 and threads * q.workers > q.cpus:
+        share = max(q.cpus // q.workers, 1)
+        yield Message(
+            "HPC094",
+            f"{OMP}={value} times {count(q.workers, 'worker')} is "
+            f"{threads * q.workers} threads on {count(q.cpus, 'CPU')}. Type: "
+            f"export {OMP}={share}",
+        )
+
+
+def _about_gpus(q: Inputs, nodes: int) -> Iterator[Message]:
+    """Compare the GPUs that are visible with those of the node, and the workers."""
+    variable, visible = _visible_gpus(q)
+    if not visible:
+        return
+    shown = f"{variable}={q.environ[variable]}" if variable else "this node"
+    present = _integer(q.environ, GPUS_ON_NODE)
+    if variable and visible < present:
+        unset = f"env -u {variable} {q.command}"
+        yield Message(
+            "HPC095",
+            f"{shown} shows {visible} of {count(present, 'GPU')} "
+            f"({GPUS_ON_NODE}={present}). Type: "
+            f"{_srun(q, nodes, '--gpu-bind=none', unset)}",
+        )
+    elif visible < q.workers:
+        yield Message(
+            "HPC096",
+            f"{count(q.workers, 'worker')}, but {shown} shows "
+            f"{count(visible, 'GPU')}. Type: --nproc_per_node=gpu",
+        )
+    if visible > 1 and q.workers == 1 and "nproc_per_node" not in q.options:
+        yield Message(
+            "HPC097",
+            f"one worker, the default, but {shown} shows {count(visible, 'GPU')}. "
+            "Type: --nproc_per_node=gpu   (or --nproc_per_node=1, if one is meant)",
+        )
+
+
+def _visible_gpus(q: Inputs) -> tuple[str, int]:
+    """Return how many GPUs are visible, and the variable that says so, if one does."""
+    counts = {name: _listed(q.environ[name]) for name in VISIBLE if name in q.environ}
+    if not counts:
+        return "", q.gpus
+    fewest = min(counts, key=lambda name: counts[name])
+    return fewest, counts[fewest]
+
+
+def _listed(value: str) -> int:
+    """Count the GPUs in a list; CUDA takes those in front of one that is not valid."""
+    listed = [part.strip() for part in value.split(",")]
+    invalid = (i for i, part in enumerate(listed) if part in {"", "-1", "NoDevFiles"})
+    return next(invalid, len(listed))
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    """Return a variable as a number; 0 if it is none."""
+    value = environ.get(name, "")
+    return int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
+
+
+def _srun(q: Inputs, nodes: int, option: str, command: str = "") -> str:
+    start = f"srun --nodes={nodes} --ntasks-per-node=1 {option}"
+    return f"{start} {command or q.command}"
