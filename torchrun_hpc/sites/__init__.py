@@ -1,101 +1,214 @@
 """What is particular to a computing centre: one TOML file each, and no code.
 
-A file says how the site is recognised (a variable and its values: names such as
-``SYSTEMNAME`` are too common for their presence to mean anything) and how a node's
-name is rewritten to its name on the fast network.
+A file says how its systems are recognised, how a node's name is rewritten to its name
+on the fast network, and which variables the centre documents for torch. A file of the
+user or of the administrator adds systems to ours, or replaces one of the same name;
+``jsc.toml`` is an example. ``python -m torchrun_hpc.sites`` shows and checks them.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from dataclasses import dataclass
-from importlib import resources
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from torchrun_hpc.errors import LaunchError, choices
+from torchrun_hpc.sites.reading import NONE, read
+from torchrun_hpc.sites.site import Sign, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torchrun_hpc.inputs import Value
 
-# What a user types to switch the rules off.
-NONE = "none"
+__all__ = ["NONE", "Sign", "Site", "find", "is_file", "load", "read_typed"]
+
+OURS = Path(__file__).parent
+ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")
+
+# The order in which variables are asked; host names come last, because they are the
+# easiest to be alike. A variable that is not among these comes from somebody's own
+# file and is asked first.
+VARIABLES = (
+    "SYSTEMNAME",
+    "NCAR_HOST",
+    "LMOD_SYSTEM_NAME",
+    "PAWSEY_CLUSTER",
+    "CLUSTER_NAME",
+    "PBS_JOBID",
+    "SLURM_CLUSTER_NAME",
+)
 
 
-@dataclass(frozen=True)
-class Site:
-    """A computing centre, or some of its systems.
-
-    Attributes:
-        name: Short name, as typed after ``--hpc-site``.
-        variable: Environment variable by whose value the site is recognised.
-        values: The values of ``variable``.
-        pattern: Regular expression that finds the part of a host name to rewrite. It
-            must not match a name that has been rewritten.
-        replacement: What to put there.
-    """
-
-    name: str
-    variable: str
-    values: tuple[str, ...]
-    pattern: str
-    replacement: str
-
-    def rewrite(self, host: str) -> str:
-        """Return the name of a node on the fast network; idempotent."""
-        return re.sub(self.pattern, self.replacement, host, count=1)
-
-
-def find(environ: Mapping[str, str], typed: Value | None = None) -> Site | None:
+def find(
+    environ: Mapping[str, str],
+    host: str,
+    typed: Value | None = None,
+    folders: Sequence[Path] | None = None,
+) -> Site | None:
     """Return the site that this machine belongs to.
 
     Args:
         environ: Environment of this process.
-        typed: Name of a site, or ``none`` for no site; ``None`` to recognise it.
+        host: Name of the job's first node, so that all nodes find the same; without a
+            job, of this machine.
+        typed: Name of a site, a file of sites, or ``none``, for which no file is
+            read; ``None`` to recognise the site.
+        folders: Where additional files are, the strongest first; by default those of
+            the user and of the administrator.
 
     Raises:
-        LaunchError: There is no site of the wanted name.
+        LaunchError: There is no site of the wanted name, or a file is wrong.
     """
     if typed is not None and typed.value == NONE:
         return None
-    sites = load()
+    if typed is not None and is_file(typed.value):
+        return _of_file(environ, host, typed)
+    groups = _groups(environ, folders)
     if typed is None:
-        return next((s for s in sites if environ.get(s.variable) in s.values), None)
-    for site in sites:
-        if site.name == typed.value:
-            return site
-    names = ", ".join([site.name for site in sites] + [NONE])
+        found = (_recognise(group, environ, host) for group in groups)
+        return next(filter(None, found), None)
+    sites = {site.name: site for group in groups for site in group}
+    if typed.value in sites:
+        return replace(sites[typed.value], found_by=str(typed))
+    # One of its systems is an obvious name for a site: juwels, daint.
+    named = (s.name for s in sites.values() if typed.value.lower() in _words(s.title))
+    wanted = next(named, typed.value)
     raise LaunchError(
-        f"{typed}: there is no such site; type one of {names}", everywhere=True
+        "HPC040",
+        f"{typed}: there is no such site; {choices(wanted, [*sites, NONE])}, or a "
+        "file: /path/to/site.toml",
+        everywhere=True,
     )
 
 
-def load() -> tuple[Site, ...]:
-    """Read the sites that come with this package, in the order of their names."""
-    files = sorted(
-        (
-            entry
-            for entry in resources.files(__name__).iterdir()
-            if entry.name.endswith(".toml")
-        ),
-        key=lambda entry: entry.name,
-    )
-    return tuple(_parse(entry.read_text(encoding="utf-8")) for entry in files)
+def load(
+    environ: Mapping[str, str], folders: Sequence[Path] | None = None
+) -> tuple[Site, ...]:
+    """Read all sites, in the order in which they are asked.
+
+    Args:
+        environ: Environment of this process.
+        folders: As for `find`.
+
+    Raises:
+        LaunchError: A file is wrong.
+    """
+    return tuple(site for group in _groups(environ, folders) for site in group)
 
 
-def _parse(text: str) -> Site:
-    table = tomllib.loads(text)
-    return Site(
-        name=table["name"],
-        variable=table["recognise"]["variable"],
-        values=tuple(table["recognise"]["values"]),
-        pattern=table["hosts"]["pattern"],
-        replacement=table["hosts"]["replacement"],
+def is_file(typed: str) -> bool:
+    """Say whether what was typed is a file of sites, not the name of one."""
+    return "/" in typed or typed.endswith(".toml")
+
+
+def read_typed(typed: str) -> tuple[Site, ...]:
+    """Read the sites of a file that somebody typed.
+
+    Raises:
+        LaunchError: The file is wrong.
+    """
+    return read(Path(typed), everywhere=True)
+
+
+def _of_file(environ: Mapping[str, str], host: str, typed: Value) -> Site:
+    """Return the only site of a file, or the one that is recognised."""
+    sites = read_typed(typed.value)
+    if len(sites) == 1:
+        return replace(sites[0], found_by=str(typed))
+    found = _recognise(sites, environ, host)
+    if found is not None:
+        return replace(found, found_by=f"{typed}, {found.found_by}")
+    names = ", ".join(site.name for site in sites)
+    raise LaunchError(
+        "HPC048",
+        f"{typed} describes {names}, and none of them is recognised here. Type a file "
+        "that describes one, or put this one into "
+        f"{_folders(environ)[0]} and type a name: --hpc-site={sites[0].name}",
+        everywhere=True,
     )
+
+
+def _recognise(
+    sites: Sequence[Site], environ: Mapping[str, str], host: str
+) -> Site | None:
+    """Return the site whose sign is seen, and asked before those of the others."""
+    seen = [
+        (_rank(sign), site, shown)
+        for site in sites
+        for sign in site.signs
+        if (shown := sign.seen(environ, host))
+    ]
+    if not seen:
+        return None
+    _, site, shown = min(seen, key=lambda entry: entry[0])
+    return replace(site, found_by=shown)
+
+
+def _words(title: str) -> list[str]:
+    return re.findall(r"[\w-]+", title.lower())
+
+
+def _rank(sign: Sign) -> int:
+    """Return when a sign is asked."""
+    if not sign.variable:
+        return len(VARIABLES)
+    return VARIABLES.index(sign.variable) if sign.variable in VARIABLES else -1
+
+
+def _groups(
+    environ: Mapping[str, str], folders: Sequence[Path] | None
+) -> list[list[Site]]:
+    """Read the sites of every folder, ours last, without those that are replaced."""
+    replaced: set[str] = set()
+    groups = []
+    for folder in [*(_folders(environ) if folders is None else folders), OURS]:
+        group: dict[str, Site] = {}
+        for file in _files(folder):
+            for site in read(file, everywhere=_is_everywhere(file, environ)):
+                if site.name in group:
+                    raise LaunchError(
+                        "HPC049",
+                        f"{site.file} and {group[site.name].file} both describe "
+                        f"{site.name}. Remove one, or type --hpc-site={NONE}",
+                        everywhere=_is_everywhere(file, environ),
+                    )
+                group[site.name] = site
+        kept = [site for site in group.values() if site.name not in replaced]
+        groups.append(sorted(kept, key=_first_rank))
+        replaced.update(group)
+    return groups
+
+
+def _first_rank(site: Site) -> int:
+    return min(map(_rank, site.signs), default=len(VARIABLES) + 1)
+
+
+def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders of the user and of the administrator.
+
+    Source: XDG Base Directory Specification, which ignores relative paths.
+    """
+    config = Path(environ.get("XDG_CONFIG_HOME", ""))
+    if not config.is_absolute():
+        config = Path(environ.get("HOME", "")) / ".config"
+    users = config / "torchrun_hpc" / "sites"
+    return (users, ADMINISTRATORS) if users.is_absolute() else (ADMINISTRATORS,)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Return the files of a folder by name; none if the folder cannot be read."""
+    try:
+        files = sorted(folder.iterdir())
+    except OSError:
+        return
+    for file in files:
+        if file.suffix == ".toml" and not file.name.startswith("."):
+            yield file
+
+
+def _is_everywhere(file: Path, environ: Mapping[str, str]) -> bool:
+    """Say whether all nodes find the same file: one of ours, or in the home folder."""
+    home = Path(environ.get("HOME") or OURS)
+    return file.is_relative_to(OURS) or file.is_relative_to(home)

@@ -1,0 +1,277 @@
+"""Read a file of sites, and say exactly what is wrong in it.
+
+Every fault is one `LaunchError` with the file, the line and the key.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.errors import LaunchError, choices
+from torchrun_hpc.sites.site import Sign, Site
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+# What a user types to switch the rules off: no site can have this name.
+NONE = "none"
+
+# The keys of each table, and whether they are required.
+_FILE = {"centre": True}
+_SITE = {
+    "title": True,
+    "source": True,
+    "recognise": False,
+    "hosts": False,
+    "variables": False,
+}
+_HOSTS = {"pattern": True, "replacement": True, "examples": True}
+_SIGN = {"variable": False, "values": False, "pattern": False, "host": False}
+_SIGNS = ({"variable", "values"}, {"variable", "pattern"}, {"host"})
+
+_SITE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+# Gloo compares whole names: no prefix, no ^, no =, no blanks.
+_GLOO = "GLOO_SOCKET_IFNAME"
+_GLOO_VALUE = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
+
+_BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
+
+_Key = tuple[str, ...]
+
+
+def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
+    """Read the sites of a file, in the order in which they stand there.
+
+    Args:
+        path: The file.
+        everywhere: Whether all nodes find the same file.
+
+    Raises:
+        LaunchError: The file cannot be read, or something in it is wrong.
+    """
+    return _Reader(path, everywhere=everywhere).sites()
+
+
+class _Reader:
+    """One file, and how to speak about it.
+
+    Args:
+        path: The file.
+        everywhere: Whether all nodes find the same file.
+    """
+
+    def __init__(self, path: Path, *, everywhere: bool) -> None:
+        self.path = path
+        self.everywhere = everywhere
+        self.text = ""
+
+    def sites(self) -> tuple[Site, ...]:
+        """Read and check the file."""
+        table = self._table()
+        systems = {k: v for k, v in table.items() if isinstance(v, dict)}
+        rest = {k: v for k, v in table.items() if k not in systems}
+        self._check_keys((), rest, _FILE)
+        centre = self._text(("centre",), rest["centre"])
+        if not systems:
+            raise self._wrong((), "there is no system: begin one with [NAME]")
+        return tuple(self._site(name, systems[name], centre) for name in systems)
+
+    def _table(self) -> dict[str, Any]:
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise LaunchError(
+                "HPC041",
+                f"{self.path} cannot be read: {error.strerror or error}. Mend that, "
+                f"or type --hpc-site={NONE}",
+            ) from None  # it may be missing on this node only
+        try:
+            self.text = data.decode().replace("\r\n", "\n")
+            return tomllib.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UnicodeDecodeError):
+                line = data.count(b"\n", 0, error.start) + 1
+            else:
+                stated = re.search(r"at line (\d+)", str(error))
+                line = int(stated[1]) if stated else self.text.count("\n") + 1
+            raise self._fault(
+                "HPC042", (), f"this is not TOML: {error}", line
+            ) from None
+
+    def _site(self, name: str, table: dict[str, Any], centre: str) -> Site:
+        key = (name,)
+        if not _SITE_NAME.fullmatch(name) or name == NONE:
+            raise self._wrong(
+                key,
+                f"a site's name is of lower-case letters, digits, - and _; not {NONE}",
+            )
+        self._check_keys(key, table, _SITE)
+        site = Site(
+            name=name,
+            title=self._text((*key, "title"), table["title"]),
+            centre=centre,
+            source=self._text((*key, "source"), table["source"]),
+            file=str(self.path),
+            signs=self._signs((*key, "recognise"), table.get("recognise", [])),
+            variables=self._variables((*key, "variables"), table.get("variables", {})),
+            **self._hosts((*key, "hosts"), table.get("hosts")),
+        )
+        for host, fast in site.examples.items():
+            for given in (host, fast):
+                made = site.rewrite(given)
+                if made != fast:
+                    raise self._fault(
+                        "HPC047",
+                        (*key, "hosts", "examples", host),
+                        f"the rule makes {made!r} of {given!r}, not {fast!r}; and what "
+                        "has been rewritten must stay as it is",
+                    )
+        return site
+
+    def _hosts(self, key: _Key, table: Any) -> dict[str, Any]:
+        if table is None:
+            return {}
+        self._check_keys(key, table, _HOSTS)
+        pattern = self._text((*key, "pattern"), table["pattern"])
+        replacement = self._text(
+            (*key, "replacement"), table["replacement"], may_be_empty=True
+        )
+        self._check_pattern((*key, "pattern"), pattern)
+        self._check_pattern((*key, "replacement"), pattern, replacement)
+        examples = self._strings((*key, "examples"), table["examples"])
+        if not examples:
+            raise self._wrong(
+                (*key, "examples"), "give at least one: NODE = its fast name"
+            )
+        return {"pattern": pattern, "replacement": replacement, "examples": examples}
+
+    def _signs(self, key: _Key, entries: Any) -> tuple[Sign, ...]:
+        if not isinstance(entries, list):
+            raise self._wrong(key, "this is a list: [{ variable = …, values = […] }]")
+        return tuple(self._sign(key, entry) for entry in entries)
+
+    def _sign(self, key: _Key, entry: Any) -> Sign:
+        self._check_keys(key, entry, _SIGN)
+        if set(entry) not in _SIGNS:
+            raise self._wrong(
+                key,
+                "each entry has variable and values, or variable and pattern, or host",
+            )
+        variable = entry.get("variable", "")
+        if "variable" in entry:
+            self._check_variable(key, variable)
+        if "values" in entry:
+            values = entry["values"]
+            if not isinstance(values, list) or not values:
+                raise self._wrong(key, 'values is a list: ["juwels", "jusuf"]')
+            return Sign(variable, tuple(self._text(key, value) for value in values))
+        pattern = self._text(key, entry.get("pattern", entry.get("host")))
+        self._check_pattern(key, pattern)
+        return Sign(variable, pattern=pattern)
+
+    def _variables(self, key: _Key, table: Any) -> dict[str, str]:
+        variables = self._strings(key, table)
+        for name, value in variables.items():
+            self._check_variable((*key, name), name)
+            if not value.isprintable():
+                raise self._wrong((*key, name), "the value has unprintable characters")
+            if name == _GLOO and not _GLOO_VALUE.fullmatch(value):
+                raise self._wrong(
+                    (*key, name),
+                    "gloo takes exact names of interfaces, separated by commas: no "
+                    "prefix, no ^, no =, no blanks",
+                )
+        return variables
+
+    def _check_variable(self, key: _Key, name: Any) -> None:
+        if not _VARIABLE_NAME.fullmatch(self._text(key, name)):
+            raise self._wrong(key, f"{name!r} is not a variable: A to Z, 0 to 9, _")
+
+    def _strings(self, key: _Key, table: Any) -> dict[str, str]:
+        if not isinstance(table, dict):
+            raise self._wrong(key, "this is a table: NAME = VALUE")
+        return {name: self._text((*key, name), value) for name, value in table.items()}
+
+    def _text(self, key: _Key, value: Any, *, may_be_empty: bool = False) -> str:
+        if not isinstance(value, str):
+            raise self._wrong(key, f"{value!r} is not text: put it into quotes")
+        if not value and not may_be_empty:
+            raise self._wrong(key, "this is empty")
+        return value
+
+    def _check_keys(self, key: _Key, table: Any, known: Mapping[str, bool]) -> None:
+        if not isinstance(table, dict):
+            raise self._wrong(key, f"this is a table, with {', '.join(known)}")
+        for name in table:
+            if name not in known:
+                text = f"there is no such key; {choices(name, known)}"
+                raise self._fault("HPC043", (*key, name), text)
+        for name, required in known.items():
+            if required and name not in table:
+                raise self._fault("HPC044", (*key, name), "this is missing")
+
+    def _check_pattern(self, key: _Key, pattern: str, replacement: str = "") -> None:
+        try:
+            # The replacement is parsed even if nothing matches.
+            re.compile(pattern).sub(replacement, "")
+        except (re.error, IndexError, OverflowError, RecursionError) as error:
+            raise self._fault(
+                "HPC046", key, f"{replacement or pattern!r} does not work: {error}"
+            ) from None
+
+    def _wrong(self, key: _Key, text: str) -> LaunchError:
+        return self._fault("HPC045", key, text)
+
+    def _fault(self, code: str, key: _Key, text: str, line: int = 0) -> LaunchError:
+        name = ".".join(k if _BARE_KEY.fullmatch(k) else f'"{k}"' for k in key)
+        place = f"{self.path}, line {line or line_of(self.text, key)}"
+        return LaunchError(
+            code,
+            f"{place}{', ' if name else ''}{name}: {text}. Mend it, or type "
+            f"--hpc-site={NONE}",
+            everywhere=self.everywhere,
+        )
+
+
+def line_of(text: str, key: _Key) -> int:
+    """Return the line on which a key begins, else its table, else the first.
+
+    The parser keeps no positions. But the first number of lines that parses and has
+    the key ends with it, and it begins behind the longest shorter one that parses.
+
+    Args:
+        text: A file that parses, with line feeds only.
+        key: Names of the tables, and of the key in the last.
+    """
+    table = tomllib.loads(text)
+    while key and not _has(table, key):
+        key = key[:-1]
+    lines = text.split("\n")
+    begin = 0
+    for end in range(len(lines) if key else 0):
+        try:
+            table = tomllib.loads("\n".join(lines[: end + 1]))
+        except tomllib.TOMLDecodeError:
+            continue
+        if _has(table, key):
+            break
+        begin = end + 1
+    return begin + 1
+
+
+def _has(table: Any, key: _Key) -> bool:
+    for name in key:
+        if not isinstance(table, dict) or name not in table:
+            return False
+        table = table[name]
+    return True
