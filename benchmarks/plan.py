@@ -63,11 +63,13 @@ def plan_once(options: Mapping[str, Value]) -> float:
     job = schedulers.detect(ENVIRON, ENVIRON["SLURMD_NODENAME"])
     inputs = Inputs(
         job=job,
-        site=sites.find(ENVIRON),
+        site=sites.find(ENVIRON, "jwb0001"),
         network=Network(this_node().interfaces, resolve, lambda _address: None),
         options=options,
         environ=ENVIRON,
         workers=4,
+        cpus=48,
+        gpus=0,
         command="python -m torchrun_hpc main.py",
     )
     plan = make_plan(inputs)

@@ -38,7 +38,7 @@ DRY_RUN = {
 }
 
 
-class _DryRun(env):  # type: ignore[misc]
+class _DryRun(env):
     """A flag of several forms, which ``PET_HPC_DRY_RUN`` names; 1 is the first."""
 
     def __init__(self, dest: str, const: str, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import plan, report, schedulers
+from torchrun_hpc import debugging, plan, report, schedulers
 from torchrun_hpc.errors import LaunchError, Message
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         job, problem = look_around(command)
         if problem is not None and not _may_be_one_node(argv):
             raise problem
+        if debugging.is_wanted(os.environ):
+            rank = job.node_rank if job else None
+            debugging.switch_on(os.environ, socket.gethostname(), rank)
         _second_half().launch(argv, job, problem, command)
 
 

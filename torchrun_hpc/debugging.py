@@ -1,21 +1,25 @@
 """``--hpc-debug``: what torch logs, on every node, with host and rank on each line.
 
-Torch reads its variables when it is imported, and C++ writes past Python: so the
-program starts once more with the variables set, and all that it and its workers write
-to stderr goes through a pipe that names them.
+Torch reads its variables when it is imported, and its C++ writes past Python, up to
+the end of the process. So where an option asks for it, the program starts once more
+with `SWITCH` set, and all that it and its workers write to stderr goes through a
+process that names them.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
+import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import MutableMapping
+
+# The option's variable, by torchrun's rule, and its value where this module set it:
+# that is not for the workers.
+SWITCH = "PET_HPC_DEBUG"
+_AGAIN = "2"
 
 # Each of these sets a level of its own, so that their common parent has no say.
 _MODULES = (
@@ -30,49 +34,65 @@ _MODULES = (
 
 VARIABLES = {
     "TORCH_LOGS": ",".join(f"+{module}" for module in _MODULES),
-    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    # Not DETAIL: that is no logging, it checks each collective in a process group of
+    # its own, and jobs hang (pytorch#129672) or, DDP on gloo in torch 2.13, crash.
+    "TORCH_DISTRIBUTED_DEBUG": "INFO",
     "TORCH_CPP_LOG_LEVEL": "INFO",
-    # With --tee, which is set where neither it nor --redirects is typed.
+    # For --tee, which is set where neither it nor --redirects is typed.
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank}: ",
 }
 
 _STDERR = 2
-_DRAIN_S = 2.0
+_COPY = """
+import os, sys
+for line in sys.stdin.buffer:
+    os.write(1, os.fsencode(sys.argv[1]) + line)
+"""
+
+_copier: subprocess.Popen[bytes] | None = None
 
 
-def unset(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set; what the user has set stays."""
-    return {k: v for k, v in VARIABLES.items() if not environ.get(k)}
+def is_wanted(environ: MutableMapping[str, str]) -> bool:
+    """Say whether the environment asks for it, before torch is imported."""
+    return environ.get(SWITCH, "0") not in {"", "0"}
 
 
-def start_again(environ: Mapping[str, str]) -> None:
-    """Replace this process by the same one with another environment."""
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environ))  # noqa: S606
+def switch_on(environ: MutableMapping[str, str], host: str, rank: int | None) -> None:
+    """Set the variables that are not set, and name this node on each line.
 
-
-def put_in_front(prefix: str) -> None:
-    """Begin each line of stderr, of this process and its children, with a prefix."""
-    terminal = os.dup(_STDERR)
-    source, sink = os.pipe()
+    Args:
+        environ: Environment of this process; changed.
+        host: Name of this machine.
+        rank: Rank of this node; ``None`` if it is not known.
+    """
+    global _copier  # noqa: PLW0603 - a process has one stderr
+    if _copier is not None:
+        return
+    if environ.get(SWITCH) == _AGAIN:
+        del environ[SWITCH]
+    for name, value in VARIABLES.items():
+        if not environ.get(name):
+            environ[name] = value
+    node = "" if rank is None else f" node {rank}"
     sys.stderr.flush()
-    os.dup2(sink, _STDERR)
-    os.close(sink)
-    copier = threading.Thread(
-        target=_copy, args=(source, terminal, prefix.encode()), daemon=True
+    # In a session of its own: Ctrl-C is not for it, it ends with the last writer.
+    _copier = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-ISc", _COPY, f"{host.partition('.')[0]}{node}: "],
+        stdin=subprocess.PIPE,
+        stdout=_STDERR,
+        start_new_session=True,
     )
-    copier.start()
-    # After the interpreter has printed its last traceback.
-    atexit.register(_end, terminal, copier)
+    if _copier.stdin is not None:
+        os.dup2(_copier.stdin.fileno(), _STDERR)
+        _copier.stdin.close()
 
 
-def _copy(source: int, terminal: int, prefix: bytes) -> None:
-    with open(source, "rb") as lines, contextlib.suppress(OSError):
-        for line in lines:
-            os.write(terminal, prefix + line)
+def start_again(environ: MutableMapping[str, str]) -> None:
+    """Replace this process by the same one that logs from its beginning."""
+    command = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, command, {**environ, SWITCH: _AGAIN})  # noqa: S606
 
 
-def _end(terminal: int, copier: threading.Thread) -> None:
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    os.dup2(terminal, _STDERR)
-    copier.join(_DRAIN_S)
+def is_on() -> bool:
+    """Say whether this process has been switched on."""
+    return _copier is not None

@@ -57,8 +57,7 @@ def launch(
         command: The command as typed, for messages.
     """
     args, typed = arguments.parse(argv, os.environ)
-    if args.hpc_debug and debugging.unset(os.environ):
-        os.environ.update(debugging.unset(os.environ))
+    if args.hpc_debug and not debugging.is_on():
         debugging.start_again(os.environ)
     _check_possible(problem, typed)
     _launch(torch_run.run, args, typed, job, command)
@@ -110,7 +109,11 @@ def _launch(
 ) -> None:
     """Plan the launch, and hand over to torch."""
     if getattr(args, "hpc_debug", False):
-        _debug(args, typed, job)
+        # Before, if it is to be in time for torch; here for a program of its own.
+        rank = job.node_rank if job else None
+        debugging.switch_on(os.environ, socket.gethostname(), rank)
+        if not {"tee", "redirects"}.intersection(typed):
+            args.tee = "2"  # stderr, each line with the worker's rank
     q, made = _plan(args, typed, job, command)
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
     checks.configure(args)
@@ -135,18 +138,6 @@ def _launch(
         )
         report.line(Message("HPC085", text), sys.stderr, "error")
         sys.exit(FAILED)
-
-
-def _debug(
-    args: argparse.Namespace, typed: Mapping[str, Value], job: Job | None
-) -> None:
-    """Let everything be logged, by this process and by its workers."""
-    os.environ.update(debugging.unset(os.environ))
-    rank = job.node_rank if job else None
-    host = socket.gethostname().partition(".")[0]
-    debugging.put_in_front(f"{host} node {'-' if rank is None else rank}: ")
-    if not {"tee", "redirects"}.intersection(typed):
-        args.tee = "2"  # stderr, with the template's prefix
 
 
 def _plan(

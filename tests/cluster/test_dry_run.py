@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +20,8 @@ from launching import (
 )
 
 if TYPE_CHECKING:
+    import subprocess
+
     from testbed import Cluster
 
 DRY = (*HPC, "--hpc-dry-run", "--nproc_per_node=2")
@@ -113,9 +114,7 @@ def test_what_is_typed(unpadded: Cluster, options: list[str]) -> None:
 def test_nodes_that_do_not_answer_are_named(unpadded: Cluster) -> None:
     late = "test $SLURM_NODEID = 1 && exec sleep 12; exec "
     dry = [*DRY, "--rdzv_conf=join_timeout=5", WORLD]
-    done = unpadded.srun(
-        "-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON
-    )
+    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON)
     assert "No answer within 5 s from: n10" in done.stdout
     assert "n9: task 0: Exited with exit code 1" in done.stderr
     assert "Traceback" not in done.stderr
@@ -124,9 +123,7 @@ def test_nodes_that_do_not_answer_are_named(unpadded: Cluster) -> None:
 def test_a_head_that_does_not_answer(unpadded: Cluster) -> None:
     late = "test $SLURM_NODEID = 0 && exec sleep 12; exec "
     dry = [*DRY, "--rdzv_conf=join_timeout=5", WORLD]
-    done = unpadded.srun(
-        "-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON
-    )
+    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON)
     assert done.returncode == 1
     errors = [line for line in own_lines(done.stderr) if "HPC085" in line]
     assert len(errors) == 2, done.stderr

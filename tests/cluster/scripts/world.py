@@ -10,7 +10,7 @@ report = {
     name: value
     for name, value in os.environ.items()
     if name.endswith(("RANK", "WORLD_SIZE", "_SOCKET_IFNAME", "OMP_NUM_THREADS"))
-    or name.startswith(("MASTER_", "TORCHELASTIC_", "PET_", "SLURM_NODEID"))
+    or name.startswith(("MASTER_", "TORCH", "NCCL_", "PET_", "SLURM_NODEID"))
 }
 report["host"] = socket.gethostname()
 report["argv"] = sys.argv[1:]
