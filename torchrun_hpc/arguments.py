@@ -189,10 +189,21 @@ def plain_command(
         if option is None or action.dest.startswith(_OURS):
             continue
         if action.nargs != 0:
-            words.append(f"{action.option_strings[-1]}={option.value}")
+            words.append(f"{action.option_strings[-1]}={_written(option.value)}")
         elif option.value:
             words.append(action.option_strings[-1])
-    return [*words, args.training_script, *getattr(args, SCRIPT_ARGS)]
+    script = [args.training_script, *getattr(args, SCRIPT_ARGS)]
+    # argparse would take these for its own.
+    if script[0][:1] == "-" or script[1:2] == ["--"]:
+        words.append("--")
+    return [*words, *script]
+
+
+def _written(value: Any) -> str:
+    """Write a value as it is typed; torch reads some as lists."""
+    if isinstance(value, list):
+        return ",".join(str(part).replace(",", ",,") for part in value)
+    return str(value)
 
 
 def _options(made: argparse.ArgumentParser) -> list[argparse.Action]:

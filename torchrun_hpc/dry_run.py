@@ -7,6 +7,7 @@ launcher ever makes, because there is no script to have it.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -16,6 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
 from torchrun_hpc import rdzvconf, report
+from torchrun_hpc.errors import Message
 from torchrun_hpc.inputs import C10D, STATIC, Value
 
 if TYPE_CHECKING:
@@ -83,7 +85,12 @@ def _exchange(
     store.add(_ARRIVED, 1)
     found = {}
     if plan.node_rank == 0:
-        _wait(lambda: store.add(_ARRIVED, 0) == plan.nodes, limit)
+        arrived = functools.partial(store.add, _ARRIVED, 0)
+        first = min(report.FIRST_REPORT, limit)
+        if not _wait(lambda: arrived() == plan.nodes, first) and first < limit:
+            text = f"{arrived()} of {plan.nodes} nodes have answered; waiting {limit} s"
+            report.line(Message("HPC100", text), sys.stderr)
+            _wait(lambda: arrived() == plan.nodes, limit - first)
         ranks = [rank for rank in range(plan.nodes) if store.check([_key(rank)])]
         found = {rank: json.loads(store.get(_key(rank))) for rank in ranks}
         store.set(_ANSWERED, str(len(found)))

@@ -119,11 +119,14 @@ def endpoint_of(q: Inputs, job: Job) -> Endpoint:
     """
     host, port, typed = typed_endpoint(q, job.nodes[0], port_of(job.identity))
     if port == 0:
+        zero = q.options.get("master_port")
+        if typed is not None and split_endpoint(typed)[1] == 0:
+            zero = typed
         raise LaunchError(
             "HPC051",
-            f"{typed or q.options['master_port']}: port 0 is another port at every "
+            f"{zero}: port 0 is another port at every "
             "start, which the other nodes could not know. Leave it out, or type one: "
-            f"--rdzv_endpoint={host}:29400",
+            f"--rdzv_endpoint={join_endpoint(host, 29400)}",
             everywhere=True,
         )
     node: int | None = 0
@@ -163,7 +166,8 @@ def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
         own = typed_local_address(q)
     reach = _reach(q, host)
     if endpoint.node == rank:
-        reach = str(named or reach or host)
+        # It reaches its own store, also where its name means 127.0.1.1 to it.
+        reach = str(named or reach or next(iter(q.network.resolve(host)), ""))
     return View(
         host=host,
         name=name,
@@ -287,7 +291,7 @@ def split_endpoint(typed: Value) -> tuple[str, int | None]:
     )
 
 
-def join_endpoint(host: str, port: int) -> str:
+def join_endpoint(host: str, port: int | str) -> str:
     """Write ``host:port``, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -23,6 +23,7 @@ from torchrun_hpc import (
     debugging,
     describing,
     dry_run,
+    endpoints,
     network,
     patching,
     plan,
@@ -120,15 +121,15 @@ def _launch(
     _check_port(made)
     outcomes = patching.apply_patches(made)
     try:
-        if typed.get("hpc_dry_run"):
+        if getattr(args, "hpc_dry_run", None):
             sys.exit(_dry_run(args, q, made, outcomes))
         _announce(made, patching.left_out(outcomes))
         record(run)(args)
-    except ModuleNotFoundError as error:
+    except ImportError as error:  # a backend's package; torch has a stub for one
         raise LaunchError(
             "HPC017",
             f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
-            f"installed: {error.name}",
+            f"installed: {error.name or error}",
         ) from None
     except RendezvousError as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""
@@ -175,7 +176,7 @@ def _check_port(made: LaunchPlan) -> None:
         raise LaunchError(
             "HPC055",
             f"port {port} on {address} cannot be used: {problem}. Type another "
-            f"port: --rdzv_endpoint={address}:PORT",
+            f"port: --rdzv_endpoint={endpoints.join_endpoint(address, 'PORT')}",
         )
 
 

@@ -368,7 +368,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         endpoint=str(here) if meets_here else q.typed("rdzv_endpoint") or "",
         backend=q.backend,
         hosts=job.nodes,
-        site=Value(q.site.name, q.site.found_by) if q.site else None,
+        site=_site(q),
         interface=variables.interface_name(q.environ, environment),
         ordered=not q.is_static,
         address=None if here.own is None else str(here.own),
@@ -393,6 +393,12 @@ def _job_options(q: Inputs, job: Job, here: endpoints.View) -> dict[str, Value]:
     }
 
 
+def _site(q: Inputs) -> Value | None:
+    if q.site is None:
+        return None
+    return Value(q.site.name, f"{q.site.found_by} ({q.site.file})")
+
+
 def _endpoint_source(
     q: Inputs, job: Job, endpoint: endpoints.Endpoint, here: endpoints.View
 ) -> str:
@@ -404,14 +410,14 @@ def _endpoint_source(
     if here.reach != here.host:
         parts.append("its address")
     if endpoint.port == endpoints.port_of(job.identity):
-        parts.append("port by hash of the rendezvous id")
+        parts.append(f"port by hash of {job.identity}")
     return ", ".join(parts)
 
 
 def _check_nnodes(q: Inputs, job: Job, low: int, high: int) -> None:
     typed = q.options.get("nnodes")
     nodes = len(job.nodes)
-    if typed is None or (low < high and low <= nodes) or low == nodes:
+    if typed is None or low <= nodes <= high:
         return
     raise LaunchError(
         "HPC070",

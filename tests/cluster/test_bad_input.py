@@ -22,12 +22,12 @@ LISTEN = (
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--nnodes=2"], "--nnodes=2, but this was started on 3 nodes"),
-        (["--nnodes=4:5"], "--nnodes=4:5, but this was started on 3 nodes"),
-        (["--rdzv_endpoint=nowhere:1"], "nowhere (--rdzv_endpoint=nowhere:1) does not"),
-        (["--rdzv_endpoint=n9:0"], "port 0 is another port at every start"),
-        (["--rdzv_endpoint=n9:99999"], "is not an endpoint: type HOST:PORT"),
-        (["--master_addr=n10"], "--master_addr=n10 is node 1 of the step"),
+        (["--nnodes=2"], "HPC070 --nnodes=2, but this was started on 3 nodes"),
+        (["--nnodes=4:5"], "HPC070 --nnodes=4:5, but this was started on 3 nodes"),
+        (["--rdzv_endpoint=nowhere:1"], "HPC059 the head node's name nowhere"),
+        (["--rdzv_endpoint=n9:0"], "HPC051 --rdzv_endpoint=n9:0: port 0 is another"),
+        (["--rdzv_endpoint=n9:99999"], "HPC053 --rdzv_endpoint=n9:99999 is not an"),
+        (["--master_addr=n10"], "HPC072 --master_addr=n10 is node 1 of the step"),
     ],
 )  # fmt: skip
 def test_what_all_nodes_would_say_is_said_once(
@@ -50,7 +50,7 @@ def test_a_wrong_node_rank_with_the_static_rendezvous(unpadded: Cluster) -> None
     errors = [line for line in own_lines(done.stderr) if "error" in line]
     assert errors
     for line in errors:
-        assert "--node_rank=0, but this is node" in line
+        assert "HPC071 --node_rank=0, but this is node" in line
         assert "expanded in the batch script" in line
     assert "Traceback" not in done.stderr
 
@@ -71,7 +71,7 @@ def test_a_node_rank_that_c10d_ignores_is_said_once(unpadded: Cluster) -> None:
                          WORLD, env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.stderr
     (line,) = lines(done.stderr)
-    assert "--node_rank=0 is ignored" in line
+    assert "HPC075 --node_rank=0 is ignored" in line
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static"])
@@ -89,7 +89,8 @@ def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster, backend: str) 
         unpadded.end(holder)
     assert "n9: task 0: Exited with exit code 2" in done.stderr
     (line,) = own_lines(done.stderr)
-    assert "port 24321 on 10.10.0.1 cannot be used: it is taken by python3" in line
+    assert "HPC055 port 24321 on 10.10.0.1 cannot be used" in line
+    assert "it is taken by python3" in line
     assert "Traceback" not in done.stderr
 
 
@@ -125,5 +126,5 @@ def test_a_missing_node_is_waited_for_with_a_message(unpadded: Cluster) -> None:
     with pytest.raises(subprocess.TimeoutExpired) as expired:
         unpadded.srun("-N3", ONE_TASK, "sh", "-c", late + " ".join([*HPC, WORLD]),
                       env=ENVIRON, timeout=18)  # fmt: skip
-    message = r"waiting at n9:2\d{4} for other nodes of 3, for 10 s"
+    message = r"HPC084 waiting at n9:2\d{4} for other nodes of 3, for 10 s"
     assert re.search(message, str(expired.value.stderr))

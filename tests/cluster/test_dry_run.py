@@ -112,10 +112,11 @@ def test_what_is_typed(unpadded: Cluster, options: list[str]) -> None:
 
 
 def test_nodes_that_do_not_answer_are_named(unpadded: Cluster) -> None:
-    late = "test $SLURM_NODEID = 1 && exec sleep 12; exec "
-    dry = [*DRY, "--rdzv_conf=join_timeout=5", WORLD]
+    late = "test $SLURM_NODEID = 1 && exec sleep 16; exec "
+    dry = [*DRY, "--rdzv_conf=join_timeout=12", WORLD]
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON)
-    assert "No answer within 5 s from: n10" in done.stdout
+    assert "No answer within 12 s from: n10" in done.stdout
+    assert "HPC100 2 of 3 nodes have answered; waiting 12 s" in done.stderr
     assert "n9: task 0: Exited with exit code 1" in done.stderr
     assert "Traceback" not in done.stderr
 

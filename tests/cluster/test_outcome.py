@@ -92,8 +92,8 @@ def test_a_clean_start_is_one_line(juelich: Cluster) -> None:
     assert stderr.count("to stderr") == 6
     (line,) = [line for line in stderr if line != "to stderr"]
     assert re.fullmatch(
-        r"torchrun_hpc: 3 nodes x 2 workers, Slurm \d+\.0, "
-        r"rendezvous at jwb0001i:2\d{4} \(10\.20\.0\.1\), interface ib0",
+        r"torchrun_hpc: HPC001 3 nodes x 2 workers, Slurm \d+\.0, c10d rendezvous at "
+        r"jwb0001i:2\d{4} \(10\.20\.0\.1\), interface ib0, site jsc",
         line,
     )
 

@@ -79,7 +79,7 @@ def fits() -> bool:
         return False
     first, second = RankedNode("n9", 1, 0, 0), RankedNode("n10", 1, 0, 1)
     settings = dynamic_rendezvous.RendezvousSettings(
-        run_id="fits",
+        run_id="a trial by torchrun_hpc, not a job",
         min_nodes=2,
         max_nodes=2,
         timeout=dynamic_rendezvous.RendezvousTimeout(),

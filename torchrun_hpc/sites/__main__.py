@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -142,4 +143,5 @@ def _wrong(error: LaunchError) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # list | head
     sys.exit(main())
