@@ -131,6 +131,7 @@ class Line:
         environ: Variables to set.
         workers: How many workers start.
         same: Variables that may differ elsewhere, and must be the same here.
+        warning: The code and the beginning of the only warning; empty for none.
     """
 
     argv: tuple[str, ...] = ()
@@ -138,6 +139,7 @@ class Line:
     environ: dict[str, str] = field(default_factory=dict)
     workers: int = 1
     same: tuple[str, ...] = ()
+    warning: str = ""
 
 
 # Different at each launch; the last three are ours to better.
@@ -214,8 +216,17 @@ LINES = {
         workers=2,
         same=(_RUN,),
     ),
-    "threads": Line(
-        ("--nproc-per-node=2",), environ={"OMP_NUM_THREADS": "3"}, workers=2
+    "threads": Line(environ={"OMP_NUM_THREADS": "2"}),
+    "threads, too many": Line(
+        ("--nproc-per-node=2",),
+        environ={"OMP_NUM_THREADS": "3"},
+        workers=2,
+        warning="HPC094 OMP_NUM_THREADS=3 times 2 workers is 6 threads on 2 CPUs.",
+    ),
+    "workers, too many": Line(
+        ("--nproc-per-node=3",),
+        workers=3,
+        warning="HPC092 3 workers share 2 CPUs: all that the affinity mask",
     ),
     "stale address": Line(environ={"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}),
     "site": Line(environ={"SYSTEMNAME": "juwelsbooster"}),
@@ -363,11 +374,18 @@ def test_clean_start_is_one_line(
     result = launches[name][OURS].result
     # The events that --event-log-handler=console asks for.
     lines = [x for x in result.err.splitlines() if '"name": "torchelastic' not in x]
-    assert lines == result.own_lines[:1], result.err
+    warning = LINES[name].warning
+    expected = 2 if warning else 1
+    assert lines == result.own_lines[:expected], result.err
+    assert len(lines) == expected
     workers = LINES[name].workers
     count = f"{workers} worker{'s' if workers > 1 else ''}"
     nodes = "2 nodes" if name == "elastic" else "1 node"
-    assert lines[0].startswith(f"torchrun_hpc: {nodes} x {count}, no scheduler")
+    start = f"torchrun_hpc: HPC001 {nodes} x {count}, no scheduler"
+    assert lines[0].startswith(start)
+    assert lines[-1].startswith(
+        f"torchrun_hpc: warning: {warning}" if warning else start
+    )
 
 
 def test_stock_prints_its_banner(launches: dict[str, dict[str, Launch]]) -> None:
@@ -635,7 +653,8 @@ def test_a_port_that_is_taken(
     assert "Traceback" not in result.err
     assert result.code == 2, result.err
     (line,) = result.own_lines
-    assert port in line
+    start = f"torchrun_hpc: error: HPC055 port {port} on 127.0.0.1 cannot be used: it"
+    assert line.startswith(f"{start} is taken by ")
     assert f"(pid {os.getpid()}" in line
 
 
@@ -657,7 +676,9 @@ def test_two_jobs_with_one_endpoint(
     assert sorted(result.code for result in results) == codes
     if which == OURS:
         (error,) = [x for r in results for x in r.own_lines if "error: " in x]
-        assert "is taken by" in error or "is held by" in error
+        # Found before anything is started, or a moment later.
+        assert "error: HPC055 " in error or "error: HPC081 " in error
+        assert "is taken by" in error
 
 
 # --- two nodes without a scheduler: torchrun's own business -------------------------
@@ -828,7 +849,7 @@ def test_auto_refuses_in_one_line(folder: Path, tmp_path: Path) -> None:
     result = _auto(folder, tmp_path, 1, ["--nnodes=3:2", "report.py"])
     assert result.code == 2
     assert result.err.splitlines()[1:] == result.own_lines
-    assert "--nnodes=3:2" in result.own_lines[0]
+    assert "error: HPC063 --nnodes=3:2 is not a number" in result.own_lines[0]
 
 
 def test_importing_the_package_imports_no_torch() -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.distributed.argparse_util import check_env, env
 
 from torchrun_hpc import arguments
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.inputs import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,14 +71,24 @@ def _outcome(
     """Return all arguments of torchrun, or how the parser ended the process."""
     try:
         args = parse(argv)
+    except LaunchError as error:
+        return _as_stock_says(error)
     except SystemExit as end:
         message = "".join(capsys.readouterr().err.splitlines()[-1:])
         message = re.sub(r"^.*?: error: ", "", message)
-        # --h, an abbreviation for stock, is an option of its own here.
-        message = message.replace("argument --h:", "argument -h/--help:")
         return {"exit": end.code, "message": message}
     found = {k: v for k, v in vars(args).items() if not k.startswith("hpc_")}
     return {key: (type(value), value) for key, value in found.items()}
+
+
+def _as_stock_says(error: LaunchError) -> dict[str, Any]:
+    """Return what stock torchrun says below its usage."""
+    assert (error.code, error.everywhere) == ("HPC010", True)
+    message, hint, rest = str(error).partition(". --help lists all options")
+    assert (bool(hint), rest) == (True, "")
+    # --h, an abbreviation for stock, is an option of its own here.
+    message = message.replace("argument --h:", "argument -h/--help:")
+    return {"exit": 2, "message": message}
 
 
 def _ours(argv: Sequence[str]) -> argparse.Namespace:
@@ -251,8 +263,9 @@ def test_flag_variable_zero_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("value", ["yes", "", "true"])
 def test_unreadable_flag_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_STANDALONE", value)
-    with pytest.raises(LaunchError, match=f"PET_STANDALONE={value}"):
+    with pytest.raises(LaunchError, match=f"PET_STANDALONE={value}") as caught:
         arguments.parse([SCRIPT], os.environ)
+    assert (caught.value.code, caught.value.everywhere) == ("HPC011", True)
 
 
 # --- the script's own arguments ---------------------------------------------------
@@ -310,7 +323,7 @@ def test_two_dashes(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None
 def test_many_script_arguments_behind_a_mistake() -> None:
     """A wrong option in front of ``data/*`` is reported at once."""
     start = time.monotonic()
-    with pytest.raises(SystemExit):
+    with pytest.raises(LaunchError, match="--bogus"):
         arguments.parse(["--bogus", SCRIPT, *["file"] * 5000], os.environ)
     assert time.monotonic() - start < 1.5
 
@@ -409,77 +422,193 @@ def test_changed_with_few_attributes() -> None:
     assert {k: v.value for k, v in found.items()} == {"nnodes": "2"}
 
 
+# --- the same with plain torchrun -------------------------------------------------
+
+OPTIONS = [
+    [],
+    ["--nnodes", "2:3", "--nproc-per-node=gpu"],
+    ["--standalone", "--no-python"],
+    ["-m", "-r", "3", "-t0:1,1:2"],
+    ["--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:29400", "--rdzv-id= a b "],
+    ["--rdzv-conf", "a=b, c = $d,e=it's", "--role=*"],
+    ["--max-restarts=-1", "--monitor-interval", "1e-1", "--master_port=0"],
+    ["--node-rank=1", "--master-addr", "n1", "--local-addr=-"],
+    ["--duplicate-stdout-filters", "a,,b,c", "--duplicate_stderr_filters=x"],
+    ["--start-method", "fork", "--run-path", "--log-dir=--tee"],
+    ["--hpc-site=none", "--hpc-omp-threads", "4", "--hpc-dry-run", "--hpc-debug"],
+    ["--"],
+    ["--nnodes=2", "--"],
+]
+REST = [
+    [],
+    ["--lr", "1"],
+    ["--nnodes=7", "-h", "--hpc-dry-run", "-m"],
+    ["", " ", "a b", "$HOME", "it's", '"', "\n", "ü"],
+    ["--", "a"],
+    ["--", "--nnodes", "2"],
+    ["--", "--", "a"],
+    ["--lr", "1", "--", "a", "--", "b"],
+    ["--"],
+    ["-"],
+    ["-1"],
+]
+
+
+def _of_torchrun(args: argparse.Namespace) -> dict[str, Any]:
+    return {k: v for k, v in vars(args).items() if not k.startswith("hpc_")}
+
+
+def _assert_again_the_same(argv: Sequence[str]) -> None:
+    """Write a line for plain torchrun, and let both parsers read it."""
+    args, typed = arguments.parse(argv, os.environ)
+    words = arguments.plain_command(args, typed, os.environ)
+    assert words[0] == "torchrun"
+    own = words[: len(words) - len(args.training_script_args)]
+    assert not [word for word in own if word.startswith("--hpc")]
+    again, typed_again = arguments.parse(words[1:], os.environ)
+    assert _of_torchrun(again) == _of_torchrun(args)
+    assert {k: v.value for k, v in typed_again.items()} == {
+        k: v.value for k, v in typed.items() if not k.startswith("hpc_")
+    }
+    assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
+
+
+@pytest.mark.parametrize("rest", REST, ids=" ".join)
+@pytest.mark.parametrize("own", OPTIONS, ids=" ".join)
+def test_plain_command_is_read_as_what_was_typed(
+    own: list[str], rest: list[str]
+) -> None:
+    for script in (SCRIPT, "a b.py", "-"):
+        _assert_again_the_same([*own, script, *rest])
+    if own[-1:] == ["--"]:
+        _assert_again_the_same([*own, "--odd.py", *rest])
+
+
+@pytest.mark.parametrize("action", FROM_ENVIRON, ids=_name)
+def test_plain_command_has_what_variables_say(
+    action: argparse.Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = f"PET_{action.dest.upper()}"
+    monkeypatch.setenv(variable, "1" if action in FLAGS else _sample(action))
+    args, typed = arguments.parse([SCRIPT], os.environ)
+    words = arguments.plain_command(args, typed, os.environ)
+    monkeypatch.delenv(variable)
+    assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
+    assert len(words) == 3
+
+
+def test_plain_command_has_what_was_derived() -> None:
+    args, typed = arguments.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
+    options = {**typed, "rdzv_id": Value("19.0", ""), "standalone": Value(False, "")}  # noqa: FBT003
+    assert arguments.plain_command(args, options, os.environ) == [
+        *("torchrun", "--nnodes=2", "--rdzv_id=19.0"),
+        *(SCRIPT, "--lr=1"),
+    ]
+
+
 # --- wrong command lines, through the whole launcher ------------------------------
 
-# Arguments, variables, and what the message must contain.
+# Arguments, variables, the code, and what the message must contain.
 WRONG = [
-    (["--bogus", SCRIPT], {}, "--bogus"),
-    ([], {}, "training_script"),
-    (["--standalone"], {}, "training_script"),
-    (["--max-restarts=abc", SCRIPT], {}, "'abc'"),
-    (["--start-method=thread", SCRIPT], {}, "'thread'"),
-    (["--node-rank=x", SCRIPT], {}, "'x'"),
-    (["--master-port=x", SCRIPT], {}, "'x'"),
-    (["--shutdown-timeout=x", SCRIPT], {}, "'x'"),
-    (["--monitor-interval=x", SCRIPT], {}, "'x'"),
-    (["--numa-binding=all", SCRIPT], {}, "'all'"),
-    (["--nnodes"], {}, "--nnodes"),
-    (["--nnodes=abc", SCRIPT], {}, "--nnodes=abc"),
-    (["--nnodes=3:2", SCRIPT], {}, "--nnodes=3:2"),
-    (["--nnodes=0", SCRIPT], {}, "--nnodes=0"),
-    (["--nnodes=-1", SCRIPT], {}, "--nnodes=-1"),
-    (["--nnodes=1:2:3", SCRIPT], {}, "--nnodes=1:2:3"),
-    (["--nproc_per_node=foo", SCRIPT], {}, "--nproc_per_node=foo"),
-    (["--nproc_per_node=gpu", SCRIPT], {"CUDA_VISIBLE_DEVICES": ""}, "=gpu"),
-    (["--nproc_per_node=0", SCRIPT], {}, "--nproc_per_node=0"),
-    (["--nproc_per_node=-2", SCRIPT], {}, "--nproc_per_node=-2"),
-    (["--rdzv-conf=garbage", SCRIPT], {}, "garbage"),
-    (["--rdzv-conf=is_host=maybe", "--rdzv-backend=c10d", SCRIPT], {}, "maybe"),
-    (["--rdzv-conf=join_timeout=x", SCRIPT], {}, "join_timeout"),
-    (["--rdzv-conf=read_timeout=0", "--rdzv-backend=c10d", SCRIPT], {}, "read_t"),
-    (["--rdzv-conf=store_type=x", "--rdzv-backend=c10d", SCRIPT], {}, "tore"),
-    (["--rdzv_backend=nonsense", SCRIPT], {}, "nonsense"),
-    (["--max-restarts=-1", SCRIPT], {}, "max_restarts"),
-    (["--monitor-interval=-1", SCRIPT], {}, "monitor"),
-    (["--tee=x", SCRIPT], {}, "x"),
-    (["--redirects=0:9", SCRIPT], {}, "9"),
-    (["--local-ranks-filter=x", SCRIPT], {}, "local_ranks_filter"),
-    (["--no-python", "-m", SCRIPT], {}, "--no-python"),
-    (["--log-dir={file}", SCRIPT], {}, "{file}"),
-    (["--log-dir={file}/below", SCRIPT], {}, "{file}"),
-    (["--logs-specs=nonsense", SCRIPT], {}, "nonsense"),
-    (["--event-log-handler=nonsense", SCRIPT], {}, "nonsense"),
-    ([SCRIPT], {"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes"),
-    ([SCRIPT], {"PET_NNODES": "many"}, "PET_NNODES=many"),
-    ([SCRIPT], {"PET_MAX_RESTARTS": "many"}, "many"),
-    ([SCRIPT], {"PET_NPROC_PER_NODE": "many"}, "many"),
-    (["--rdzv-endpoint=localhost:99999", SCRIPT], {}, "localhost:99999"),
+    (["--bogus", SCRIPT], {}, "HPC010", "--bogus"),
+    ([], {}, "HPC010", "training_script"),
+    (["--standalone"], {}, "HPC010", "training_script"),
+    (["--max-restarts=abc", SCRIPT], {}, "HPC010", "'abc'"),
+    (["--start-method=thread", SCRIPT], {}, "HPC010", "'thread'"),
+    (["--node-rank=x", SCRIPT], {}, "HPC010", "'x'"),
+    (["--master-port=x", SCRIPT], {}, "HPC010", "'x'"),
+    (["--shutdown-timeout=x", SCRIPT], {}, "HPC010", "'x'"),
+    (["--monitor-interval=x", SCRIPT], {}, "HPC010", "'x'"),
+    (["--numa-binding=all", SCRIPT], {}, "HPC010", "'all'"),
+    (["--nnodes"], {}, "HPC010", "--nnodes"),
+    (["--nnodes=abc", SCRIPT], {}, "HPC063", "--nnodes=abc"),
+    (["--nnodes=3:2", SCRIPT], {}, "HPC063", "--nnodes=3:2"),
+    (["--nnodes=0", SCRIPT], {}, "HPC063", "--nnodes=0"),
+    (["--nnodes=-1", SCRIPT], {}, "HPC063", "--nnodes=-1"),
+    (["--nnodes=1:2:3", SCRIPT], {}, "HPC063", "--nnodes=1:2:3"),
+    (["--nproc_per_node=foo", SCRIPT], {}, "HPC012", "--nproc_per_node=foo"),
+    (["--nproc_per_node=gpu", SCRIPT], {"CUDA_VISIBLE_DEVICES": ""}, "HPC012", "=gpu"),
+    (["--nproc_per_node=0", SCRIPT], {}, "HPC013", "--nproc_per_node=0"),
+    (["--nproc_per_node=-2", SCRIPT], {}, "HPC013", "--nproc_per_node=-2"),
+    (["--rdzv-conf=garbage", SCRIPT], {}, "HPC019", "garbage"),
+    (
+        ["--rdzv-conf=is_host=maybe", "--rdzv-backend=c10d", SCRIPT],
+        {},
+        "HPC019",
+        "maybe",
+    ),
+    (["--rdzv-conf=join_timeout=x", SCRIPT], {}, "HPC019", "join_timeout"),
+    (
+        ["--rdzv-conf=read_timeout=0", "--rdzv-backend=c10d", SCRIPT],
+        {},
+        "HPC019",
+        "read_t",
+    ),
+    (["--rdzv-conf=store_type=x", "--rdzv-backend=c10d", SCRIPT], {}, "HPC019", "tore"),
+    (["--rdzv_backend=nonsense", SCRIPT], {}, "HPC014", "nonsense"),
+    (["--max-restarts=-1", SCRIPT], {}, "HPC015", "max_restarts"),
+    (["--monitor-interval=-1", SCRIPT], {}, "HPC014", "monitor"),
+    (["--tee=x", SCRIPT], {}, "HPC015", "x"),
+    (["--redirects=0:9", SCRIPT], {}, "HPC015", "9"),
+    (["--local-ranks-filter=x", SCRIPT], {}, "HPC015", "local_ranks_filter"),
+    (["--no-python", "-m", SCRIPT], {}, "HPC015", "--no-python"),
+    (["--log-dir={file}", SCRIPT], {}, "HPC015", "{file}"),
+    (["--log-dir={file}/below", SCRIPT], {}, "HPC015", "{file}"),
+    (["--logs-specs=nonsense", SCRIPT], {}, "HPC015", "nonsense"),
+    (["--event-log-handler=nonsense", SCRIPT], {}, "HPC014", "nonsense"),
+    ([SCRIPT], {"PET_STANDALONE": "yes"}, "HPC011", "PET_STANDALONE=yes"),
+    ([SCRIPT], {"PET_NNODES": "many"}, "HPC063", "PET_NNODES=many"),
+    ([SCRIPT], {"PET_MAX_RESTARTS": "many"}, "HPC010", "many"),
+    ([SCRIPT], {"PET_NPROC_PER_NODE": "many"}, "HPC012", "many"),
+    (["--rdzv-endpoint=localhost:99999", SCRIPT], {}, "HPC053", "localhost:99999"),
     (
         ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:99999", SCRIPT],
         {},
+        "HPC053",
         "localhost:99999",
     ),
-    (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1", SCRIPT], {}, "a b:1"),
-    (["--master-port=99999", SCRIPT], {}, "99999"),
-    (["--hpc-site=nonsense", SCRIPT], {}, "nonsense"),
-    (["--rdzv-id=a/b", "--log-dir={file}x", SCRIPT], {}, "a/b"),
+    (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1", SCRIPT], {}, "HPC053", "a b:1"),
+    (["--master-port=99999", SCRIPT], {}, "HPC050", "99999"),
+    (["--hpc-site=nonsense", SCRIPT], {}, "HPC040", "nonsense"),
+    (["--rdzv-id=a/b", "--log-dir={file}x", SCRIPT], {}, "HPC014", "a/b"),
     (
         ["--rdzv-backend=c10d", "--rdzv-endpoint=no.such.host.invalid:1", SCRIPT],
         {},
+        "HPC067",
         "no.such.host.invalid",
     ),
-    (["--nnodes=2", "--master-addr=::1", SCRIPT, "--rdzv"], {"PET_TEE": "x"}, "x"),
-    (["--no-python", "./missing"], {}, "./missing: there is no such program"),
-    (["--monitor-interval=nan", SCRIPT], {}, "--monitor_interval=nan"),
-    (["--monitor-interval=inf", SCRIPT], {}, "--monitor_interval=inf"),
-    ([f"--rdzv-id={'x' * 300}", SCRIPT], {}, "at most 200 characters"),
-    (["--signals-to-handle=SIGFOO", SCRIPT], {}, "there is no signal SIGFOO"),
-    (["--rdzv-conf=keep_alive_interval=x", SCRIPT], {}, "keep_alive_interval=x"),
-    (["--log-dir=/proc", SCRIPT], {}, "/proc"),
-    (["--local-addr=nonsense", SCRIPT], {}, "--local_addr=nonsense is not an address"),
-    (["--standalone", SCRIPT], {"PET_NNODES": "2"}, "PET_NNODES=2 and --standalone"),
-    ([SCRIPT], {"PET_NPROC_PER_NODE": "abc"}, "PET_NPROC_PER_NODE=abc"),
-    ([SCRIPT], {"PET_HPC_SITE": "abc"}, "PET_HPC_SITE=abc"),
+    (
+        ["--nnodes=2", "--master-addr=::1", SCRIPT, "--rdzv"],
+        {"PET_TEE": "x"},
+        "HPC015",
+        "x",
+    ),
+    (["--no-python", "./missing"], {}, "HPC016", "./missing: there is no such program"),
+    (["--monitor-interval=nan", SCRIPT], {}, "HPC014", "--monitor_interval=nan"),
+    (["--monitor-interval=inf", SCRIPT], {}, "HPC014", "--monitor_interval=inf"),
+    ([f"--rdzv-id={'x' * 300}", SCRIPT], {}, "HPC014", "at most 200 characters"),
+    (["--signals-to-handle=SIGFOO", SCRIPT], {}, "HPC014", "there is no signal SIGFOO"),
+    (
+        ["--rdzv-conf=keep_alive_interval=x", SCRIPT],
+        {},
+        "HPC019",
+        "keep_alive_interval=x",
+    ),
+    (["--log-dir=/proc", SCRIPT], {}, "HPC015", "/proc"),
+    (
+        ["--local-addr=nonsense", SCRIPT],
+        {},
+        "HPC052",
+        "--local_addr=nonsense is not an address",
+    ),
+    (
+        ["--standalone", SCRIPT],
+        {"PET_NNODES": "2"},
+        "HPC065",
+        "PET_NNODES=2 and --standalone",
+    ),
+    ([SCRIPT], {"PET_NPROC_PER_NODE": "abc"}, "HPC012", "PET_NPROC_PER_NODE=abc"),
+    ([SCRIPT], {"PET_HPC_SITE": "abc"}, "HPC040", "PET_HPC_SITE=abc"),
 ]
 
 
@@ -492,10 +621,10 @@ def answers(
     file = folder / "file"
     file.touch()
     (folder / SCRIPT).write_text("print('started')\n")
-    lines = [[w.replace("{file}", str(file)) for w in argv] for argv, _, _ in WRONG]
+    lines = [[w.replace("{file}", str(file)) for w in argv] for argv, *_ in WRONG]
     return launcher.many(
         [(OURS, line) for line in lines],
-        environs=[variables for _, variables, _ in WRONG],
+        environs=[variables for _, variables, *_ in WRONG],
         cwd=folder,
         limit=15,
     )
@@ -504,16 +633,16 @@ def answers(
 @pytest.mark.parametrize(
     "number",
     range(len(WRONG)),
-    ids=[" ".join([*(f"{k}={v}" for k, v in v.items()), *a]) for a, v, _ in WRONG],
+    ids=[" ".join([*(f"{k}={v}" for k, v in v.items()), *a]) for a, v, *_ in WRONG],
 )
 def test_wrong_line(number: int, answers: list[Result]) -> None:
-    _, _, expected = WRONG[number]
+    _, _, code, expected = WRONG[number]
     result = answers[number]
     assert "Traceback" not in result.err
     assert result.code == 2, result.err
-    assert expected.replace("{file}", "") in result.own_lines[-1], result.err
-    assert len(result.own_lines) == 1
-    assert result.err.splitlines()[-1] == result.own_lines[0]
+    (line,) = result.err.splitlines()
+    assert line.startswith(f"torchrun_hpc: error: {code} ")
+    assert expected.replace("{file}", "") in line
     assert "started" not in result.out
 
 
@@ -522,15 +651,24 @@ def test_stock_does_not_start_them_either(launcher: Launcher, tmp_path: Path) ->
     (tmp_path / SCRIPT).write_text("print('started')\n")
     sample = [row for row in WRONG if not row[1] and "{file}" not in str(row)][::4]
     stock = launcher.many(
-        [(STOCK, argv) for argv, _, _ in sample], cwd=tmp_path, limit=15
+        [(STOCK, argv) for argv, *_ in sample], cwd=tmp_path, limit=15
     )
     assert [r for r in stock if r.code == 0 or "started" in r.out] == []
 
 
-def test_a_package_that_torch_wants(launcher: Launcher) -> None:
-    """etcd needs packages of its own, and a server: here, there is neither."""
-    argv = ["--rdzv_backend=etcd-v2", "--rdzv_endpoint=localhost:1", SCRIPT]
+@pytest.mark.parametrize(
+    ("backend", "package"), [("etcd", "etcd"), ("etcd-v2", "urllib3")]
+)
+def test_a_package_that_torch_wants(
+    backend: str, package: str, launcher: Launcher
+) -> None:
+    """Torch imports, or misses, it only when the rendezvous is made."""
+    if find_spec(package) is not None:
+        pytest.skip(f"the package {package} is installed here")
+    argv = [f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", SCRIPT]
     result = launcher.ours(argv, limit=30)
-    assert result.code in (1, 2)
-    assert "Traceback" not in result.err
-    assert len([x for x in result.own_lines if "error: " in x]) == 1
+    assert result.code == 2
+    start, error = result.err.splitlines()
+    assert start.startswith("torchrun_hpc: HPC001 1 node x 1 worker")
+    text = f"HPC017 --rdzv_backend={backend} needs a package that is not installed"
+    assert error.startswith(f"torchrun_hpc: error: {text}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,12 +26,14 @@ from side_by_side import OURS, STOCK, clean_environ, end_group
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousParameters,
+    RendezvousTimeoutError,
     c10d_rendezvous_backend,
     dynamic_rendezvous,
+    static_tcp_rendezvous,
 )
 
-from torchrun_hpc import patching
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc import patching, report
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.patching import (
     fresh_store,
     listening,
@@ -56,9 +59,13 @@ Node: Any = dynamic_rendezvous._NodeDesc
 # Everything that a patch may replace.
 PLACES = [
     (Handler, "next_rendezvous"),
+    (Handler, "shutdown"),
     (Handler, "_create_tcp_store_server"),
     (Handler, "_node_desc_generator"),
+    (static_tcp_rendezvous.StaticTCPRendezvous, "next_rendezvous"),
+    (static_tcp_rendezvous.StaticTCPRendezvous, "shutdown"),
     (c10d_rendezvous_backend, "TCPStore"),
+    (static_tcp_rendezvous, "TCPStore"),
     (dynamic_rendezvous, "pickle"),
 ]
 
@@ -91,6 +98,12 @@ def _plan(**values: Any) -> LaunchPlan:
     return LaunchPlan(**{**given_values, **values})
 
 
+def _patch_all(**values: Any) -> None:
+    """Apply all patches, none of which may be left out."""
+    outcomes = patching.apply_patches(_plan(**values))
+    assert {outcome.state for outcome in outcomes} == {patching.State.APPLIED}
+
+
 def _free_port(address: str = "127.0.0.1") -> int:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:
@@ -121,7 +134,7 @@ def test_fits_this_torch(patch: patching.Patch) -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_every_target_is_replaced() -> None:
     before = _torch()
-    assert patching.apply_patches(_plan()) == []
+    _patch_all()
     for old, new, place in zip(before, _torch(), PLACES, strict=True):
         assert old is not new, place
 
@@ -129,8 +142,8 @@ def test_every_target_is_replaced() -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_a_second_launch_in_one_process() -> None:
     """Programs that use torchrun_hpc.auto may launch twice; nothing has changed."""
-    assert patching.apply_patches(_plan(node_rank=0)) == []
-    assert patching.apply_patches(_plan(node_rank=2)) == []
+    _patch_all(node_rank=0)
+    _patch_all(node_rank=2)
     assert Handler._node_desc_generator.generate("n").node_rank == 2
 
 
@@ -143,6 +156,45 @@ def test_a_second_launch_listens_on_its_own_address() -> None:
         )
         assert _listening(made.port) == {address}
         del made
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_what_became_of_each() -> None:
+    outcomes = patching.apply_patches(_plan())
+    assert [outcome.name for outcome in outcomes] == [
+        *("state_as_json", "fresh_store", "node_order"),
+        *("listening", "waiting", "leaving"),
+    ]
+    assert patching.left_out(outcomes) == []
+    for outcome in outcomes:
+        assert patching.described(outcome) == {
+            "name": outcome.name,
+            "target": outcome.patch.TARGET,
+            "reason": outcome.patch.REASON,
+            "releases": outcome.patch.RELEASES,
+            "state": "patched",
+        }
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_looking_at_patches_applies_none() -> None:
+    before = _torch()
+    outcomes = patching.examine()
+    assert _torch() == before
+    assert outcomes == patching.apply_patches(_plan())
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_release_without_the_fault_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_as_json, "RELEASES", "<2.0")
+    before = dynamic_rendezvous.pickle
+    first, *others = patching.apply_patches(_plan())
+    assert (first.name, first.state) == ("state_as_json", patching.State.NOT_NEEDED)
+    assert {outcome.state for outcome in others} == {patching.State.APPLIED}
+    assert patching.left_out([first]) == []
+    assert dynamic_rendezvous.pickle is before
 
 
 def _by_address(self: Any) -> None:
@@ -203,9 +255,15 @@ def test_a_torch_that_has_changed(
     }
     monkeypatch.setattr(patching, "PATCHES", (patch,))
 
-    (sentence,) = patching.apply_patches(_plan())
-    assert patch.TARGET in sentence
-    assert patch.REASON in sentence
+    (outcome,) = patching.apply_patches(_plan())
+    assert outcome.state is patching.State.DOES_NOT_FIT
+    assert patching.left_out([outcome]) == [
+        Message(
+            "HPC080",
+            f"torch {torch.__version__} has changed {patch.TARGET}; it is left as it "
+            f"is, and {patch.REASON}",
+        )
+    ]
     assert "#" in patch.REASON  # an issue to read
     for (place, place_name), old in before.items():
         assert inspect.getattr_static(place, place_name, None) is old
@@ -216,9 +274,10 @@ def test_one_that_does_not_fit_keeps_no_other_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Executor, "_mark_rendezvous_complete", _by_address)
-    sentences = patching.apply_patches(_plan())
-    assert len(sentences) == 1
-    assert node_order.TARGET in sentences[0]
+    outcomes = patching.apply_patches(_plan())
+    (message,) = patching.left_out(outcomes)
+    assert node_order.TARGET in message.text
+    assert len(outcomes) == len(patching.PATCHES)
     assert dynamic_rendezvous.pickle is StateAsJson
     assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
 
@@ -264,8 +323,9 @@ def test_payload_in_the_store(which: str, launcher: Launcher, tmp_path: Path) ->
         return
     assert not marker.exists()
     assert "Traceback" not in result.err
-    assert "RendezvousStateError" in result.own_lines[-1]
-    assert result.err.splitlines()[-1] == result.own_lines[-1]
+    last = result.err.splitlines()[-1]
+    assert last.startswith("torchrun_hpc: error: HPC085 the rendezvous at 127.0.0.1:")
+    assert "RendezvousStateError" in last
 
 
 def _state(nodes: int = 3) -> Any:
@@ -526,7 +586,7 @@ def test_stock_keeps_the_store_of_dead_workers() -> None:
 @pytest.mark.parametrize("address", [None, "127.0.0.1"])
 def test_every_round_has_a_store_of_its_own(address: str | None) -> None:
     """With the stores opened by torch, and with those opened on one address."""
-    assert patching.apply_patches(_plan(address=address)) == []
+    _patch_all(address=address)
     seen: list[Any] = []
     _two_rounds(seen)
     assert seen[0][0] != seen[1][0]
@@ -580,8 +640,7 @@ def test_both_stores_listen_on_one_address(address: str, other: str) -> None:
     if not _usable(address):
         pytest.skip(f"this machine has no {address}")
     port = _free_port(address)
-    plan = _plan(address=address, listen=(address, port))
-    assert patching.apply_patches(plan) == []
+    _patch_all(address=address, listen=(address, port))
     host = f"[{address}]" if ":" in address else address
     parameters = _parameters(f"{host}:{port}", is_host=1)
     parameters.local_addr = address
@@ -606,7 +665,7 @@ def test_both_stores_listen_on_one_address(address: str, other: str) -> None:
 def test_a_client_that_comes_first_waits_quietly(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert patching.apply_patches(_plan(node_rank=1)) == []
+    _patch_all(node_rank=1)
     port = _free_port("127.0.0.2")
     made: list[Any] = []
 
@@ -639,8 +698,9 @@ def test_a_client_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
             _parameters(f"127.0.0.2:{port}", is_host=0, read_timeout=1)
         )
     assert 1 <= time.monotonic() - start < 3
-    for expected in ("jwb0001i:23456", "127.0.0.2", "1 s", "refused"):
-        assert expected in str(caught.value)
+    start = "HPC082 the head node did not answer at jwb0001i:23456 (127.0.0.2) within"
+    assert str(caught.value).startswith(f"{start} 1 s (read_timeout): ")
+    assert "refused" in str(caught.value)
     assert capfd.readouterr() == ("", "")
 
 
@@ -653,9 +713,78 @@ def test_a_port_that_is_taken() -> None:
             c10d_rendezvous_backend._create_tcp_store(
                 _parameters(f"127.0.0.2:{port}", is_host=1)
             )
+    assert caught.value.code == "HPC081"
     name = psutil.Process().name()
     for expected in ("127.0.0.2", str(port), f"{name} (pid {os.getpid()}"):
         assert expected in str(caught.value)
+
+
+SOON = 0.3
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report a wait within the patience of a test."""
+    monkeypatch.setattr(report, "FIRST_REPORT", SOON)
+    monkeypatch.setattr(report, "NEXT_REPORT", 60.0)
+
+
+@pytest.mark.usefixtures("torch_again", "soon")
+@pytest.mark.parametrize(("node_rank", "reports"), [(1, 1), (2, 0)])
+def test_a_client_says_for_what_it_waits(
+    node_rank: int, reports: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Node 1 speaks for all: they wait for the same."""
+    _patch_all(node_rank=node_rank, endpoint="jwb0001i:1")
+    endpoint = f"127.0.0.2:{_free_port('127.0.0.2')}"
+    with pytest.raises(RendezvousConnectionError):
+        c10d_rendezvous_backend._create_tcp_store(
+            _parameters(endpoint, is_host=0, read_timeout=1)
+        )
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == reports
+    for line in lines:
+        start = "torchrun_hpc: HPC083 waiting for the head node at jwb0001i:1"
+        assert line.startswith(f"{start} (127.0.0.2) for 0 s: ")
+
+
+ENDED = 3.0  # the waiting, which is to last for one second
+SUSPICION = "is it --node_rank=0 on every node?"
+REPORT = "torchrun_hpc: HPC084 waiting at head:1 for other nodes of 3, for 0 s"
+
+
+@pytest.mark.usefixtures("torch_again", "soon", "quick")
+@pytest.mark.parametrize(
+    ("values", "first_report", "lines"),
+    [
+        ({}, SOON, [REPORT]),
+        ({"suspicion": SUSPICION}, SOON, [f"{REPORT}; {SUSPICION}"]),
+        ({"speaks": False, "node_rank": 1}, SOON, []),
+        ({}, ENDED, []),
+    ],
+)
+def test_node_0_says_that_it_waits_for_others(
+    values: dict[str, Any],
+    first_report: float,
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report, "FIRST_REPORT", first_report)
+    _patch_all(**values)
+    parameters = _parameters(
+        f"127.0.0.2:{_free_port('127.0.0.2')}", is_host=1, nodes=2, join_timeout=1
+    )
+    parameters.local_addr = "127.0.0.2"
+    backend, store = c10d_rendezvous_backend.create_backend(parameters)
+    handler = dynamic_rendezvous.create_handler(store, backend, parameters)
+    start = time.monotonic()
+    with pytest.raises(RendezvousTimeoutError):
+        handler.next_rendezvous()
+    if first_report == ENDED:
+        assert time.monotonic() - start < ENDED
+        time.sleep(start + ENDED + SOON - time.monotonic())
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 WAITING = """
@@ -670,7 +799,7 @@ plan = LaunchPlan(
     title="", nodes=2, node_rank=1, workers=1, speaks=False, endpoint="head:1",
     address="127.0.0.2",
 )
-assert patching.apply_patches(plan) == []
+assert patching.left_out(patching.apply_patches(plan)) == []
 print("waiting", flush=True)
 c10d_rendezvous_backend.create_backend(
     RendezvousParameters("c10d", sys.argv[1], "test", 2, 2, is_host=0)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from dataclasses import replace
 from pathlib import Path
 
+from torchrun_hpc import sites
+from torchrun_hpc.inputs import Inputs, Value
+from torchrun_hpc.job import Job, Start
 from torchrun_hpc.network import Interface, Network
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
@@ -63,3 +67,105 @@ def make_network(interfaces, hosts=None, routes=None, down=()):
         return None
 
     return Network(found, resolve, source_toward)
+
+
+# --- three nodes at Jülich ----------------------------------------------------------
+
+JSC = sites.find({}, "", Value("jsc", "--hpc-site"))
+
+COMMAND = "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
+
+SOURCES = {
+    "nodes": "SLURM_STEP_NODELIST",
+    "node_rank": "SLURMD_NODENAME",
+    "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
+    "task_rank": "SLURM_PROCID",
+    "identity": "SLURM_JOB_ID, SLURM_STEP_ID",
+}
+THREE = ("jwb0001", "jwb0002", "jwb0003")
+
+
+def step(rank=0, *, nodes=THREE, **changes):
+    """Describe a step, one task on every node, as seen from one of its nodes."""
+    job = Job(
+        scheduler="Slurm",
+        identity="19.0",
+        start=Start.STEP,
+        nodes=nodes,
+        node_rank=rank,
+        tasks_per_node=(1,) * len(nodes),
+        task_rank=rank,
+        allocated_nodes=len(nodes),
+        sources=SOURCES,
+    )
+    return replace(job, **changes)
+
+
+def outside_a_step(start, nodes=THREE, rank=0):
+    """Describe a job as seen from its batch script, or from a shell."""
+    return Job(
+        scheduler="Slurm",
+        identity=f"19.{start.name.lower()}",
+        start=start,
+        nodes=nodes,
+        node_rank=rank,
+        tasks_per_node=(1,) * len(nodes),
+        task_rank=0,
+        allocated_nodes=3,
+        sources={
+            "nodes": "SLURM_JOB_NODELIST",
+            "node_rank": "SLURM_NODEID",
+            "identity": "SLURM_JOB_ID",
+        },
+    )
+
+
+BATCH = outside_a_step(Start.BATCH_SCRIPT)
+SHELL = outside_a_step(Start.ALLOCATION_SHELL, rank=None)
+INTERACTIVE = replace(
+    outside_a_step(Start.INTERACTIVE_STEP, ("jwb0001",)),
+    sources={"nodes": "SLURM_STEP_NODELIST", "identity": "SLURM_JOB_ID"},
+)
+
+
+HOSTS = {
+    "jwb0001": "10.10.0.1",
+    "jwb0002": "10.10.0.2",
+    "jwb0003": "10.10.0.3",
+    "jwb0001i": "10.20.0.1",
+    "jwb0002i": "10.20.0.2",
+    "jwb0003i": "10.20.0.3",
+}
+
+
+def juelich(rank=0, *, hosts=None, interfaces=None, routes=None, down=()):
+    """Describe one of Jülich's nodes: slow eth0, fast ib0."""
+    number = rank + 1
+    found = {
+        "lo": "127.0.0.1/8 ::1/128",
+        "eth0": f"10.10.0.{number}/24",
+        "ib0": f"10.20.0.{number}/24",
+    }
+    return make_network(
+        found if interfaces is None else interfaces, HOSTS | (hosts or {}), routes, down
+    )
+
+
+def typed(options):
+    return {name: Value(value, f"--{name}") for name, value in options.items()}
+
+
+def make_inputs(rank=0, *, options=None, network=None, **changes):
+    """Return the inputs of a plan; by default, Jülich's as seen from one node."""
+    inputs = Inputs(
+        job=step(rank),
+        site=JSC,
+        network=network or juelich(rank),
+        options=typed(options or {}),
+        environ={},
+        workers=2,
+        cpus=8,
+        gpus=0,
+        command=COMMAND,
+    )
+    return replace(inputs, **changes)

@@ -19,13 +19,11 @@ TORCH_IS_IMPORTED = 77
 @pytest.fixture
 def python(tmp_path):
     """Run Python with an environment of our own and a torch that cannot be imported."""
-    torch = tmp_path / "torch"
-    torch.mkdir()
-    (torch / "__init__.py").write_text(
-        f"import os; os._exit({TORCH_IS_IMPORTED})\n", encoding="utf-8"
-    )
+    package = tmp_path / "torch"
+    package.mkdir()
 
-    def run(*args, environ=None):
+    def run(*args, environ=None, torch=f"import os; os._exit({TORCH_IS_IMPORTED})"):
+        (package / "__init__.py").write_text(f"{torch}\n", encoding="utf-8")
         path = os.pathsep.join([str(tmp_path), str(ROOT)])
         return subprocess.run(
             [sys.executable, *args],
@@ -72,22 +70,37 @@ SRUN = (
 
 # The recorded environment, the task, what is changed, and what is said.
 REFUSED = {
-    "batch script": ("slurm-sbatch-script", 0, {}, f"a job of 3 nodes .* {SRUN}"),
-    "salloc": ("slurm-salloc-shell", 0, {}, f"not on the job's 3 nodes .*{SRUN}"),
+    "batch script": (
+        "slurm-sbatch-script",
+        0,
+        {},
+        f"HPC061 .*a job of 3 nodes .* {SRUN}",
+    ),
+    "salloc": (
+        "slurm-salloc-shell",
+        0,
+        {},
+        f"HPC060 .*not on the job's 3 nodes .*{SRUN}",
+    ),
     "four tasks on a node": (
         "slurm-srun-2-nodes-4-tasks-each",
         0,
         {},
-        f"srun started 4 tasks on a node .*{SRUN.replace('=3', '=2')}",
+        f"HPC062 .*srun started 4 tasks on a node .*{SRUN.replace('=3', '=2')}",
     ),
     "another of these tasks": ("slurm-srun-2-nodes-4-tasks-each", 5, {}, None),
-    "two tasks on a node": ("slurm-srun-uneven-tasks", 0, {}, "started 1 or 2 tasks"),
+    "two tasks on a node": (
+        "slurm-srun-uneven-tasks",
+        0,
+        {},
+        "HPC062 .*started 1 or 2 tasks",
+    ),
     "the second node of these": ("slurm-srun-uneven-tasks", 2, {}, None),
     "broken list": (
         "slurm-srun-3-nodes",
         0,
         {"SLURM_STEP_NODELIST": "jwb[0001-"},
-        r"SLURM_STEP_NODELIST='jwb\[0001-' is not a list of nodes",
+        r"HPC022 .*SLURM_STEP_NODELIST='jwb\[0001-' is not a list of nodes",
     ),
     "broken list, second task": (
         "slurm-srun-3-nodes",
@@ -99,19 +112,19 @@ REFUSED = {
         "slurm-srun-3-nodes",
         0,
         {"SLURM_STEP_NODELIST": None},
-        "SLURM_STEP_NODELIST is not set",
+        "HPC020 .*SLURM_STEP_NODELIST is not set",
     ),
     "not in the list": (
         "slurm-srun-3-nodes",
         2,
         {"SLURMD_NODENAME": "jwb0009"},
-        "SLURMD_NODENAME='jwb0009', is not among the step's nodes",
+        "HPC028 .*SLURMD_NODENAME='jwb0009', is not among the step's nodes",
     ),
     "letters beyond ASCII": (
         "slurm-srun-3-nodes",
         0,
         {"SLURM_STEP_NUM_NODES": "drei\n\u2028ü"},
-        r"SLURM_STEP_NUM_NODES='drei\\n\\u2028ü' is not a whole number",
+        r"HPC021 .*SLURM_STEP_NUM_NODES='drei\\n\\u2028ü' is not a whole number",
     ),
 }
 
@@ -127,7 +140,7 @@ def test_refused_before_torch_is_imported(python, fault):
         return
     assert done.stderr.count("\n") == 1
     assert done.stderr.endswith("\n")
-    assert re.match(f"torchrun_hpc: error: .*{message}", done.stderr), done.stderr
+    assert re.match(f"torchrun_hpc: error: {message}", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -153,3 +166,18 @@ def test_what_may_be_launched_goes_on_to_torch(python, name, options):
 def test_variables_may_choose_one_node(python, variable):
     environ = recorded("slurm-sbatch-script")[0][0] | {variable: "1"}
     assert python(*COMMAND, environ=environ).returncode == TORCH_IS_IMPORTED
+
+
+@pytest.mark.parametrize(("task", "speaks"), [(0, True), (1, False)])
+def test_a_torch_that_cannot_be_imported(python, task, speaks):
+    """It is the same on all nodes: one of them says so."""
+    torch = "raise ImportError('libtorch_cuda.so: cannot open shared object file')"
+    environ = recorded("slurm-srun-3-nodes")[task][0]
+    done = python(*COMMAND, environ=environ, torch=torch)
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = (
+        f"torchrun_hpc: error: HPC018 torch cannot be imported by {sys.executable}: "
+        "libtorch_cuda.so: cannot open shared object file. Load the module, or "
+        "activate the environment, that has it\n"
+    )
+    assert done.stderr == (expected if speaks else "")

@@ -379,90 +379,107 @@ EACH = "each"  # a fault of one node: it reports itself
 
 LIST = "SLURM_STEP_NODELIST='jwb[0001-0003]'"
 
-# What is wrong, what the message says, and who says it.
+# What is wrong, the code, what the message says, and who says it.
 WRONG = {
     "the step's list is broken": (
         {"SLURM_STEP_NODELIST": "jwb[0001-"},
+        "HPC022",
         "SLURM_STEP_NODELIST='jwb[0001-' is not a list of nodes: '[' at position 4 ",
         ALL,
     ),
     "the list is no list": (
         {"SLURM_STEP_NODELIST": "(null)"},
+        "HPC022",
         "SLURM_STEP_NODELIST='(null)' is not a list of nodes",
         ALL,
     ),
     "the list has digits of another script": (
         {"SLURM_STEP_NODELIST": "jwb[\u0660-\u0662]"},
+        "HPC022",
         "SLURM_STEP_NODELIST='jwb[\u0660-\u0662]' is not a list of nodes",
         ALL,
     ),
     "the job's list is broken": (
         {"SLURM_JOB_NODELIST": "jwb[3-1]"},
+        "HPC022",
         "SLURM_JOB_NODELIST='jwb[3-1]' is not a list of nodes",
         ALL,
     ),
     "the list was dropped": (
         {"SLURM_STEP_NODELIST": None},
+        "HPC020",
         "SLURM_STEP_NODELIST is not set, although",
         ALL,
     ),
     "the list is empty": (
         {"SLURM_STEP_NODELIST": ""},
+        "HPC020",
         "SLURM_STEP_NODELIST is not set, although",
         ALL,
     ),
     "a node twice": (
         {"SLURM_STEP_NODELIST": "jwb[0001-0002],jwb0001"},
+        "HPC023",
         "SLURM_STEP_NODELIST='jwb[0001-0002],jwb0001' names a node twice",
         ALL,
     ),
     "fewer nodes than counted": (
         {"SLURM_STEP_NODELIST": "jwb000[1-2]"},
+        "HPC025",
         "SLURM_STEP_NODELIST='jwb000[1-2]' names 2 nodes, but SLURM_STEP_NUM_NODES=3",
         ALL,
     ),
     "the number of nodes is no number": (
         {"SLURM_STEP_NUM_NODES": "three"},
+        "HPC021",
         "SLURM_STEP_NUM_NODES='three' is not a whole number",
         ALL,
     ),
     "the number of nodes is negative": (
         {"SLURM_STEP_NUM_NODES": "-3"},
+        "HPC021",
         "SLURM_STEP_NUM_NODES='-3' is not a whole number",
         ALL,
     ),
     "the number of nodes has digits of another script": (
         {"SLURM_STEP_NUM_NODES": "\u0663"},
+        "HPC021",
         "SLURM_STEP_NUM_NODES='\u0663' is not a whole number",
         ALL,
     ),
     "the job's number of nodes is no number": (
         {"SLURM_JOB_NUM_NODES": "3 "},
+        "HPC021",
         "SLURM_JOB_NUM_NODES='3 ' is not a whole number",
         ALL,
     ),
     "counts of fewer nodes": (
         {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+        "HPC026",
         f"SLURM_STEP_TASKS_PER_NODE='1(x2)' counts the tasks of 2 nodes, but {LIST} ",
         ALL,
     ),
     "the job's counts of more nodes": (
         {"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": "1(x4)"},
+        "HPC026",
         "SLURM_TASKS_PER_NODE='1(x4)' counts the tasks of 4 nodes, but ",
         ALL,
     ),
     "broken counts": (
         {"SLURM_STEP_TASKS_PER_NODE": "1(x3"},
+        "HPC024",
         "SLURM_STEP_TASKS_PER_NODE='1(x3' gives no counts: '1(x3' at position 1 ",
         ALL,
     ),
     "a count of zero": (
         {"SLURM_STEP_TASKS_PER_NODE": "1,0,1"},
+        "HPC024",
         "SLURM_STEP_TASKS_PER_NODE='1,0,1' gives no counts",
         ALL,
     ),
     "no counts": (
         {"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": None},
+        "HPC020",
         "SLURM_STEP_TASKS_PER_NODE is not set",
         ALL,
     ),
@@ -472,26 +489,31 @@ WRONG = {
             "SLURM_JOBID": None,
             "SLURM_ARRAY_JOB_ID": None,
         },
+        "HPC020",
         "SLURM_JOB_ID is not set",
         ALL,
     ),
     "this node is not in the list": (
         {"SLURMD_NODENAME": "jwb0009"},
+        "HPC028",
         f"this node, SLURMD_NODENAME='jwb0009', is not among the step's nodes, {LIST}",
         EACH,
     ),
     "no name, and a number beyond the list": (
         {"SLURMD_NODENAME": None, "SLURM_NODEID": "3"},
+        "HPC029",
         f"SLURM_NODEID=3, but the step has only 3 nodes, {LIST}",
         EACH,
     ),
     "no name, and no number": (
         {"SLURMD_NODENAME": None, "SLURM_NODEID": None},
+        "HPC020",
         "SLURM_NODEID is not set",
         ALL,
     ),
     "no name, and what is no number": (
         {"SLURMD_NODENAME": None, "SLURM_NODEID": "1.0"},
+        "HPC021",
         "SLURM_NODEID='1.0' is not a whole number",
         ALL,
     ),
@@ -501,9 +523,10 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 @pytest.mark.parametrize("task", [0, 1])
 def test_contradiction(fault, task):
-    changes, message, who = WRONG[fault]
+    changes, code, message, who = WRONG[fault]
     with pytest.raises(LaunchError, match="^" + re.escape(message)) as caught:
         detect("slurm-srun-3-nodes", task, changes)
+    assert caught.value.code == code
     assert caught.value.everywhere is (who != EACH)
     assert str(caught.value).isprintable()
 
@@ -519,7 +542,7 @@ def test_contradiction(fault, task):
 def test_task_beyond_the_step(name, value):
     with pytest.raises(LaunchError, match=f"SLURM_PROCID={value}, .* 3 tasks") as e:
         detect(name, changes={"SLURM_PROCID": value})
-    assert not e.value.everywhere
+    assert (e.value.code, e.value.everywhere) == ("HPC027", False)
     assert "SLURM_STEP_TASKS_PER_NODE" in str(e.value)
 
 
@@ -540,13 +563,15 @@ def test_task_that_lost_every_variable_of_its_step(task):
         for name in recorded("slurm-sbatch-srun")[task][0]
         if name.startswith("SLURM_STEP")
     )
-    with pytest.raises(LaunchError, match="SLURM_STEP_NODELIST is not set"):
+    with pytest.raises(LaunchError, match="SLURM_STEP_NODELIST is not set") as caught:
         detect("slurm-sbatch-srun", task, lost)
+    assert caught.value.code == "HPC020"
 
 
 def test_step_of_another_job_in_a_task():
     with pytest.raises(LaunchError) as caught:
         detect("slurm-srun-3-nodes", 1, STALE_STEP)
+    assert caught.value.code == "HPC030"
     assert "SLURM_STEP_NODELIST='jwb0007'" in str(caught.value)
     assert "SLURM_JOB_NODELIST='jwb[0001-0003]'" in str(caught.value)
 
@@ -554,6 +579,7 @@ def test_step_of_another_job_in_a_task():
 def test_batch_script_on_a_node_of_another_job():
     with pytest.raises(LaunchError, match="SLURMD_NODENAME='jwb0009'") as caught:
         detect("slurm-sbatch-script", changes={"SLURMD_NODENAME": "jwb0009"})
+    assert caught.value.code == "HPC031"
     assert "SLURM_JOB_NODELIST='jwb[0001-0003]'" in str(caught.value)
     assert not caught.value.everywhere
 
@@ -632,23 +658,24 @@ def test_any_environment_is_understood_or_refused(environment, terminal):
     assert environ == before
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(READ), values.filter(lambda v: v is not None)))
 def test_any_variables_are_understood_or_refused(environ):
     assert_sound(outcome(environ, "login01"))
 
 
 def outcome(environ, hostname, *, terminal=False):
-    """Return the job, or the message of a refusal."""
+    """Return the job, or the code and the message of a refusal."""
     try:
         return schedulers.detect(environ, hostname, terminal=terminal)
     except LaunchError as error:
-        return str(error)
+        return f"{error.code} {error}"
 
 
 def assert_sound(found):
     if isinstance(found, str):
         assert found.isprintable()
-        assert "SLURM" in found
+        assert re.match("HPC0[23][0-9] .*SLURM", found)
     elif found is not None:
         assert_sound_job(found)
 

@@ -1,0 +1,233 @@
+"""A launch as plain data: nothing is lost on its way to another program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
+
+from torchrun_hpc import __version__, describing, plan
+from torchrun_hpc.endpoints import port_of
+from torchrun_hpc.inputs import Value
+from torchrun_hpc.job import Start
+
+PATCH = {
+    "name": "waiting",
+    "target": "torch.somewhere",
+    "reason": "it waits",
+    "releases": ">=2.0",
+    "state": "patched",
+}
+COMMAND = ["torchrun", "--nnodes=3", "train.py", "--lr", "0.1"]
+
+
+def described(inputs):
+    made = plan.make_plan(inputs)
+    return describing.description(inputs, made, "2.13.0", [PATCH], COMMAND)
+
+
+LAUNCHES = {
+    "three nodes": make_inputs(),
+    "the last of three nodes": make_inputs(2),
+    "a name is rewritten": make_inputs(options={"rdzv_endpoint": "jwb0001:29400"}),
+    "static": make_inputs(1, options={"node_rank": 1, "master_port": 29501}),
+    "etcd": make_inputs(options={"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"}),
+    "a rank that is ignored": make_inputs(
+        options={"rdzv_backend": "c10d", "node_rank": 5}
+    ),
+    "an address of IPv6": make_inputs(
+        job=step(nodes=("jwb0001", "jwb0002")),
+        network=juelich(
+            interfaces={"ib0": "fd00::1/64"},
+            hosts={"jwb0001i": "fd00::1", "jwb0002i": "fd00::2"},
+        ),
+    ),
+    "no address": make_inputs(network=juelich(interfaces={"eth0": "172.17.0.2/16"})),
+    "too many workers": make_inputs(cpus=1, environ={"CUDA_VISIBLE_DEVICES": "0"}),
+    "no site": make_inputs(site=None),
+    "one node of a step": make_inputs(job=step(nodes=("jwb0001",))),
+    "one node of a batch script": make_inputs(
+        job=outside_a_step(Start.BATCH_SCRIPT, ("jwb0001",))
+    ),
+    "an interactive step": make_inputs(job=INTERACTIVE),
+    "no scheduler": make_inputs(job=None),
+    "no scheduler, two nodes": make_inputs(
+        job=None, options={"nnodes": "2", "node_rank": 1, "master_addr": "10.10.0.1"}
+    ),
+}
+each_launch = pytest.mark.parametrize("name", LAUNCHES)
+
+
+@each_launch
+def test_it_is_plain_data(name):
+    found = described(LAUNCHES[name])
+    assert json.loads(json.dumps(found)) == found
+
+
+def keys(kind):
+    return set(kind.__annotations__)
+
+
+@each_launch
+def test_keys_are_those_of_the_types(name):
+    found = described(LAUNCHES[name])
+    assert set(found) == keys(describing.Description)
+    assert set(found["plan"]) == keys(describing.DescribedPlan)
+    if LAUNCHES[name].job is None:
+        assert found["job"] is None
+    else:
+        assert set(found["job"]) == keys(describing.DescribedJob)
+    sourced = [
+        *found["options"].values(),
+        *found["plan"]["options"].values(),
+        *found["plan"]["environment"].values(),
+        *([found["plan"]["site"]] if found["plan"]["site"] else []),
+    ]
+    said = [x for kind in ("notes", "advice", "warnings") for x in found["plan"][kind]]
+    assert sourced
+    assert all(set(value) == keys(describing.Sourced) for value in sourced)
+    assert all(set(message) == keys(describing.Said) for message in said)
+    assert [set(patch) for patch in found["patches"]] == [
+        keys(describing.DescribedPatch)
+    ]
+
+
+@each_launch
+def test_every_value_has_its_source(name):
+    found = described(LAUNCHES[name])
+    for where in (found["options"], found["plan"]["environment"]):
+        for option, value in where.items():
+            assert value["source"], option
+            assert isinstance(value["value"], str)
+
+
+@each_launch
+def test_typed_and_derived_options_are_all_there(name):
+    inputs = LAUNCHES[name]
+    made = plan.make_plan(inputs)
+    found = described(inputs)["options"]
+    assert set(found) == {*inputs.options, *made.options}
+    for option, value in found.items():
+        # What is derived in spite of what was typed is what torchrun gets.
+        expected = made.options.get(option) or inputs.options[option]
+        assert value == {"value": str(expected.value), "source": expected.source}
+
+
+def test_what_is_said_and_set():
+    found = described(LAUNCHES["three nodes"])
+    port = port_of("19.0")
+    assert (found["torchrun_hpc"], found["torch"]) == (__version__, "2.13.0")
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["job"] == {
+        "scheduler": "Slurm",
+        "identity": "19.0",
+        "start": "step",
+        "nodes": ["jwb0001", "jwb0002", "jwb0003"],
+        "node_rank": 0,
+        "tasks_per_node": [1, 1, 1],
+        "task_rank": 0,
+        "allocated_nodes": 3,
+        "sources": dict(step().sources),
+    }
+    made = found["plan"]
+    found_by = f"{JSC.found_by} ({JSC.file})"
+    assert made["site"] == {"value": "jsc", "source": found_by}
+    assert (made["address"], made["interface"]) == ("10.20.0.1", "ib0")
+    assert made["listen"] == f"10.20.0.1:{port}"
+    assert made["endpoint"] == f"jwb0001i:{port}"
+    assert found["exports"] == {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "ib0"}
+    assert made["environment"]["GLOO_SOCKET_IFNAME"] == {
+        "value": "ib0",
+        "source": "ib0 has 10.20.0.1",
+    }
+    assert (found["command"], found["patches"]) == (COMMAND, [PATCH])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "codes"),
+    [
+        ("three nodes", "notes", []),
+        ("a name is rewritten", "notes", ["HPC074"]),
+        ("a rank that is ignored", "notes", ["HPC075"]),
+        ("an interactive step", "notes", ["HPC073"]),
+        ("no address", "warnings", ["HPC057"]),
+        ("too many workers", "advice", ["HPC092", "HPC096"]),
+    ],
+)
+def test_messages_have_their_codes(name, kind, codes):
+    said = described(LAUNCHES[name])["plan"][kind]
+    assert [message["code"] for message in said] == codes
+    assert all(message["text"] for message in said)
+
+
+def test_an_address_of_ipv6_is_in_brackets():
+    found = described(LAUNCHES["an address of IPv6"])
+    assert found["plan"]["listen"] == f"[fd00::1]:{port_of('19.0')}"
+
+
+def test_the_dry_run_is_no_option_of_the_launch():
+    options = {"hpc_dry_run": "json", "hpc_site": "jsc"}
+    assert set(described(make_inputs(options=options))["options"]) >= {"hpc_site"}
+    assert "hpc_dry_run" not in described(make_inputs(options=options))["options"]
+
+
+# --- for a shell --------------------------------------------------------------------
+
+ODD = [
+    "plain",
+    "",
+    "two words",
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "it's",
+    'say "so"',
+    "back\\slash",
+    "a\nb",
+    "*",
+    "~",
+    "!x",
+    "#",
+    "a;b&c|d>e",
+    "--flag=a b",
+    "ü\u2028",
+]
+TELL = "import json, os, sys; print(json.dumps([os.environ.get('ODD'), sys.argv[1:]]))"
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_a_shell_reads_what_was_meant(value):
+    inputs = make_inputs(environ={"OMP_NUM_THREADS": "1"}, workers=1)
+    found = described(inputs)
+    found["exports"] = {"ODD": value}
+    found["command"] = [sys.executable, "-c", TELL, *ODD]
+    done = subprocess.run(
+        ["sh", "-eu"],
+        input="\n".join(describing.shell_lines(found)),
+        env={**os.environ, "PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(done.stdout) == [value, ODD]
+
+
+def test_one_line_for_each_export_and_one_for_the_command():
+    found = described(LAUNCHES["three nodes"])
+    assert describing.shell_lines(found) == [
+        "export OMP_NUM_THREADS=1",
+        "export GLOO_SOCKET_IFNAME=ib0",
+        "torchrun --nnodes=3 train.py --lr 0.1",
+    ]
+
+
+def test_values_that_are_no_text_are_written_as_text():
+    assert describing._sourced(
+        {"standalone": Value(value=True, source="one node")}
+    ) == {"standalone": {"value": "True", "source": "one node"}}
