@@ -33,7 +33,8 @@ def describe(argv: Sequence[str] = ()) -> Description:
         ``--hpc-dry-run=json``. A value that was decided comes with its source.
 
     Raises:
-        LaunchError: A launch would be refused; its ``code`` is in the documentation.
+        LaunchError: A launch would be refused for what is set or typed; its ``code``
+            is in the documentation. Ports are not tried, nor is torch asked.
     """
     from torchrun_hpc import launching  # noqa: PLC0415 - it imports torch
 

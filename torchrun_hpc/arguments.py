@@ -97,10 +97,11 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "CPUs of this process by the workers. By default 1, as torchrun does.",
     )
     for form, meaning in DRY_RUN.items():
-        value = "" if form == "table" else f"={form}"
+        names = ("--hpc-dry-run", "--hpc_dry_run")
+        plain = names if form == "table" else ()
         group.add_argument(
-            f"--hpc-dry-run{value}",
-            f"--hpc_dry_run{value}",
+            *plain,
+            *(f"{name}={form}" for name in names),
             dest="hpc_dry_run",
             action=_DryRun,
             const=form,
@@ -154,6 +155,13 @@ def parse(
         if action.dest in bare_args
     }
     return args, {dest: option for dest, option in typed.items() if option.value != ""}
+
+
+def add_ours(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    """Add our options, as variables set them, to those of a program's own parser."""
+    for dest, value in vars(parser(environ).parse_args(["script"])).items():
+        if dest.startswith(_OURS) and not hasattr(args, dest):
+            setattr(args, dest, value)
 
 
 def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Value]:

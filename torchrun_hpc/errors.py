@@ -49,9 +49,9 @@ class LaunchError(Exception):
 
 
 def choices(wanted: str, known: Collection[str]) -> str:
-    """Say what there is instead of an unknown name, the nearest one first."""
-    near = difflib.get_close_matches(wanted.lower(), known, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]}? " if near else ""
+    """Say in sentences what there is instead of an unknown name."""
+    near = difflib.get_close_matches(wanted.lower(), known, n=1)
+    guess = f"Did you mean {near[0]}? " if near else ""
     return f"{guess}There are: {', '.join(known)}"
 
 

@@ -81,6 +81,7 @@ def launch_parsed(
     with cli.faults_reported():
         job, problem = cli.look_around(command)
         if typed is None:
+            arguments.add_ours(args, os.environ)
             typed = arguments.changed(args, os.environ)
         _check_possible(problem, typed)
         _launch(run, args, typed, job, command)
@@ -89,11 +90,15 @@ def launch_parsed(
 def describe(argv: Sequence[str]) -> Description:
     """Describe what would be launched; see `torchrun_hpc.describe`."""
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
-    job, problem = cli.look_around(command)
-    args, typed = arguments.parse(argv, os.environ)
-    _check_possible(problem, typed)
-    q, made = _plan(args, typed, job, command)
-    return _description(args, q, made, patching.examine())
+    empty = {name: value for name, value in os.environ.items() if not value}
+    try:
+        job, problem = cli.look_around(command)
+        args, typed = arguments.parse(argv, os.environ)
+        _check_possible(problem, typed)
+        q, made = _plan(args, typed, job, command)
+        return _description(args, q, made, patching.examine())
+    finally:
+        os.environ.update(empty)
 
 
 def _check_possible(problem: LaunchError | None, typed: Mapping[str, Value]) -> None:

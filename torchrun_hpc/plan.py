@@ -493,8 +493,8 @@ def _warnings(
     if here.own is None:
         text = (
             f"no address of {job.nodes[rank]} is known that other nodes could reach: "
-            f"{variables.GLOO} and {variables.NCCL} are left alone, and torch listens "
-            "on all interfaces"
+            f"no interface is derived for {variables.GLOO} and {variables.NCCL}, and "
+            "torch listens on all interfaces"
         )
         warnings.append(Message("HPC057", text))
     return tuple(warnings)

@@ -71,8 +71,10 @@ def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) ->
     ]
     if missing:
         parts.append(f"No answer within {limit} s from: {', '.join(missing)}")
+    if any(node["exports"] for node in nodes):
+        head = ("variable", "is set to", "from")
+        parts.append(_table(head, _variables(nodes)))
     parts += [
-        _table(("variable", "is set to", "from"), _variables(nodes)),
         _table(
             ("inside torch", "is", "because"),
             ([p["name"], p["state"], p["reason"]] for p in first["patches"]),
@@ -134,6 +136,8 @@ def _variables(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
                 yield name, variable["value"], variable["source"]
             elif nodes[0]["exports"].get(name) != variable["value"]:
                 yield f"{name} on {_name(node)}", variable["value"], variable["source"]
+        for name in sorted(nodes[0]["exports"].keys() - node["exports"].keys()):
+            yield f"{name} on {_name(node)}", "(nothing)", ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -53,7 +53,8 @@ def worker_threads(q: Inputs) -> dict[str, Value]:
         return {}
     if typed is not None and typed.value == "auto":
         share = max(q.cpus // q.workers, 1)
-        return {OMP: Value(str(share), f"{typed}: {q.cpus} CPUs / {q.workers} workers")}
+        cpus, workers = count(q.cpus, "CPU"), count(q.workers, "worker")
+        return {OMP: Value(str(share), f"{typed}: {cpus} / {workers}")}
     if typed is not None:
         return {OMP: Value(typed.value, typed.source)}
     # As torchrun: a worker that is alone may use all CPUs.
@@ -121,6 +122,7 @@ def _about_gpus(q: Inputs, nodes: int) -> Iterator[Message]:
         return
     shown = f"{variable}={q.environ[variable]}" if variable else "this node"
     present = _integer(q.environ, GPUS_ON_NODE)
+    number = "gpu" if q.gpus == visible else visible  # torch may be one for CPUs
     if variable and visible < present:
         unset = f"env -u {variable} {q.command}"
         yield Message(
@@ -133,13 +135,14 @@ def _about_gpus(q: Inputs, nodes: int) -> Iterator[Message]:
         yield Message(
             "HPC096",
             f"{count(q.workers, 'worker')}, but {shown} shows "
-            f"{count(visible, 'GPU')}. Type: --nproc_per_node=gpu",
+            f"{count(visible, 'GPU')}. Type: --nproc_per_node={number}",
         )
     if visible > 1 and q.workers == 1 and "nproc_per_node" not in q.options:
         yield Message(
             "HPC097",
             f"one worker, the default, but {shown} shows {count(visible, 'GPU')}. "
-            "Type: --nproc_per_node=gpu   (or --nproc_per_node=1, if one is meant)",
+            f"Type: --nproc_per_node={number}   (or "
+            "--nproc_per_node=1, if one is meant)",
         )
 
 

@@ -91,12 +91,12 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
     ]
     for part in value.removesuffix(",").split(","):
         if part not in names:
-            hint = choices(part.strip().lstrip("^="), useful)
+            hint = choices(part.strip().lstrip("^="), useful or names)
             raise LaunchError(
                 "HPC054",
                 f"{GLOO}={value}: this node has no interface {part!r}. Gloo takes "
                 "exact names only: no prefix, no ^, no =, no blanks (those are for "
-                f"NCCL). Unset it, or set it to what is here: {hint}",
+                f"NCCL). Unset it, or set it to what is here. {hint}",
                 everywhere=part.startswith(("^", "=")),
             )
 
@@ -111,7 +111,7 @@ def warnings(q: Inputs) -> list[Message]:
         wanted = value.lstrip("=").partition(",")[0]
         text = (
             f"{NCCL}={value} matches no interface that is up here, and NCCL will not "
-            f"start: {choices(wanted, names)}. Names are prefixes; = in front of all "
+            f"start. {choices(wanted, names)}. Names are prefixes; = in front of all "
             "means exact ones, ^ all but these"
         )
         found.append(Message("HPC058", text))

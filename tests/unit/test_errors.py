@@ -8,13 +8,13 @@ from torchrun_hpc.errors import LaunchError, Message, choices, count
 @pytest.mark.parametrize(
     ("wanted", "known", "expected"),
     [
-        ("ib", ["eth0", "ib0"], "did you mean ib0? There are: eth0, ib0"),
-        ("IB0", ["eth0", "ib0"], "did you mean ib0? There are: eth0, ib0"),
+        ("ib", ["eth0", "ib0"], "Did you mean ib0? There are: eth0, ib0"),
+        ("IB0", ["eth0", "ib0"], "Did you mean ib0? There are: eth0, ib0"),
         # the nearest one, not the first
-        ("ib1", ["hsn1", "ib0", "ib1"], "did you mean ib1? There are: hsn1, ib0, ib1"),
+        ("ib1", ["hsn1", "ib0", "ib1"], "Did you mean ib1? There are: hsn1, ib0, ib1"),
         ("hsn", ["ib0", "eth0"], "There are: ib0, eth0"),
         ("", ["ib0"], "There are: ib0"),
-        ("jcs", {"jsc": 1, "none": 2}, "did you mean jsc? There are: jsc, none"),
+        ("jcs", {"jsc": 1, "none": 2}, "Did you mean jsc? There are: jsc, none"),
     ],
 )
 def test_what_there_is_instead(wanted, known, expected):

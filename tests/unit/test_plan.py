@@ -1072,14 +1072,14 @@ def test_the_users_interfaces_stay(environ, expected):
 THERE_ARE = "There are: eth0, ib0"
 BAD_GLOO = {
     "^lo": ("'^lo'", THERE_ARE),
-    "=ib0": ("'=ib0'", f"did you mean ib0? {THERE_ARE}"),
-    "ib": ("'ib'", f"did you mean ib0? {THERE_ARE}"),
-    "eth": ("'eth'", f"did you mean eth0? {THERE_ARE}"),
+    "=ib0": ("'=ib0'", f"Did you mean ib0? {THERE_ARE}"),
+    "ib": ("'ib'", f"Did you mean ib0? {THERE_ARE}"),
+    "eth": ("'eth'", f"Did you mean eth0? {THERE_ARE}"),
     "mlx5_0": ("'mlx5_0'", THERE_ARE),
-    "ib0, eth0": ("' eth0'", f"did you mean eth0? {THERE_ARE}"),
-    " ib0": ("' ib0'", f"did you mean ib0? {THERE_ARE}"),
-    "ib0,ib1": ("'ib1'", f"did you mean ib0? {THERE_ARE}"),
-    "IB0": ("'IB0'", f"did you mean ib0? {THERE_ARE}"),
+    "ib0, eth0": ("' eth0'", f"Did you mean eth0? {THERE_ARE}"),
+    " ib0": ("' ib0'", f"Did you mean ib0? {THERE_ARE}"),
+    "ib0,ib1": ("'ib1'", f"Did you mean ib0? {THERE_ARE}"),
+    "IB0": ("'IB0'", f"Did you mean ib0? {THERE_ARE}"),
     "10.20.0.1": ("'10.20.0.1'", THERE_ARE),
     # gloo refuses an empty name, unless it is the last
     ",ib0": ("''", THERE_ARE),
@@ -1097,7 +1097,7 @@ def test_gloo_interface_that_gloo_would_crash_on(value, job):
         job=job,
         environ={"GLOO_SOCKET_IFNAME": value},
     )
-    assert str(error).endswith(f"what is here: {hint}")
+    assert str(error).endswith(f"what is here. {hint}")
 
 
 @pytest.mark.parametrize("value", ["ib0", "eth0,ib0", "ib0,", "x", "^", "=", ""])
@@ -1135,8 +1135,8 @@ def test_nccl_interface_that_matches_nothing(value, warns):
     for warning in made.warnings:
         start = f"HPC058 NCCL_SOCKET_IFNAME={value} matches no interface that is up"
         assert str(warning).startswith(start)
-        guess = "did you mean ib0? " if value == "=ib" else ""
-        assert f": {guess}There are: lo, ib0. Names are prefixes" in warning.text
+        guess = "Did you mean ib0? " if value == "=ib" else ""
+        assert f". {guess}There are: lo, ib0. Names are prefixes" in warning.text
 
 
 @pytest.mark.parametrize("job", [step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]])

@@ -28,7 +28,7 @@ THREADS = {
     "default, one worker": (None, 1, 8, None, None),
     "default, fewer CPUs than workers": (None, 4, 2, "1", DEFAULT),
     "auto": ("auto", 4, 8, "2", f"{AUTO}: 8 CPUs / 4 workers"),
-    "auto, one worker": ("auto", 1, 8, "8", f"{AUTO}: 8 CPUs / 1 workers"),
+    "auto, one worker": ("auto", 1, 8, "8", f"{AUTO}: 8 CPUs / 1 worker"),
     "auto, with a rest": ("auto", 3, 8, "2", f"{AUTO}: 8 CPUs / 3 workers"),
     "auto, as many": ("auto", 8, 8, "1", f"{AUTO}: 8 CPUs / 8 workers"),
     "auto, fewer CPUs": ("auto", 4, 2, "1", f"{AUTO}: 2 CPUs / 4 workers"),
@@ -265,7 +265,7 @@ SAID = {
             ),
             (
                 "HPC097 one worker, the default, but ROCR_VISIBLE_DEVICES=0, 1 shows "
-                "2 GPUs. Type: --nproc_per_node=gpu   (or --nproc_per_node=1, if one "
+                "2 GPUs. Type: --nproc_per_node=2   (or --nproc_per_node=1, if one "
                 "is meant)"
             ),
         ],
@@ -328,7 +328,7 @@ SAID = {
         [],
     ),
     "fewer GPUs than workers": (
-        {"environ": {"CUDA_VISIBLE_DEVICES": "0"}},
+        {"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "gpus": 1},
         [
             (
                 "HPC096 2 workers, but CUDA_VISIBLE_DEVICES=0 shows 1 GPU. Type: "
@@ -356,7 +356,7 @@ SAID = {
         [
             (
                 "HPC097 one worker, the default, but CUDA_VISIBLE_DEVICES=0,1,2,3 "
-                "shows 4 GPUs. Type: --nproc_per_node=gpu   (or --nproc_per_node=1, "
+                "shows 4 GPUs. Type: --nproc_per_node=4   (or --nproc_per_node=1, "
                 "if one is meant)"
             )
         ],

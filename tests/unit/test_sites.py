@@ -181,7 +181,7 @@ def test_switched_off_reads_no_file(environ, tmp_path):
         ("dericho", "derecho"),
         ("polarys", "polaris"),
         ("isambard", "isambard-ai"),
-        ("None", "none"),
+        ("None", ""),
         # a system's own name
         ("juwels", "jsc"),
         ("daint", "alps"),
@@ -193,8 +193,8 @@ def test_switched_off_reads_no_file(environ, tmp_path):
 )
 def test_unknown_name_suggests_the_nearest_and_lists_all(wanted, nearest):
     message = (
-        f"--hpc-site={wanted}: there is no such site; "
-        f"{f'did you mean {nearest}? ' if nearest else ''}"
+        f"--hpc-site={wanted}: there is no such site. "
+        f"{f'Did you mean {nearest}? ' if nearest else ''}"
         f"There are: {', '.join(OURS)}, none, or a file: /path/to/site.toml"
     )
     with pytest.raises(LaunchError, match=f"^{re.escape(message)}$") as fault:

@@ -110,7 +110,7 @@ def test_show_what_there_is_not(run):
     code, out, err = run("show", "jcs")
     assert (code, out) == (2, "")
     assert err.startswith("torchrun_hpc: error: HPC040 site=jcs: there is no such site")
-    assert "did you mean jsc?" in err
+    assert "Did you mean jsc?" in err
     assert err.count("\n") == 1
 
 

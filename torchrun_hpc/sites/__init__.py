@@ -77,8 +77,8 @@ def find(
     wanted = next(named, typed.value)
     raise LaunchError(
         "HPC040",
-        f"{typed}: there is no such site; {choices(wanted, [*sites, NONE])}, or a "
-        "file: /path/to/site.toml",
+        f"{typed}: there is no such site. {choices(wanted, sites)}, {NONE}, or a file: "
+        "/path/to/site.toml",
         everywhere=True,
     )
 

@@ -214,7 +214,7 @@ class _Reader:
             raise self._wrong(key, f"this is a table, with {', '.join(known)}")
         for name in table:
             if name not in known:
-                text = f"there is no such key; {choices(name, known)}"
+                text = f"there is no such key. {choices(name, known)}"
                 raise self._fault("HPC043", (*key, name), text)
         for name, required in known.items():
             if required and name not in table:
