@@ -66,6 +66,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """
     try:
         made = torch_run.get_args_parser()
+        _add_ours(made)
     except ValueError as error:
         flags = ", ".join(f"{k}={v}" for k, v in environ.items() if k[:4] == "PET_")
         raise LaunchError(
@@ -76,6 +77,10 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         ) from None
     made.prog = PROGRAM
     made.error = _wrong_line  # type: ignore[method-assign]
+    return made
+
+
+def _add_ours(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
     group.add_argument(
         "--hpc-site",
@@ -116,7 +121,6 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     # --h was an abbreviation of --help before there were two options with an h.
     group.add_argument("--h", action="help", help=argparse.SUPPRESS)
-    return made
 
 
 def _wrong_line(message: str) -> NoReturn:
@@ -143,6 +147,9 @@ def parse(
     made = parser(environ)
     own, script_args = _split(made, argv)
     args = made.parse_args(own)
+    for dest, value in vars(args).items():
+        if dest.startswith(_OURS) and isinstance(value, list):
+            _wrong_line(f"{dest} has no value")  # of --hpc-site=-- Python makes a list
     setattr(args, SCRIPT_ARGS, _script_args(script_args, own))
     bare = parser(environ)
     options = _options(bare)

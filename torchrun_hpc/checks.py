@@ -48,7 +48,8 @@ def number_of_workers(args: argparse.Namespace, typed: Mapping[str, Value]) -> i
 
 def number_of_gpus() -> int:
     """Return how many GPUs torch sees on this node."""
-    return int(torch.accelerator.device_count())
+    xpu = getattr(torch, "xpu", None)
+    return int(torch.cuda.device_count() or (xpu.device_count() if xpu else 0))
 
 
 def check(args: argparse.Namespace, typed: Mapping[str, Value]) -> None:

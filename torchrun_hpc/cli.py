@@ -71,7 +71,7 @@ def look_around(command: str) -> tuple[Job | None, LaunchError | None]:
     # An empty variable is unset, to us as to the workers.
     for name in [n for n in os.environ if n.startswith("PET_") and not os.environ[n]]:
         del os.environ[name]
-    terminal = sys.stdin is not None and sys.stdin.isatty()
+    terminal = bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty())
     try:
         job = schedulers.detect(
             os.environ, socket.gethostname(), terminal=terminal, pid=os.getpid()

@@ -6,9 +6,20 @@ by `torchrun_hpc.describe`.
 
 from __future__ import annotations
 
+import json
 import platform
+import re
 import shlex
-from typing import TYPE_CHECKING, TypedDict
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TypedDict,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import torchrun_hpc
 from torchrun_hpc.endpoints import join_endpoint
@@ -186,6 +197,55 @@ def _sourced(values: Mapping[str, Value]) -> dict[str, Sourced]:
 
 def _said(messages: Iterable[Message]) -> list[Said]:
     return [{"code": message.code, "text": message.text} for message in messages]
+
+
+def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
+    """Read the description of another node; ``None`` if it is none.
+
+    Whoever reaches the store can write into it, so it must be of the same form as one
+    that is made here, with nothing in it that a terminal or a shell would act on.
+
+    Args:
+        text: What stood in the store.
+        rank: Rank of the node that it should be of.
+        plan: The plan of this node.
+    """
+    try:
+        found = json.loads(text)
+        _check_form(found, Description)
+        same = found["plan"]["node_rank"] == rank
+        same &= found["plan"]["hosts"] == list(plan.hosts)
+        same &= found["command"][:1] == ["torchrun"]
+        same &= all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return cast("Description", found) if same else None
+
+
+def _check_form(value: Any, form: Any) -> None:
+    """Compare a value of JSON with a type of this module.
+
+    Raises:
+        TypeError: It is of another type, or has unprintable characters.
+        KeyError: A key is missing.
+    """
+    kinds = [kind for kind in get_args(form) if kind is not type(None)]
+    if len(kinds) < len(get_args(form)):  # ... | None
+        if value is not None:
+            _check_form(value, kinds[0])
+        return
+    plain = dict if is_typeddict(form) else get_origin(form) or form
+    if type(value) is not plain or (plain is str and not str(value).isprintable()):
+        raise TypeError
+    if is_typeddict(form):
+        for name, kind in get_type_hints(form).items():
+            _check_form(value[name], kind)
+    elif plain is dict:
+        _check_form([*value], list[kinds[0]])  # type: ignore[valid-type]
+        _check_form([*value.values()], list[kinds[1]])  # type: ignore[valid-type]
+    elif plain is list:
+        for part in value:
+            _check_form(part, kinds[0])
 
 
 def shell_lines(described: Description) -> list[str]:

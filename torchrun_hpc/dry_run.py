@@ -13,10 +13,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+import torch
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
-from torchrun_hpc import rdzvconf, report
+from torchrun_hpc import describing, rdzvconf, report
 from torchrun_hpc.errors import Message
 from torchrun_hpc.inputs import C10D, STATIC, Value
 
@@ -55,12 +60,15 @@ def print_dry_run(
         Whether all nodes answered, as far as this one knows.
 
     Raises:
-        RendezvousError: The store of the rendezvous could not be reached.
+        RendezvousError: The store of the rendezvous could not be reached, or is lost.
     """
     found = {plan.node_rank: own}
     missing: list[str] = []
-    if plan.nodes > 1 and plan.hosts and plan.backend in (C10D, STATIC):
-        found = _exchange(args, plan, own, limit)
+    if plan.nodes > 1 and plan.hosts and _has_store(args, plan):
+        try:
+            found = _exchange(args, plan, own, limit)
+        except torch.distributed.DistError as error:
+            raise RendezvousConnectionError(str(error)) from None
         missing = [name for rank, name in enumerate(plan.hosts) if rank not in found]
     if not plan.speaks:
         return True
@@ -70,9 +78,14 @@ def print_dry_run(
         text = json.dumps(answer, indent=2) + "\n"
     else:
         text = report.dry_run(nodes, missing, limit)
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    report.output(text)
     return not missing
+
+
+def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
+    """Say whether the nodes meet in a store that is gone afterwards: not in a file."""
+    conf = Value(args.rdzv_conf, "--rdzv_conf")
+    return plan.backend in {C10D, STATIC} and not rdzvconf.uses_file(conf)
 
 
 def _exchange(
@@ -86,16 +99,22 @@ def _exchange(
     found = {}
     if plan.node_rank == 0:
         arrived = functools.partial(store.add, _ARRIVED, 0)
-        first = min(report.FIRST_REPORT, limit)
-        if not _wait(lambda: arrived() == plan.nodes, first) and first < limit:
-            text = f"{arrived()} of {plan.nodes} nodes have answered; waiting {limit} s"
-            report.line(Message("HPC100", text), sys.stderr)
-            _wait(lambda: arrived() == plan.nodes, limit - first)
+        _wait(
+            lambda: arrived() >= plan.nodes,
+            limit,
+            lambda: f"{arrived()} of {plan.nodes} nodes have answered",
+        )
         ranks = [rank for rank in range(plan.nodes) if store.check([_key(rank)])]
-        found = {rank: json.loads(store.get(_key(rank))) for rank in ranks}
+        texts = {rank: store.get(_key(rank)) for rank in ranks}
+        received = {r: describing.received(t, r, plan) for r, t in texts.items()}
+        found = {rank: node for rank, node in received.items() if node is not None}
         store.set(_ANSWERED, str(len(found)))
-    elif not _wait(lambda: store.check([_ANSWERED]), 2 * limit):
-        return found
+    elif not _wait(
+        lambda: store.check([_ANSWERED]),
+        2 * limit,
+        (lambda: "node 0 has not answered") if plan.node_rank == 1 else None,
+    ):
+        raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")
     # The host leaves last: the others are connected to it.
     store.add(_LEFT, 1)
     if parameters.get_as_bool("is_host"):
@@ -117,12 +136,26 @@ def _parameters(
     )
 
 
-def _wait(condition: Callable[[], bool], limit: float) -> bool:
-    """Wait in steps, so that signals are acted on; say whether it came true."""
-    end = time.monotonic() + limit
+def _wait(
+    condition: Callable[[], bool], limit: float, state: Callable[[], str] | None = None
+) -> bool:
+    """Wait in steps, so that signals are acted on; say whether it came true.
+
+    Args:
+        condition: What is waited for.
+        limit: Seconds to wait.
+        state: Says how far it is, for whoever watches.
+    """
+    start = time.monotonic()
+    report_at = report.FIRST_REPORT
     while not condition():
-        if time.monotonic() > end:
+        waited = time.monotonic() - start
+        if waited > limit:
             return False
+        if state is not None and waited > report_at:
+            report_at += report.NEXT_REPORT
+            text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
+            report.line(Message("HPC100", text), sys.stderr)
         time.sleep(_PAUSE)
     return True
 

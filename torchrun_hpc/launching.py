@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.plan import LaunchPlan
 
 FAILED = 1
+INTERRUPTED = 130  # as a shell says it: 128 and SIGINT
 
 
 def launch(
@@ -118,8 +119,6 @@ def _launch(
         # Before, if it is to be in time for torch; here for a program of its own.
         rank = job.node_rank if job else None
         debugging.switch_on(os.environ, socket.gethostname(), rank)
-        if not {"tee", "redirects"}.intersection(typed):
-            args.tee = "2"  # stderr, each line with the worker's rank
     q, made = _plan(args, typed, job, command)
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
     checks.configure(args)
@@ -195,7 +194,10 @@ def _dry_run(
     conf = rdzvconf.parse(q.options.get("rdzv_conf"))
     limit = int(conf.get("join_timeout", dry_run.LIMIT))
     own = _description(args, q, made, outcomes)
-    complete = dry_run.print_dry_run(args, made, own, limit)
+    try:
+        complete = dry_run.print_dry_run(args, made, own, limit)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0 if complete else FAILED
 
 

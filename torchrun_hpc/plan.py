@@ -9,7 +9,7 @@ ignores is taken back.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import endpoints, rdzvconf, resources, variables
@@ -89,6 +89,18 @@ def make_plan(q: Inputs) -> LaunchPlan:
     Raises:
         LaunchError: Something that the user typed, or set, cannot work.
     """
+    made = _make_plan(q)
+    if not q.typed("hpc_debug"):
+        return made
+    options = {**made.options}
+    if not {"tee", "redirects"}.intersection(q.options):
+        # The workers' stderr, with the rank on each line.
+        options["tee"] = Value("2", "--hpc-debug")
+    environment = {**made.environment, **variables.debugging(q.environ)}
+    return replace(made, options=options, environment=environment)
+
+
+def _make_plan(q: Inputs) -> LaunchPlan:
     variables.check_gloo(q.environ, q.network)
     rdzvconf.parse(q.options.get("rdzv_conf"))  # before anything is made of it
     low, high = node_range(q.options)
@@ -289,7 +301,7 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         workers=q.workers,
         speaks=True,
         endpoint=where if typed else q.typed("rdzv_endpoint"),
-        backend=q.backend,
+        backend=q.typed("rdzv_backend") or STATIC,  # torchrun's own default
         environment=resources.worker_threads(q),
         advice=resources.advice(q, nodes),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, TextIO
 
 from torchrun_hpc.describing import shell_lines
-from torchrun_hpc.errors import Message, count
+from torchrun_hpc.errors import LaunchError, Message, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +36,29 @@ def line(message: Message, stream: TextIO, kind: str = "") -> None:
     label = f"{kind}: " if kind else ""
     stream.write(f"{PREFIX}{label}{message}\n")
     stream.flush()
+
+
+def output(text: str) -> None:
+    """Write to stdout, where there is no script to have it.
+
+    Raises:
+        LaunchError: There is no stdout, or it is full.
+    """
+    if sys.stdout is None:
+        raise LaunchError(
+            "HPC101", "there is no standard output to print to: it is closed"
+        )
+    try:
+        # Whatever its encoding: names of files and of centres may be in any script.
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered must not be tried again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # that is | head
+            text = f"cannot print to standard output: {error.strerror}"
+            raise LaunchError("HPC102", text) from None
 
 
 def start_line(plan: LaunchPlan) -> Message:
@@ -84,7 +109,8 @@ def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) ->
     said += [
         f"{m['code']} {_name(node)}: {m['text']}"
         for node in nodes
-        for m in node["plan"]["warnings"]
+        for m in [*node["plan"]["warnings"], *node["plan"]["advice"]]
+        if m not in plan["advice"]
     ]
     parts += ["\n".join(said)] if said else []
     for node in nodes[:_SHOWN]:

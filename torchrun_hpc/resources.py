@@ -118,18 +118,21 @@ def _about_threads(q: Inputs) -> Iterator[Message]:
 def _about_gpus(q: Inputs, nodes: int) -> Iterator[Message]:
     """Compare the GPUs that are visible with those of the node, and the workers."""
     variable, visible = _visible_gpus(q)
-    if not visible:
+    present = _integer(q.environ, GPUS_ON_NODE)
+    if not visible or not (q.gpus or present):
         return
     shown = f"{variable}={q.environ[variable]}" if variable else "this node"
-    present = _integer(q.environ, GPUS_ON_NODE)
     number = "gpu" if q.gpus == visible else visible  # torch may be one for CPUs
     if variable and visible < present:
-        unset = f"env -u {variable} {q.command}"
+        fix = f"unset {variable}"
+        if q.job is not None and q.job.start is Start.STEP:
+            unset = f"env -u {variable} {q.command}"
+            fix = _srun(q, nodes, "--gpu-bind=none", unset)
         yield Message(
             "HPC095",
             f"{shown} shows {visible} of {count(present, 'GPU')} "
             f"({GPUS_ON_NODE}={present}). Type: "
-            f"{_srun(q, nodes, '--gpu-bind=none', unset)}",
+            f"{fix}",
         )
     elif visible < q.workers:
         yield Message(
@@ -137,7 +140,7 @@ def _about_gpus(q: Inputs, nodes: int) -> Iterator[Message]:
             f"{count(q.workers, 'worker')}, but {shown} shows "
             f"{count(visible, 'GPU')}. Type: --nproc_per_node={number}",
         )
-    if visible > 1 and q.workers == 1 and "nproc_per_node" not in q.options:
+    elif visible > 1 and q.workers == 1 and "nproc_per_node" not in q.options:
         yield Message(
             "HPC097",
             f"one worker, the default, but {shown} shows {count(visible, 'GPU')}. "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.debugging import VARIABLES as DEBUGGING
 from torchrun_hpc.errors import LaunchError, Message, choices
 from torchrun_hpc.inputs import Value
 
@@ -33,6 +34,15 @@ def network(q: Inputs, address: Address | None) -> dict[str, Value]:
     for name, value in _interfaces(q, address).items():
         found.setdefault(name, value)
     return {name: value for name, value in found.items() if not q.environ.get(name)}
+
+
+def debugging(environ: Mapping[str, str]) -> dict[str, Value]:
+    """Return the variables of ``--hpc-debug`` that the user has not set otherwise."""
+    return {
+        name: Value(value, "--hpc-debug")
+        for name, value in DEBUGGING.items()
+        if environ.get(name) in {None, "", value}
+    }
 
 
 def interface_name(environ: Mapping[str, str], environment: Mapping[str, Value]) -> str:

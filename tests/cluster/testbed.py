@@ -323,9 +323,12 @@ class Cluster:
                 program.communicate(input, timeout)
             except subprocess.TimeoutExpired:
                 self.end(program)
-                raise subprocess.TimeoutExpired(
+                expired = subprocess.TimeoutExpired(
                     list(argv), timeout, _text(stdout), _text(stderr)
-                ) from None
+                )
+                if sys.version_info >= (3, 11):
+                    expired.add_note(f"{_text(stdout)}\n{_text(stderr)}")
+                raise expired from None
             except BaseException:
                 self.end(program)
                 raise

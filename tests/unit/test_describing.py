@@ -155,7 +155,7 @@ def test_what_is_said_and_set():
         ("a rank that is ignored", "notes", ["HPC075"]),
         ("an interactive step", "notes", ["HPC073"]),
         ("no address", "warnings", ["HPC057"]),
-        ("too many workers", "advice", ["HPC092", "HPC096"]),
+        ("too many workers", "advice", ["HPC092"]),
     ],
 )
 def test_messages_have_their_codes(name, kind, codes):

@@ -333,7 +333,7 @@ BROKEN = {
         "1",
         "HPC045",
         "line 2, centre",
-        "1 is not text: put it into quotes",
+        "this is not text: put it into quotes",
     ),
     "empty": ('"a/page"', '""', "HPC045", "line 8, mine.source", "this is empty"),
     "name of a site": (

@@ -103,18 +103,21 @@ def is_file(typed: str) -> bool:
     return "/" in typed or typed.endswith(".toml")
 
 
-def read_typed(typed: str) -> tuple[Site, ...]:
+def read_typed(typed: str, environ: Mapping[str, str]) -> tuple[Site, ...]:
     """Read the sites of a file that somebody typed.
 
     Raises:
         LaunchError: The file is wrong.
     """
-    return read(Path(typed), everywhere=True)
+    if typed.startswith("~/"):  # which no shell expands behind a =
+        typed = environ.get("HOME", "~") + typed[1:]
+    path = Path(typed)
+    return read(path, everywhere=_is_everywhere(path, environ))
 
 
 def _of_file(environ: Mapping[str, str], host: str, typed: Value) -> Site:
     """Return the only site of a file, or the one that is recognised."""
-    sites = read_typed(typed.value)
+    sites = read_typed(typed.value, environ)
     if len(sites) == 1:
         return replace(sites[0], found_by=str(typed))
     found = _recognise(sites, environ, host)

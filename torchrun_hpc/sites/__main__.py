@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -65,7 +64,7 @@ def _list(_: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     shown: Iterable[sites.Site | None]
     if sites.is_file(args.site):
-        shown = sites.read_typed(args.site)
+        shown = sites.read_typed(args.site, os.environ)
     else:
         shown = [sites.find(os.environ, "", Value(args.site, "site"))]
     for site in shown:
@@ -108,10 +107,10 @@ def _check(args: argparse.Namespace) -> int:
 
 def _check_file(file: str) -> int:
     try:
-        names = ", ".join(site.name for site in sites.read_typed(file))
+        names = ", ".join(site.name for site in sites.read_typed(file, os.environ))
     except LaunchError as error:
         return _wrong(error)
-    sys.stdout.write(f"{file}: ok: {names}\n")
+    report.output(f"{file}: ok: {names}\n")
     return 0
 
 
@@ -133,7 +132,7 @@ def _signs(site: sites.Site) -> list[str]:
 def _write(name: str, lines: Iterable[str]) -> None:
     """Write lines behind a name."""
     for line in lines:
-        sys.stdout.write(f"{name:{_WIDTH}} {line}\n")
+        report.output(f"{name:{_WIDTH}} {line}\n")
         name = ""
 
 
@@ -143,5 +142,4 @@ def _wrong(error: LaunchError) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # list | head
     sys.exit(main())

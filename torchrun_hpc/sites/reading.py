@@ -5,7 +5,9 @@ Every fault is one `LaunchError` with the file, the line and the key.
 
 from __future__ import annotations
 
+import errno
 import re
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,12 @@ _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _GLOO = "GLOO_SOCKET_IFNAME"
 _GLOO_VALUE = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
 
+# What a launch decides, or takes from the command line.
+_DECIDED = re.compile("PET_.*|MASTER_.*|TORCHELASTIC_.*|OMP_NUM_THREADS")
+
+# Bytes. Lines are searched by reading a file again and again.
+_LARGEST = 20_000
+
 _BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
 
 _Key = tuple[str, ...]
@@ -60,6 +68,16 @@ def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
         LaunchError: The file cannot be read, or something in it is wrong.
     """
     return _Reader(path, everywhere=everywhere).sites()
+
+
+def _bytes(path: Path) -> bytes:
+    """Read a file, if it is one: a pipe would be waited for, a device has no end."""
+    status = path.stat()
+    if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
+        raise OSError(errno.EINVAL, "It is not a file")
+    if status.st_size > _LARGEST:
+        raise OSError(errno.EFBIG, f"It has more than {_LARGEST:,} bytes")
+    return path.read_bytes()
 
 
 class _Reader:
@@ -88,12 +106,13 @@ class _Reader:
 
     def _table(self) -> dict[str, Any]:
         try:
-            data = self.path.read_bytes()
-        except OSError as error:
+            data = _bytes(self.path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise LaunchError(
                 "HPC041",
-                f"{self.path} cannot be read: {error.strerror or error}. Mend that, "
-                f"or type --hpc-site={NONE}",
+                f"{self.path} cannot be read: {reason}. Mend that, or type "
+                f"--hpc-site={NONE}",
             ) from None  # it may be missing on this node only
         try:
             self.text = data.decode().replace("\r\n", "\n")
@@ -196,6 +215,8 @@ class _Reader:
     def _check_variable(self, key: _Key, name: Any) -> None:
         if not _VARIABLE_NAME.fullmatch(self._text(key, name)):
             raise self._wrong(key, f"{name!r} is not a variable: A to Z, 0 to 9, _")
+        if key[1:2] == ("variables",) and _DECIDED.fullmatch(name):
+            raise self._wrong(key, f"{name} is torchrun's, or the user's, to set")
 
     def _strings(self, key: _Key, table: Any) -> dict[str, str]:
         if not isinstance(table, dict):
@@ -204,7 +225,9 @@ class _Reader:
 
     def _text(self, key: _Key, value: Any, *, may_be_empty: bool = False) -> str:
         if not isinstance(value, str):
-            raise self._wrong(key, f"{value!r} is not text: put it into quotes")
+            raise self._wrong(
+                key, "this is not text: put it into quotes"
+            )
         if not value and not may_be_empty:
             raise self._wrong(key, "this is empty")
         return value
