@@ -21,6 +21,7 @@ from launching import (
 
 if TYPE_CHECKING:
     import subprocess
+    from pathlib import Path
 
     from testbed import Cluster
 
@@ -89,15 +90,22 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "name", "value", "source"),
     [
-        ["--node_rank=$SLURM_NODEID"],
-        ["--rdzv_endpoint=n10:24123"],
-        ["--nnodes=2:3"],
-        ["--rdzv_backend=c10d", "--rdzv_id=mine"],
+        (["--node_rank=$SLURM_NODEID"], "node_rank", "2", "SLURMD_NODENAME"),
+        (
+            ["--rdzv_endpoint=n10:24123"],
+            "rdzv_endpoint",
+            "10.10.0.2:24123",
+            "--rdzv_endpoint=n10:24123, its address",
+        ),
+        (["--nnodes=2:3"], "nnodes", "2:3", "--nnodes"),
+        (["--rdzv_backend=c10d", "--rdzv_id=mine"], "rdzv_id", "mine", "--rdzv_id"),
     ],
 )
-def test_what_is_typed(unpadded: Cluster, options: list[str]) -> None:
+def test_what_is_typed(
+    unpadded: Cluster, options: list[str], name: str, value: str, source: str
+) -> None:
     line = " ".join([*JSON, *options, WORLD])
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", line, env=ENVIRON)
     assert done.returncode == 0, done.stderr
@@ -106,10 +114,20 @@ def test_what_is_typed(unpadded: Cluster, options: list[str]) -> None:
     assert [n["plan"]["hosts"][n["plan"]["node_rank"]] for n in answer["nodes"]] == [
         "n9", "n10", "n11",
     ]  # fmt: skip
-    for option in options:
-        name, _, value = option.removeprefix("--").partition("=")
-        said = answer["nodes"][2]["options"][name]
-        assert value in {said["value"], "$SLURM_NODEID"} or value in said["source"]
+    said = answer["nodes"][2]["options"][name]
+    assert said == {"value": value, "source": source}
+
+
+def test_a_store_that_is_a_file_is_left_alone(
+    unpadded: Cluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "store"
+    options = (f"--rdzv_endpoint={file}", "--rdzv_conf=store_type=file")
+    done = unpadded.srun("-N3", ONE_TASK, *JSON, "--rdzv_backend=c10d", *options,
+                         WORLD, env=ENVIRON)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [node["plan"]["node_rank"] for node in described(done)["nodes"]] == [0]
+    assert not file.exists()
 
 
 def test_nodes_that_do_not_answer_are_named(unpadded: Cluster) -> None:

@@ -54,6 +54,58 @@ def _node(result: Result) -> dict[str, Any]:
     return dict(node)
 
 
+# --- where it prints ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["-m torchrun_hpc --hpc-dry-run x.py",
+                                     "-m torchrun_hpc.sites"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ("{} >&-", 2, "HPC101"),
+        ("{} > /dev/full", 2, "HPC102"),
+        ("set -o pipefail; {} | true", 0, ""),
+        ("PYTHONIOENCODING=ascii {} > /dev/null", 0, ""),
+    ],
+)
+def test_an_output_that_takes_nothing(
+    command: str, shell: str, code: int, said: str
+) -> None:
+    line = shell.format(f"{shlex.quote(sys.executable)} {command}")
+    done = run(["bash", "-c", line], env=clean_environ())
+    assert done.code == code, done.err
+    assert len(done.err.splitlines()) == bool(said), done.err
+    assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        ([SCRIPT], {"PET_HPC_DEBUG": "true"}, "HPC011 a PET_* variable cannot be read"),
+        (["--hpc-site=--", SCRIPT], {}, "HPC010 hpc_site has no value"),
+        (["--hpc-omp-threads=--", SCRIPT], {}, "HPC010 hpc_omp_threads has no value"),
+        (["--hpc-site=/dev/zero", SCRIPT], {}, "HPC041 /dev/zero cannot be read"),
+    ],
+)
+def test_wrong_values_of_our_options(
+    words: list[str], environ: dict[str, str], said: str
+) -> None:
+    done = run([sys.executable, "-m", "torchrun_hpc", "--nproc-per-node=1", *words],
+               env=clean_environ() | environ)  # fmt: skip
+    assert done.code == 2
+    (line,) = [line for line in done.err.splitlines() if "torchrun_hpc: " in line]
+    assert f"error: {said}" in line
+
+
+def test_debugging_is_part_of_what_is_shown(folder: Path) -> None:
+    words = [sys.executable, "-m", "torchrun_hpc", "--hpc-debug", "--hpc-dry-run=json"]
+    done = run([*words, SCRIPT], env=clean_environ(), cwd=folder)
+    node = _node(done)
+    assert node["options"]["tee"] == {"value": "2", "source": "--hpc-debug"}
+    assert node["exports"]["TORCH_CPP_LOG_LEVEL"] == "INFO"
+    assert "--tee=2" in node["command"]
+
+
 # --- its forms --------------------------------------------------------------------
 
 # Options, variables, the form that is printed.

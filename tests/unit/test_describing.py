@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
@@ -66,6 +67,72 @@ each_launch = pytest.mark.parametrize("name", LAUNCHES)
 def test_it_is_plain_data(name):
     found = described(LAUNCHES[name])
     assert json.loads(json.dumps(found)) == found
+
+
+def sent(name, **changes):
+    """Return a description as another node would send it, and the plan here."""
+    text = json.dumps(described(LAUNCHES[name]) | changes)
+    return text.encode(), plan.make_plan(LAUNCHES[name])
+
+
+@each_launch
+def test_what_another_node_sends(name):
+    found = described(LAUNCHES[name])
+    text, here = sent(name)
+    rank = found["plan"]["node_rank"]
+    assert describing.received(text, rank, here) == found
+    assert describing.received(text, rank + 1, here) is None
+    assert describing.received(text, rank, replace(here, hosts=("n1",))) is None
+
+
+FIRST = next(iter(LAUNCHES))
+
+
+def without(mapping, key):
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def altered(**changes):
+    return described(LAUNCHES[FIRST])["plan"] | changes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"not json", b"null", b"[]", b"{}", b"1", b"\xff", b"[" * 100_000],
+    ids=lambda text: repr(text[:8]),
+)
+def test_what_is_no_description(text):
+    _, here = sent(FIRST)
+    assert describing.received(text, 0, here) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"command": ["curl", "example.org"]},
+        {"command": []},
+        {"command": "torchrun"},
+        {"exports": {"X=1; touch /tmp/x; Y": "v"}},
+        {"exports": {"X": 1}},
+        {"torch": "2\x1b]0;title\x07"},
+        {"plan": altered(address="\x1b[2J")},
+        {"plan": altered(interface="two\nlines")},
+        {"plan": altered(hosts=["n1"])},
+        {"plan": altered(node_rank=True)},
+        {"plan": altered(node_rank=-1)},
+        {"plan": altered(warnings=[{"code": "HPC057"}])},
+        {"plan": without(altered(), "workers")},
+        {"patches": [{}]},
+        {"options": {"nnodes": "3"}},
+    ],
+    ids=str,
+)
+def test_what_a_stranger_may_have_written(changes):
+    """Nothing of it gets to a terminal, or into a line that is to be copied."""
+    text, here = sent(FIRST, **changes)
+    rank = described(LAUNCHES[FIRST])["plan"]["node_rank"]
+    assert describing.received(sent(FIRST)[0], rank, here) is not None
+    assert describing.received(text, rank, here) is None
 
 
 def keys(kind):

@@ -441,6 +441,20 @@ BROKEN = {
         "line 22, mine.variables.nccl_socket_IFNAME",
         "'nccl_socket_IFNAME' is not a variable: A to Z, 0 to 9, _",
     ),
+    "a variable of torchrun": (
+        "NCCL_SOCKET_IFNAME",
+        "PET_NNODES",
+        "HPC045",
+        "line 22, mine.variables.PET_NNODES",
+        "PET_NNODES is torchrun's, or the user's, to set",
+    ),
+    "a variable that has an option": (
+        "NCCL_SOCKET_IFNAME",
+        "OMP_NUM_THREADS",
+        "HPC045",
+        "line 22, mine.variables.OMP_NUM_THREADS",
+        "OMP_NUM_THREADS is torchrun's, or the user's, to set",
+    ),
     "an unset value": (
         '"ib"',
         '""',
@@ -453,7 +467,7 @@ BROKEN = {
         "0",
         "HPC045",
         "line 22, mine.variables.NCCL_SOCKET_IFNAME",
-        "0 is not text: put it into quotes",
+        "this is not text: put it into quotes",
     ),
     "a value with zero": (
         '"ib"',
@@ -584,6 +598,16 @@ def test_what_is_not_text(tmp_path):
 def test_who_reports(everywhere, tmp_path):
     file = site_file(tmp_path, FILE)
     assert fault_of(file, everywhere=everywhere).code == "HPC045"
+
+
+def test_what_would_be_read_for_ever(tmp_path):
+    pipe, large = tmp_path / "pipe.toml", tmp_path / "large.toml"
+    os.mkfifo(pipe)
+    large.write_text("#" * 20_001)
+    for path in (pipe, large, Path("/dev/zero"), Path("\0/x.toml")):
+        with pytest.raises(LaunchError) as fault:
+            read(path, everywhere=True)
+        assert fault.value.code == "HPC041"
 
 
 def test_what_cannot_be_read(tmp_path, users, folders):

@@ -225,9 +225,7 @@ class _Reader:
 
     def _text(self, key: _Key, value: Any, *, may_be_empty: bool = False) -> str:
         if not isinstance(value, str):
-            raise self._wrong(
-                key, "this is not text: put it into quotes"
-            )
+            raise self._wrong(key, "this is not text: put it into quotes")
         if not value and not may_be_empty:
             raise self._wrong(key, "this is empty")
         return value
