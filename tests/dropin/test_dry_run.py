@@ -24,7 +24,7 @@ SCRIPT = "train.py"
 TRACE = """
 import os, sys
 open(f"trace-{os.environ['RANK']}", "w").close()
-print(sys.argv[1:], flush=True)
+sys.stdout.write(f"{sys.argv[1:]}\\n")  # in one piece
 """
 
 
