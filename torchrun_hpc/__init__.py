@@ -33,9 +33,12 @@ def describe(argv: Sequence[str] = ()) -> Description:
         ``--hpc-dry-run=json``. A value that was decided comes with its source.
 
     Raises:
+        TypeError: ``argv`` is a text.
         LaunchError: A launch would be refused for what is set or typed; its ``code``
             is in the documentation. Ports are not tried, nor is torch asked.
     """
+    if isinstance(argv, str):
+        raise TypeError(f"a list of options is needed: describe([{argv!r}])")
     from torchrun_hpc import launching  # noqa: PLC0415 - it imports torch
 
     return launching.describe([*argv, "SCRIPT"])

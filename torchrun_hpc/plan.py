@@ -232,9 +232,16 @@ def _one_node(q: Inputs) -> LaunchPlan:
         listen=listen,
         options=options,
         environment=resources.worker_threads(q),
-        notes=_interactive_note(q),
+        notes=_interactive_note(q) + _unused_site(q, "a world of one node"),
         advice=resources.advice(q, 1),
     )
+
+
+def _unused_site(q: Inputs, where: str) -> tuple[Message, ...]:
+    typed = q.options.get("hpc_site")
+    if typed is None or q.site is None:
+        return ()
+    return (Message("HPC077", f"{typed} has no effect on {where}"),)
 
 
 def _this_host(job: Job | None) -> tuple[str, ...]:
@@ -303,6 +310,7 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         endpoint=where if typed else q.typed("rdzv_endpoint"),
         backend=q.typed("rdzv_backend") or STATIC,  # torchrun's own default
         environment=resources.worker_threads(q),
+        notes=_unused_site(q, "nodes that no scheduler has named"),
         advice=resources.advice(q, nodes),
     )
 

@@ -222,3 +222,9 @@ def test_it_is_what_the_dry_run_prints(tmp_path: Path) -> None:
     found, (node,) = json.loads(described.out), json.loads(dry.out)["nodes"]
     assert found.pop("command") == [*node.pop("command")[:-1], "SCRIPT"]
     assert found == node
+
+
+def test_a_text_is_no_list_of_options() -> None:
+    """Its letters would be."""
+    with pytest.raises(TypeError, match=r"describe\(\['--nnodes=2'\]\)"):
+        torchrun_hpc.describe("--nnodes=2")

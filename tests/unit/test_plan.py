@@ -1336,3 +1336,33 @@ def test_recorded_launch_is_planned(name):
         assert (made.nodes, made.node_rank) == (len(job.nodes), rank)
         assert (made.listen is not None) is (rank == 0)
         assert made.warnings == ()
+
+
+# --- a site that has no effect ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "noted"),
+    [
+        ({"job": None, "options": {"hpc_site": "jsc"}}, "a world of one node"),
+        ({"options": {"hpc_site": "jsc", "standalone": True}}, "a world of one node"),
+        (
+            {
+                "job": None,
+                "options": {
+                    "hpc_site": "jsc",
+                    "nnodes": "2",
+                    "rdzv_endpoint": "10.10.0.1:1",
+                },
+            },
+            "nodes that no scheduler has named",
+        ),
+        ({"job": None}, None),  # recognised, not typed
+        ({"options": {"hpc_site": "jsc"}}, None),  # it has an effect
+        ({"job": None, "site": None, "options": {"hpc_site": "none"}}, None),
+    ],
+)
+def test_a_typed_site_that_has_no_effect(changes, noted):
+    notes = [str(note) for note in planned(**changes).notes]
+    expected = f"HPC077 --hpc_site=jsc has no effect on {noted}"
+    assert notes == ([] if noted is None else [expected])
