@@ -36,6 +36,7 @@ def test_every_line_names_host_and_rank(unpadded: Cluster, how: str) -> None:
         ):
             assert any(part in line for line in own), (host, part)
     assert {match[4] for match in found if match and match[4]} == set("012345")
+    assert "'trial'" not in done.stderr  # a patch's trial is no part of the job
     # The script's output stays the script's.
     assert len(done.stdout.splitlines()) == 7
     assert not NODE.search(done.stdout)
