@@ -58,3 +58,8 @@ def choices(wanted: str, known: Collection[str]) -> str:
 def count(number: int, noun: str) -> str:
     """Write a number and what it counts: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def srun_line(nodes: int, command: str) -> str:
+    """Write the line that starts a command once on each of some nodes."""
+    return f"srun --nodes={nodes} --ntasks-per-node=1 {command}"

@@ -1,6 +1,7 @@
 """The second half of a launch: from the command line to torch's agent.
 
-This is the one place that writes ``os.environ``, and that hands it to those who read.
+This is where the plan is written to ``os.environ``, and where it is handed to those who
+read it. Before torch is imported, `cli` takes empty variables out of it.
 """
 
 from __future__ import annotations

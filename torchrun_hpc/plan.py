@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import endpoints, rdzvconf, resources, variables
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message, count, srun_line
 from torchrun_hpc.inputs import C10D, STATIC, Inputs, Value
 from torchrun_hpc.job import Job, Start
 
@@ -124,7 +124,7 @@ def refusal(job: Job, command: str) -> LaunchError | None:
         job: What the scheduler says.
         command: The command as typed, for the srun line in the message.
     """
-    line = _srun_line(len(job.nodes), command)
+    line = srun_line(len(job.nodes), command)
     nodes = count(len(job.nodes), "node")
     if job.start is Start.ALLOCATION_SHELL:
         more = ",…" if len(job.nodes) > _SHOWN else ""
@@ -330,7 +330,7 @@ def _interactive_note(q: Inputs) -> tuple[Message, ...]:
     total = q.job.allocated_nodes
     if total == 1 or one_node_is_typed(q.options):
         return ()
-    line = _srun_line(total, q.command)
+    line = srun_line(total, q.command)
     text = f"this is 1 of {total} nodes of the job; for all of them: {line}"
     return (Message("HPC073", text),)
 
@@ -443,7 +443,7 @@ def _check_nnodes(q: Inputs, job: Job, low: int, high: int) -> None:
         "HPC070",
         f"{typed}, but this was started on {count(nodes, 'node')} "
         f"({job.sources['nodes']}). Leave the option out, or type: "
-        f"{_srun_line(high, q.command)}",
+        f"{srun_line(high, q.command)}",
         everywhere=True,
     )
 
@@ -530,7 +530,3 @@ def _title(q: Inputs, nodes: int) -> str:
     if q.job.start is Start.STEP and nodes < q.job.allocated_nodes:
         title += f" ({nodes} of {count(q.job.allocated_nodes, 'node')})"
     return title
-
-
-def _srun_line(nodes: int, command: str) -> str:
-    return f"srun --nodes={nodes} --ntasks-per-node=1 {command}"

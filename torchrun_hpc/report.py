@@ -99,12 +99,8 @@ def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) ->
     if any(node["exports"] for node in nodes):
         head = ("variable", "is set to", "from")
         parts.append(_table(head, _variables(nodes)))
-    parts += [
-        _table(
-            ("inside torch", "is", "because"),
-            ([p["name"], p["state"], p["reason"]] for p in first["patches"]),
-        ),
-    ]
+    patches = ([p["name"], p["state"], p["reason"]] for p in first["patches"])
+    parts.append(_table(("inside torch", "is", "because"), patches))
     said = [f"{m['code']} {m['text']}" for m in [*plan["notes"], *plan["advice"]]]
     said += [
         f"{m['code']} {_name(node)}: {m['text']}"

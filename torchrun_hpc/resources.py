@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message, count, srun_line
 from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.job import Start
 
@@ -52,9 +52,8 @@ def worker_threads(q: Inputs) -> dict[str, Value]:
     if q.environ.get(OMP):
         return {}
     if typed is not None and typed.value == "auto":
-        share = max(q.cpus // q.workers, 1)
         cpus, workers = count(q.cpus, "CPU"), count(q.workers, "worker")
-        return {OMP: Value(str(share), f"{typed}: {cpus} / {workers}")}
+        return {OMP: Value(str(_share(q)), f"{typed}: {cpus} / {workers}")}
     if typed is not None:
         return {OMP: Value(typed.value, typed.source)}
     # As torchrun: a worker that is alone may use all CPUs.
@@ -74,7 +73,7 @@ def advice(q: Inputs, nodes: int) -> tuple[Message, ...]:
 def _about_cpus(q: Inputs, nodes: int) -> Iterator[Message]:
     cpus = count(q.cpus, "CPU")
     promised = _integer(q.environ, CPUS_PER_TASK)
-    in_step = q.job is not None and q.job.start is Start.STEP
+    in_step = _in_step(q)
     if in_step and promised > q.cpus and not q.environ.get(SRUN_CPUS_PER_TASK):
         yield Message(
             "HPC091",
@@ -85,7 +84,7 @@ def _about_cpus(q: Inputs, nodes: int) -> Iterator[Message]:
     elif q.cpus < q.workers:
         fix = f"--nproc_per_node={q.cpus}"
         if in_step:
-            fix = _srun(q, nodes, f"--cpus-per-task={q.workers}")
+            fix = srun_line(nodes, f"--cpus-per-task={q.workers} {q.command}")
         yield Message(
             "HPC092",
             f"{q.workers} workers share {cpus}: all that the affinity mask of this "
@@ -106,12 +105,11 @@ def _about_threads(q: Inputs) -> Iterator[Message]:
     threads = int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
     # One thread each is what is left to have; too few CPUs is another message.
     if threads > 1 and threads * q.workers > q.cpus:
-        share = max(q.cpus // q.workers, 1)
         yield Message(
             "HPC094",
             f"{OMP}={value} times {count(q.workers, 'worker')} is "
             f"{threads * q.workers} threads on {count(q.cpus, 'CPU')}. Type: "
-            f"export {OMP}={share}",
+            f"export {OMP}={_share(q)}",
         )
 
 
@@ -125,14 +123,13 @@ def _about_gpus(q: Inputs, nodes: int) -> Iterator[Message]:
     number = "gpu" if q.gpus == visible else visible  # torch may be one for CPUs
     if variable and visible < present:
         fix = f"unset {variable}"
-        if q.job is not None and q.job.start is Start.STEP:
-            unset = f"env -u {variable} {q.command}"
-            fix = _srun(q, nodes, "--gpu-bind=none", unset)
+        if _in_step(q):
+            command = f"--gpu-bind=none env -u {variable} {q.command}"
+            fix = srun_line(nodes, command)
         yield Message(
             "HPC095",
             f"{shown} shows {visible} of {count(present, 'GPU')} "
-            f"({GPUS_ON_NODE}={present}). Type: "
-            f"{fix}",
+            f"({GPUS_ON_NODE}={present}). Type: {fix}",
         )
     elif visible < q.workers:
         yield Message(
@@ -171,6 +168,10 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
     return int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
 
 
-def _srun(q: Inputs, nodes: int, option: str, command: str = "") -> str:
-    start = f"srun --nodes={nodes} --ntasks-per-node=1 {option}"
-    return f"{start} {command or q.command}"
+def _share(q: Inputs) -> int:
+    """Return the CPUs of a worker, at least one."""
+    return max(q.cpus // q.workers, 1)
+
+
+def _in_step(q: Inputs) -> bool:
+    return q.job is not None and q.job.start is Start.STEP
