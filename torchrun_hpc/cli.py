@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import debugging, plan, report, schedulers
+from torchrun_hpc import debugging, plan, report, schedulers, signals
 from torchrun_hpc.errors import LaunchError, Message
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: With torchrun's exit code; 2 for a fault of environment or command
             line.
     """
+    # First of all: a scheduler may send one at any time.
+    signals.install()
     argv = sys.argv[1:] if argv is None else argv
     with faults_reported():
         command = shlex.join(["python", "-m", "torchrun_hpc", *argv])

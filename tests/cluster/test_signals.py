@@ -1,0 +1,90 @@
+"""What Slurm sends reaches each worker once, whomever Slurm sends it to."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from launching import ENVIRON, HPC, ONE_TASK, SCRIPTS, STOCK, column, workers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from testbed import Cluster
+
+SCRIPT = str(SCRIPTS / "signals.py")
+WORKERS = 4
+
+
+def ready(folder: Path) -> list[list[str]]:
+    """Return host, agent and job of each worker, when all are there."""
+    files = [folder / f"{rank}.ready" for rank in range(WORKERS)]
+    end = time.monotonic() + 60
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return [file.read_text().split() for file in files]
+
+
+def got(folder: Path) -> list[int]:
+    """Return how many signals each worker got, after the time for one more."""
+    time.sleep(1.5)
+    files = [folder / f"{rank}.got" for rank in range(WORKERS)]
+    return [len(f.read_text().split()) if f.exists() else 0 for f in files]
+
+
+def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
+    command = [*HPC, "--nproc_per_node=2", SCRIPT, str(tmp_path)]
+    step = unpadded.popen(["srun", "-N2", ONE_TASK, *command], env=ENVIRON)
+    try:
+        first, *_ = ready(tmp_path)
+        host, agent, job = first
+        # The agent alone, as Slurm does with cgroups.
+        unpadded.run(["kill", "-USR1", agent], host=host, check=True)
+        assert got(tmp_path) == [1, 1, 0, 0]
+        # All that descends from it, as Slurm does without.
+        unpadded.run(["scancel", "-s", "USR1", job], check=True)
+        assert got(tmp_path) == [2, 2, 1, 1]
+        step.send_signal(signal.SIGUSR1)  # srun passes it on
+        assert got(tmp_path) == [3, 3, 2, 2]
+        unpadded.run(["kill", "-USR2", agent], host=host, check=True)
+        assert got(tmp_path) == [4, 4, 2, 2]
+        (tmp_path / "end").touch()
+        output, errors = step.communicate(timeout=30)
+    finally:
+        unpadded.end(step)
+    assert step.returncode == 0, errors
+    assert len(workers(output)) == WORKERS
+    assert "warning" not in errors
+
+
+def test_slurm_signals_the_workers_of_stock_torchrun_too(
+    unpadded: Cluster, tmp_path: Path
+) -> None:
+    """That is what makes it a question, here, whether they have had it."""
+    flags = ("--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=n9:23457")
+    command = [*STOCK, *flags, "--nproc_per_node=2", SCRIPT, str(tmp_path)]
+    step = unpadded.popen(["srun", "-N2", ONE_TASK, *command], env=ENVIRON)
+    try:
+        _, _, job = ready(tmp_path)[0]
+        unpadded.run(["scancel", "-s", "USR1", job], check=True)
+        assert got(tmp_path) == [1] * WORKERS
+        (tmp_path / "end").touch()
+        assert step.wait(timeout=30) == 128 + signal.SIGUSR1
+    finally:
+        unpadded.end(step)
+
+
+def test_a_signal_ahead_of_the_end_of_the_job(
+    unpadded: Cluster, tmp_path: Path
+) -> None:
+    """Slurm looks every 30 seconds, and sends up to a minute early."""
+    command = " ".join([*HPC, "--nproc_per_node=2", SCRIPT, str(tmp_path), "1.5"])
+    done = unpadded.sbatch(
+        f"#!/bin/sh\nsrun {command}",
+        *("-N2", ONE_TASK, "--time=2", "--signal=USR1@110"),
+        env=ENVIRON,
+    )
+    assert done.returncode == 0, done.output
+    assert column(workers(done.output), "got") == [(["SIGUSR1"],)] * WORKERS
