@@ -101,6 +101,16 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         help="OMP_NUM_THREADS of each worker where it is not set; 'auto' divides the "
         "CPUs of this process by the workers. By default 1, as torchrun does.",
     )
+    group.add_argument(
+        "--hpc-rendezvous",
+        "--hpc_rendezvous",
+        action=env,
+        type=str,
+        metavar="auto|scheduler|c10d",
+        help="How the nodes of a job meet where torchrun would use c10d: 'scheduler' "
+        "by the ranks that the scheduler gave them, 'c10d' as torch does. By default "
+        "'auto': the first if the number of nodes is fixed.",
+    )
     for form, meaning in DRY_RUN.items():
         names = ("--hpc-dry-run", "--hpc_dry_run")
         plain = names if form == "table" else ()

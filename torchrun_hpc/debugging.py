@@ -30,6 +30,7 @@ _MODULES = (
     "torch.distributed.elastic.multiprocessing.api",
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
     "torch.distributed.distributed_c10d",
+    "torchrun_hpc.rendezvous.member",
 )
 
 VARIABLES = {

@@ -7,11 +7,12 @@ launcher ever makes, because there is no script to have it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.elastic.rendezvous import (
@@ -23,11 +24,12 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 
 from torchrun_hpc import describing, rdzvconf, report
 from torchrun_hpc.errors import Message
-from torchrun_hpc.inputs import C10D, STATIC, Value
+from torchrun_hpc.inputs import C10D, SCHEDULER, STATIC, Value
+from torchrun_hpc.rendezvous.handler import AgentStore, SchedulerRendezvous
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torchrun_hpc.describing import Description
     from torchrun_hpc.plan import LaunchPlan
@@ -66,7 +68,8 @@ def print_dry_run(
     missing: list[str] = []
     if plan.nodes > 1 and plan.hosts and _has_store(args, plan):
         try:
-            found = _exchange(args, plan, own, limit)
+            with _opened(args, plan, limit) as store:
+                found = _exchange(store, plan, own, limit)
         except torch.distributed.DistError as error:
             raise RendezvousConnectionError(str(error)) from None
         missing = [name for rank, name in enumerate(plan.hosts) if rank not in found]
@@ -85,15 +88,27 @@ def print_dry_run(
 def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
     """Say whether the nodes meet in a store that is gone afterwards: not in a file."""
     conf = Value(args.rdzv_conf, "--rdzv_conf")
-    return plan.backend in {C10D, STATIC} and not rdzvconf.uses_file(conf)
+    return plan.backend in {SCHEDULER, C10D, STATIC} and not rdzvconf.uses_file(conf)
+
+
+@contextlib.contextmanager
+def _opened(args: argparse.Namespace, plan: LaunchPlan, limit: int) -> Iterator[Any]:
+    """Open the store of the rendezvous."""
+    parameters = _parameters(args, plan, limit)
+    if plan.backend == SCHEDULER:
+        rendezvous = SchedulerRendezvous(plan, parameters, args.max_restarts)
+        try:
+            yield AgentStore(rendezvous.connect(limit))
+        finally:
+            rendezvous.leave()
+    else:
+        yield create_backend(parameters)[1]
 
 
 def _exchange(
-    args: argparse.Namespace, plan: LaunchPlan, own: Description, limit: int
+    store: Any, plan: LaunchPlan, own: Description, limit: int
 ) -> dict[int, Description]:
     """Return the descriptions of all nodes that answer, on node 0."""
-    parameters = _parameters(args, plan, limit)
-    _, store = create_backend(parameters)
     store.set(_key(plan.node_rank), json.dumps(own))
     store.add(_ARRIVED, 1)
     found = {}
@@ -117,7 +132,7 @@ def _exchange(
         raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")
     # The host leaves last: the others are connected to it.
     store.add(_LEFT, 1)
-    if parameters.get_as_bool("is_host"):
+    if plan.is_head:
         answered = int(store.get(_ANSWERED))
         _wait(lambda: store.add(_LEFT, 0) >= answered, _LAST)
     return found
@@ -128,11 +143,11 @@ def _parameters(
 ) -> RendezvousParameters:
     """Return those of torch's c10d; the static rendezvous has the same store."""
     conf: dict[str, str] = {"is_host": str(int(plan.node_rank == 0))}
-    if plan.backend == C10D:
+    if plan.backend != STATIC:
         conf = rdzvconf.parse(Value(args.rdzv_conf, "--rdzv_conf"))
     conf["read_timeout"] = str(limit)
     return RendezvousParameters(
-        C10D, args.rdzv_endpoint, args.rdzv_id, 1, plan.nodes, **conf
+        C10D, args.rdzv_endpoint, args.rdzv_id, 1, plan.nodes, plan.address, **conf
     )
 
 

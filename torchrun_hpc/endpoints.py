@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PORTS = range(20000, 29000)
 _PORTS_END = 2**16
 
+# How many ports a head tries.
+_TRIES = 8
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -79,6 +82,12 @@ def port_of(identity: str) -> int:
     """Derive the port of a launch from its identity; the same on all nodes."""
     digest = hashlib.sha256(identity.encode()).digest()
     return PORTS[int.from_bytes(digest[:8], "big") % len(PORTS)]
+
+
+def ports_of(identity: str) -> tuple[int, ...]:
+    """Derive the ports of a launch: its own, and those to try if that is taken."""
+    names = [identity, *(f"{identity} {number}" for number in range(1, _TRIES))]
+    return tuple(dict.fromkeys(port_of(name) for name in names))
 
 
 def typed_endpoint(q: Inputs, host: str, port: int) -> tuple[str, int, Value | None]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 STATIC = "static"
 C10D = "c10d"
+SCHEDULER = "scheduler"  # ours, for nodes that the scheduler has numbered
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ read it. Before torch is imported, `cli` takes empty variables out of it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
@@ -24,16 +25,19 @@ from torchrun_hpc import (
     debugging,
     describing,
     dry_run,
+    ending,
     endpoints,
     network,
     patching,
     plan,
     rdzvconf,
     report,
+    signals,
     sites,
 )
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.inputs import Inputs
+from torchrun_hpc.inputs import SCHEDULER, Inputs
+from torchrun_hpc.rendezvous import handler
 
 if TYPE_CHECKING:
     import argparse
@@ -80,7 +84,9 @@ def launch_parsed(
             torchrun's defaults.
     """
     command = shlex.join(["python", *sys.argv])
-    with cli.faults_reported():
+    signals.install()
+    with contextlib.ExitStack() as stack, cli.faults_reported():
+        stack.callback(signals.uninstall)
         job, problem = cli.look_around(command)
         if typed is None:
             arguments.add_ours(args, os.environ)
@@ -129,13 +135,19 @@ def _launch(
         if getattr(args, "hpc_dry_run", None):
             sys.exit(_dry_run(args, q, made, outcomes))
         _announce(made, patching.left_out(outcomes))
-        record(run)(args)
+        signals.leave_to_torch(getattr(args, "signals_to_handle", "").split(","))
+        signals.begin(scheduled=job is not None)
+        with _rendezvous(args, made):
+            record(run)(args)
     except ImportError as error:  # a backend's package; torch has a stub for one
         raise LaunchError(
             "HPC017",
             f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
             f"installed: {error.name or error}",
         ) from None
+    except handler.HeadMissingError as error:
+        report.line(error.said, sys.stderr, "error")
+        sys.exit(FAILED)
     except RendezvousError as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""
         text = (
@@ -172,8 +184,20 @@ def _plan(
     return q, made
 
 
+def _rendezvous(
+    args: argparse.Namespace, made: LaunchPlan
+) -> contextlib.AbstractContextManager[None]:
+    """Let torch find our rendezvous, if it is the one."""
+    if made.backend != SCHEDULER:
+        return contextlib.nullcontext()
+    creator = handler.register(made, args.max_restarts)
+    args.rdzv_backend = SCHEDULER
+    names = getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    return ending.together(made, creator, names)
+
+
 def _check_port(made: LaunchPlan) -> None:
-    if made.listen is None:
+    if made.listen is None or len(made.ports) > 1:
         return
     address, port = made.listen
     problem = network.port_problem(address, port)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import endpoints, rdzvconf, resources, variables
-from torchrun_hpc.errors import LaunchError, Message, count, srun_line
-from torchrun_hpc.inputs import C10D, STATIC, Inputs, Value
+from torchrun_hpc.errors import LaunchError, Message, choices, count, srun_line
+from torchrun_hpc.inputs import C10D, SCHEDULER, STATIC, Inputs, Value
 from torchrun_hpc.job import Job, Start
 
 if TYPE_CHECKING:
@@ -47,8 +47,14 @@ class LaunchPlan:
         workers: Number of workers on this node.
         speaks: Whether this process reports what is the same on all nodes.
         ordered: Whether nodes are to be ranked by ``node_rank``.
-        backend: Kind of the rendezvous, as torchrun names it.
+        identity: Names this launch and no other; empty without a scheduler.
+        backend: Kind of the rendezvous: ``scheduler`` is ours, the others are torch's.
         endpoint: Where the nodes meet, for a person.
+        reach: Address or name to connect to; empty if torch is to find out.
+        ports: Where the head may be, in the order in which it tries them.
+        head: Rank of the node that hosts the rendezvous; ``None`` if only that node
+            knows.
+        is_head: Whether that is this one.
         site: Name of the computing centre whose rules are used, and why it is that.
         interface: Where gloo will be, for a person; empty if that is left to it.
         address: This node's address for the job, as a number; ``None`` if unknown.
@@ -68,7 +74,12 @@ class LaunchPlan:
     workers: int
     speaks: bool
     endpoint: str
+    identity: str = ""
     backend: str = C10D
+    reach: str = ""
+    ports: tuple[int, ...] = ()
+    head: int | None = None
+    is_head: bool = False
     hosts: tuple[str, ...] = ()
     site: Value | None = None
     interface: str = ""
@@ -103,6 +114,7 @@ def make_plan(q: Inputs) -> LaunchPlan:
 def _make_plan(q: Inputs) -> LaunchPlan:
     variables.check_gloo(q.environ, q.network)
     rdzvconf.parse(q.options.get("rdzv_conf"))  # before anything is made of it
+    _check_rendezvous(q)
     low, high = node_range(q.options)
     if one_node_is_typed(q.options):
         return _one_node(q)
@@ -232,16 +244,21 @@ def _one_node(q: Inputs) -> LaunchPlan:
         listen=listen,
         options=options,
         environment=resources.worker_threads(q),
-        notes=_interactive_note(q) + _unused_site(q, "a world of one node"),
+        notes=_interactive_note(q) + _unused(q, "a world of one node"),
         advice=resources.advice(q, 1),
     )
 
 
-def _unused_site(q: Inputs, where: str) -> tuple[Message, ...]:
-    typed = q.options.get("hpc_site")
-    if typed is None or q.site is None:
-        return ()
-    return (Message("HPC077", f"{typed} has no effect on {where}"),)
+def _unused(q: Inputs, where: str) -> tuple[Message, ...]:
+    """Name the options that only nodes of a job can follow."""
+    unused = []
+    if q.site is not None and "hpc_site" in q.options:
+        unused.append(str(q.options["hpc_site"]))
+    if q.typed("hpc_rendezvous") == SCHEDULER:
+        unused.append(str(q.options["hpc_rendezvous"]))
+    return tuple(
+        Message("HPC077", f"{option} has no effect on {where}") for option in unused
+    )
 
 
 def _this_host(job: Job | None) -> tuple[str, ...]:
@@ -310,7 +327,7 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         endpoint=where if typed else q.typed("rdzv_endpoint"),
         backend=q.typed("rdzv_backend") or STATIC,  # torchrun's own default
         environment=resources.worker_threads(q),
-        notes=_unused_site(q, "nodes that no scheduler has named"),
+        notes=_unused(q, "nodes that no scheduler has named"),
         advice=resources.advice(q, nodes),
     )
 
@@ -362,7 +379,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         read_timeout=READ_TIMEOUT,
         join_timeout=JOIN_TIMEOUT,
     )
-    is_host = meets_here and conf["is_host"].lower() in rdzvconf.TRUE
+    is_head = meets_here and conf["is_host"].lower() in rdzvconf.TRUE
     # A host that is known by another name elsewhere must take what comes.
     address = q.network.own_address(here.reach) if not here.fell_back else None
     derived = _job_options(q, job, here)
@@ -386,13 +403,18 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         workers=q.workers,
         speaks=rank == 0,
         endpoint=str(here) if meets_here else q.typed("rdzv_endpoint") or "",
-        backend=q.backend,
+        identity=job.identity,
+        backend=SCHEDULER if _is_numbered(q) else q.backend,
+        reach=here.reach,
+        ports=_ports(job, here),
+        head=endpoint.node,
+        is_head=is_head,
         hosts=job.nodes,
         site=_site(q),
         interface=variables.interface_name(q.environ, environment),
         ordered=not q.is_static,
         address=None if here.own is None else str(here.own),
-        listen=(str(address), here.port) if is_host and address else None,
+        listen=(str(address), here.port) if is_head and address else None,
         options=options,
         environment=environment,
         notes=_notes(q, endpoint, here),
@@ -411,6 +433,42 @@ def _job_options(q: Inputs, job: Job, here: endpoints.View) -> dict[str, Value]:
         # Where no address is known, a name: torch's own choice need not resolve.
         "local_addr": Value(str(here.own or here.name), "this node's address"),
     }
+
+
+def _is_numbered(q: Inputs) -> bool:
+    """Say whether the scheduler's numbers are all that is needed to meet.
+
+    Torch's own c10d stays where nodes may come and go.
+    """
+    low, high = node_range(q.options)
+    return q.is_c10d and low == high and q.typed("hpc_rendezvous") != C10D
+
+
+def _check_rendezvous(q: Inputs) -> None:
+    typed = q.options.get("hpc_rendezvous")
+    if typed is None:
+        return
+    kinds = ("auto", SCHEDULER, C10D)
+    if typed.value not in kinds:
+        raise LaunchError(
+            "HPC110", f"{typed}: {choices(str(typed.value), kinds)}", everywhere=True
+        )
+    if typed.value == SCHEDULER and q.job is not None and not _is_numbered(q):
+        names = ("rdzv_backend", "nnodes", "rdzv_conf", "node_rank", "master_addr")
+        others = [str(q.options[name]) for name in names if name in q.options]
+        raise LaunchError(
+            "HPC126",
+            f"{typed}, but it is for a fixed number of nodes, and stands in for "
+            f"--rdzv_backend=c10d only: not with {', '.join(others)}. Leave one of "
+            "them out",
+            everywhere=True,
+        )
+
+
+def _ports(job: Job, here: endpoints.View) -> tuple[int, ...]:
+    """Return the ports that the head tries: others too if none was typed."""
+    derived = endpoints.ports_of(job.identity)
+    return derived if here.port == derived[0] else (here.port,)
 
 
 def _site(q: Inputs) -> Value | None:

@@ -17,12 +17,17 @@ from packaging.version import Version
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.patching import (
+    agent,
+    closing,
+    forwarding,
     fresh_store,
+    host_name,
     leaving,
     listening,
     node_order,
     replacing,
     state_as_json,
+    tied,
     waiting,
 )
 
@@ -56,7 +61,10 @@ class Patch(Protocol):
 
 # What is right for any launch, and what follows a plan.
 ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
-PATCHES: tuple[Patch, ...] = (*ALWAYS, node_order, listening, waiting, leaving)
+PATCHES: tuple[Patch, ...] = (
+    *(*ALWAYS, node_order, listening, waiting, leaving),
+    *(agent, forwarding, closing, tied, host_name),
+)
 
 
 class State(Enum):

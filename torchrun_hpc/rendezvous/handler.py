@@ -1,0 +1,515 @@
+"""What torch's elastic agent sees: a rendezvous handler, and a store."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+from torchrun_hpc import __version__, endpoints, report
+from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.inputs import SCHEDULER
+from torchrun_hpc.network import bound_socket, port_holder
+from torchrun_hpc.rendezvous import member as membership
+from torchrun_hpc.rendezvous import wording
+from torchrun_hpc.rendezvous.head import BACKLOG, Head
+from torchrun_hpc.rendezvous.meeting import Terms
+from torchrun_hpc.rendezvous.member import JobFailed, Member, NoHead, Refused, Where
+from torchrun_hpc.rendezvous.protocol import Failure, Hello, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torchrun_hpc.plan import LaunchPlan
+
+_torch: Any = distributed
+
+# Torch's names in --rdzv-conf, and what they are here where it has none.
+_JOIN_TIMEOUT = "join_timeout"
+_BEAT, _MISSED_BEATS = "keep_alive_interval", "keep_alive_max_attempt"
+SILENCE_TIMEOUT = 120
+
+_UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+# Files that a process needs beside its connections.
+_OTHER_FILES = 256
+
+
+class JobFailedError(RendezvousError):
+    """The job has failed; this agent is to stop its workers."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.kind.value)
+        self.failure = failure
+
+
+class HeadMissingError(RendezvousConnectionError):
+    """The head was not there in time."""
+
+    def __init__(self, said: Message) -> None:
+        super().__init__(said.text)
+        self.said = said
+
+
+class SchedulerRendezvous(RendezvousHandler):
+    """Meets the other nodes of a job whose nodes are known.
+
+    Args:
+        plan: What is planned on this node.
+        parameters: Torch's: the id, ``join_timeout``, and, if typed, the two numbers
+            that say how long an agent may be silent.
+        max_restarts: How often the job may restart.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, parameters: RendezvousParameters, max_restarts: int
+    ) -> None:
+        self._plan = plan
+        self._parameters = parameters
+        self._terms = _terms(plan, parameters, max_restarts)
+        # As torch's c10d reads it.
+        self._shares_store = os.environ.get(_UNSHARED) != "1"
+        self._head: Head | None = None
+        self._member: Member | None = None
+        self._workers_store: Any = None
+
+    # --- what torch asks ----------------------------------------------------------
+
+    def get_backend(self) -> str:
+        """Return the name of this kind of rendezvous."""
+        return SCHEDULER
+
+    def get_run_id(self) -> str:
+        """Return the id that was typed, or derived from the scheduler."""
+        return str(self._parameters.run_id)
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether node 0 opens a store for the workers, instead of worker 0."""
+        return self._shares_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait until all nodes are ready for the next round.
+
+        Raises:
+            JobFailedError: There will be none.
+            LaunchError: This node cannot take part.
+        """
+        member = self.connect()
+        mine = self._open_workers_store() if self._plan.node_rank == 0 else None
+        try:
+            go = member.join(mine)
+        except JobFailed as failed:
+            raise JobFailedError(failed.failure) from None
+        address, port = _address(go)
+        return RendezvousInfo(
+            AgentStore(member),
+            self._plan.node_rank,
+            self._plan.nodes,
+            RendezvousStoreInfo(address, port),
+        )
+
+    def num_nodes_waiting(self) -> int:
+        """Say whether there is to be another round; this costs nothing.
+
+        Raises:
+            JobFailedError: The job has failed on another node, or for all.
+        """
+        if self._member is None:
+            return 0
+        failure = self._member.failure
+        # Of its own workers' failure torch's agent makes a report.
+        if failure is not None and not self._is_own_worker(failure):
+            raise JobFailedError(failure)
+        return int(self._member.is_over)
+
+    def is_closed(self) -> bool:
+        """Say whether there will be no other round."""
+        return self.failure is not None
+
+    def set_closed(self) -> None:
+        """Do nothing: a job ends when all have finished, or one has failed."""
+
+    def shutdown(self) -> bool:
+        """Leave, unless something went wrong: the launcher has to tell the others."""
+        if sys.exc_info()[0] is None:
+            self.leave()
+        return True
+
+    # --- what the launcher asks ---------------------------------------------------
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the job failed."""
+        return None if self._member is None else self._member.failure
+
+    @property
+    def restarts(self) -> int:
+        """How often the job has been restarted, up to the round that runs."""
+        return 0 if self._member is None else max(self._member.next_round - 1, 0)
+
+    def connect(self, timeout: float | None = None) -> Member:
+        """Find the head, and on its node, be it.
+
+        Args:
+            timeout: Seconds to look for it; by default those of ``join_timeout``.
+
+        Raises:
+            LaunchError: The head cannot listen, or does not let this agent in.
+            HeadMissingError: It is not there in time.
+            JobFailedError: The job has failed already.
+        """
+        if self._member is not None:
+            return self._member
+        ports = self._plan.ports
+        if self._plan.is_head:
+            listening = self._listen()
+            self._raise_limit(self._plan.nodes)
+            self._head = Head(listening, self._terms)
+            self._head.start()
+            ports = (listening.getsockname()[1],)
+        where = Where(
+            host=self._plan.reach,
+            ports=ports,
+            timeout=self._terms.join_timeout if timeout is None else timeout,
+            silence_timeout=self._terms.silence_timeout,
+        )
+        self._member = Member(_hello(self._plan, self._terms), where, self._tell)
+        try:
+            self._member.connect()
+        except Refused as refused:
+            raise _refusal(refused, self._plan, self._terms) from None
+        except NoHead as nothing:
+            text = (
+                f"no head node at {self._plan.endpoint} ({self._plan.reach}) within "
+                f"{where.timeout:.0f} s (join_timeout): {nothing}. Has the job started "
+                "on that node? May this node connect to it?"
+            )
+            raise HeadMissingError(Message("HPC112", text)) from None
+        except JobFailed as failed:
+            raise JobFailedError(failed.failure) from None
+        return self._member
+
+    def watch(self, workers: Mapping[int, Callable[[], int | None]]) -> None:
+        """Report the first worker that ends with an error, see `Member.watch`."""
+        if self._member is not None:
+            self._member.watch(workers)
+
+    def stop_watching(self, *, look: bool) -> None:
+        """Take the end of workers for what was wanted, after a last look at them."""
+        if self._member is not None:
+            if look:
+                self._member.look()
+            self._member.watch({})
+
+    def finish(self) -> bool:
+        """Wait until all nodes have finished; say whether they did."""
+        if self._member is None:
+            return True
+        try:
+            self._member.finish()
+        except JobFailed:
+            return False
+        return True
+
+    def give_up(self, failure: Failure) -> None:
+        """Let the others know that this agent gives up, and why."""
+        if self._member is not None:
+            self._member.fail(replace(failure, nodes=(self._plan.node_rank,)))
+
+    def leave(self) -> None:
+        """Leave; the head stays until all others know how it ended."""
+        if self._member is not None:
+            self._member.leave()
+        if self._head is not None:
+            self._head.close()
+            self._head = None
+
+    # --- parts --------------------------------------------------------------------
+
+    def _is_own_worker(self, failure: Failure) -> bool:
+        return failure.rank >= 0 and failure.nodes == (self._plan.node_rank,)
+
+    def _listen(self) -> socket.socket:
+        """Listen on the first port that is free.
+
+        Raises:
+            LaunchError: There is none.
+        """
+        address = self._plan.listen[0] if self._plan.listen else None
+        problems = []
+        for port in self._plan.ports:
+            try:
+                return _listening(address, port)
+            except OSError as error:  # noqa: PERF203 - there are eight
+                problems.append(f"port {port}: {error.strerror}")
+        ports = self._plan.ports
+        holder = f", taken by {port_holder(ports[0])}" if len(ports) == 1 else ""
+        where = address or "any address"
+        raise LaunchError(
+            "HPC111",
+            f"cannot listen on {where}: {'; '.join(problems)}{holder}. Type another "
+            "port: --rdzv_endpoint="
+            f"{endpoints.join_endpoint(self._plan.reach, 'PORT')}",
+        )
+
+    def _open_workers_store(self) -> tuple[str, int]:
+        """Open a store for the workers of one round; return where it is.
+
+        Each round has its own, so that no worker finds what a dead one has left.
+        """
+        self._workers_store = None
+        address = str(self._parameters.local_addr)
+        if not self._shares_store:
+            return address, int(get_free_port())  # type: ignore[no-untyped-call]
+        self._raise_limit(self._plan.nodes * (1 + self._plan.workers))
+        listening = _listening(self._plan.address, 0)
+        port = listening.getsockname()[1]
+        self._workers_store = _torch.TCPStore(
+            self._plan.address or address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listening.detach(),
+        )
+        return address, port
+
+    def _raise_limit(self, connections: int) -> None:
+        """Allow this process as many connections, if the system does."""
+        wanted = connections + _OTHER_FILES
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft >= wanted or soft == resource.RLIM_INFINITY:
+            return
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            text = (
+                f"this node may have {hard} open files (ulimit -Hn), and "
+                f"{count(connections, 'connection')} may come: ask for more"
+            )
+            report.line(Message("HPC122", text), sys.stderr, "warning")
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        said = wording.told(message, self._plan)
+        if said is not None:
+            report.line(said, sys.stderr)
+
+
+class AgentStore(_torch.Store):  # type: ignore[misc]
+    """The store in which torch's agents tell each other about their workers.
+
+    It is kept by the head. A wait ends when the job fails.
+    """
+
+    def __init__(self, member: Member) -> None:
+        super().__init__()
+        self._member = member
+        self._timeout = timedelta(seconds=300)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long to wait for a key."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Wait so long for a key."""
+        self._timeout = timeout
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set one key."""
+        self.multi_set([key], [value])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set some keys."""
+        texts = {k: _text(v) for k, v in zip(keys, values, strict=True)}
+        self._ask({"set": texts})
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, 0 at first, and return it."""
+        return int(self._ask({"add": key, "by": amount}))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Say whether all keys are there."""
+        return bool(self._ask({"check": list(keys)}))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key, once it is there."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of some keys, once all are there."""
+        values = self._ask({"get": list(keys)})
+        return [str(value).encode("latin-1") for value in values]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait for some keys."""
+        self._ask({"get": list(keys)}, timeout)
+
+    def _ask(
+        self, question: Mapping[str, Any], timeout: timedelta | None = None
+    ) -> Any:
+        limit = self._timeout if timeout is None else timeout
+        try:
+            return self._member.ask(question, limit.total_seconds())
+        except TimeoutError:
+            raise _torch.DistStoreError(
+                f"no answer within {limit.total_seconds():.0f} s"
+            ) from None
+        except JobFailed as failed:
+            raise JobFailedError(failed.failure) from None
+
+
+@dataclass(eq=False)
+class Creator:
+    """Makes the handler when torch asks for it, and knows it afterwards.
+
+    Torch's ``--rdzv-conf`` has no room for a plan, and its registry keeps the first
+    creator of a name, unless the other one is equal: all of ours are.
+    """
+
+    plan: LaunchPlan
+    max_restarts: int
+    handler: SchedulerRendezvous | None = None
+
+    def __call__(self, parameters: RendezvousParameters) -> SchedulerRendezvous:
+        """Make the handler."""
+        self.handler = SchedulerRendezvous(self.plan, parameters, self.max_restarts)
+        return self.handler
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Creator)
+
+    __hash__ = object.__hash__
+
+
+def register(plan: LaunchPlan, max_restarts: int) -> Creator:
+    """Let torch find this rendezvous under its name."""
+    creator = Creator(plan, max_restarts)
+    rendezvous_handler_registry.register(SCHEDULER, creator)
+    return creator
+
+
+def _terms(
+    plan: LaunchPlan, parameters: RendezvousParameters, max_restarts: int
+) -> Terms:
+    beat, missed = parameters.get_as_int(_BEAT), parameters.get_as_int(_MISSED_BEATS)
+    silence = SILENCE_TIMEOUT
+    if beat is not None or missed is not None:
+        silence = (beat or 5) * (missed or 3)  # torch's defaults
+    return Terms(
+        job=plan.identity,
+        run_id=str(parameters.run_id),
+        nodes=plan.nodes,
+        head=plan.node_rank if plan.is_head else -1,
+        max_restarts=max_restarts,
+        join_timeout=parameters.get_as_int(_JOIN_TIMEOUT) or 0,
+        silence_timeout=silence,
+    )
+
+
+def _hello(plan: LaunchPlan, terms: Terms) -> Hello:
+    return Hello(
+        job=terms.job,
+        run_id=terms.run_id,
+        nodes=terms.nodes,
+        rank=plan.node_rank,
+        host=plan.hosts[plan.node_rank],
+        pid=os.getpid(),
+        release=__version__,
+    )
+
+
+def _listening(address: str | None, port: int) -> socket.socket:
+    """Open a listening socket, on all addresses if none is known."""
+    if address is not None:
+        opened = bound_socket(address, port)
+    elif socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
+        )
+    else:
+        opened = bound_socket("0.0.0.0", port)
+    try:
+        opened.listen(BACKLOG)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def _address(go: Mapping[str, Any]) -> tuple[str, int]:
+    """Return where the workers meet.
+
+    Raises:
+        RendezvousError: The head did not say.
+    """
+    store = go.get("store")
+    if (
+        isinstance(store, list)
+        and [type(part) for part in store] == [str, int]
+        and 0 < store[1] < 2**16
+    ):
+        return store[0], store[1]
+    raise RendezvousError("the head did not say where the workers meet")
+
+
+def _text(value: str | bytes) -> str:
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    return data.decode("latin-1")
+
+
+def _refusal(refused: Refused, plan: LaunchPlan, terms: Terms) -> LaunchError:
+    """Say why the head did not let this agent in."""
+    where = endpoints.join_endpoint(plan.reach, refused.port)
+    head = f"the head node at {where}"
+    value = refused.value
+    if refused.reason is Refusal.TAKEN:
+        return LaunchError(
+            "HPC115",
+            f"{head} has another agent of node {plan.node_rank} already: {value}. "
+            "Start torchrun_hpc once on each node",
+        )
+    if refused.reason is Refusal.VERSION:
+        return LaunchError(
+            "HPC116",
+            f"{head} has torchrun_hpc {value}, which speaks another protocol than "
+            f"{__version__} here. Load the same environment on all nodes",
+        )
+    if refused.reason is Refusal.RUN_ID:
+        return LaunchError(
+            "HPC117",
+            f"--rdzv_id={terms.run_id} here, but {value} on {head}. Was it $RANDOM, "
+            "expanded on each node? Leave the option out",
+        )
+    if refused.reason is Refusal.NODES:
+        return LaunchError(
+            "HPC118",
+            f"this is node {plan.node_rank} of {plan.nodes}, but {head} waits for "
+            f"{value}. Start one job step with the same command on all nodes",
+        )
+    return LaunchError(
+        "HPC119",
+        f"{head} is of another job, {value}; this is {terms.job}. Type another port, "
+        "or leave the endpoint out",
+    )
+
+
+# For the patch of torch's agent.
+exit_code_of = membership.exit_code_of

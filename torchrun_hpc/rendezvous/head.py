@@ -1,0 +1,199 @@
+"""The head's server: it carries what agents say to the `Meeting`, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous.meeting import CLOSE, Meeting
+from torchrun_hpc.rendezvous.protocol import (
+    HELLO_LIMIT,
+    LINE_LIMIT,
+    Lines,
+    ProtocolError,
+    encode,
+)
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Hashable, Mapping
+
+    from torchrun_hpc.rendezvous.meeting import Terms
+    from torchrun_hpc.rendezvous.protocol import Failure
+
+# As many as the kernel allows (net.core.somaxconn): thousands come at once.
+BACKLOG = 65535
+
+# Seconds.
+_TICK = 1.0
+_HELLO_TIMEOUT = 30.0
+STAY = 5.0
+
+# Connections, beside one for each node, that have not said hello yet.
+_STRANGERS = 1024
+
+_numbers = itertools.count()
+
+# Bytes that wait for an agent that does not read.
+_UNSENT = 2 * LINE_LIMIT
+
+
+class Head:
+    """Serves a meeting, in a thread of its own.
+
+    Args:
+        listening: The socket to listen on; bound, and from now on the head's.
+        terms: What all agents agree on.
+    """
+
+    def __init__(self, listening: socket.socket, terms: Terms) -> None:
+        self.meeting = Meeting(terms)
+        self._listening = listening
+        self._strangers: set[_Connection] = set()
+        self._connections: dict[Hashable, _Connection] = {}
+        self._allowed = terms.nodes + _STRANGERS
+        self._loop = asyncio.new_event_loop()
+        self._all_know = threading.Event()
+        self._leaving = False
+        self._thread = threading.Thread(target=self._run, name="head", daemon=True)
+
+    def start(self) -> None:
+        """Start to serve."""
+        self._thread.start()
+
+    def close(self, limit: float = STAY) -> None:
+        """Stop to serve as soon as all agents know how it ended.
+
+        Args:
+            limit: Seconds after which they have to do without.
+        """
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._leave)
+        end = time.monotonic() + limit
+        while time.monotonic() < end and not self._all_know.wait(0.1):
+            pass
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(1)
+
+    def fail(self, failure: Failure) -> None:
+        """End the job, also where this node's own agent cannot say so any more."""
+        self._loop.call_soon_threadsafe(self._fail, failure)
+
+    # --- in the thread ------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(
+            self._loop.create_server(
+                lambda: _Connection(self), sock=self._listening, backlog=BACKLOG
+            )
+        )
+        self._loop.call_later(_TICK, self._tick)
+        try:
+            self._loop.run_forever()
+        finally:
+            server.close()
+            for connection in (*self._strangers, *self._connections.values()):
+                connection.end()
+            self._loop.run_until_complete(asyncio.sleep(0))  # sends what it can
+            self._loop.close()
+
+    def _tick(self) -> None:
+        self._loop.call_later(_TICK, self._tick)
+        self.meeting.tick()
+        self.flush()
+
+    def _leave(self) -> None:
+        self._leaving = True
+        self.flush()
+
+    def _fail(self, failure: Failure) -> None:
+        self.meeting.fail(failure)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the meeting has left to be sent."""
+        outbox, self.meeting.outbox = self.meeting.outbox, []
+        for number, message in outbox:
+            connection = self._connections.get(number)
+            if connection is None:
+                continue
+            if message is CLOSE:
+                connection.end()
+            else:
+                connection.send(message)
+        if self._leaving and self.meeting.all_know:
+            self._all_know.set()
+
+    def may_come(self, connection: _Connection) -> bool:
+        """Take a new connection, if there are not too many."""
+        if len(self._strangers) >= self._allowed:
+            return False
+        self._strangers.add(connection)
+        self._connections[connection.number] = connection
+        return True
+
+    def has_spoken(self, connection: _Connection) -> None:
+        """Take note that a connection has said hello."""
+        self._strangers.discard(connection)
+
+    def lost(self, connection: _Connection) -> None:
+        """Take note that a connection has ended."""
+        self._strangers.discard(connection)
+        if self._connections.pop(connection.number, None) is not None:
+            self.meeting.lost(connection.number)
+            self.flush()
+
+
+class _Connection(asyncio.Protocol):
+    """One agent, or somebody else."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._lines = Lines(HELLO_LIMIT)
+        self._transport: Any = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.number = next(_numbers)  # of no other connection before or after
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if not self._head.may_come(self):
+            transport.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(_HELLO_TIMEOUT, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        try:
+            for message in self._lines.feed(data):
+                if self._deadline is not None:
+                    self._deadline.cancel()
+                    self._deadline = None
+                    self._lines.limit = LINE_LIMIT
+                    self._head.has_spoken(self)
+                self._head.meeting.receive(self.number, message)
+        except ProtocolError:
+            self._transport.abort()
+        self._head.flush()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._head.lost(self)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        if self._transport.get_write_buffer_size() > _UNSENT:
+            self._transport.abort()
+        else:
+            self._transport.write(encode(message))
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._transport.close()

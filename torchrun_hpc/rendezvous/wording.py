@@ -1,0 +1,170 @@
+"""What a person reads about the rendezvous."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import report
+from torchrun_hpc.errors import Message, count
+from torchrun_hpc.rendezvous.meeting import SILENCE
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torchrun_hpc.plan import LaunchPlan
+
+# How many names a message quotes.
+_SHOWN = 10
+
+
+def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Write what the head tells the user, and what this node found out by itself."""
+    if "looking" in message:
+        return _looking(message, plan)
+    for verb, write in (
+        ("waiting", _waiting),
+        ("finishing", _finishing),
+        ("silent", _silent),
+        ("lost", _lost),
+    ):
+        if verb in message:
+            return write(message, plan)
+    if "head_silent" in message and plan.node_rank == _second(plan):
+        text = (
+            f"no sign of the head node at {plan.endpoint} for "
+            f"{message['head_silent']} s; the job ends in {message['left']} s if it "
+            "stays so"
+        )
+        return Message("HPC124", text)
+    return None
+
+
+def _waiting(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    missing = message["waiting"]
+    text = (
+        f"{plan.nodes - len(missing)} of {plan.nodes} nodes are there after "
+        f"{message['seconds']} s; waiting for {names(missing, plan)}"
+    )
+    return Message("HPC114", text)
+
+
+def _finishing(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    unfinished = message["finishing"]
+    text = (
+        f"{plan.nodes - len(unfinished)} of {plan.nodes} nodes have finished, the last "
+        f"one {message['seconds']} s ago; still at work: {names(unfinished, plan)}"
+    )
+    return Message("HPC120", text)
+
+
+def _silent(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    text = (
+        f"no sign of {names(message['silent'], plan)} for {SILENCE} s; the job ends in "
+        f"{message['left']} s if it stays so"
+    )
+    return Message("HPC121", text)
+
+
+def _lost(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    text = (
+        f"the agent on {names([message['lost']], plan)} is gone; waiting for it to be "
+        "started again"
+    )
+    return Message("HPC123", text)
+
+
+def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Report a wait for the head: soon from one node, later from any."""
+    waited = message["looking"]
+    first = report.FIRST_REPORT if plan.node_rank == _second(plan) else report.ALONE
+    if waited < first or (waited - first) % report.NEXT_REPORT:
+        return None
+    text = (
+        f"waiting for the head node at {plan.endpoint} ({plan.reach}) for {waited} s: "
+        f"{message['found']}"
+    )
+    return Message("HPC113", text)
+
+
+def _second(plan: LaunchPlan) -> int:
+    """Return the node that speaks where the head does not."""
+    return 0 if plan.head else 1
+
+
+def failed(failure: Failure, plan: LaunchPlan) -> Message:
+    """Say why the job failed: the last line of node 0."""
+    return Message("HPC125", f"the job has failed: {_cause(failure, plan)}")
+
+
+def _cause(failure: Failure, plan: LaunchPlan) -> str:
+    where = names(failure.nodes, plan) or "another node"
+    if failure.kind is Kind.WORKER:
+        text = f"worker {failure.rank} on {where} {ending(failure.code)}"
+    elif failure.kind is Kind.SIGNAL:
+        text = f"the agent on {where} received {signal_name(failure.code)}"
+    elif failure.kind is Kind.LOST:
+        text = (
+            f"the agent on {where} is gone without a word: was it killed, or the "
+            "node lost?"
+        )
+    elif failure.kind is Kind.SILENT:
+        text = f"the agent on {where} did not answer for {failure.code} s"
+    elif failure.kind is Kind.MISSING:
+        text = (
+            f"{count(len(failure.nodes), 'node')} did not come within {failure.code} s "
+            f"(join_timeout): {where}"
+        )
+    elif failure.kind is Kind.REFUSED:
+        text = f"the agent on {where} does not belong here ({failure.text}); see there"
+    elif failure.kind is Kind.HEAD:
+        what = f"did not answer for {failure.code} s" if failure.code else "is gone"
+        head = plan.endpoint if plan.head is None else names([plan.head], plan)
+        text = f"the agent on the head node, {head}, {what}"
+    else:
+        text = f"the agent on {where} gave up: {failure.text}"
+    if failure.finished:
+        nodes = count(failure.finished, "node")
+        text += f"; no restart, because {nodes} had finished already"
+    return text
+
+
+def speaks(failure: Failure, plan: LaunchPlan) -> bool:
+    """Say whether this node reports the failure: the first one that is there."""
+    absent = set(failure.nodes) if failure.kind in _ABSENT else set()
+    if failure.kind is Kind.HEAD:
+        absent = {0 if plan.head is None else plan.head}
+    there = (rank for rank in range(plan.nodes) if rank not in absent)
+    return plan.node_rank == next(there, 0)
+
+
+_ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING)
+
+
+def ending(code: int) -> str:
+    """Say how a worker ended."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    memory = ": probably out of memory" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal_name(-code)}{memory}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def names(ranks: Sequence[int], plan: LaunchPlan) -> str:
+    """Write nodes by name, not too many."""
+    known = [
+        f"{plan.hosts[rank]} (node {rank})"
+        if 0 <= rank < len(plan.hosts)
+        else f"node {rank}"
+        for rank in ranks[:_SHOWN]
+    ]
+    more = len(ranks) - _SHOWN
+    return ", ".join(known) + (f" and {more} more" if more > 0 else "")
