@@ -94,7 +94,7 @@ def test_centre(centre: Centre, tmp_path: Path) -> None:
         )
     assert trained.returncode == 0, trained.stderr
     (line,) = lines(trained.stderr)
-    assert f"c10d rendezvous at {centre.head}:" in line
+    assert f"scheduler rendezvous at {centre.head}:" in line
     assert line.endswith(f", site {centre.site}")
     interface = centre.cluster.fast
     assert column(workers(done), *VARIABLES) == [

@@ -1,0 +1,124 @@
+"""Somebody else's program: does to a job's ports whatever it can.
+
+    hostile.py SECONDS MARKER HOST:PORT…
+
+Sends garbage and a gigabyte, holds connections open, pretends to be an agent, and where
+it finds a store, overwrites, deletes and appends to all its keys, with pickles that
+would create the file MARKER if anybody loaded them. Says how much of that it did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistError, TCPStore
+
+END = time.monotonic() + float(sys.argv[1])
+MARKER = sys.argv[2]
+PLACES = [
+    (host, int(port)) for host, _, port in (x.partition(":") for x in sys.argv[3:])
+]
+GIGABYTE = 2**30
+did: Counter[str] = Counter()
+
+
+class Payload:
+    """Creates the marker when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        """Tell pickle what to call."""
+        return Path.touch, (Path(MARKER),)
+
+
+def connected(place: tuple[str, int]) -> socket.socket:
+    """Connect, and do not wait for long."""
+    return socket.create_connection(place, timeout=2)
+
+
+def garbage(place: tuple[str, int]) -> None:
+    """Send what is no message, and messages that make no sense."""
+    lines = [
+        b"\x00\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[]\n", b"null\n",
+        b'{"hello":1}\n', b'{"hello":1,"job":[]}\n', b"[" * 100000 + b"\n",
+        pickle.dumps(Payload()), b'{"failed":{"kind":"worker"}}\n', b'{"join":0}\n',
+    ]  # fmt: skip
+    for line in lines:
+        with contextlib.suppress(OSError), connected(place) as opened:
+            did["garbage"] += 1
+            opened.sendall(line)
+            opened.recv(100)
+
+
+def flood(place: tuple[str, int]) -> None:
+    """Send a gigabyte without a line's end."""
+    with contextlib.suppress(OSError), connected(place) as opened:
+        for _ in range(GIGABYTE // 2**20):
+            opened.sendall(b"x" * 2**20)
+            did["megabytes"] += 1
+
+
+def hold(place: tuple[str, int]) -> None:
+    """Hold connections open, and say nothing."""
+    held = []
+    with contextlib.suppress(OSError):
+        for _ in range(300):
+            held.append(connected(place))
+            did["held"] += 1
+    time.sleep(max(END - time.monotonic(), 0))
+
+
+def pretend(place: tuple[str, int]) -> None:
+    """Say hello as an agent of each node rank, with the words of a real one."""
+    with contextlib.suppress(OSError), connected(place) as opened:
+        opened.sendall(b'{"hello":1,"job":"?"}\n')
+        answer = opened.makefile().readline()
+        job = json.loads(answer)["value"] if answer else ""
+    for rank in range(3):
+        said = {"hello": 1, "job": job, "run_id": job, "nodes": 3, "rank": rank,
+                "host": "evil", "pid": 1, "release": "1"}  # fmt: skip
+        with contextlib.suppress(OSError), connected(place) as opened:
+            did["pretended"] += 1
+            opened.sendall(json.dumps(said).encode() + b"\n")
+            opened.recv(1000)
+
+
+def spoil(place: tuple[str, int]) -> None:
+    """Spoil all keys of a store."""
+    payload = pickle.dumps(Payload()).decode("latin-1")
+    with contextlib.suppress(DistError):
+        # Only a store answers this; nobody else is asked to be one.
+        store = TCPStore(*place, is_master=False, timeout=timedelta(seconds=2))
+        while time.monotonic() < END:
+            for number, key in enumerate(store.list_keys()):
+                change = (store.set, store.append)[number % 2]
+                change(key, payload)
+                if number % 3 == 2:
+                    store.delete_key(key)
+                did["spoiled"] += 1
+
+
+def main() -> None:
+    """Do all at once, until the time is up."""
+    attacks = [garbage, flood, hold, pretend]
+    rest = PLACES[1:]
+    tasks = [(attack, PLACES[0]) for attack in attacks] + [(spoil, p) for p in rest]
+    threads = [threading.Thread(target=a, args=(p,), daemon=True) for a, p in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(END - time.monotonic(), 0.1))
+    sys.stdout.write(json.dumps(did) + "\n")
+    sys.stdout.flush()
+
+
+main()
