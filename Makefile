@@ -24,11 +24,11 @@ unit: .venv/installed
 	$(BIN)/python -m pytest tests/unit
 
 dropin: .venv/installed
-	$(BIN)/python -m pytest tests/dropin
+	$(BIN)/python -m pytest -n 2 tests/dropin
 
 cluster-test: .venv/installed
 	tests/cluster/install.sh
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
 
 # A shell on the login node of a Slurm cluster of three nodes, on this machine.
 cluster: .venv/installed

@@ -84,7 +84,8 @@ def _catch(signals: str) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for name in signals.split(","):
-        if name.strip():
+        # Of what is no signal, or cannot be caught, torch speaks later.
+        with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
             signal.signal(getattr(signal, name.strip()), _raise)
 
 

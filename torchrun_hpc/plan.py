@@ -406,7 +406,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         identity=job.identity,
         backend=SCHEDULER if _is_numbered(q) else q.backend,
         reach=here.reach,
-        ports=_ports(job, here),
+        ports=_ports(q, job, here),
         head=endpoint.node,
         is_head=is_head,
         hosts=job.nodes,
@@ -454,7 +454,10 @@ def _check_rendezvous(q: Inputs) -> None:
             "HPC110", f"{typed}: {choices(str(typed.value), kinds)}", everywhere=True
         )
     if typed.value == SCHEDULER and q.job is not None and not _is_numbered(q):
-        names = ("rdzv_backend", "nnodes", "rdzv_conf", "node_rank", "master_addr")
+        names = (
+            *("rdzv_backend", "nnodes", "rdzv_conf"),
+            *("node_rank", "master_addr", "master_port"),
+        )
         others = [str(q.options[name]) for name in names if name in q.options]
         raise LaunchError(
             "HPC126",
@@ -465,10 +468,11 @@ def _check_rendezvous(q: Inputs) -> None:
         )
 
 
-def _ports(job: Job, here: endpoints.View) -> tuple[int, ...]:
-    """Return the ports that the head tries: others too if none was typed."""
+def _ports(q: Inputs, job: Job, here: endpoints.View) -> tuple[int, ...]:
+    """Return the ports that the head tries: ours tries others if none was typed."""
     derived = endpoints.ports_of(job.identity)
-    return derived if here.port == derived[0] else (here.port,)
+    tries_all = _is_numbered(q) and here.port == derived[0]
+    return derived if tries_all else (here.port,)
 
 
 def _site(q: Inputs) -> Value | None:

@@ -5,7 +5,8 @@ set -eu
 PATH=$PATH:/usr/sbin:/sbin
 absent=
 for pair in slurmctld:slurm-wlm slurmd:slurm-wlm srun:slurm-wlm munged:munge \
-    ip:iproute2 nft:nftables nsenter:util-linux unshare:util-linux; do
+    ip:iproute2 nft:nftables nsenter:util-linux unshare:util-linux \
+    faketime:faketime; do
     command -v "${pair%%:*}" > /dev/null || absent="$absent ${pair#*:}"
 done
 [ -n "$absent" ] || exit 0

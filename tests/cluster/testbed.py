@@ -48,7 +48,7 @@ SLURM_PORTS = "6817, 6818, 60001-63000"  # slurmctld, slurmd, srun
 _SWITCH = "switch"
 _PROGRAMS = (
     *("slurmctld", "slurmd", "srun", "munged"),
-    *("ip", "nft", "nsenter", "unshare", "mount", "env"),
+    *("ip", "nft", "nsenter", "unshare", "mount", "env", "faketime"),
 )
 _CAP_SYS_ADMIN = 21
 _START_TIMEOUT_S = 30
@@ -459,7 +459,21 @@ class Cluster:
             )
         return foreign
 
+    def cut(self, host: str) -> None:
+        """Let nothing through on the fast network between a host and the others.
+
+        The interface stays up; its packets go nowhere, as behind a broken switch.
+        """
+        self._configure(_SWITCH, "ip", *self._fast_port(host), "nomaster")
+
+    def heal(self, host: str) -> None:
+        """Undo `cut`."""
+        self._configure(_SWITCH, "ip", *self._fast_port(host), "master", self.fast)
+
     # How it is made
+
+    def _fast_port(self, host: str) -> tuple[str, ...]:
+        return "link", "set", f"{self.fast}.{self._numbers[host]}"
 
     def _environ(self) -> dict[str, str]:
         return {

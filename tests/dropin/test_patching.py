@@ -23,6 +23,12 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from side_by_side import OURS, STOCK, clean_environ, end_group
+from torch.distributed.elastic.agent.server import api as agent_api
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+    subprocess_handler,
+)
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousParameters,
@@ -67,6 +73,15 @@ PLACES = [
     (c10d_rendezvous_backend, "TCPStore"),
     (static_tcp_rendezvous, "TCPStore"),
     (dynamic_rendezvous, "pickle"),
+    (agent_api.SimpleElasticAgent, "_rendezvous"),
+    (agent_api.SimpleElasticAgent, "_exit_barrier"),
+    (LocalElasticAgent, "_start_workers"),
+    (LocalElasticAgent, "_shutdown"),
+    (LocalElasticAgent, "_monitor_workers"),
+    (LocalElasticAgent, "_get_fq_hostname"),
+    (agent_api, "_get_fq_hostname"),
+    (multiprocessing_api.PContext, "close"),
+    (subprocess_handler, "Popen"),
 ]
 
 
@@ -164,6 +179,7 @@ def test_what_became_of_each() -> None:
     assert [outcome.name for outcome in outcomes] == [
         *("state_as_json", "fresh_store", "node_order"),
         *("listening", "waiting", "leaving"),
+        *("agent", "forwarding", "closing", "tied", "host_name"),
     ]
     assert patching.left_out(outcomes) == []
     for outcome in outcomes:

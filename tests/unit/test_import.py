@@ -55,7 +55,10 @@ assert "torch" not in sys.modules
 
 @pytest.mark.parametrize(
     "module",
-    ["cli", "schedulers", "sites", "network", "plan", "report"],
+    [
+        *("cli", "schedulers", "sites", "network", "plan", "report"),
+        *("rendezvous.head", "rendezvous.member", "rendezvous.wording"),
+    ],
 )
 def test_what_runs_before_torch_imports_none(python, module):
     done = python("-c", f"import torchrun_hpc.{module}")

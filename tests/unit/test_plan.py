@@ -1366,3 +1366,205 @@ def test_a_typed_site_that_has_no_effect(changes, noted):
     notes = [str(note) for note in planned(**changes).notes]
     expected = f"HPC077 --hpc_site=jsc has no effect on {noted}"
     assert notes == ([] if noted is None else [expected])
+
+
+# --- how the nodes meet -------------------------------------------------------------
+
+# Eight, drawn as the first one: of "19.0", "19.0 1", "19.0 2", ...
+PORTS = endpoints.ports_of("19.0")
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_nodes_that_the_scheduler_has_numbered_meet_by_their_numbers(rank):
+    made = planned(rank)
+    assert made.backend == "scheduler"
+    assert (made.identity, made.reach, made.head) == ("19.0", "10.20.0.1", 0)
+    assert made.ports == PORTS
+    assert made.ports[0] == PORT
+    assert made.is_head is (rank == 0)
+    assert made.endpoint == f"jwb0001i:{PORT}"
+
+
+# What is typed, and what becomes of it.
+KINDS = {
+    "nothing": ({}, "scheduler"),
+    "c10d, by name": ({"rdzv_backend": "c10d"}, "scheduler"),
+    "an id": ({"rdzv_id": "mine"}, "scheduler"),
+    "the number of nodes": ({"nnodes": "3"}, "scheduler"),
+    "a range of one": ({"nnodes": "3:3"}, "scheduler"),
+    "an endpoint": ({"rdzv_endpoint": "jwb0001:29400"}, "scheduler"),
+    "times": ({"rdzv_conf": "join_timeout=5"}, "scheduler"),
+    "auto": ({"hpc_rendezvous": "auto"}, "scheduler"),
+    "scheduler": ({"hpc_rendezvous": "scheduler"}, "scheduler"),
+    "scheduler and c10d": (
+        {"hpc_rendezvous": "scheduler", "rdzv_backend": "c10d"},
+        "scheduler",
+    ),
+    "torch's": ({"hpc_rendezvous": "c10d"}, "c10d"),
+    "nodes that come and go": ({"nnodes": "2:3"}, "c10d"),
+    "nodes that come and go, auto": (
+        {"nnodes": "2:3", "hpc_rendezvous": "auto"},
+        "c10d",
+    ),
+    "static": ({"rdzv_backend": "static"}, "static"),
+    "static, auto": ({"rdzv_backend": "static", "hpc_rendezvous": "auto"}, "static"),
+    "static, c10d": ({"rdzv_backend": "static", "hpc_rendezvous": "c10d"}, "static"),
+    "a master": ({"master_addr": "jwb0001"}, "static"),
+    "etcd": ({"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"}, "etcd"),
+    "a store in a file": (
+        {
+            "rdzv_backend": "c10d",
+            "rdzv_conf": "store_type=file",
+            "rdzv_endpoint": "/f",
+        },
+        "c10d",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_kind_of_rendezvous(case, rank):
+    options, expected = KINDS[case]
+    made = planned(rank, options=options)
+    assert made.backend == expected
+    # Torch's has one port, and so has who types one.
+    tries_all = expected == "scheduler" and "rdzv_endpoint" not in options
+    assert len(made.ports) == (8 if tries_all else 1)
+    # torchrun itself is told c10d: that is what it would be without us.
+    if expected == "scheduler" and "rdzv_backend" not in options:
+        assert made.options["rdzv_backend"].value == "c10d"
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_head_of_a_typed_endpoint(endpoint):
+    expected = ENDPOINTS[endpoint]
+    host, port = expected.number.rsplit(":", 1)
+    for rank in range(3):
+        made = planned(
+            rank,
+            options={"rdzv_backend": "c10d", "rdzv_endpoint": endpoint},
+            network=juelich(rank, hosts=ALIASES),
+        )
+        assert made.is_head is (rank == expected.host)
+        # Whose address is nobody's name is known to its owner only.
+        assert made.head in (None, expected.host)
+        assert made.reach == host
+        # Who types a port means that one.
+        assert made.ports == (PORTS if int(port) == PORT else (int(port),))
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_host", "is_head"),
+    [(0, "1", True), (0, "false", False), (1, "yes", True), (1, "0", False)],
+)
+def test_a_typed_host_is_the_head(rank, is_host, is_head):
+    made = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
+    assert made.is_head is is_head
+
+
+def test_several_steps_that_share_a_node_have_other_ports():
+    made = [planned(job=step(identity=f"19.{number}")) for number in range(2)]
+    assert set(made[0].ports).isdisjoint(made[1].ports)
+
+
+@pytest.mark.parametrize(
+    ("identity", "ports"),
+    [
+        # As `port_of`, of "19.0", "19.0 1" and so on.
+        ("19.0", (25592, 25875, 27324, 24349, 27631, 26166, 21124, 26447)),
+        ("123456_7.0-r1", (27106, 22904, 24784, 22369, 23448, 27470, 20122, 24018)),
+    ],
+)
+def test_ports_are_stable(identity, ports):
+    assert endpoints.ports_of(identity) == ports
+
+
+@given(st.text("0123456789._-r", min_size=1))
+def test_ports_are_some_and_differ(identity):
+    ports = endpoints.ports_of(identity)
+    assert ports[0] == endpoints.port_of(identity)
+    assert 5 <= len(ports) == len(set(ports)) <= 8
+    assert all(20000 <= port <= 28999 for port in ports)
+
+
+def test_jobs_that_share_their_first_port_do_not_share_the_others():
+    by_first = {}
+    for job in range(3000):
+        ports = endpoints.ports_of(f"{job}.0")
+        by_first.setdefault(ports[0], []).append(set(ports[1:]))
+    shared = [others for others in by_first.values() if len(others) > 1]
+    assert len(shared) > 300
+    assert not [1 for first, second, *_ in shared if first == second]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("c10", "--hpc_rendezvous=c10: Did you mean c10d? There are: auto, scheduler,"),
+        ("Scheduler", "Did you mean scheduler?"),
+        ("static", "There are: auto, scheduler, c10d"),
+        ("etcd", "There are: auto, scheduler, c10d"),
+    ],
+)
+def test_an_unknown_kind_of_rendezvous(value, text, rank):
+    error = refused("HPC110", text, rank, options={"hpc_rendezvous": value})
+    assert error.everywhere
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nnodes": "2:3"},
+        {"rdzv_backend": "static"},
+        {"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"},
+        {"node_rank": 0},
+        {"master_addr": "jwb0001"},
+        {"master_port": 29500},
+        {"rdzv_conf": "store_type=file"},
+    ],
+)
+def test_numbers_where_they_do_not_help(options, rank):
+    typed_options = {"hpc_rendezvous": "scheduler"} | options
+    error = refused("HPC126", "--hpc_rendezvous=scheduler, but", rank,
+                    options=typed_options)  # fmt: skip
+    assert error.everywhere
+    for name, value in options.items():
+        if name != "rdzv_endpoint":
+            assert f"--{name}={value}" in str(error)
+
+
+@pytest.mark.parametrize("options", [{}, {"nnodes": "3"}, {"rdzv_backend": "c10d"}])
+@pytest.mark.parametrize("value", ["auto", "scheduler", "c10d"])
+def test_a_kind_of_rendezvous_is_no_note(options, value):
+    made = planned(options={"hpc_rendezvous": value} | options)
+    assert made.notes == ()
+
+
+ONE_NODE = "a world of one node"
+
+
+@pytest.mark.parametrize(
+    ("changes", "noted"),
+    [
+        ({"job": None}, ONE_NODE),
+        ({"job": ONE_NODE_JOBS["step"]}, ONE_NODE),
+        ({"options": {"standalone": True}}, ONE_NODE),
+        ({"options": {"nnodes": "1"}}, ONE_NODE),
+        (
+            {"job": None, "options": {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}},
+            "nodes that no scheduler has named",
+        ),
+    ],
+)
+def test_a_typed_kind_of_rendezvous_that_has_no_effect(changes, noted):
+    for value in ("scheduler", "auto", "c10d"):
+        options = {"hpc_rendezvous": value} | changes.get("options", {})
+        made = planned(**changes | {"options": options})
+        notes = [str(note) for note in made.notes]
+        expected = f"HPC077 --hpc_rendezvous=scheduler has no effect on {noted}"
+        assert notes == ([expected] if value == "scheduler" else [])
+        assert made.backend != "scheduler"
+        assert not made.is_head

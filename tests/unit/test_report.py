@@ -92,6 +92,7 @@ def test_readme_shows_the_line_that_is_printed():
     shown = plan(
         title="Slurm 123456.0",
         nodes=4,
+        backend="scheduler",
         endpoint=f"jwb0001i:{port}",
         listen=("10.20.0.1", port),
         interface="ib0",

@@ -128,7 +128,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
     """
     start = time.monotonic()
     # Node 1 speaks for all first; who waits longer than that may be alone.
-    report_at = report.FIRST_REPORT if plan.node_rank == 1 else report.NEXT_REPORT
+    report_at = report.FIRST_REPORT if plan.node_rank == 1 else report.ALONE
     while True:
         waited = time.monotonic() - start
         try:

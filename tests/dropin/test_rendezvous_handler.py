@@ -1,0 +1,605 @@
+"""What torch's agent sees of our rendezvous, and how a launch with it ends."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import (
+    ChildFailedError,
+    ProcessFailure,
+)
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+
+from torchrun_hpc import ending, report
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.rendezvous import handler as handlers
+from torchrun_hpc.rendezvous.handler import (
+    AgentStore,
+    Creator,
+    HeadMissingError,
+    JobFailedError,
+    SchedulerRendezvous,
+)
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = "127.0.0.2"
+HOSTS = ("n0", "n1")
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        return int(probe.getsockname()[1])
+
+
+def _together(*functions: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return [
+            future.result(30) for future in [pool.submit(each) for each in functions]
+        ]
+
+
+class Job:
+    """Two nodes of a job in one process."""
+
+    def __init__(self) -> None:
+        self.ports: tuple[int, ...] = (_free_port(),)
+        self._handlers: list[SchedulerRendezvous] = []
+
+    def plan(self, rank: int, **changes: Any) -> LaunchPlan:
+        values: dict[str, Any] = {
+            "title": "Slurm 19.0",
+            "nodes": 2,
+            "node_rank": rank,
+            "workers": 1,
+            "speaks": rank == 0,
+            "endpoint": f"n0:{self.ports[0]}",
+            "identity": "19.0",
+            "backend": "scheduler",
+            "reach": HERE,
+            "ports": self.ports,
+            "head": 0,
+            "is_head": rank == 0,
+            "hosts": HOSTS,
+            "address": HERE,
+            "listen": (HERE, self.ports[0]) if rank == 0 else None,
+        }
+        return LaunchPlan(**values | changes)
+
+    def handler(
+        self,
+        rank: int,
+        *,
+        run_id: str = "mine",
+        max_restarts: int = 0,
+        conf: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> SchedulerRendezvous:
+        """Make the handler of a node, as torch does."""
+        conf = {"join_timeout": 10} | (conf or {})
+        parameters = RendezvousParameters(
+            "scheduler", f"{HERE}:{self.ports[0]}", run_id, 2, 2, HERE, **conf
+        )
+        made = SchedulerRendezvous(self.plan(rank, **changes), parameters, max_restarts)
+        self._handlers.append(made)
+        return made
+
+    def close(self) -> None:
+        for each in sorted(self._handlers, key=lambda h: h._head is not None):
+            each.leave()  # the head last
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+# --- rounds -------------------------------------------------------------------------
+
+
+def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
+    made = [job.handler(rank, max_restarts=1) for rank in (0, 1)]
+    ports = set()
+    for number in range(2):
+        infos = _together(*(each.next_rendezvous for each in made))
+        assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
+        assert infos[0].bootstrap_store_info == infos[1].bootstrap_store_info
+        assert infos[0].bootstrap_store_info.master_addr == HERE
+        ports.add(infos[0].bootstrap_store_info.master_port)
+        assert [each.restarts for each in made] == [number] * 2
+        assert [each.num_nodes_waiting() for each in made] == [0, 0]
+        if number == 0:
+            made[1].watch({1: lambda: 7})
+            end = time.monotonic() + 10
+            while not all(each.num_nodes_waiting() for each in made):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+    assert len(ports) == 2  # no worker meets what a dead one has left
+    assert _together(*(each.finish for each in made)) == [True, True]
+    assert not any(each.is_closed() for each in made)
+    assert made[1].shutdown()
+    assert made[0].shutdown()
+
+
+def test_what_torch_asks_a_handler(job: Job) -> None:
+    made = job.handler(0)
+    assert (made.get_backend(), made.get_run_id()) == ("scheduler", "mine")
+    assert made.use_agent_store
+    assert (made.num_nodes_waiting(), made.is_closed(), made.restarts) == (0, False, 0)
+    made.set_closed()
+    made.give_up(Failure(Kind.AGENT))
+    made.watch({0: lambda: 1})
+    made.stop_watching(look=True)
+    assert made.finish()
+    assert made.shutdown()
+
+
+def test_the_workers_store_listens_on_one_address_and_works(job: Job) -> None:
+    made = [job.handler(rank) for rank in (0, 1)]
+    info = _together(*(each.next_rendezvous for each in made))[1].bootstrap_store_info
+    listening = {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr.port == info.master_port
+    }
+    assert listening == {HERE}
+    workers: Any = dist.TCPStore(info.master_addr, info.master_port, is_master=False)
+    workers.set("key", "value")
+    assert workers.get("key") == b"value"
+
+
+@pytest.mark.parametrize(("value", "shares"), [("1", False), ("0", True), ("", True)])
+def test_a_store_of_worker_0s_own(
+    job: Job, value: str, *, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", value)
+    made = [job.handler(rank) for rank in (0, 1)]
+    assert made[0].use_agent_store is shares
+    info = _together(*(each.next_rendezvous for each in made))[1].bootstrap_store_info
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        answers = probe.connect_ex((info.master_addr, info.master_port)) == 0
+    assert answers is shares  # the port is worker 0's to open
+
+
+def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
+    made = [
+        job.handler(rank, address=None, listen=None, reach="127.0.0.1")
+        for rank in (0, 1)
+    ]
+    info = _together(*(each.next_rendezvous for each in made))[1].bootstrap_store_info
+    for port in (job.ports[0], info.master_port):
+        for address in ("127.0.0.1", HERE):
+            socket.create_connection((address, port), timeout=5).close()
+
+
+def test_node_0_need_not_be_the_head(job: Job) -> None:
+    listen = (HERE, job.ports[0])
+    made = [
+        job.handler(0, is_head=False, listen=None, head=1),
+        job.handler(1, is_head=True, listen=listen, head=1),
+    ]
+    infos = _together(*(each.next_rendezvous for each in made))
+    assert [info.rank for info in infos] == [0, 1]
+    assert _together(*(each.finish for each in made)) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("conf", "silence", "join"),
+    [
+        ({}, 120, 10),
+        ({"join_timeout": "77"}, 120, 77),
+        ({"keep_alive_interval": "20"}, 60, 10),
+        ({"keep_alive_max_attempt": "100"}, 500, 10),
+        ({"keep_alive_interval": "7", "keep_alive_max_attempt": "6"}, 42, 10),
+    ],
+)
+def test_what_counts_of_rdzv_conf(
+    job: Job, conf: dict[str, str], silence: int, join: int
+) -> None:
+    terms = job.handler(0, conf=conf, max_restarts=5)._terms
+    assert (terms.silence_timeout, terms.join_timeout) == (silence, join)
+    assert (terms.job, terms.run_id, terms.nodes) == ("19.0", "mine", 2)
+    assert (terms.head, terms.max_restarts) == (0, 5)
+
+
+# --- failures -----------------------------------------------------------------------
+
+
+def _wait_for_failure(made: SchedulerRendezvous) -> Failure:
+    end = time.monotonic() + 10
+    while made.failure is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return made.failure
+
+
+def test_a_failure_of_another_node(job: Job) -> None:
+    made = [job.handler(rank) for rank in (0, 1)]
+    _together(*(each.next_rendezvous for each in made))
+    made[1].give_up(Failure(Kind.SIGNAL, code=15))
+    expected = Failure(Kind.SIGNAL, (1,), code=15)
+    assert _wait_for_failure(made[0]) == expected
+    for call in (made[0].num_nodes_waiting, made[0].next_rendezvous):
+        with pytest.raises(JobFailedError) as caught:
+            call()
+        assert caught.value.failure == expected
+    assert made[0].is_closed()
+    assert made[0].finish() is False
+
+
+def test_a_failure_of_an_own_worker_is_for_torch_to_report(job: Job) -> None:
+    made = [job.handler(rank) for rank in (0, 1)]
+    _together(*(each.next_rendezvous for each in made))
+    made[1].watch({1: lambda: -11})
+    assert _wait_for_failure(made[1]).code == -11
+    assert made[1].num_nodes_waiting() == 0
+    assert _wait_for_failure(made[0]).code == -11
+    with pytest.raises(JobFailedError):
+        made[0].num_nodes_waiting()
+
+
+def test_no_head(job: Job) -> None:
+    made = job.handler(1, conf={"join_timeout": 1})
+    with pytest.raises(HeadMissingError) as caught:
+        made.next_rendezvous()
+    said = caught.value.said
+    assert said.code == "HPC112"
+    assert said.text == (
+        f"no head node at n0:{job.ports[0]} ({HERE}) within 1 s (join_timeout): port "
+        f"{job.ports[0]}: nobody listens. Has the job started on that node? May this "
+        "node connect to it?"
+    )
+
+
+def test_a_head_whose_port_is_taken(job: Job) -> None:
+    with (
+        socket.create_server((HERE, job.ports[0])),
+        pytest.raises(LaunchError) as caught,
+    ):
+        job.handler(0).next_rendezvous()
+    assert caught.value.code == "HPC111"
+    for part in (
+        f"cannot listen on {HERE}: port {job.ports[0]}: Address already in use",
+        f"{psutil.Process().name()} (pid {os.getpid()}",
+        f"--rdzv_endpoint={HERE}:PORT",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_head_takes_the_first_port_that_is_free(job: Job) -> None:
+    job.ports = tuple(_free_port() for _ in range(3))
+    with socket.create_server((HERE, job.ports[0])):
+        made = [job.handler(rank) for rank in (0, 1)]
+        infos = _together(*(each.next_rendezvous for each in made))
+    assert len(infos) == 2
+    socket.create_connection((HERE, job.ports[1]), timeout=5).close()
+
+
+def test_a_head_whose_ports_are_all_taken(job: Job) -> None:
+    job.ports = tuple(_free_port() for _ in range(2))
+    with (
+        socket.create_server((HERE, job.ports[0])),
+        socket.create_server((HERE, job.ports[1])),
+        pytest.raises(LaunchError, match=f"port {job.ports[1]}: ") as caught,
+    ):
+        job.handler(0).next_rendezvous()
+    assert caught.value.code == "HPC111"
+
+
+# What is otherwise on node 1, and what it says.
+REFUSED = {
+    "HPC115": ({}, "has another agent of node 1 already: process "),
+    "HPC117": ({"run_id": "other"}, "--rdzv_id=other here, but mine on the head node"),
+    "HPC118": ({"nodes": 3}, "this is node 1 of 3, but the head node at "),
+    "HPC119": ({"identity": "20.0"}, "is of another job, 19.0; this is 20.0. "),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_an_agent_that_the_head_does_not_let_in(
+    job: Job, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, text = REFUSED[code]
+    job.handler(0).connect()
+    if code == "HPC115":
+        job.handler(1).connect()
+        pid = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    with pytest.raises(LaunchError) as caught:
+        job.handler(1, **changes).connect()
+    assert caught.value.code == code
+    assert text in str(caught.value)
+    assert f"{HERE}:{job.ports[0]}" in str(caught.value)
+    assert not caught.value.everywhere
+
+
+def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.handler(0).connect()
+    monkeypatch.setattr("torchrun_hpc.rendezvous.member.VERSION", 2)
+    with pytest.raises(LaunchError) as caught:
+        job.handler(1).connect()
+    assert caught.value.code == "HPC116"
+    assert "which speaks another protocol" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "store", [None, "x", [], [HERE], [HERE, 0], [HERE, 65536], [5, 5], [HERE, "5"]]
+)
+def test_a_head_that_does_not_say_where_the_workers_meet(store: Any) -> None:
+    with pytest.raises(RendezvousError, match="did not say where"):
+        handlers._address({"go": 0, "store": store})
+
+
+# --- open files ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised"),
+    [
+        ((1024, 4096), 3256),
+        ((4096, 4096), None),
+        ((1024, resource.RLIM_INFINITY), 3256),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
+        ((1024, 2000), 2000),
+    ],
+)
+def test_a_limit_of_open_files(
+    job: Job,
+    limits: tuple[int, int],
+    raised: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: made.append(new))
+    job.handler(0)._raise_limit(3000)
+    assert made == ([] if raised is None else [(raised, limits[1])])
+    expected = (
+        "torchrun_hpc: warning: HPC122 this node may have 2000 open files (ulimit -Hn),"
+        " and 3000 connections may come: ask for more\n"
+    )
+    assert capsys.readouterr().err == (expected if raised == 2000 else "")
+
+
+# --- the store of torch's agents ----------------------------------------------------
+
+
+def test_the_agents_store(job: Job) -> None:
+    made = [job.handler(rank) for rank in (0, 1)]
+    stores: list[Any] = [AgentStore(member) for member in _together(
+        *(each.connect for each in made)
+    )]  # fmt: skip
+    stores[0].set("text", "jülich €")
+    stores[0].set("bytes", bytes(range(256)))
+    stores[1].multi_set(["a", "b"], [b"1", "2"])
+    assert stores[1].get("text") == "jülich €".encode()
+    assert stores[1].get("bytes") == bytes(range(256))
+    assert stores[0].multi_get(["b", "a"]) == [b"2", b"1"]
+    assert stores[0].add("a", 4) == 5
+    assert stores[0].check(["a", "text"]) is True
+    assert stores[0].check(["a", "c"]) is False
+    stores[0].wait(["a", "b"])
+    assert stores[0].timeout == timedelta(seconds=300)
+    stores[0].set_timeout(timedelta(seconds=0.2))
+    for question in (
+        lambda: stores[0].get("c"),
+        lambda: stores[0].wait(["c"]),
+        lambda: stores[1].wait(["c"], timedelta(seconds=0.1)),
+    ):
+        with pytest.raises(dist.DistStoreError, match="no answer within 0 s"):
+            question()
+    made[0].give_up(Failure(Kind.AGENT, text="why"))
+    with pytest.raises(JobFailedError):
+        stores[1].get("c")
+
+
+# --- torch's registry ---------------------------------------------------------------
+
+
+def test_a_second_launch_in_one_process(job: Job) -> None:
+    for nodes in (2, 3):
+        creator = handlers.register(job.plan(1, nodes=nodes), 4)
+        parameters = RendezvousParameters(
+            "scheduler", "", "mine", nodes, nodes, join_timeout=1
+        )
+        made = rendezvous_handler_registry.create_handler(parameters)
+        assert made is creator.handler
+        assert isinstance(made, SchedulerRendezvous)
+        assert (made._terms.nodes, made._terms.max_restarts) == (nodes, 4)
+    assert creator != object()
+
+
+# --- how a launch ends --------------------------------------------------------------
+
+
+class Spoken(Creator):
+    """A creator whose handler records what the others would hear."""
+
+    def __init__(self, plan: LaunchPlan, failure: Failure | None = None) -> None:
+        super().__init__(plan, 0)
+        self.said: list[Failure] = []
+        self.left = 0
+        spoken = self
+
+        class Recording:
+            def __init__(self) -> None:
+                self.failure = failure
+
+            def give_up(self, said: Failure) -> None:
+                spoken.said.append(said)
+                self.failure = self.failure or said
+
+            def leave(self) -> None:
+                spoken.left += 1
+
+        self.handler: Any = Recording()
+
+
+@pytest.fixture
+def signals_again() -> Iterator[None]:
+    old = {number: signal.getsignal(number) for number in (1, 2, 3, 15)}
+    yield
+    for number, handle in old.items():
+        signal.signal(number, handle)
+
+
+@pytest.fixture
+def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return what is to be written when Python ends."""
+    registered: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda *args: registered.append(args))
+    return registered
+
+
+def _signal(number: signal.Signals) -> SignalException:
+    return SignalException(f"signal {number}", number)
+
+
+def _child_failed() -> ChildFailedError:
+    failure = ProcessFailure(local_rank=1, pid=5, exitcode=-9, error_file="none")
+    return ChildFailedError("train.py", {5: failure})
+
+
+# What is raised; what the others hear; the exit code, or the exception that stays.
+ENDINGS = {
+    "well": (None, None, None),
+    "workers that failed": (
+        _child_failed(),
+        Failure(Kind.WORKER, rank=5, code=-9),
+        ChildFailedError,
+    ),
+    "a failure elsewhere": (
+        JobFailedError(Failure(Kind.LOST, (1,))),
+        None,
+        1,
+    ),
+    "a signal": (
+        _signal(signal.SIGTERM),
+        Failure(Kind.SIGNAL, code=15),
+        1,
+    ),
+    "a signal before the workers": (
+        ending._EarlySignal("signal 15", signal.SIGTERM),
+        Failure(Kind.SIGNAL, code=15),
+        143,
+    ),
+    "a full disk": (
+        OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),  # noqa: S108
+        Failure(Kind.AGENT, text="No space left on device: /tmp/x"),
+        1,
+    ),
+    "wrong use": (
+        LaunchError("HPC111", "cannot listen"),
+        Failure(Kind.AGENT, text="HPC111 cannot listen"),
+        LaunchError,
+    ),
+    "anything else": (
+        ValueError("why"),
+        Failure(Kind.AGENT, text="ValueError why"),
+        ValueError,
+    ),
+}
+
+
+@pytest.mark.usefixtures("signals_again")
+@pytest.mark.parametrize("case", ENDINGS)
+def test_an_end(
+    job: Job, case: str, at_exit: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    raised, said, code = ENDINGS[case]
+    there = Failure(Kind.LOST, (1,)) if case == "a failure elsewhere" else None
+    creator = Spoken(job.plan(0), there)
+
+    def launch() -> None:
+        with ending.together(job.plan(0), creator, SIGNALS):
+            if raised is not None:
+                raise raised
+
+    if code is None:
+        launch()
+    elif isinstance(code, int):
+        with pytest.raises(SystemExit) as caught:
+            launch()
+        assert caught.value.code == code
+    else:
+        with pytest.raises(code):
+            launch()
+    assert creator.said == ([] if said is None else [said])
+    assert creator.left == 1
+    assert len(at_exit) == (code is not None)
+    err = capsys.readouterr().err
+    expected = "torchrun_hpc: error: HPC127 on n0: No space left on device: /tmp/x\n"
+    assert err == (expected if case == "a full disk" else "")
+
+
+@pytest.mark.usefixtures("signals_again")
+def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -> None:
+    failure = Failure(Kind.WORKER, (1,), rank=5, code=-9)
+    for rank in (0, 1):
+        creator = Spoken(job.plan(rank), failure)
+        with (
+            pytest.raises(SystemExit),
+            ending.together(job.plan(rank), creator, SIGNALS),
+        ):
+            pass  # its own workers have done well
+    ((write, message, _stream, kind),) = at_exit
+    assert write is report.line
+    why = "worker 5 on n1 (node 1) was killed by SIGKILL (9): probably out of memory"
+    assert str(message) == f"HPC125 the job has failed: {why}"
+    assert kind == "error"
+
+
+@pytest.mark.usefixtures("signals_again")
+def test_signals_before_there_are_workers(job: Job) -> None:
+    creator = Spoken(job.plan(1))
+
+    def launch() -> None:
+        with ending.together(job.plan(1), creator, " SIGTERM, SIGUSR9,,SIGKILL,signal"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+
+    with pytest.raises(SystemExit) as caught:
+        launch()
+    assert caught.value.code == 143
+    assert creator.said == [Failure(Kind.SIGNAL, code=15)]
+
+
+def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def launch() -> None:
+        with ending.together(job.plan(0), Spoken(job.plan(0)), SIGNALS):
+            pass
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
