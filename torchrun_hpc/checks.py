@@ -100,9 +100,10 @@ def configure(args: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory(dir=trial.log_dir):
                 pass  # torch makes one there, much later
         except (ValueError, AssertionError, RuntimeError, OSError) as error:
-            raise LaunchError(
-                "HPC015", f"torchrun does not take this command line: {error}"
-            ) from None
+            fault = "torchrun does not take this command line"
+            if isinstance(error, OSError):
+                fault = "torchrun cannot make its folder for logs"
+            raise LaunchError("HPC015", f"{fault}: {error}") from None
     if args.no_python and shutil.which(args.training_script) is None:
         raise LaunchError(
             "HPC016",

@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torchrun_hpc import describing, rdzvconf, report
 from torchrun_hpc.errors import Message
 from torchrun_hpc.inputs import C10D, SCHEDULER, STATIC, Value
+from torchrun_hpc.rendezvous import handler
 from torchrun_hpc.rendezvous.handler import AgentStore, SchedulerRendezvous
 
 if TYPE_CHECKING:
@@ -94,15 +95,16 @@ def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
 @contextlib.contextmanager
 def _opened(args: argparse.Namespace, plan: LaunchPlan, limit: int) -> Iterator[Any]:
     """Open the store of the rendezvous."""
-    parameters = _parameters(args, plan, limit)
     if plan.backend == SCHEDULER:
-        rendezvous = SchedulerRendezvous(plan, parameters, args.max_restarts)
+        rendezvous = SchedulerRendezvous(
+            plan, handler.parameters(args, plan), args.max_restarts
+        )
         try:
             yield AgentStore(rendezvous.connect(limit))
         finally:
             rendezvous.leave()
     else:
-        yield create_backend(parameters)[1]
+        yield create_backend(_parameters(args, plan, limit))[1]
 
 
 def _exchange(
@@ -143,7 +145,7 @@ def _parameters(
 ) -> RendezvousParameters:
     """Return those of torch's c10d; the static rendezvous has the same store."""
     conf: dict[str, str] = {"is_host": str(int(plan.node_rank == 0))}
-    if plan.backend != STATIC:
+    if plan.backend == C10D:
         conf = rdzvconf.parse(Value(args.rdzv_conf, "--rdzv_conf"))
     conf["read_timeout"] = str(limit)
     return RendezvousParameters(

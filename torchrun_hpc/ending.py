@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc import report
 from torchrun_hpc.errors import LaunchError, Message
@@ -69,6 +70,9 @@ def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]
         code = FAILED
     except BaseException as error:
         name = error.code if isinstance(error, LaunchError) else type(error).__name__
+        if isinstance(error, LaunchError) and not error.everywhere:
+            with contextlib.suppress(LaunchError, RendezvousError):
+                creator.connect()  # or the others would wait for this node
         _give_up(creator, Failure(Kind.AGENT, text=f"{name} {error}"))
         _leave(plan, creator)
         raise

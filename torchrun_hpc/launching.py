@@ -128,16 +128,16 @@ def _launch(
         debugging.switch_on(os.environ, socket.gethostname(), rank)
     q, made = _plan(args, typed, job, command)
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
-    checks.configure(args)
-    _check_port(made)
-    outcomes = patching.apply_patches(made)
     try:
-        if getattr(args, "hpc_dry_run", None):
-            sys.exit(_dry_run(args, q, made, outcomes))
-        _announce(made, patching.left_out(outcomes))
-        signals.leave_to_torch(getattr(args, "signals_to_handle", "").split(","))
-        signals.begin(scheduled=job is not None)
         with _rendezvous(args, made):
+            checks.configure(args)
+            _check_port(made)
+            outcomes = patching.apply_patches(made)
+            if getattr(args, "hpc_dry_run", None):
+                sys.exit(_dry_run(args, q, made, outcomes))
+            _announce(made, patching.left_out(outcomes))
+            signals.leave_to_torch(getattr(args, "signals_to_handle", "").split(","))
+            signals.begin(scheduled=job is not None)
             record(run)(args)
     except ImportError as error:  # a backend's package; torch has a stub for one
         raise LaunchError(
@@ -188,9 +188,10 @@ def _rendezvous(
     args: argparse.Namespace, made: LaunchPlan
 ) -> contextlib.AbstractContextManager[None]:
     """Let torch find our rendezvous, if it is the one."""
-    if made.backend != SCHEDULER:
+    if made.backend != SCHEDULER or getattr(args, "hpc_dry_run", None):
         return contextlib.nullcontext()
-    creator = handler.register(made, args.max_restarts)
+    parameters = handler.parameters(args, made)
+    creator = handler.register(made, args.max_restarts, parameters)
     args.rdzv_backend = SCHEDULER
     names = getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
     return ending.together(made, creator, names)

@@ -447,11 +447,7 @@ while True:
 """
 
 
-@fault(
-    "The port is taken",
-    broken="a port that nobody listened on at first, and a stranger does later, hides "
-    "those behind it for half a minute",
-)
+@fault("The port is taken")
 def port_taken(job: Job) -> Seconds:
     """By others, who take connections and never answer.
 
@@ -599,10 +595,7 @@ def disk_full(job: Job) -> Seconds:
     return {"end": end}
 
 
-@fault(
-    "There is no room for the folder of --log-dir",
-    broken="the other nodes are not told, and wait for join_timeout",
-)
+@fault("There is no room for the folder of --log-dir")
 def disk_full_at_first(job: Job) -> Seconds:
     """On node 1, as before, but even before the nodes have met.
 
@@ -635,10 +628,7 @@ def disk_fills(job: Job) -> Seconds:
     return {}
 
 
-@fault(
-    "The job is suspended",
-    broken="agents are asked every 5 s, so with a limit of 5 s any job ends",
-)
+@fault("The job is suspended")
 def suspended(job: Job) -> Seconds:
     """For 12 s, by `scontrol suspend`, where an agent may be silent for 5 s only.
 

@@ -52,11 +52,18 @@ class Table:
     def __init__(self, **terms):
         self.meeting = Meeting(replace(TERMS, **terms))
         self.nodes = self.meeting.terms.nodes
+        self.news = []
 
     def heard(self):
-        """Return what was sent since the last time: connection to messages."""
+        """Return what was sent since the last time: connection to messages.
+
+        But for the news of a restart, which has a test of its own.
+        """
         sent = defaultdict(list)
         for connection, message in self.meeting.outbox:
+            if "restart" in message:
+                self.news.append((connection, message))
+                continue
             sent[connection].append("close" if message is CLOSE else message)
         self.meeting.outbox.clear()
         return dict(sent)
@@ -281,6 +288,13 @@ def test_no_end_of_a_round_that_does_not_run(done):
 
 
 # --- agents that are gone -----------------------------------------------------------
+
+
+def test_the_user_hears_of_a_restart_and_why():
+    table = Table(max_restarts=1)
+    table.all_at_work()
+    table.say(1, died=protocol.packed(DIED), round=0)
+    assert table.news == [(0, {"restart": 1, "because": protocol.packed(DIED)})]
 
 
 def test_an_agent_is_lost_for_good():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchrun_hpc.plan import LaunchPlan
 from torchrun_hpc.rendezvous import protocol, wording
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed
 
 
 def plan(node_rank=0, **changes):
@@ -58,6 +58,13 @@ TOLD = {
         (
             "HPC123 the agent on jwb0003 (node 2) is gone; waiting for it to be "
             "started again"
+        ),
+    ),
+    "a restart": (
+        {"restart": 1, "because": packed(Failure(Kind.WORKER, (1,), rank=5, code=3))},
+        (
+            "HPC128 restart 1 of all workers: worker 5 on jwb0002 (node 1) ended with "
+            "exit code 3"
         ),
     ),
     "nothing": ({}, None),
@@ -130,7 +137,10 @@ FAILED = {
     ),
     "an agent that is gone": (
         Failure(Kind.LOST, (1,)),
-        f"the agent on {NODE} is gone without a word: was it killed, or the node lost?",
+        (
+            f"the agent on {NODE} is gone without a word: it was killed, or the node "
+            "is lost"
+        ),
     ),
     "an agent that is silent": (
         Failure(Kind.SILENT, (1,), code=120),
@@ -183,8 +193,8 @@ FAILED = {
     "no restart, of several": (
         Failure(Kind.LOST, (1,), finished=2),
         (
-            f"the agent on {NODE} is gone without a word: was it killed, or the node "
-            "lost?; no restart, because 2 nodes had finished already"
+            f"the agent on {NODE} is gone without a word: it was killed, or the node "
+            "is lost; no restart, because 2 nodes had finished already"
         ),
     ),
 }

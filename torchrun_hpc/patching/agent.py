@@ -15,7 +15,11 @@ from torch.distributed.elastic.agent.server import api, local_elastic_agent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from torchrun_hpc.patching.replacing import has, replace
-from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, exit_code_of
+from torchrun_hpc.rendezvous.handler import (
+    RoundOverError,
+    SchedulerRendezvous,
+    exit_code_of,
+)
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 
 if TYPE_CHECKING:
@@ -73,7 +77,12 @@ def _counting(original: Any) -> Any:
 
     @functools.wraps(original)
     def rendezvous(self: Any, worker_group: Any) -> Any:
-        answer = original(self, worker_group)
+        while True:
+            try:
+                answer = original(self, worker_group)
+                break
+            except RoundOverError:
+                continue  # an agent was lost before the workers could start
         handler = _handler(self)
         if handler is not None:
             left = worker_group.spec.max_restarts - handler.restarts

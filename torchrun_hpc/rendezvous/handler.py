@@ -22,18 +22,26 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc import __version__, endpoints, report
+from torchrun_hpc import __version__, endpoints, rdzvconf, report
 from torchrun_hpc.errors import LaunchError, Message, count
-from torchrun_hpc.inputs import SCHEDULER
+from torchrun_hpc.inputs import SCHEDULER, Value
 from torchrun_hpc.network import bound_socket, port_holder
 from torchrun_hpc.rendezvous import member as membership
 from torchrun_hpc.rendezvous import wording
 from torchrun_hpc.rendezvous.head import BACKLOG, Head
 from torchrun_hpc.rendezvous.meeting import Terms
-from torchrun_hpc.rendezvous.member import JobFailed, Member, NoHead, Refused, Where
+from torchrun_hpc.rendezvous.member import (
+    JobFailed,
+    Member,
+    NoHead,
+    Refused,
+    RoundOver,
+    Where,
+)
 from torchrun_hpc.rendezvous.protocol import Failure, Hello, Refusal
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.plan import LaunchPlan
@@ -50,6 +58,9 @@ _UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 # Files that a process needs beside its connections.
 _OTHER_FILES = 256
 
+# Seconds that an agent looks for the others only to say that it cannot go on.
+_MOMENT = 10.0
+
 
 class JobFailedError(RendezvousError):
     """The job has failed; this agent is to stop its workers."""
@@ -57,6 +68,10 @@ class JobFailedError(RendezvousError):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.kind.value)
         self.failure = failure
+
+
+class RoundOverError(RendezvousError):
+    """The round is over before the workers could start: join the next one."""
 
 
 class HeadMissingError(RendezvousConnectionError):
@@ -372,6 +387,8 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
             raise _torch.DistStoreError(
                 f"no answer within {limit.total_seconds():.0f} s"
             ) from None
+        except RoundOver:
+            raise RoundOverError from None
         except JobFailed as failed:
             raise JobFailedError(failed.failure) from None
 
@@ -386,6 +403,7 @@ class Creator:
 
     plan: LaunchPlan
     max_restarts: int
+    parameters: RendezvousParameters | None = None
     handler: SchedulerRendezvous | None = None
 
     def __call__(self, parameters: RendezvousParameters) -> SchedulerRendezvous:
@@ -393,15 +411,40 @@ class Creator:
         self.handler = SchedulerRendezvous(self.plan, parameters, self.max_restarts)
         return self.handler
 
+    def connect(self) -> None:
+        """Find the others before torch does, for a moment only."""
+        if self.handler is None and self.parameters is not None:
+            self(self.parameters).connect(_MOMENT)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Creator)
 
     __hash__ = object.__hash__
 
 
-def register(plan: LaunchPlan, max_restarts: int) -> Creator:
-    """Let torch find this rendezvous under its name."""
-    creator = Creator(plan, max_restarts)
+def parameters(args: argparse.Namespace, plan: LaunchPlan) -> RendezvousParameters:
+    """Return what torch makes of its arguments."""
+    conf = rdzvconf.parse(Value(args.rdzv_conf, "--rdzv_conf"))
+    nodes = plan.nodes
+    endpoint, local = args.rdzv_endpoint, getattr(args, "local_addr", None)
+    return RendezvousParameters(
+        SCHEDULER, endpoint, args.rdzv_id, nodes, nodes, local, **conf
+    )
+
+
+def register(
+    plan: LaunchPlan,
+    max_restarts: int,
+    parameters: RendezvousParameters | None = None,
+) -> Creator:
+    """Let torch find this rendezvous under its name.
+
+    Args:
+        plan: What is planned on this node.
+        max_restarts: How often the job may restart.
+        parameters: What torch will ask with, for a fault that comes before.
+    """
+    creator = Creator(plan, max_restarts, parameters)
     rendezvous_handler_registry.register(SCHEDULER, creator)
     return creator
 

@@ -105,6 +105,7 @@ class Meeting:
 
     def __post_init__(self) -> None:
         """Start with nobody there."""
+        self._beat = min(BEAT, max(1, self.terms.silence_timeout // 3))
         self._agents: dict[int, _Agent] = {}
         self._ranks: dict[Hashable, int] = {}
         self._candidates: dict[int, _Agent] = {}
@@ -178,7 +179,7 @@ class Meeting:
         silent = []
         for rank, agent in list(self._agents.items()):
             agent.quiet += 1
-            if (self._seconds + rank) % BEAT == 0:  # not all at once
+            if (self._seconds + rank) % self._beat == 0:  # not all at once
                 self._send(agent, {"beat": True})
             if agent.quiet == SILENCE:
                 silent.append(rank)
@@ -314,6 +315,8 @@ class Meeting:
         for agent in self._agents.values():
             self._send(agent, {"over": self.round})
         self.round += 1
+        if failure.kind is not Kind.LOST:
+            self._tell({"restart": self.round, "because": packed(failure)})
 
     def _died(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
         if self.running and message.get("round") == self.round:

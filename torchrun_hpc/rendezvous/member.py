@@ -56,6 +56,10 @@ class JobFailed(Exception):  # noqa: N818 - it is no error of this node
         self.failure = failure
 
 
+class RoundOver(Exception):  # noqa: N818
+    """The round is over before the workers could start."""
+
+
 class Refused(Exception):  # noqa: N818
     """The head does not let this agent in."""
 
@@ -163,12 +167,15 @@ class Member:
 
         Raises:
             TimeoutError: No answer.
+            RoundOver: The round that it is about is over.
             JobFailed: There will be none.
         """
         self._asked += 1
         number = self._asked
         self.send({"ask": number, **question})
-        self._until(lambda: number in self._answers, timeout)
+        self._until(lambda: number in self._answers or self.is_over, timeout)
+        if self.is_over:
+            raise RoundOver
         return self._answers.pop(number)
 
     def finish(self) -> None:
@@ -361,7 +368,8 @@ class Member:
                             return task.result()
                         except _NotHere as reason:
                             found[answered] = str(reason)
-                    if found.get(port) == _NOBODY and turn % _ALL_PORTS:
+                    is_free = port not in attempts.values() and found[port] == _NOBODY
+                    if is_free and turn % _ALL_PORTS:
                         break  # the head takes the first port that is free
                 turn += 1
                 waited = time.monotonic() - start

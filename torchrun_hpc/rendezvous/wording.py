@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import report
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.rendezvous.meeting import SILENCE
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +28,7 @@ def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         ("finishing", _finishing),
         ("silent", _silent),
         ("lost", _lost),
+        ("restart", _restart),
     ):
         if verb in message:
             return write(message, plan)
@@ -75,6 +76,11 @@ def _lost(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     return Message("HPC123", text)
 
 
+def _restart(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    cause = _cause(unpacked(message["because"]), plan)
+    return Message("HPC128", f"restart {message['restart']} of all workers: {cause}")
+
+
 def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Report a wait for the head: soon from one node, later from any."""
     waited = message["looking"]
@@ -83,7 +89,7 @@ def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         return None
     text = (
         f"waiting for the head node at {plan.endpoint} ({plan.reach}) for {waited} s: "
-        f"{message['found']}"
+        f"{message['found'] or 'no answer yet'}"
     )
     return Message("HPC113", text)
 
@@ -106,8 +112,8 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
         text = f"the agent on {where} received {signal_name(failure.code)}"
     elif failure.kind is Kind.LOST:
         text = (
-            f"the agent on {where} is gone without a word: was it killed, or the "
-            "node lost?"
+            f"the agent on {where} is gone without a word: it was killed, or the "
+            "node is lost"
         )
     elif failure.kind is Kind.SILENT:
         text = f"the agent on {where} did not answer for {failure.code} s"
