@@ -35,11 +35,12 @@ cluster: .venv/installed
 	tests/cluster/install.sh
 	$(BIN)/python tests/cluster/shell.py
 
-# Speed, as ratios: a few minutes.
+# Speed, as ratios: ten minutes.
 benchmark: .venv/installed
 	tests/cluster/install.sh
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/launch.py
+	$(BIN)/python benchmarks/rendezvous.py
 
 clean:
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -20,7 +20,7 @@ from torchrun_hpc.rendezvous.handler import JobFailedError
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torchrun_hpc.plan import LaunchPlan
     from torchrun_hpc.rendezvous.handler import Creator
@@ -46,51 +46,79 @@ def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]
         SystemExit: 1 if the job failed, here or elsewhere.
         ChildFailedError: Workers of this node failed.
     """
-    _catch(signals)
+    before = _handle(signals, _raise)
+    problem: BaseException | None = None
     try:
         yield
-    except ChildFailedError as error:
-        rank, worker = error.get_first_failure()
-        _give_up(creator, Failure(Kind.WORKER, rank=rank, code=worker.exitcode))
-        _leave(plan, creator)
-        raise
-    except JobFailedError:
-        code = FAILED
-    except SignalException as error:
-        number = int(error.sigval)
-        _give_up(creator, Failure(Kind.SIGNAL, code=number))
-        code = _KILLED + number if isinstance(error, _EarlySignal) else FAILED
-    except OSError as error:
-        text = f"{error.strerror or error}" + (
-            f": {error.filename}" if error.filename else ""
-        )
-        _give_up(creator, Failure(Kind.AGENT, text=text))
-        host = plan.hosts[plan.node_rank]
-        report.line(Message("HPC127", f"on {host}: {text}"), sys.stderr, "error")
-        code = FAILED
-    except BaseException as error:
-        name = error.code if isinstance(error, LaunchError) else type(error).__name__
-        if isinstance(error, LaunchError) and not error.everywhere:
-            with contextlib.suppress(LaunchError, RendezvousError):
-                creator.connect()  # or the others would wait for this node
-        _give_up(creator, Failure(Kind.AGENT, text=f"{name} {error}"))
-        _leave(plan, creator)
-        raise
-    else:
-        code = 0
+    except BaseException as error:  # noqa: BLE001 - it goes on below
+        _handle(signals, _ignore)  # again, while this one is being told
+        problem = error
+    try:
+        code = _end(plan, creator, problem)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code is None and problem is not None:
+        raise problem
+    if code:
+        sys.exit(code)
+
+
+def _end(
+    plan: LaunchPlan, creator: Creator, problem: BaseException | None
+) -> int | None:
+    """Tell the others, leave, and return the exit code; ``None`` to raise it again."""
+    failure, code = (None, 0) if problem is None else _judge(plan, problem)
+    if failure is not None:
+        _give_up(creator, failure)
     _leave(plan, creator)
-    if code or (creator.handler and creator.handler.failure):
-        sys.exit(code or FAILED)
+    if problem is None and creator.handler and creator.handler.failure:
+        return FAILED
+    return code
 
 
-def _catch(signals: str) -> None:
-    """Turn signals into exceptions until torch does, with its first workers."""
+def _judge(
+    plan: LaunchPlan, problem: BaseException
+) -> tuple[Failure | None, int | None]:
+    """Return what the others are to hear, and the exit code; ``None`` to raise it."""
+    if isinstance(problem, ChildFailedError):
+        rank, worker = problem.get_first_failure()
+        return Failure(Kind.WORKER, rank=rank, code=worker.exitcode), None
+    if isinstance(problem, JobFailedError):
+        return None, FAILED
+    if isinstance(problem, SignalException):
+        number = int(problem.sigval)
+        early = isinstance(problem, _EarlySignal)
+        return Failure(Kind.SIGNAL, code=number), _KILLED + number if early else FAILED
+    if isinstance(problem, OSError):
+        text = str(problem.strerror or problem)
+        text += f": {problem.filename}" if problem.filename else ""
+        said = f"on {plan.hosts[plan.node_rank]}: {text}"
+        report.line(Message("HPC127", said), sys.stderr, "error")
+        return Failure(Kind.AGENT, text=text), FAILED
+    if isinstance(problem, LaunchError) and problem.everywhere:
+        return None, None  # the others find it out by themselves
+    name = type(problem).__name__
+    if isinstance(problem, LaunchError):
+        name = problem.code
+    return Failure(Kind.AGENT, text=f"{name} {problem}"), None
+
+
+def _handle(signals: str, handler: Callable[..., None]) -> dict[int, Any]:
+    """Handle signals that end a job; return how they were handled before."""
+    before: dict[int, Any] = {}
     if threading.current_thread() is not threading.main_thread():
-        return
+        return before
     for name in signals.split(","):
         # Of what is no signal, or cannot be caught, torch speaks later.
         with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
-            signal.signal(getattr(signal, name.strip()), _raise)
+            number = getattr(signal, name.strip())
+            before[number] = signal.signal(number, handler)
+    return before
+
+
+def _ignore(_number: int, _frame: Any) -> None:
+    """Do nothing: all is being done."""
 
 
 def _raise(number: int, _frame: Any) -> None:
@@ -98,6 +126,9 @@ def _raise(number: int, _frame: Any) -> None:
 
 
 def _give_up(creator: Creator, failure: Failure) -> None:
+    if failure.kind is Kind.AGENT:
+        with contextlib.suppress(LaunchError, RendezvousError, OSError):
+            creator.connect()  # or the others would wait for this node
     if creator.handler is not None:
         creator.handler.give_up(failure)
 
@@ -109,6 +140,6 @@ def _leave(plan: LaunchPlan, creator: Creator) -> None:
         return
     handler.leave()
     failure = handler.failure
-    if failure is not None and wording.speaks(failure, plan):
+    if failure is not None and handler.took_part and wording.speaks(failure, plan):
         # Behind the report of torch's agent, which Python prints when it ends.
         atexit.register(report.line, wording.failed(failure, plan), sys.stderr, "error")

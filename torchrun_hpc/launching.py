@@ -37,11 +37,11 @@ from torchrun_hpc import (
 )
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import SCHEDULER, Inputs
-from torchrun_hpc.rendezvous import handler
+from torchrun_hpc.rendezvous import handler, wording
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.describing import Description
     from torchrun_hpc.inputs import Value
@@ -145,6 +145,9 @@ def _launch(
             f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
             f"installed: {error.name or error}",
         ) from None
+    except handler.JobFailedError as error:  # in a dry run
+        report.line(wording.failed(error.failure, made), sys.stderr, "error")
+        sys.exit(FAILED)
     except handler.HeadMissingError as error:
         report.line(error.said, sys.stderr, "error")
         sys.exit(FAILED)
@@ -184,17 +187,21 @@ def _plan(
     return q, made
 
 
-def _rendezvous(
-    args: argparse.Namespace, made: LaunchPlan
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _rendezvous(args: argparse.Namespace, made: LaunchPlan) -> Iterator[None]:
     """Let torch find our rendezvous, if it is the one."""
     if made.backend != SCHEDULER or getattr(args, "hpc_dry_run", None):
-        return contextlib.nullcontext()
+        yield
+        return
     parameters = handler.parameters(args, made)
     creator = handler.register(made, args.max_restarts, parameters)
-    args.rdzv_backend = SCHEDULER
     names = getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-    return ending.together(made, creator, names)
+    backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
+    try:
+        with ending.together(made, creator, names):
+            yield
+    finally:
+        args.rdzv_backend = backend  # a program may launch with them once more
 
 
 def _check_port(made: LaunchPlan) -> None:

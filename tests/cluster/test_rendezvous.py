@@ -36,6 +36,8 @@ RESTARTS = str(SCRIPTS / "restarts.py")
 AGENT = [sys.executable, str(SCRIPTS / "agent.py")]
 HOSTILE = [sys.executable, str(SCRIPTS / "hostile.py")]
 NAMESERVER = SCRIPTS / "nameserver.py"
+# Seconds: one, and what a busy machine needs to end a Python that has imported torch.
+SOON = 2.5
 LATE = "test $SLURM_NODEID = {node} && exec sleep 60; exec "
 
 
@@ -108,7 +110,7 @@ def test_a_signal_while_nodes_are_missing(
     with step(unpadded, "sh", "-c", command) as job:
         job.says("HPC001" if late else "HPC113", timeout=40)
         time.sleep(3 if late else 0)  # until the other node is there, too
-        assert float(job.agent(host, name)) < 1
+        assert float(job.agent(host, name)) < SOON
         if late:  # the others hear of it, and the first says so
             other = "n10" if host == "n9" else "n9"
             assert job.agent(other, "wait", "3") != "alive"
@@ -125,7 +127,7 @@ def test_a_signal_in_the_restart_wait(unpadded: Cluster, tmp_path: Path) -> None
         job.says("HPC123 the agent on n11 .node 2. is gone; waiting for it")
         time.sleep(2)
         assert job.agent("n9", "wait", "0.1") == "alive"
-        assert float(job.agent("n10", "SIGTERM")) < 1
+        assert float(job.agent("n10", "SIGTERM")) < SOON
         assert job.agent("n9", "wait", "3") != "alive"
         assert "HPC125 the job has failed: the agent on n10" in job.output
 
@@ -134,7 +136,7 @@ def test_a_signal_in_the_exit_barrier(unpadded: Cluster) -> None:
     script = "import os, time; time.sleep(60 * (os.environ['RANK'] == '1'))"
     with step(unpadded, *HPC, "--no-python", "python", "-c", script) as job:
         job.says("HPC120 2 of 3 nodes have finished, .* still at work: n10 .node 1.")
-        assert float(job.agent("n9", "SIGINT")) < 1
+        assert float(job.agent("n9", "SIGINT")) < SOON
         assert job.agent("n11", "wait", "3") != "alive"
         assert job.agent("n10", "wait", "3") != "alive"
         assert (

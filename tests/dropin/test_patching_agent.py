@@ -261,13 +261,10 @@ def test_the_end_of_workers_in_a_restart_is_no_failure() -> None:
 # --- the exit barrier ---------------------------------------------------------------
 
 
-def test_the_exit_barrier_is_entered_when_all_have_finished() -> None:
-    handler = Recording()
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_all_wait_for_each_other_in_place_of_the_exit_barrier(
+    *, ends_well: bool
+) -> None:
+    handler = Recording(ends_well=ends_well)
     agent._waiting(_original(handler.calls))(_agent(handler))
-    assert handler.calls == ["finish", ("original", (), {})]
-
-
-def test_nobody_waits_in_the_exit_barrier_of_a_job_that_failed() -> None:
-    handler = Recording(ends_well=False)
-    assert agent._waiting(_original(handler.calls))(_agent(handler)) is None
     assert handler.calls == ["finish"]

@@ -111,7 +111,7 @@ class Job:
         for member in self._members:
             member.leave()
         if self.head is not None:
-            self.head.close(0.5)
+            self.head.close(0.5, 0.5)
 
 
 def join_all(made):
@@ -194,7 +194,7 @@ def test_a_job_from_its_beginning_to_its_end(job):
     together(*(member.finish for member in made))
     together(*(member.leave for member in made))
     start = time.monotonic()
-    job.head.close()
+    job.head.close(5, 5)
     assert time.monotonic() - start < 1
     assert [member.failure for member in made] == [None] * 3
     assert job.head.meeting.finished
@@ -310,6 +310,12 @@ def test_the_head_stays_until_all_know(job, raw):
     time.sleep(0.3)
     assert closing.is_alive()
     deaf.say(read=True)
+    time.sleep(0.3)
+    assert closing.is_alive()  # node 2 has not been there yet
+    late = raw()
+    late.hello(2)
+    assert late.hear()["failed"]["text"] == "why"
+    late.say(read=True)
     closing.join(LIMIT)
     assert 0.3 < time.monotonic() - start < heads.STAY
 
@@ -320,7 +326,7 @@ def test_the_head_does_not_stay_for_ever(job, raw):
     deaf.hello(1)
     deaf.hear()
     start = time.monotonic()
-    job.head.close(0.4)
+    job.head.close(0.4, 0.4)
     assert 0.4 <= time.monotonic() - start < 2
     job.head.close()  # it is closed already
 
@@ -390,7 +396,7 @@ def test_the_end_of_the_head_is_no_loss_to_who_has_finished(job):
     job.start_head()
     made = job.all_at_work()
     together(*(member.finish for member in made))
-    job.head.close(0)
+    job.head.close(0, 0)
     time.sleep(0.2)
     assert [member.failure for member in made] == [None] * 3
 
@@ -786,7 +792,7 @@ def test_who_says_nothing_is_sent_away(job, raw, monkeypatch):
 
 
 def test_there_may_not_be_too_many_strangers(job, raw, monkeypatch):
-    monkeypatch.setattr(heads, "_STRANGERS", 2)
+    monkeypatch.setattr(heads, "STRANGERS", 2)
     job.start_head(nodes=1)
     there = [raw() for _ in range(3)]
     time.sleep(0.2)

@@ -18,8 +18,8 @@ from torchrun_hpc.patching.replacing import has, replace
 from torchrun_hpc.rendezvous.handler import (
     RoundOverError,
     SchedulerRendezvous,
-    exit_code_of,
 )
+from torchrun_hpc.rendezvous.member import exit_code_of
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 
 if TYPE_CHECKING:
@@ -146,13 +146,14 @@ def _announcing(original: Any) -> Any:
 
 
 def _waiting(original: Any) -> Any:
-    """Wrap the exit barrier: it is entered when nobody needs to wait in it."""
+    """Take the place of the exit barrier: that one is deaf, and has its own limit."""
 
     @functools.wraps(original)
     def exit_barrier(self: Any) -> Any:
         handler = _handler(self)
-        if handler is None or handler.finish():
+        if handler is None:
             return original(self)
+        handler.finish()
         return None
 
     return exit_barrier

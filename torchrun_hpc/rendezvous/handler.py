@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import resource
 import socket
@@ -26,9 +28,8 @@ from torchrun_hpc import __version__, endpoints, rdzvconf, report
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.inputs import SCHEDULER, Value
 from torchrun_hpc.network import bound_socket, port_holder
-from torchrun_hpc.rendezvous import member as membership
 from torchrun_hpc.rendezvous import wording
-from torchrun_hpc.rendezvous.head import BACKLOG, Head
+from torchrun_hpc.rendezvous.head import BACKLOG, STRANGERS, Head
 from torchrun_hpc.rendezvous.meeting import Terms
 from torchrun_hpc.rendezvous.member import (
     JobFailed,
@@ -52,6 +53,7 @@ _torch: Any = distributed
 _JOIN_TIMEOUT = "join_timeout"
 _BEAT, _MISSED_BEATS = "keep_alive_interval", "keep_alive_max_attempt"
 SILENCE_TIMEOUT = 120
+_SHORTEST_SILENCE = 5
 
 _UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
@@ -60,6 +62,9 @@ _OTHER_FILES = 256
 
 # Seconds that an agent looks for the others only to say that it cannot go on.
 _MOMENT = 10.0
+
+# Seconds to find out who has a port.
+_GLANCE = 2
 
 
 class JobFailedError(RendezvousError):
@@ -175,6 +180,11 @@ class SchedulerRendezvous(RendezvousHandler):
         return None if self._member is None else self._member.failure
 
     @property
+    def took_part(self) -> bool:
+        """Whether the head let this agent in."""
+        return self._member is not None and self._member.is_in
+
+    @property
     def restarts(self) -> int:
         """How often the job has been restarted, up to the round that runs."""
         return 0 if self._member is None else max(self._member.next_round - 1, 0)
@@ -195,7 +205,7 @@ class SchedulerRendezvous(RendezvousHandler):
         ports = self._plan.ports
         if self._plan.is_head:
             listening = self._listen()
-            self._raise_limit(self._plan.nodes)
+            self._raise_limit(self._plan.nodes + STRANGERS)
             self._head = Head(listening, self._terms)
             self._head.start()
             ports = (listening.getsockname()[1],)
@@ -255,6 +265,7 @@ class SchedulerRendezvous(RendezvousHandler):
         if self._head is not None:
             self._head.close()
             self._head = None
+        self._workers_store = None
 
     # --- parts --------------------------------------------------------------------
 
@@ -274,6 +285,8 @@ class SchedulerRendezvous(RendezvousHandler):
                 return _listening(address, port)
             except OSError as error:  # noqa: PERF203 - there are eight
                 problems.append(f"port {port}: {error.strerror}")
+                if error.errno == errno.EADDRINUSE:
+                    self._check_no_other_head(port)
         ports = self._plan.ports
         holder = f", taken by {port_holder(ports[0])}" if len(ports) == 1 else ""
         where = address or "any address"
@@ -283,6 +296,24 @@ class SchedulerRendezvous(RendezvousHandler):
             "port: --rdzv_endpoint="
             f"{endpoints.join_endpoint(self._plan.reach, 'PORT')}",
         )
+
+    def _check_no_other_head(self, port: int) -> None:
+        """Find out whether who has the port is an agent of this job, on this node.
+
+        Raises:
+            LaunchError: It is.
+        """
+        where = Where(self._plan.reach, (port,), _GLANCE, _GLANCE)
+        other = Member(_hello(self._plan, self._terms), where, lambda _: None)
+        try:
+            other.connect()
+        except Refused as refused:
+            if refused.reason is not Refusal.STRANGER:
+                raise _refusal(refused, self._plan, self._terms) from None
+        except (NoHead, JobFailed):
+            pass
+        finally:
+            other.leave()
 
     def _open_workers_store(self) -> tuple[str, int]:
         """Open a store for the workers of one round; return where it is.
@@ -297,7 +328,7 @@ class SchedulerRendezvous(RendezvousHandler):
         listening = _listening(self._plan.address, 0)
         port = listening.getsockname()[1]
         self._workers_store = _torch.TCPStore(
-            self._plan.address or address,
+            self._plan.address or "127.0.0.1",
             port,
             is_master=True,
             wait_for_workers=False,
@@ -324,7 +355,9 @@ class SchedulerRendezvous(RendezvousHandler):
     def _tell(self, message: Mapping[str, Any]) -> None:
         said = wording.told(message, self._plan)
         if said is not None:
-            report.line(said, sys.stderr)
+            # A full disk, or nobody who reads: no reason to end the job.
+            with contextlib.suppress(OSError, ValueError):
+                report.line(said, sys.stderr)
 
 
 class AgentStore(_torch.Store):  # type: ignore[misc]
@@ -455,7 +488,8 @@ def _terms(
     beat, missed = parameters.get_as_int(_BEAT), parameters.get_as_int(_MISSED_BEATS)
     silence = SILENCE_TIMEOUT
     if beat is not None or missed is not None:
-        silence = (beat or 5) * (missed or 3)  # torch's defaults
+        # Torch's defaults; and agents must have time to answer.
+        silence = max((beat or 5) * (missed or 3), _SHORTEST_SILENCE)
     return Terms(
         job=plan.identity,
         run_id=str(parameters.run_id),
@@ -552,7 +586,3 @@ def _refusal(refused: Refused, plan: LaunchPlan, terms: Terms) -> LaunchError:
         f"{head} is of another job, {value}; this is {terms.job}. Type another port, "
         "or leave the endpoint out",
     )
-
-
-# For the patch of torch's agent.
-exit_code_of = membership.exit_code_of

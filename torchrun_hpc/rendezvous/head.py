@@ -32,9 +32,10 @@ BACKLOG = 65535
 _TICK = 1.0
 _HELLO_TIMEOUT = 30.0
 STAY = 5.0
+STAY_FOR_LATE = 30.0  # for nodes that come when the job has failed already
 
 # Connections, beside one for each node, that have not said hello yet.
-_STRANGERS = 1024
+STRANGERS = 1024
 
 _numbers = itertools.count()
 
@@ -55,7 +56,7 @@ class Head:
         self._listening = listening
         self._strangers: set[_Connection] = set()
         self._connections: dict[Hashable, _Connection] = {}
-        self._allowed = terms.nodes + _STRANGERS
+        self._allowed = terms.nodes + STRANGERS
         self._loop = asyncio.new_event_loop()
         self._all_know = threading.Event()
         self._leaving = False
@@ -65,18 +66,20 @@ class Head:
         """Start to serve."""
         self._thread.start()
 
-    def close(self, limit: float = STAY) -> None:
+    def close(self, limit: float = STAY, late: float = STAY_FOR_LATE) -> None:
         """Stop to serve as soon as all agents know how it ended.
 
         Args:
             limit: Seconds after which they have to do without.
+            late: The same for nodes that are still on their way.
         """
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._leave)
-        end = time.monotonic() + limit
-        while time.monotonic() < end and not self._all_know.wait(0.1):
-            pass
+        start = time.monotonic()
+        while not self._all_know.wait(0.05):
+            if time.monotonic() - start > (late if self.meeting.some_come else limit):
+                break
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1)
 

@@ -38,6 +38,9 @@ NEXT_REPORT = 30
 # Characters that agents may leave in the store; torch needs 100 per node.
 STORE_LIMIT = 64 * 2**20
 
+# What may happen before all nodes are there, while the others are on their way.
+_EARLY = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
+
 CLOSE: dict[str, Any] = {}  # in the outbox: end this connection
 
 
@@ -80,6 +83,7 @@ class _Question(NamedTuple):
     connection: Hashable
     number: int
     keys: list[str]
+    start: int = 0  # the keys before this one are there
 
 
 @dataclass
@@ -112,6 +116,8 @@ class Meeting:
         self._joined: set[int] = set()
         self._done: set[int] = set()
         self._unread: set[Hashable] = set()
+        self._heard: set[int] = set()  # of the failure
+        self._has_run = False  # any round
         self._cause: Failure | None = None  # of the latest restart
         self._workers_store: Any = None
         self._waited = 0
@@ -123,8 +129,20 @@ class Meeting:
 
     @property
     def all_know(self) -> bool:
-        """Whether nobody is there who has not yet heard how it ended."""
-        return not (self._agents if self.failure is None else self._unread)
+        """Whether there is nobody left who has to hear how it ended."""
+        if self.failure is None:
+            return not self._agents
+        return not self._unread and not self.some_come
+
+    @property
+    def some_come(self) -> bool:
+        """Whether the job failed before all were there, so that others still come."""
+        return (
+            self.failure is not None
+            and self.failure.kind in _EARLY
+            and not self._has_run
+            and len(self._heard) < self.terms.nodes
+        )
 
     # --- what happens -------------------------------------------------------------
 
@@ -238,6 +256,9 @@ class Meeting:
         else:
             # Two, or one that was started again where the end of the first was not
             # seen: ask whether it is still there.
+            older = self._candidates.get(said.rank)
+            if older is not None:
+                self.outbox.append((older.connection, CLOSE))
             self._candidates[said.rank] = _Agent(connection, said)
             self._send(there, {"beat": True})
 
@@ -255,6 +276,7 @@ class Meeting:
         if self.failure is not None:
             self.outbox.append((connection, {"failed": packed(self.failure)}))
             self._unread.add(connection)
+            self._heard.add(said.rank)
             return
         if self.running:  # it was started again, and takes part in the next round
             self._round_over(Failure(Kind.LOST, (said.rank,)))
@@ -295,6 +317,7 @@ class Meeting:
 
     def _go(self) -> None:
         self.running = True
+        self._has_run = True
         self._done.clear()
         self._store.clear()
         self._questions.clear()
@@ -360,9 +383,12 @@ class Meeting:
         if self.failure is not None or self.finished:
             return
         self.failure = failure
-        for agent in self._agents.values():
+        if failure.kind in _EARLY:
+            self._heard.update(failure.nodes)
+        for rank, agent in self._agents.items():
             self._send(agent, {"failed": packed(failure)})
             self._unread.add(agent.connection)
+            self._heard.add(rank)
 
     # --- waiting ------------------------------------------------------------------
 
@@ -427,10 +453,12 @@ class Meeting:
 
     def _answer(self, question: _Question) -> None:
         """Answer now, or when all keys are there."""
-        absent = next((key for key in question.keys if key not in self._store), None)
-        if absent is not None:
-            self._questions.setdefault(absent, []).append(question)
-            return
+        for number in range(question.start, len(question.keys)):
+            key = question.keys[number]
+            if key not in self._store:
+                later = question._replace(start=number)
+                self._questions.setdefault(key, []).append(later)
+                return
         values = [self._store[key] for key in question.keys]
         answer = {"answer": question.number, "value": values}
         self.outbox.append((question.connection, answer))

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import random
+import signal
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -112,6 +113,8 @@ class Member:
         self.finished = False
         self._tell = tell
         self._welcome = False
+        self._has_joined = False
+        self._is_leaving = False
         self._is_decided = False  # which failure is the first
         self._problem: Exception | None = None
         self._go: Mapping[str, Any] | None = None
@@ -124,6 +127,11 @@ class Member:
         self._quiet = 0  # seconds
         self._life: asyncio.Task[None]
         self._thread = threading.Thread(target=self._run, name="member", daemon=True)
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the head let this agent in."""
+        return self._welcome
 
     # --- for the main thread ------------------------------------------------------
 
@@ -152,6 +160,7 @@ class Member:
         """
         with self._changed:
             wanted = self.next_round
+            self._has_joined = True
             self._go = None
             self.is_over = False
         self._workers = {}
@@ -200,13 +209,14 @@ class Member:
 
     def look(self) -> None:
         """Report a worker that has ended with an error, and no other after it."""
-        for rank, exit_code in self._workers.items():
-            code = exit_code()
-            if code:
-                self._workers = {}
-                failure = Failure(Kind.WORKER, (self.said.rank,), rank, code)
-                self.send({"died": packed(failure), "round": self.next_round - 1})
-                return
+        codes = {rank: exit_code() for rank, exit_code in self._workers.items()}
+        failed = {rank: code for rank, code in codes.items() if code}
+        if failed:
+            self._workers = {}
+            # Torch's agent may have stopped the others already, by SIGTERM.
+            rank = min(failed, key=lambda rank: failed[rank] == -signal.SIGTERM)
+            failure = Failure(Kind.WORKER, (self.said.rank,), rank, failed[rank])
+            self.send({"died": packed(failure), "round": self.next_round - 1})
 
     def fail(self, failure: Failure) -> None:
         """Let the others know that this agent gives up, and why."""
@@ -218,6 +228,9 @@ class Member:
     def leave(self) -> None:
         """Go, when the head has said which failure was the first, if any."""
         if self._thread.is_alive():
+            if self._has_joined and not self.finished:
+                text = "it left before the end"
+                self.fail(Failure(Kind.AGENT, (self.said.rank,), text=text))
             if self.failure is not None and self._welcome:
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_decided, _FAREWELL)
@@ -258,6 +271,10 @@ class Member:
             self._change(_problem=problem)
         except asyncio.CancelledError:
             pass
+        except Exception as error:  # noqa: BLE001 - the main thread waits for it
+            text = f"{type(error).__name__}: {error}"
+            failure = Failure(Kind.AGENT, (self.said.rank,), text=text)
+            self._change(failure=failure, _is_decided=True)
         finally:
             self._loop.close()
 
@@ -296,7 +313,7 @@ class Member:
             channel.end()
 
     def _lose(self, failure: Failure) -> None:
-        if not self.finished:
+        if not self.finished and not self._is_leaving:
             self._change(failure=self.failure or failure, _is_decided=True)
 
     def _keep_looking(self) -> None:
@@ -310,7 +327,7 @@ class Member:
             self._channel.send(message)
 
     def _say_goodbye(self) -> None:
-        self.finished = True  # its end is no loss
+        self._is_leaving = True  # the end of the connection is no loss
         if self._channel is None:
             self._life.cancel()
             return

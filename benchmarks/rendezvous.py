@@ -1,0 +1,730 @@
+"""Rendezvous of many simulated nodes: torchrun_hpc against torch's own c10d.
+
+    python benchmarks/rendezvous.py [--nodes 8,64] [--bound 60] [--window 10] [--plot]
+
+Each node has a handler and a connection of its own, made through torch's registry of
+rendezvous handlers. All get one start signal, before any socket is open; the time runs
+until ``next_rendezvous()`` has returned on the last of them. Then all are asked
+``num_nodes_waiting()`` ten times a second, as torch's agent does. Both kinds go through
+the same functions here, with torch as it is installed; they differ in how a handler is
+made, and in nothing else. Torch's own gets more and more nodes until they do not meet
+within the bound.
+
+The head, which is node 0, is a process of its own, as on a cluster. The others are
+threads, 16 in a process, or more where that would be more than 32 processes; one more
+thread of each process asks all its handlers in turn. A node of ours has four open files
+in its process (a connection, and an event loop with three), one of torch's has one;
+each has one at the head.
+
+Everything runs in a network namespace that holds nothing else (``unshare``), so that
+the counter of its loopback interface is the traffic: with the headers of TCP and IP,
+acknowledgements and refused connections, each packet once, whichever its direction. No
+name server can be reached from there.
+
+All share the cores of one machine: a cluster is faster. The bytes of ours do not depend
+on that; those of c10d do to a degree, since its nodes try again and again.
+
+Fails if a target is missed whose number of nodes was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gc
+import logging
+import math
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a line per connection
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # no threads here before the fork
+
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from torchrun_hpc.inputs import C10D, SCHEDULER
+from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.rendezvous.handler import register
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkProcess
+
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+NODES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+PROCESSES, NODES_PER_PROCESS = 32, 16  # at most, at least; beside the head's
+RATE = 10  # per second: torch's monitor_interval is 0.1 s
+BEAT = 5  # seconds, of both kinds: a window holds whole ones
+HOST = "127.0.0.1"
+FIRST_PORT = 20000
+
+OURS, STOCK = SCHEDULER, C10D
+TITLES = {OURS: "torchrun_hpc", STOCK: "c10d"}
+
+# Targets: seconds by number of nodes, and bytes of torch's own per byte of ours.
+SECONDS = {1024: 2.0, 4096: 15.0}
+COMPARED = 64
+JOIN_RATIO = 20
+AFTERWARDS_RATIO = 100
+
+PLOT = Path(__file__).parents[1] / "docs" / "rendezvous.svg"
+
+_INSIDE = "--inside-the-namespace"
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # linux/sockios.h, if.h
+_STACK = 256 * 1024  # bytes of each thread
+
+
+# --- one node ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is started.
+
+    Attributes:
+        kind: Of the rendezvous, by its name in torch's registry.
+        nodes: Number of nodes.
+        port: Of the head.
+        bound: Seconds that the nodes may take to meet.
+        window: Seconds for which they are asked afterwards.
+    """
+
+    kind: str
+    nodes: int
+    port: int
+    bound: int
+    window: int
+
+
+_registry = threading.Lock()  # ours is registered anew for each node
+
+
+def make_handler(job: Job, plan: LaunchPlan) -> RendezvousHandler:
+    """Make the handler of one node; only torch's own connects already."""
+    parameters = RendezvousParameters(
+        backend=job.kind,
+        endpoint=plan.endpoint,
+        run_id=plan.identity,
+        min_nodes=job.nodes,
+        max_nodes=job.nodes,
+        local_addr=HOST,
+        join_timeout=job.bound + 60,
+        is_host=int(plan.is_head),  # only torch's own asks
+    )
+    if job.kind == STOCK:
+        return get_rendezvous_handler(parameters)
+    with _registry:
+        register(plan, 0)
+        return get_rendezvous_handler(parameters)
+
+
+def make_plans(job: Job, ranks: Iterable[int]) -> list[LaunchPlan]:
+    """Return what is planned on some nodes, before they meet."""
+    hosts = tuple(f"n{number:04}" for number in range(job.nodes))
+    return [
+        LaunchPlan(
+            title="benchmark",
+            nodes=job.nodes,
+            node_rank=rank,
+            workers=1,
+            speaks=rank == 0,
+            endpoint=f"{HOST}:{job.port}",
+            identity="benchmark",
+            backend=SCHEDULER,
+            reach=HOST,
+            ports=(job.port,),
+            head=0,
+            is_head=rank == 0,
+            hosts=hosts,
+            address=HOST,
+            listen=(HOST, job.port) if rank == 0 else None,
+        )
+        for rank in ranks
+    ]
+
+
+# --- one process ------------------------------------------------------------------
+
+
+@dataclass
+class Joined:
+    """What a process has to say when all its nodes have joined, or failed.
+
+    Attributes:
+        at: When the last one had, by the monotonic clock, which all processes share.
+        problems: What went wrong.
+    """
+
+    at: float
+    problems: list[str]
+
+
+@dataclass
+class Asked:
+    """What a process has to say after the window.
+
+    Attributes:
+        rounds: How often it has asked each of its nodes.
+        cpu: Seconds of CPU time that it has used meanwhile.
+        problems: What went wrong.
+    """
+
+    rounds: int
+    cpu: float
+    problems: list[str]
+
+
+def run_nodes(job: Job, ranks: range, parent: Connection) -> None:
+    """Be some nodes; the parent says when they are to join, and to be asked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    logging.disable(logging.WARNING)  # a line for each heartbeat of c10d that fails
+    threading.stack_size(_STACK)
+    if 0 not in ranks:
+        # Hundreds of nodes are to share a process without the cost of that: threads
+        # that wake up to claim the interpreter, and a search of torch for garbage.
+        sys.setswitchinterval(1)
+        gc.freeze()
+    start = threading.Event()
+    handlers: list[RendezvousHandler] = []
+    kept: list[object] = []  # what torch's agent keeps while its workers run
+    times: list[float] = []
+    problems: list[str] = []
+
+    def join(plan: LaunchPlan) -> None:
+        start.wait()
+        try:
+            handler = make_handler(job, plan)
+            kept.append(handler.next_rendezvous())
+        except Exception as error:  # noqa: BLE001 - is reported
+            problems.append(f"node {plan.node_rank}: {error!r}")
+        else:
+            times.append(time.monotonic())
+            handlers.append(handler)
+
+    plans = make_plans(job, ranks)
+    threads = [threading.Thread(target=join, args=[plan]) for plan in plans]
+    for thread in threads:
+        thread.start()
+    parent.send("ready")
+    parent.recv()
+    start.set()
+    for thread in threads:
+        thread.join()
+    parent.send(Joined(max(times, default=0), problems))
+    parent.recv()
+    parent.send(ask(handlers, job.window))
+    parent.recv()  # never comes
+
+
+def ask(handlers: Sequence[RendezvousHandler], window: float) -> Asked:
+    """Do what torch's agent does while its workers run."""
+    start, cpu = time.monotonic(), time.process_time()
+    rounds = 0
+    problems: list[str] = []
+    try:
+        while time.monotonic() < start + window and not problems:
+            if sum(handler.num_nodes_waiting() for handler in handlers):
+                problems.append("a node waits for a round that never was to be")
+            rounds += 1
+            time.sleep(max(0.0, start + rounds / RATE - time.monotonic()))
+    except Exception as error:  # noqa: BLE001 - is reported
+        problems.append(repr(error))
+    return Asked(rounds, time.process_time() - cpu, problems)
+
+
+# --- all nodes --------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    """What was measured.
+
+    Attributes:
+        job: What was started.
+        seconds: From the start signal until the last node had joined.
+        join_bytes: Until then, or until the bound.
+        rate: Bytes per second afterwards.
+        head: Share of a core that the head's process used then.
+        asked: How often each node was asked, as a share of what was meant.
+        problem: Why there are no such numbers.
+        is_late: Whether that is the bound.
+    """
+
+    job: Job
+    seconds: float = 0
+    join_bytes: int = 0
+    rate: float = 0
+    head: float = 0
+    asked: float = 0
+    problem: str = ""
+    is_late: bool = False
+
+
+class NodeError(Exception):
+    """Something went wrong on a node."""
+
+
+def measure(job: Job) -> Result:
+    """Start the nodes of a job, let them join, ask them, and end them."""
+    others = range(1, job.nodes)
+    size = max(NODES_PER_PROCESS, math.ceil(len(others) / PROCESSES))
+    parts = [range(1)] + [
+        others[first : first + size] for first in range(0, len(others), size)
+    ]
+    context = multiprocessing.get_context("fork")  # torch is imported once
+    processes: list[ForkProcess] = []
+    pipes: list[Connection] = []
+    result = Result(job)
+    try:
+        for ranks in parts:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=run_nodes, args=(job, ranks, theirs))
+            process.start()
+            processes.append(process)
+            pipes.append(mine)
+        hear(pipes, 60)
+        _measure_join(pipes, result)
+        _measure_window(pipes, result)
+    except (TimeoutError, NodeError) as problem:
+        result.problem = str(problem)
+    except EOFError:
+        result.problem = "a process has ended"
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+        for pipe in pipes:
+            pipe.close()
+        wait_for_silence()
+    return result
+
+
+def _measure_join(pipes: Sequence[Connection], result: Result) -> None:
+    before, start = traffic(), time.monotonic()
+    tell(pipes)
+    try:
+        joined: list[Joined] = hear(pipes, result.job.bound)
+    except TimeoutError:
+        result.is_late = True
+        raise
+    finally:
+        result.join_bytes = traffic() - before
+    _raise_for([text for part in joined for text in part.problems])
+    result.seconds = max(part.at for part in joined) - start
+
+
+def _measure_window(pipes: Sequence[Connection], result: Result) -> None:
+    before, start = traffic(), time.monotonic()
+    tell(pipes)
+    time.sleep(result.job.window)
+    result.rate = (traffic() - before) / (time.monotonic() - start)
+    asked: list[Asked] = hear(pipes, result.job.bound)
+    _raise_for([text for part in asked for text in part.problems])
+    result.head = asked[0].cpu / result.job.window
+    result.asked = min(part.rounds for part in asked) / (result.job.window * RATE)
+
+
+def _raise_for(problems: Sequence[str]) -> None:
+    if problems:
+        raise NodeError(f"{problems[0]}, and {len(problems) - 1} more")
+
+
+def tell(pipes: Iterable[Connection]) -> None:
+    """Let all processes go on."""
+    for pipe in pipes:
+        pipe.send("go on")
+
+
+def hear(pipes: Sequence[Connection], seconds: float) -> list[Any]:
+    """Return what all processes say.
+
+    Raises:
+        TimeoutError: Some have said nothing.
+        EOFError: One has ended.
+    """
+    end = time.monotonic() + seconds
+    said: dict[int, Any] = {}
+    while len(said) < len(pipes):
+        waiting = [pipe for number, pipe in enumerate(pipes) if number not in said]
+        ready = connection.wait(waiting, max(0.0, end - time.monotonic()))
+        if not ready:
+            raise TimeoutError(f"not within {seconds:.0f} s")
+        for number, pipe in enumerate(pipes):
+            if pipe in ready:
+                said[number] = pipe.recv()
+    return [said[number] for number in range(len(pipes))]
+
+
+# --- the network ------------------------------------------------------------------
+
+
+def enter_namespace() -> None:
+    """Start this program again where there is no other network than loopback."""
+    flags = ["--net"] if os.geteuid() == 0 else ["--net", "--map-root-user"]
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        sys.exit("this needs the program unshare, of util-linux")
+    tried = subprocess.run(
+        [unshare, *flags, "true"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        sys.exit(
+            "this needs a network namespace of its own, and may not make one here: "
+            f"{tried.stderr.strip()}. Run it as root, or where users may make "
+            "namespaces (sysctl user.max_user_namespaces)"
+        )
+    # A program that replaces this one, so that Ctrl-C and exit code are its own.
+    arguments = [sys.executable, __file__, *sys.argv[1:], _INSIDE]
+    os.execv(unshare, ["unshare", *flags, *arguments])  # noqa: S606
+
+
+def open_loopback() -> None:
+    """Switch the loopback interface on, which is off in a new namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH22x", b"lo", 0)
+        answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
+        (flags,) = struct.unpack_from("H", answer, 16)
+        request = struct.pack("16sH22x", b"lo", flags | _IFF_UP)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
+
+
+def traffic() -> int:
+    """Return the bytes that loopback has received so far, which are those sent."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "lo":
+            return int(numbers.split()[0])
+    sys.exit("there is no loopback interface")
+
+
+def wait_for_silence() -> None:
+    """Wait until connections that were cut have said so."""
+    last, now = -1, traffic()
+    while now != last:
+        time.sleep(0.3)
+        last, now = now, traffic()
+
+
+# --- what comes out ---------------------------------------------------------------
+
+Results = dict[tuple[str, int], Result]
+
+
+class Column(NamedTuple):
+    """A quantity, in the table for both kinds."""
+
+    title: str
+    width: int
+    value: Callable[[Result], str]
+    at_bound: Callable[[Result], str] = lambda _result: "-"
+
+
+def scaled(number: float, *, exact: bool = False) -> str:
+    """Write a number of bytes: 345, 12.3k, 1.20M, or an exact one: 10 k."""
+    units = "", "k", "M", "G"
+    power = min(int(math.log10(max(number, 1)) // 3), 3)
+    number /= 1000**power
+    if exact:
+        return f"{number:g} {units[power]}"
+    digits = 0 if power == 0 else max(0, 2 - int(math.log10(number)))
+    return f"{number:.{digits}f}{units[power]}"
+
+
+COLUMNS = (
+    Column("join, s", 7, lambda r: f"{r.seconds:.2f}", lambda r: f">{r.job.bound:.0f}"),
+    Column(
+        "join, bytes",
+        7,
+        lambda r: scaled(r.join_bytes),
+        lambda r: f">{scaled(r.join_bytes)}",
+    ),
+    Column("then, bytes/s", 7, lambda r: scaled(r.rate)),
+    Column("head, % of a core", 12, lambda r: f"{100 * r.head:.1f}"),
+)
+
+
+def heading() -> str:
+    """Return the first two lines of the table."""
+    upper = "".join(f"   {c.title:>{2 * c.width + 1}}" for c in COLUMNS)
+    lower = "".join(f"   {'ours':>{c.width}} {'c10d':>{c.width}}" for c in COLUMNS)
+    return f"{'':6}{upper}\n{'nodes':>6}{lower}"
+
+
+def row(nodes: int, results: Results) -> str:
+    """Return a line of the table."""
+    line = f"{nodes:6}"
+    remarks = []
+    for column in COLUMNS:
+        line += "  "
+        for kind in (OURS, STOCK):
+            text = ""
+            result = results.get((kind, nodes))
+            if result is not None:
+                late = column.at_bound(result) if result.is_late else "-"
+                text = late if result.problem else column.value(result)
+            line += f" {text:>{column.width}}"
+    for kind in (OURS, STOCK):
+        result = results.get((kind, nodes))
+        if result is None:
+            continue
+        if result.problem:
+            remarks.append(f"{TITLES[kind]}: {result.problem}")
+        elif result.asked < 0.9:  # noqa: PLR2004
+            share = f"{100 * result.asked:.0f} %"
+            remarks.append(f"{TITLES[kind]} could be asked only {share} as often")
+    return "   ".join([line, *remarks]).rstrip()
+
+
+def judged(results: Results) -> list[tuple[bool, str]]:
+    """Say of each target that was measured whether it is met, and by how much."""
+    verdicts = []
+    for nodes, limit in SECONDS.items():
+        ours = results.get((OURS, nodes))
+        if ours is not None:
+            met = not ours.problem and ours.seconds < limit
+            taken = ours.problem or f"{ours.seconds:.2f} s"
+            text = f"{nodes} nodes of ours join in under {limit:.0f} s: {taken}"
+            verdicts.append((met, text))
+    pair = [results.get((kind, COMPARED)) for kind in (OURS, STOCK)]
+    known = [result for result in pair if result is not None]
+    if len(known) < len(pair):
+        return verdicts
+    ours, stock = known
+    for what, limit, stocks_bytes, our_bytes in (
+        ("for the join", JOIN_RATIO, stock.join_bytes, ours.join_bytes),
+        ("per second afterwards", AFTERWARDS_RATIO, stock.rate, ours.rate),
+    ):
+        ratio = stocks_bytes / max(our_bytes, 1)
+        missing = ours.problem or stock.problem
+        text = (
+            f"{COMPARED} nodes of ours send {limit} times fewer bytes {what}: "
+            f"{missing or f'{ratio:.0f} times'}"
+        )
+        verdicts.append((not missing and ratio >= limit, text))
+    return verdicts
+
+
+# --- the plot ---------------------------------------------------------------------
+
+_WIDTH, _HEIGHT = 860, 380
+_LEFT, _TOP, _ACROSS, _DOWN = 62, 70, 340, 250  # of a panel
+_PANEL = 430  # from one panel to the next
+
+# Readable on white and on black.
+_TEXT = "#7d7d7d"
+_COLOURS = {OURS: "#2f81f7", STOCK: "#e0700b"}
+
+
+class Panel(NamedTuple):
+    """One of the two diagrams."""
+
+    title: str
+    label: Callable[[float], str]
+    value: Callable[[Result], float]
+    has_bound: bool
+
+
+PANELS = (
+    Panel(
+        "Seconds until the last node has joined",
+        lambda value: f"{value:g} s",
+        lambda r: r.seconds,
+        has_bound=True,
+    ),
+    Panel(
+        "Bytes per second afterwards, all nodes together",
+        lambda value: f"{scaled(value, exact=True)}B/s",
+        lambda r: r.rate,
+        has_bound=False,
+    ),
+)
+
+
+def plot(results: Results, bound: int) -> str:
+    """Draw both kinds, as a picture in SVG."""
+    legend = "".join(
+        f'<g transform="translate({x} 22)">{_mark(kind, 0, 0)}'
+        f'<line x1="-14" x2="14" stroke="{_COLOURS[kind]}" stroke-width="2"/>'
+        f'<text x="22" y="4">{title}</text></g>\n'
+        for x, (kind, title) in zip(
+            (_LEFT + 14, _LEFT + 174),
+            {OURS: "torchrun_hpc", STOCK: "torch's c10d"}.items(),
+            strict=True,
+        )
+    )
+    panels = "".join(
+        f'<g transform="translate({_LEFT + number * _PANEL} {_TOP})">\n'
+        f"{_panel(panel, results, bound)}</g>\n"
+        for number, panel in enumerate(PANELS)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" font-size="12" '
+        f'font-family="sans-serif" fill="{_TEXT}">\n'
+        "<title>Rendezvous of simulated nodes on one machine</title>\n"
+        "<!-- Written by benchmarks/rendezvous.py. -->\n"
+        f"{legend}{panels}</svg>\n"
+    )
+
+
+def _panel(panel: Panel, results: Results, bound: int) -> str:
+    done = [result for result in results.values() if not result.problem]
+    nodes = sorted({count for _, count in results})
+    values = [panel.value(result) for result in done] or [1.0]
+    values += [bound] * panel.has_bound
+    low = math.floor(math.log10(min(values)))
+    high = math.ceil(math.log10(max(values)))
+
+    def x(count: float) -> float:
+        span = max(math.log(nodes[-1] / nodes[0]), 1e-9)
+        return round(_ACROSS * math.log(count / nodes[0]) / span, 1)
+
+    def y(value: float) -> float:
+        return round(_DOWN * (high - math.log10(value)) / max(high - low, 1), 1)
+
+    parts = [f'<text x="0" y="-14" font-weight="bold">{panel.title}</text>']
+    for power in range(low, high + 1):
+        at = y(10.0**power)
+        parts.append(_grid(0, at, _ACROSS, at))
+        parts.append(_label(-8, at + 4, panel.label(10.0**power), "end"))
+    for count in nodes:
+        parts.append(_grid(x(count), 0, x(count), _DOWN))
+        parts.append(_label(x(count), _DOWN + 18, str(count), "middle"))
+    parts.append(_label(_ACROSS / 2, _DOWN + 40, "nodes", "middle"))
+    for kind in (STOCK, OURS):
+        points = [
+            (x(result.job.nodes), y(panel.value(result)))
+            for result in done
+            if result.job.kind == kind
+        ]
+        parts.append(_line(kind, points))
+        parts += [_mark(kind, *point) for point in points]
+        late = [
+            count for k, count in results if k == kind and results[k, count].is_late
+        ]
+        if late and panel.has_bound:
+            end = x(late[0]), y(bound)
+            parts.append(_line(kind, [*points[-1:], end], dashed=True))
+            parts.append(_mark(kind, *end))
+            text = f"not within {bound} s"
+            parts.append(_label(end[0] + 9, end[1] + 4, text, "start"))
+    return "\n".join(parts) + "\n"
+
+
+def _grid(x1: float, y1: float, x2: float, y2: float) -> str:
+    return (
+        f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{_TEXT}" '
+        'stroke-opacity="0.3"/>'
+    )
+
+
+def _label(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+
+
+def _line(
+    kind: str, points: Sequence[tuple[float, float]], *, dashed: bool = False
+) -> str:
+    path = " ".join(f"{x},{y}" for x, y in points)
+    dash = ' stroke-dasharray="4 4"' if dashed else ""
+    return (
+        f'<polyline points="{path}" fill="none" stroke="{_COLOURS[kind]}" '
+        f'stroke-width="2"{dash}/>'
+    )
+
+
+def _mark(kind: str, x: float, y: float) -> str:
+    colour = _COLOURS[kind]
+    if kind == OURS:
+        return f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
+    return f'<rect x="{x - 4}" y="{y - 4}" width="8" height="8" fill="{colour}"/>'
+
+
+# --- the program ------------------------------------------------------------------
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--nodes",
+        metavar="N,N",
+        type=lambda text: sorted(int(part) for part in text.split(",")),
+        default=list(NODES),
+        help="numbers of nodes (default: 8 to 4096)",
+    )
+    parser.add_argument(
+        "--bound",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="how long nodes may take to meet; c10d gets no more of them then",
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=2 * BEAT,
+        metavar="SECONDS",
+        help=f"how long to count afterwards, a multiple of {BEAT}",
+    )
+    parser.add_argument("--plot", action="store_true", help=f"write {PLOT.name}")
+    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    typed = parser.parse_args()
+    if typed.nodes[0] < 2 or typed.window < BEAT or typed.window % BEAT:  # noqa: PLR2004
+        parser.error(f"two nodes at least, and a window of {BEAT}, {2 * BEAT}, … s")
+    return typed
+
+
+def end(_number: int, _frame: object) -> None:
+    """End, and with it all nodes."""
+    sys.exit(1)
+
+
+def main() -> None:
+    """Measure, report, and judge."""
+    typed = options()
+    if not typed.inside_the_namespace:
+        enter_namespace()
+    open_loopback()
+    signal.signal(signal.SIGTERM, end)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    results: Results = {}
+    ports = iter(range(FIRST_PORT, 2**16))
+    kinds = [OURS, STOCK]
+    print(heading())
+    for nodes in typed.nodes:
+        for kind in list(kinds):
+            job = Job(kind, nodes, next(ports), typed.bound, typed.window)
+            results[kind, nodes] = measure(job)
+            if kind == STOCK and results[kind, nodes].problem:
+                kinds.remove(kind)
+        print(row(nodes, results), flush=True)
+    verdicts = judged(results)
+    for met, text in verdicts:
+        print(f"{'met' if met else 'MISSED'}: {text}")
+    if typed.plot:
+        PLOT.write_text(plot(results, typed.bound))
+    sys.exit(not all(met for met, _ in verdicts))
+
+
+if __name__ == "__main__":
+    main()
