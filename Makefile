@@ -21,7 +21,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 unit: .venv/installed
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -n 2 tests/unit
 
 dropin: .venv/installed
 	$(BIN)/python -m pytest -n 2 tests/dropin
