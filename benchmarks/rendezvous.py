@@ -83,6 +83,8 @@ COMPARED = 64
 JOIN_RATIO = 20
 AFTERWARDS_RATIO = 100
 
+DISTURBED = 0.1  # share of a whole that is worth a remark
+
 PLOT = Path(__file__).parents[1] / "docs" / "rendezvous.svg"
 
 _INSIDE = "--inside-the-namespace"
@@ -168,10 +170,12 @@ class Joined:
 
     Attributes:
         at: When the last one had, by the monotonic clock, which all processes share.
+        cpu: Seconds of CPU time that it has used meanwhile.
         problems: What went wrong.
     """
 
     at: float
+    cpu: float
     problems: list[str]
 
 
@@ -224,10 +228,12 @@ def run_nodes(job: Job, ranks: range, parent: Connection) -> None:
         thread.start()
     parent.send("ready")
     parent.recv()
+    cpu = time.process_time()
     start.set()
     for thread in threads:
         thread.join()
-    parent.send(Joined(max(times, default=0), problems))
+    cpu = time.process_time() - cpu
+    parent.send(Joined(max(times, default=0), cpu, problems))
     parent.recv()
     parent.send(ask(handlers, job.window))
     parent.recv()  # never comes
@@ -259,6 +265,7 @@ class Result:
     Attributes:
         job: What was started.
         seconds: From the start signal until the last node had joined.
+        others: Share of the machine that was not free for these nodes then.
         join_bytes: Until then, or until the bound.
         rate: Bytes per second afterwards.
         head: Share of a core that the head's process used then.
@@ -269,6 +276,7 @@ class Result:
 
     job: Job
     seconds: float = 0
+    others: float = 0
     join_bytes: int = 0
     rate: float = 0
     head: float = 0
@@ -318,7 +326,7 @@ def measure(job: Job) -> Result:
 
 
 def _measure_join(pipes: Sequence[Connection], result: Result) -> None:
-    before, start = traffic(), time.monotonic()
+    before, busy, start = traffic(), cpu_time(), time.monotonic()
     tell(pipes)
     try:
         joined: list[Joined] = hear(pipes, result.job.bound)
@@ -329,6 +337,9 @@ def _measure_join(pipes: Sequence[Connection], result: Result) -> None:
         result.join_bytes = traffic() - before
     _raise_for([text for part in joined for text in part.problems])
     result.seconds = max(part.at for part in joined) - start
+    taken = (time.monotonic() - start) * (os.cpu_count() or 1)
+    own = sum(part.cpu for part in joined)
+    result.others = max(0.0, cpu_time() - busy - own) / taken
 
 
 def _measure_window(pipes: Sequence[Connection], result: Result) -> None:
@@ -373,7 +384,7 @@ def hear(pipes: Sequence[Connection], seconds: float) -> list[Any]:
     return [said[number] for number in range(len(pipes))]
 
 
-# --- the network ------------------------------------------------------------------
+# --- the machine ------------------------------------------------------------------
 
 
 def enter_namespace() -> None:
@@ -413,6 +424,12 @@ def traffic() -> int:
         if name.strip() == "lo":
             return int(numbers.split()[0])
     sys.exit("there is no loopback interface")
+
+
+def cpu_time() -> float:
+    """Return the seconds for which all processes of this machine have run."""
+    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_for_silence() -> None:
@@ -483,14 +500,23 @@ def row(nodes: int, results: Results) -> str:
             line += f" {text:>{column.width}}"
     for kind in (OURS, STOCK):
         result = results.get((kind, nodes))
-        if result is None:
-            continue
-        if result.problem:
-            remarks.append(f"{TITLES[kind]}: {result.problem}")
-        elif result.asked < 0.9:  # noqa: PLR2004
-            share = f"{100 * result.asked:.0f} %"
-            remarks.append(f"{TITLES[kind]} could be asked only {share} as often")
+        if result is not None:
+            remarks += [f"{TITLES[kind]}: {text}" for text in remarks_on(result)]
     return "   ".join([line, *remarks]).rstrip()
+
+
+def remarks_on(result: Result) -> list[str]:
+    """Say what makes the numbers of a line doubtful."""
+    if result.problem:
+        return [result.problem]
+    remarks = []
+    if result.seconds > 0.5 and result.others > DISTURBED:  # noqa: PLR2004
+        share = f"{100 * result.others:.0f} %"
+        remarks.append(f"disturbed, other processes took {share} of the machine")
+    if result.asked < 1 - DISTURBED:
+        share = f"{100 * result.asked:.0f} %"
+        remarks.append(f"could be asked only {share} as often")
+    return remarks
 
 
 def judged(results: Results) -> list[tuple[bool, str]]:
