@@ -31,6 +31,7 @@ from launching import HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
 from testbed import Cluster
 
 from torchrun_hpc import endpoints
+from torchrun_hpc.rendezvous import head
 from torchrun_hpc.report import PREFIX
 
 SCRIPT = str(SCRIPTS / "training.py")
@@ -43,6 +44,8 @@ HURRIED = "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=5"
 # An agent is asked every 5 seconds, so the last answer may be as old.
 SILENT = pytest.approx(30 - 5 / 2, abs=6)
 GONE = pytest.approx(35 - 5 / 2, abs=8)
+# The head stays for a while, for those who have not heard of the end.
+OVER = pytest.approx(35 + head.STAY, abs=12)
 
 # The first line, and that others are waited for, where that takes long.
 ORDINARY = re.compile("HPC001|HPC113|HPC114")
@@ -369,8 +372,8 @@ def cut_off_while_joining(job: Job) -> Seconds:
     named = job.says("no sign of", 40)
     end = named + job.wait(lambda: ended(*agents), 40)
     assert named == SILENT
-    assert end == GONE
-    job.wait(lambda: job.codes() == [1, 1, None], 5)
+    assert end == OVER
+    job.wait(lambda: job.codes() == [1, 1, None], 10)
     assert "Traceback" not in job.output()
     job.cluster.end(job.program)
     return {"named": named, "end": end}
@@ -682,7 +685,7 @@ What follows when something goes wrong, as tests on a real Slurm cluster have se
 three nodes, jwb0001 to jwb0003, and one worker on each. The workers stand still when a
 step fails, as NCCL's do, so whatever ends them is the launcher. Where a job does not go
 on, all agents that are left end with exit code 1. The seconds are measured; the tests
-fail where they are off by more than five seconds and more than a fifth, or where
+fail where they are off by more than ten seconds and more than a quarter, or where
 another line is printed. Codes lead to [messages.md](messages.md).
 """
 NOTHING = "The launcher prints nothing."
@@ -743,7 +746,7 @@ def check(name: str, job: Job, seconds: Seconds) -> None:
     match = re.fullmatch(pattern, text)
     assert match, f"not as in the documentation of {name}: {text}"
     for key, value in seconds.items():
-        assert value == pytest.approx(float(match[key]), rel=0.2, abs=5), key
+        assert value == pytest.approx(float(match[key]), rel=0.25, abs=10), key
     # Which of two nodes was silent first is a matter of chance.
     lines = [re.sub(NODE, "NODE", line) for line in as_printed(job)]
     known = [re.sub(NODE, "NODE", line.strip()) for line in last.splitlines()]

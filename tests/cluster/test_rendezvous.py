@@ -37,7 +37,7 @@ AGENT = [sys.executable, str(SCRIPTS / "agent.py")]
 HOSTILE = [sys.executable, str(SCRIPTS / "hostile.py")]
 NAMESERVER = SCRIPTS / "nameserver.py"
 # Seconds: one, and what a busy machine needs to end a Python that has imported torch.
-SOON = 2.5
+SOON = 4
 LATE = "test $SLURM_NODEID = {node} && exec sleep 60; exec "
 
 
