@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import launchers
 import pytest
-from testbed import Cluster, missing
+import testbed
+from launchers import LAUNCHERS, Launcher
+from testbed import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> None:
     """Skip where no cluster can be started; in CI, fail."""
-    reason = missing()
+    _require(testbed.missing())
+
+
+def _require(reason: str | None) -> None:
     if reason is None:
         return
     if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
@@ -47,3 +53,18 @@ def unpadded() -> Iterator[Cluster]:
     """Three nodes whose names, sorted as text, are not in the scheduler's order."""
     with Cluster(("n9", "n10", "n11"), management="open") as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def bare() -> Iterator[Cluster]:
+    """Three nodes without a scheduler, and no order in their names as text."""
+    with Cluster(("n9", "n10", "n11"), management="open", slurm=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=LAUNCHERS, ids=str)
+def launcher(request: pytest.FixtureRequest) -> Launcher:
+    """Each MPI launcher in turn; of a test's own choice with ``indirect=True``."""
+    _require(launchers.missing())
+    chosen: Launcher = request.param
+    return chosen

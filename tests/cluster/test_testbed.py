@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -10,11 +11,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 import testbed
-from testbed import Cluster, ClusterError
+from launchers import LAUNCHERS, OPENMPI, Launcher
+from launching import ENVIRON
+from testbed import LOGIN, Cluster, ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TIMED_OUT = 3
 
@@ -36,6 +43,19 @@ except TimeoutError:
     sys.exit({TIMED_OUT})
 connection.sendall(bytes(1_000_000))
 """
+# Its rank, as Open MPI and as Hydra tell it, the host, and where Python is. Open MPI 5
+# can hang at the end of tasks that end at once (prrte#1839).
+SAY = (
+    *("sh", "-c"),
+    "echo ${OMPI_COMM_WORLD_RANK-$PMI_RANK} $(hostname) $(which python); sleep 0.5",
+)
+SAID = [
+    f"{rank} {host} {sys.executable}" for rank, host in enumerate(["n9", "n10", "n11"])
+]
+ONE_PER_NODE = {
+    launcher: ["--map-by", "ppr:1:node"] if launcher in OPENMPI else ["-ppn", "1"]
+    for launcher in LAUNCHERS
+}
 START_AND_SLEEP = """
 import time
 from testbed import Cluster
@@ -60,6 +80,16 @@ def send(cluster: Cluster, source: str, target: str, address: str) -> int:
 def received(cluster: Cluster, host: str) -> dict[str, int]:
     counters = cluster.counters()[host]
     return {name: counter.rx_bytes for name, counter in counters.items()}
+
+
+def running(cluster: Cluster) -> list[str]:
+    """Programs on the nodes of a cluster, all but those that make it."""
+    found = []
+    for host in cluster.names:
+        listing = cluster.run(["ps", "-eo", "args", "--no-headers"], host=host).stdout
+        found += [f"{host}: {line}" for line in listing.splitlines()]
+    ours = (": cat", ": ps -eo", "ssh/sshd")
+    return [line for line in found if not any(part in line for part in ours)]
 
 
 def machine_state() -> dict[str, object]:
@@ -240,6 +270,42 @@ def test_salloc_opens_its_shell_on_a_node(juelich: Cluster) -> None:
     assert "on jwb0001" in done.stdout, done
 
 
+def test_ssh(bare: Cluster) -> None:
+    command = [bare.ssh, "-x", "n10", "hostname;", "cat;", "exit", "3"]
+    done = bare.run(command, host="n9", input="said\n")
+    assert (done.stdout, done.returncode) == ("n10\nsaid\n", 3)
+    assert "no host n12" in bare.run([bare.ssh, "n12", "true"]).stderr
+
+
+@pytest.mark.parametrize("host", [LOGIN, "n9"])
+def test_launcher(bare: Cluster, launcher: Launcher, host: str) -> None:
+    command = [*launcher.command(bare, "n9", "n10", "n11"), "-n", "3"]
+    command += ONE_PER_NODE[launcher]
+    done = bare.run([*command, *SAY], host=host, env=ENVIRON, timeout=20)
+    assert sorted(done.stdout.splitlines()) == SAID, done
+    assert "Warning: setpgid" in done.stderr or done.stderr == ""  # a race of mpirun's
+    assert done.returncode == 0
+    assert testbed._wait_until(lambda: running(bare) == [], 5), running(bare)
+
+
+def test_launcher_is_ended(bare: Cluster, launcher: Launcher) -> None:
+    command = [*launcher.command(bare, "n9", "n10"), "-n", "2"]
+    command += [*ONE_PER_NODE[launcher], "sh", "-c", "echo up; sleep 1000"]
+    program = bare.popen(command, env=ENVIRON)
+    assert program.stdout is not None
+    assert [program.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+    bare.end(program)
+    assert testbed._wait_until(lambda: running(bare) == [], 5), running(bare)
+
+
+def test_launcher_in_a_job_of_slurm(unpadded: Cluster, launcher: Launcher) -> None:
+    command = [*launcher.in_job(unpadded), *ONE_PER_NODE[launcher], *SAY]
+    script = f"#!/bin/sh\n{shlex.join(command)}"
+    batch = unpadded.sbatch(script, "-N3", env=ENVIRON, timeout=30)
+    assert sorted(batch.output.splitlines()) == SAID, batch
+    assert batch.returncode == 0
+
+
 def test_ipv6() -> None:
     with Cluster(("a1", "a2"), fast="hsn0", fast_names="{}-hsn".format, ipv6=True) as c:
         c.srun("-N2", "true", check=True)
@@ -273,17 +339,24 @@ def test_nothing_is_left_behind() -> None:
     assert machine_state() == before
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An empty folder; the path of `tmp_path` is too long for the socket of munged."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name
 )
 def test_nothing_is_left_behind_after_a_signal(
-    number: signal.Signals, tmp_path: Path
+    number: signal.Signals, folder: Path
 ) -> None:
     before = machine_state()
     with subprocess.Popen(
         [sys.executable, "-c", START_AND_SLEEP],
         cwd=Path(__file__).parent,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ | {"TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -298,5 +371,5 @@ def test_nothing_is_left_behind_after_a_signal(
         assert alive == []
     else:
         assert not any(process.is_running() for process in processes)
-        assert list(tmp_path.iterdir()) == []
+        assert list(folder.iterdir()) == []
     assert machine_state() == before

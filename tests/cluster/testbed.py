@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import secrets
@@ -60,7 +61,7 @@ _GRACE_S = 2  # from SIGTERM to SIGKILL
 # The range of ephemeral ports stays clear of Slurm's, or else a listener on
 # "port 0" could land on a port that the closed management network lets through.
 # Shared memory is a node's own: programs put nothing but process numbers into its
-# names, and these are not unique across hosts.
+# names, and these are not unique across hosts. So is the folder for temporary files.
 _HOLD = """
 set -e
 echo "$1" > /proc/sys/kernel/hostname
@@ -73,6 +74,7 @@ for file in hosts nsswitch.conf; do
     mount --bind "$3/$file" "/etc/$file"
 done
 mount -t tmpfs shm /dev/shm
+mount -t tmpfs tmp "$3/tmp"
 echo ready
 exec env --ignore-signal=CHLD cat > /dev/null
 """
@@ -105,6 +107,48 @@ LaunchParameters={launch}
 GresTypes=gpu
 {nodes}
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8
+"""
+
+# In the place of ssh, between hosts that share their files but no process numbers: a
+# program asks the server of the host, and gives it its command line and its files.
+# What the server starts lives on when the asking program ends, as under sshd.
+_SSH = """#!{python} -IS
+import socket, sys
+words = sys.argv[1:]
+while words and words[0].startswith("-"):
+    del words[0]
+host, *command = words
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    try:
+        server.connect(f"{folder}/{{host}}")
+    except OSError:
+        sys.exit(f"ssh: no host {{host}}")
+    socket.send_fds(server, [" ".join(command).encode()], [0, 1, 2])
+    sys.exit(int(server.recv(3) or 255))
+"""
+_SSHD = """#!{python} -IS
+import os, socket, subprocess, threading
+
+def serve(client):
+    command, files, _, _ = socket.recv_fds(client, 1 << 17, 3)
+    program = subprocess.Popen(
+        ["sh", "-c", command], stdin=files[0], stdout=files[1], stderr=files[2],
+        cwd=os.environ["HOME"], start_new_session=True,
+    )
+    for file in files:
+        os.close(file)
+    status = program.wait()
+    with client:
+        client.send(b"%d" % (status if status >= 0 else 128 - status))
+
+address = "{folder}/" + socket.gethostname()
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.bind(address + ".new")
+server.listen(128)
+os.rename(address + ".new", address)
+while True:
+    client, _ = server.accept()
+    threading.Thread(target=serve, args=[client], daemon=True).start()
 """
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -181,6 +225,7 @@ class Cluster:
             the first node (in an interactive step) and not on the login node.
         ipv6: Whether hosts have IPv6 addresses too (fd10::k and fd20::k), and their
             names stand for both.
+        slurm: Whether Slurm runs there; without it, the hosts are up in a second.
     """
 
     def __init__(  # noqa: PLR0913
@@ -195,6 +240,7 @@ class Cluster:
         affinity: bool = False,
         interactive_step: bool = True,
         ipv6: bool = False,
+        slurm: bool = True,
     ) -> None:
         self.names = tuple(names)
         self.management = management
@@ -205,6 +251,7 @@ class Cluster:
         self.affinity = affinity
         self.interactive_step = interactive_step
         self.ipv6 = ipv6
+        self.slurm = slurm
         self._numbers = {LOGIN: 254} | {n: k for k, n in enumerate(names, start=1)}
         self._holders: dict[str, subprocess.Popen[str]] = {}
         self._programs: dict[subprocess.Popen[str], tuple[str, str]] = {}
@@ -222,7 +269,8 @@ class Cluster:
             for name in (_SWITCH, *self._numbers):
                 self._start_host(name)
             self._connect_hosts()
-            self._start_slurm()
+            if self.slurm:
+                self._start_slurm()
             self._exit = stack.pop_all()
         return self
 
@@ -257,7 +305,7 @@ class Cluster:
             argv: The program and its arguments.
             host: A compute node's name, or the login node's.
             env: Variables to add to the few that every program gets (PATH, HOME,
-                LANG and SLURM_CONF; nothing is inherited).
+                LANG and, with Slurm, SLURM_CONF; nothing is inherited).
             cwd: The working directory; by default that of this process.
             stdin: As in `subprocess.Popen`, but empty by default.
             stdout: As in `subprocess.Popen`.
@@ -350,6 +398,8 @@ class Cluster:
             _wait_until(lambda: _has_ended(program.pid), _GRACE_S)
             os.killpg(program.pid, signal.SIGKILL)
             program.wait()
+        if not self.slurm:
+            return
         self._cancel(
             [
                 job
@@ -357,6 +407,39 @@ class Cluster:
                 if (node, sid) == (host, session)
             ]
         )
+
+    @functools.cached_property
+    def ssh(self) -> Path:
+        """A stand-in for ssh: ``SSH [-OPTION...] HOST COMMAND``, on and to all hosts.
+
+        The command finds this Python first in its PATH, as if the user's profile
+        activated the environment, and has `tmpdir` as its TMPDIR.
+        """
+        folder = self._state / "ssh"
+        folder.mkdir()
+        for name, text in ("ssh", _SSH), ("sshd", _SSHD):
+            program = folder / name
+            program.write_text(
+                text.format(python=sys.executable, folder=folder), encoding="utf-8"
+            )
+            program.chmod(0o755)
+        environ = {
+            "PATH": f"{Path(sys.executable).parent}:{PATH}",
+            "TMPDIR": str(self.tmpdir),
+        }
+        servers = [
+            self._start_daemon(f"{folder}/sshd", host=host, env=environ)
+            for host in self._numbers
+        ]
+        self._wait_for_daemons(
+            lambda: all((folder / host).exists() for host in self._numbers), servers
+        )
+        return folder / "ssh"
+
+    @property
+    def tmpdir(self) -> Path:
+        """A folder for temporary files: under one path, each host has its own."""
+        return self._state / "tmp"
 
     def srun(  # noqa: PLR0913
         self,
@@ -476,12 +559,10 @@ class Cluster:
         return "link", "set", f"{self.fast}.{self._numbers[host]}"
 
     def _environ(self) -> dict[str, str]:
-        return {
-            "PATH": PATH,
-            "HOME": str(Path.home()),
-            "LANG": "C.UTF-8",
-            "SLURM_CONF": str(self._state / "slurm.conf"),
-        }
+        environ = {"PATH": PATH, "HOME": str(Path.home()), "LANG": "C.UTF-8"}
+        if self.slurm:
+            environ["SLURM_CONF"] = str(self._state / "slurm.conf")
+        return environ
 
     def _write_files(self) -> None:
         state = self._state
@@ -523,7 +604,7 @@ class Cluster:
         key = state / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        for folder in ("slurmctld", *(f"slurmd-{name}" for name in self.names)):
+        for folder in ("tmp", "slurmctld", *(f"slurmd-{name}" for name in self.names)):
             (state / folder).mkdir()
 
     def _start_host(self, name: str) -> None:
@@ -620,12 +701,15 @@ class Cluster:
         ]
         self._wait_for_daemons(self._idle, daemons)
 
-    def _start_daemon(self, *argv: str, host: str = LOGIN) -> _Daemon:
-        log = self._state / f"{argv[0]}-{host}.stderr"
+    def _start_daemon(
+        self, *argv: str, host: str = LOGIN, env: Mapping[str, str] | None = None
+    ) -> _Daemon:
+        log = self._state / f"{Path(argv[0]).name}-{host}.stderr"
         with log.open("w") as stderr:
             process = self.popen(
                 argv,
                 host=host,
+                env=env,
                 cwd=self._state,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

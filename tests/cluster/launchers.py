@@ -1,0 +1,98 @@
+"""The MPI launchers of the tests: mpirun and mpiexec, of several makers.
+
+A test types what a user types behind the hosts::
+
+    command = OPENMPI_4.command(cluster, "n9", "n10")
+    cluster.run([*command, "-np", "2", "--map-by", "ppr:1:node", "hostname"], host="n9")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from testbed import Cluster
+
+# Where install.sh puts what comes from PyPI: the programs have the same names.
+FOLDER = Path(__file__).parents[2] / ".launchers"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An MPI launcher.
+
+    Attributes:
+        name: Maker and release.
+        program: Its path.
+        always: Options without which it starts nothing on the test cluster.
+        remote: Options that name the stand-in for ssh, which is ``{ssh}``.
+        hosts: The option that takes the hosts.
+    """
+
+    name: str
+    program: Path
+    always: tuple[str, ...]
+    remote: tuple[str, ...]
+    hosts: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def command(self, cluster: Cluster, *hosts: str) -> list[str]:
+        """Return the beginning of a command line, up to the hosts.
+
+        Args:
+            cluster: Where it will run, on any host.
+            *hosts: Their names, or ``NAME:SLOTS``; Intel MPI takes names only, and
+                Open MPI takes a name as one slot.
+        """
+        remote = [option.format(ssh=cluster.ssh) for option in self.remote]
+        return [*self.in_job(cluster), *remote, self.hosts, ",".join(hosts)]
+
+    def in_job(self, cluster: Cluster) -> list[str]:
+        """Return the beginning of a command line in a job of Slurm, which it asks.
+
+        Launchers name folders in TMPDIR by nothing but process numbers.
+        """
+        return ["env", f"TMPDIR={cluster.tmpdir}", str(self.program), *self.always]
+
+
+_ROOT = "--allow-run-as-root"
+_HYDRA = ("-launcher", "ssh", "-launcher-exec", "{ssh}")
+
+OPENMPI_4 = Launcher(
+    "Open MPI 4",
+    Path("/usr/bin/mpirun.openmpi"),
+    (_ROOT,),
+    ("--mca", "plm", "rsh", "--mca", "plm_rsh_agent", "{ssh}"),
+    "--host",
+)
+OPENMPI_5 = Launcher(
+    "Open MPI 5",
+    FOLDER / "openmpi/bin/mpirun",
+    (_ROOT, "--prefix", str(FOLDER / "openmpi")),
+    ("--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", "{ssh}"),
+    "--host",
+)
+MPICH_4 = Launcher("MPICH 4", Path("/usr/bin/mpiexec.hydra"), (), _HYDRA, "-hosts")
+MPICH_5 = Launcher("MPICH 5", FOLDER / "mpich/bin/mpiexec.hydra", (), _HYDRA, "-hosts")
+INTELMPI = Launcher(
+    "Intel MPI",
+    FOLDER / "impi-rt/bin/mpiexec.hydra",
+    (),
+    ("-bootstrap", "ssh", "-bootstrap-exec", "{ssh}"),
+    "-hosts",
+)
+OPENMPI = (OPENMPI_4, OPENMPI_5)
+HYDRA = (MPICH_4, MPICH_5, INTELMPI)
+LAUNCHERS = (*OPENMPI, *HYDRA)
+
+
+def missing() -> str | None:
+    """Say which launchers are not installed, or None if all are."""
+    absent = [launcher.name for launcher in LAUNCHERS if not launcher.program.exists()]
+    if absent:
+        return f"not installed: {', '.join(absent)} (tests/cluster/install.sh)"
+    return None
