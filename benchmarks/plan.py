@@ -19,6 +19,7 @@ from torchrun_hpc import schedulers, sites
 from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.network import Network, this_node
 from torchrun_hpc.plan import make_plan
+from torchrun_hpc.schedulers.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +61,7 @@ def resolve(host: str) -> tuple[ipaddress.IPv4Address, ...]:
 def plan_once(options: Mapping[str, Value]) -> float:
     """Return the seconds from the environment to the plan."""
     start = time.perf_counter()
-    job = schedulers.detect(ENVIRON, ENVIRON["SLURMD_NODENAME"])
+    job = schedulers.detect(Process(ENVIRON, ENVIRON["SLURMD_NODENAME"]))
     inputs = Inputs(
         job=job,
         site=sites.find(ENVIRON, "jwb0001"),

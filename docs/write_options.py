@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import textwrap
 from pathlib import Path
-
-from torch.distributed.argparse_util import check_env, env
 
 from torchrun_hpc import arguments
 
@@ -40,7 +37,7 @@ torchrun's; in a job of several nodes most of them are [derived](plan.md) instea
 
 def text() -> str:
     """Return the whole page."""
-    parser = arguments.parser(os.environ)
+    parser = arguments.parser()
     lines = {True: "", False: ""}
     for action in parser._actions:
         if action.option_strings and action.help != argparse.SUPPRESS:
@@ -57,7 +54,7 @@ def _spelling(action: argparse.Action) -> str:
 
 
 def _variable(action: argparse.Action) -> str:
-    read = isinstance(action, env | check_env)
+    read = isinstance(action, arguments.BY_VARIABLE)
     return f"`PET_{action.dest.upper()}`" if read else ""
 
 

@@ -2,7 +2,8 @@
 
 ``import torchrun_hpc`` imports no torch and changes nothing. The command is
 ``python -m torchrun_hpc``; ``import torchrun_hpc.auto`` is for programs that call
-``torch.distributed.run`` themselves; `describe` is for programs that want to know.
+``torch.distributed.run`` themselves; `setup_environment` is for scripts that srun or
+mpirun started without it; `describe` is for programs that want to know.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.describing import Description
 
 __version__ = "0.1.0"
-__all__ = ["LaunchError", "__version__", "describe"]
+__all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
 
 
 def describe(argv: Sequence[str] = ()) -> Description:
@@ -42,3 +43,23 @@ def describe(argv: Sequence[str] = ()) -> Description:
     from torchrun_hpc import launching  # noqa: PLC0415 - it imports torch
 
     return launching.describe([*argv, "SCRIPT"])
+
+
+def setup_environment() -> Mapping[str, str]:
+    """Set what ``torch.distributed.init_process_group`` reads, in this process.
+
+    For a script that srun, mpirun or the like have started once for each worker, where
+    the command cannot be changed; see direct mode. Without a launcher it is the only
+    worker. Under torchrun, or torchrun_hpc, nothing is changed. It prints the start
+    line and warnings to stderr, and imports no torch.
+
+    Returns:
+        The variables that were set; empty if an agent had set them.
+
+    Raises:
+        LaunchError: The world cannot be found out; its ``code`` is in the
+            documentation.
+    """
+    from torchrun_hpc import cli  # noqa: PLC0415 - most programs do not need it
+
+    return cli.setup_environment()

@@ -14,51 +14,30 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc import grammar
 from torchrun_hpc.inputs import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PROGRAM = "torchrun_hpc"
 SCRIPT_ARGS = "training_script_args"
 
 _OURS = "hpc_"
+
+# The kinds of options that a variable can set.
+BY_VARIABLE = (env, check_env, grammar.OrVariable)
 
 # Words in front of the script. Trying more would take seconds on a wrong line with
 # thousands of arguments, and no right line has as many.
 _LONGEST = 256
 
 
-# Not an option with a value: that would take the script for it.
-DRY_RUN = {
-    "table": "Start nothing: meet the other nodes, and print on node 0 what would be "
-    "done, value by value with its source, and the same with plain torchrun.",
-    "json": "The same for machines.",
-}
-
-
-class _DryRun(env):
-    """A flag of several forms, which ``PET_HPC_DRY_RUN`` names; 1 is the first."""
-
-    def __init__(self, dest: str, const: str, **kwargs: Any) -> None:
-        super().__init__(dest=dest, const=const, nargs=0, **kwargs)
-        forms = {"": None, "0": None, "1": "table"}
-        self.default = forms.get(self.default or "", self.default)
-
-    def __call__(self, _parser: Any, namespace: Any, *_: Any) -> None:
-        setattr(namespace, self.dest, self.const)
-
-
 class _Incomplete(Exception):  # noqa: N818 - never leaves this module
     """Not a whole command line yet, or a wrong one."""
 
 
-def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """Return torchrun's parser with our options added.
-
-    Args:
-        environ: Environment of this process, for the message.
 
     Raises:
         LaunchError: A ``PET_*`` variable of a flag is not a number: torch reads it
@@ -66,75 +45,14 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """
     try:
         made = torch_run.get_args_parser()
-        _add_ours(made)
+        grammar.add_ours(made)
     except ValueError as error:
-        flags = ", ".join(f"{k}={v}" for k, v in environ.items() if k[:4] == "PET_")
-        raise LaunchError(
-            "HPC011",
-            f"a PET_* variable cannot be read ({error}): {flags}. Flags such as "
-            "PET_STANDALONE are 1 or 0",
-            everywhere=True,
-        ) from None
-    made.prog = PROGRAM
-    made.error = _wrong_line  # type: ignore[method-assign]
-    return made
-
-
-def _add_ours(made: argparse.ArgumentParser) -> None:
-    group = made.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
-    group.add_argument(
-        "--hpc-site",
-        "--hpc_site",
-        action=env,
-        type=str,
-        metavar="NAME|FILE|none",
-        help="Computing centre whose rules for host names and variables to use, or a "
-        "file with them, or 'none'. By default it is recognised by the environment. "
-        "python -m torchrun_hpc.sites lists them.",
-    )
-    group.add_argument(
-        "--hpc-omp-threads",
-        "--hpc_omp_threads",
-        action=env,
-        type=str,
-        metavar="auto|NUMBER",
-        help="OMP_NUM_THREADS of each worker where it is not set; 'auto' divides the "
-        "CPUs of this process by the workers. By default 1, as torchrun does.",
-    )
-    group.add_argument(
-        "--hpc-rendezvous",
-        "--hpc_rendezvous",
-        action=env,
-        type=str,
-        metavar="auto|scheduler|c10d",
-        help="How the nodes of a job meet where torchrun would use c10d: 'scheduler' "
-        "by the ranks that the scheduler gave them, 'c10d' as torch does. By default "
-        "'auto': the first if the number of nodes is fixed.",
-    )
-    for form, meaning in DRY_RUN.items():
-        names = ("--hpc-dry-run", "--hpc_dry_run")
-        plain = names if form == "table" else ()
-        group.add_argument(
-            *plain,
-            *(f"{name}={form}" for name in names),
-            dest="hpc_dry_run",
-            action=_DryRun,
-            const=form,
-            help=meaning,
-        )
-    group.add_argument(
-        "--hpc-debug",
-        "--hpc_debug",
-        action=check_env,
-        help="Log what torch and the launcher do, on every node, with host name and "
-        "rank before each line.",
-    )
+        grammar.wrong_variable(error)
     # --h was an abbreviation of --help before there were two options with an h.
-    group.add_argument("--h", action="help", help=argparse.SUPPRESS)
-
-
-def _wrong_line(message: str) -> NoReturn:
-    raise LaunchError("HPC010", f"{message}. --help lists all options", everywhere=True)
+    made.add_argument("--h", action="help", help=argparse.SUPPRESS)
+    made.prog = grammar.PROGRAM
+    made.error = grammar.wrong_line  # type: ignore[method-assign]
+    return made
 
 
 def parse(
@@ -154,17 +72,17 @@ def parse(
         LaunchError: The command line is wrong, or a ``PET_*`` variable cannot be read.
         SystemExit: The command line asks for help (0).
     """
-    made = parser(environ)
+    made = parser()
     own, script_args = _split(made, argv)
     args = made.parse_args(own)
     for dest, value in vars(args).items():
         if dest.startswith(_OURS) and isinstance(value, list):
-            _wrong_line(f"{dest} has no value")  # of --hpc-site=-- Python makes a list
+            grammar.wrong_line(
+                f"{dest} has no value"
+            )  # of --hpc-site=-- Python makes a list
     setattr(args, SCRIPT_ARGS, _script_args(script_args, own))
-    bare = parser(environ)
-    options = _options(bare)
-    for action in options:
-        action.default = argparse.SUPPRESS
+    bare = grammar.without_defaults(parser())
+    options = grammar.options_of(bare)
     bare_args = vars(bare.parse_args(own))
     typed = _by_variable(options, args, environ) | {
         action.dest: Value(bare_args[action.dest], action.option_strings[-1])
@@ -174,9 +92,9 @@ def parse(
     return args, {dest: option for dest, option in typed.items() if option.value != ""}
 
 
-def add_ours(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
+def add_ours(args: argparse.Namespace) -> None:
     """Add our options, as variables set them, to those of a program's own parser."""
-    for dest, value in vars(parser(environ).parse_args(["script"])).items():
+    for dest, value in vars(parser().parse_args(["script"])).items():
         if dest.startswith(_OURS) and not hasattr(args, dest):
             setattr(args, dest, value)
 
@@ -187,29 +105,38 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, V
     What it left at torchrun's defaults is ours to fill in. The rank of the node is
     left out: 0 is the default, so it would count as set on all nodes but the first.
     """
-    made = parser(environ)
-    options = _options(made)
+    made = parser()
+    options = grammar.options_of(made)
     defaults = vars(made.parse_args(["script"]))
     return _by_variable(options, args, environ) | {
-        action.dest: Value(getattr(args, action.dest), action.option_strings[-1])
+        action.dest: Value(_read(action, args), action.option_strings[-1])
         for action in options
         if action.dest != "node_rank"
-        and getattr(args, action.dest, "") not in ("", defaults.get(action.dest, ""))
+        and getattr(args, action.dest, "")
+        not in ("", None, defaults.get(action.dest, ""))
     }
 
 
-def plain_command(
-    args: argparse.Namespace, options: Mapping[str, Value], environ: Mapping[str, str]
-) -> list[str]:
+def _read(action: argparse.Action, args: argparse.Namespace) -> Any:
+    """Read what a program has left as text, as Accelerate does with its port."""
+    value = getattr(args, action.dest)
+    if isinstance(value, str) and callable(action.type):
+        try:
+            return action.type(value)
+        except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+            grammar.wrong_line(f"{action.option_strings[-1]}={value}: {error}")
+    return value
+
+
+def plain_command(args: argparse.Namespace, options: Mapping[str, Value]) -> list[str]:
     """Write a command line of torchrun itself.
 
     Args:
         args: Has the script and its arguments.
         options: The options to write; ours are left out.
-        environ: Environment of this process, for the parser.
     """
     words = ["torchrun"]
-    for action in _options(parser(environ)):
+    for action in grammar.options_of(parser()):
         option = options.get(action.dest)
         if option is None or action.dest.startswith(_OURS):
             continue
@@ -231,10 +158,6 @@ def _written(value: Any) -> str:
     return str(value)
 
 
-def _options(made: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in made._actions if action.option_strings]
-
-
 def _by_variable(
     options: Sequence[argparse.Action],
     args: argparse.Namespace,
@@ -244,7 +167,9 @@ def _by_variable(
     found = {}
     for action in options:
         variable = f"PET_{action.dest.upper()}"
-        if isinstance(action, env | check_env) and environ.get(variable):
+        if isinstance(action, env | check_env | grammar.OrVariable) and environ.get(
+            variable
+        ):
             value = getattr(args, action.dest, environ[variable])
             found[action.dest] = Value(value, variable)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shutil
 import signal
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from torchrun_hpc import arguments
+from torchrun_hpc import grammar
 from torchrun_hpc.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -65,8 +64,8 @@ def check(args: argparse.Namespace, typed: Mapping[str, Value]) -> None:
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Yield the names of options, and what is wrong with them."""
-    if getattr(args, "hpc_dry_run", None) not in {None, *arguments.DRY_RUN}:
-        yield "hpc_dry_run", f"type one of {', '.join(arguments.DRY_RUN)}"
+    if getattr(args, "hpc_dry_run", None) not in {None, *grammar.DRY_RUN}:
+        yield "hpc_dry_run", f"type one of {', '.join(grammar.DRY_RUN)}"
     backends = getattr(rendezvous_handler_registry, "_registry", {})
     if backends and args.rdzv_backend not in backends:
         known = ", ".join(sorted(backends))
@@ -104,9 +103,5 @@ def configure(args: argparse.Namespace) -> None:
             if isinstance(error, OSError):
                 fault = "torchrun cannot make its folder for logs"
             raise LaunchError("HPC015", f"{fault}: {error}") from None
-    if args.no_python and shutil.which(args.training_script) is None:
-        raise LaunchError(
-            "HPC016",
-            f"{args.training_script}: there is no such program to run. Type its path, "
-            "or leave --no_python out for a Python script",
-        )
+    if args.no_python:
+        grammar.check_program(args.training_script)

@@ -12,13 +12,16 @@ import os
 import shlex
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import debugging, plan, report, schedulers, signals
+from torchrun_hpc import debugging, direct, plan, report, schedulers, signals
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.schedulers.process import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torchrun_hpc.job import Job
 
@@ -44,13 +47,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     with faults_reported():
         command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
-        job, problem = look_around(command)
+        job, problem = look_around(command, ask=True)
         if problem is not None and not _may_be_one_node(argv):
             raise problem
+        line = direct.line_of(argv, job)
+        if job is not None and line is not None:
+            direct.launch(line, job, command)
+        pmi.finalize(os.environ)  # the workers have no way to it
         if debugging.is_wanted(os.environ):
             rank = job.node_rank if job else None
             debugging.switch_on(os.environ, socket.gethostname(), rank)
         _second_half().launch(argv, job, problem, command)
+
+
+def setup_environment() -> dict[str, str]:
+    """Set the environment of a worker; see `torchrun_hpc.setup_environment`."""
+    if direct.is_set_up(os.environ):
+        return {}
+    command = shlex.join(["python", *sys.argv])
+    job, problem = look_around(command, ask=True)
+    if problem is not None:
+        raise problem
+    return direct.set_up(job, socket.gethostname(), command)
 
 
 @contextlib.contextmanager
@@ -64,23 +82,50 @@ def faults_reported() -> Iterator[None]:
         sys.exit(WRONG_USE)
 
 
-def look_around(command: str) -> tuple[Job | None, LaunchError | None]:
+def look_around(
+    command: str, *, ask: bool = False
+) -> tuple[Job | None, LaunchError | None]:
     """Return the job, and why more than one node cannot be launched from here.
 
     Args:
         command: The command as typed, for the message.
+        ask: Whether to ask the process manager, as all other tasks do.
     """
     # An empty variable is unset, to us as to the workers.
     for name in [n for n in os.environ if n.startswith("PET_") and not os.environ[n]]:
         del os.environ[name]
-    terminal = bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty())
+    process = Process(
+        environ=os.environ,
+        hostname=socket.gethostname(),
+        terminal=bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty()),
+        in_own_group=os.getpgrp() != os.getsid(0),
+        pid=os.getpid(),
+        read=_read,
+        exchange=_exchange if ask else lambda _environ: None,
+    )
     try:
-        job = schedulers.detect(
-            os.environ, socket.gethostname(), terminal=terminal, pid=os.getpid()
-        )
+        job = schedulers.detect(process)
     except LaunchError as fault:
         return None, fault
     return job, plan.refusal(job, command) if job else None
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return None
+
+
+def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
+    """Ask the process manager, and say so if others are late."""
+
+    def wait(seconds: float) -> None:
+        if schedulers.is_first_task(environ):
+            text = f"waiting for the other tasks to start for {seconds:.0f} s"
+            report.line(Message("HPC131", text), sys.stderr)
+
+    return pmi.exchange(environ, socket.gethostname(), wait)
 
 
 def _may_be_one_node(argv: Sequence[str]) -> bool:

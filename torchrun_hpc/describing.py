@@ -47,6 +47,15 @@ class Said(TypedDict):
     text: str
 
 
+class DescribedTask(TypedDict):
+    """One of the processes that a launcher started together."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
 class DescribedJob(TypedDict):
     """`torchrun_hpc.job.Job`; each attribute is described there."""
 
@@ -55,8 +64,7 @@ class DescribedJob(TypedDict):
     start: str
     nodes: list[str]
     node_rank: int | None
-    tasks_per_node: list[int]
-    task_rank: int
+    task: DescribedTask
     allocated_nodes: int
     sources: dict[str, str]
 
@@ -161,8 +169,12 @@ def _job(job: Job) -> DescribedJob:
         "start": job.start.value,
         "nodes": list(job.nodes),
         "node_rank": job.node_rank,
-        "tasks_per_node": list(job.tasks_per_node),
-        "task_rank": job.task_rank,
+        "task": {
+            "rank": job.task.rank,
+            "size": job.task.size,
+            "local_rank": job.task.local_rank,
+            "local_size": job.task.local_size,
+        },
         "allocated_nodes": job.allocated_nodes,
         "sources": dict(job.sources),
     }
@@ -214,12 +226,18 @@ def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
         found = json.loads(text)
         _check_form(found, Description)
         same = found["plan"]["node_rank"] == rank
-        same &= found["plan"]["hosts"] == list(plan.hosts)
+        same &= _agree(found["plan"]["hosts"], plan.hosts)
         same &= found["command"][:1] == ["torchrun"]
         same &= all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return cast("Description", found) if same else None
+
+
+def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Compare names of nodes where both are known: some launchers tell none."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a == b or not a or not b for a, b in pairs)
 
 
 def _check_form(value: Any, form: Any) -> None:

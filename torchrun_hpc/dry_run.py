@@ -73,16 +73,12 @@ def print_dry_run(
                 found = _exchange(store, plan, own, limit)
         except torch.distributed.DistError as error:
             raise RendezvousConnectionError(str(error)) from None
-        missing = [name for rank, name in enumerate(plan.hosts) if rank not in found]
+        absent = (r for r in range(plan.nodes) if r not in found)
+        missing = [plan.hosts[rank] or f"node {rank}" for rank in absent]
     if not plan.speaks:
         return True
     nodes = [found[rank] for rank in sorted(found)]
-    if args.hpc_dry_run == "json":
-        answer = {"nodes": nodes, "missing": missing, "limit_s": limit}
-        text = json.dumps(answer, indent=2) + "\n"
-    else:
-        text = report.dry_run(nodes, missing, limit)
-    report.output(text)
+    report.print_dry_run(args.hpc_dry_run, nodes, missing, limit)
     return not missing
 
 

@@ -12,17 +12,21 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.network import same_host
+from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.inputs import Value
+from torchrun_hpc.job import same_host
 
 if TYPE_CHECKING:
-    from torchrun_hpc.inputs import Inputs, Value
+    from torchrun_hpc.inputs import Inputs
     from torchrun_hpc.job import Job
     from torchrun_hpc.network import Address
 
 # Below Linux's ephemeral ports (32768 and up), which any program may be given.
 PORTS = range(20000, 29000)
 _PORTS_END = 2**16
+
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
 
 # How many ports a head tries.
 _TRIES = 8
@@ -60,7 +64,7 @@ class View:
         own: This node's address; ``None`` if other nodes could reach none of those
             that are known.
         is_host: Whether this node is the host.
-        fell_back: Whether ``host`` is the plain name where the site has another.
+        fell_back: Whether the host may be known by another name or address elsewhere.
         warnings: What was worked around on this node.
     """
 
@@ -123,10 +127,17 @@ def typed_endpoint(q: Inputs, host: str, port: int) -> tuple[str, int, Value | N
 def endpoint_of(q: Inputs, job: Job) -> Endpoint:
     """Say where the nodes are to meet: a function of names.
 
+    That is what was typed, else the scheduler's first node, else ``MASTER_ADDR``, else
+    what the launcher itself shows.
+
     Raises:
-        LaunchError: What was typed is not an endpoint.
+        LaunchError: What was typed is not an endpoint, or there is no other.
     """
-    host, port, typed = typed_endpoint(q, job.nodes[0], port_of(job.identity))
+    port = port_of(job.identity)
+    host, port, typed = typed_endpoint(q, job.nodes[0], port)
+    if not host:
+        host, port, typed = _master(q, port)
+    host = host or _guessed(q, job)
     if port == 0:
         zero = q.options.get("master_port")
         if typed is not None and split_endpoint(typed)[1] == 0:
@@ -143,11 +154,103 @@ def endpoint_of(q: Inputs, job: Job) -> Endpoint:
         named = (
             rank
             for rank, name in enumerate(job.nodes)
-            if same_host(name, host) or same_host(q.rewrite(name), host)
+            if name and (same_host(name, host) or same_host(q.rewrite(name), host))
         )
         node = None if is_number(host) else next(named, None)
-    fast = host if node is None else q.rewrite(host)
+    fast = host if node is None or is_number(host) else q.rewrite(host)
     return Endpoint(fast, host, port, node, typed)
+
+
+def _master(q: Inputs, port: int) -> tuple[str, int, Value | None]:
+    """Read ``MASTER_ADDR`` and ``MASTER_PORT``, which a user hands to mpirun.
+
+    Elsewhere they are left alone: hooks of containers export old ones.
+    """
+    host = q.environ.get(MASTER_ADDR, "")
+    if not host:
+        return "", port, None
+    typed_port = q.environ.get(MASTER_PORT, "")
+    if typed_port:
+        port = port_number(typed_port, MASTER_PORT)
+    return host, port, Value(host, MASTER_ADDR)
+
+
+def port_number(text: str, source: str) -> int:
+    """Read a port.
+
+    Raises:
+        LaunchError: It is none.
+    """
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < _PORTS_END:
+        raise LaunchError(
+            "HPC129",
+            f"{source}={text} is not a port: set one from 1 to 65535, or unset it",
+            everywhere=True,
+        )
+    return int(text)
+
+
+def _guessed(q: Inputs, job: Job) -> str:
+    """Return the machine where the launcher runs, which node 0 has to check.
+
+    Of several addresses it is the one that is nearest: another machine in a network
+    that this node has too.
+
+    Raises:
+        LaunchError: The launcher does not show any.
+    """
+    if not job.guessed_head:
+        raise LaunchError(
+            "HPC038",
+            f"{job.scheduler} tells {count(len(job.nodes), 'node')} their ranks, but "
+            f"no names ({job.sources['nodes']}), so that they cannot meet. Tell them "
+            f"where node 0 is: {head_hint(job, 'HOST')}",
+            everywhere=True,
+        )
+    numbers = [ipaddress.ip_address(h) for h in job.guessed_head if is_number(h)]
+    if not numbers:
+        return job.guessed_head[0]
+    others = [n for n in numbers if job.node_rank == 0 or not q.network.owner(n)]
+    near = (n for n in others if q.network.shares(n))
+    return str(next(near, numbers[0]))
+
+
+def head_hint(job: Job, host: str) -> str:
+    """Say how to tell a launcher's tasks where node 0 is."""
+    option = f"--rdzv_endpoint={host}:{port_of(job.identity)}"
+    if job.nodes[0] and not job.has_several_tasks:
+        return option
+    variable = f"export {MASTER_ADDR}={host}"
+    if job.launcher.name == "mpirun":  # which does not pass the environment on
+        variable = f"mpirun -x {MASTER_ADDR}={host} …"
+    return variable if job.has_several_tasks else f"{variable}   (or {option})"
+
+
+def _check_guess(q: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
+    """Let rank 0 see that it is where the others will look for it.
+
+    Raises:
+        LaunchError: It is not.
+    """
+    is_first = job.node_rank == 0
+    if job.has_several_tasks:
+        is_first = job.task.rank == 0  # hosts in another order: on any node
+    elif endpoint.typed or not job.guessed_head:
+        return  # the agents find each other, and their ranks are the scheduler's
+    here = job.hostname or job.nodes[job.node_rank or 0]
+    if not is_first or same_host(host, here) or same_host(endpoint.plain, here):
+        return
+    if q.network.local_address(host) or q.network.local_address(endpoint.plain):
+        return
+    source = endpoint.typed or job.sources["nodes" if job.nodes[0] else "head"]
+    text = f"{source}). Let {job.launcher.name} place it there, or"
+    if not job.nodes[0] and not endpoint.typed:
+        text = f"{source}), where {job.launcher.name} runs. Please"
+    raise LaunchError(
+        "HPC039",
+        f"rank 0 is on {here}, but the other nodes will look for it on "
+        f"{endpoint.plain} ({text} tell them: {head_hint(job, here)}",
+    )
 
 
 def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
@@ -164,17 +267,18 @@ def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
     """
     warnings: list[Message] = []
     host = _resolvable(q, endpoint.host, endpoint.plain, warnings)
-    plain = job.nodes[rank]
+    _check_guess(q, job, endpoint, host)
+    plain = job.nodes[rank] or job.hostname
     name = q.rewrite(plain)
     name = host if name == endpoint.host else _resolvable(q, name, plain, warnings)
-    neighbours = job.nodes[:rank] + job.nodes[rank + 1 :]
-    neighbour = neighbours[0] if neighbours else plain
+    neighbours = filter(None, job.nodes[:rank] + job.nodes[rank + 1 :])
+    neighbour = next(neighbours, endpoint.plain)
     named = _named_address(q, endpoint, host, name, neighbour)
     own = named
     if "local_addr" in q.options:
         own = typed_local_address(q)
     reach = _reach(q, host)
-    if endpoint.node == rank:
+    if endpoint.node == rank and not is_number(endpoint.host):
         # It reaches its own store, also where its name means 127.0.1.1 to it.
         reach = str(named or reach or next(iter(q.network.resolve(host)), ""))
     return View(
@@ -184,7 +288,8 @@ def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
         reach=reach,
         own=own,
         is_host=_is_host(q, job, rank, endpoint, host),
-        fell_back=host != endpoint.host,
+        fell_back=host != endpoint.host
+        or (endpoint.typed is None and any(map(is_number, job.guessed_head))),
         warnings=tuple(warnings),
     )
 
@@ -271,7 +376,7 @@ def _is_host(q: Inputs, job: Job, rank: int, endpoint: Endpoint, host: str) -> b
     wanted = set(q.network.addresses_of(host))
     return not any(
         wanted.intersection(q.network.addresses_of(name))
-        for node in job.nodes[1:]
+        for node in filter(None, job.nodes[1:])
         for name in dict.fromkeys((q.rewrite(node), node))
     )
 

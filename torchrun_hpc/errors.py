@@ -6,7 +6,6 @@ remedy, and a test compares the two.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +49,8 @@ class LaunchError(Exception):
 
 def choices(wanted: str, known: Collection[str]) -> str:
     """Say in sentences what there is instead of an unknown name."""
+    import difflib  # noqa: PLC0415 - only for what was mistyped
+
     near = difflib.get_close_matches(wanted.lower(), known, n=1)
     guess = f"Did you mean {near[0]}? " if near else ""
     return f"{guess}There are: {', '.join(known)}"
@@ -58,8 +59,3 @@ def choices(wanted: str, known: Collection[str]) -> str:
 def count(number: int, noun: str) -> str:
     """Write a number and what it counts: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def srun_line(nodes: int, command: str) -> str:
-    """Write the line that starts a command once on each of some nodes."""
-    return f"srun --nodes={nodes} --ntasks-per-node=1 {command}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 STATIC = "static"
 C10D = "c10d"
 SCHEDULER = "scheduler"  # ours, for nodes that the scheduler has numbered
+DIRECT = "direct"  # none: each task is a worker
 
 
 @dataclass(frozen=True)

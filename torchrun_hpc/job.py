@@ -13,10 +13,44 @@ if TYPE_CHECKING:
 class Start(Enum):
     """How this process was started inside the job."""
 
-    STEP = "step"  # once per task, by the scheduler's own launcher
+    STEP = "step"  # once per task, by srun, mpirun or their like
     BATCH_SCRIPT = "batch script"  # once, on the job's first node
     INTERACTIVE_STEP = "interactive step"  # a shell on one of the job's nodes
     ALLOCATION_SHELL = "allocation shell"  # a shell outside the job's nodes
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What starts tasks, and what a person types for that.
+
+    Attributes:
+        name: Its command.
+        line: How to start a command once on each of ``{nodes}`` nodes.
+        cpus: Option with which a task may use ``{cpus}`` CPUs, or all of them.
+        block: Option that puts neighbouring ranks on one node.
+    """
+
+    name: str
+    line: str
+    cpus: str
+    block: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the processes that a launcher started together.
+
+    Attributes:
+        rank: Its rank among all of them, from 0.
+        size: Number of all of them.
+        local_rank: Its rank among those of its node, from 0.
+        local_size: Number of those of its node.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -24,28 +58,66 @@ class Job:
     """A job, seen from one of its processes.
 
     Attributes:
-        scheduler: Name of the source, as a person writes it (``Slurm``).
+        scheduler: Name of the source, as a person writes it (``Slurm``,
+            ``Open MPI in PBS``).
         identity: Names this launch and no other: job, array element, step, restart,
             for example ``123456_7.0-r1``. Characters ``[A-Za-z0-9._-]``. The same
             text on all nodes.
         start: How this process was started.
-        nodes: The scheduler's node names in rank order. In a step, the step's nodes;
-            in an interactive step, only this one; elsewhere, the job's.
+        launcher: What starts tasks in this job.
+        nodes: The names of the nodes in rank order, an empty text for one that
+            nothing tells. In a step, the step's nodes; in an interactive step, only
+            this one; elsewhere, the job's.
         node_rank: Index of this node in ``nodes``; ``None`` outside of them.
-        tasks_per_node: Number of tasks on each of ``nodes``. Outside a step, where
-            tasks have not been started, 1 each.
-        task_rank: Rank of this task in the step, from 0; 0 outside a step.
+        task: This process in the step; alone outside a step, where tasks have not
+            been started.
         allocated_nodes: Number of nodes of the whole job, of which ``nodes`` may be
             a part.
         sources: For each field the variable that it came from.
+        guessed_head: Where node 0 is if ``nodes`` is only a guess: a name, or
+            addresses of one machine, the same on all nodes. Node 0 knows whether they
+            are its own. Empty where the scheduler itself has numbered the nodes.
+        hostname: Name of this machine, where ``guessed_head`` is to be compared.
     """
 
     scheduler: str
     identity: str
     start: Start
+    launcher: Launcher
     nodes: tuple[str, ...]
     node_rank: int | None
-    tasks_per_node: tuple[int, ...]
-    task_rank: int
+    task: Task
     allocated_nodes: int
     sources: Mapping[str, str]
+    guessed_head: tuple[str, ...] = ()
+    hostname: str = ""
+
+    @property
+    def has_several_tasks(self) -> bool:
+        """Whether the step has more than one task on any node."""
+        return self.task.size > len(self.nodes)
+
+    @property
+    def a_node(self) -> str:
+        """Name of a node, the same on all where possible: the first that is known."""
+        return next(filter(None, self.nodes), self.hostname)
+
+    def line(self, command: str, options: str = "", nodes: int | None = None) -> str:
+        """Write how to start a command once on each node.
+
+        Args:
+            command: The command, or more options in front of it.
+            options: Options of the launcher.
+            nodes: Number of nodes; by default all of ``nodes``.
+        """
+        start = self.launcher.line.format(nodes=nodes or len(self.nodes))
+        return " ".join(filter(None, (start, options, command)))
+
+
+def same_host(one: str, other: str) -> bool:
+    """Say whether two names mean one host, where either may lack its domain."""
+    if one == other:
+        return True
+    label, _, domain = one.partition(".")
+    other_label, _, other_domain = other.partition(".")
+    return label == other_label and not (domain and other_domain)

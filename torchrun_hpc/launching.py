@@ -24,6 +24,7 @@ from torchrun_hpc import (
     cli,
     debugging,
     describing,
+    direct,
     dry_run,
     ending,
     endpoints,
@@ -89,7 +90,7 @@ def launch_parsed(
         stack.callback(signals.uninstall)
         job, problem = cli.look_around(command)
         if typed is None:
-            arguments.add_ours(args, os.environ)
+            arguments.add_ours(args)
             typed = arguments.changed(args, os.environ)
         _check_possible(problem, typed)
         _launch(run, args, typed, job, command)
@@ -101,6 +102,9 @@ def describe(argv: Sequence[str]) -> Description:
     empty = {name: value for name, value in os.environ.items() if not value}
     try:
         job, problem = cli.look_around(command)
+        line = direct.line_of(argv, job)
+        if job is not None and line is not None:
+            return direct.described(line, *direct.plan_of(line, job, command))
         args, typed = arguments.parse(argv, os.environ)
         _check_possible(problem, typed)
         q, made = _plan(args, typed, job, command)
@@ -168,7 +172,7 @@ def _plan(
     command: str,
 ) -> tuple[Inputs, LaunchPlan]:
     """Make the plan, and fill it into the arguments of torchrun."""
-    host = job.nodes[0] if job else socket.gethostname()
+    host = job.a_node if job else socket.gethostname()
     q = Inputs(
         job=job,
         site=sites.find(os.environ, host, typed.get("hpc_site")),
@@ -240,7 +244,7 @@ def _description(
     made: LaunchPlan,
     outcomes: Sequence[patching.Outcome],
 ) -> Description:
-    command = arguments.plain_command(args, {**q.options, **made.options}, q.environ)
+    command = arguments.plain_command(args, {**q.options, **made.options})
     patches = [patching.described(outcome) for outcome in outcomes]
     return describing.description(q, made, torch.__version__, patches, command)
 

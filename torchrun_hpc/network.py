@@ -86,6 +86,10 @@ class Network:
             return source
         return None
 
+    def shares(self, address: Address) -> bool:
+        """Say whether an address lies in a network that this node is connected to."""
+        return any(address in a.network for i in self.interfaces for a in i.addresses)
+
     def siblings(self, interface: Interface, address: Address) -> tuple[Interface, ...]:
         """Return the rails of a network: ``hsn0`` to ``hsn3`` for any one of them.
 
@@ -200,6 +204,12 @@ def bound_socket(address: str, port: int) -> socket.socket:
     return opened
 
 
+def free_port(address: str) -> int:
+    """Return a port that nobody listens on now."""
+    with bound_socket(address, 0) as probe:
+        return int(probe.getsockname()[1])
+
+
 def port_problem(address: str, port: int) -> str:
     """Say why this process could not listen on an address and port; empty if it can.
 
@@ -234,12 +244,3 @@ def port_holder(port: int) -> str:
             except psutil.Error:
                 continue
     return "a program of another user"
-
-
-def same_host(one: str, other: str) -> bool:
-    """Say whether two names mean one host, where either may lack its domain."""
-    if one == other:
-        return True
-    label, _, domain = one.partition(".")
-    other_label, _, other_domain = other.partition(".")
-    return label == other_label and not (domain and other_domain)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import endpoints, rdzvconf, resources, variables
-from torchrun_hpc.errors import LaunchError, Message, choices, count, srun_line
+from torchrun_hpc.errors import LaunchError, Message, choices, count
 from torchrun_hpc.inputs import C10D, SCHEDULER, STATIC, Inputs, Value
 from torchrun_hpc.job import Job, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 # Seconds. Torch's 60 and 600 are too short for a container that is pulled, or a
 # Python that is imported from a busy file system, on hundreds of nodes.
@@ -41,6 +41,7 @@ class LaunchPlan:
 
     Attributes:
         title: What was started by whom, for the start line.
+        shape: How many nodes and workers there are, for the same.
         nodes: Number of nodes of the world.
         hosts: Their names in the scheduler's order; empty without a scheduler.
         node_rank: Rank of this node.
@@ -74,6 +75,7 @@ class LaunchPlan:
     workers: int
     speaks: bool
     endpoint: str
+    shape: str = ""
     identity: str = ""
     backend: str = C10D
     reach: str = ""
@@ -123,6 +125,8 @@ def _make_plan(q: Inputs) -> LaunchPlan:
     problem = refusal(q.job, q.command)
     if problem is not None:
         raise problem
+    if q.job.has_several_tasks:
+        raise several_tasks(q.job, q.command, q.options.get("nproc_per_node"))
     if len(q.job.nodes) == 1 and low == 1:
         return _one_node(q)
     _check_nnodes(q, q.job, low, high)
@@ -136,7 +140,7 @@ def refusal(job: Job, command: str) -> LaunchError | None:
         job: What the scheduler says.
         command: The command as typed, for the srun line in the message.
     """
-    line = srun_line(len(job.nodes), command)
+    line = job.line(command)
     nodes = count(len(job.nodes), "node")
     if job.start is Start.ALLOCATION_SHELL:
         more = ",…" if len(job.nodes) > _SHOWN else ""
@@ -156,16 +160,32 @@ def refusal(job: Job, command: str) -> LaunchError | None:
             "(or --standalone for this node alone)",
             everywhere=True,
         )
-    if job.start is Start.STEP and max(job.tasks_per_node) > 1:
-        tasks = " or ".join(str(count) for count in sorted(set(job.tasks_per_node)))
-        return LaunchError(
-            "HPC062",
-            f"srun started {tasks} tasks on a node ({job.sources['tasks_per_node']}), "
-            "but torchrun_hpc is started once on each node and starts the workers "
-            f"itself. Type: {line}   (or --standalone for one world per task)",
-            everywhere=True,
-        )
     return None
+
+
+def outside() -> LaunchError:
+    """Return why a process on none of the job's nodes cannot launch."""
+    return LaunchError("HPC068", "this process is not on one of the job's nodes")
+
+
+def several_tasks(job: Job, command: str, typed: Value | None) -> LaunchError:
+    """Return why several tasks on a node cannot start workers of their own.
+
+    Args:
+        job: What the launcher says.
+        command: The command as typed, for the message.
+        typed: The number of workers that was typed, if it was.
+    """
+    wanted = f"{typed}" if typed else "an agent"
+    tasks = count(job.task.size, "task")
+    return LaunchError(
+        "HPC062",
+        f"{job.launcher.name} started {tasks} on {count(len(job.nodes), 'node')} "
+        f"({job.sources['tasks']}), and {wanted} on each would start more workers. "
+        f"Start it once on each node: {job.line(command)}   (or let each task be a "
+        "worker: leave --nproc_per_node out; or --standalone for one world per task)",
+        everywhere=True,
+    )
 
 
 def one_node_is_typed(options: Mapping[str, Value]) -> bool:
@@ -232,11 +252,11 @@ def _one_node(q: Inputs) -> LaunchPlan:
     if q.typed("nnodes") is None or node_range(q.options)[1] > 1:
         options["nnodes"] = Value("1", rule)  # nobody can join a world of one node
     return LaunchPlan(
-        title=_title(q, 1),
+        title=title_of(q, 1),
         nodes=1,
         node_rank=0,
         workers=q.workers,
-        speaks=q.job is None or q.job.task_rank == 0,
+        speaks=q.job is None or q.job.task.rank == 0,
         endpoint=q.typed("rdzv_endpoint") or "localhost",
         backend=q.backend,
         hosts=_this_host(q.job),
@@ -249,22 +269,25 @@ def _one_node(q: Inputs) -> LaunchPlan:
     )
 
 
+def unused(q: Inputs, where: str, names: Sequence[str]) -> tuple[Message, ...]:
+    """Name the options of ours that have no effect."""
+    useless = [str(q.options[name]) for name in names if name in q.options]
+    return tuple(
+        Message("HPC077", f"{option} has no effect on {where}") for option in useless
+    )
+
+
 def _unused(q: Inputs, where: str) -> tuple[Message, ...]:
     """Name the options that only nodes of a job can follow."""
-    unused = []
-    if q.site is not None and "hpc_site" in q.options:
-        unused.append(str(q.options["hpc_site"]))
-    if q.typed("hpc_rendezvous") == SCHEDULER:
-        unused.append(str(q.options["hpc_rendezvous"]))
-    return tuple(
-        Message("HPC077", f"{option} has no effect on {where}") for option in unused
-    )
+    site = ("hpc_site",) if q.site is not None else ()
+    ours = ("hpc_rendezvous",) if q.typed("hpc_rendezvous") == SCHEDULER else ()
+    return unused(q, where, site + ours)
 
 
 def _this_host(job: Job | None) -> tuple[str, ...]:
     if job is None or job.node_rank is None:
         return ()
-    return (job.nodes[job.node_rank],)
+    return (job.nodes[job.node_rank] or job.hostname,)
 
 
 def _one_node_rendezvous(q: Inputs, *, is_host: bool) -> dict[str, Value]:
@@ -319,7 +342,7 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         _check_resolves(q, host, typed)
     where = endpoints.join_endpoint(host, port)
     return LaunchPlan(
-        title=_title(q, nodes),
+        title=title_of(q, nodes),
         nodes=nodes,
         node_rank=q.typed("node_rank") or 0,
         workers=q.workers,
@@ -347,7 +370,7 @@ def _interactive_note(q: Inputs) -> tuple[Message, ...]:
     total = q.job.allocated_nodes
     if total == 1 or one_node_is_typed(q.options):
         return ()
-    line = srun_line(total, q.command)
+    line = q.job.line(q.command, nodes=total)
     text = f"this is 1 of {total} nodes of the job; for all of them: {line}"
     return (Message("HPC073", text),)
 
@@ -358,14 +381,14 @@ def _interactive_note(q: Inputs) -> tuple[Message, ...]:
 def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     rank = job.node_rank
     if rank is None:
-        raise LaunchError("HPC068", "this process is not on one of the job's nodes")
+        raise outside()
     endpoint = endpoints.endpoint_of(q, job)
     if q.is_static:
         _check_static(q, job, rank, endpoint)
     here = endpoints.view(q, job, rank, endpoint)
     meets_here = q.is_static or q.is_c10d
     if meets_here and not here.reach:
-        raise _unreachable(q, job, endpoint, here)
+        raise unreachable(q, job, endpoint, here)
     if q.is_static and here.is_host != (rank == 0):
         raise LaunchError(
             "HPC069",
@@ -397,7 +420,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         options["rdzv_conf"] = Value(rdzvconf.join(conf), source)
     environment = resources.worker_threads(q) | variables.network(q, here.own)
     return LaunchPlan(
-        title=_title(q, len(job.nodes)),
+        title=title_of(q, len(job.nodes)),
         nodes=len(job.nodes),
         node_rank=rank,
         workers=q.workers,
@@ -409,8 +432,8 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         ports=_ports(q, job, here),
         head=endpoint.node,
         is_head=is_head,
-        hosts=job.nodes,
-        site=_site(q),
+        hosts=hosts_of(job),
+        site=site_of(q),
         interface=variables.interface_name(q.environ, environment),
         ordered=not q.is_static,
         address=None if here.own is None else str(here.own),
@@ -420,7 +443,15 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         notes=_notes(q, endpoint, here),
         advice=resources.advice(q, len(job.nodes)),
         suspicion=_suspicion(q),
-        warnings=_warnings(q, job, rank, here),
+        warnings=warnings_of(q, job, rank, here),
+    )
+
+
+def hosts_of(job: Job) -> tuple[str, ...]:
+    """Return the nodes' names, also that of this node if nobody else tells it."""
+    names = enumerate(job.nodes)
+    return tuple(
+        name or (job.hostname if rank == job.node_rank else "") for rank, name in names
     )
 
 
@@ -475,7 +506,8 @@ def _ports(q: Inputs, job: Job, here: endpoints.View) -> tuple[int, ...]:
     return derived if tries_all else (here.port,)
 
 
-def _site(q: Inputs) -> Value | None:
+def site_of(q: Inputs) -> Value | None:
+    """Return the name of the site, and why it is that."""
     if q.site is None:
         return None
     return Value(q.site.name, f"{q.site.found_by} ({q.site.file})")
@@ -486,7 +518,10 @@ def _endpoint_source(
 ) -> str:
     """Say how host and port came about."""
     typed = endpoint.typed
-    parts = [f"first of {job.sources['nodes']}" if typed is None else str(typed)]
+    parts = [str(typed)]
+    if typed is None:
+        first = f"first of {job.sources['nodes']}"
+        parts = [first if job.nodes[0] else f"by {job.sources['head']}"]
     if here.host != endpoint.plain and q.site:
         parts.append(f"{here.host} by site {q.site.name}")
     if here.reach != here.host:
@@ -505,7 +540,7 @@ def _check_nnodes(q: Inputs, job: Job, low: int, high: int) -> None:
         "HPC070",
         f"{typed}, but this was started on {count(nodes, 'node')} "
         f"({job.sources['nodes']}). Leave the option out, or type: "
-        f"{srun_line(high, q.command)}",
+        f"{job.line(q.command, nodes=high)}",
         everywhere=True,
     )
 
@@ -530,16 +565,19 @@ def _check_static(q: Inputs, job: Job, rank: int, endpoint: endpoints.Endpoint) 
         )
 
 
-def _unreachable(
+def unreachable(
     q: Inputs, job: Job, endpoint: endpoints.Endpoint, here: endpoints.View
 ) -> LaunchError:
+    """Return why this node cannot reach the head."""
     known = ", ".join(str(address) for address in q.network.resolve(here.host))
     fault = f"means only {known} here" if known else "does not resolve here"
+    fix = f"--rdzv_endpoint=HOST:{here.port}"
+    if job.has_several_tasks:
+        fix = f"export {endpoints.MASTER_ADDR}=HOST"
     return LaunchError(
         "HPC059",
         f"the head node's name {here.host} ({endpoint.typed or job.sources['nodes']}) "
-        f"{fault}. Type a name or an address that every node can reach: "
-        f"--rdzv_endpoint=HOST:{here.port}",
+        f"{fault}. Type a name or an address that every node can reach: {fix}",
         # A typed name is wrong for all; a derived one perhaps for this node only.
         everywhere=endpoint.typed is not None,
     )
@@ -568,24 +606,40 @@ def _suspicion(q: Inputs) -> str:
     return ""
 
 
-def _warnings(
+def warnings_of(
     q: Inputs, job: Job, rank: int, here: endpoints.View
 ) -> tuple[Message, ...]:
+    """Return what is wrong on this node, and was worked around."""
     warnings = [*here.warnings, *variables.warnings(q)]
     if here.own is None:
         text = (
-            f"no address of {job.nodes[rank]} is known that other nodes could reach: "
-            f"no interface is derived for {variables.GLOO} and {variables.NCCL}, and "
-            "torch listens on all interfaces"
+            f"no address of {hosts_of(job)[rank]} is known that other nodes could "
+            f"reach: no interface is derived for {variables.GLOO} and "
+            f"{variables.NCCL}, and torch listens on all interfaces"
         )
         warnings.append(Message("HPC057", text))
+    elif "local_addr" not in q.options and is_foreign(q, here.name):
+        known = ", ".join(map(str, q.network.addresses_of(here.name)))
+        text = (
+            f"{here.name} is {known}, which no interface of this node has. Others are "
+            f"told {here.own}; if they cannot reach that, this is a container with a "
+            "network of its own: let it use the host's"
+        )
+        warnings.append(Message("HPC136", text))
     return tuple(warnings)
+
+
+def is_foreign(q: Inputs, host: str) -> bool:
+    """Say whether a name of this node has addresses, but none of its interfaces'."""
+    known = q.network.addresses_of(host)
+    return bool(known) and not any(map(q.network.owner, known))
 
 
 # --- text -------------------------------------------------------------------------
 
 
-def _title(q: Inputs, nodes: int) -> str:
+def title_of(q: Inputs, nodes: int) -> str:
+    """Say what was started by whom, for the start line."""
     if q.job is None:
         return "no scheduler"
     title = f"{q.job.scheduler} {q.job.identity}"

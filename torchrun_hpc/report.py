@@ -6,8 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from torchrun_hpc.describing import shell_lines
 from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.inputs import DIRECT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -64,19 +64,39 @@ def output(text: str) -> None:
 
 def start_line(plan: LaunchPlan) -> Message:
     """Say in one line what is about to start."""
-    parts = [
-        f"{count(plan.nodes, 'node')} x {count(plan.workers, 'worker')}",
-        plan.title,
-    ]
+    workers = f"{count(plan.nodes, 'node')} x {count(plan.workers, 'worker')}"
+    parts = [plan.shape or workers, plan.title]
     if plan.endpoint:
         address = plan.listen[0] if plan.listen else ""
         number = f" ({address})" if address not in plan.endpoint else ""
-        parts.append(f"{plan.backend} rendezvous at {plan.endpoint}{number}")
+        is_direct = plan.backend == DIRECT
+        what = "each task a worker" if is_direct else f"{plan.backend} rendezvous"
+        parts.append(f"{what} at {plan.endpoint}{number}")
     if plan.interface:
         parts.append(f"interface {plan.interface}")
     if plan.site:
         parts.append(f"site {plan.site.value}")
     return Message("HPC001", "; ".join([", ".join(parts), *map(str, plan.notes)]))
+
+
+def print_dry_run(
+    form: str, nodes: Sequence[Description], missing: Sequence[str], limit: int
+) -> None:
+    """Print what would be done, as a table or for machines.
+
+    Args:
+        form: ``table`` or ``json``.
+        nodes: As for `dry_run`.
+        missing: As for `dry_run`.
+        limit: As for `dry_run`.
+    """
+    import json  # noqa: PLC0415 - no other launch needs it
+
+    if form == "json":
+        answer = {"nodes": nodes, "missing": missing, "limit_s": limit}
+        output(json.dumps(answer, indent=2) + "\n")
+    else:
+        output(dry_run(nodes, missing, limit))
 
 
 def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:
@@ -88,7 +108,10 @@ def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) ->
         missing: Names of the nodes that did not answer.
         limit: Seconds that they had.
     """
+    from torchrun_hpc.describing import shell_lines  # noqa: PLC0415 - slow to import
+
     first, plan = nodes[0], nodes[0]["plan"]
+    is_direct = plan["backend"] == DIRECT
     versions = f"torchrun_hpc {first['torchrun_hpc']}, torch {first['torch']}"
     parts = [
         f"{versions}, Python {first['python']}: a dry run, nothing is started",
@@ -100,8 +123,9 @@ def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) ->
     if any(node["exports"] for node in nodes):
         head = ("variable", "is set to", "from")
         parts.append(_table(head, _variables(nodes)))
-    patches = ([p["name"], p["state"], p["reason"]] for p in first["patches"])
-    parts.append(_table(("inside torch", "is", "because"), patches))
+    patches = [[p["name"], p["state"], p["reason"]] for p in first["patches"]]
+    if not is_direct:  # torch is the script's affair
+        parts.append(_table(("inside torch", "is", "because"), patches))
     said = [f"{m['code']} {m['text']}" for m in [*plan["notes"], *plan["advice"]]]
     said += [
         f"{m['code']} {_name(node)}: {m['text']}"
@@ -112,8 +136,9 @@ def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) ->
     parts += ["\n".join(said)] if said else []
     for node in nodes[:_SHOWN]:
         where = f", on {_name(node)}" if len(nodes) > 1 else ""
+        how = "by hand, for this task" if is_direct else "with plain torchrun"
         lines = "\n".join(shell_lines(node))
-        parts.append(f"The same with plain torchrun{where}:\n\n{lines}")
+        parts.append(f"The same {how}{where}:\n\n{lines}")
     if len(nodes) > _SHOWN:
         parts.append(f"and {len(nodes) - _SHOWN} more: --hpc-dry-run=json")
     return "\n\n".join(parts) + "\n"
@@ -122,7 +147,8 @@ def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) ->
 def _name(node: Description) -> str:
     """Return the name of a node, if a scheduler gave it one."""
     plan = node["plan"]
-    return plan["hosts"][plan["node_rank"]] if plan["hosts"] else "this node"
+    names = plan["hosts"][plan["node_rank"] :][:1] if plan["hosts"] else []
+    return (names and names[0]) or "this node"
 
 
 def _values(node: Description) -> Iterator[Sequence[str]]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message, count, srun_line
+from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.job import Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from torchrun_hpc.job import Job
 
 OMP = "OMP_NUM_THREADS"
 
@@ -33,6 +35,7 @@ VISIBLE = (
 CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
 SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+SRUN = "srun"  # these are about what it starts
 
 
 def worker_threads(q: Inputs) -> dict[str, Value]:
@@ -70,11 +73,63 @@ def advice(q: Inputs, nodes: int) -> tuple[Message, ...]:
     return (*_about_cpus(q, nodes), *_about_threads(q), *_about_gpus(q, nodes))
 
 
+def task_advice(q: Inputs, job: Job) -> tuple[Message, ...]:
+    """Say what is probably not meant where each task is a worker.
+
+    The tasks of a node mostly find the same; its second one speaks.
+    """
+    if not _is_second(job):
+        return tuple(_about_threads(q)) if job.task.rank == 0 else ()
+    return tuple(_about_placement(job)) + tuple(_about_own_gpu(q))
+
+
+def _is_second(job: Job) -> bool:
+    """Say whether this is the second task of the first node."""
+    return job.node_rank == 0 and job.task.local_rank == 1
+
+
+def _about_placement(job: Job) -> Iterator[Message]:
+    if job.task.rank > 1:
+        yield Message(
+            "HPC079",
+            f"tasks are placed in turn: the second one on this node is task "
+            f"{job.task.rank} ({job.sources['task']}). RANK and LOCAL_RANK are the "
+            "launcher's; a script must not compute one from the other. To have "
+            f"neighbours on one node, type: {job.launcher.name} {job.launcher.block}",
+        )
+
+
+def _about_own_gpu(q: Inputs) -> Iterator[Message]:
+    variable, visible = _visible_gpus(q)
+    if variable and visible == 1 and not q.typed("virtual_local_rank"):
+        yield Message(
+            "HPC098",
+            f"{variable}={q.environ[variable]} shows one GPU to each task, but "
+            "LOCAL_RANK goes on counting, and a script that takes GPU number "
+            "LOCAL_RANK fails. Type --virtual-local-rank in front of the script, which "
+            "makes it 0, or show each task all GPUs of its node",
+        )
+
+
+def own_gpu(q: Inputs, job: Job) -> dict[str, Value]:
+    """Return the variable that shows a task its GPU only, for --virtual-local-rank."""
+    rank, source = job.task.local_rank, "--virtual-local-rank"
+    listed = {name: q.environ[name].split(",") for name in VISIBLE if name in q.environ}
+    if not listed:
+        return {VISIBLE[0]: Value(str(rank), source)}
+    return {
+        name: Value(gpus[rank], source)
+        for name, gpus in listed.items()
+        if len(gpus) > rank
+    }
+
+
 def _about_cpus(q: Inputs, nodes: int) -> Iterator[Message]:
     cpus = count(q.cpus, "CPU")
     promised = _integer(q.environ, CPUS_PER_TASK)
-    in_step = _in_step(q)
-    if in_step and promised > q.cpus and not q.environ.get(SRUN_CPUS_PER_TASK):
+    job = q.job if q.job is not None and q.job.start is Start.STEP else None
+    by_srun = job is not None and job.launcher.name == SRUN
+    if by_srun and promised > q.cpus and not q.environ.get(SRUN_CPUS_PER_TASK):
         yield Message(
             "HPC091",
             f"{CPUS_PER_TASK}={promised}, but this process may use only {cpus}: srun "
@@ -83,8 +138,9 @@ def _about_cpus(q: Inputs, nodes: int) -> Iterator[Message]:
         )
     elif q.cpus < q.workers:
         fix = f"--nproc_per_node={q.cpus}"
-        if in_step:
-            fix = srun_line(nodes, f"--cpus-per-task={q.workers} {q.command}")
+        if job is not None:
+            more = job.launcher.cpus.format(cpus=q.workers)
+            fix = job.line(q.command, more, nodes)
         yield Message(
             "HPC092",
             f"{q.workers} workers share {cpus}: all that the affinity mask of this "
@@ -123,9 +179,9 @@ def _about_gpus(q: Inputs, nodes: int) -> Iterator[Message]:
     number = "gpu" if q.gpus == visible else visible  # torch may be one for CPUs
     if variable and visible < present:
         fix = f"unset {variable}"
-        if _in_step(q):
-            command = f"--gpu-bind=none env -u {variable} {q.command}"
-            fix = srun_line(nodes, command)
+        job = q.job
+        if job is not None and job.start is Start.STEP and job.launcher.name == SRUN:
+            fix = job.line(f"env -u {variable} {q.command}", "--gpu-bind=none", nodes)
         yield Message(
             "HPC095",
             f"{shown} shows {visible} of {count(present, 'GPU')} "
@@ -171,7 +227,3 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
 def _share(q: Inputs) -> int:
     """Return the CPUs of a worker, at least one."""
     return max(q.cpus // q.workers, 1)
-
-
-def _in_step(q: Inputs) -> bool:
-    return q.job is not None and q.job.start is Start.STEP

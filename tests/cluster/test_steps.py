@@ -206,15 +206,12 @@ def test_a_login_into_a_node_is_one_node(unpadded: Cluster) -> None:
 @pytest.mark.parametrize(
     ("srun", "message"),
     [
-        (
-            ["-N2", "-n3"],
-            "srun started 1 or 2 tasks on a node (SLURM_STEP_TASKS_PER_NODE)",
-        ),
-        (["-N2", "--ntasks-per-node=4"], "srun started 4 tasks on a node"),
-        (["-N1", "-n2"], "srun started 2 tasks on a node"),
+        (["-N2", "-n3"], "srun started 3 tasks on 2 nodes (SLURM_STEP_TASKS_PER_N"),
+        (["-N2", "--ntasks-per-node=4"], "srun started 8 tasks on 2 nodes"),
+        (["-N1", "-n2"], "srun started 2 tasks on 1 node"),
     ],
 )
-def test_several_tasks_on_a_node_are_refused(
+def test_workers_of_several_tasks_on_a_node_are_refused(
     unpadded: Cluster, srun: list[str], message: str
 ) -> None:
     done = unpadded.srun(*srun, *HPC, "--nproc_per_node=4", WORLD, env=ENVIRON)

@@ -36,6 +36,9 @@ ONE_NODE = {
 }
 
 
+TWO_TASKS = {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "2"}
+
+
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return what puts a recorded environment in the place of this one."""
@@ -119,12 +122,27 @@ def test_one_of_three_nodes(environment: Callable[..., None]) -> None:
     assert "--nnodes=3" in found["command"]
 
 
+def test_direct_mode(environment: Callable[..., None]) -> None:
+    options = ["--hpc-site=none"]
+    environment("slurm-srun-2-nodes-4-tasks-each", MASTER_ADDR="127.0.0.1")
+    with pytest.raises(torchrun_hpc.LaunchError) as caught:
+        torchrun_hpc.describe(options)  # jwb0001 is no host of this machine
+    assert caught.value.code in {"HPC059", "HPC135"}
+    environment("slurm-srun-uneven-tasks", **(ONE_NODE | TWO_TASKS))
+    found = torchrun_hpc.describe(options)
+    assert found["plan"]["backend"] == "direct"
+    assert found["exports"]["WORLD_SIZE"] == "2"
+    assert found["exports"]["MASTER_ADDR"] == "127.0.0.1"
+    assert found["command"][-1] == "SCRIPT"
+
+
 # The recorded environment, variables, options; the code of the message.
 REFUSED = [
     ("slurm-sbatch-script", {}, [], "HPC061"),
     ("slurm-sbatch-script", {}, ["--nnodes=3"], "HPC061"),
     ("slurm-salloc-shell", {}, [], "HPC060"),
-    ("slurm-srun-2-nodes-4-tasks-each", {}, [], "HPC062"),
+    ("slurm-srun-2-nodes-4-tasks-each", {}, ["--nproc-per-node=4"], "HPC062"),
+    ("slurm-srun-2-nodes-4-tasks-each", {}, ["--max-restarts=1"], "HPC134"),
     ("slurm-srun-3-nodes", {"SLURM_STEP_NODELIST": "jwb[0001-"}, [], "HPC022"),
     ("slurm-srun-3-nodes", {}, ["--nnodes=2"], "HPC070"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--nnodes=3:2"], "HPC063"),

@@ -395,9 +395,11 @@ def test_changed(action: argparse.Action) -> None:
     """Programs that make the arguments themselves, as accelerate does."""
     args = torch_run.parse_args([SCRIPT, "--lr", "1"])
     assert arguments.changed(args, os.environ) == {}
-    value = True if action in FLAGS else "something"
+    value = True if action in FLAGS else _sample(action)
     setattr(args, action.dest, value)
     found = arguments.changed(args, os.environ)
+    if isinstance(value, str) and action.type:
+        value = action.type(value)
     assert {k: v.value for k, v in found.items()} == {action.dest: value}
     assert found[action.dest].source in action.option_strings
 
@@ -413,6 +415,18 @@ def test_changed_by_variable(
     found = arguments.changed(args, os.environ)
     assert {k: v.source for k, v in found.items()} == {action.dest: variable}
     assert found[action.dest].value == getattr(args, action.dest)
+
+
+def test_changed_as_text() -> None:
+    """accelerate leaves the port as text, and sets to None what was not typed."""
+    args = torch_run.parse_args([SCRIPT])
+    args.master_port, args.module, args.master_addr = "29600", None, None
+    found = arguments.changed(args, os.environ)
+    assert {k: v.value for k, v in found.items()} == {"master_port": 29600}
+    args.master_port = "a port"
+    with pytest.raises(LaunchError, match="--master_port=a port") as refused:
+        arguments.changed(args, os.environ)
+    assert refused.value.code == "HPC010"
 
 
 def test_changed_with_few_attributes() -> None:
@@ -461,7 +475,7 @@ def _of_torchrun(args: argparse.Namespace) -> dict[str, Any]:
 def _assert_again_the_same(argv: Sequence[str]) -> None:
     """Write a line for plain torchrun, and let both parsers read it."""
     args, typed = arguments.parse(argv, os.environ)
-    words = arguments.plain_command(args, typed, os.environ)
+    words = arguments.plain_command(args, typed)
     assert words[0] == "torchrun"
     own = words[: len(words) - len(args.training_script_args)]
     assert not [word for word in own if word.startswith("--hpc")]
@@ -491,7 +505,7 @@ def test_plain_command_has_what_variables_say(
     variable = f"PET_{action.dest.upper()}"
     monkeypatch.setenv(variable, "1" if action in FLAGS else _sample(action))
     args, typed = arguments.parse([SCRIPT], os.environ)
-    words = arguments.plain_command(args, typed, os.environ)
+    words = arguments.plain_command(args, typed)
     monkeypatch.delenv(variable)
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
     assert len(words) == 3
@@ -500,7 +514,7 @@ def test_plain_command_has_what_variables_say(
 def test_plain_command_has_what_was_derived() -> None:
     args, typed = arguments.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
     options = {**typed, "rdzv_id": Value("19.0", ""), "standalone": Value(False, "")}  # noqa: FBT003
-    assert arguments.plain_command(args, options, os.environ) == [
+    assert arguments.plain_command(args, options) == [
         *("torchrun", "--nnodes=2", "--rdzv_id=19.0"),
         *(SCRIPT, "--lr=1"),
     ]

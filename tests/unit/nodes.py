@@ -7,13 +7,26 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from torchrun_hpc import sites
+from torchrun_hpc import schedulers, sites
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.inputs import Inputs, Value
-from torchrun_hpc.job import Job, Start
+from torchrun_hpc.job import Job, Start, Task
 from torchrun_hpc.network import Interface, Network
+from torchrun_hpc.schedulers.slurm import SRUN
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
-RECORDED = sorted(path.stem for path in ENVIRONMENTS.glob("slurm-*.json"))
+
+
+def recordings(*prefixes):
+    """Return the names of the recorded launches that begin with one of these."""
+    names = sorted(path.stem for path in ENVIRONMENTS.glob("*.json"))
+    return [name for name in names if name.startswith(prefixes)]
+
+
+# Those of srun, sbatch and salloc: not of what was started inside of them.
+RECORDED = recordings(
+    "slurm-array", "slurm-het", "slurm-salloc", "slurm-sbatch", "slurm-srun"
+)
 
 HOSTNAME = "(hostname)"
 
@@ -24,6 +37,33 @@ def recorded(name):
     return [
         ({k: v for k, v in task.items() if k != HOSTNAME}, task[HOSTNAME])
         for task in tasks
+    ]
+
+
+def node_file(name):
+    """Return the text of the node file of a launch that was recorded in a PBS job."""
+    lines = json.loads((ENVIRONMENTS / f"{name}.json").read_text())["node file"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def reader(files):
+    """Return a function that reads these files, and no others."""
+    return files.get
+
+
+def outcome(process):
+    """Return the job, or the code and the message of a refusal."""
+    try:
+        return schedulers.detect(process)
+    except LaunchError as error:
+        return f"{error.code} {error}"
+
+
+def tasks_at(places):
+    """Return the tasks of a launch; ``places`` has for each rank its node."""
+    return [
+        Task(rank, len(places), places[:rank].count(node), places.count(node))
+        for rank, node in enumerate(places)
     ]
 
 
@@ -78,8 +118,8 @@ COMMAND = "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
 SOURCES = {
     "nodes": "SLURM_STEP_NODELIST",
     "node_rank": "SLURMD_NODENAME",
-    "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
-    "task_rank": "SLURM_PROCID",
+    "tasks": "SLURM_STEP_TASKS_PER_NODE",
+    "task": "SLURM_PROCID",
     "identity": "SLURM_JOB_ID, SLURM_STEP_ID",
 }
 THREE = ("jwb0001", "jwb0002", "jwb0003")
@@ -93,8 +133,8 @@ def step(rank=0, *, nodes=THREE, **changes):
         start=Start.STEP,
         nodes=nodes,
         node_rank=rank,
-        tasks_per_node=(1,) * len(nodes),
-        task_rank=rank,
+        launcher=SRUN,
+        task=Task(rank, len(nodes)),
         allocated_nodes=len(nodes),
         sources=SOURCES,
     )
@@ -109,8 +149,8 @@ def outside_a_step(start, nodes=THREE, rank=0):
         start=start,
         nodes=nodes,
         node_rank=rank,
-        tasks_per_node=(1,) * len(nodes),
-        task_rank=0,
+        launcher=SRUN,
+        task=Task(),
         allocated_nodes=3,
         sources={
             "nodes": "SLURM_JOB_NODELIST",

@@ -85,6 +85,30 @@ def test_what_another_node_sends(name):
     assert describing.received(text, rank, replace(here, hosts=("n1",))) is None
 
 
+# What two nodes call the nodes, where a launcher may tell no names.
+NAMES = [
+    (["n0", "n1"], ("n0", "n1"), True),
+    (["n0", ""], ("n0", "n1"), True),
+    (["n0", "n1"], ("", "n1"), True),
+    (["n0", ""], ("", "n1"), True),
+    (["", ""], ("", ""), True),
+    (["n0", "n1"], ("n0", "n2"), False),
+    (["n1", ""], ("n0", "n1"), False),
+    (["n0"], ("n0", "n1"), False),
+    (["n0", "n1", ""], ("n0", "n1"), False),
+    ([], ("n0",), False),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "agree"), NAMES)
+def test_names_are_compared_where_both_are_known(theirs, ours, agree):
+    found = described(LAUNCHES[FIRST])
+    found["plan"]["hosts"] = theirs
+    here = replace(plan.make_plan(LAUNCHES[FIRST]), hosts=ours)
+    received = describing.received(json.dumps(found).encode(), 0, here)
+    assert (received is not None) is agree
+
+
 FIRST = next(iter(LAUNCHES))
 
 
@@ -148,6 +172,7 @@ def test_keys_are_those_of_the_types(name):
         assert found["job"] is None
     else:
         assert set(found["job"]) == keys(describing.DescribedJob)
+        assert set(found["job"]["task"]) == keys(describing.DescribedTask)
     sourced = [
         *found["options"].values(),
         *found["plan"]["options"].values(),
@@ -195,8 +220,7 @@ def test_what_is_said_and_set():
         "start": "step",
         "nodes": ["jwb0001", "jwb0002", "jwb0003"],
         "node_rank": 0,
-        "tasks_per_node": [1, 1, 1],
-        "task_rank": 0,
+        "task": {"rank": 0, "size": 3, "local_rank": 0, "local_size": 1},
         "allocated_nodes": 3,
         "sources": dict(step().sources),
     }

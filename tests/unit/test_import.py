@@ -56,7 +56,7 @@ assert "torch" not in sys.modules
 @pytest.mark.parametrize(
     "module",
     [
-        *("cli", "schedulers", "sites", "network", "plan", "report"),
+        *("cli", "direct", "schedulers", "sites", "network", "plan", "report"),
         *("rendezvous.head", "rendezvous.member", "rendezvous.wording"),
     ],
 )
@@ -85,20 +85,18 @@ REFUSED = {
         {},
         f"HPC060 .*not on the job's 3 nodes .*{SRUN}",
     ),
-    "four tasks on a node": (
+    "an option of the agent, four tasks on a node": (
         "slurm-srun-2-nodes-4-tasks-each",
         0,
-        {},
-        f"HPC062 .*srun started 4 tasks on a node .*{SRUN.replace('=3', '=2')}",
+        {"PET_MAX_RESTARTS": "3"},
+        "HPC134 .*PET_MAX_RESTARTS=3 is for torchrun's agent",
     ),
-    "another of these tasks": ("slurm-srun-2-nodes-4-tasks-each", 5, {}, None),
-    "two tasks on a node": (
-        "slurm-srun-uneven-tasks",
-        0,
-        {},
-        "HPC062 .*started 1 or 2 tasks",
+    "another of these tasks": (
+        "slurm-srun-2-nodes-4-tasks-each",
+        5,
+        {"PET_MAX_RESTARTS": "3"},
+        None,
     ),
-    "the second node of these": ("slurm-srun-uneven-tasks", 2, {}, None),
     "broken list": (
         "slurm-srun-3-nodes",
         0,
@@ -154,6 +152,10 @@ def test_refused_before_torch_is_imported(python, fault):
         ("slurm-sbatch-script", ["--standalone"]),
         ("slurm-sbatch-script", ["--nnodes=1"]),
         ("slurm-srun-2-nodes-4-tasks-each", ["--nnodes", "1"]),
+        ("slurm-srun-2-nodes-4-tasks-each", ["--standalone"]),
+        ("slurm-srun-uneven-tasks", ["-h"]),
+        # only torch can count
+        ("slurm-srun-2-nodes-4-tasks-each", ["--nproc_per_node=gpu"]),
         ("slurm-salloc-shell", ["--help"]),
     ],
 )
@@ -163,6 +165,24 @@ def test_what_may_be_launched_goes_on_to_torch(python, name, options):
         "-m", "torchrun_hpc", *options, "train.py", environ=recorded(name)[0][0]
     )
     assert (done.returncode, done.stderr) == (TORCH_IS_IMPORTED, "")
+
+
+@pytest.mark.parametrize("options", [[], ["--nproc-per-node=1"]])
+@pytest.mark.parametrize("task", range(4))
+def test_a_task_becomes_the_script_without_torch(python, tmp_path, task, options):
+    one = {
+        "SLURM_STEP_NODELIST": "jwb0001",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "4",
+    }
+    environ = recorded("slurm-srun-2-nodes-4-tasks-each")[task][0] | one
+    program = "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\nsys.exit(5)\n"
+    (tmp_path / "script.py").write_text(program, encoding="utf-8")
+    done = python(
+        "-m", "torchrun_hpc", *options, "script.py", "--lr", "0.1", environ=environ
+    )
+    assert (done.returncode, done.stdout) == (5, f"{task} ['--lr', '0.1']\n")
+    assert bool(done.stderr) is (task == 0)
 
 
 @pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_NNODES"])

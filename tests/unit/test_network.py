@@ -8,12 +8,12 @@ import psutil
 import pytest
 from nodes import make_network
 
+from torchrun_hpc.job import same_host
 from torchrun_hpc.network import (
     bound_socket,
     port_holder,
     port_problem,
     resolve,
-    same_host,
     source_toward,
     this_node,
 )

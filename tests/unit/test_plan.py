@@ -27,7 +27,8 @@ from nodes import (
 
 from torchrun_hpc import endpoints, plan, schedulers
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.job import Start
+from torchrun_hpc.job import Start, Task
+from torchrun_hpc.schedulers.process import Process
 
 # sha256("19.0") begins with 0xdccc79b9ce9e3780; mod 9000, and 20000 on top.
 PORT = 25592
@@ -60,19 +61,24 @@ def refused(code, message, *args, **kwargs):
 
 # --- the table of modes -------------------------------------------------------------
 
-SRUN = f"Type: srun --nodes=3 --ntasks-per-node=1 {COMMAND}"
+SRUN = f": srun --nodes=3 --ntasks-per-node=1 {COMMAND}"
 
 # Seen from task 0, unless a test says otherwise.
 REFUSED = {
     "several tasks on every node": (
-        step(tasks_per_node=(4, 4, 4)),
+        step(task=Task(0, 12, 0, 4)),
         "HPC062",
-        "srun started 4 tasks",
+        "srun started 12 tasks on 3 nodes (SLURM_STEP_TASKS_PER_NODE)",
     ),
     "several tasks on some node": (
-        step(tasks_per_node=(2, 1, 1)),
+        step(task=Task(0, 4, 0, 2)),
         "HPC062",
-        "srun started 1 or 2 tasks",
+        "srun started 4 tasks on 3 nodes (SLURM_STEP_TASKS_PER_NODE)",
+    ),
+    "several tasks on another node": (
+        step(1, task=Task(2, 4, 0, 1)),
+        "HPC062",
+        "srun started 4 tasks on 3 nodes (SLURM_STEP_TASKS_PER_NODE)",
     ),
     "batch script of several nodes": (
         BATCH,
@@ -104,6 +110,9 @@ def test_refused_mode(mode, options):
 def test_refused_mode_before_the_options_are_known(mode):
     job, code, message = REFUSED[mode]
     error = plan.refusal(job, COMMAND)
+    if job.has_several_tasks:  # each may be a worker: the options decide
+        assert error is None
+        error = plan.several_tasks(job, COMMAND, None)
     assert error.code == code
     assert message in str(error)
     assert SRUN in str(error)
@@ -112,7 +121,6 @@ def test_refused_mode_before_the_options_are_known(mode):
 @pytest.mark.parametrize(
     ("job", "variable"),
     [
-        (step(tasks_per_node=(4, 4, 4)), "SLURM_STEP_TASKS_PER_NODE"),
         (BATCH, "SLURM_JOB_NODELIST"),
         (SHELL, "SLURM_JOB_NODELIST=jwb0001,jwb0002,jwb0003)"),
     ],
@@ -131,9 +139,22 @@ def test_refusal_quotes_a_few_of_many_nodes():
 
 @pytest.mark.parametrize("task", [0, 1, 7])
 def test_too_many_tasks_are_reported_once(task):
-    job = step(task // 4, tasks_per_node=(4, 4), nodes=THREE[:2], task_rank=task)
-    assert plan.refusal(job, COMMAND).everywhere
-    assert refused("HPC062", "srun started 4 tasks", task // 4, job=job).everywhere
+    job = step(task // 4, nodes=THREE[:2], task=Task(task, 8, task % 4, 4))
+    message = "srun started 8 tasks on 2 nodes"
+    assert refused("HPC062", message, task // 4, job=job).everywhere
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "and an agent on each would start more"),
+        ({"nproc_per_node": "4"}, "and --nproc_per_node=4 on each would start more"),
+    ],
+)
+def test_too_many_tasks_for_the_workers_that_were_typed(options, text):
+    job = step(task=Task(0, 12, 0, 4))
+    error = refused("HPC062", text, job=job, options=options)
+    assert "leave --nproc_per_node out" in str(error)
 
 
 @pytest.mark.parametrize("mode", REFUSED)
@@ -210,7 +231,7 @@ def test_laptop(options):
 @pytest.mark.parametrize("task", [0, 1, 5])
 @pytest.mark.parametrize("options", [{"standalone": True}, {"nnodes": "1"}])
 def test_one_world_per_task(task, options):
-    job = step(task // 2, tasks_per_node=(2, 2, 2), task_rank=task)
+    job = step(task // 2, task=Task(task, 6, task % 2, 2))
     made = planned(task // 2, job=job, options=options)
     assert made.nodes == 1
     assert made.speaks is (task == 0)
@@ -776,7 +797,10 @@ def test_route_of_a_container_decides_where_names_do_not():
     made = planned(1, network=network)
     assert made.address == "172.17.0.2"
     assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
-    assert made.warnings == ()
+    (warning,) = made.warnings
+    assert warning.code == "HPC136"
+    assert warning.text.startswith("jwb0002i is 10.20.0.2, which no interface of this")
+    assert "Others are told 172.17.0.2" in warning.text
 
 
 @pytest.mark.parametrize(
@@ -1291,7 +1315,7 @@ every_job = st.sampled_from(
         *ONE_NODE_JOBS.values(),
         step(0),
         step(2),
-        step(1, tasks_per_node=(1, 2, 1)),
+        step(1, task=Task(1, 4, 0, 2)),
     ]
 )
 
@@ -1322,8 +1346,8 @@ REFUSED_LAUNCHES = {
 @pytest.mark.parametrize(("name", "code"), REFUSED_LAUNCHES.items())
 def test_recorded_launch_is_refused(name, code):
     for environ, hostname in recorded(name):
-        job = schedulers.detect(environ, hostname)
-        with pytest.raises(LaunchError, match="Type: srun ") as caught:
+        job = schedulers.detect(Process(environ, hostname))
+        with pytest.raises(LaunchError, match=": srun --nodes=") as caught:
             planned(job=job, network=juelich(job.node_rank or 0))
         assert (caught.value.code, caught.value.everywhere) == (code, True)
 
@@ -1331,7 +1355,7 @@ def test_recorded_launch_is_refused(name, code):
 @pytest.mark.parametrize("name", sorted(set(RECORDED) - set(REFUSED_LAUNCHES)))
 def test_recorded_launch_is_planned(name):
     for rank, (environ, hostname) in enumerate(recorded(name)):
-        job = schedulers.detect(environ, hostname)
+        job = schedulers.detect(Process(environ, hostname))
         made = planned(job=job, network=juelich(int(hostname[-1]) - 1))
         assert (made.nodes, made.node_rank) == (len(job.nodes), rank)
         assert (made.listen is not None) is (rank == 0)

@@ -145,8 +145,7 @@ def described(rank=0, nodes=2, *, job=True, node_patches=PATCHES, **changes):
             "start": "step",
             "nodes": hosts,
             "node_rank": rank,
-            "tasks_per_node": [1] * nodes,
-            "task_rank": rank,
+            "task": {"rank": rank, "size": nodes, "local_rank": 0, "local_size": 1},
             "allocated_nodes": nodes,
             "sources": {"node_rank": "SLURMD_NODENAME"},
         }

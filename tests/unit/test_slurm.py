@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import RECORDED, changed, recorded
+from nodes import RECORDED, changed, outcome, recorded
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Job, Start
+from torchrun_hpc.job import Job, Start, Task
 from torchrun_hpc.schedulers import slurm
+from torchrun_hpc.schedulers.process import Process
 
 ONE = ("jwb0001",)
 TWO = ("jwb0001", "jwb0002")
@@ -20,8 +22,8 @@ LAST_TWO = ("jwb0002", "jwb0003")
 BY_STEP = {
     "nodes": "SLURM_STEP_NODELIST",
     "node_rank": "SLURMD_NODENAME",
-    "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
-    "task_rank": "SLURM_PROCID",
+    "tasks": "SLURM_STEP_TASKS_PER_NODE",
+    "task": "SLURM_PROCID",
     "identity": "SLURM_JOB_ID, SLURM_STEP_ID",
 }
 BY_ARRAY = {
@@ -35,31 +37,46 @@ BY_SCRIPT = {
     "identity": "SLURM_JOB_ID",
 }
 BY_SHELL = {"nodes": "SLURM_JOB_NODELIST", "identity": "SLURM_JOB_ID"}
-STEP = Start.STEP
+
+
+def step(identity, nodes, rank, task, sources):
+    """Describe a task of a step of srun on all nodes of the job."""
+    return Job(
+        "Slurm",
+        identity,
+        Start.STEP,
+        slurm.SRUN,
+        nodes,
+        rank,
+        task,
+        len(nodes),
+        sources,
+    )
+
 
 EXPECTED = {
     "slurm-array-0": [
-        Job("Slurm", "26_0.0", STEP, TWO, 0, (1, 1), 0, 2, BY_ARRAY),
-        Job("Slurm", "26_0.0", STEP, TWO, 1, (1, 1), 1, 2, BY_ARRAY),
+        step("26_0.0", TWO, 0, Task(0, 2, 0, 1), BY_ARRAY),
+        step("26_0.0", TWO, 1, Task(1, 2, 0, 1), BY_ARRAY),
     ],
     "slurm-array-1": [
-        Job("Slurm", "26_1.0", STEP, TWO, 0, (1, 1), 0, 2, BY_ARRAY),
-        Job("Slurm", "26_1.0", STEP, TWO, 1, (1, 1), 1, 2, BY_ARRAY),
+        step("26_1.0", TWO, 0, Task(0, 2, 0, 1), BY_ARRAY),
+        step("26_1.0", TWO, 1, Task(1, 2, 0, 1), BY_ARRAY),
     ],
     "slurm-het-step": [
-        Job("Slurm", "23.0", STEP, THREE, 0, (1, 1, 1), 0, 3, BY_HET),
-        Job("Slurm", "23.0", STEP, THREE, 1, (1, 1, 1), 1, 3, BY_HET),
-        Job("Slurm", "23.0", STEP, THREE, 2, (1, 1, 1), 2, 3, BY_HET),
+        step("23.0", THREE, 0, Task(0, 3, 0, 1), BY_HET),
+        step("23.0", THREE, 1, Task(1, 3, 0, 1), BY_HET),
+        step("23.0", THREE, 2, Task(2, 3, 0, 1), BY_HET),
     ],
     "slurm-salloc-shell": [
         Job(
             "Slurm",
             "21.shell",
             Start.ALLOCATION_SHELL,
+            slurm.SRUN,
             THREE,
             None,
-            (1, 1, 1),
-            0,
+            Task(),
             3,
             BY_SHELL,
         ),
@@ -69,47 +86,51 @@ EXPECTED = {
             "Slurm",
             "25.batch",
             Start.BATCH_SCRIPT,
+            slurm.SRUN,
             THREE,
             0,
-            (1, 1, 1),
-            0,
+            Task(),
             3,
             BY_SCRIPT,
         ),
     ],
     "slurm-sbatch-srun": [
-        Job("Slurm", "25.0", STEP, THREE, 0, (1, 1, 1), 0, 3, BY_STEP),
-        Job("Slurm", "25.0", STEP, THREE, 1, (1, 1, 1), 1, 3, BY_STEP),
-        Job("Slurm", "25.0", STEP, THREE, 2, (1, 1, 1), 2, 3, BY_STEP),
+        step("25.0", THREE, 0, Task(0, 3, 0, 1), BY_STEP),
+        step("25.0", THREE, 1, Task(1, 3, 0, 1), BY_STEP),
+        step("25.0", THREE, 2, Task(2, 3, 0, 1), BY_STEP),
     ],
     "slurm-srun-2-nodes-4-tasks-each": [
-        Job("Slurm", "20.0", STEP, TWO, 0, (4, 4), 0, 2, BY_STEP),
-        Job("Slurm", "20.0", STEP, TWO, 0, (4, 4), 1, 2, BY_STEP),
-        Job("Slurm", "20.0", STEP, TWO, 0, (4, 4), 2, 2, BY_STEP),
-        Job("Slurm", "20.0", STEP, TWO, 0, (4, 4), 3, 2, BY_STEP),
-        Job("Slurm", "20.0", STEP, TWO, 1, (4, 4), 4, 2, BY_STEP),
-        Job("Slurm", "20.0", STEP, TWO, 1, (4, 4), 5, 2, BY_STEP),
-        Job("Slurm", "20.0", STEP, TWO, 1, (4, 4), 6, 2, BY_STEP),
-        Job("Slurm", "20.0", STEP, TWO, 1, (4, 4), 7, 2, BY_STEP),
+        step("20.0", TWO, 0, Task(0, 8, 0, 4), BY_STEP),
+        step("20.0", TWO, 0, Task(1, 8, 1, 4), BY_STEP),
+        step("20.0", TWO, 0, Task(2, 8, 2, 4), BY_STEP),
+        step("20.0", TWO, 0, Task(3, 8, 3, 4), BY_STEP),
+        step("20.0", TWO, 1, Task(4, 8, 0, 4), BY_STEP),
+        step("20.0", TWO, 1, Task(5, 8, 1, 4), BY_STEP),
+        step("20.0", TWO, 1, Task(6, 8, 2, 4), BY_STEP),
+        step("20.0", TWO, 1, Task(7, 8, 3, 4), BY_STEP),
     ],
     "slurm-srun-3-nodes": [
-        Job("Slurm", "19.0", STEP, THREE, 0, (1, 1, 1), 0, 3, BY_STEP),
-        Job("Slurm", "19.0", STEP, THREE, 1, (1, 1, 1), 1, 3, BY_STEP),
-        Job("Slurm", "19.0", STEP, THREE, 2, (1, 1, 1), 2, 3, BY_STEP),
+        step("19.0", THREE, 0, Task(0, 3, 0, 1), BY_STEP),
+        step("19.0", THREE, 1, Task(1, 3, 0, 1), BY_STEP),
+        step("19.0", THREE, 2, Task(2, 3, 0, 1), BY_STEP),
     ],
     "slurm-srun-pmi2": [
-        Job("Slurm", "28.0", STEP, THREE, 0, (1, 1, 1), 0, 3, BY_STEP),
-        Job("Slurm", "28.0", STEP, THREE, 1, (1, 1, 1), 1, 3, BY_STEP),
-        Job("Slurm", "28.0", STEP, THREE, 2, (1, 1, 1), 2, 3, BY_STEP),
+        step("28.0", THREE, 0, Task(0, 3, 0, 1), BY_STEP),
+        step("28.0", THREE, 1, Task(1, 3, 0, 1), BY_STEP),
+        step("28.0", THREE, 2, Task(2, 3, 0, 1), BY_STEP),
     ],
     "slurm-srun-step-on-a-subset": [
-        Job("Slurm", "22.0", STEP, LAST_TWO, 0, (1, 1), 0, 3, BY_STEP),
-        Job("Slurm", "22.0", STEP, LAST_TWO, 1, (1, 1), 1, 3, BY_STEP),
+        replace(
+            step("22.0", LAST_TWO, 0, Task(0, 2, 0, 1), BY_STEP), allocated_nodes=3
+        ),
+        replace(
+            step("22.0", LAST_TWO, 1, Task(1, 2, 0, 1), BY_STEP), allocated_nodes=3
+        ),
     ],
     "slurm-srun-uneven-tasks": [
-        Job("Slurm", "29.0", STEP, TWO, 0, (2, 1), 0, 2, BY_STEP),
-        Job("Slurm", "29.0", STEP, TWO, 0, (2, 1), 1, 2, BY_STEP),
-        Job("Slurm", "29.0", STEP, TWO, 1, (2, 1), 2, 2, BY_STEP),
+        step("29.0", TWO, 0, Task(0, 3, 0, 2), BY_STEP),
+        step("29.0", TWO, 0, Task(1, 3, 1, 2), BY_STEP),
+        step("29.0", TWO, 1, Task(2, 3, 0, 1), BY_STEP),
     ],
 }
 
@@ -117,9 +138,11 @@ EXPECTED = {
 def detect(name, task=0, changes=None, *, terminal=False, hostname=None):
     environ, recorded_hostname = recorded(name)[task]
     return schedulers.detect(
-        changed(environ, changes or {}),
-        hostname or recorded_hostname,
-        terminal=terminal,
+        Process(
+            changed(environ, changes or {}),
+            hostname or recorded_hostname,
+            terminal=terminal,
+        )
     )
 
 
@@ -133,7 +156,8 @@ def test_every_recorded_launch_is_expected():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_recorded_launch(name):
     found = [
-        schedulers.detect(environ, hostname) for environ, hostname in recorded(name)
+        schedulers.detect(Process(environ, hostname))
+        for environ, hostname in recorded(name)
     ]
     assert found == EXPECTED[name]
 
@@ -184,7 +208,7 @@ def test_identity_is_the_leaders_in_every_component_of_a_heterogeneous_job():
 def test_all_tasks_of_a_launch_agree(name):
     tasks = range(len(EXPECTED[name]))
     jobs = [detect(name, task) for task in tasks]
-    for value in ("identity", "nodes", "tasks_per_node", "start", "allocated_nodes"):
+    for value in ("identity", "nodes", "start", "allocated_nodes"):
         assert len({getattr(job, value) for job in jobs}) == 1, value
 
 
@@ -196,7 +220,7 @@ def test_different_launches_have_different_identities():
         jobs += [
             detect(name, changes=changes)
             for name in RECORDED
-            if EXPECTED[name][0].start is STEP
+            if EXPECTED[name][0].start is Start.STEP
         ]
     identities = [job.identity for job in jobs]
     assert len(set(identities)) == len(identities) == 11 + 3 * 9
@@ -217,7 +241,7 @@ def test_arbitrary_distribution(task, node, node_id):
         "SLURM_NODEID": str(node_id),
     }
     job = detect("slurm-srun-3-nodes", task, changes)
-    assert (job.nodes, job.node_rank, job.task_rank) == (THREE, node_id, task)
+    assert (job.nodes, job.node_rank, job.task.rank) == (THREE, node_id, task)
 
 
 def test_a_node_finds_itself_by_name_in_a_list_of_another_order():
@@ -238,8 +262,8 @@ def test_names_without_padding_stay_in_the_schedulers_order():
 
 def test_the_jobs_counts_serve_where_the_steps_are_missing():
     job = detect("slurm-srun-uneven-tasks", 1, {"SLURM_STEP_TASKS_PER_NODE": None})
-    assert job.tasks_per_node == (2, 1)
-    assert job.sources["tasks_per_node"] == "SLURM_TASKS_PER_NODE"
+    assert job.task == Task(1, 3, 1, 2)
+    assert job.sources["tasks"] == "SLURM_TASKS_PER_NODE"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +271,9 @@ def test_the_jobs_counts_serve_where_the_steps_are_missing():
 )
 def test_counts_in_short_form(counts, expected):
     changes = {"SLURM_STEP_TASKS_PER_NODE": counts}
-    assert detect("slurm-srun-3-nodes", 0, changes).tasks_per_node == expected
+    tasks = [detect("slurm-srun-3-nodes", task, changes).task for task in range(3)]
+    assert tuple(task.local_size for task in tasks) == expected
+    assert {task.size for task in tasks} == {5}
 
 
 INTERACTIVE = {
@@ -267,10 +293,10 @@ def test_interactive_step_of_salloc(step, terminal):
         "Slurm",
         "19.interactive",
         Start.INTERACTIVE_STEP,
+        slurm.SRUN,
         ONE,
         0,
-        (1,),
-        0,
+        Task(),
         3,
         {"nodes": "SLURMD_NODENAME", "identity": "SLURM_JOB_ID, SLURM_STEP_ID"},
     )
@@ -288,7 +314,7 @@ PTY = {"SLURM_PTY_PORT": "61000", "SLURM_PTY_WIN_COL": "80", "SLURM_PTY_WIN_ROW"
 def test_shell_of_srun_pty():
     job = detect("slurm-srun-3-nodes", 0, INTERACTIVE | PTY, terminal=True)
     assert (job.start, job.nodes) == (Start.INTERACTIVE_STEP, ONE)
-    assert (job.allocated_nodes, job.tasks_per_node) == (3, (1,))
+    assert (job.allocated_nodes, job.task) == (3, Task())
 
 
 @pytest.mark.parametrize("task", [0, 1, 2])
@@ -326,7 +352,7 @@ STALE_STEP = {
 def test_batch_script_in_spite_of_step_variables(changes):
     job = detect("slurm-sbatch-script", changes=changes)
     assert (job.start, job.identity) == (Start.BATCH_SCRIPT, "25.batch")
-    assert (job.nodes, job.node_rank, job.tasks_per_node) == (THREE, 0, (1, 1, 1))
+    assert (job.nodes, job.node_rank, job.task) == (THREE, 0, Task())
 
 
 def test_batch_script_of_one_node():
@@ -358,7 +384,7 @@ def test_batch_script_of_one_node():
     ],
 )
 def test_not_started_by_slurm(environ, hostname):
-    assert schedulers.detect(environ, hostname) is None
+    assert schedulers.detect(Process(environ, hostname)) is None
 
 
 @pytest.mark.parametrize("hostname", ["login01", "jwb0004", "jwb0001i", "jwb"])
@@ -546,6 +572,25 @@ def test_task_beyond_the_step(name, value):
     assert "SLURM_STEP_TASKS_PER_NODE" in str(e.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "code", "message"),
+    [
+        ("4", "HPC032", "SLURM_LOCALID=4, but there are only 4 tasks on this node"),
+        ("x", "HPC021", "SLURM_LOCALID='x' is not a whole number"),
+        (None, "HPC020", "SLURM_LOCALID is not set"),
+    ],
+)
+def test_local_rank_that_cannot_be(value, code, message):
+    with pytest.raises(LaunchError, match=f"^{re.escape(message)}") as caught:
+        detect("slurm-srun-2-nodes-4-tasks-each", 1, {"SLURM_LOCALID": value})
+    assert (caught.value.code, caught.value.everywhere) == (code, code != "HPC032")
+
+
+def test_the_only_task_of_a_node_needs_no_local_rank():
+    job = detect("slurm-srun-3-nodes", 1, {"SLURM_LOCALID": None})
+    assert job == EXPECTED["slurm-srun-3-nodes"][1]
+
+
 @pytest.mark.parametrize("value", ["abc", "-1", "²", "1" * 30, "", None])
 def test_task_rank_that_cannot_be_read_is_never_silent(value):
     """Nobody knows who the first task is, so that each must speak."""
@@ -609,6 +654,7 @@ READ = [
     slurm.NODE_NAME,
     slurm.NODE_ID,
     slurm.TASK_RANK,
+    slurm.LOCAL_RANK,
     slurm.PTY_PORT,
 ]
 LISTS = ["jwb0001", "jwb[0001-0003]", "n[1-9999]", "1(x3)", "2(x2),1"]
@@ -654,22 +700,14 @@ def mutated_environments(draw):
 def test_any_environment_is_understood_or_refused(environment, terminal):
     environ, hostname = environment
     before = dict(environ)
-    assert_sound(outcome(environ, hostname, terminal=terminal))
+    assert_sound(outcome(Process(environ, hostname, terminal=terminal)))
     assert environ == before
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(READ), values.filter(lambda v: v is not None)))
 def test_any_variables_are_understood_or_refused(environ):
-    assert_sound(outcome(environ, "login01"))
-
-
-def outcome(environ, hostname, *, terminal=False):
-    """Return the job, or the code and the message of a refusal."""
-    try:
-        return schedulers.detect(environ, hostname, terminal=terminal)
-    except LaunchError as error:
-        return f"{error.code} {error}"
+    assert_sound(outcome(Process(environ, "login01")))
 
 
 def assert_sound(found):
@@ -682,10 +720,11 @@ def assert_sound(found):
 
 def assert_sound_job(job):
     assert re.fullmatch("[A-Za-z0-9._-]+", job.identity)
-    assert len(job.nodes) == len(job.tasks_per_node) >= 1
-    assert len(set(job.nodes)) == len(job.nodes) <= job.allocated_nodes
-    assert min(job.tasks_per_node) >= 1
-    assert 0 <= job.task_rank < sum(job.tasks_per_node)
+    assert 1 <= len(job.nodes) == len(set(job.nodes)) <= job.allocated_nodes
+    assert all(job.nodes)
+    assert 0 <= job.task.local_rank < job.task.local_size <= job.task.size
+    assert 0 <= job.task.rank < job.task.size
+    assert job.start is Start.STEP or job.task == Task()
     if job.start is Start.ALLOCATION_SHELL:
         assert job.node_rank is None
     else:
@@ -700,4 +739,6 @@ def test_a_task_with_a_terminal_is_not_a_shell(pid, start):
     """srun --pty gives a terminal to the first task; all tasks must see one step."""
     environ, hostname = recorded("slurm-srun-3-nodes")[0]
     environ |= {"SLURM_PTY_PORT": "61361", "SLURM_TASK_PID": "41"}
-    assert slurm.detect(environ, hostname, terminal=True, pid=pid).start is start
+    assert (
+        slurm.detect(Process(environ, hostname, terminal=True, pid=pid)).start is start
+    )

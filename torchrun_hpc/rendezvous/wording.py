@@ -168,7 +168,7 @@ def names(ranks: Sequence[int], plan: LaunchPlan) -> str:
     """Write nodes by name, not too many."""
     known = [
         f"{plan.hosts[rank]} (node {rank})"
-        if 0 <= rank < len(plan.hosts)
+        if 0 <= rank < len(plan.hosts) and plan.hosts[rank]
         else f"node {rank}"
         for rank in ranks[:_SHOWN]
     ]

@@ -1,50 +1,84 @@
-"""Who started this process: one file per scheduler, asked in the order of `SOURCES`.
+"""Who started this process: one file per launcher or scheduler.
 
-A source is a function ``detect(environ, hostname, *, terminal, pid)``. It returns
-``None`` when its variables are not there, and raises `LaunchError` when they are there
-but contradict each other or cannot be read. It is a pure function: no network, no
-printing, no torch.
+Launchers (mpirun and its like) have ``placement(process)``: which task this is, among
+how many. The job's nodes and its number they get from the first of `ALLOCATIONS` that
+knows them. Schedulers have ``detect(process)``, for what they start themselves: srun's
+tasks, a batch script, a shell.
+
+Each is a pure function of a `Process`. It returns ``None`` when its variables are not
+there, and raises `LaunchError` when they are there but contradict each other or cannot
+be read: no network, no printing, no torch. Only a `Process` reads files, and talks to
+a process manager.
 """
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.schedulers import slurm
+from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pals, pbs, pmi, slurm
+from torchrun_hpc.schedulers.placement import job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torchrun_hpc.job import Job
+    from torchrun_hpc.schedulers.placement import Placement
+    from torchrun_hpc.schedulers.process import Process
 
-SOURCES = (slurm.detect,)
+ALLOCATIONS = (slurm.allocation, pbs.allocation, lsf.allocation)
 
 
-def detect(
-    environ: Mapping[str, str],
-    hostname: str,
-    *,
-    terminal: bool = False,
-    pid: int | None = None,
+def _placed(
+    placement: Callable[[Process], Placement | None], process: Process
 ) -> Job | None:
-    """Ask every source in order; the first that knows this process wins.
+    """Take ranks from the launcher of this process, nodes and job from a scheduler."""
+    place = placement(process)
+    if place is None:
+        return None
+    found = (allocation(process) for allocation in ALLOCATIONS)
+    known = next((allocation for allocation in found if allocation), None)
+    return job_of(place, known, process.hostname)
 
-    Args:
-        environ: Environment of this process.
-        hostname: Name of this machine, with or without a domain.
-        terminal: Whether standard input is a terminal.
-        pid: Number of this process.
+
+# Asked in this order, and the first that knows this process wins: whoever started it,
+# not whoever started that. jsrun sets the variables of Open MPI too; Flux, and srun
+# with Cray's plugin, those of PALS; mpirun and Flux run inside Slurm.
+SOURCES: tuple[Callable[[Process], Job | None], ...] = (
+    partial(_placed, lsf.placement),
+    partial(_placed, openmpi.placement),
+    partial(_placed, hydra.placement),
+    partial(_placed, flux.placement),
+    slurm.detect,
+    partial(_placed, pals.placement),
+    pbs.detect,
+    lsf.detect,
+)
+
+# In the same order: the rank, and what has to be there too.
+_RANKS = (
+    (lsf.RANK, lsf.RANK),
+    (openmpi.RANK, openmpi.RANK),
+    (pmi.RANK, hydra.LOCAL_RANK),
+    (flux.RANK, flux.RANK),
+    (slurm.TASK_RANK, slurm.STEP_NODES),
+    (pals.RANK, pals.RANK),
+    (pbs.NODE_NUMBER, pbs.NODE_NUMBER),
+)
+
+
+def detect(process: Process) -> Job | None:
+    """Ask every source in order.
 
     Raises:
         LaunchError: The variables of a source are contradictory or unreadable.
     """
-    for source in SOURCES:
-        job = source(environ, hostname, terminal=terminal, pid=pid)
-        if job is not None:
-            return job
-    return None
+    found = (source(process) for source in SOURCES)
+    return next((job for job in found if job is not None), None)
 
 
 def is_first_task(environ: Mapping[str, str]) -> bool:
     """Say whether this process reports what all tasks find; also if that is unclear."""
-    return not slurm.is_later_task(environ)
+    ranks = (environ.get(name, "") for name, sign in _RANKS if environ.get(sign))
+    return re.fullmatch("0*[1-9][0-9]{0,8}", next(ranks, "")) is None

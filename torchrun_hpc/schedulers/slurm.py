@@ -10,15 +10,26 @@ import re
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Job, Start
+from torchrun_hpc.job import Job, Launcher, Start, Task
+from torchrun_hpc.schedulers.allocation import Allocation, in_identity
 from torchrun_hpc.schedulers.hostlist import (
     HostlistError,
     expand_counts,
     expand_hostlist,
 )
+from torchrun_hpc.schedulers.process import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torchrun_hpc.schedulers.process import Process
+
+SRUN = Launcher(
+    name="srun",
+    line="srun --nodes={nodes} --ntasks-per-node=1",
+    cpus="--cpus-per-task={cpus}",
+    block="--distribution=block",
+)
 
 JOB_ID = ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")
 ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
@@ -39,6 +50,8 @@ STEP_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 NODE_NAME = "SLURMD_NODENAME"
 NODE_ID = "SLURM_NODEID"
 TASK_RANK = "SLURM_PROCID"
+LOCAL_RANK = "SLURM_LOCALID"
+DISTRIBUTION = "SLURM_DISTRIBUTION"
 
 # The step that LaunchParameters=use_interactive_step puts salloc's shell into:
 # 0xfffffffa, printed with a sign since 26.05.
@@ -51,22 +64,13 @@ PTY_PORT = "SLURM_PTY_PORT"
 TASK_PID = "SLURM_TASK_PID"
 
 
-def detect(
-    environ: Mapping[str, str],
-    hostname: str,
-    *,
-    terminal: bool = False,
-    pid: int | None = None,
-) -> Job | None:
+def detect(process: Process) -> Job | None:
     """Describe the Slurm job that this process belongs to.
 
-    Args:
-        environ: Environment of this process.
-        hostname: Name of this machine; tells a shell inside the allocation from one
-            on the login node, where Slurm's own name of the node is not set.
-        terminal: Whether standard input is a terminal; tells the shell of ``srun
-            --pty`` from a step started in it, which inherits its variables.
-        pid: Number of this process; tells a task of ``srun --pty`` from its shell.
+    The host name tells a shell inside the allocation from one on the login node,
+    where Slurm's own name of the node is not set. A terminal, a process group and a
+    number tell what a person starts in the shell of ``srun --pty`` from the step, whose
+    variables it inherits.
 
     Returns:
         The job, or ``None`` when Slurm did not start this process: no job, or a
@@ -76,9 +80,13 @@ def detect(
         LaunchError: The variables are there but cannot be read, or contradict each
             other.
     """
-    slurm = _Variables(environ)
+    slurm = _Variables(process.environ)
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
-        in_shell = terminal and slurm.first(TASK_PID) != str(pid)
+        in_shell = (
+            process.terminal
+            and process.in_own_group
+            and slurm.first(TASK_PID) != str(process.pid)
+        )
         if slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
             in_shell and slurm.first(PTY_PORT)
         ):
@@ -89,54 +97,47 @@ def detect(
     if slurm.first(NODE_ID) and slurm.first(TASK_RANK):
         return _batch_script(slurm)
     if slurm.first(*JOB_NODES):
-        return _allocation_shell(slurm, hostname)
+        return _allocation_shell(slurm, process.hostname)
     return None
 
 
-class _Variables:
-    """Slurm's variables, read with messages that a person can use.
+def allocation(process: Process) -> Allocation | None:
+    """Return the nodes of the Slurm job in which mpirun or the like started this.
 
-    An empty variable counts as unset.
+    Raises:
+        LaunchError: The list of nodes cannot be read.
     """
+    slurm = _Variables(process.environ)
+    if not slurm.first(*JOB_ID) or not slurm.first(*JOB_NODES):
+        return None
+    nodes, source = _job_hosts(slurm)
+    return Allocation(
+        scheduler="Slurm",
+        identity=_identity(slurm, ""),
+        nodes=nodes,
+        sources={"nodes": source, "identity": _identity_source(slurm, step=False)},
+    )
+
+
+def port_of_hook(environ: Mapping[str, str]) -> str:
+    """Return the ``MASTER_PORT`` that a hook of enroot exports; empty without a job.
+
+    Source: NVIDIA's enroot, ``50-slurm-pytorch.sh``.
+    """
+    job = next((environ[name] for name in JOB_ID[1:] if environ.get(name)), "")
+    return str(61000 + int(job) % 4536) if re.fullmatch("[0-9]{1,9}", job) else ""
+
+
+class _Variables(Variables):
+    """Slurm's variables, also as lists."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def first(self, *names: str) -> str:
-        """Return the first of the variables that is set, or an empty text."""
-        return next((self._environ[n] for n in names if self._environ.get(n)), "")
-
-    def name(self, *names: str) -> str:
-        """Return the name of the first of the variables that is set."""
-        for name in names:
-            if self._environ.get(name):
-                return name
-        raise LaunchError(
-            "HPC020",
-            f"{names[0]} is not set, although other variables say that Slurm started "
-            "this process; a container or a wrapper may have dropped it. Let all "
-            "SLURM_* variables through, or type --standalone for one node",
-            everywhere=True,
-        )
-
-    def integer(self, *names: str) -> int:
-        """Return the first of the variables that is set, as a whole number."""
-        name = self.name(*names)
-        value = self._environ[name]
-        if not re.fullmatch("[0-9]{1,9}", value):
-            raise LaunchError(
-                "HPC021", f"{name}={value!r} is not a whole number", everywhere=True
-            )
-        return int(value)
-
-    def integer_or_zero(self, *names: str) -> int:
-        """Return the first of the variables that is set as a number, 0 if none is."""
-        return self.integer(*names) if self.first(*names) else 0
+        super().__init__(environ, "Slurm", "SLURM_*")
 
     def hosts(self, *names: str) -> tuple[str, ...]:
         """Return the first of the variables that is set, as node names."""
         name = self.name(*names)
-        value = self._environ[name]
+        value = self.environ[name]
         try:
             hosts = expand_hostlist(value)
         except HostlistError as error:
@@ -154,20 +155,13 @@ class _Variables:
     def counts(self, *names: str) -> tuple[int, ...]:
         """Return the first of the variables that is set, as numbers of tasks."""
         name = self.name(*names)
-        value = self._environ[name]
+        value = self.environ[name]
         try:
             return expand_counts(value)
         except HostlistError as error:
             raise LaunchError(
                 "HPC024", f"{name}={value!r} gives no counts: {error}", everywhere=True
             ) from None
-
-
-def is_later_task(environ: Mapping[str, str]) -> bool:
-    """Say whether Slurm started this as another task of a step than the first."""
-    if not environ.get(STEP_NODES):
-        return False
-    return re.fullmatch("0*[1-9][0-9]{0,8}", environ.get(TASK_RANK, "")) is not None
 
 
 def _is_left_over(slurm: _Variables) -> bool:
@@ -209,22 +203,32 @@ def _step(slurm: _Variables) -> Job:
             f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
         )
     node_rank, node_source = _node_rank(slurm, nodes)
+    local_size = tasks_per_node[node_rank]
+    local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
+    if local_rank >= local_size:
+        raise LaunchError(
+            "HPC032",
+            f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
+            f"node ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
+        )
     return Job(
         scheduler="Slurm",
+        launcher=SRUN,
         identity=_identity(slurm, slurm.first(*STEP_ID) or "step"),
         start=Start.STEP,
         nodes=nodes,
         node_rank=node_rank,
-        tasks_per_node=tasks_per_node,
-        task_rank=task_rank,
+        task=Task(task_rank, sum(tasks_per_node), local_rank, local_size),
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(nodes)),
         sources={
             "nodes": STEP_NODES,
             "node_rank": node_source,
-            "tasks_per_node": slurm.name(*STEP_TASKS_PER_NODE),
-            "task_rank": TASK_RANK,
+            "tasks": slurm.name(*STEP_TASKS_PER_NODE),
+            "task": TASK_RANK,
             "identity": _identity_source(slurm),
         },
+        # Task 0 is on the first host of the user's own list, which is not shown.
+        guessed_head=nodes[:1] if slurm.first(DISTRIBUTION) == "arbitrary" else (),
     )
 
 
@@ -258,12 +262,12 @@ def _interactive_step(slurm: _Variables) -> Job:
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
     return Job(
         scheduler="Slurm",
+        launcher=SRUN,
         identity=_identity(slurm, "interactive"),
         start=Start.INTERACTIVE_STEP,
         nodes=(node,),
         node_rank=0,
-        tasks_per_node=(1,),
-        task_rank=0,
+        task=Task(),
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), 1),
         sources={
             "nodes": NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES,
@@ -306,12 +310,12 @@ def _batch_script(slurm: _Variables) -> Job:
         )
     return Job(
         scheduler="Slurm",
+        launcher=SRUN,
         identity=_identity(slurm, "batch"),
         start=Start.BATCH_SCRIPT,
         nodes=nodes,
         node_rank=nodes.index(node),
-        tasks_per_node=(1,) * len(nodes),
-        task_rank=0,
+        task=Task(),
         allocated_nodes=len(nodes),
         sources={
             "nodes": source,
@@ -327,12 +331,12 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
         return None  # a login into one of the job's nodes
     return Job(
         scheduler="Slurm",
+        launcher=SRUN,
         identity=_identity(slurm, "shell"),
         start=Start.ALLOCATION_SHELL,
         nodes=nodes,
         node_rank=None,
-        tasks_per_node=(1,) * len(nodes),
-        task_rank=0,
+        task=Task(),
         allocated_nodes=len(nodes),
         sources={
             "nodes": source,
@@ -342,7 +346,10 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
 
 
 def _identity(slurm: _Variables, step: str) -> str:
-    """Name this launch: ``123456.0``, ``123456_7.0`` in an array, ``-r1`` requeued."""
+    """Name this launch: ``123456.0``, ``123456_7.0`` in an array, ``-r1`` requeued.
+
+    Without a step it names the job: ``123456``.
+    """
     job = slurm.first(*JOB_ID)
     if slurm.first(ARRAY_JOB_ID) and slurm.first(ARRAY_TASK_ID):
         job = f"{slurm.first(ARRAY_JOB_ID)}_{slurm.first(ARRAY_TASK_ID)}"
@@ -350,15 +357,15 @@ def _identity(slurm: _Variables, step: str) -> str:
         slurm.name(*JOB_ID[1:])
     restart = slurm.first(RESTART_COUNT)
     suffix = f"-r{restart}" if restart not in ("", "0") else ""
-    return re.sub("[^A-Za-z0-9._-]", "-", f"{job}.{step}{suffix}")
+    return in_identity(f"{job}.{step}{suffix}" if step else job + suffix)
 
 
-def _identity_source(slurm: _Variables) -> str:
+def _identity_source(slurm: _Variables, *, step: bool = True) -> str:
     names = [slurm.name(*JOB_ID)] if slurm.first(*JOB_ID) else []
     names += [
         name
         for name in (ARRAY_JOB_ID, ARRAY_TASK_ID, STEP_ID[0], RESTART_COUNT)
-        if slurm.first(name)
+        if slurm.first(name) and (step or name != STEP_ID[0])
     ]
     return ", ".join(names)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import report, schedulers, sites
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import Value
+from torchrun_hpc.schedulers.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -116,8 +117,8 @@ def _check_file(file: str) -> int:
 
 def _host() -> str:
     """Return the name of the job's first node, else of this machine."""
-    job = schedulers.detect(os.environ, socket.gethostname())
-    return socket.gethostname() if job is None else job.nodes[0]
+    job = schedulers.detect(Process(os.environ, socket.gethostname()))
+    return socket.gethostname() if job is None else job.a_node
 
 
 def _found(host: str) -> sites.Site | None:

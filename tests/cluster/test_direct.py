@@ -1,0 +1,145 @@
+"""Direct mode under srun: each task is a worker."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from launching import ENVIRON, HPC, JUELICH, ROOT, SCRIPTS, WORLD, column, own_lines
+from launching import workers as said_by
+
+if TYPE_CHECKING:
+    from testbed import Cluster
+
+DDP = str(ROOT / "examples" / "ddp.py")
+TWO = ("-N2", "--ntasks-per-node=2")
+
+
+def test_it_trains_at_juelich(juelich: Cluster) -> None:
+    """Over the fast network: the other one is closed."""
+    done = juelich.srun(*TWO, *HPC, DDP, "--steps=3", env=JUELICH)
+    assert done.returncode == 0, done.stderr
+    assert "rank 3 of 4" in done.stdout
+    (line,) = own_lines(done.stderr)
+    assert "2 nodes x 2 tasks" in line
+    assert "each task a worker at jwb0001i:" in line
+    assert "interface ib0, site jsc" in line
+    assert done.stderr.count("\n") == 1, "torch warns of something"
+
+
+def test_what_is_set(unpadded: Cluster) -> None:
+    environ = ENVIRON | {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "9"}
+    done = unpadded.srun("-N2", "-n3", *HPC, "-m", "scripts.world", "--a=b",
+                         env=environ, cwd=SCRIPTS.parent)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = said_by(done)
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+    assert column(said, *names) == [
+        ("0", "0", "2", "0", "0"),
+        ("1", "1", "2", "0", "1"),
+        ("2", "0", "1", "1", "2"),
+    ]
+    for worker in said:
+        assert worker["WORLD_SIZE"] == worker["ROLE_WORLD_SIZE"] == "3"
+        assert worker["GROUP_WORLD_SIZE"] == "2"
+        assert worker["MASTER_ADDR"] == "10.10.0.1"
+        assert worker["TORCHELASTIC_RESTART_COUNT"] == "0"
+        assert worker["argv"] == ["--a=b"]
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in worker
+
+
+def test_tasks_in_turn(unpadded: Cluster) -> None:
+    done = unpadded.srun(*TWO, "--distribution=cyclic", *HPC, WORLD, env=ENVIRON)
+    assert done.returncode == 0, done.stderr
+    assert column(said_by(done), "host", "LOCAL_RANK") == [
+        ("n9", "0"),
+        ("n10", "0"),
+        ("n9", "1"),
+        ("n10", "1"),
+    ]
+    (said,) = [line for line in own_lines(done.stderr) if "warning" in line]
+    assert "HPC079 tasks are placed in turn" in said
+    assert "srun --distribution=block" in said
+
+
+def test_a_host_file_that_begins_with_another_node(unpadded: Cluster, tmp_path) -> None:
+    """srun tells nobody which one; the way out that the message names is tried."""
+    tmp_path.chmod(0o755)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n10\nn10\nn9\n")
+    environ = ENVIRON | {"SLURM_HOSTFILE": str(hosts)}
+    options = ("-N2", "-n3", "--distribution=arbitrary")
+    done = unpadded.srun(*options, *HPC, WORLD, env=environ)
+    assert done.returncode == 2
+    (said,) = [line for line in own_lines(done.stderr) if "error" in line]
+    assert "HPC039 rank 0 is on n10" in said
+    assert said.endswith("export MASTER_ADDR=n10")
+    environ["MASTER_ADDR"] = "n10"
+    done = unpadded.srun(*options, *HPC, WORLD, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert column(said_by(done), "MASTER_ADDR") == [("10.10.0.2",)] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--nproc_per_node=2"], "HPC062 srun started 4 tasks on 2 nodes"),
+        (["--max_restarts=3"], "HPC134 --max_restarts=3 is for torchrun's agent"),
+    ],
+)
+def test_refused(unpadded: Cluster, words: list[str], code: str) -> None:
+    done = unpadded.srun(*TWO, *HPC, *words, WORLD, env=ENVIRON)
+    assert done.returncode == 2
+    (line,) = own_lines(done.stderr)
+    assert code in line
+    assert done.stdout == ""
+
+
+def test_one_gpu_for_each_task(juelich: Cluster) -> None:
+    """The way out that the message names is tried."""
+    options = (*TWO, "--gres=gpu:2", "--gpu-bind=single:1")
+    shell = "CUDA_VISIBLE_DEVICES=0 exec "  # as where devices are constrained
+    done = juelich.srun(*options, "sh", "-c", shell + " ".join([*HPC, WORLD]),
+                        env=JUELICH)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in own_lines(done.stderr) if "warning" in line]
+    assert "HPC098 CUDA_VISIBLE_DEVICES=0 shows one GPU to each task" in said
+    command = " ".join([*HPC, "--virtual-local-rank", WORLD])
+    done = juelich.srun(*options, "sh", "-c", shell + command, env=JUELICH)
+    assert column(said_by(done), "RANK", "LOCAL_RANK") == [
+        (str(rank), "0") for rank in range(4)
+    ]
+    assert "warning" not in done.stderr
+
+
+def test_in_a_script(unpadded: Cluster, tmp_path) -> None:
+    """One task on a node, or several: what srun started is the world."""
+    tmp_path.chmod(0o755)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torchrun_hpc\n"
+        "torchrun_hpc.setup_environment()\n"
+        "assert 'torch' not in sys.modules\n"
+        f"exec(open({WORLD!r}).read())\n"
+    )
+    for options, ranks in ((("-N3", "--ntasks-per-node=1"), 3), (TWO, 4)):
+        done = unpadded.srun(*options, "python", str(script), env=ENVIRON)
+        assert done.returncode == 0, done.stderr
+        assert column(said_by(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
+            (str(rank), str(ranks), "10.10.0.1") for rank in range(ranks)
+        ]
+        assert len(own_lines(done.stderr)) == 1
+    done = unpadded.run(["python", str(script)], host="n9", env=ENVIRON)
+    assert json.loads(done.stdout)["WORLD_SIZE"] == "1"
+    done = unpadded.srun("-N1", *HPC, "--nproc-per-node=2", str(script), env=ENVIRON)
+    assert column(said_by(done), "RANK", "WORLD_SIZE") == [("0", "2"), ("1", "2")]
+
+
+def test_dry_run(juelich: Cluster) -> None:
+    done = juelich.srun(*TWO, *HPC, "--hpc-dry-run", WORLD, env=JUELICH)
+    assert done.returncode == 0, done.stderr
+    assert "each task" not in done.stdout
+    assert "direct at jwb0001i:" in done.stdout
+    assert "export WORLD_SIZE=4" in done.stdout
+    assert "{" not in done.stdout, "the script was started"

@@ -1,0 +1,226 @@
+"""mpirun and mpiexec of five makers and releases, on three hosts, for real."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from launchers import (
+    HYDRA,
+    INTELMPI,
+    MPICH_4,
+    MPICH_5,
+    OPENMPI,
+    OPENMPI_4,
+    OPENMPI_5,
+    Launcher,
+)
+from launching import ENVIRON, HPC, JUELICH, ROOT, SCRIPTS, WORLD, column, own_lines
+from launching import workers as said_by
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping
+
+    from testbed import Cluster
+
+HOSTS = ("n9", "n10", "n11")
+MPI = str(SCRIPTS / "mpi.py")
+# Open MPI 5 may hang where tasks end at once, whatever they are.
+LASTING = (WORLD, "--sleep", "0.5")
+DDP = str(ROOT / "examples" / "ddp.py")
+
+
+def once(launcher: Launcher, nodes: int = 3) -> list[str]:
+    """What a user types for one task on each node."""
+    if launcher in OPENMPI:
+        return ["-np", str(nodes), "--map-by", "ppr:1:node"]
+    return ["-n", str(nodes), "-ppn", "1"]
+
+
+def run(  # noqa: PLR0913
+    bare: Cluster,
+    launcher: Launcher,
+    *words: str,
+    hosts: tuple[str, ...] = HOSTS,
+    slots: int = 2,
+    on: str = "n9",
+    environ: Mapping[str, str] = ENVIRON,
+) -> subprocess.CompletedProcess[str]:
+    """Run a launcher on a host; Open MPI is told how many slots each host has."""
+    if launcher in OPENMPI:
+        hosts = tuple(f"{host}:{slots}" for host in hosts)
+    command = [*launcher.command(bare, *hosts), *words]
+    return bare.run(command, host=on, env=environ, timeout=60)
+
+
+def test_one_task_on_each_node(bare: Cluster, launcher: Launcher) -> None:
+    done = run(bare, launcher, *once(launcher), *HPC, "--nproc-per-node=2", WORLD)
+    assert done.returncode == 0, done.stderr
+    said = said_by(done)
+    assert [worker["host"] for worker in said] == [h for h in HOSTS for _ in range(2)]
+    assert {w["MASTER_ADDR"] for w in said} == {"10.10.0.1"}
+    assert len({w["TORCHELASTIC_RUN_ID"] for w in said}) == 1
+    (line,) = own_lines(done.stderr)
+    assert "HPC001 3 nodes x 2 workers" in line
+
+
+def test_each_task_a_worker(bare: Cluster, launcher: Launcher) -> None:
+    """They end one after the other, and none takes another one with it."""
+    by_node = [] if launcher in OPENMPI else ["-ppn", "2"]
+    done = run(bare, launcher, "-n", "6", *by_node, *HPC, "--no-python", "sh", "-c",
+               'python "$0"; sleep 0.$((4 + RANK))', WORLD)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = said_by(done)
+    assert [worker["host"] for worker in said] == [h for h in HOSTS for _ in range(2)]
+    assert column(said, "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE") == [
+        (str(rank), str(rank % 2), str(rank // 2), "6") for rank in range(6)
+    ]
+    assert {w["MASTER_ADDR"] for w in said} == {"10.10.0.1"}
+    assert len({w["MASTER_PORT"] for w in said}) == 1
+    (line,) = own_lines(done.stderr)
+    assert "HPC001 3 nodes x 2 tasks" in line
+
+
+def test_both_kinds_train(bare: Cluster) -> None:
+    """With gloo; what differs between launchers is shown by the tests above."""
+    done = run(bare, OPENMPI_4, *once(OPENMPI_4, 2), *HPC, "--nproc-per-node=1", DDP,
+               "--steps=3")  # fmt: skip
+    assert (done.returncode, "rank 0 of 2" in done.stdout) == (0, True), done.stderr
+    done = run(bare, MPICH_4, "-n", "3", "-ppn", "2", *HPC, DDP, "--steps=3")
+    assert (done.returncode, "rank 0 of 3" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("launcher", [MPICH_5, INTELMPI], indirect=True, ids=str)
+def test_the_script_uses_mpi(bare: Cluster, launcher: Launcher) -> None:
+    """The same process manager tells the launcher where rank 0 is."""
+    library = launcher.program.parents[1] / "lib" / "libmpi.so.12"
+    environ = ENVIRON | {"UCX_TLS": "tcp"}  # or MPICH takes the hosts for one machine
+    done = run(bare, launcher, "-n", "6", "-ppn", "2", *HPC, MPI, str(library),
+               environ=environ)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["the sum is 21"] * 6
+
+
+@pytest.mark.parametrize(
+    "launcher", [OPENMPI_4, MPICH_4, MPICH_5, INTELMPI], indirect=True, ids=str
+)
+def test_uneven_tasks(bare: Cluster, launcher: Launcher) -> None:
+    """Two tasks on the first node, one on the second: all of them are workers."""
+    words, hosts = ["-n", "3", "-ppn", "2"], HOSTS[:2]
+    if launcher in OPENMPI:
+        words = ["-np", "3"]
+    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=hosts)
+    assert done.returncode == 0, done.stderr
+    found = column(said_by(done), "host", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert found == [("n9", "0", "2"), ("n9", "1", "2"), ("n10", "0", "1")]
+    assert "2 nodes, 3 tasks" in own_lines(done.stderr)[0]
+
+
+def test_uneven_tasks_that_nobody_can_count(bare: Cluster) -> None:
+    done = run(bare, OPENMPI_5, "-np", "3", *HPC, WORLD, hosts=HOSTS[:2])
+    assert done.returncode == 2
+    assert "HPC034 Open MPI started 2 of 3 tasks on this node" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("launcher", [OPENMPI_5, MPICH_4], indirect=True, ids=str)
+def test_tasks_in_turn(bare: Cluster, launcher: Launcher) -> None:
+    words = ["-n", "4", "-ppn", "1"]
+    if launcher in OPENMPI:
+        words = ["-np", "4", "--map-by", "node"]
+    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=HOSTS[:2])
+    assert done.returncode == 0, done.stderr
+    assert column(said_by(done), "host", "LOCAL_RANK") == [
+        ("n9", "0"),
+        ("n10", "0"),
+        ("n9", "1"),
+        ("n10", "1"),
+    ]
+    said = [line for line in own_lines(done.stderr) if "HPC079" in line]
+    assert len(said) == 1, done.stderr
+    assert "the second one on this node is task 2" in said[0]
+
+
+@pytest.mark.parametrize("launcher", OPENMPI, indirect=True, ids=str)
+def test_mpirun_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:
+    """Rank 0 is not there; both ways out that the message names are tried."""
+    words = [*HPC, "--nproc-per-node=1", WORLD]
+    done = run(bare, launcher, *once(launcher), *words, on="login01")
+    assert done.returncode == 2
+    (line,) = [line for line in own_lines(done.stderr) if "error" in line]
+    assert "HPC039 rank 0 is on n9, but the other nodes will look for it on" in line
+    assert "mpirun -x MASTER_ADDR=n9" in line
+    assert "Traceback" not in done.stderr
+
+    told = ["-x", "MASTER_ADDR=n9"]
+    done = run(bare, launcher, *told, *once(launcher), *words, on="login01")
+    assert done.returncode == 0, done.stderr
+    assert [worker["host"] for worker in said_by(done)] == list(HOSTS)
+    option = line.partition("(or ")[2].partition(")")[0]
+    words = [*HPC, option, WORLD]
+    done = run(bare, launcher, *once(launcher), *words, on="login01")
+    assert done.returncode == 0, done.stderr
+    assert [worker["host"] for worker in said_by(done)] == list(HOSTS)
+
+
+def test_mpirun_on_a_login_node_in_direct_mode(bare: Cluster) -> None:
+    words = ["-np", "6", *HPC, *LASTING]
+    done = run(bare, OPENMPI_5, *words, on="login01")
+    assert done.returncode == 2
+    assert "tell them: mpirun -x MASTER_ADDR=n9" in done.stderr
+    done = run(bare, OPENMPI_5, "-x", "MASTER_ADDR=n9", *words, on="login01")
+    assert done.returncode == 0, done.stderr
+    assert column(said_by(done), "MASTER_ADDR") == [("10.10.0.1",)] * 6
+
+
+@pytest.mark.parametrize("launcher", HYDRA[:1], indirect=True, ids=str)
+def test_mpiexec_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:
+    """The tasks tell each other where rank 0 is, wherever mpiexec runs."""
+    done = run(bare, launcher, *once(launcher), *HPC, WORLD, on="login01")
+    assert done.returncode == 0, done.stderr
+    assert column(said_by(done), "MASTER_ADDR") == [("10.10.0.1",)] * 3
+
+
+@pytest.mark.parametrize("launcher", [OPENMPI_4, MPICH_4], indirect=True, ids=str)
+def test_two_at_once_do_not_meet(bare: Cluster, launcher: Launcher) -> None:
+    hosts = tuple(f"{h}:2" if launcher in OPENMPI else h for h in HOSTS)
+    command = [*launcher.command(bare, *hosts), *once(launcher), *HPC, WORLD,
+               "--sleep", "3"]  # fmt: skip
+    programs = [bare.popen(command, host="n9", env=ENVIRON) for _ in range(2)]
+    outputs = [program.communicate(timeout=60) for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], outputs
+    ids = [{w["TORCHELASTIC_RUN_ID"] for w in said_by(out)} for out, _ in outputs]
+    assert [len(said_by(out)) for out, _ in outputs] == [3, 3]
+    assert [len(found) for found in ids] == [1, 1]
+    assert ids[0] != ids[1]
+
+
+@pytest.mark.parametrize("launcher", [OPENMPI_5, MPICH_4], indirect=True, ids=str)
+def test_exit_code_of_a_worker(bare: Cluster, launcher: Launcher) -> None:
+    """As the launcher has it: the script is its own task."""
+    words = ["-np" if launcher in OPENMPI else "-n", "4"]
+    command = ["sh", "-c", "sleep 0.5; test $RANK != 1 || exit 7; sleep 0.5"]
+    done = run(bare, launcher, *words, *HPC, "--no-python", *command, hosts=HOSTS[:2])
+    assert done.returncode == 7, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- inside a job of Slurm: ranks from the launcher, nodes from Slurm -------------
+
+
+@pytest.mark.parametrize("launcher", [OPENMPI_4, OPENMPI_5, MPICH_4, INTELMPI],
+                         indirect=True, ids=str)  # fmt: skip
+def test_in_a_job_of_slurm(unpadded: Cluster, launcher: Launcher) -> None:
+    """At Jülich: the nodes' names are Slurm's, and get their name on the fast net."""
+    command = [*launcher.in_job(unpadded), *once(launcher), *HPC, WORLD]
+    script = f"#!/bin/sh\n{' '.join(command)}\n"
+    done = unpadded.sbatch(script, "-N3", "--ntasks-per-node=1", env=JUELICH)
+    assert done.returncode == 0, done.output
+    said = said_by(done.output)
+    assert [worker["host"] for worker in said] == list(HOSTS)
+    assert {worker["MASTER_ADDR"] for worker in said} == {"10.20.0.1"}
+    assert {worker["GLOO_SOCKET_IFNAME"] for worker in said} == {"ib0"}
+    (line,) = own_lines(done.output)
+    assert " in Slurm " in line
+    assert "n9i:" in line

@@ -1,0 +1,276 @@
+"""Hydra: MPICH's and Intel MPI's mpiexec, alone and in a job; as recorded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from nodes import changed, node_file, reader, recorded, recordings, tasks_at
+
+from torchrun_hpc import schedulers
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.job import Job, Start
+from torchrun_hpc.schedulers import hydra
+from torchrun_hpc.schedulers.pmi import Exchanged
+from torchrun_hpc.schedulers.process import Process
+
+TWO = ("jwb0001", "jwb0002")
+THREE = ("jwb0001", "jwb0002", "jwb0003")
+
+EACH = [0, 1, 2]
+BLOCK = [0, 0, 1, 1]
+CYCLIC = [0, 1, 0, 1]
+UNEVEN = [0, 0, 1]
+
+
+class Launch(NamedTuple):
+    """What is expected of a launch."""
+
+    places: list[int]  # for each rank its node
+    nodes: tuple[str, ...] = ()  # their names, if a scheduler tells them
+    job: str = ""  # its number
+    scheduler: str = ""
+    sources: tuple[str, str] = ("", "")  # of nodes and job
+
+
+SLURM = ("SLURM_JOB_NODELIST", "SLURM_JOB_ID")
+LAUNCHES = {
+    "intelmpi-2021-2-nodes-2-each": Launch(BLOCK),
+    "intelmpi-2021-3-nodes": Launch(EACH),
+    "intelmpi-2021-3-nodes-from-login": Launch(EACH),
+    "intelmpi-2021-cyclic": Launch(CYCLIC),
+    "intelmpi-2021-uneven": Launch(UNEVEN),
+    "mpich-4.0.2-2-nodes-2-each": Launch(BLOCK),
+    "mpich-4.0.2-3-nodes": Launch(EACH),
+    "mpich-4.0.2-3-nodes-from-login": Launch(EACH),
+    "mpich-4.0.2-cyclic": Launch(CYCLIC),
+    "mpich-4.0.2-uneven": Launch(UNEVEN),
+    "mpich-5.0.2-2-nodes-2-each": Launch(BLOCK),
+    "mpich-5.0.2-3-nodes": Launch(EACH),
+    "mpich-5.0.2-3-nodes-from-login": Launch(EACH),
+    "mpich-5.0.2-cyclic": Launch(CYCLIC),
+    "mpich-5.0.2-uneven": Launch(UNEVEN),
+    "pbs-mpich-4.0.2": Launch(
+        EACH,
+        ("dec0001", "dec0002", "dec0003"),
+        "0",
+        "PBS",
+        ("PBS_NODEFILE", "PBS_JOBID"),
+    ),
+    "slurm-intelmpi": Launch(EACH, THREE, "6", "Slurm", SLURM),
+    "slurm-mpich-4": Launch(EACH, THREE, "3", "Slurm", SLURM),
+    "slurm-mpich-4-2-each": Launch(BLOCK, TWO, "12", "Slurm", SLURM),
+}
+# Whose places follow from the variables alone.
+CLEAR = [n for n in LAUNCHES if LAUNCHES[n].places in (EACH, BLOCK)]
+IN_A_JOB = [name for name in LAUNCHES if LAUNCHES[name].nodes]
+
+
+def files(name):
+    if not name.startswith("pbs"):
+        return reader({})
+    return reader({"/var/spool/pbs/aux/0.desched1": node_file(name)})
+
+
+def nobody(_environ):
+    return None
+
+
+def said(name, *, mapping=True):
+    """Return a process manager: what the first task has told all of them."""
+    host = (LAUNCHES[name].nodes or TWO)[0]
+    places = tuple(LAUNCHES[name].places) if mapping else ()
+    return lambda _environ: Exchanged(host, "0badcafe", places)
+
+
+def detect(name, task=0, changes=None, exchange=nobody):
+    environ, hostname = recorded(name)[task]
+    process = Process(
+        changed(environ, changes or {}), hostname, read=files(name), exchange=exchange
+    )
+    return schedulers.detect(process)
+
+
+def expected_jobs(name, identity, *, exchanged):
+    """Describe a launch; only the process manager names what no scheduler names."""
+    launch = LAUNCHES[name]
+    number = max(launch.places) + 1
+    nodes = launch.nodes or ("",) * number
+    head = launch.nodes[:1]
+    if exchanged and not head:
+        head = ("jwb0001",)
+    more = {"head": "PMI"} if exchanged else {}
+    by = [launch.sources[1]] if launch.job else []
+    by += ["PMI"] if exchanged else []
+    return [
+        Job(
+            scheduler=f"Hydra in {launch.scheduler}" if launch.scheduler else "Hydra",
+            identity=identity,
+            start=Start.STEP,
+            launcher=hydra.MPIEXEC,
+            nodes=nodes,
+            node_rank=node,
+            task=task,
+            allocated_nodes=number,
+            sources={
+                "nodes": launch.sources[0] or "PMI_SIZE",
+                "node_rank": "PMI_RANK",
+                "tasks": "PMI_SIZE",
+                "task": "PMI_RANK",
+                "identity": ", ".join(by),
+                **more,
+            },
+            guessed_head=head,
+            hostname=recorded(name)[task.rank][1],
+        )
+        for node, task in zip(launch.places, tasks_at(launch.places), strict=True)
+    ]
+
+
+# --- what was recorded --------------------------------------------------------------
+
+
+def test_every_recorded_launch_is_expected():
+    names = ("intelmpi", "mpich", "pbs-mpich", "slurm-intelmpi", "slurm-mpich")
+    assert list(LAUNCHES) == recordings(*names)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_recorded_launch_whose_tasks_tell_each_other(name):
+    """All that the variables leave open: names, an instance, cyclic and uneven."""
+    job = LAUNCHES[name].job
+    tasks = range(len(LAUNCHES[name].places))
+    found = [detect(name, task, exchange=said(name)) for task in tasks]
+    identity = f"{job}.0badcafe" if job else "0badcafe"
+    assert found == expected_jobs(name, identity, exchanged=True)
+
+
+@pytest.mark.parametrize("name", CLEAR)
+def test_recorded_launch_without_a_process_manager(name):
+    """Without names, tasks are taken to be placed node after node, as many on each."""
+    launch = LAUNCHES[name]
+    found = [detect(name, task) for task in range(len(launch.places))]
+    identity = launch.job or "mpiexec"
+    assert found == expected_jobs(name, identity, exchanged=False)
+
+
+@pytest.mark.parametrize("name", [n for n in LAUNCHES if "uneven" in n])
+def test_uneven_tasks_without_a_process_manager_are_refused(name):
+    for task in (0, 1):
+        with pytest.raises(LaunchError, match=r"2 of 3 tasks on this node") as caught:
+            detect(name, task)
+        assert caught.value.code == "HPC034"
+        assert "PMI_SIZE" in str(caught.value)
+        assert "mpiexec -n NODES -ppn 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [n for n in LAUNCHES if "cyclic" in n])
+def test_cyclic_tasks_without_a_process_manager_have_ranks_and_cannot_meet(name):
+    """Nothing tells them from others; without a head they are refused later."""
+    jobs = [detect(name, task) for task in range(4)]
+    assert [job.task for job in jobs] == tasks_at(CYCLIC)
+    assert {(job.nodes, job.guessed_head) for job in jobs} == {(("", ""), ())}
+
+
+@pytest.mark.parametrize("name", CLEAR)
+def test_a_process_manager_that_does_not_say_where_tasks_are(name):
+    launch = LAUNCHES[name]
+    exchange = said(name, mapping=False)
+    found = [
+        detect(name, task, exchange=exchange) for task in range(len(launch.places))
+    ]
+    identity = f"{launch.job}.0badcafe" if launch.job else "0badcafe"
+    assert found == expected_jobs(name, identity, exchanged=True)
+
+
+# --- identity -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_two_launches_with_the_same_variables_differ_by_what_the_first_task_said(name):
+    places = tuple(LAUNCHES[name].places)
+    identities = {
+        detect(name, exchange=lambda _, i=i: Exchanged("h", i, places)).identity
+        for i in ("11111111", "22222222")
+    }
+    assert len(identities) == 2
+
+
+@pytest.mark.parametrize("name", IN_A_JOB)
+def test_the_variables_of_the_job_are_on_all_nodes(name):
+    """Hydra hands the environment of the first node on, PBS_NODENUM=0 and all."""
+    jobs = [detect(name, task) for task in range(len(LAUNCHES[name].places))]
+    assert {job.identity for job in jobs} == {LAUNCHES[name].job}
+    assert [job.node_rank for job in jobs] == LAUNCHES[name].places
+
+
+def test_a_node_file_that_only_the_first_node_can_read():
+    """The number of nodes is that of the tasks; names are then missing elsewhere."""
+    name = "pbs-mpich-4.0.2"
+    environ, hostname = recorded(name)[1]
+    job = schedulers.detect(Process(environ, hostname, exchange=said(name)))
+    assert job.nodes == ("", "", "")
+    assert (job.node_rank, job.identity) == (1, "0.0badcafe")
+    assert job.guessed_head == ("dec0001",)
+
+
+# --- who else sets these variables --------------------------------------------------
+
+
+@pytest.mark.parametrize("task", range(3))
+def test_srun_with_pmi2_is_not_hydra(task):
+    environ, hostname = recorded("slurm-srun-pmi2")[task]
+    assert environ["PMI_RANK"] == str(task)
+    assert schedulers.detect(Process(environ, hostname)).scheduler == "Slurm"
+
+
+@pytest.mark.parametrize("name", ["mpich-4.0.2-3-nodes", "intelmpi-2021-3-nodes"])
+def test_mpiexec_in_a_step_of_srun(name):
+    step = recorded("slurm-srun-3-nodes")[0][0]
+    jobs = [detect(name, task, step) for task in range(3)]
+    assert {job.scheduler for job in jobs} == {"Hydra in Slurm"}
+    assert {job.nodes for job in jobs} == {THREE}
+    assert [job.node_rank for job in jobs] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("variable", ["PMI_RANK", "MPI_LOCALRANKID"])
+@pytest.mark.parametrize("value", [None, ""])
+def test_one_variable_alone_proves_nothing(variable, value):
+    assert detect("mpich-4.0.2-3-nodes", 1, {variable: value}) is None
+
+
+def test_the_process_manager_is_not_asked_by_others():
+    def asked(_environ):
+        pytest.fail("asked")
+
+    environ, hostname = recorded("openmpi-4.1.4-3-nodes")[0]
+    assert schedulers.detect(Process(environ, hostname, exchange=asked))
+    environ, hostname = recorded("slurm-srun-pmi2")[0]
+    assert schedulers.detect(Process(environ, hostname, exchange=asked))
+
+
+# --- contradictions -----------------------------------------------------------------
+
+WRONG = {
+    "no size": ({"PMI_SIZE": None}, "HPC020", "PMI_SIZE is not set, although"),
+    "no local size": ({"MPI_LOCALNRANKS": ""}, "HPC020", "MPI_LOCALNRANKS is not set"),
+    "a rank that is no number": ({"PMI_RANK": "x"}, "HPC021", "PMI_RANK='x' is not a"),
+    "a rank beyond the size": ({"PMI_RANK": "3"}, "HPC033", "task 3 of 3"),
+    "a local rank beyond the local size": (
+        {"MPI_LOCALRANKID": "1"},
+        "HPC033",
+        "1 of 1 on this node (PMI_RANK, PMI_SIZE), which cannot be",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize(
+    "exchange", [nobody, said("mpich-4.0.2-3-nodes")], ids=["alone", "exchanged"]
+)
+def test_contradiction(fault, exchange):
+    changes, code, message = WRONG[fault]
+    with pytest.raises(LaunchError) as caught:
+        detect("mpich-4.0.2-3-nodes", 1, changes, exchange)
+    assert caught.value.code == code
+    assert message in str(caught.value)

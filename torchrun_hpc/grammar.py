@@ -1,0 +1,170 @@
+"""Our own options, the ``--hpc-*`` group, for both command lines.
+
+torchrun's parser, which `arguments` extends, and the small one of direct mode. Each
+option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_SITE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from typing import Any, NoReturn
+
+from torchrun_hpc.errors import LaunchError
+
+PROGRAM = "torchrun_hpc"
+
+# Not an option with a value: that would take the script for it.
+DRY_RUN = {
+    "table": "Start nothing: meet the other nodes, and print on node 0 what would be "
+    "done, value by value with its source, and the same with plain torchrun.",
+    "json": "The same for machines.",
+}
+
+
+def options_of(made: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the options of a parser, without its positional arguments."""
+    return [action for action in made._actions if action.option_strings]
+
+
+def without_defaults(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Let a parser return what was typed, and nothing else."""
+    for action in options_of(made):
+        action.default = argparse.SUPPRESS
+    return made
+
+
+def variable_of(dest: str) -> str:
+    """Return the variable of an option, by torchrun's rule."""
+    return f"PET_{dest.upper()}"
+
+
+class OrVariable(argparse.Action):
+    """An option whose default is in its variable."""
+
+    def __init__(self, dest: str, default: Any = None, **kwargs: Any) -> None:
+        default = os.environ.get(variable_of(dest), default)
+        super().__init__(dest=dest, default=default, **kwargs)
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+        """Take the value that was typed."""
+        setattr(namespace, self.dest, values)
+
+
+class Flag(OrVariable):
+    """An option without a value; its variable is 1 or 0."""
+
+    def __init__(self, dest: str, **kwargs: Any) -> None:
+        super().__init__(dest=dest, nargs=0, **kwargs)
+        self.default = bool(int(self.default or 0))
+
+    def __call__(self, _parser: Any, namespace: Any, *_: Any) -> None:
+        """Switch it on."""
+        setattr(namespace, self.dest, True)
+
+
+class _DryRun(OrVariable):
+    """A flag of several forms, which ``PET_HPC_DRY_RUN`` names; 1 is the first."""
+
+    def __init__(self, dest: str, const: str, **kwargs: Any) -> None:
+        super().__init__(dest=dest, const=const, nargs=0, **kwargs)
+        forms = {"": None, "0": None, "1": "table"}
+        self.default = forms.get(self.default or "", self.default)
+
+    def __call__(self, _parser: Any, namespace: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, self.const)
+
+
+def add_ours(made: argparse.ArgumentParser) -> None:
+    """Add our group to a parser.
+
+    Raises:
+        ValueError: The variable of a flag is not a number.
+    """
+    group = made.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
+    group.add_argument(
+        "--hpc-site",
+        "--hpc_site",
+        action=OrVariable,
+        type=str,
+        metavar="NAME|FILE|none",
+        help="Computing centre whose rules for host names and variables to use, or a "
+        "file with them, or 'none'. By default it is recognised by the environment. "
+        "python -m torchrun_hpc.sites lists them.",
+    )
+    group.add_argument(
+        "--hpc-omp-threads",
+        "--hpc_omp_threads",
+        action=OrVariable,
+        type=str,
+        metavar="auto|NUMBER",
+        help="OMP_NUM_THREADS of each worker where it is not set; 'auto' divides the "
+        "CPUs of this process by the workers. By default 1, as torchrun does.",
+    )
+    group.add_argument(
+        "--hpc-rendezvous",
+        "--hpc_rendezvous",
+        action=OrVariable,
+        type=str,
+        metavar="auto|scheduler|c10d",
+        help="How the nodes of a job meet where torchrun would use c10d: 'scheduler' "
+        "by the ranks that the scheduler gave them, 'c10d' as torch does. By default "
+        "'auto': the first if the number of nodes is fixed.",
+    )
+    for form, meaning in DRY_RUN.items():
+        names = ("--hpc-dry-run", "--hpc_dry_run")
+        plain = names if form == "table" else ()
+        group.add_argument(
+            *plain,
+            *(f"{name}={form}" for name in names),
+            dest="hpc_dry_run",
+            action=_DryRun,
+            const=form,
+            help=meaning,
+        )
+    group.add_argument(
+        "--hpc-debug",
+        "--hpc_debug",
+        action=Flag,
+        help="Log what torch and the launcher do, on every node, with host name and "
+        "rank before each line.",
+    )
+
+
+def wrong_line(message: str) -> NoReturn:
+    """Refuse a command line.
+
+    Raises:
+        LaunchError: Always.
+    """
+    raise LaunchError("HPC010", f"{message}. --help lists all options", everywhere=True)
+
+
+def wrong_variable(error: ValueError) -> NoReturn:
+    """Refuse the variable of a flag.
+
+    Raises:
+        LaunchError: Always.
+    """
+    flags = ", ".join(f"{k}={v}" for k, v in os.environ.items() if k[:4] == "PET_")
+    raise LaunchError(
+        "HPC011",
+        f"a PET_* variable cannot be read ({error}): {flags}. Flags such as "
+        "PET_STANDALONE are 1 or 0",
+        everywhere=True,
+    ) from None
+
+
+def check_program(name: str) -> None:
+    """See that a program that ``--no-python`` names is there.
+
+    Raises:
+        LaunchError: It is not.
+    """
+    if shutil.which(name) is None:
+        raise LaunchError(
+            "HPC016",
+            f"{name}: there is no such program to run. Type its path, or leave "
+            "--no_python out for a Python script",
+        )

@@ -1,0 +1,54 @@
+"""Hydra: mpiexec and mpirun of MPICH and of Intel MPI.
+
+It hands the whole environment of the machine where it runs to all tasks. Source:
+MPICH's ``src/pm/hydra``, and the environments of both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.job import Launcher, Task
+from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.schedulers.placement import Placement, with_exchanged
+from torchrun_hpc.schedulers.process import Variables
+
+if TYPE_CHECKING:
+    from torchrun_hpc.schedulers.process import Process
+
+# srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE too, but not these.
+LOCAL_RANK = "MPI_LOCALRANKID"
+LOCAL_SIZE = "MPI_LOCALNRANKS"
+
+MPIEXEC = Launcher(
+    name="mpiexec",
+    line="mpiexec -n {nodes} -ppn 1",
+    cpus="-bind-to none",
+    block="-ppn TASKS",
+)
+
+
+def placement(process: Process) -> Placement | None:
+    """Say where Hydra has put this task; ``None`` if it did not start it.
+
+    Raises:
+        LaunchError: The variables are there but cannot be read.
+    """
+    hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
+    if not (hydra.first(LOCAL_RANK) and hydra.first(pmi.RANK)):
+        return None
+    task = Task(
+        rank=hydra.integer(pmi.RANK),
+        size=hydra.integer(pmi.SIZE),
+        local_rank=hydra.integer(LOCAL_RANK),
+        local_size=hydra.integer(LOCAL_SIZE),
+    )
+    return with_exchanged(
+        Placement(
+            name="Hydra",
+            launcher=MPIEXEC,
+            task=task,
+            sources={"tasks": pmi.SIZE, "task": pmi.RANK},
+        ),
+        process,
+    )

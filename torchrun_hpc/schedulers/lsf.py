@@ -1,0 +1,112 @@
+"""IBM Spectrum LSF, and jsrun. Not tried on the real thing: from documentation.
+
+Sources: IBM's "Environment variables set for job execution", and its "jsrun" page.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.job import Launcher, Task
+from torchrun_hpc.schedulers.allocation import Allocation, in_identity, script, unique
+from torchrun_hpc.schedulers.openmpi import MPIRUN
+from torchrun_hpc.schedulers.placement import Placement
+from torchrun_hpc.schedulers.process import Variables
+
+if TYPE_CHECKING:
+    from torchrun_hpc.job import Job
+    from torchrun_hpc.schedulers.process import Process
+
+JOB_ID = "LSB_JOBID"
+ARRAY_INDEX = "LSB_JOBINDEX"  # 0 if the job is no array
+# One host on a line for each slot, or host and number of slots. LSB_HOSTS is empty
+# where it would be too long.
+HOST_FILES = ("LSB_DJOB_RANKFILE", "LSB_DJOB_HOSTFILE")
+HOST_COUNTS = "LSB_MCPU_HOSTS"
+HOSTS = "LSB_HOSTS"
+
+RANK = "JSM_NAMESPACE_RANK"
+SIZE = "JSM_NAMESPACE_SIZE"
+LOCAL_RANK = "JSM_NAMESPACE_LOCAL_RANK"
+LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"
+INSTANCE = "PMIX_NAMESPACE"
+
+# Of systems with jsrun. There the first host is that of the script, and no task runs
+# on it.
+JSRUN_JOB = "CSM_ALLOCATION_ID"
+
+JSRUN = Launcher(
+    name="jsrun",
+    line="jsrun --nrs={nodes} --rs_per_host=1 --tasks_per_rs=1 --cpu_per_rs=ALL_CPUS "
+    "--gpu_per_rs=ALL_GPUS",
+    cpus="--bind=none",
+    block="--launch_distribution=packed",
+)
+
+
+def placement(process: Process) -> Placement | None:
+    """Say where jsrun has put this task; ``None`` if it did not start it.
+
+    Raises:
+        LaunchError: The variables are there but cannot be read.
+    """
+    jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
+    if not jsm.first(RANK):
+        return None
+    return Placement(
+        name="jsrun",
+        launcher=JSRUN,
+        task=Task(
+            rank=jsm.integer(RANK),
+            size=jsm.integer(SIZE),
+            local_rank=jsm.integer(LOCAL_RANK),
+            local_size=jsm.integer(LOCAL_SIZE),
+        ),
+        sources={"tasks": SIZE, "task": RANK, "identity": INSTANCE},
+        instance=jsm.first(INSTANCE),
+    )
+
+
+def allocation(process: Process) -> Allocation | None:
+    """Return the nodes of the LSF job; ``None`` if there is none."""
+    lsf = Variables(process.environ, "LSF", "LSB_*")
+    if not lsf.first(JOB_ID):
+        return None
+    hosts, source = _hosts(lsf, process)
+    if lsf.first(RANK, JSRUN_JOB):
+        hosts = hosts[1:]
+    identity, by = lsf.first(JOB_ID), JOB_ID
+    if lsf.first(ARRAY_INDEX) not in {"", "0"}:
+        identity, by = f"{identity}_{lsf.first(ARRAY_INDEX)}", f"{by}, {ARRAY_INDEX}"
+    return Allocation(
+        scheduler="LSF",
+        identity=in_identity(identity),
+        nodes=hosts,
+        sources={"nodes": source, "identity": by},
+    )
+
+
+def detect(process: Process) -> Job | None:
+    """Describe the LSF job of a script; ``None`` if this is none.
+
+    Raises:
+        LaunchError: The variables are there but cannot be read.
+    """
+    found = allocation(process)
+    if found is None or not found.nodes:
+        return None
+    is_jsrun = bool(process.environ.get(JSRUN_JOB))
+    return script(found, process.hostname, JSRUN if is_jsrun else MPIRUN)
+
+
+def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
+    """Return the hosts of the job, each once, and what names them."""
+    for name in HOST_FILES:
+        text = process.read(lsf.first(name)) if lsf.first(name) else None
+        if text and text.split():
+            return unique(
+                line.split()[0] for line in text.splitlines() if line.split()
+            ), name
+    if lsf.first(HOST_COUNTS):
+        return unique(lsf.first(HOST_COUNTS).split()[::2]), HOST_COUNTS
+    return unique(lsf.first(HOSTS).split()), HOSTS

@@ -1,0 +1,89 @@
+"""Open MPI's mpirun, versions 4 and 5.
+
+Sources: Open MPI's ``orte/mca/schizo/ompi/schizo_ompi.c`` (4) and PRRTE's
+``src/mca/schizo/ompi`` (5), and the environments of both.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.job import Launcher, Task
+from torchrun_hpc.schedulers.placement import Placement
+from torchrun_hpc.schedulers.process import Variables
+
+if TYPE_CHECKING:
+    from torchrun_hpc.schedulers.process import Process
+
+RANK = "OMPI_COMM_WORLD_RANK"
+SIZE = "OMPI_COMM_WORLD_SIZE"
+LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
+
+# Of this mpirun and no other: a number (4), or prterun-HOST-PID@1 (5).
+INSTANCE = "PMIX_NAMESPACE"
+
+# Open MPI 4: the addresses of the machine where mpirun runs, as in
+# 803405824.0;tcp://192.0.2.2,10.10.0.254:54513;tcp6://[fd00::2]:59375
+MACHINE = "OMPI_MCA_orte_hnp_uri"
+NODES = "OMPI_MCA_orte_num_nodes"
+
+# Ends in the number of this node's daemon: 0 where mpirun runs, else from 1, in the
+# order of the hosts. As in 959053824.1;... (4) and prterun-jwb0001-8511@0.1;... (5).
+DAEMON = "PMIX_SERVER_URI2"
+
+MPIRUN = Launcher(
+    name="mpirun",
+    line="mpirun -np {nodes} --map-by ppr:1:node",
+    cpus="--bind-to none",
+    block="--map-by slot",
+)
+
+
+def placement(process: Process) -> Placement | None:
+    """Say where Open MPI has put this task; ``None`` if it did not start it.
+
+    Over ssh, the other nodes do not get the variables of a scheduler.
+
+    Raises:
+        LaunchError: The variables are there but cannot be read.
+    """
+    ompi = Variables(process.environ, "Open MPI", "OMPI_* and PMIX_*")
+    if not ompi.first(RANK):
+        return None
+    machine, source = _machine(ompi)
+    daemon = re.match(r"[^;]*\.([0-9]{1,6});", ompi.first(DAEMON))
+    task = Task(
+        rank=ompi.integer(RANK),
+        size=ompi.integer(SIZE),
+        local_rank=ompi.integer(LOCAL_RANK),
+        local_size=ompi.integer(LOCAL_SIZE),
+    )
+    before = int(daemon[1]) if daemon else None
+    nodes = ompi.integer_or_zero(NODES)
+    # It counts nodes without a task, too, if mpirun has started a daemon there.
+    one_each = task.local_size == 1 and (before is None or task.rank <= before)
+    counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
+    return Placement(
+        name="Open MPI",
+        launcher=MPIRUN,
+        task=task,
+        sources={"tasks": SIZE, "task": RANK, "identity": INSTANCE, "head": source},
+        nodes=nodes if counts else None,
+        nodes_before=before,
+        most_nodes=nodes or None,
+        instance=ompi.first(INSTANCE),
+        head=machine,
+        forwards=False,
+    )
+
+
+def _machine(ompi: Variables) -> tuple[tuple[str, ...], str]:
+    """Return the machine where mpirun runs, by addresses or by name."""
+    uris = re.findall(r"tcp6?://([^;]+):[0-9]+", ompi.first(MACHINE))
+    if uris:
+        found = (part.strip("[]") for uri in uris for part in uri.split(","))
+        return tuple(found), MACHINE
+    named = re.fullmatch(r"\w+-(.+)-[0-9]+@[0-9]+", ompi.first(INSTANCE))
+    return ((named[1],) if named else ()), INSTANCE

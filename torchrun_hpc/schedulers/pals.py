@@ -1,0 +1,64 @@
+"""HPE Cray PALS: mpiexec on the systems that run PBS.
+
+Slurm (``--mpi=cray_shasta``) and Flux set the same variables, so that these prove
+nothing about the scheduler: they are asked after those two. PALS_NRANKS, PALS_PPN and
+PALS_DEPTH are what a user tells mpiexec, not what it tells a task. Sources: Slurm's
+``src/plugins/mpi/cray_shasta``, ALCF's and NCAR's documentation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.job import Launcher, Task
+from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.schedulers.placement import Placement
+from torchrun_hpc.schedulers.process import Variables
+
+if TYPE_CHECKING:
+    from torchrun_hpc.schedulers.process import Process
+
+RANK = "PALS_RANKID"
+NODE_RANK = "PALS_NODEID"
+LOCAL_RANK = "PALS_LOCAL_RANKID"
+LOCAL_SIZE = ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
+APPLICATION = "PALS_APID"  # a UUID
+
+# How much of the UUID names a launch among the others of its job.
+_SHORT = 8
+
+MPIEXEC = Launcher(
+    name="mpiexec",
+    line="mpiexec -n {nodes} --ppn 1",
+    cpus="--cpu-bind none",
+    block="--ppn TASKS",
+)
+
+
+def placement(process: Process) -> Placement | None:
+    """Say where PALS has put this task; ``None`` if it did not start it.
+
+    Raises:
+        LaunchError: The variables are there but cannot be read.
+    """
+    pals = Variables(process.environ, "PALS", "PALS_* and PMI_*")
+    if not pals.first(RANK):
+        return None
+    return Placement(
+        name="PALS",
+        launcher=MPIEXEC,
+        task=Task(
+            rank=pals.integer(RANK),
+            size=pals.integer(pmi.SIZE),
+            local_rank=pals.integer(LOCAL_RANK),
+            local_size=pals.integer(*LOCAL_SIZE),
+        ),
+        sources={
+            "tasks": pmi.SIZE,
+            "task": RANK,
+            "node_rank": NODE_RANK,
+            "identity": APPLICATION,
+        },
+        node_rank=pals.integer(NODE_RANK),
+        instance=pals.first(APPLICATION)[:_SHORT],
+    )

@@ -1,0 +1,139 @@
+"""PBS Pro and OpenPBS: the node file, and tasks that pbsdsh and pbs_tmrsh start.
+
+Sources: qsub(1B), pbsdsh(1B), OpenPBS's ``src/resmom/start_exec.c``, and what jobs of
+a real OpenPBS 23.06 have seen.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.job import Start, Task, same_host
+from torchrun_hpc.schedulers.allocation import Allocation, in_identity, script, unique
+from torchrun_hpc.schedulers.pals import MPIEXEC
+from torchrun_hpc.schedulers.process import Variables
+
+if TYPE_CHECKING:
+    from torchrun_hpc.job import Job
+    from torchrun_hpc.schedulers.process import Process
+
+JOB_ID = "PBS_JOBID"  # 1473351.desched1, 17[0].desched1 in an array
+NODE_FILE = "PBS_NODEFILE"
+ENVIRONMENT = "PBS_ENVIRONMENT"
+INTERACTIVE = "PBS_INTERACTIVE"
+
+# 1 in the script, eight hexadecimal digits in what pbsdsh and pbs_tmrsh start.
+TASK_NUMBER = "PBS_TASKNUM"
+# Number of this host, in tasks of pbsdsh and pbs_tmrsh only: whoever forwards the
+# script's environment forwards its 0.
+NODE_NUMBER = "PBS_NODENUM"
+
+# Where PBS writes it. pbsdsh does not set the variable on the first node.
+USUAL_FILE = "/var/spool/pbs/aux/{}"
+
+
+def allocation(process: Process) -> Allocation | None:
+    """Return the nodes of the PBS job; ``None`` if there is none.
+
+    The file has one line for each slot: a host may be there several times, also with
+    others between. On the other nodes it need not be readable.
+    """
+    pbs = Variables(process.environ, "PBS", "PBS_*")
+    job_id = pbs.first(JOB_ID)
+    if not job_id:
+        return None
+    lines, source = _node_file(pbs, process)
+    number, _, _ = job_id.partition(".")
+    return Allocation(
+        scheduler="PBS",
+        identity=in_identity(re.sub(r"\[([0-9]+)\]", r"_\1", number)),
+        nodes=unique(lines),
+        sources={"nodes": source, "identity": JOB_ID},
+    )
+
+
+def detect(process: Process) -> Job | None:
+    """Describe the job of a script, or of a task that PBS itself has started.
+
+    Returns:
+        The job; ``None`` without one, and in a login into one of its nodes.
+
+    Raises:
+        LaunchError: The variables are there but cannot be read, or do not say how many
+            tasks there are.
+    """
+    pbs = Variables(process.environ, "PBS", "PBS_*")
+    found = allocation(process)
+    if found is None:
+        return None
+    if not found.nodes:
+        raise LaunchError(
+            "HPC035",
+            f"{found.sources['nodes']} cannot be read here, and names the nodes of PBS "
+            f"job {found.identity}. In a container, mount its folder; or start this "
+            "with mpiexec, or type --standalone for one node",
+        )
+    if re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)):
+        return _task(pbs, process, found)
+    is_shell = pbs.first(ENVIRONMENT) == INTERACTIVE
+    job = script(found, process.hostname, MPIEXEC)
+    if is_shell and job.node_rank is not None:
+        here = job.nodes[job.node_rank]
+        start = Start.INTERACTIVE_STEP
+        return replace(job, start=start, nodes=(here,), node_rank=0)
+    return job
+
+
+def _task(pbs: Variables, process: Process, found: Allocation) -> Job:
+    """Describe a task of pbsdsh or pbs_tmrsh, which gets no rank and no size."""
+    lines, source = _node_file(pbs, process)
+    most = max(lines.count(node) for node in found.nodes)
+    if most > 1:
+        raise LaunchError(
+            "HPC036",
+            f"pbsdsh starts a task for each line of {source}, {most} on a node, and "
+            "tells them no ranks. Select mpiprocs=1, or type: "
+            f"{MPIEXEC.line.format(nodes=len(found.nodes))}",
+            everywhere=True,
+        )
+    known = enumerate(found.nodes)
+    by_name = (rank for rank, node in known if same_host(node, process.hostname))
+    number = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else -1
+    # The name first: numbers count hosts, too, that have no line in the file.
+    rank = next(by_name, number)
+    if not 0 <= rank < len(found.nodes):
+        raise LaunchError(
+            "HPC037",
+            f"{NODE_NUMBER}={pbs.first(NODE_NUMBER)}, and {process.hostname} is not "
+            f"among the {len(found.nodes)} nodes of the job ({source}). Start this "
+            f"with {MPIEXEC.name}",
+        )
+    job = script(found, process.hostname, MPIEXEC)
+    return replace(
+        job,
+        start=Start.STEP,
+        node_rank=rank,
+        task=Task(rank, len(found.nodes)),
+        sources={
+            **found.sources,
+            "tasks": source,
+            "task": NODE_NUMBER,
+            "node_rank": NODE_NUMBER,
+        },
+    )
+
+
+def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
+    """Return the lines of the node file, and which it is."""
+    usual = USUAL_FILE.format(pbs.first(JOB_ID))
+    shown = usual if usual.isprintable() else repr(usual)
+    for path, source in ((pbs.first(NODE_FILE), NODE_FILE), (usual, shown)):
+        text = process.read(path) if path else None
+        lines = text.split() if text else []
+        if lines:
+            return lines, source
+    path = pbs.first(NODE_FILE) or usual
+    return [], path if path.isprintable() else repr(path)

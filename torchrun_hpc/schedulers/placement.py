@@ -1,0 +1,194 @@
+"""Ranks from the launcher of this process, hosts and job from the scheduler.
+
+mpirun and its like run inside a job of Slurm, PBS or LSF, or in none. They know which
+process is which; where the nodes are, the scheduler knows better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.job import Job, Launcher, Start, Task, same_host
+from torchrun_hpc.schedulers.allocation import in_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchrun_hpc.schedulers.allocation import Allocation
+    from torchrun_hpc.schedulers.process import Process
+
+# No machine has as many.
+MOST_TASKS = 2**22
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a launcher tells a task about its place.
+
+    Attributes:
+        name: Name of the launcher, as a person writes it.
+        launcher: What a person types.
+        task: This process among the others.
+        sources: For ``tasks``, ``task``, and what else there is, the variable.
+        nodes: Number of nodes, if the launcher says.
+        most_nodes: Number of nodes that there are at most.
+        node_rank: Rank of this node, if the launcher says.
+        nodes_before: Number of nodes that are in front of this one at most.
+        instance: Names this launch among others in the same job.
+        head: Where node 0 may be: a name, or addresses of one machine.
+        forwards: Whether every node has the variables of the scheduler. If not, what
+            must be the same on all nodes is not made of them.
+    """
+
+    name: str
+    launcher: Launcher
+    task: Task
+    sources: Mapping[str, str] = field(default_factory=dict)
+    nodes: int | None = None
+    most_nodes: int | None = None
+    node_rank: int | None = None
+    nodes_before: int | None = None
+    instance: str = ""
+    head: tuple[str, ...] = ()
+    forwards: bool = True
+
+
+def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Job:
+    """Describe the job of a task.
+
+    Args:
+        place: What its launcher says.
+        allocation: What the scheduler says, if there is one.
+        hostname: Name of this machine.
+
+    Raises:
+        LaunchError: The ranks contradict each other, or leave open how many nodes
+            there are.
+    """
+    known = allocation.nodes if allocation else ()
+    here = (rank for rank, node in enumerate(known) if same_host(node, hostname))
+    index = next(here, None)
+    _check(place, place.nodes)
+    nodes = _nodes(place, len(known), index)
+    _check(place, nodes)
+    if place.node_rank is not None:
+        node_rank = place.node_rank
+    elif index is not None and index < nodes and place.task.size > nodes:
+        node_rank = index
+    else:
+        node_rank = _usual_node_rank(place, nodes)
+    names = known[:nodes] if len(known) >= nodes else ("",) * nodes
+    sources = {"nodes": place.sources["tasks"], "node_rank": place.sources["task"]}
+    sources |= place.sources
+    sources |= allocation.sources if allocation and known else {}
+    identity, sources["identity"] = _identity(place, allocation)
+    name = f"{place.name} in {allocation.scheduler}" if allocation else place.name
+    return Job(
+        scheduler=name,
+        identity=identity,
+        start=Start.STEP,
+        launcher=place.launcher,
+        nodes=names,
+        node_rank=node_rank,
+        task=place.task,
+        allocated_nodes=max(len(known), nodes),
+        sources=sources,
+        guessed_head=place.head or tuple(filter(None, names[:1])),
+        hostname=hostname,
+    )
+
+
+def _check(place: Placement, nodes: int | None) -> None:
+    task = place.task
+    if not (
+        task.rank < task.size <= MOST_TASKS
+        and task.local_rank < task.local_size <= task.size
+        and task.local_rank <= task.rank
+        and (place.node_rank or 0) <= task.rank
+        and (nodes is None or (place.node_rank or 0) < nodes <= task.size)
+    ):
+        raise LaunchError(
+            "HPC033",
+            f"{place.name} says that this is task {task.rank} of {task.size}, and "
+            f"{task.local_rank} of {task.local_size} on this node "
+            f"({place.sources['task']}, {place.sources['tasks']}), which cannot be. "
+            "The variables may have been left over: start this with "
+            f"{place.launcher.name}, or unset them",
+        )
+
+
+def _nodes(place: Placement, known: int, index: int | None) -> int:
+    """Return the number of nodes, the same on each of them.
+
+    Args:
+        place: What the launcher says.
+        known: Number of nodes that the scheduler names, 0 if none.
+        index: Place of this node among them.
+
+    Raises:
+        LaunchError: Tasks are uneven, and nothing says on how many nodes.
+    """
+    task = place.task
+    if place.nodes is not None:
+        return place.nodes
+    most = min(filter(None, (place.most_nodes, known, task.size)))
+    before = place.nodes_before if place.node_rank is None else place.node_rank
+    if before is not None and before < task.rank:
+        most = min(most, max(task.size - 1, 1))  # a node in front has several tasks
+    nodes, rest = divmod(task.size, task.local_size)
+    least = (place.node_rank or index or 0) + 1
+    if rest == 0 and min(least, most) <= nodes <= most:
+        return nodes
+    if most < task.size:
+        return most
+    raise LaunchError(
+        "HPC034",
+        f"{place.name} started {task.local_size} of {task.size} tasks on this node "
+        f"({place.sources['tasks']}), so not as many on each, and says nowhere on how "
+        "many nodes. Start as many on each node, or type: "
+        f"{place.launcher.line.format(nodes='NODES')}",
+    )
+
+
+def _usual_node_rank(place: Placement, nodes: int) -> int:
+    """Return the rank of a node as launchers place tasks: in blocks, or in turn."""
+    task = place.task
+    if task.size == nodes:
+        return task.rank
+    if task.size != nodes * task.local_size and place.nodes_before is not None:
+        return min(place.nodes_before, nodes - 1)
+    in_turn = (
+        task.rank % task.local_size != task.local_rank
+        and task.rank // nodes == task.local_rank
+    )
+    placed = task.rank % nodes if in_turn else task.rank // task.local_size
+    return min(placed, nodes - 1)
+
+
+def _identity(place: Placement, allocation: Allocation | None) -> tuple[str, str]:
+    """Return the identity of this launch, and what it came from."""
+    parts = [(place.instance, place.sources.get("identity", ""))]
+    if allocation and place.forwards:
+        parts.insert(0, (allocation.identity, allocation.sources["identity"]))
+    known = [(text, source) for text, source in parts if text]
+    text = ".".join(text for text, _ in known) or place.launcher.name
+    return in_identity(text), ", ".join(source for _, source in known)
+
+
+def with_exchanged(place: Placement, process: Process) -> Placement:
+    """Add what the tasks can tell each other."""
+    said = process.exchange(process.environ)
+    if said is None:
+        return place
+    changes: dict[str, Any] = {}
+    if place.task.rank < len(said.node_of_rank):
+        node = said.node_of_rank[place.task.rank]
+        local_size = said.node_of_rank.count(node)
+        changes["task"] = replace(place.task, local_size=local_size)
+        changes["nodes"], changes["node_rank"] = len(set(said.node_of_rank)), node
+    sources = {**place.sources, "head": "PMI", "identity": "PMI"}
+    return replace(
+        place, instance=said.instance, head=(said.head,), sources=sources, **changes
+    )

@@ -1,0 +1,261 @@
+"""PMI-1: what the tasks of Hydra (MPICH, Intel MPI) and Flux can tell each other.
+
+These launchers give ranks and sizes, and no names. But each task has a connection to
+its process manager, on which MPI_Init would exchange addresses. Here rank 0 says where
+it is. Source: MPICH's ``src/pmi/src/pmi_wire.c`` and ``pmi_v1.c``; seen with MPICH 4
+and 5, Intel MPI 2021.
+
+Whoever has said a word counts as an MPI program: if its connection ends without
+``finalize``, Hydra kills the other tasks of the node; after ``finalize`` there is no
+MPI_Init. So `finalize` is for what uses no MPI, and `finalize_at_end` for a script,
+which may: it ends the connection when the script has ended, if that has not done so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+DESCRIPTOR = "PMI_FD"
+PORT = "PMI_PORT"
+PORT_ID = "PMI_ID"
+RANK = "PMI_RANK"
+SIZE = "PMI_SIZE"
+
+# PMI_SPAWNED and the like have keys of this form too; this one is nobody else's.
+_KEY = "torchrun_hpc_head"
+_MAPPING = "PMI_process_mapping"
+
+# Seconds without an answer after which the connection counts as dead. The barrier may
+# take as long as the slowest task, and is reported.
+_ANSWER = 30.0
+_REPORT = 10.0
+_LONGEST = 2**16
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What the tasks have told each other; the same for all of them.
+
+    Attributes:
+        head: Host name of rank 0.
+        instance: Names this launch and no other: a random number that rank 0 made.
+        node_of_rank: For each rank the number of its node, from 0; empty if the
+            process manager does not say.
+    """
+
+    head: str
+    instance: str
+    node_of_rank: tuple[int, ...] = ()
+
+
+class PmiError(Exception):
+    """The process manager does not answer as it should."""
+
+
+def exchange(
+    environ: Mapping[str, str],
+    hostname: str,
+    wait: Callable[[float], None] | None = None,
+) -> Exchanged | None:
+    """Ask the process manager; all tasks have to.
+
+    The connection stays open, and usable: nothing is finalized.
+
+    Args:
+        environ: Environment of this process.
+        hostname: Name of this machine.
+        wait: Called now and then with the seconds that the others are waited for.
+
+    Returns:
+        What rank 0 has said; ``None`` without a process manager that answers.
+    """
+    try:
+        rank, size = int(environ.get(RANK, "")), int(environ.get(SIZE, ""))
+        with _connection(environ) as manager:
+            manager.ask("cmd=init pmi_version=1 pmi_subversion=1")
+            store = manager.ask("cmd=get_my_kvsname").get("kvsname", "")
+            if rank == 0:
+                said = f"{hostname}/{os.urandom(4).hex()}"
+                manager.ask(f"cmd=put kvsname={store} key={_KEY} value={said}")
+            manager.ask("cmd=barrier_in", wait or (lambda _seconds: None))
+            head, _, instance = manager.get(store, _KEY).partition("/")
+            if not instance:
+                return None
+            mapping = parse_mapping(manager.get(store, _MAPPING), size)
+            return Exchanged(head, instance, mapping)
+    except (PmiError, ValueError, OSError, OverflowError):
+        return None
+
+
+def finalize(environ: Mapping[str, str]) -> None:
+    """End the exchange: no program of this task will use MPI."""
+    with contextlib.suppress(PmiError, ValueError, OSError, OverflowError):
+        if environ.get(DESCRIPTOR):
+            _Manager(int(environ[DESCRIPTOR])).ask("cmd=finalize")
+
+
+def finalize_at_end(environ: Mapping[str, str]) -> None:
+    """End the exchange when this process, or what it becomes, has ended."""
+    if not environ.get(DESCRIPTOR):
+        return
+    try:
+        manager = int(environ[DESCRIPTOR])
+        process = os.pidfd_open(os.getpid())
+    except (ValueError, OSError):  # an old kernel, a container
+        finalize(environ)
+        return
+    subprocess.Popen(  # noqa: S603
+        [sys.executable, "-ISc", _AT_END, str(manager), str(process)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(manager, process),
+        start_new_session=True,
+    )
+    os.close(process)
+
+
+# The manager hangs up when the script has called MPI_Finalize.
+_AT_END = """
+import os, select, sys
+manager, process = map(int, sys.argv[1:])
+poll = select.poll()
+poll.register(manager, 0)
+poll.register(process, select.POLLIN)
+if manager not in dict(poll.poll()):
+    os.write(manager, b"cmd=finalize\\n")
+    os.read(manager, 1000)
+"""
+
+
+def parse_mapping(text: str, size: int) -> tuple[int, ...]:
+    """Read ``(vector,(0,3,1))``: from node 0, on three nodes, one task on each.
+
+    MPICH 5 writes ``2`` for ``(2,1,1)`` and ``[...]x3`` for three times the same. What
+    is written starts again from the beginning while there are tasks left.
+
+    Args:
+        text: What the process manager has said.
+        size: Number of tasks.
+
+    Returns:
+        For each rank the number of its node, in the order of the ranks; empty if the
+        text is something else.
+    """
+    if not re.fullmatch(rf"\(vector,{_PART}(,{_PART})*\)", text):
+        return ()
+    blocks = list(itertools.islice(_blocks(text, size), size))
+    if not blocks:
+        return ()
+    places = (
+        node
+        for first, nodes, tasks in itertools.cycle(blocks)
+        for node in range(first, first + nodes)
+        for _ in range(tasks)
+    )
+    found = list(itertools.islice(places, size))
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(found))}
+    return tuple(numbers[node] for node in found)
+
+
+_NUMBER = "[0-9]{1,7}"
+_BLOCK = rf"(?:\({_NUMBER},{_NUMBER},{_NUMBER}\)|{_NUMBER})"
+_PART = rf"(?:{_BLOCK}|\[{_BLOCK}(?:,{_BLOCK})*\]x{_NUMBER})"
+
+
+def _blocks(text: str, most: int) -> Iterator[tuple[int, int, int]]:
+    """Yield first node, number of nodes, and tasks on each, where there are any."""
+    for part in re.findall(_PART, text):
+        inside, _, times = part.partition("]x")
+        for _ in range(min(int(times or 1), most)):
+            for block in re.findall(_BLOCK, inside):
+                numbers = [int(number) for number in re.findall(_NUMBER, block)]
+                first, nodes, tasks = numbers if len(numbers) > 1 else (*numbers, 1, 1)
+                if nodes and tasks:
+                    yield first, nodes, tasks
+
+
+class _Manager:
+    """The connection to a process manager: a line each way."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def ask(
+        self, line: str, wait: Callable[[float], None] | None = None
+    ) -> dict[str, str]:
+        """Send a line, and read the answer as names and values.
+
+        Raises:
+            PmiError: There is no answer.
+        """
+        data = line.encode() + b"\n"
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+        words = (word.partition("=") for word in self.read(wait).split())
+        return {name: value for name, _, value in words}
+
+    def get(self, store: str, key: str) -> str:
+        """Return a value that a task or the process manager has put; empty if none."""
+        answer = self.ask(f"cmd=get kvsname={store} key={key}")
+        return answer.get("value", "") if answer.get("rc") == "0" else ""
+
+    def read(self, wait: Callable[[float], None] | None = None) -> str:
+        """Read a line.
+
+        Args:
+            wait: As for `exchange`; without, the answer has to come soon.
+
+        Raises:
+            PmiError: There is none.
+        """
+        line = b""
+        start = time.monotonic()
+        while not line.endswith(b"\n"):
+            limit = _REPORT if wait else _ANSWER
+            if not select.select([self._descriptor], [], [], limit)[0]:
+                if wait is None:
+                    raise PmiError("no answer")
+                wait(time.monotonic() - start)
+                continue
+            byte = os.read(self._descriptor, 1)
+            if not byte or len(line) > _LONGEST:
+                raise PmiError("no line")
+            line += byte
+        return line.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _connection(environ: Mapping[str, str]) -> Iterator[_Manager]:
+    """Yield the connection of the environment, or a new one to the port in it.
+
+    Raises:
+        PmiError: There is none.
+    """
+    if environ.get(DESCRIPTOR):
+        yield _Manager(int(environ[DESCRIPTOR]))
+        return
+    host, _, port = environ.get(PORT, "").rpartition(":")
+    if not host:
+        raise PmiError("no process manager")
+    with socket.create_connection((host, int(port)), timeout=_ANSWER) as connection:
+        connection.settimeout(None)
+        manager = _Manager(connection.fileno())
+        manager.ask(f"cmd=initack pmiid={environ.get(PORT_ID, environ.get(RANK))}")
+        for _ in ("size", "rank", "debug"):
+            manager.read()
+        yield manager
+        manager.ask("cmd=finalize")

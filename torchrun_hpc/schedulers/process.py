@@ -1,0 +1,102 @@
+"""What the sources are asked about: this process, and its variables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torchrun_hpc.schedulers.pmi import Exchanged
+
+
+def _no_file(_path: str) -> None:
+    return None
+
+
+def _nobody(_environ: Mapping[str, str]) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process, as far as a launcher may have left its marks on it.
+
+    Attributes:
+        environ: Its environment. An empty variable counts as unset.
+        hostname: Name of this machine, with or without a domain.
+        terminal: Whether standard input is a terminal.
+        in_own_group: Whether it is in another process group than the leader of its
+            session: so does a shell with a terminal start programs, and what stands in
+            front of a program in a container does not.
+        pid: Its number.
+        read: Returns the text of a file; ``None`` if it cannot be read.
+        exchange: Asks the process manager, see `pmi.exchange`; ``None`` if there is
+            none.
+    """
+
+    environ: Mapping[str, str]
+    hostname: str
+    terminal: bool = False
+    in_own_group: bool = True
+    pid: int | None = None
+    read: Callable[[str], str | None] = _no_file
+    exchange: Callable[[Mapping[str, str]], Exchanged | None] = _nobody
+
+
+class Variables:
+    """The variables of one source, read with messages that a person can use.
+
+    Args:
+        environ: Environment of the process. An empty variable counts as unset.
+        source: Whose they are, as a person writes it.
+        family: What their names have in common.
+    """
+
+    def __init__(self, environ: Mapping[str, str], source: str, family: str) -> None:
+        self.environ = environ
+        self._source = source
+        self._family = family
+
+    def first(self, *names: str) -> str:
+        """Return the first of the variables that is set, or an empty text."""
+        return next((self.environ[n] for n in names if self.environ.get(n)), "")
+
+    def name(self, *names: str) -> str:
+        """Return the name of the first of the variables that is set.
+
+        Raises:
+            LaunchError: None is.
+        """
+        for name in names:
+            if self.environ.get(name):
+                return name
+        raise LaunchError(
+            "HPC020",
+            f"{names[0]} is not set, although other variables say that {self._source} "
+            "started this process; a container or a wrapper may have dropped it. Let "
+            f"all {self._family} variables through, or type --standalone for one node",
+            everywhere=True,
+        )
+
+    def integer(self, *names: str) -> int:
+        """Return the first of the variables that is set, as a whole number.
+
+        Raises:
+            LaunchError: None is set, or it is not a number.
+        """
+        name = self.name(*names)
+        value = self.environ[name]
+        if not re.fullmatch("[0-9]{1,9}", value):
+            raise LaunchError(
+                "HPC021", f"{name}={value!r} is not a whole number", everywhere=True
+            )
+        return int(value)
+
+    def integer_or_zero(self, *names: str) -> int:
+        """Return the first of the variables that is set as a number, 0 if none is."""
+        return self.integer(*names) if self.first(*names) else 0
