@@ -1,0 +1,35 @@
+"""Says what a worker in a container was told, after an all-reduce with all others."""
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+NAMES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_JOB_ID"),
+)
+
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank()))
+dist.all_reduce(total)
+slurm = [shutil.which("scontrol"), *map(str, Path("/etc/slurm").glob("*"))]
+if Path(os.environ["SLURM_CONF"]).exists():
+    slurm.append(os.environ["SLURM_CONF"])
+report = {
+    **{name: os.environ.get(name, "") for name in NAMES},
+    "total": total.item(),
+    "host": socket.gethostname(),
+    "slurm": [*filter(None, slurm)],
+}
+# In one piece: the workers of a node share a pipe.
+sys.stdout.write(json.dumps(report) + "\n")
+sys.stdout.flush()
+dist.destroy_process_group()
+time.sleep(0.2)  # gloo's threads outlive it: see examples/ddp.py

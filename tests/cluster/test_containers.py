@@ -1,0 +1,281 @@
+"""In containers: no Slurm inside, another host name, other networks, stale variables.
+
+The container is a stand-in, scripts/container.sh: namespaces that have just these
+properties. Neither Apptainer nor pyxis is started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from launching import (
+    ENVIRON,
+    HPC,
+    JUELICH,
+    ONE_TASK,
+    SCRIPTS,
+    WORLD,
+    column,
+    lines,
+    own_lines,
+    workers,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from testbed import Cluster
+
+CONTAINER = ("sh", str(SCRIPTS / "container.sh"))
+ALL_REDUCE = str(SCRIPTS / "container_worker.py")
+TWO_NODES = ("-N2", "-w", "jwb0001,jwb0002")
+TWO_TASKS = "--ntasks-per-node=2"
+
+RANKS = [(str(rank), str(rank % 2), "4") for rank in range(4)]
+STALE = {"MASTER_PORT": "61234", "RANK": "7", "LOCAL_RANK": "3", "WORLD_SIZE": "16"}
+OF_ANOTHER_JOB = ("jwb0003", "gpu17.example.org")  # known here, and unknown
+
+
+def hosts_file(folder: Path, first: int) -> str:
+    """Write a container's own /etc/hosts: the names of the nodes, and no fast ones."""
+    folder.chmod(0o755)
+    names = [f"10.10.0.{first + k} {name}\n" for k, name in enumerate(("n9", "n10"))]
+    (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *names]))
+    return f"--hosts={folder}/hosts"
+
+
+# --- in the host's network, as with Apptainer and pyxis -----------------------------
+
+
+def test_agents(juelich: Cluster) -> None:
+    """No scontrol, no files of Slurm's, one host name on all nodes; enroot's hook.
+
+    The hook's MASTER_ADDR is jwb0001, which is in the closed network.
+    """
+    done = juelich.srun(
+        *TWO_NODES, ONE_TASK, *CONTAINER, "--hook", *HPC, "--nproc_per_node=2",
+        ALL_REDUCE, env=JUELICH,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = workers(done)
+    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert column(said, "SLURMD_NODENAME") == [
+        (name,) for name in ("jwb0001", "jwb0001", "jwb0002", "jwb0002")
+    ]
+    for worker in said:
+        assert worker["host"] == "container"
+        assert worker["slurm"] == []
+        assert worker["MASTER_ADDR"] == "10.20.0.1"
+        assert int(worker["MASTER_PORT"]) < 61000
+        assert worker["GLOO_SOCKET_IFNAME"] == "ib0"
+        assert worker["total"] == 6
+    assert len(lines(done.stderr)) == 1, done.stderr
+
+
+def test_each_task_a_worker(juelich: Cluster) -> None:
+    """The hook's MASTER_ADDR names rank 0's node, and its port is that of all steps.
+
+    Each task is in a container of its own, as where srun starts Apptainer.
+    """
+    done = juelich.srun(
+        *TWO_NODES, TWO_TASKS, *CONTAINER, "--hook", *HPC, ALL_REDUCE, env=JUELICH
+    )
+    assert done.returncode == 0, done.stderr
+    said = workers(done)
+    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    for worker in said:
+        assert worker["host"] == "container"
+        assert worker["slurm"] == []
+        assert worker["MASTER_ADDR"] == "10.20.0.1"
+        assert int(worker["MASTER_PORT"]) < 61000
+        assert worker["OMP_NUM_THREADS"] == "1"
+        assert worker["total"] == 6
+    (line,) = lines(done.stderr)
+    assert "HPC078" not in line
+
+
+@pytest.mark.parametrize("rendezvous", ["scheduler", "c10d"])
+def test_agents_leave_stale_variables(juelich: Cluster, rendezvous: str) -> None:
+    """Variables of another job; and to c10d, nodes are host name and process number.
+
+    Both are the same in all containers.
+    """
+    stale = STALE | {"MASTER_ADDR": OF_ANOTHER_JOB[0]}
+    done = juelich.srun(
+        *TWO_NODES, ONE_TASK, *CONTAINER, *HPC, "--nproc_per_node=2",
+        f"--hpc-rendezvous={rendezvous}", WORLD, env=JUELICH | stale,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = workers(done)
+    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert {worker["MASTER_ADDR"] for worker in said} == {"10.20.0.1"}
+    assert STALE["MASTER_PORT"] not in {worker["MASTER_PORT"] for worker in said}
+    assert len(lines(done.stderr)) == 1, done.stderr
+
+
+@pytest.mark.parametrize("address", OF_ANOTHER_JOB)
+def test_tasks_replace_stale_variables(juelich: Cluster, address: str) -> None:
+    done = juelich.srun(*TWO_NODES, TWO_TASKS, *CONTAINER, *HPC, WORLD,
+                        env=JUELICH | STALE | {"MASTER_ADDR": address})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = workers(done)
+    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert {worker["MASTER_ADDR"] for worker in said} == {"10.20.0.1"}
+    assert STALE["MASTER_PORT"] not in {worker["MASTER_PORT"] for worker in said}
+    (line,) = lines(done.stderr)
+    assert f"HPC078 MASTER_ADDR={address} is not node 0 of this step, jwb0001" in line
+
+
+def test_slurms_variables_are_enough(juelich: Cluster) -> None:
+    """--cleanenv, and SLURM_* let through; what shows the site has to be typed."""
+    done = juelich.srun(
+        *TWO_NODES, ONE_TASK, *CONTAINER, "--cleanenv=SLURM*", *HPC, "--hpc-site=jsc",
+        WORLD, env=JUELICH,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert column(workers(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
+        (rank, "2", "10.20.0.1") for rank in "01"
+    ]
+
+
+def test_without_slurms_variables(juelich: Cluster) -> None:
+    """--cleanenv alone: each node is alone, unless the command tells of others."""
+    done = juelich.srun(*TWO_NODES, ONE_TASK, *CONTAINER, "--cleanenv=none", *HPC,
+                        "--nnodes=2", WORLD, env=JUELICH)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert {line.split()[2] for line in own_lines(done.stderr)} == {"HPC066"}
+
+
+# --- names and networks that are not the host's -------------------------------------
+
+
+def test_a_network_without_the_fast_interface(
+    unpadded: Cluster, tmp_path: Path
+) -> None:
+    """Addresses of their own in the one network that is there; names mean these."""
+    done = unpadded.srun(
+        "-N2", "-w", "n9,n10", ONE_TASK, *CONTAINER, "--network=macvlan",
+        hosts_file(tmp_path, 101), *HPC, "--nproc_per_node=2", ALL_REDUCE, env=ENVIRON,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = workers(done)
+    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    for worker in said:
+        assert worker["MASTER_ADDR"] == "10.10.0.101"
+        assert worker["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert worker["total"] == 6
+    assert len(lines(done.stderr)) == 1, done.stderr
+
+
+def test_names_without_those_of_the_fast_network(
+    unpadded: Cluster, tmp_path: Path
+) -> None:
+    """The container's own /etc/hosts: the plain names have to do."""
+    done = unpadded.srun(
+        "-N2", "-w", "n9,n10", ONE_TASK, *CONTAINER, hosts_file(tmp_path, 1), *HPC,
+        "--hpc-site=jsc", WORLD, env=ENVIRON,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert column(workers(done), "RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME") == [
+        (rank, "10.10.0.1", "eth0") for rank in "01"
+    ]
+    assert "HPC056 n9i does not resolve here" in done.stderr
+
+
+@pytest.mark.parametrize("tasks", [ONE_TASK, TWO_TASKS])
+def test_names_of_no_node(juelich: Cluster, tmp_path: Path, tasks: str) -> None:
+    done = juelich.srun(*TWO_NODES, tasks, *CONTAINER, hosts_file(tmp_path, 1), *HPC,
+                        WORLD, env=JUELICH)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    said = own_lines(done.stderr)
+    assert said, done.stderr
+    for line in said:
+        assert "HPC059 the head node's name jwb0001 (SLURM_STEP_NODELIST)" in line
+        assert "does not resolve here" in line
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [("none", "Network is unreachable"), ("bridge", "nobody listens")],
+)
+def test_networks_that_lead_to_no_node(
+    juelich: Cluster, network: str, reason: str
+) -> None:
+    """Nothing but loopback, as of pyxis' --container-unshare=net; Docker's bridge.
+
+    From behind NAT one reaches other hosts, but none of the containers there.
+    """
+    done = juelich.srun(
+        *TWO_NODES, ONE_TASK, *CONTAINER, f"--network={network}", *HPC,
+        "--rdzv_conf=join_timeout=3", WORLD, env=JUELICH,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == ""
+    errors = [line for line in own_lines(done.stderr) if "HPC112" in line]
+    assert errors, done.stderr
+    for line in errors:
+        assert "no head node at jwb0001i:" in line
+        assert "(10.20.0.1)" in line
+        assert reason in line
+    if network == "none":
+        for name in ("jwb0001", "jwb0002"):
+            assert f"HPC057 no address of {name} is known" in done.stderr
+
+
+def test_two_steps_at_once_have_a_port_each(unpadded: Cluster) -> None:
+    """The hook exports the same for all steps of a job."""
+    step = " ".join(["srun -N1 -n2 --exact", *CONTAINER, "--hook", *HPC, WORLD])
+    script = f"#!/bin/sh\n{step} --sleep 1 &\n{step} --sleep 1 &\nwait\n"
+    done = unpadded.sbatch(script, "-N1", "-n4", env=ENVIRON)
+    assert done.returncode == 0, done.output
+    said = column(workers(done.output), "TORCHELASTIC_RUN_ID", "MASTER_PORT")
+    assert len(said) == 4
+    assert len({port for _, port in said}) == 2, said
+
+
+def test_a_terminal_alone_is_no_shell(unpadded: Cluster) -> None:
+    """srun --pty: in a container the process has another number than Slurm's."""
+    options = ("--rdzv_conf=join_timeout=5", WORLD)
+    srun = " ".join(["srun -N2 --pty", *CONTAINER, *HPC, *options])
+    done = unpadded.run(
+        ["script", "--quiet", "--return", "--command", srun, "/dev/null"],
+        env=ENVIRON | {"SHELL": "/bin/sh"},
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 nodes x 1 worker" in done.stdout
+
+
+def test_rank_0_without_its_address(juelich: Cluster) -> None:
+    done = juelich.srun(*TWO_NODES, TWO_TASKS, *CONTAINER, "--network=none", *HPC,
+                        WORLD, env=JUELICH)  # fmt: skip
+    assert done.returncode == 2
+    (error,) = [line for line in own_lines(done.stderr) if "error:" in line]
+    assert "HPC135 rank 0 is to be reached at 10.20.0.1 (jwb0001i:" in error
+    assert "which no interface of this node has: there are 127.0.0.1" in error
+
+
+def test_a_name_that_is_not_of_this_network(juelich: Cluster) -> None:
+    """Behind NAT: jwb0001i is 10.20.0.1, and inside nobody has that."""
+    options = ("--rdzv_conf=join_timeout=3", WORLD)
+    done = juelich.srun(*TWO_NODES, ONE_TASK, *CONTAINER, "--network=bridge", *HPC,
+                        *options, env=JUELICH)  # fmt: skip
+    assert done.returncode == 1
+    warnings = [line for line in own_lines(done.stderr) if "warning:" in line]
+    assert len(warnings) == 2, done.stderr
+    assert all("HPC136 jwb000" in line for line in warnings)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("address", ["n9i", "10.20.0.1"])
+def test_master_addr_in_another_network_of_node_0(
+    unpadded: Cluster, address: str
+) -> None:
+    """Where no site is known, so does a user choose the network in direct mode."""
+    environ = ENVIRON | {"MASTER_ADDR": address, "MASTER_PORT": "29511"}
+    done = unpadded.srun("-N2", "-w", "n9,n10", TWO_TASKS, *HPC, WORLD, env=environ)
+    assert done.returncode == 0, done.stderr
+    said = column(workers(done), "MASTER_ADDR", "MASTER_PORT")
+    assert said == [("10.20.0.1", "29511")] * 4
