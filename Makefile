@@ -26,9 +26,14 @@ unit: .venv/installed
 dropin: .venv/installed
 	$(BIN)/python -m pytest -n 2 tests/dropin
 
-cluster-test: .venv/installed
+cluster-test: .venv/frameworks
 	tests/cluster/install.sh
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster tests/frameworks
+
+# Lightning, Accelerate, Transformers and DeepSpeed: 300 MB more.
+.venv/frameworks: .venv/installed requirements-frameworks.txt
+	tests/frameworks/install.sh $(BIN)
+	touch $@
 
 # A shell on the login node of a Slurm cluster of three nodes, on this machine.
 cluster: .venv/installed
@@ -40,7 +45,8 @@ benchmark: .venv/installed
 	tests/cluster/install.sh
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/launch.py
+	$(BIN)/python benchmarks/direct.py
 	$(BIN)/python benchmarks/rendezvous.py
 
 clean:
-	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .launchers .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,102 @@
+"""Scripts of users of frameworks, unchanged, on two nodes of two workers each."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from launching import HPC, JUELICH, ONE_TASK
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from testbed import Cluster
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STEPS = 4
+PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
+
+# By name: the package to import, the script, and what the framework, on CPUs, calls
+# the environment of a launch by torchrun.
+FRAMEWORKS = {
+    "lightning": ("lightning", "lightning_fit.py", "TorchElasticEnvironment"),
+    "accelerate": ("accelerate", "accelerate_train.py", "MULTI_CPU"),
+    "trainer": ("transformers", "trainer_train.py", "distributed"),
+    "deepspeed": ("deepspeed", "deepspeed_train.py", "gloo"),
+}
+
+# How srun starts the launcher, and what is typed between it and the script.
+MODES = {
+    "agent": (ONE_TASK, [*HPC, "--nproc_per_node=2"]),
+    "direct": ("--ntasks-per-node=2", [*HPC]),
+}
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_unchanged_script(cluster: Cluster, framework: str, mode: str) -> None:
+    _need(framework)
+    tasks, launcher = MODES[mode]
+    script = SCRIPTS / FRAMEWORKS[framework][1]
+    done = cluster.srun("-N2", tasks, *launcher, script, env=JUELICH)
+    _check(done, framework)
+
+
+def test_accelerate_launch(cluster: Cluster) -> None:
+    """Accelerate's own launcher; --multi_gpu is its name for torch.distributed.run."""
+    _need("accelerate")
+    done = cluster.srun(
+        "-N2", ONE_TASK, "python", SCRIPTS / "accelerate_hpc.py",
+        "launch", "--multi_gpu", "--num_machines=2", "--num_processes=4",
+        "--machine_rank=0", "--main_process_ip=jwb0001",
+        SCRIPTS / "accelerate_train.py", env=JUELICH,
+    )  # fmt: skip
+    _check(done, "accelerate")
+    assert "scheduler rendezvous at jwb0001i:29500 (10.20.0.1)" in done.stderr
+
+
+def _need(framework: str) -> None:
+    """Skip where a framework is not installed; in CI, fail."""
+    package = FRAMEWORKS[framework][0]
+    if importlib.util.find_spec(package) is None:
+        reason = f"{package} is not installed (requirements-frameworks.txt)"
+        if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    if framework == "deepspeed" and not (shutil.which("c++") and PYTHON_H.exists()):
+        pytest.skip("on CPUs DeepSpeed compiles a part of itself: no c++ or Python.h")
+
+
+def _check(done: subprocess.CompletedProcess[str], framework: str) -> None:
+    """Check that there was one world, the launcher's, and that it trained as one."""
+    assert done.returncode == 0, done.stderr
+    said = _said(done.stdout)
+    assert [worker["host"] for worker in said] == [
+        "jwb0001", "jwb0001", "jwb0002", "jwb0002"
+    ]  # fmt: skip
+    for rank, worker in enumerate(said):
+        # What the framework made of it, and what the launcher said.
+        numbers = {"rank": rank, "local_rank": rank % 2, "world_size": 4}
+        assert {name: worker[name] for name in numbers} == numbers
+        assert {name: worker[name.upper()] for name in numbers} == {
+            name: str(number) for name, number in numbers.items()
+        }
+        assert worker["MASTER_ADDR"] == "10.20.0.1"
+        assert worker["environment"] == FRAMEWORKS[framework][2]
+        assert worker["steps"] == STEPS
+    # The ranks had different data: nobody trained alone.
+    assert len({worker["checksum"] for worker in said}) == 1
+
+
+def _said(stdout: str) -> list[dict[str, Any]]:
+    """Return what scripts/report.py wrote, in the order of the frameworks' ranks."""
+    lines = [line for line in stdout.splitlines() if line.startswith('{"framework"')]
+    return sorted(map(json.loads, lines), key=lambda worker: int(worker["rank"]))
