@@ -322,10 +322,10 @@ def _named_address(
     node's name, the endpoint says which network is meant.
     """
     return (
-        (_address_near(q, host) if endpoint.node is None else None)
+        (address_near(q, host) if endpoint.node is None else None)
         or q.network.own_address(name)
-        or _address_near(q, q.rewrite(neighbour))
-        or _address_near(q, neighbour)
+        or address_near(q, q.rewrite(neighbour))
+        or address_near(q, neighbour)
     )
 
 
@@ -339,7 +339,7 @@ def _reach(q: Inputs, host: str) -> str:
     return str(alike[0]) if len(alike) == 1 else host
 
 
-def _address_near(q: Inputs, host: str) -> Address | None:
+def address_near(q: Inputs, host: str) -> Address | None:
     """Return the address that this node shows to a host, which may be itself."""
     for far in q.network.addresses_of(host):
         near = far if q.network.owner(far) else q.network.address_toward(far)

@@ -20,6 +20,8 @@ from torchrun_hpc.job import Job, Start
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torchrun_hpc.network import Address
+
 # Seconds. Torch's 60 and 600 are too short for a container that is pulled, or a
 # Python that is imported from a busy file system, on hundreds of nodes.
 READ_TIMEOUT = 600
@@ -325,7 +327,11 @@ def _one_node_listens(q: Inputs) -> tuple[str, int] | None:
 
 
 def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
-    """Leave a launch on several nodes without a scheduler to torchrun.
+    """Plan for several machines without a scheduler, on each of which it was typed.
+
+    That is left to torchrun, but for two things: which machine hosts c10d is decided by
+    the address of the endpoint, not by comparing names; and gloo and NCCL get the
+    interface that has this machine's address for it.
 
     Raises:
         LaunchError: Nothing says where the nodes are to meet.
@@ -337,22 +343,47 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
             "node was typed: every node would wait on its own. Start it with srun, or "
             "type on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT",
         )
-    host, port, typed = endpoints.typed_endpoint(q, LOOPBACK, STATIC_PORT)
+    backend = q.typed("rdzv_backend") or STATIC  # torchrun's own default
+    port = C10D_PORT if backend == C10D else STATIC_PORT
+    host, port, typed = endpoints.typed_endpoint(q, LOOPBACK, port)
+    own, is_host, options = None, True, {}
     if typed is not None:
         _check_resolves(q, host, typed)
+        own = endpoints.address_near(q, host)
+        is_host = q.network.local_address(host) is not None
+        if backend == C10D:
+            options = _typed_c10d(q, own, is_host=is_host)
     where = endpoints.join_endpoint(host, port)
+    listen = q.network.own_address(host) if is_host and "rdzv_conf" in options else None
+    environment = variables.network(replace(q, site=None), own)
+    rank = q.typed("node_rank") or 0
     return LaunchPlan(
         title=title_of(q, nodes),
         nodes=nodes,
-        node_rank=q.typed("node_rank") or 0,
+        node_rank=rank,
         workers=q.workers,
-        speaks=True,
+        speaks=rank == 0 if backend == STATIC else is_host,
         endpoint=where if typed else q.typed("rdzv_endpoint"),
-        backend=q.typed("rdzv_backend") or STATIC,  # torchrun's own default
-        environment=resources.worker_threads(q),
+        backend=backend,
+        address=None if own is None else str(own),
+        listen=(str(listen), port) if listen else None,
+        interface=variables.interface_name(q.environ, environment),
+        options=options,
+        environment=resources.worker_threads(q) | environment,
         notes=_unused(q, "nodes that no scheduler has named"),
         advice=resources.advice(q, nodes),
     )
+
+
+def _typed_c10d(q: Inputs, own: Address | None, *, is_host: bool) -> dict[str, Value]:
+    """Return what torch gets wrong on a machine with several networks."""
+    options = {}
+    conf = rdzvconf.filled(q.options.get("rdzv_conf"), is_host=int(is_host))
+    if not rdzvconf.uses_file(q.options.get("rdzv_conf")):
+        options["rdzv_conf"] = Value(rdzvconf.join(conf), "owner of the address")
+    if own is not None and "local_addr" not in q.options:
+        options["local_addr"] = Value(str(own), "this node's address")
+    return options
 
 
 def _check_resolves(q: Inputs, host: str, typed: Value | None) -> None:

@@ -339,6 +339,29 @@ def test_typed_by_hand_on_each_machine():
     assert made.environment.keys() == {"OMP_NUM_THREADS"}
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("host", "own", "interface"), [("jwb0001i", 20, "ib0"), ("jwb0001", 10, "eth0")]
+)
+def test_typed_c10d_on_each_machine(rank, host, own, interface):
+    options = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": f"{host}:1"}
+    made = planned(rank, job=None, options=options)
+    conf = made.options["rdzv_conf"].value
+    assert conf == f"is_host={int(rank == 0)}"
+    assert made.options["local_addr"].value == f"10.{own}.0.{rank + 1}"
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == interface
+    assert made.listen == ((f"10.{own}.0.1", 1) if rank == 0 else None)
+    assert made.speaks is (rank == 0)
+
+
+def test_typed_static_on_each_machine_gets_the_interface():
+    options = {"nnodes": "2", "node_rank": 1, "master_addr": "10.20.0.1"}
+    made = planned(1, job=None, options=options)
+    assert made.options == {}
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert (made.interface, made.speaks) == ("ib0", False)
+
+
 @pytest.mark.parametrize("typed", [{}, {"node_rank": 1}, {"rdzv_backend": "c10d"}])
 def test_several_nodes_and_nothing_that_says_which(typed):
     options = {"nnodes": "2"} | typed
