@@ -234,7 +234,6 @@ def test_several_nodes_get_the_variables_of_their_site():
     ("job", "options"),
     [
         (None, {}),
-        (None, {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}),
         (INTERACTIVE, {}),
         (outside_a_step(Start.BATCH_SCRIPT, ("jwb0001",)), {}),
         (step(nodes=("jwb0001",), allocated_nodes=3), {}),
@@ -242,10 +241,17 @@ def test_several_nodes_get_the_variables_of_their_site():
         (step(), {"nnodes": "1"}),
     ],
 )
-def test_one_node_or_no_scheduler_and_nothing_of_the_site(job, options):
+def test_one_node_and_nothing_of_the_site(job, options):
     made = plan.make_plan(make_inputs(job=job, options=options, site=FULL))
     assert made.environment.keys() == {"OMP_NUM_THREADS"}
     assert (made.warnings, made.site, made.interface) == ((), None, "")
+
+
+def test_no_scheduler_and_nothing_of_the_site_but_the_interface():
+    options = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
+    made = plan.make_plan(make_inputs(job=None, options=options, site=FULL))
+    assert made.environment.keys() == {"OMP_NUM_THREADS", GLOO}
+    assert made.environment[GLOO].value == "eth0"
 
 
 # --- for a person -------------------------------------------------------------------
