@@ -48,6 +48,7 @@ class Inputs:
         cpus: Number of CPUs that this process may run on (its affinity mask).
         gpus: Number of GPUs that torch sees here.
         command: The command as typed, for messages.
+        hostname: Name of this machine; empty if it is not known.
     """
 
     job: Job | None
@@ -59,6 +60,7 @@ class Inputs:
     cpus: int
     gpus: int
     command: str
+    hostname: str = ""
 
     def typed(self, name: str) -> Any:
         """Return what was typed for an option, ``None`` if nothing."""

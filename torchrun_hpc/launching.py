@@ -183,6 +183,7 @@ def _plan(
         cpus=len(os.sched_getaffinity(0)),
         gpus=checks.number_of_gpus(),
         command=command,
+        hostname=socket.gethostname(),
     )
     made = plan.make_plan(q)
     checks.check(args, typed)

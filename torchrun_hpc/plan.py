@@ -352,9 +352,9 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         own = endpoints.address_near(q, host)
         is_host = q.network.local_address(host) is not None
         if backend == C10D:
-            options = _typed_c10d(q, own, is_host=is_host)
+            options = _typed_c10d(q, own, host)
     where = endpoints.join_endpoint(host, port)
-    listen = q.network.own_address(host) if is_host and "rdzv_conf" in options else None
+    listen = q.network.own_address(host) if "rdzv_conf" in options else None
     environment = variables.network(replace(q, site=None), own)
     rank = q.typed("node_rank") or 0
     return LaunchPlan(
@@ -375,11 +375,18 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
     )
 
 
-def _typed_c10d(q: Inputs, own: Address | None, *, is_host: bool) -> dict[str, Value]:
-    """Return what torch gets wrong on a machine with several networks."""
+def _typed_c10d(q: Inputs, own: Address | None, host: str) -> dict[str, Value]:
+    """Return what torch gets wrong on a machine with several networks.
+
+    It knows this machine by the addresses of its name. Only where that is not enough
+    it is told: told, it would not join another agent of the same machine.
+    """
     options = {}
-    conf = rdzvconf.filled(q.options.get("rdzv_conf"), is_host=int(is_host))
-    if not rdzvconf.uses_file(q.options.get("rdzv_conf")):
+    address = q.network.own_address(host)
+    is_known = address in q.network.addresses_of(q.hostname)
+    typed = q.options.get("rdzv_conf")
+    if address is not None and not is_known and not rdzvconf.uses_file(typed):
+        conf = rdzvconf.filled(typed, is_host=1)
         options["rdzv_conf"] = Value(rdzvconf.join(conf), "owner of the address")
     if own is not None and "local_addr" not in q.options:
         options["local_addr"] = Value(str(own), "this node's address")
