@@ -66,15 +66,16 @@ def line_of(argv: Sequence[str], job: Job | None) -> Line | None:
     """Return the command line, if each task is a worker; ``None`` if an agent is."""
     if job is None or not job.has_several_tasks:
         return None
-    return parse(argv, os.environ)
+    return parse(argv, os.environ, job)
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Line | None:
+def parse(argv: Sequence[str], environ: Mapping[str, str], job: Job) -> Line | None:
     """Parse a command line of direct mode, which has few of torchrun's options.
 
     Args:
         argv: Arguments, without the program's name.
         environ: Environment of this process.
+        job: What the launcher says, for the message.
 
     Returns:
         The line; ``None`` if the user asks for one node, or for help: that is for
@@ -113,9 +114,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Line | None:
     if refused:
         raise LaunchError(
             "HPC134",
-            f"{refused[0]} is for torchrun's agent, and there is none where each task "
-            "is a worker. Leave it out, or start the launcher once on each node: "
-            "--ntasks-per-node=1 for srun, --map-by ppr:1:node or -ppn 1 for mpirun",
+            f"{refused[0]} is no option where each task is a worker. Options of the "
+            "script stand behind it; torchrun's are for its agent, which is there if "
+            f"the launcher is started once on each node: {job.line('...')}",
             everywhere=True,
         )
     words = args.script[1:] if args.script[:1] == ["--"] else args.script
@@ -170,6 +171,7 @@ def make_plan(q: Inputs, job: Job) -> LaunchPlan:
             q, plan.LOOPBACK, endpoints.port_of(job.identity)
         )
         endpoint, address = endpoints.join_endpoint(host, port), host
+        source = "one node"
     else:
         meeting = endpoints.endpoint_of(q, job)
         here = endpoints.view(q, job, rank, meeting)
@@ -184,11 +186,12 @@ def make_plan(q: Inputs, job: Job) -> LaunchPlan:
                 "network of its own has to use the host's",
             )
         endpoint, address, port = str(here), here.reach, here.port
+        source = plan.endpoint_source(q, job, meeting, here)
         environment = variables.network(q, here.own)
         warnings = plan.warnings_of(q, job, rank, here)
     if q.typed("hpc_debug"):
         environment |= variables.debugging(q.environ)
-    environment |= _agents_variables(q, job, Value(address, f"{endpoint}"), port)
+    environment |= _agents_variables(q, job, Value(address, source), port)
     task = job.task
     shape = f"{count(len(job.nodes), 'node')}, {count(task.size, 'task')}"
     if task.size == task.local_size * len(job.nodes):
@@ -415,7 +418,7 @@ def set_up(job: Job | None, hostname: str, command: str) -> dict[str, str]:
 def _no_job(hostname: str) -> Job:
     """Describe a process that nobody has started but a person."""
     return Job(
-        scheduler="no scheduler",
+        scheduler=plan.NO_SCHEDULER,
         identity=in_identity(f"{hostname.partition('.')[0]}.{os.getpid()}"),
         start=Start.STEP,
         launcher=SRUN,

@@ -32,6 +32,7 @@ STATIC_PORT = 29500
 C10D_PORT = 29400
 
 LOOPBACK = "127.0.0.1"
+NO_SCHEDULER = "no scheduler"
 
 # How many node names a message quotes.
 _SHOWN = 3
@@ -372,7 +373,21 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         environment=resources.worker_threads(q) | environment,
         notes=_unused(q, "nodes that no scheduler has named"),
         advice=resources.advice(q, nodes),
+        warnings=_foreign_master(backend, rank, typed, is_host=is_host),
     )
+
+
+def _foreign_master(
+    backend: str, rank: int, typed: Value | None, *, is_host: bool
+) -> tuple[Message, ...]:
+    """Warn of a node 0 that is somewhere else."""
+    if backend != STATIC or rank or is_host:
+        return ()
+    text = (
+        f"{typed} is no address of this machine, but this is node 0, which hosts the "
+        "static rendezvous. Type on each of the other machines: --node_rank=1, 2, ..."
+    )
+    return (Message("HPC137", text),)
 
 
 def _typed_c10d(q: Inputs, own: Address | None, host: str) -> dict[str, Value]:
@@ -450,7 +465,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     options["node_rank"] = Value(node_rank, job.sources["node_rank"])
     if meets_here:
         reach = endpoints.join_endpoint(here.reach, here.port)
-        source = _endpoint_source(q, job, endpoint, here)
+        source = endpoint_source(q, job, endpoint, here)
         options["rdzv_endpoint"] = Value(reach, source)
     if q.is_c10d:
         typed_conf = q.options.get("rdzv_conf")
@@ -551,7 +566,7 @@ def site_of(q: Inputs) -> Value | None:
     return Value(q.site.name, f"{q.site.found_by} ({q.site.file})")
 
 
-def _endpoint_source(
+def endpoint_source(
     q: Inputs, job: Job, endpoint: endpoints.Endpoint, here: endpoints.View
 ) -> str:
     """Say how host and port came about."""
@@ -678,8 +693,8 @@ def is_foreign(q: Inputs, host: str) -> bool:
 
 def title_of(q: Inputs, nodes: int) -> str:
     """Say what was started by whom, for the start line."""
-    if q.job is None:
-        return "no scheduler"
+    if q.job is None or q.job.scheduler == NO_SCHEDULER:
+        return NO_SCHEDULER
     title = f"{q.job.scheduler} {q.job.identity}"
     if q.job.start is Start.STEP and nodes < q.job.allocated_nodes:
         title += f" ({nodes} of {count(q.job.allocated_nodes, 'node')})"

@@ -118,6 +118,10 @@ def dry_run(nodes: Sequence[Description], missing: Sequence[str], limit: int) ->
         _table(("value", "is", "from"), _values(first)),
         _table(("rank", "node", "address", "interface", "workers"), _nodes(nodes)),
     ]
+    if is_direct and plan["nodes"] > 1:
+        parts.append(
+            "Each task is a worker: only this one is shown, no other was asked"
+        )
     if missing:
         parts.append(f"No answer within {limit} s from: {', '.join(missing)}")
     if any(node["exports"] for node in nodes):
@@ -159,6 +163,8 @@ def _values(node: Description) -> Iterator[Sequence[str]]:
         yield "node rank", rank, source
     workers = node["options"].get("nproc_per_node")
     source = f"{workers['source']}={workers['value']}" if workers else "default"
+    if job is not None and plan["backend"] == DIRECT:
+        source = job["sources"].get("tasks", "")
     yield "workers", str(plan["workers"]), source
     if plan["site"]:
         yield "site", plan["site"]["value"], plan["site"]["source"]

@@ -85,7 +85,7 @@ def test_a_host_file_that_begins_with_another_node(unpadded: Cluster, tmp_path) 
     ("words", "code"),
     [
         (["--nproc_per_node=2"], "HPC062 srun started 4 tasks on 2 nodes"),
-        (["--max_restarts=3"], "HPC134 --max_restarts=3 is for torchrun's agent"),
+        (["--max_restarts=3"], "HPC134 --max_restarts=3 is no option where each"),
     ],
 )
 def test_refused(unpadded: Cluster, words: list[str], code: str) -> None:

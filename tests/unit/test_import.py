@@ -89,7 +89,7 @@ REFUSED = {
         "slurm-srun-2-nodes-4-tasks-each",
         0,
         {"PET_MAX_RESTARTS": "3"},
-        "HPC134 .*PET_MAX_RESTARTS=3 is for torchrun's agent",
+        "HPC134 .*PET_MAX_RESTARTS=3 is no option",
     ),
     "another of these tasks": (
         "slurm-srun-2-nodes-4-tasks-each",

@@ -364,6 +364,14 @@ def test_typed_static_on_each_machine_gets_the_interface():
     assert (made.interface, made.speaks) == ("ib0", False)
 
 
+def test_static_node_0_is_on_another_machine():
+    options = {"nnodes": "2", "master_addr": "jwb0001i"}
+    (said,) = planned(1, job=None, options=options).warnings
+    assert said.code == "HPC137"
+    assert "--master_addr=jwb0001i is no address of this machine" in said.text
+    assert planned(0, job=None, options=options).warnings == ()
+
+
 @pytest.mark.parametrize("typed", [{}, {"node_rank": 1}, {"rdzv_backend": "c10d"}])
 def test_several_nodes_and_nothing_that_says_which(typed):
     options = {"nnodes": "2"} | typed
