@@ -414,6 +414,10 @@ def test_shape(places, shape):
 
 
 def test_values_carry_their_sources():
+    where = (
+        "first of SLURM_STEP_NODELIST, jwb0001i by site jsc, its address, "
+        "port by hash of 19.0"
+    )
     made = planned_at(BLOCK, 5)
     sources = {name: value.source for name, value in made.environment.items()}
     assert sources == {
@@ -426,8 +430,8 @@ def test_values_carry_their_sources():
         "ROLE_RANK": "SLURM_PROCID",
         "ROLE_WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
         "ROLE_NAME": "default",
-        "MASTER_ADDR": f"jwb0001i:{PORT}",
-        "MASTER_PORT": f"jwb0001i:{PORT}",
+        "MASTER_ADDR": where,
+        "MASTER_PORT": where,
         "TORCHELASTIC_RUN_ID": "SLURM_JOB_ID, SLURM_STEP_ID",
         "TORCHELASTIC_RESTART_COUNT": "no agent",
         "TORCHELASTIC_MAX_RESTARTS": "no agent",
