@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         line = direct.line_of(argv, job)
         if job is not None and line is not None:
             direct.launch(line, job, command)
-        pmi.finalize(os.environ)  # the workers have no way to it
+        if job is not None and job.has_talked:
+            pmi.finalize(os.environ)  # the workers have no way to it
         if debugging.is_wanted(os.environ):
             rank = job.node_rank if job else None
             debugging.switch_on(os.environ, socket.gethostname(), rank)
@@ -118,14 +119,28 @@ def _read(path: str) -> str | None:
 
 
 def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
-    """Ask the process manager, and say so if others are late."""
+    """Ask the process manager, and say so if others are late.
+
+    Raises:
+        LaunchError: There should be one, and it does not answer.
+    """
 
     def wait(seconds: float) -> None:
         if schedulers.is_first_task(environ):
             text = f"waiting for the other tasks to start for {seconds:.0f} s"
             report.line(Message("HPC131", text), sys.stderr)
 
-    return pmi.exchange(environ, socket.gethostname(), wait)
+    said = pmi.exchange(environ, socket.gethostname(), wait)
+    if said is None and pmi.is_announced(environ):
+        name = pmi.DESCRIPTOR if environ.get(pmi.DESCRIPTOR) else pmi.PORT
+        raise LaunchError(
+            "HPC138",
+            f"{name}={environ[name]} does not lead to a process manager that answers, "
+            "so that the tasks cannot tell each other where they are: has a container "
+            "or a wrapper closed it? Let it through; or unset it, and export "
+            "MASTER_ADDR",
+        )
+    return said
 
 
 def _may_be_one_node(argv: Sequence[str]) -> bool:

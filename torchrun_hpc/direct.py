@@ -111,6 +111,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], job: Job) -> Line | N
         for name, value in environ.items()
         if name.startswith("PET_") and name not in known
     ]
+    form = typed.get("hpc_dry_run")
+    if form is not None and form.value not in grammar.DRY_RUN:
+        grammar.wrong_line(f"{form}: type one of {', '.join(grammar.DRY_RUN)}")
     if refused:
         raise LaunchError(
             "HPC134",
@@ -229,8 +232,8 @@ def _master(q: Inputs, job: Job) -> tuple[Value | None, tuple[Message, ...]]:
     address = q.environ.get(endpoints.MASTER_ADDR, "")
     port = endpoints.port_of(job.identity)
     typed_port = q.environ.get(endpoints.MASTER_PORT, "")
-    if typed_port == port_of_hook(q.environ):
-        typed_port = ""  # the same for all steps of a job
+    if typed_port == port_of_hook(q.environ) or not job.same_everywhere:
+        typed_port = ""  # the same for all steps of a job; or not on all nodes
     if address and not _is_first_node(q, job, address):
         first = job.nodes[0] or "this one"
         text = (
@@ -260,11 +263,8 @@ def _is_first_node(q: Inputs, job: Job, address: str) -> bool:
     names = (first, q.rewrite(first))
     if any(_is_named(address, name) for name in names):
         return True
-    if endpoints.is_number(address):
-        # Only the node itself knows that; rank 0 will see.
-        return bool(q.network.addresses_of(address))
-    known = {a for name in names for a in q.network.addresses_of(name)}
-    return not known.isdisjoint(q.network.addresses_of(address))
+    # Only the node itself knows that of a number; rank 0 will see.
+    return bool(endpoints.is_number(address) and q.network.addresses_of(address))
 
 
 def _is_named(address: str, node: str) -> bool:
@@ -360,7 +360,8 @@ def launch(line: Line, job: Job, command: str) -> NoReturn:
     _check_port(made)
     announce(made)
     write(made, os.environ)
-    pmi.finalize_at_end(os.environ)
+    if job.has_talked:
+        pmi.finalize_at_end(os.environ)
     signals.uninstall()
     try:
         os.execvp(words[0], words)  # noqa: S606
@@ -411,7 +412,8 @@ def set_up(job: Job | None, hostname: str, command: str) -> dict[str, str]:
         _check_port(made)
     announce(made)
     write(made, os.environ)
-    pmi.finalize_at_end(os.environ)
+    if job.has_talked:
+        pmi.finalize_at_end(os.environ)
     return {name: str(value.value) for name, value in made.environment.items()}
 
 

@@ -135,8 +135,9 @@ def endpoint_of(q: Inputs, job: Job) -> Endpoint:
     """
     port = port_of(job.identity)
     host, port, typed = typed_endpoint(q, job.nodes[0], port)
-    if not host:
-        host, port, typed = _master(q, port)
+    if typed is None and not (host and job.same_everywhere):
+        master, port, typed = _master(q, port, job)
+        host = master or host
     host = host or _guessed(q, job)
     if port == 0:
         zero = q.options.get("master_port")
@@ -161,16 +162,17 @@ def endpoint_of(q: Inputs, job: Job) -> Endpoint:
     return Endpoint(fast, host, port, node, typed)
 
 
-def _master(q: Inputs, port: int) -> tuple[str, int, Value | None]:
+def _master(q: Inputs, port: int, job: Job) -> tuple[str, int, Value | None]:
     """Read ``MASTER_ADDR`` and ``MASTER_PORT``, which a user hands to mpirun.
 
-    Elsewhere they are left alone: hooks of containers export old ones.
+    Elsewhere they are left alone: hooks of containers export old ones. A port that not
+    all nodes may have is left alone, too.
     """
     host = q.environ.get(MASTER_ADDR, "")
     if not host:
         return "", port, None
     typed_port = q.environ.get(MASTER_PORT, "")
-    if typed_port:
+    if typed_port and job.same_everywhere:
         port = port_number(typed_port, MASTER_PORT)
     return host, port, Value(host, MASTER_ADDR)
 
@@ -235,14 +237,18 @@ def _check_guess(q: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
     is_first = job.node_rank == 0
     if job.has_several_tasks:
         is_first = job.task.rank == 0  # hosts in another order: on any node
-    elif endpoint.typed or not job.guessed_head:
+    elif not job.guessed_head or (
+        endpoint.typed and endpoint.typed.source != MASTER_ADDR
+    ):
         return  # the agents find each other, and their ranks are the scheduler's
     here = job.hostname or job.nodes[job.node_rank or 0]
     if not is_first or same_host(host, here) or same_host(endpoint.plain, here):
         return
     if q.network.local_address(host) or q.network.local_address(endpoint.plain):
         return
-    source = endpoint.typed or job.sources["nodes" if job.nodes[0] else "head"]
+    source = job.sources["nodes" if job.nodes[0] else "head"]
+    if endpoint.typed:
+        source = endpoint.typed.source
     text = f"{source}). Let {job.launcher.name} place it there, or"
     if not job.nodes[0] and not endpoint.typed:
         text = f"{source}), where {job.launcher.name} runs. Please"

@@ -74,10 +74,13 @@ class Job:
         allocated_nodes: Number of nodes of the whole job, of which ``nodes`` may be
             a part.
         sources: For each field the variable that it came from.
-        guessed_head: Where node 0 is if ``nodes`` is only a guess: a name, or
-            addresses of one machine, the same on all nodes. Node 0 knows whether they
-            are its own. Empty where the scheduler itself has numbered the nodes.
+        guessed_head: Where rank 0 probably is: a name, or addresses of one machine.
+            Rank 0 knows whether they are its own. Empty where it is known.
         hostname: Name of this machine, where ``guessed_head`` is to be compared.
+        same_everywhere: Whether all nodes find the same ``nodes``. Open MPI over ssh
+            leaves those without a scheduler's variables that have not typed mpirun.
+        has_talked: Whether the tasks have told each other where they are, on a
+            connection to their process manager that is still open.
     """
 
     scheduler: str
@@ -91,6 +94,8 @@ class Job:
     sources: Mapping[str, str]
     guessed_head: tuple[str, ...] = ()
     hostname: str = ""
+    same_everywhere: bool = True
+    has_talked: bool = False
 
     @property
     def has_several_tasks(self) -> bool:

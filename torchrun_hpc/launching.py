@@ -39,6 +39,7 @@ from torchrun_hpc import (
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import SCHEDULER, Inputs
 from torchrun_hpc.rendezvous import handler, wording
+from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
     import argparse
@@ -88,7 +89,9 @@ def launch_parsed(
     signals.install()
     with contextlib.ExitStack() as stack, cli.faults_reported():
         stack.callback(signals.uninstall)
-        job, problem = cli.look_around(command)
+        job, problem = cli.look_around(command, ask=True)
+        if job is not None and job.has_talked:
+            pmi.finalize(os.environ)
         if typed is None:
             arguments.add_ours(args)
             typed = arguments.changed(args, os.environ)

@@ -150,7 +150,7 @@ def refusal(job: Job, command: str) -> LaunchError | None:
         return LaunchError(
             "HPC060",
             f"this shell is not on the job's {nodes} "
-            f"({job.sources['nodes']}={','.join(job.nodes[:_SHOWN])}{more}). "
+            f"({','.join(job.nodes[:_SHOWN])}{more} by {job.sources['nodes']}). "
             f"Type: {line}",
             everywhere=True,
         )

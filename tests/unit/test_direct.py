@@ -624,7 +624,6 @@ KEPT = {
     "with its domain": ({"MASTER_ADDR": "jwb0001.juwels"}, "10.20.0.1", PORT),
     "its fast address": ({"MASTER_ADDR": "10.20.0.1"}, "10.20.0.1", PORT),
     "its slow address": ({"MASTER_ADDR": "10.10.0.1"}, "10.10.0.1", PORT),
-    "another name of it": ({"MASTER_ADDR": "head"}, "10.20.0.1", PORT),
     "a name made of its own": ({"MASTER_ADDR": "jwb0001-ib0"}, "10.20.0.1", PORT),
     "and a port": (
         {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "29500"},
@@ -635,7 +634,6 @@ KEPT = {
     "empty ones": ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "10.20.0.1", PORT),
 }
 ALIASES = {
-    "head": "10.20.0.1",
     "jwb0001-ib0": "10.20.0.1",
     "jwb0001.juwels": "10.10.0.1",
     "jwb0001i.juwels": "10.20.0.1",
@@ -864,9 +862,10 @@ def test_mpirun_on_a_login_node_with_a_head(case):
     plans = all_planned(name, changes, environ, site=None)
     assert not [text for text in plans if isinstance(text, str)]
     assert {made.reach for made in plans} == {"10.10.0.1"}
-    assert {made.ports for made in plans} == {(29500,)}
+    (port,) = {made.ports[0] for made in plans}
+    assert port != 29500  # a port that some nodes may not have been told
     assert [made.listen for made in plans] == [
-        ("10.10.0.1", 29500),
+        ("10.10.0.1", port),
         *[None] * (len(plans) - 1),
     ]
 

@@ -80,6 +80,7 @@ def expected(places, sources):
             },
             guessed_head=("jwb0001",) if sources else (),
             hostname=THREE[node],
+            has_talked=bool(sources),
         )
         for node, task in zip(places, tasks_at(places), strict=True)
     ]

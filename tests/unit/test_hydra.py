@@ -122,6 +122,7 @@ def expected_jobs(name, identity, *, exchanged):
             },
             guessed_head=head,
             hostname=recorded(name)[task.rank][1],
+            has_talked=exchanged,
         )
         for node, task in zip(launch.places, tasks_at(launch.places), strict=True)
     ]

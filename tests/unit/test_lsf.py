@@ -101,11 +101,16 @@ def test_where_the_nodes_are_named(case):
     [
         {"LSB_JOBID": None},
         {"LSB_JOBID": ""},
-        {"LSB_HOSTS": "", "LSB_MCPU_HOSTS": None},  # nothing names a host
     ],
 )
 def test_no_job(changes):
     assert script(changes, files={}) is None
+
+
+def test_a_job_whose_hosts_nothing_names():
+    changes = {"LSB_HOSTS": "", "LSB_MCPU_HOSTS": None}
+    found = script(changes, files={})
+    assert found.startswith("HPC139 LSB_JOBID=")
 
 
 @pytest.mark.parametrize(

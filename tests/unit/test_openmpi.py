@@ -117,6 +117,7 @@ def expected_jobs(name):
             },
             guessed_head=launch.head,
             hostname=f"jwb000{node + 1}",
+            same_everywhere=False,
         )
         for node, task in zip(launch.places, tasks_at(launch.places), strict=True)
     ]

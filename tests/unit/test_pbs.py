@@ -82,6 +82,7 @@ class Mpirun(NamedTuple):
             },
             guessed_head=self.head,
             hostname=THREE[rank],
+            same_everywhere=False,
         )
 
 

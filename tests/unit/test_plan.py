@@ -122,7 +122,7 @@ def test_refused_mode_before_the_options_are_known(mode):
     ("job", "variable"),
     [
         (BATCH, "SLURM_JOB_NODELIST"),
-        (SHELL, "SLURM_JOB_NODELIST=jwb0001,jwb0002,jwb0003)"),
+        (SHELL, "(jwb0001,jwb0002,jwb0003 by SLURM_JOB_NODELIST)"),
     ],
 )
 def test_refusal_names_the_variable(job, variable):
@@ -133,7 +133,7 @@ def test_refusal_quotes_a_few_of_many_nodes():
     many = tuple(f"n{number}" for number in range(500))
     job = outside_a_step(Start.ALLOCATION_SHELL, many, None)
     message = str(plan.refusal(job, COMMAND))
-    assert "500 nodes (SLURM_JOB_NODELIST=n0,n1,n2,…)" in message
+    assert "500 nodes (n0,n1,n2,… by SLURM_JOB_NODELIST)" in message
     assert "srun --nodes=500 " in message
 
 

@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchrun_hpc import cli
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import pmi
 
 MAPPING = "(vector,(0,3,1))"
@@ -588,3 +589,23 @@ def test_what_nobody_says_takes_no_time_and_no_memory(case):
     except subprocess.TimeoutExpired:
         pytest.fail("it takes more than five seconds")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- a connection that is announced, and not there -----------------------------------
+
+
+@pytest.mark.parametrize("name", ["PMI_FD", "PMI_PORT"])
+def test_a_process_manager_that_does_not_answer_is_named(name):
+    value = {"PMI_FD": "99", "PMI_PORT": "127.0.0.1:1"}[name]
+    environ = {"PMI_RANK": "0", "PMI_SIZE": "2", name: value}
+    with pytest.raises(LaunchError, match=f"^{name}={value} does not") as caught:
+        cli._exchange(environ)
+    assert caught.value.code == "HPC138"
+    assert cli._exchange(environ | {"PMI_SIZE": "1"}) is None  # nobody to talk to
+    assert cli._exchange({"PMI_RANK": "0", "PMI_SIZE": "2"}) is None
+
+
+def test_an_end_without_the_connection_is_no_error():
+    environ = {"PMI_FD": "99"}
+    pmi.finalize_at_end(environ)
+    pmi.finalize(environ)

@@ -40,16 +40,13 @@ def unique(hosts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hosts))
 
 
-def script(
-    found: Allocation, hostname: str, launcher: Launcher, start: Start | None = None
-) -> Job:
+def script(found: Allocation, hostname: str, launcher: Launcher) -> Job:
     """Describe the job of a script that nothing but the scheduler has started.
 
     Args:
         found: The job. It has nodes.
         hostname: Name of this machine, which may be outside of them.
         launcher: What starts tasks there.
-        start: How it was started, if not as a batch script.
     """
     ranks = (rank for rank, node in enumerate(found.nodes) if same_host(node, hostname))
     rank = next(ranks, None)
@@ -57,7 +54,7 @@ def script(
     return Job(
         scheduler=found.scheduler,
         identity=found.identity,
-        start=(start or Start.BATCH_SCRIPT) if rank is not None else outside,
+        start=Start.BATCH_SCRIPT if rank is not None else outside,
         launcher=launcher,
         nodes=found.nodes,
         node_rank=rank,

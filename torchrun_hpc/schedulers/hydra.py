@@ -1,7 +1,8 @@
 """Hydra: mpiexec and mpirun of MPICH and of Intel MPI.
 
-It hands the whole environment of the machine where it runs to all tasks. Source:
-MPICH's ``src/pm/hydra``, and the environments of both.
+It hands the whole environment of the machine where it runs to all tasks. Nothing there
+tells two launches in one job apart, so that the tasks talk to each other in any case.
+Source: MPICH's ``src/pm/hydra``, and the environments of both.
 """
 
 from __future__ import annotations

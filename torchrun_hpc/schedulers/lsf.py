@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Launcher, Task
 from torchrun_hpc.schedulers.allocation import Allocation, in_identity, script, unique
 from torchrun_hpc.schedulers.openmpi import MPIRUN
@@ -93,8 +94,15 @@ def detect(process: Process) -> Job | None:
         LaunchError: The variables are there but cannot be read.
     """
     found = allocation(process)
-    if found is None or not found.nodes:
+    if found is None:
         return None
+    if not found.nodes:
+        raise LaunchError(
+            "HPC139",
+            f"{JOB_ID}={found.identity}, but the job's hosts cannot be read "
+            f"({', '.join([*HOST_FILES, HOST_COUNTS, HOSTS])}). In a container, let "
+            "these through; or type --standalone for one node",
+        )
     is_jsrun = bool(process.environ.get(JSRUN_JOB))
     return script(found, process.hostname, JSRUN if is_jsrun else MPIRUN)
 

@@ -83,7 +83,8 @@ def _machine(ompi: Variables) -> tuple[tuple[str, ...], str]:
     """Return the machine where mpirun runs, by addresses or by name."""
     uris = re.findall(r"tcp6?://([^;]+):[0-9]+", ompi.first(MACHINE))
     if uris:
-        found = (part.strip("[]") for uri in uris for part in uri.split(","))
-        return tuple(found), MACHINE
+        parts = (part.strip("[]") for uri in uris for part in uri.split(","))
+        found = tuple(p for p in parts if re.fullmatch("[0-9A-Fa-f:.]+", p))
+        return found, MACHINE
     named = re.fullmatch(r"\w+-(.+)-[0-9]+@[0-9]+", ompi.first(INSTANCE))
     return ((named[1],) if named else ()), INSTANCE

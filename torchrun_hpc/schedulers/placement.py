@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.allocation import Allocation
     from torchrun_hpc.schedulers.process import Process
 
-# No machine has as many.
+# More than any machine has: a number gone wrong, which would take memory.
 MOST_TASKS = 2**22
 
 
@@ -38,6 +38,7 @@ class Placement:
         nodes_before: Number of nodes that are in front of this one at most.
         instance: Names this launch among others in the same job.
         head: Where node 0 may be: a name, or addresses of one machine.
+        has_talked: Whether ``head`` is what rank 0 itself has said.
         forwards: Whether every node has the variables of the scheduler. If not, what
             must be the same on all nodes is not made of them.
     """
@@ -52,6 +53,7 @@ class Placement:
     nodes_before: int | None = None
     instance: str = ""
     head: tuple[str, ...] = ()
+    has_talked: bool = False
     forwards: bool = True
 
 
@@ -80,6 +82,8 @@ def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Jo
     else:
         node_rank = _usual_node_rank(place, nodes)
     names = known[:nodes] if len(known) >= nodes else ("",) * nodes
+    if place.has_talked and names[0] and not same_host(names[0], place.head[0]):
+        names = (place.head[0], *("",) * (nodes - 1))  # on a part of the job
     sources = {"nodes": place.sources["tasks"], "node_rank": place.sources["task"]}
     sources |= place.sources
     sources |= allocation.sources if allocation and known else {}
@@ -97,6 +101,8 @@ def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Jo
         sources=sources,
         guessed_head=place.head or tuple(filter(None, names[:1])),
         hostname=hostname,
+        same_everywhere=place.forwards,
+        has_talked=place.has_talked,
     )
 
 
@@ -125,7 +131,7 @@ def _nodes(place: Placement, known: int, index: int | None) -> int:
     Args:
         place: What the launcher says.
         known: Number of nodes that the scheduler names, 0 if none.
-        index: Place of this node among them.
+        index: Place of this node among them; a launch takes the first ones.
 
     Raises:
         LaunchError: Tasks are uneven, and nothing says on how many nodes.
@@ -190,5 +196,10 @@ def with_exchanged(place: Placement, process: Process) -> Placement:
         changes["nodes"], changes["node_rank"] = len(set(said.node_of_rank)), node
     sources = {**place.sources, "head": "PMI", "identity": "PMI"}
     return replace(
-        place, instance=said.instance, head=(said.head,), sources=sources, **changes
+        place,
+        instance=said.instance,
+        head=(said.head,),
+        has_talked=True,
+        sources=sources,
+        **changes,
     )

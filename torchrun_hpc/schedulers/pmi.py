@@ -100,6 +100,13 @@ def exchange(
         return None
 
 
+def is_announced(environ: Mapping[str, str]) -> bool:
+    """Say whether there should be a process manager, and others to talk to."""
+    return bool(
+        (environ.get(DESCRIPTOR) or environ.get(PORT)) and environ.get(SIZE) != "1"
+    )
+
+
 def finalize(environ: Mapping[str, str]) -> None:
     """End the exchange: no program of this task will use MPI."""
     with contextlib.suppress(PmiError, ValueError, OSError, OverflowError):
@@ -117,15 +124,19 @@ def finalize_at_end(environ: Mapping[str, str]) -> None:
     except (ValueError, OSError):  # an old kernel, a container
         finalize(environ)
         return
-    subprocess.Popen(  # noqa: S603
-        [sys.executable, "-ISc", _AT_END, str(manager), str(process)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(manager, process),
-        start_new_session=True,
-    )
-    os.close(process)
+    try:
+        subprocess.Popen(  # noqa: S603
+            [sys.executable, "-ISc", _AT_END, str(manager), str(process)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(manager, process),
+            start_new_session=True,
+        )
+    except OSError:
+        finalize(environ)
+    finally:
+        os.close(process)
 
 
 # The manager hangs up when the script has called MPI_Finalize.
