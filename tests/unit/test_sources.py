@@ -234,7 +234,7 @@ def assert_sound(job):
     assert re.fullmatch("[A-Za-z0-9._-]+", job.identity)
     assert 1 <= len(job.nodes) <= job.allocated_nodes
     known = [name for name in job.nodes if name]
-    assert len(set(known)) == len(known) in {0, len(job.nodes)}
+    assert len(set(known)) == len(known) in {0, 1, len(job.nodes)}
     task = job.task
     assert 0 <= task.rank < task.size
     assert 0 <= task.local_rank < task.local_size <= task.size
