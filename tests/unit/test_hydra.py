@@ -10,7 +10,8 @@ from nodes import changed, node_file, reader, recorded, recordings, tasks_at
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Job, Start
-from torchrun_hpc.schedulers import hydra
+from torchrun_hpc.schedulers import hydra, placement
+from torchrun_hpc.schedulers.allocation import Allocation
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
@@ -275,3 +276,16 @@ def test_contradiction(fault, exchange):
         detect("mpich-4.0.2-3-nodes", 1, changes, exchange)
     assert caught.value.code == code
     assert message in str(caught.value)
+
+
+def test_a_part_of_the_job_begins_where_rank_0_is():
+    """mpiexec -hosts jwb0002,jwb0003 in a job of three nodes: rank 0 has said so."""
+    allocation = Allocation("Slurm", "7", THREE, {"nodes": "A", "identity": "B"})
+    for rank, host in enumerate(THREE[1:]):
+        environ = {"PMI_RANK": str(rank), "PMI_SIZE": "2"}
+        environ |= {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+        said = Exchanged("jwb0002", "0badcafe", (0, 1))
+        process = Process(environ, host, exchange=lambda _environ, said=said: said)
+        job = placement.job_of(hydra.placement(process), allocation, host)
+        assert (job.nodes, job.node_rank) == (("jwb0002", ""), rank)
+        assert job.identity == "7.0badcafe"

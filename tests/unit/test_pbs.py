@@ -13,6 +13,8 @@ import pytest
 from nodes import (
     ENVIRONMENTS,
     changed,
+    make_inputs,
+    make_network,
     node_file,
     outcome,
     reader,
@@ -20,7 +22,7 @@ from nodes import (
     recordings,
 )
 
-from torchrun_hpc import schedulers
+from torchrun_hpc import plan, schedulers
 from torchrun_hpc.job import Job, Start, Task
 from torchrun_hpc.schedulers import openmpi, pals, pbs
 from torchrun_hpc.schedulers.process import Process
@@ -354,3 +356,26 @@ def test_the_usual_file_is_the_one_of_the_job():
     assert pbs.USUAL_FILE.format("17[3].desched1") == (
         "/var/spool/pbs/aux/17[3].desched1"
     )
+
+
+# --- nodes that see different things ------------------------------------------------
+
+DECS = {"dec0001": "10.30.0.1", "dec0002": "10.30.0.2", "dec0003": "10.30.0.3"}
+
+
+@pytest.mark.parametrize("told", [{}, {"MASTER_ADDR": "dec0001", "MASTER_PORT": "1"}])
+def test_open_mpi_over_ssh_meets_although_one_node_knows_the_list(told):
+    """Only the first node has the node file; -x hands the variables to all."""
+    found = []
+    for rank in range(3):
+        at = process("pbs-openmpi-4.1.4", rank, files={FILE: "\n".join(THREE)})
+        job = schedulers.detect(at)
+        address = f"10.30.0.{rank + 1}"
+        here = make_network({"eth0": f"{address}/24"}, DECS)
+        q = make_inputs(job=job, site=None, network=here, environ=told)
+        made = plan.make_plan(q)
+        found.append((made.reach, made.ports[0], made.identity))
+        assert made.is_head is (rank == 0)
+        assert made.listen is None or made.listen[0] == "10.30.0.1"
+    assert len(set(found)) == 1
+    assert found[0][0] == "10.30.0.1"
