@@ -105,7 +105,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], job: Job) -> Line | N
     }
     known = {grammar.variable_of(action.dest) for action in options}
     refused = [option for option in others if option.startswith("-")]
-    refused += [str(typed[name]) for name in ("nnodes",) if name in typed]
+    refused += [str(typed["nnodes"])] if "nnodes" in typed else []
     refused += [
         f"{name}={value}"
         for name, value in environ.items()
@@ -283,10 +283,12 @@ def _agents_variables(
     """Return what torchrun's agent sets: LocalElasticAgent._start_workers."""
     task, sources = job.task, job.sources
     size, rank = sources.get("tasks", ""), sources.get("task", "")
-    local = "--virtual-local-rank" if q.typed("virtual_local_rank") else rank
+    local_rank = (task.local_rank, rank)
+    if q.typed("virtual_local_rank"):
+        local_rank = (0, "--virtual-local-rank")
     found = {
         "RANK": (task.rank, rank),
-        "LOCAL_RANK": (0 if local != rank else task.local_rank, local),
+        "LOCAL_RANK": local_rank,
         "WORLD_SIZE": (task.size, size),
         "LOCAL_WORLD_SIZE": (task.local_size, size),
         "GROUP_RANK": (job.node_rank, sources.get("node_rank", "")),

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class Start(Enum):
@@ -126,3 +126,9 @@ def same_host(one: str, other: str) -> bool:
     label, _, domain = one.partition(".")
     other_label, _, other_domain = other.partition(".")
     return label == other_label and not (domain and other_domain)
+
+
+def place_of(host: str, nodes: Sequence[str]) -> int | None:
+    """Return the index of a host in a list of nodes; ``None`` if it is not there."""
+    found = (rank for rank, node in enumerate(nodes) if same_host(node, host))
+    return next(found, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import launchers
 import pytest
 import testbed
 from launchers import LAUNCHERS, Launcher
+from launching import require
 from testbed import Cluster
 
 if TYPE_CHECKING:
@@ -30,15 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> None:
     """Skip where no cluster can be started; in CI, fail."""
-    _require(testbed.missing())
-
-
-def _require(reason: str | None) -> None:
-    if reason is None:
-        return
-    if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
-        pytest.fail(f"CI must run the tests on a cluster: {reason}")
-    pytest.skip(reason)
+    require(testbed.missing())
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +57,6 @@ def bare() -> Iterator[Cluster]:
 @pytest.fixture(params=LAUNCHERS, ids=str)
 def launcher(request: pytest.FixtureRequest) -> Launcher:
     """Each MPI launcher in turn; of a test's own choice with ``indirect=True``."""
-    _require(launchers.missing())
+    require(launchers.missing())
     chosen: Launcher = request.param
     return chosen

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
     import subprocess
@@ -24,6 +27,15 @@ STOCK = ("python", "-m", "torch.distributed.run")
 JSC = ("python", "-m", "torchrun_jsc")
 
 ONE_TASK = "--ntasks-per-node=1"
+
+
+def require(reason: str | None) -> None:
+    """Skip where something is missing; in CI, fail."""
+    if reason is None:
+        return
+    if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
+        pytest.fail(f"CI must run the tests on a cluster: {reason}")
+    pytest.skip(reason)
 
 
 def workers(output: str | subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

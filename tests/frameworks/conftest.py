@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
+from launching import require
 from testbed import Cluster, missing
 
 if TYPE_CHECKING:
@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> None:
     """Skip where no cluster can be started; in CI, fail."""
-    reason = missing()
-    if reason is None:
-        return
-    if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
-        pytest.fail(f"CI must run the tests on a cluster: {reason}")
-    pytest.skip(reason)
+    require(missing())
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.job import Job, Launcher, Start, Task, same_host
+from torchrun_hpc.job import Job, Launcher, Start, Task, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,8 +48,7 @@ def script(found: Allocation, hostname: str, launcher: Launcher) -> Job:
         hostname: Name of this machine, which may be outside of them.
         launcher: What starts tasks there.
     """
-    ranks = (rank for rank, node in enumerate(found.nodes) if same_host(node, hostname))
-    rank = next(ranks, None)
+    rank = place_of(hostname, found.nodes)
     outside = Start.ALLOCATION_SHELL if len(found.nodes) > 1 else Start.BATCH_SCRIPT
     return Job(
         scheduler=found.scheduler,

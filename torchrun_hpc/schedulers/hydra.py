@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.job import Launcher, Task
+from torchrun_hpc.job import Launcher
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.placement import Placement, with_exchanged
 from torchrun_hpc.schedulers.process import Variables
@@ -38,12 +38,7 @@ def placement(process: Process) -> Placement | None:
     hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
     if not (hydra.first(LOCAL_RANK) and hydra.first(pmi.RANK)):
         return None
-    task = Task(
-        rank=hydra.integer(pmi.RANK),
-        size=hydra.integer(pmi.SIZE),
-        local_rank=hydra.integer(LOCAL_RANK),
-        local_size=hydra.integer(LOCAL_SIZE),
-    )
+    task = hydra.task(pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE)
     return with_exchanged(
         Placement(
             name="Hydra",

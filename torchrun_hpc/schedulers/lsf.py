@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Launcher, Task
+from torchrun_hpc.job import Launcher
 from torchrun_hpc.schedulers.allocation import Allocation, in_identity, script, unique
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.placement import Placement
@@ -57,12 +57,7 @@ def placement(process: Process) -> Placement | None:
     return Placement(
         name="jsrun",
         launcher=JSRUN,
-        task=Task(
-            rank=jsm.integer(RANK),
-            size=jsm.integer(SIZE),
-            local_rank=jsm.integer(LOCAL_RANK),
-            local_size=jsm.integer(LOCAL_SIZE),
-        ),
+        task=jsm.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
         sources={"tasks": SIZE, "task": RANK, "identity": INSTANCE},
         instance=jsm.first(INSTANCE),
     )

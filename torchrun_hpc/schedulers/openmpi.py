@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.job import Launcher, Task
+from torchrun_hpc.job import Launcher
 from torchrun_hpc.schedulers.placement import Placement
 from torchrun_hpc.schedulers.process import Variables
 
@@ -54,12 +54,7 @@ def placement(process: Process) -> Placement | None:
         return None
     machine, source = _machine(ompi)
     daemon = re.match(r"[^;]*\.([0-9]{1,6});", ompi.first(DAEMON))
-    task = Task(
-        rank=ompi.integer(RANK),
-        size=ompi.integer(SIZE),
-        local_rank=ompi.integer(LOCAL_RANK),
-        local_size=ompi.integer(LOCAL_SIZE),
-    )
+    task = ompi.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
     before = int(daemon[1]) if daemon else None
     nodes = ompi.integer_or_zero(NODES)
     # It counts nodes without a task, too, if mpirun has started a daemon there.

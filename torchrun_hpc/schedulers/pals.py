@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.job import Launcher, Task
+from torchrun_hpc.job import Launcher
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.placement import Placement
 from torchrun_hpc.schedulers.process import Variables
@@ -47,12 +47,7 @@ def placement(process: Process) -> Placement | None:
     return Placement(
         name="PALS",
         launcher=MPIEXEC,
-        task=Task(
-            rank=pals.integer(RANK),
-            size=pals.integer(pmi.SIZE),
-            local_rank=pals.integer(LOCAL_RANK),
-            local_size=pals.integer(*LOCAL_SIZE),
-        ),
+        task=pals.task(RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE),
         sources={
             "tasks": pmi.SIZE,
             "task": RANK,

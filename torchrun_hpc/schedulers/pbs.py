@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Start, Task, same_host
+from torchrun_hpc.job import Start, Task, place_of
 from torchrun_hpc.schedulers.allocation import Allocation, in_identity, script, unique
 from torchrun_hpc.schedulers.pals import MPIEXEC
 from torchrun_hpc.schedulers.process import Variables
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchrun_hpc.job import Job
     from torchrun_hpc.schedulers.process import Process
 
@@ -42,11 +44,11 @@ def allocation(process: Process) -> Allocation | None:
     others between. On the other nodes it need not be readable.
     """
     pbs = Variables(process.environ, "PBS", "PBS_*")
-    job_id = pbs.first(JOB_ID)
-    if not job_id:
-        return None
-    lines, source = _node_file(pbs, process)
-    number, _, _ = job_id.partition(".")
+    return _allocation(pbs, *_node_file(pbs, process)) if pbs.first(JOB_ID) else None
+
+
+def _allocation(pbs: Variables, lines: Sequence[str], source: str) -> Allocation:
+    number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",
         identity=in_identity(re.sub(r"\[([0-9]+)\]", r"_\1", number)),
@@ -66,9 +68,10 @@ def detect(process: Process) -> Job | None:
             tasks there are.
     """
     pbs = Variables(process.environ, "PBS", "PBS_*")
-    found = allocation(process)
-    if found is None:
+    if not pbs.first(JOB_ID):
         return None
+    lines, source = _node_file(pbs, process)
+    found = _allocation(pbs, lines, source)
     if not found.nodes:
         raise LaunchError(
             "HPC035",
@@ -77,7 +80,7 @@ def detect(process: Process) -> Job | None:
             "with mpiexec, or type --standalone for one node",
         )
     if re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)):
-        return _task(pbs, process, found)
+        return _task(pbs, process, found, lines)
     is_shell = pbs.first(ENVIRONMENT) == INTERACTIVE
     job = script(found, process.hostname, MPIEXEC)
     if is_shell and job.node_rank is not None:
@@ -87,9 +90,11 @@ def detect(process: Process) -> Job | None:
     return job
 
 
-def _task(pbs: Variables, process: Process, found: Allocation) -> Job:
+def _task(
+    pbs: Variables, process: Process, found: Allocation, lines: Sequence[str]
+) -> Job:
     """Describe a task of pbsdsh or pbs_tmrsh, which gets no rank and no size."""
-    lines, source = _node_file(pbs, process)
+    source = found.sources["nodes"]
     most = max(lines.count(node) for node in found.nodes)
     if most > 1:
         raise LaunchError(
@@ -99,11 +104,10 @@ def _task(pbs: Variables, process: Process, found: Allocation) -> Job:
             f"{MPIEXEC.line.format(nodes=len(found.nodes))}",
             everywhere=True,
         )
-    known = enumerate(found.nodes)
-    by_name = (rank for rank, node in known if same_host(node, process.hostname))
     number = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else -1
     # The name first: numbers count hosts, too, that have no line in the file.
-    rank = next(by_name, number)
+    by_name = place_of(process.hostname, found.nodes)
+    rank = number if by_name is None else by_name
     if not 0 <= rank < len(found.nodes):
         raise LaunchError(
             "HPC037",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Job, Launcher, Start, Task, same_host
+from torchrun_hpc.job import Job, Launcher, Start, Task, place_of, same_host
 from torchrun_hpc.schedulers.allocation import in_identity
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Jo
             there are.
     """
     known = allocation.nodes if allocation else ()
-    here = (rank for rank, node in enumerate(known) if same_host(node, hostname))
-    index = next(here, None)
+    index = place_of(hostname, known)
     _check(place, place.nodes)
     nodes = _nodes(place, len(known), index)
     _check(place, nodes)

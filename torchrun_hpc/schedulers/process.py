@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.job import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,6 +97,25 @@ class Variables:
                 "HPC021", f"{name}={value!r} is not a whole number", everywhere=True
             )
         return int(value)
+
+    def task(self, rank: str, size: str, local_rank: str, *local_size: str) -> Task:
+        """Return the task that four variables describe.
+
+        Args:
+            rank: Name of the variable of its rank.
+            size: Of the number of tasks.
+            local_rank: Of its rank on its node.
+            local_size: Of the number of tasks there; the first that is set counts.
+
+        Raises:
+            LaunchError: One is not set, or is not a number.
+        """
+        return Task(
+            rank=self.integer(rank),
+            size=self.integer(size),
+            local_rank=self.integer(local_rank),
+            local_size=self.integer(*local_size),
+        )
 
     def integer_or_zero(self, *names: str) -> int:
         """Return the first of the variables that is set as a number, 0 if none is."""
