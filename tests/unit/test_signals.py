@@ -62,6 +62,10 @@ class Worker:
         self.process.stdin.write(f"{line}\n".encode())
         assert self.says(5)[-1] == "done"
 
+    def become_zombie(self):
+        self.process.kill()
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
     def end(self):
         self.process.kill()
         with self.process:
@@ -155,9 +159,10 @@ def test_workers_that_replace_others_get_what_not_all_have_had(agent, worker):
     quick, slow = worker(), worker(None)
     send()
     assert forward(agent, quick, slow) == [["SIGUSR1"], []]
+    # In this order: one that has not had it, and ends before the others, is not owed it.
     for old in quick, slow:
-        old.process.kill()
-    forward(agent, quick, slow)  # both are zombies
+        old.become_zombie()
+    forward(agent, quick, slow)
     assert forward(agent, worker(), worker()) == [["SIGUSR1"]] * 2
 
 
@@ -170,7 +175,7 @@ def test_workers_that_replace_others_do_not_get_what_all_have_had(agent, worker)
 
 def test_a_worker_that_has_ended_is_not_waited_for(agent, worker):
     done, one = worker(), worker()
-    done.process.kill()
+    done.become_zombie()
     send()
     assert forward(agent, done, one) == [[], ["SIGUSR1"]]
     assert forward(agent, done, worker()) == [[], []]
