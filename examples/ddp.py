@@ -79,10 +79,10 @@ def main() -> None:
     loss = train(steps, rank, world_size, device)
     if rank == 0:
         print(f"loss after {steps} steps: {loss:.6f}\n", end="")
-    dist.destroy_process_group()
-    # Gloo's threads outlive it, and let go of the last tensor a moment later. In torch
-    # 2.13 the worker aborts if Python is gone by then.
+    # Gloo's threads let go of the last tensor a moment after its result is there. Up to
+    # torch 2.4 a worker may hang if the group is gone by then, in 2.13 abort.
     time.sleep(0.2)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
