@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import run as torch_run
 
-from torchrun_hpc import arguments, cli, launching, patching, report
+from torchrun_hpc import arguments, cli, launching, report
+from torchrun_hpc.patching import capabilities, patches
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +42,9 @@ def _run(args: argparse.Namespace) -> None:
     launching.launch_parsed(_original_run, args, getattr(args, _TYPED, None))
 
 
-for _message in patching.left_out(patching.apply_patches()):
+with cli.faults_reported():
+    capabilities.check_release()
+for _message in patches.left_out(patches.apply_patches()):
     report.line(_message, sys.stderr, "warning")
 torch_run.parse_args = _parse_args
 torch_run.run = _run

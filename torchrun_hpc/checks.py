@@ -6,6 +6,7 @@ import copy
 import math
 import signal
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from torchrun_hpc import grammar
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.patching import capabilities, master_addr
 
 if TYPE_CHECKING:
     import argparse
@@ -47,8 +49,7 @@ def number_of_workers(args: argparse.Namespace, typed: Mapping[str, Value]) -> i
 
 def number_of_gpus() -> int:
     """Return how many GPUs torch sees on this node."""
-    xpu = getattr(torch, "xpu", None)
-    return int(torch.cuda.device_count() or (xpu.device_count() if xpu else 0))
+    return int(torch.cuda.device_count() or capabilities.number_of_xpus())
 
 
 def check(args: argparse.Namespace, typed: Mapping[str, Value]) -> None:
@@ -70,17 +71,19 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     if backends and args.rdzv_backend not in backends:
         known = ", ".join(sorted(backends))
         yield "rdzv_backend", f"this torch has only {known}; or leave the option out"
+    if args.max_restarts < 0:
+        yield "max_restarts", "type 0 or more"
     if not 0 < args.monitor_interval < math.inf:
         yield "monitor_interval", "type seconds, above 0"
     if "/" in args.rdzv_id or len(args.rdzv_id) > _LONGEST_ID:
         yield "rdzv_id", f"type at most {_LONGEST_ID} characters, without /"
     handlers = getattr(event_handlers, "_log_handlers", {})
-    if handlers and getattr(args, "event_log_handler", "null") not in handlers:
+    if handlers and capabilities.option(args, "event_log_handler") not in handlers:
         yield "event_log_handler", f"type one of {', '.join(sorted(handlers))}"
-    for name in getattr(args, "signals_to_handle", "").split(","):
+    for name in capabilities.option(args, "signals_to_handle").split(","):
         if name.strip() and not hasattr(signal, name.strip()):
             yield "signals_to_handle", f"there is no signal {name}"
-    if getattr(args, "numa_binding", None) and not torch.cuda.is_available():
+    if capabilities.option(args, "numa_binding") and not torch.cuda.is_available():
         yield "numa_binding", "no GPU is visible here, and torch binds by GPU"
 
 
@@ -95,7 +98,9 @@ def configure(args: argparse.Namespace) -> None:
         # torch makes a folder for logs where none was typed.
         trial.log_dir = args.log_dir or folder
         try:
-            torch_run.config_from_args(trial)
+            torch_run.config_from_args(master_addr.without(trial))
+            # Not every torch has made it by now.
+            Path(trial.log_dir).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=trial.log_dir):
                 pass  # torch makes one there, much later
         except (ValueError, AssertionError, RuntimeError, OSError) as error:

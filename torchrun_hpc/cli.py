@@ -165,12 +165,15 @@ def _second_half() -> Any:
     """Import the module that imports torch, which takes a second or more.
 
     Raises:
-        LaunchError: There is no torch.
+        LaunchError: There is no torch, or it is too old.
     """
     # Without looking for garbage: there is none among so many objects, and it takes
     # a sixth of the time (measured).
     gc.disable()
     try:
+        from torchrun_hpc.patching import capabilities  # noqa: PLC0415
+
+        capabilities.check_release()
         from torchrun_hpc import launching  # noqa: PLC0415
     except ImportError as error:
         raise LaunchError(

@@ -14,7 +14,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousParameters,
@@ -71,7 +70,7 @@ def print_dry_run(
         try:
             with _opened(args, plan, limit) as store:
                 found = _exchange(store, plan, own, limit)
-        except torch.distributed.DistError as error:
+        except RuntimeError as error:  # of the store
             raise RendezvousConnectionError(str(error)) from None
         absent = (r for r in range(plan.nodes) if r not in found)
         missing = [plan.hosts[rank] or f"node {rank}" for rank in absent]
@@ -108,6 +107,7 @@ def _exchange(
 ) -> dict[int, Description]:
     """Return the descriptions of all nodes that answer, on node 0."""
     store.set(_key(plan.node_rank), json.dumps(own))
+    store.add(_there(plan.node_rank), 1)
     store.add(_ARRIVED, 1)
     found = {}
     if plan.node_rank == 0:
@@ -117,13 +117,13 @@ def _exchange(
             limit,
             lambda: f"{arrived()} of {plan.nodes} nodes have answered",
         )
-        ranks = [rank for rank in range(plan.nodes) if store.check([_key(rank)])]
+        ranks = [rank for rank in range(plan.nodes) if store.add(_there(rank), 0)]
         texts = {rank: store.get(_key(rank)) for rank in ranks}
         received = {r: describing.received(t, r, plan) for r, t in texts.items()}
         found = {rank: node for rank, node in received.items() if node is not None}
-        store.set(_ANSWERED, str(len(found)))
+        store.add(_ANSWERED, len(found))
     elif not _wait(
-        lambda: store.check([_ANSWERED]),
+        lambda: store.add(_ANSWERED, 0) > 0,
         2 * limit,
         (lambda: "node 0 has not answered") if plan.node_rank == 1 else None,
     ):
@@ -131,7 +131,7 @@ def _exchange(
     # The host leaves last: the others are connected to it.
     store.add(_LEFT, 1)
     if plan.is_head:
-        answered = int(store.get(_ANSWERED))
+        answered = store.add(_ANSWERED, 0)
         _wait(lambda: store.add(_LEFT, 0) >= answered, _LAST)
     return found
 
@@ -175,3 +175,7 @@ def _wait(
 
 def _key(rank: int) -> str:
     return f"{_PREFIX}/{rank}"
+
+
+def _there(rank: int) -> str:
+    return f"{_key(rank)}/there"

@@ -29,7 +29,6 @@ from torchrun_hpc import (
     ending,
     endpoints,
     network,
-    patching,
     plan,
     rdzvconf,
     report,
@@ -38,6 +37,7 @@ from torchrun_hpc import (
 )
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import SCHEDULER, Inputs
+from torchrun_hpc.patching import capabilities, patches
 from torchrun_hpc.rendezvous import handler, wording
 from torchrun_hpc.schedulers import pmi
 
@@ -103,6 +103,7 @@ def describe(argv: Sequence[str]) -> Description:
     """Describe what would be launched; see `torchrun_hpc.describe`."""
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
     empty = {name: value for name, value in os.environ.items() if not value}
+    capabilities.check_release()
     try:
         job, problem = cli.look_around(command)
         line = direct.line_of(argv, job)
@@ -111,7 +112,7 @@ def describe(argv: Sequence[str]) -> Description:
         args, typed = arguments.parse(argv, os.environ)
         _check_possible(problem, typed)
         q, made = _plan(args, typed, job, command)
-        return _description(args, q, made, patching.examine())
+        return _description(args, q, made, patches.examine())
     finally:
         os.environ.update(empty)
 
@@ -139,11 +140,13 @@ def _launch(
         with _rendezvous(args, made):
             checks.configure(args)
             _check_port(made)
-            outcomes = patching.apply_patches(made)
+            outcomes = patches.apply_patches(made)
             if getattr(args, "hpc_dry_run", None):
                 sys.exit(_dry_run(args, q, made, outcomes))
-            _announce(made, patching.left_out(outcomes))
-            signals.leave_to_torch(getattr(args, "signals_to_handle", "").split(","))
+            _announce(made, patches.left_out(outcomes))
+            signals.leave_to_torch(
+                capabilities.option(args, "signals_to_handle").split(",")
+            )
             signals.begin(scheduled=job is not None)
             record(run)(args)
     except ImportError as error:  # a backend's package; torch has a stub for one
@@ -203,7 +206,7 @@ def _rendezvous(args: argparse.Namespace, made: LaunchPlan) -> Iterator[None]:
         return
     parameters = handler.parameters(args, made)
     creator = handler.register(made, args.max_restarts, parameters)
-    names = getattr(args, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    names = capabilities.option(args, "signals_to_handle")
     backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
     try:
         with ending.together(made, creator, names):
@@ -229,7 +232,7 @@ def _dry_run(
     args: argparse.Namespace,
     q: Inputs,
     made: LaunchPlan,
-    outcomes: Sequence[patching.Outcome],
+    outcomes: Sequence[patches.Outcome],
 ) -> int:
     """Print what would be done, and return the exit code."""
     conf = rdzvconf.parse(q.options.get("rdzv_conf"))
@@ -246,17 +249,21 @@ def _description(
     args: argparse.Namespace,
     q: Inputs,
     made: LaunchPlan,
-    outcomes: Sequence[patching.Outcome],
+    outcomes: Sequence[patches.Outcome],
 ) -> Description:
     command = arguments.plain_command(args, {**q.options, **made.options})
-    patches = [patching.described(outcome) for outcome in outcomes]
-    return describing.description(q, made, torch.__version__, patches, command)
+    patched = [patches.described(outcome) for outcome in outcomes]
+    return describing.description(q, made, torch.__version__, patched, command)
 
 
 def _announce(made: LaunchPlan, left_out: Sequence[Message]) -> None:
     """Print the start line, and the warnings."""
     if made.speaks:
         report.line(report.start_line(made), sys.stderr)
+    own = [*made.warnings]
+    opens_store = made.listen is not None and made.backend != SCHEDULER
+    if made.nodes > 1 and opens_store and not capabilities.LISTENING_SOCKET.present:
+        own.append(capabilities.listening_everywhere())
     shared = [*made.advice, *left_out] if made.speaks else []
-    for warning in [*made.warnings, *shared]:
+    for warning in [*own, *shared]:
         report.line(warning, sys.stderr, "warning")

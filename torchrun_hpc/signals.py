@@ -2,8 +2,9 @@
 
 Schedulers send them ahead of the end of a job, to the task that they started: that is
 the agent, and stock torchrun dies of them. Here a handler takes note, and `forward`,
-which is called ten times a second, delivers: each worker gets each signal once. One
-that would die of it, because its handler is not there yet, gets it later.
+which is called as often as the agent looks after its workers, delivers: each worker
+gets each signal once. One that would die of it, because its handler is not there yet,
+gets it later.
 
 Some schedulers signal all that descends from a task, some the task alone; with Slurm
 that depends on ``ProctrackType``. So a process stands beside the workers, with all

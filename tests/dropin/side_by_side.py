@@ -42,9 +42,29 @@ def clean_environ() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT)}
 
 
+def bare(which: str) -> list[str]:
+    """Return what to add to a line that says nothing of a rendezvous.
+
+    Without it stock torchrun of some releases takes a port that never changes, which
+    somebody else may have; the others, and torchrun_hpc, take any.
+    """
+    from torch.distributed.run import get_args_parser  # noqa: PLC0415
+
+    if which == OURS or get_args_parser().get_default("master_port") is None:
+        return []
+    return ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+
+
 @dataclass(frozen=True)
 class Result:
-    """What a launch left behind."""
+    """What a launch left behind.
+
+    Attributes:
+        code: Exit code.
+        out: What it wrote to stdout.
+        err: And to stderr.
+        seconds: How long it took.
+    """
 
     code: int
     out: str
@@ -162,10 +182,10 @@ class Launcher:
         answers = self._ask(requests, at_once, limit * len(requests))
         results = []
         for request, (code, seconds) in zip(requests, answers, strict=True):
-            texts = [
+            out, err = (
                 Path(f"{request['output']}.{stream}").read_text() for stream in "12"
-            ]
-            results.append(Result(code, *texts, seconds))
+            )
+            results.append(Result(code, out, err, seconds))
         return results
 
     def _ask(self, requests: list[Any], at_once: int = 2, limit: float = 0) -> Any:
@@ -235,7 +255,8 @@ def _become(request: dict[str, Any]) -> None:
 def _main() -> None:
     from torch.distributed import run as stock  # noqa: PLC0415
 
-    from torchrun_hpc import arguments, cli, patching  # noqa: F401, PLC0415
+    from torchrun_hpc import arguments, cli  # noqa: F401, PLC0415
+    from torchrun_hpc.patching import patches  # noqa: F401, PLC0415
 
     # Forks that do not touch these objects need not copy them.
     gc.collect()

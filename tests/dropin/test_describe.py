@@ -22,6 +22,7 @@ from torch.distributed.launcher import api
 
 import torchrun_hpc
 from torchrun_hpc import describing, network
+from torchrun_hpc.patching import patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,10 @@ def test_no_scheduler(argv: list[Any]) -> None:
     assert found["command"][0] == "torchrun"
     assert "--standalone" in found["command"]
     assert found["command"][-1] == "SCRIPT"
-    assert {patch["state"] for patch in found["patches"]} == {"patched"}
+    for patch, module in zip(found["patches"], patches.PATCHES, strict=True):
+        needed = module.IS_FOR.is_expected
+        expected = patches.State.APPLIED if needed else patches.State.NOT_NEEDED
+        assert patch["state"] == expected.value, patch
     assert json.loads(json.dumps(found)) == found
 
 

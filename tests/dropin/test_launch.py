@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,12 +17,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import COMMANDS, OURS, STOCK, clean_environ, end_group, run
+from side_by_side import COMMANDS, OURS, STOCK, bare, clean_environ, end_group, run
+from torch.distributed import run as torch_run
+
+from torchrun_hpc.patching import capabilities
 
 if TYPE_CHECKING:
     from side_by_side import Launcher, Result
 
 BOTH = (OURS, STOCK)
+
+OPTIONS = torch_run.get_args_parser()._option_string_actions
+
+
+def _known(*argv: str) -> tuple[str, ...]:
+    """Return those of some options, ``--x=y``, that the installed torch has."""
+    names = {word: word.partition("=")[0] for word in argv}
+    return tuple(
+        word
+        for word, name in names.items()
+        if any(option.startswith(name) for option in OPTIONS)
+    )
+
 
 # The training script: it writes down what it sees, and then does what it is told.
 REPORT = """
@@ -141,6 +158,13 @@ class Line:
     same: tuple[str, ...] = ()
     warning: str = ""
 
+    @property
+    def bare(self) -> bool:
+        """Whether nothing is said of a rendezvous."""
+        typed = {w.partition("=")[0] for w in self.argv if not w.endswith("=")}
+        said = {"--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-port"}
+        return not typed & said and "PET_RDZV_BACKEND" not in self.environ
+
 
 # Different at each launch; the last three are ours to better.
 _RUN = "TORCHELASTIC_RUN_ID"
@@ -194,16 +218,20 @@ LINES = {
         ("--rdzv-backend=static", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=x"),
         same=(_ADDRESS, _RUN),
     ),
-    "address": Line(("--local-addr=127.0.0.1",), same=(_ADDRESS,)),
+    "address": Line(
+        ("--local-addr=127.0.0.1",),
+        same=() if capabilities.ADDRESS_IS_LOST.present else (_ADDRESS,),
+    ),
     "role": Line(
         (
             *("--role=trainer", "--max-restarts=2", "--monitor-interval=0.5"),
-            *("--start-method=fork", "--shutdown-timeout=3", "--event-log=console"),
+            *("--start-method=fork", *_known("--shutdown-timeout=3")),
+            *_known("--event-log=console"),
         )
     ),
-    "signals": Line(("--signals-to-handle=SIGTERM,SIGUSR1",)),
+    "signals": Line(_known("--signals-to-handle=SIGTERM,SIGUSR1")),
     "virtual local rank": Line(
-        ("--virtual-local-rank", "--nproc-per-node=2"), workers=2
+        (*_known("--virtual-local-rank"), "--nproc-per-node=2"), workers=2
     ),
     "variables": Line(
         environ={
@@ -265,7 +293,7 @@ def _launch(
     launches, environs = [], []
     for number, line in enumerate(lines):
         for which in BOTH:
-            words = [*line.argv, line.script]
+            words = [*line.argv, *(bare(which) if line.bare else ()), line.script]
             port = str(_free_port())
             where = base / f"{number}-{which}"
             where.mkdir()
@@ -304,8 +332,9 @@ def launches(
     """
     default = socket.socket()
     try:
-        default.bind(("", 29400))
-        default.listen()
+        if not NEEDS_DEFAULT_PORT:
+            default.bind(("", DEFAULT_PORT))
+            default.listen()
     except OSError:
         pass  # somebody else takes it
     with default:
@@ -313,6 +342,10 @@ def launches(
         found = _launch(launcher, folder, list(LINES.values()), base, limit=45)
     return dict(zip(LINES, found, strict=True))
 
+
+# Stock torchrun of some releases cannot do without it.
+DEFAULT_PORT = 29400
+NEEDS_DEFAULT_PORT = f"localhost:{DEFAULT_PORT}" in torch_run.run.__code__.co_consts
 
 each_line = pytest.mark.parametrize("name", LINES)
 
@@ -345,10 +378,18 @@ def test_environment_of_the_workers(
             assert mine[what] == theirs[what]
 
 
+def _is_kept(worker: dict[str, Any]) -> bool:
+    """Say whether an agent keeps the workers' store; else worker 0 is to open it."""
+    agents = worker["environ"]["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    return capabilities.SHARED_STORE.present or agents
+
+
 @each_line
 def test_master_is_reachable(name: str, launches: dict[str, dict[str, Launch]]) -> None:
     ours = launches[name][OURS].workers
-    assert [worker["reachable"] for worker in ours] == [True] * LINES[name].workers
+    assert len(ours) == LINES[name].workers
+    for worker in ours:
+        assert (worker["reachable"] is True) is _is_kept(worker)
     assert {worker["environ"]["MASTER_ADDR"] for worker in ours} <= {
         "127.0.0.1",
         socket.getfqdn(),
@@ -358,13 +399,23 @@ def test_master_is_reachable(name: str, launches: dict[str, dict[str, Launch]]) 
         assert ours[0]["environ"]["MASTER_ADDR"] == "127.0.0.1"
 
 
+def _is_wide(worker: dict[str, Any]) -> bool:
+    """Say whether the agent of a worker listens to more than its own node."""
+    return not set(worker["listening"]) <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.skipif(
+    not capabilities.LISTENING_SOCKET.present,
+    reason="this torch cannot listen on one address",
+)
 @pytest.mark.parametrize("name", [name for name in LINES if name != "elastic"])
 def test_one_node_listens_to_itself_only(
     name: str, launches: dict[str, dict[str, Launch]]
 ) -> None:
     for worker in launches[name][OURS].workers:
-        assert worker["listening"]
-        assert set(worker["listening"]) <= {"127.0.0.1", "::1"}
+        kept = name != "file store" or _is_kept(worker)
+        assert bool(worker["listening"]) is kept
+        assert not _is_wide(worker)
 
 
 @each_line
@@ -392,6 +443,22 @@ def test_stock_prints_its_banner(launches: dict[str, dict[str, Launch]]) -> None
     """Without it, the test above would not show that ours is kept away."""
     err = launches["two workers"][STOCK].result.err
     assert "Setting OMP_NUM_THREADS" in err
+
+
+@pytest.mark.parametrize("argv", [[], ["--standalone"]])
+def test_the_default_port_is_taken(
+    argv: list[str], launcher: Launcher, folder: Path, tmp_path: Path
+) -> None:
+    """For --standalone, too, a release of torch took it."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody else takes it
+            stack.enter_context(socket.create_server(("", DEFAULT_PORT)))
+        result = launcher.ours(
+            [*argv, "report.py"], environ={"REPORT": str(tmp_path)}, cwd=folder
+        )
+    assert result.code == 0, result.err
+    assert result.err.splitlines() == result.own_lines
+    assert len(_reports(tmp_path)) == 1
 
 
 def test_arguments_that_stock_refuses(launcher: Launcher, folder: Path) -> None:
@@ -554,18 +621,28 @@ def test_attempts(failures: dict[str, dict[str, Launch]]) -> None:
         assert {("0", "1"), ("1", "1")} <= set(seen)
         assert {attempt for _, attempt in seen} == {"0", "1"}
         last = [w for w in workers if w["environ"]["TORCHELASTIC_RESTART_COUNT"] == "1"]
-        assert [worker["reachable"] for worker in last] == [True, True]
+        assert [w["reachable"] is True for w in last] == [_is_kept(w) for w in last]
 
 
 # --- log files --------------------------------------------------------------------
 
-LOGS = {
+_LOGS = {
     "redirects": ("-r3", "--nproc-per-node=2"),
     "tee": ("--tee=3", "--nproc-per-node=2"),
     "both": ("--redirects=0:1,1:2", "-t", "0:2,1:1", "--nproc-per-node=2"),
     "filter": ("-t3", "--local-ranks-filter=1", "--nproc-per-node=2"),
     "duplicates": ("-r3", "--duplicate-stdout-filters=out", "--nproc-per-node=2"),
 }
+LOGS = {
+    name: argv
+    for name, argv in _LOGS.items()
+    if set(_known(*argv)) >= {word for word in argv if word.startswith("--")}
+}
+
+
+def _is_of_default(line: str) -> bool:
+    """Say whether a line is torch's warning of an option that nobody has typed."""
+    return capabilities.WARNS_OF_DEFAULT.present and "master_addr is only" in line
 
 
 def _tree(base: Path) -> dict[str, str]:
@@ -607,7 +684,8 @@ def test_log_files(
     assert sorted(ours.result.out.splitlines()) == sorted(stock.result.out.splitlines())
     rest = [x for x in ours.result.err.splitlines() if x not in ours.result.own_lines]
     assert len(ours.result.own_lines) == 1
-    assert sorted(rest) == sorted(stock.result.err.splitlines())
+    theirs = [x for x in stock.result.err.splitlines() if not _is_of_default(x)]
+    assert sorted(rest) == sorted(theirs)
 
 
 def test_no_folder_is_left_over(
@@ -619,7 +697,9 @@ def test_no_folder_is_left_over(
         (tmp_path / which).mkdir()
         environs.append({"TMPDIR": str(tmp_path / which), "REPORT": str(tmp_path)})
     launcher.many(
-        [(which, ["-r3", "report.py"]) for which in BOTH], environs=environs, cwd=folder
+        [(which, ["-r3", *bare(which), "report.py"]) for which in BOTH],
+        environs=environs,
+        cwd=folder,
     )
     ours, stock = (
         [p.name.partition("_")[0] for p in (tmp_path / which).iterdir()]
@@ -713,7 +793,8 @@ def test_two_nodes_as_typed(
         assert [w["environ"]["RANK"] for w in workers] == ["0", "1"]
         assert [w["environ"]["GROUP_RANK"] for w in workers] == ["0", "1"]
         assert [w["environ"]["WORLD_SIZE"] for w in workers] == ["2", "2"]
-        assert [w["reachable"] for w in workers] == [True, True]
+        for worker in workers:
+            assert (worker["reachable"] is True) is _is_kept(worker)
     for mine, theirs in zip(ours, stock, strict=True):
         assert mine["environ"].keys() == theirs["environ"].keys()
     for result in results[:2]:
@@ -735,7 +816,7 @@ def test_a_signal_ends_agent_and_workers(
         for which in BOTH:
             (tmp_path / which).mkdir()
             processes[which] = subprocess.Popen(
-                [*COMMANDS[which], "--nproc-per-node=2", "report.py"],
+                [*COMMANDS[which], "--nproc-per-node=2", *bare(which), "report.py"],
                 env={
                     **clean_environ(),
                     "REPORT": str(tmp_path / which),
@@ -792,10 +873,12 @@ after = names()
 changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
 expected = {("torch.distributed.run", name) for name in ("run", "parse_args")}
 expected.add((dynamic_rendezvous.__name__, "pickle"))
-expected.add(("DynamicRendezvousHandler", "next_rendezvous"))
+if int(os.environ["SHARED"]):
+    expected.add(("DynamicRendezvousHandler", "next_rendezvous"))
 assert changed == expected, changed
 assert dict(os.environ) == environ
 assert sys.argv == argv
+del os.environ["SHARED"]
 print("imported", flush=True)
 for launch in range(int(sys.argv[1])):
     print("launch", file=sys.stderr, flush=True)
@@ -808,7 +891,12 @@ def _auto(
 ) -> Result:
     return run(
         [sys.executable, "-c", AUTO, str(launches), *argv],
-        env={**clean_environ(), "REPORT": str(report), **environ},
+        env={
+            **clean_environ(),
+            "REPORT": str(report),
+            "SHARED": str(int(capabilities.SHARED_STORE.present)),
+            **environ,
+        },
         cwd=folder,
     )
 
@@ -822,9 +910,10 @@ def test_auto(folder: Path, tmp_path: Path) -> None:
     assert len(result.own_lines) == 1
     for worker in _reports(tmp_path):
         assert worker["environ"]["MASTER_ADDR"] == "127.0.0.1"
-        assert set(worker["listening"]) == {"127.0.0.1"}
+        if capabilities.LISTENING_SOCKET.present:
+            assert set(worker["listening"]) == {"127.0.0.1"}
         assert worker["environ"]["OMP_NUM_THREADS"] == "1"
-        assert worker["reachable"] is True
+        assert (worker["reachable"] is True) is _is_kept(worker)
 
 
 def test_auto_twice(folder: Path, tmp_path: Path) -> None:

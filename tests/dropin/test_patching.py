@@ -14,6 +14,7 @@ import threading
 import time
 from base64 import b64encode
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -23,12 +24,10 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from side_by_side import OURS, STOCK, clean_environ, end_group
+from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
-from torch.distributed.elastic.multiprocessing.subprocess_handler import (
-    subprocess_handler,
-)
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousParameters,
@@ -38,12 +37,15 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 
-from torchrun_hpc import patching, report
+from torchrun_hpc import report
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.patching import (
+    capabilities,
     fresh_store,
     listening,
+    local_addr,
     node_order,
+    patches,
     replacing,
     state_as_json,
 )
@@ -62,27 +64,47 @@ Executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor
 State: Any = dynamic_rendezvous._RendezvousState
 Node: Any = dynamic_rendezvous._NodeDesc
 
-# Everything that a patch may replace.
-PLACES = [
-    (Handler, "next_rendezvous"),
-    (Handler, "shutdown"),
-    (Handler, "_create_tcp_store_server"),
-    (Handler, "_node_desc_generator"),
-    (static_tcp_rendezvous.StaticTCPRendezvous, "next_rendezvous"),
-    (static_tcp_rendezvous.StaticTCPRendezvous, "shutdown"),
-    (c10d_rendezvous_backend, "TCPStore"),
-    (static_tcp_rendezvous, "TCPStore"),
-    (dynamic_rendezvous, "pickle"),
-    (agent_api.SimpleElasticAgent, "_rendezvous"),
-    (agent_api.SimpleElasticAgent, "_exit_barrier"),
-    (LocalElasticAgent, "_start_workers"),
-    (LocalElasticAgent, "_shutdown"),
-    (LocalElasticAgent, "_monitor_workers"),
-    (LocalElasticAgent, "_get_fq_hostname"),
-    (agent_api, "_get_fq_hostname"),
-    (multiprocessing_api.PContext, "close"),
-    (subprocess_handler, "Popen"),
-]
+# Where workers are started, and by which name.
+Starting: Any = multiprocessing_api
+Starting = sys.modules[Starting.SubprocessHandler.__module__]
+POPEN = "Popen" if hasattr(Starting, "Popen") else "subprocess"
+
+# Everything that a patch may replace, and what a torch has where one does.
+_EVERY, _SHARED = capabilities.EVERY, capabilities.SHARED_STORE
+_INFO = capabilities.RENDEZVOUS_INFO
+EXPECTED = {
+    (Handler, "next_rendezvous"): _EVERY,
+    (Handler, "shutdown"): _EVERY,
+    (Handler, "_create_tcp_store_server"): _SHARED,
+    (Handler, "_node_desc_generator"): _EVERY,
+    (static_tcp_rendezvous.StaticTCPRendezvous, "next_rendezvous"): _EVERY,
+    (static_tcp_rendezvous.StaticTCPRendezvous, "shutdown"): _EVERY,
+    (c10d_rendezvous_backend, "TCPStore"): _EVERY,
+    (static_tcp_rendezvous, "TCPStore"): _EVERY,
+    (dynamic_rendezvous, "pickle"): _EVERY,
+    (agent_api.SimpleElasticAgent, "_rendezvous"): _EVERY,
+    (agent_api.SimpleElasticAgent, "_exit_barrier"): _EVERY,
+    (LocalElasticAgent, "_start_workers"): _EVERY,
+    (LocalElasticAgent, "_shutdown"): _EVERY,
+    (LocalElasticAgent, "_monitor_workers"): _EVERY,
+    (LocalElasticAgent, "_get_fq_hostname"): _INFO,
+    (agent_api, "_get_fq_hostname"): _INFO,
+    (multiprocessing_api.PContext, "close"): _EVERY,
+    (Starting, POPEN): _EVERY,
+    (torch_run, "config_from_args"): capabilities.WARNS_OF_DEFAULT,
+}
+PLACES = [place for place, has in EXPECTED.items() if has.present or hasattr(*place)]
+
+
+def _needs(capability: capabilities.Capability, what: str) -> pytest.MarkDecorator:
+    reason = f"torch {torch.__version__} has no {what}"
+    return pytest.mark.skipif(not capability.present, reason=reason)
+
+
+needs_shared_store = _needs(_SHARED, "store that agents keep for workers")
+needs_listening = _needs(
+    capabilities.LISTENING_SOCKET, "store that listens on a given socket"
+)
 
 
 def _torch() -> list[Any]:
@@ -113,10 +135,17 @@ def _plan(**values: Any) -> LaunchPlan:
     return LaunchPlan(**{**given_values, **values})
 
 
+def _expected(patch: patches.Patch) -> patches.State:
+    """Return what is to become of a patch: none may be left out."""
+    needed = patch.IS_FOR.is_expected
+    return patches.State.APPLIED if needed else patches.State.NOT_NEEDED
+
+
 def _patch_all(**values: Any) -> None:
-    """Apply all patches, none of which may be left out."""
-    outcomes = patching.apply_patches(_plan(**values))
-    assert {outcome.state for outcome in outcomes} == {patching.State.APPLIED}
+    """Apply all patches that this torch needs, none of which may be left out."""
+    outcomes = patches.apply_patches(_plan(**values))
+    for outcome in outcomes:
+        assert outcome.state is _expected(outcome.patch), outcome.name
 
 
 def _free_port(address: str = "127.0.0.1") -> int:
@@ -141,8 +170,11 @@ def _parameters(endpoint: str, **conf: Any) -> RendezvousParameters:
 # --- all of them ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("patch", patching.PATCHES, ids=lambda patch: patch.__name__)
-def test_fits_this_torch(patch: patching.Patch) -> None:
+NEEDED = [patch for patch in patches.PATCHES if patch.IS_FOR.is_expected]
+
+
+@pytest.mark.parametrize("patch", NEEDED, ids=lambda patch: patch.__name__)
+def test_fits_this_torch(patch: patches.Patch) -> None:
     assert patch.fits() is True
 
 
@@ -151,7 +183,7 @@ def test_every_target_is_replaced() -> None:
     before = _torch()
     _patch_all()
     for old, new, place in zip(before, _torch(), PLACES, strict=True):
-        assert old is not new, place
+        assert (old is not new) is EXPECTED[place].present, place
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -162,10 +194,11 @@ def test_a_second_launch_in_one_process() -> None:
     assert Handler._node_desc_generator.generate("n").node_rank == 2
 
 
+@needs_listening
 @pytest.mark.usefixtures("torch_again")
 def test_a_second_launch_listens_on_its_own_address() -> None:
     for address in ("127.0.0.2", "127.0.0.4"):
-        patching.apply_patches(_plan(address=address, listen=(address, 0)))
+        patches.apply_patches(_plan(address=address, listen=(address, 0)))
         made = c10d_rendezvous_backend._create_tcp_store(
             _parameters(f"{address}:0", is_host=1)
         )
@@ -175,42 +208,66 @@ def test_a_second_launch_listens_on_its_own_address() -> None:
 
 @pytest.mark.usefixtures("torch_again")
 def test_what_became_of_each() -> None:
-    outcomes = patching.apply_patches(_plan())
+    outcomes = patches.apply_patches(_plan())
     assert [outcome.name for outcome in outcomes] == [
-        *("state_as_json", "fresh_store", "node_order"),
+        *("state_as_json", "fresh_store", "node_order", "local_addr"),
         *("listening", "waiting", "leaving"),
-        *("agent", "forwarding", "closing", "tied", "host_name"),
+        *("agent", "forwarding", "closing", "tied", "host_name", "master_addr"),
     ]
-    assert patching.left_out(outcomes) == []
+    assert patches.left_out(outcomes) == []
     for outcome in outcomes:
-        assert patching.described(outcome) == {
+        assert patches.described(outcome) == {
             "name": outcome.name,
             "target": outcome.patch.TARGET,
             "reason": outcome.patch.REASON,
-            "releases": outcome.patch.RELEASES,
-            "state": "patched",
+            "releases": outcome.patch.IS_FOR.releases,
+            "state": _expected(outcome.patch).value,
         }
 
 
 @pytest.mark.usefixtures("torch_again")
 def test_looking_at_patches_applies_none() -> None:
     before = _torch()
-    outcomes = patching.examine()
+    outcomes = patches.examine()
     assert _torch() == before
-    assert outcomes == patching.apply_patches(_plan())
+    assert outcomes == patches.apply_patches(_plan())
 
 
 @pytest.mark.usefixtures("torch_again")
 def test_a_release_without_the_fault_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(state_as_json, "RELEASES", "<2.0")
+    older = capabilities.Capability("<2.0", present=False)
+    monkeypatch.setattr(state_as_json, "IS_FOR", older)
     before = dynamic_rendezvous.pickle
-    first, *others = patching.apply_patches(_plan())
-    assert (first.name, first.state) == ("state_as_json", patching.State.NOT_NEEDED)
-    assert {outcome.state for outcome in others} == {patching.State.APPLIED}
-    assert patching.left_out([first]) == []
+    first, *others = patches.apply_patches(_plan())
+    assert (first.name, first.state) == ("state_as_json", patches.State.NOT_NEEDED)
+    for outcome in others:
+        assert outcome.state is _expected(outcome.patch), outcome.name
+    assert patches.left_out([first]) == []
     assert dynamic_rendezvous.pickle is before
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_release_that_has_lost_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fault may be there all the same, at another place."""
+    lost = capabilities.Capability(f"=={capabilities.RELEASE}", present=False)
+    monkeypatch.setattr(state_as_json, "IS_FOR", lost)
+    before = dynamic_rendezvous.pickle
+    outcome = patches.apply_patches(_plan())[0]
+    assert outcome.state is patches.State.DOES_NOT_FIT
+    (message,) = patches.left_out([outcome])
+    assert (message.code, state_as_json.TARGET in message.text) == ("HPC080", True)
+    assert dynamic_rendezvous.pickle is before
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_release_that_nobody_knows_and_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newer = capabilities.Capability("<2.0", present=True)
+    monkeypatch.setattr(state_as_json, "IS_FOR", newer)
+    assert patches.apply_patches(_plan())[0].state is patches.State.APPLIED
 
 
 def _by_address(self: Any) -> None:
@@ -234,19 +291,33 @@ def _other_init(self: Any, node: Any, *_more: Any) -> None:
     self._this_node = node
 
 
+def _answer(self: Any) -> Any:
+    return self._answer
+
+
 CHANGES = [
     (node_order, Executor, "_mark_rendezvous_complete", _by_address),
     (node_order, Executor, "_mark_rendezvous_complete", _no_order),
     (node_order, Executor, "_mark_rendezvous_complete", None),
     (node_order, Handler, "_node_desc_generator", None),
-    (listening, Handler, "_create_tcp_store_server", _other_server),
-    (listening, Handler, "_create_tcp_store_server", None),
     (listening, c10d_rendezvous_backend, "TCPStore", None),
-    (listening, c10d_rendezvous_backend, "TCPStore", dist.HashStore),
-    (fresh_store, Handler, "__init__", _other_init),
-    (fresh_store, Handler, "next_rendezvous", None),
     (state_as_json, dynamic_rendezvous, "pickle", None),
 ]
+if capabilities.LISTENING_SOCKET.present:
+    CHANGES += [(listening, c10d_rendezvous_backend, "TCPStore", dist.HashStore)]
+if capabilities.SHARED_STORE.present:
+    CHANGES += [
+        (listening, Handler, "_create_tcp_store_server", _other_server),
+        (listening, Handler, "_create_tcp_store_server", None),
+        (fresh_store, Handler, "__init__", _other_init),
+        (fresh_store, Handler, "next_rendezvous", None),
+    ]
+if capabilities.ADDRESS_IS_LOST.present:
+    CHANGES += [
+        (local_addr, Handler, "__init__", _other_init),
+        (local_addr, Handler, "next_rendezvous", _answer),
+        (local_addr, Handler, "next_rendezvous", None),
+    ]
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -269,11 +340,11 @@ def test_a_torch_that_has_changed(
         (place, place_name): inspect.getattr_static(place, place_name, None)
         for place, place_name in PLACES
     }
-    monkeypatch.setattr(patching, "PATCHES", (patch,))
+    monkeypatch.setattr(patches, "PATCHES", (patch,))
 
-    (outcome,) = patching.apply_patches(_plan())
-    assert outcome.state is patching.State.DOES_NOT_FIT
-    assert patching.left_out([outcome]) == [
+    (outcome,) = patches.apply_patches(_plan())
+    assert outcome.state is patches.State.DOES_NOT_FIT
+    assert patches.left_out([outcome]) == [
         Message(
             "HPC080",
             f"torch {torch.__version__} has changed {patch.TARGET}; it is left as it "
@@ -290,10 +361,10 @@ def test_one_that_does_not_fit_keeps_no_other_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Executor, "_mark_rendezvous_complete", _by_address)
-    outcomes = patching.apply_patches(_plan())
-    (message,) = patching.left_out(outcomes)
+    outcomes = patches.apply_patches(_plan())
+    (message,) = patches.left_out(outcomes)
     assert node_order.TARGET in message.text
-    assert len(outcomes) == len(patching.PATCHES)
+    assert len(outcomes) == len(patches.PATCHES)
     assert dynamic_rendezvous.pickle is StateAsJson
     assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
 
@@ -344,18 +415,23 @@ def test_payload_in_the_store(which: str, launcher: Launcher, tmp_path: Path) ->
     assert "RendezvousStateError" in last
 
 
+SECOND_SET = hasattr(State(), "redundancy_list")
+ZONE = timezone.utc if capabilities.AWARE_TIMES.present else None
+
+
 def _state(nodes: int = 3) -> Any:
     """Return a state as a rendezvous of our nodes, and one of stock's, holds it."""
     state = State()
     state.round, state.complete, state.closed = 2, True, False
-    now = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
+    now = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=ZONE)
     state.deadline = now + timedelta(seconds=30)
     for rank in range(nodes):
         node = RankedNode(f"n{9 + rank}", 4000 + rank, 0, rank)
         state.participants[node] = rank
         state.last_heartbeats[node] = now
     state.wait_list.add(RankedNode("n2", 1, 0, 7))
-    state.redundancy_list.add(Node("n3", 1, 0))
+    second = state.redundancy_list if SECOND_SET else state.wait_list
+    second.add(Node("n3", 1, 0))
     return state
 
 
@@ -364,8 +440,9 @@ def test_a_state_is_read_as_it_was_written(nodes: int) -> None:
     state = _state(nodes)
     read = StateAsJson.loads(StateAsJson.dumps(state))
     assert vars(read) == vars(state)
-    assert [type(node) for node in read.wait_list] == [RankedNode]
-    assert [type(node) for node in read.redundancy_list] == [Node]
+    others = {*read.wait_list, *(read.redundancy_list if SECOND_SET else ())}
+    kinds = {node.addr: type(node) for node in others}
+    assert kinds == {"n2": RankedNode, "n3": Node}
     assert [node.node_rank for node in read.participants] == list(range(nodes))
 
 
@@ -374,7 +451,8 @@ def _fields(**changes: Any) -> bytes:
     return json.dumps({**fields, **changes}).encode()
 
 
-NOW = "2026-01-02T03:04:05+00:00"
+NAIVE, AWARE = "2026-01-02T03:04:05", "2026-01-02T03:04:05+00:00"
+NOW, OTHER = (AWARE, NAIVE) if ZONE else (NAIVE, AWARE)
 NOT_A_STATE = {
     "a pickle": pickle.dumps(State()),
     "no JSON": b"{",
@@ -393,7 +471,7 @@ NOT_A_STATE = {
     "a flag of numbers": _fields(complete=1),
     "a deadline of numbers": _fields(deadline=1),
     "a deadline of another form": _fields(deadline="tomorrow"),
-    "a deadline without zone": _fields(deadline="2026-01-02T03:04:05"),
+    "a deadline of another torch": _fields(deadline=OTHER),
     "participants by name": _fields(participants={"n9": 0}),
     "a rank of text": _fields(participants=[[["n9", 1, 0, 0], "0"]]),
     "a node of two": _fields(wait_list=[["n9", 1]]),
@@ -403,6 +481,7 @@ NOT_A_STATE = {
     "a process of text": _fields(wait_list=[["n9", "1", 0]]),
     "heartbeats of numbers": _fields(last_heartbeats=[[["n9", 1, 0], 5]]),
     "heartbeats without node": _fields(last_heartbeats=[[NOW, NOW]]),
+    "a heartbeat of another torch": _fields(last_heartbeats=[[["n9", 1, 0], OTHER]]),
 }
 
 
@@ -480,7 +559,7 @@ def test_stock_ranks_by_text() -> None:
 def test_nodes_are_ranked_as_the_scheduler_numbers_them(order: tuple[int, ...]) -> None:
     nodes = []
     for rank in order:
-        patching.apply_patches(_plan(node_rank=rank))
+        patches.apply_patches(_plan(node_rank=rank))
         nodes.append(Handler._node_desc_generator.generate(NAMES[rank]))
     assert _ranks(nodes) == {"n9": 0, "n10": 1, "n11": 2}
     # As every node sees it: through the store.
@@ -492,7 +571,7 @@ def test_nodes_are_ranked_as_the_scheduler_numbers_them(order: tuple[int, ...]) 
 
 @pytest.mark.usefixtures("torch_again")
 def test_the_original_is_asked_for_the_rest() -> None:
-    patching.apply_patches(_plan(node_rank=5))
+    patches.apply_patches(_plan(node_rank=5))
     first = Handler._node_desc_generator.generate()
     second = Handler._node_desc_generator.generate("name")
     assert (first.addr, first.pid) == (socket.getfqdn(), os.getpid())
@@ -503,7 +582,7 @@ def test_the_original_is_asked_for_the_rest() -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_nodes_that_are_not_to_be_ranked_are_left_alone() -> None:
     before = Handler._node_desc_generator
-    patching.apply_patches(_plan(ordered=False))
+    patches.apply_patches(_plan(ordered=False))
     assert Handler._node_desc_generator is before
 
 
@@ -540,32 +619,52 @@ def test_text_of_a_node_is_as_in_torch() -> None:
 # --- two rounds, over loopback ----------------------------------------------------
 
 
-def _two_rounds(seen: list[Any], tick: float = 0.05) -> None:
-    """Let two agents meet twice, as after a failure of their workers."""
-    endpoint = f"127.0.0.1:{_free_port()}"
+def _two_agents(*addresses: str) -> tuple[list[Any], int]:
+    """Return the handlers of two agents, and the port of their rendezvous."""
+    port = _free_port()
     handlers = []
-    for is_host in (1, 0):
+    for number, address in enumerate(addresses):
         parameters = _parameters(
-            endpoint, is_host=is_host, nodes=2, join_timeout=20, read_timeout=20
+            f"127.0.0.1:{port}",
+            is_host=int(number == 0),
+            nodes=2,
+            join_timeout=20,
+            read_timeout=20,
         )
-        parameters.local_addr = "127.0.0.1"
+        parameters.local_addr = address
         backend, store = c10d_rendezvous_backend.create_backend(parameters)
         handlers.append(dynamic_rendezvous.create_handler(store, backend, parameters))
+    return handlers, port
+
+
+def _meet(handlers: list[Any]) -> list[Any]:
+    """Return what the handlers answer when all of them are asked."""
+    found: dict[int, Any] = {}
+
+    def join(number: int) -> None:
+        found[number] = handlers[number].next_rendezvous()
+
+    numbers = range(len(handlers))
+    threads = [threading.Thread(target=join, args=(number,)) for number in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return [found[number] for number in numbers]
+
+
+def _two_rounds(seen: list[Any], tick: float = 0.05) -> int:
+    """Let two agents meet twice, as after a failure of their workers.
+
+    Returns the port of their own store.
+    """
+    handlers, port = _two_agents("127.0.0.1", "127.0.0.1")
     for _ in range(2):
-        found: dict[int, Any] = {}
-
-        def join(number: int, found: dict[int, Any] = found) -> None:
-            found[number] = handlers[number].next_rendezvous()
-
-        threads = [threading.Thread(target=join, args=(n,)) for n in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-        infos = [found[number].bootstrap_store_info for number in (0, 1)]
+        found = _meet(handlers)
+        infos = [answer.bootstrap_store_info for answer in found]
         assert infos[0] == infos[1]
-        assert sorted(info.rank for info in found.values()) == [0, 1]
+        assert sorted(answer.rank for answer in found) == [0, 1]
         workers = dist.TCPStore(
             infos[0].master_addr,
             infos[0].master_port,
@@ -577,6 +676,7 @@ def _two_rounds(seen: list[Any], tick: float = 0.05) -> None:
         time.sleep(tick)
     for handler in handlers:
         handler.shutdown()
+    return port
 
 
 @pytest.fixture
@@ -590,24 +690,78 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@needs_shared_store
 @pytest.mark.usefixtures("quick")
 def test_stock_keeps_the_store_of_dead_workers() -> None:
     seen: list[Any] = []
-    _two_rounds(seen)
+    port = _two_rounds(seen)
     assert seen[0][0] == seen[1][0]
+    assert (seen[0][0] == port) is capabilities.SHARED_RENDEZVOUS_STORE.present
     assert [old for _, old in seen] == [False, True]
 
 
+@needs_shared_store
 @pytest.mark.usefixtures("torch_again", "quick")
 @pytest.mark.parametrize("address", [None, "127.0.0.1"])
 def test_every_round_has_a_store_of_its_own(address: str | None) -> None:
     """With the stores opened by torch, and with those opened on one address."""
     _patch_all(address=address)
     seen: list[Any] = []
-    _two_rounds(seen)
-    assert seen[0][0] != seen[1][0]
+    port = _two_rounds(seen)
+    assert len({port, seen[0][0], seen[1][0]}) == 3
     assert [old for _, old in seen] == [False, False]
     assert _listening(seen[0][0]) == set()  # nobody is led to the old one
+
+
+# --- local_addr -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [("n9", "n10"), ("n10", "n9")])
+def test_the_first_node_says_where_the_workers_meet(
+    order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever node it is, and whatever torch has said."""
+    state = State()
+    state.participants = {Node(name, 1, 0): order.index(name) for name in NAMES[:2]}
+    holder = SimpleNamespace(state=state)
+    where = SimpleNamespace(master_addr="n9.cl", master_port=1234)
+    answer = SimpleNamespace(bootstrap_store_info=where)
+    monkeypatch.setattr(Handler, "next_rendezvous", lambda _self: answer)
+    local_addr.apply(None)
+    try:
+        handler: Any = SimpleNamespace(_state_holder=holder)
+        assert Handler.next_rendezvous(handler) is answer
+        assert vars(where) == {"master_addr": order[0], "master_port": 1234}
+    finally:
+        replacing.restore()
+
+
+@pytest.mark.skipif(
+    not capabilities.RENDEZVOUS_INFO.present,
+    reason="this torch does not say where the workers meet",
+)
+@pytest.mark.usefixtures("torch_again", "quick")
+@pytest.mark.parametrize("which", [STOCK, OURS])
+def test_workers_meet_at_the_address_of_the_first_node(which: str) -> None:
+    """The second agent to come is the first of the nodes."""
+    if which == OURS:
+        _patch_all(address=None, ordered=False)
+    addresses = ("127.0.0.3", "127.0.0.2")
+    handlers, port = _two_agents(*addresses)
+    found = _meet(handlers)
+    assert [answer.rank for answer in found] == [1, 0]
+    met = {answer.bootstrap_store_info.master_addr for answer in found}
+    if which == OURS:
+        assert met == {"127.0.0.2"}
+    elif capabilities.ADDRESS_IS_LOST.present:
+        assert met == {socket.getfqdn()}
+    elif capabilities.SHARED_RENDEZVOUS_STORE.present:
+        assert met == {"127.0.0.1"}  # where the rendezvous is
+        assert found[0].bootstrap_store_info.master_port == port
+    else:
+        assert met == {"127.0.0.2"}
+    for handler in handlers:
+        handler.shutdown()
 
 
 # --- listening --------------------------------------------------------------------
@@ -648,11 +802,12 @@ def test_stock_listens_on_all_interfaces() -> None:
     del store
 
 
+@needs_listening
 @pytest.mark.usefixtures("torch_again", "quick")
 @pytest.mark.parametrize(
     ("address", "other"), [("127.0.0.2", "127.0.0.3"), ("::1", "127.0.0.1")]
 )
-def test_both_stores_listen_on_one_address(address: str, other: str) -> None:
+def test_all_stores_listen_on_one_address(address: str, other: str) -> None:
     if not _usable(address):
         pytest.skip(f"this machine has no {address}")
     port = _free_port(address)
@@ -663,14 +818,18 @@ def test_both_stores_listen_on_one_address(address: str, other: str) -> None:
     backend, store = c10d_rendezvous_backend.create_backend(parameters)
     handler = dynamic_rendezvous.create_handler(store, backend, parameters)
     try:
-        info = handler.next_rendezvous().bootstrap_store_info
-        assert info.master_addr == address
+        answer = handler.next_rendezvous()
         assert store.port == port
-        for found in (store.port, info.master_port):
+        ports = [store.port]
+        if capabilities.SHARED_STORE.present:
+            info = answer.bootstrap_store_info
+            assert info.master_addr == address
+            ports.append(info.master_port)
+        for found in ports:
             assert _listening(found) == {address}
             assert _answers(address, found)
             assert not _answers(other, found)
-        workers = dist.TCPStore(address, info.master_port, is_master=False)
+        workers = dist.TCPStore(address, ports[-1], is_master=False)
         workers.set("key", "value")
         assert workers.get("key") == b"value"
     finally:
@@ -706,7 +865,7 @@ def test_a_client_that_comes_first_waits_quietly(
 
 @pytest.mark.usefixtures("torch_again")
 def test_a_client_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
-    patching.apply_patches(_plan(endpoint="jwb0001i:23456", node_rank=1))
+    patches.apply_patches(_plan(endpoint="jwb0001i:23456", node_rank=1))
     port = _free_port("127.0.0.2")
     start = time.monotonic()
     with pytest.raises(RendezvousConnectionError) as caught:
@@ -724,7 +883,7 @@ def test_a_client_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.2", 0)) as holder:
         port = holder.getsockname()[1]
-        patching.apply_patches(_plan(listen=("127.0.0.2", port)))
+        patches.apply_patches(_plan(listen=("127.0.0.2", port)))
         with pytest.raises(LaunchError) as caught:
             c10d_rendezvous_backend._create_tcp_store(
                 _parameters(f"127.0.0.2:{port}", is_host=1)
@@ -808,14 +967,15 @@ import sys
 from torch.distributed.elastic.rendezvous import (
     RendezvousParameters, c10d_rendezvous_backend,
 )
-from torchrun_hpc import patching
+
+from torchrun_hpc.patching import patches
 from torchrun_hpc.plan import LaunchPlan
 
 plan = LaunchPlan(
     title="", nodes=2, node_rank=1, workers=1, speaks=False, endpoint="head:1",
     address="127.0.0.2",
 )
-assert patching.left_out(patching.apply_patches(plan)) == []
+assert patches.left_out(patches.apply_patches(plan)) == []
 print("waiting", flush=True)
 c10d_rendezvous_backend.create_backend(
     RendezvousParameters("c10d", sys.argv[1], "test", 2, 2, is_host=0)

@@ -14,8 +14,7 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from torchrun_hpc import patching
-from torchrun_hpc.patching import agent, replacing
+from torchrun_hpc.patching import agent, patches, replacing
 from torchrun_hpc.plan import LaunchPlan
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
@@ -129,10 +128,10 @@ def test_a_torch_that_has_changed(
     else:
         monkeypatch.setattr(owner, name, changed)
     before = [vars(place).get(place_name) for place, place_name in PLACES]
-    monkeypatch.setattr(patching, "PATCHES", (agent,))
-    (outcome,) = patching.apply_patches(PLAN)
-    assert outcome.state is patching.State.DOES_NOT_FIT
-    (message,) = patching.left_out([outcome])
+    monkeypatch.setattr(patches, "PATCHES", (agent,))
+    (outcome,) = patches.apply_patches(PLAN)
+    assert outcome.state is patches.State.DOES_NOT_FIT
+    (message,) = patches.left_out([outcome])
     assert (message.code, agent.REASON in message.text) == ("HPC080", True)
     assert [vars(place).get(place_name) for place, place_name in PLACES] == before
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
@@ -30,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc import ending, report
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.plan import LaunchPlan
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.handler import (
@@ -45,6 +47,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HERE = "127.0.0.2"
+
+shares_store = pytest.mark.skipif(
+    not capabilities.RENDEZVOUS_INFO.present,
+    reason="here the workers' store is worker 0's own",
+)
 HOSTS = ("n0", "n1")
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
@@ -122,15 +129,37 @@ def job() -> Iterator[Job]:
 # --- rounds -------------------------------------------------------------------------
 
 
+def _answer(given: Any) -> tuple[Any, int, int]:
+    """Return the store, the rank and the number of nodes that a handler answers."""
+    if capabilities.RENDEZVOUS_INFO.present:
+        return given.store, given.rank, given.world_size
+    store, rank, nodes = given
+    return store, rank, nodes
+
+
+def _where(given: Any) -> tuple[str, int]:
+    """Return where the workers meet, as torch's agent finds it."""
+    if capabilities.RENDEZVOUS_INFO.present:
+        info = given.bootstrap_store_info
+        return info.master_addr, info.master_port
+    store, rank, _ = given
+    agent_class: Any = SimpleElasticAgent
+    if rank == 0:
+        agent_class._set_master_addr_port(store, None, None, None)
+    address, port = agent_class._get_master_addr_port(store)
+    return address, port
+
+
 def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
     made = [job.handler(rank, max_restarts=1) for rank in (0, 1)]
     ports = set()
     for number in range(2):
-        infos = _together(*(each.next_rendezvous for each in made))
-        assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
-        assert infos[0].bootstrap_store_info == infos[1].bootstrap_store_info
-        assert infos[0].bootstrap_store_info.master_addr == HERE
-        ports.add(infos[0].bootstrap_store_info.master_port)
+        given = _together(*(each.next_rendezvous for each in made))
+        assert [_answer(each)[1:] for each in given] == [(0, 2), (1, 2)]
+        found = [_where(each) for each in given]
+        assert found[0] == found[1]
+        assert found[0][0] == HERE
+        ports.add(found[0][1])
         assert [each.restarts for each in made] == [number] * 2
         assert [each.num_nodes_waiting() for each in made] == [0, 0]
         if number == 0:
@@ -146,10 +175,24 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
     assert made[0].shutdown()
 
 
+def test_what_is_known_is_not_asked_for(job: Job) -> None:
+    """Torch's older agents set and get the address of the workers' store there."""
+    made = [job.handler(rank) for rank in (0, 1)]
+    given = _together(*(each.next_rendezvous for each in made))
+    stores = [_answer(each)[0] for each in given]
+    address, port = HERE.encode(), stores[1].get("MASTER_PORT")
+    for store in stores:
+        store.set("MASTER_ADDR", "n0.cl")
+        store.multi_set(["MASTER_PORT", "more"], ["1", "2"])
+        assert store.get("MASTER_ADDR") == address
+        asked = ["more", "MASTER_ADDR", "MASTER_PORT"]
+        assert store.multi_get(asked) == [b"2", address, port]
+
+
 def test_what_torch_asks_a_handler(job: Job) -> None:
     made = job.handler(0)
     assert (made.get_backend(), made.get_run_id()) == ("scheduler", "mine")
-    assert made.use_agent_store
+    assert made.use_agent_store is capabilities.RENDEZVOUS_INFO.present
     assert (made.num_nodes_waiting(), made.is_closed(), made.restarts) == (0, False, 0)
     made.set_closed()
     made.give_up(Failure(Kind.AGENT))
@@ -159,6 +202,11 @@ def test_what_torch_asks_a_handler(job: Job) -> None:
     assert made.shutdown()
 
 
+@shares_store
+@pytest.mark.skipif(
+    not capabilities.LISTENING_SOCKET.present,
+    reason="this torch cannot listen on one address",
+)
 def test_the_workers_store_listens_on_one_address_and_works(job: Job) -> None:
     made = [job.handler(rank) for rank in (0, 1)]
     info = _together(*(each.next_rendezvous for each in made))[1].bootstrap_store_info
@@ -179,12 +227,14 @@ def test_a_store_of_worker_0s_own(
     job: Job, value: str, *, shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", value)
+    shares = shares and capabilities.RENDEZVOUS_INFO.present
     made = [job.handler(rank) for rank in (0, 1)]
     assert made[0].use_agent_store is shares
-    info = _together(*(each.next_rendezvous for each in made))[1].bootstrap_store_info
+    given = _together(*(each.next_rendezvous for each in made))
+    where = [_where(each) for each in given][1]
     with socket.socket() as probe:
         probe.settimeout(5)
-        answers = probe.connect_ex((info.master_addr, info.master_port)) == 0
+        answers = probe.connect_ex(where) == 0
     assert answers is shares  # the port is worker 0's to open
 
 
@@ -193,8 +243,11 @@ def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
         job.handler(rank, address=None, listen=None, reach="127.0.0.1")
         for rank in (0, 1)
     ]
-    info = _together(*(each.next_rendezvous for each in made))[1].bootstrap_store_info
-    for port in (job.ports[0], info.master_port):
+    given = _together(*(each.next_rendezvous for each in made))
+    ports = [job.ports[0]]
+    if capabilities.RENDEZVOUS_INFO.present:
+        ports.append(_where(given[1])[1])
+    for port in ports:
         for address in ("127.0.0.1", HERE):
             socket.create_connection((address, port), timeout=5).close()
 
@@ -205,8 +258,8 @@ def test_node_0_need_not_be_the_head(job: Job) -> None:
         job.handler(0, is_head=False, listen=None, head=1),
         job.handler(1, is_head=True, listen=listen, head=1),
     ]
-    infos = _together(*(each.next_rendezvous for each in made))
-    assert [info.rank for info in infos] == [0, 1]
+    given = _together(*(each.next_rendezvous for each in made))
+    assert [_answer(each)[1] for each in given] == [0, 1]
     assert _together(*(each.finish for each in made)) == [True, True]
 
 
@@ -414,7 +467,7 @@ def test_the_agents_store(job: Job) -> None:
         lambda: stores[0].wait(["c"]),
         lambda: stores[1].wait(["c"], timedelta(seconds=0.1)),
     ):
-        with pytest.raises(dist.DistStoreError, match="no answer within 0 s"):
+        with pytest.raises(capabilities.STORE_ERROR, match="no answer within 0 s"):
             question()
     made[0].give_up(Failure(Kind.AGENT, text="why"))
     with pytest.raises(JobFailedError):

@@ -9,26 +9,54 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import COMMANDS, OURS, STOCK, clean_environ, run
+from side_by_side import (
+    COMMANDS,
+    OURS,
+    STOCK,
+    bare,
+    clean_environ,
+    run,
+)
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
-from torch.distributed.elastic.multiprocessing.subprocess_handler import (
-    subprocess_handler,
-)
+from torch.distributed.run import get_args_parser
 
-from torchrun_hpc import patching
-from torchrun_hpc.patching import closing, forwarding, host_name, replacing, tied
+from torchrun_hpc.patching import (
+    capabilities,
+    closing,
+    forwarding,
+    host_name,
+    patches,
+    replacing,
+    tied,
+)
 from torchrun_hpc.plan import LaunchPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 USR1, USR2, TERM = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM
+
+Multiprocessing: Any = multiprocessing_api
+SubprocessHandler = Multiprocessing.SubprocessHandler
+# Where workers are started: by Popen, or by that of subprocess.
+Starting: Any = sys.modules[SubprocessHandler.__module__]
+BY_NAME = hasattr(Starting, "Popen")
+
+PARSER = get_args_parser()
+# Seconds. The agent looks after its workers, and forwards signals, once in an interval.
+SOON = 2 + PARSER.get_default("monitor_interval")
+
+takes_signals = pytest.mark.skipif(
+    "--signals-to-handle" not in PARSER._option_string_actions,
+    reason="this torchrun has no --signals-to-handle",
+)
 
 # A worker: it writes down what happens to it, and goes on until it is told to end.
 SCRIPT = """
@@ -86,7 +114,7 @@ class Launch:
             self.process = subprocess.Popen(
                 [
                     *(command or COMMANDS[which]),
-                    *("--nproc-per-node=2", *options, str(script)),
+                    *("--nproc-per-node=2", *bare(which), *options, str(script)),
                 ],
                 env={**clean_environ(), "FOLDER": str(self.folder), **environ},
                 cwd=self.folder,
@@ -179,7 +207,7 @@ def test_each_reaches_every_worker_once(
     ours.until("ready")
     for times in (1, 2):
         ours.process.send_signal(number)
-        _until(lambda times=times: ours.got(number) == [times] * 2, 2)
+        _until(lambda times=times: ours.got(number) == [times] * 2, SOON)
         time.sleep(0.5)
         assert ours.got(number) == [times] * 2
     assert ours.end() == 0
@@ -211,6 +239,7 @@ def test_one_that_comes_before_the_handler(launch: Callable[..., Launch]) -> Non
     assert ours.got() == [1, 1]
 
 
+@takes_signals
 def test_what_torch_is_to_handle_ends_the_job(launch: Callable[..., Launch]) -> None:
     option = "--signals-to-handle=SIGTERM,SIGUSR1"
     both = [launch(which, option) for which in (OURS, STOCK)]
@@ -226,6 +255,7 @@ def test_what_torch_is_to_handle_ends_the_job(launch: Callable[..., Launch]) -> 
     assert codes == [1, 1]
 
 
+@takes_signals
 def test_what_torch_is_to_handle_comes_before_it_can(
     launch: Callable[..., Launch],
 ) -> None:
@@ -254,7 +284,7 @@ def test_a_program_of_its_own(tmp_path: Path, launch: Callable[..., Launch]) -> 
     ours = launch(command=[sys.executable, str(program)])
     ours.until("ready")
     ours.process.send_signal(USR1)
-    _until(lambda: ours.got() == [1, 1], 2)
+    _until(lambda: ours.got() == [1, 1], SOON)
     assert ours.end() == 0, ours.stderr()
     assert "went on" in ours.stderr()
 
@@ -334,15 +364,58 @@ def test_an_agent_that_has_ended_before_the_worker_could_ask() -> None:
 def test_a_program_that_is_missing(tmp_path: Path) -> None:
     """The error that the agent reports is the same as without the patch."""
     errors = []
-    for patches in ((), (tied,)):
-        for patch in patches:
+    given: dict[str, Any] = {"args": (), "env": {}, "local_rank_id": 0}
+    given["entrypoint"] = str(tmp_path / "missing")
+    names = list(inspect.signature(SubprocessHandler).parameters)
+    for applied in ((), (tied,)):
+        for patch in applied:
             patch.apply(_plan())
         with pytest.raises(FileNotFoundError) as caught:
-            subprocess_handler.SubprocessHandler(
-                str(tmp_path / "missing"), (), {}, None, None, 0, None
-            )
+            SubprocessHandler(**{name: given.get(name) for name in names})
         errors.append((caught.value.errno, caught.value.filename, str(caught.value)))
     assert errors[0] == errors[1]
+
+
+HOMES = {
+    "by name": {"Popen": subprocess.Popen},
+    "by module": {"subprocess": subprocess},
+}
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize("home", HOMES)
+def test_workers_are_tied_wherever_torch_starts_them(
+    home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older ones ask the module, which all others keep as it is."""
+    module: Any = types.ModuleType("home")
+    vars(module).update(HOMES[home])
+
+    class Handler:
+        def _popen(self, args: Any, env: Any) -> Any:
+            if home == "by name":
+                return module.Popen(args, env=env)
+            return module.subprocess.Popen(args, env=env)
+
+    Handler.__module__ = module.__name__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(multiprocessing_api, "SubprocessHandler", Handler)
+    before, real = dict(vars(module)), subprocess.Popen
+    assert tied.fits()
+    tied.apply(_plan())
+    options: list[Any] = []
+    kept = tied._tie
+    monkeypatch.setattr(
+        tied, "_tie", lambda prctl, pid: options.append(pid) or kept(prctl, pid)
+    )
+    child = Handler()._popen([sys.executable, "-S", "-c", ""], dict(os.environ))
+    assert child.wait() == 0
+    assert options == [os.getpid()]
+    assert subprocess.Popen is real
+    if home == "by module":
+        assert module.subprocess.TimeoutExpired is subprocess.TimeoutExpired
+    replacing.restore()
+    assert vars(module) == before
 
 
 # --- the name of the host -------------------------------------------------------------
@@ -359,13 +432,17 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.skipif(
+    not host_name.IS_FOR.present, reason="this torch needs the name as an address"
+)
 def test_no_name_server_is_asked(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     asked = {}
     for which, module in ((OURS, "torchrun_hpc.cli"), (STOCK, "torch.distributed.run")):
         program = ASKED.format(module=module)
-        options = ("--nproc-per-node=2", "--local-addr=127.0.0.1", "train.py")
-        done = run([sys.executable, "-c", program, *options], cwd=tmp_path)
+        options = ["--nproc-per-node=2", "--local-addr=127.0.0.1", *bare(which)]
+        command = [sys.executable, "-c", program, *options, "train.py"]
+        done = run(command, cwd=tmp_path)
         assert done.code == 0, done.err
         asked[which] = done.err.splitlines().count("asked")
     assert asked[OURS] == 0
@@ -394,7 +471,7 @@ def _plan() -> LaunchPlan:
 @pytest.mark.usefixtures("torch_again")
 def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the one whose call is what must not happen."""
-    monkeypatch.setattr(patching, "PATCHES", NEW)
+    monkeypatch.setattr(patches, "PATCHES", NEW)
     called: list[Any] = []
 
     def monitor(self: Any, worker_group: Any) -> Any:
@@ -406,8 +483,9 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
     monkeypatch.setattr(multiprocessing_api.PContext, "close", close)
-    outcomes = patching.apply_patches(_plan())
-    assert {outcome.state for outcome in outcomes} == {patching.State.APPLIED}
+    for outcome in patches.apply_patches(_plan()):
+        applied = outcome.state is patches.State.APPLIED
+        assert applied is outcome.patch.IS_FOR.is_expected, outcome
 
     agent: Any = type("Agent", (), {"_pcontext": None})()
     agent_class: Any = LocalElasticAgent
@@ -415,9 +493,10 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     context: Any = multiprocessing_api.PContext
     context.close(agent, TERM, timeout=3)
     assert called == [(agent, "group"), (agent, TERM, 3)]
-    assert agent_api._get_fq_hostname() == socket.gethostname()
-    one = object.__new__(agent_class)
-    assert one._get_fq_hostname() == socket.gethostname()
+    if capabilities.RENDEZVOUS_INFO.present:
+        assert agent_api._get_fq_hostname() == socket.gethostname()
+        one = object.__new__(agent_class)
+        assert one._get_fq_hostname() == socket.gethostname()
 
 
 def _monitor_more(_agent: Any, worker_group: Any, more: Any) -> None: ...
@@ -430,7 +509,11 @@ def _start_otherwise(_self: Any) -> None: ...
 
 
 def _popen_with_preexec(_self: Any, args: Any, env: Any) -> Any:
-    return subprocess_handler.Popen(args, env=env, preexec_fn=None)
+    return subprocess.Popen(args, env=env, preexec_fn=None)
+
+
+def _popen_elsewhere(_self: Any, args: Any, env: Any) -> Any:
+    return args, env
 
 
 def _name_of(_host: str) -> str: ...
@@ -445,15 +528,21 @@ CHANGES = [
     (closing, multiprocessing_api.PContext, "close", _close_otherwise),
     (closing, multiprocessing_api.PContext, "start", _start_otherwise),
     (closing, multiprocessing_api, "_terminate_process_handler", None),
-    (tied, subprocess_handler, "Popen", None),
-    (tied, subprocess_handler, "SubprocessHandler", None),
-    (tied, subprocess_handler.SubprocessHandler, "_popen", _start_otherwise),
-    (tied, subprocess_handler.SubprocessHandler, "_popen", _popen_with_preexec),
-    (host_name, agent_api, "_get_fq_hostname", None),
-    (host_name, agent_api, "_get_fq_hostname", _name_of),
-    (host_name, LocalElasticAgent, "_get_fq_hostname", None),
-    (host_name, agent_api.SimpleElasticAgent, "_construct_event", _start_otherwise),
+    (tied, Starting, "Popen" if BY_NAME else "subprocess", None),
+    (tied, multiprocessing_api, "SubprocessHandler", None),
+    (tied, SubprocessHandler, "_popen", _start_otherwise),
+    (tied, SubprocessHandler, "_popen", _popen_with_preexec),
+    (tied, SubprocessHandler, "_popen", _popen_elsewhere),
 ]
+if not BY_NAME:
+    CHANGES += [(tied, Starting, "subprocess", object())]
+if host_name.IS_FOR.present:
+    CHANGES += [
+        (host_name, agent_api, "_get_fq_hostname", None),
+        (host_name, agent_api, "_get_fq_hostname", _name_of),
+        (host_name, LocalElasticAgent, "_get_fq_hostname", None),
+        (host_name, agent_api.SimpleElasticAgent, "_construct_event", _start_otherwise),
+    ]
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -466,8 +555,8 @@ def test_a_torch_that_has_changed(
     else:
         monkeypatch.setattr(owner, name, changed)
     before = inspect.getattr_static(owner, name, None)
-    monkeypatch.setattr(patching, "PATCHES", (patch,))
-    (outcome,) = patching.apply_patches(_plan())
-    assert outcome.state is patching.State.DOES_NOT_FIT
+    monkeypatch.setattr(patches, "PATCHES", (patch,))
+    (outcome,) = patches.apply_patches(_plan())
+    assert outcome.state is patches.State.DOES_NOT_FIT
     assert "#" in patch.REASON
     assert inspect.getattr_static(owner, name, None) is before

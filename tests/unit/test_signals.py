@@ -159,7 +159,7 @@ def test_workers_that_replace_others_get_what_not_all_have_had(agent, worker):
     quick, slow = worker(), worker(None)
     send()
     assert forward(agent, quick, slow) == [["SIGUSR1"], []]
-    # In this order: one that has not had it, and ends before the others, is not owed it.
+    # In this order: one that ends before those that have had it is not waited for.
     for old in quick, slow:
         old.become_zombie()
     forward(agent, quick, slow)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.agent.server import api, local_elastic_agent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.replacing import has, replace
 from torchrun_hpc.rendezvous.handler import (
     RoundOverError,
@@ -32,7 +33,7 @@ REASON = (
     "an agent that gives up leaves the others running (pytorch#111646, #99051), and "
     "restarts are counted per agent (pytorch#108158)"
 )
-RELEASES = ">=2.4"
+IS_FOR = capabilities.EVERY
 
 _Simple: Any = api.SimpleElasticAgent
 _Local: Any = local_elastic_agent.LocalElasticAgent

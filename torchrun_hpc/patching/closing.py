@@ -16,11 +16,12 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import api
 
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.replacing import has, replace
 
 TARGET = "PContext.close"
 REASON = "it may leave workers behind if it is signalled twice (since pytorch#61602)"
-RELEASES = ">=2.0"
+IS_FOR = capabilities.EVERY
 
 _torch: Any = api
 _NAME = "close"

@@ -14,11 +14,12 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from torchrun_hpc import signals
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.replacing import has, replace
 
 TARGET = "LocalElasticAgent._monitor_workers"
 REASON = "SIGUSR1 ends it, and does not reach the workers (pytorch#154849)"
-RELEASES = ">=2.0"
+IS_FOR = capabilities.EVERY
 
 _Agent: Any = LocalElasticAgent
 _NAME = "_monitor_workers"

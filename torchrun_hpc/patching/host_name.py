@@ -17,13 +17,14 @@ from typing import Any
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.replacing import has, replace
 
 _NAME = "_get_fq_hostname"
 
 TARGET = f"torch.distributed.elastic.agent.server.api.{_NAME}"
 REASON = "a slow name server stalls it at each event (as in pytorch#159007)"
-RELEASES = ">=2.4"  # up to 2.3 it decides on MASTER_ADDR
+IS_FOR = capabilities.RENDEZVOUS_INFO  # before, it decides on MASTER_ADDR
 
 _torch: Any = api
 _Agent: Any = LocalElasticAgent

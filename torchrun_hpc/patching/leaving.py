@@ -13,6 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.replacing import has, replace
 from torchrun_hpc.patching.waiting import HANDLERS
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 TARGET = "RendezvousHandler.shutdown"
 REASON = "nodes may print errors at the end of a job that went well (pytorch#69520)"
-RELEASES = ">=2.4"
+IS_FOR = capabilities.EVERY
 
 _KEY = "torchrun_hpc/left"
 

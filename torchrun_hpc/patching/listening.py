@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 from torchrun_hpc import report
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import bound_socket, port_problem
-from torchrun_hpc.patching import leaving
+from torchrun_hpc.patching import capabilities, leaving
 from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
@@ -35,13 +35,18 @@ if TYPE_CHECKING:
 
 TARGET = "TCPStore of torch.distributed.elastic.rendezvous"
 REASON = "stores listen on all interfaces (pytorch#155741, #173909)"
-RELEASES = ">=2.6"
+IS_FOR = capabilities.EVERY
 
 _torch: Any = dynamic_rendezvous
 _Handler = _torch.DynamicRendezvousHandler
 _MODULES: tuple[Any, ...] = (c10d_rendezvous_backend, static_tcp_rendezvous)
 _STORE = "TCPStore"
+_SOCKET = "master_listen_fd"
 _SERVER = "_create_tcp_store_server"
+_SERVER_PARAMETERS = (
+    ("self", "bootstrap_store_info"),
+    ("self", "master_addr", "master_port"),
+)
 
 # Seconds.
 _PROBE_TIMEOUT = 5.0
@@ -50,21 +55,23 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 def fits() -> bool:
     """Check the names that are replaced, and what they are called with."""
-    if not has(_Handler, _SERVER) or not all(has(m, _STORE) for m in _MODULES):
+    if not all(has(module, _STORE) for module in _MODULES):
         return False
+    if capabilities.LISTENING_SOCKET.present:
+        for module in _MODULES:
+            if _SOCKET not in getattr(module, _STORE).__init__.__doc__:
+                return False
+    if not capabilities.SHARED_STORE.present:
+        return True
     server = inspect.signature(vars(_Handler)[_SERVER])
-    store = getattr(_MODULES[0], _STORE)
-    return (
-        list(server.parameters) == ["self", "master_addr", "master_port"]
-        and "master_listen_fd" in store.__init__.__doc__
-    )
+    return tuple(server.parameters) in _SERVER_PARAMETERS
 
 
 def apply(plan: LaunchPlan) -> None:
     """Open the stores of this process on the plan's addresses."""
     for module in _MODULES:
         replace(module, _STORE, _maker(getattr(module, _STORE), plan))
-    if plan.address is not None:
+    if plan.address is not None and has(_Handler, _SERVER):
         replace(_Handler, _SERVER, _server(vars(_Handler)[_SERVER], plan))
 
 
@@ -84,10 +91,17 @@ def _maker(original: Any, plan: LaunchPlan) -> Any:
         if not is_master:
             _wait_for(host, port, timeout.total_seconds(), plan)
             return original(host, port, is_master=False, **options)
-        if plan.listen is not None:
+        if plan.listen is not None and plan.listen[1] == 0:
+            port = 0  # with --standalone one release takes a fixed one
+        if plan.listen is not None and capabilities.LISTENING_SOCKET.present:
             store = _serve(original, plan.listen[0], port, options)
         else:
-            store = original(host, port, is_master=True, **options)
+            try:
+                store = original(host, port, is_master=True, **options)
+            except RuntimeError:
+                if plan.listen is not None:
+                    _check_free(plan.listen[0], port)
+                raise
         leaving.hosts(store)
         return store
 
@@ -98,7 +112,9 @@ def _server(original: Any, plan: LaunchPlan) -> Any:
     """Wrap the method that opens the store of the workers."""
 
     @functools.wraps(original)
-    def create_server(_self: Any, _master_addr: str, master_port: int) -> Any:
+    def create_server(_self: Any, *where: Any) -> Any:
+        # Host and port, or an object that has both.
+        master_port = where[1] if len(where) > 1 else where[0].master_port
         store = getattr(_torch.dist, _STORE)
         return _serve(store, str(plan.address), master_port, {"multi_tenant": True})
 
@@ -110,14 +126,24 @@ def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
         opened = bound_socket(address, port)
         opened.listen(socket.SOMAXCONN)
     except OSError as error:
-        problem = port_problem(address, port) or error.strerror
+        _check_free(address, port, str(error.strerror))
+        raise
+    port = opened.getsockname()[1]
+    options = {**options, **capabilities.listening_on(opened)}
+    return store(address, port, is_master=True, **options)
+
+
+def _check_free(address: str, port: int, reason: str = "") -> None:
+    """Say who has a port on which we could not listen.
+
+    Raises:
+        LaunchError: Somebody has it; or it is known why we could not.
+    """
+    problem = port_problem(address, port) or reason
+    if problem:
         raise LaunchError(
             "HPC081", f"cannot listen on {address} port {port}: {problem}"
         ) from None
-    port = opened.getsockname()[1]
-    return store(
-        address, port, is_master=True, master_listen_fd=opened.detach(), **options
-    )
 
 
 def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:

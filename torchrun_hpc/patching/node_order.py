@@ -6,6 +6,7 @@ comes before n9, and MASTER_ADDR follows rank 0 to whatever node that is.
 
 from __future__ import annotations
 
+import logging
 import operator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 TARGET = "DynamicRendezvousHandler._node_desc_generator"
 REASON = "nodes are ranked by the text of their addresses (pytorch#137402, #191190)"
-RELEASES = ">=2.0"
+IS_FOR = capabilities.EVERY
 
 _torch: Any = dynamic_rendezvous
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
@@ -70,14 +72,15 @@ class _Generator:
 
     def generate(self, local_addr: str | None = None) -> RankedNode:
         node = self._original.generate(local_addr)
-        return RankedNode(node.addr, node.pid, node.local_id, self._node_rank)
+        return RankedNode(**vars(node), node_rank=self._node_rank)
 
 
 def fits() -> bool:
     """Let torch rank two participants whose addresses sort the other way."""
     if not has(_Handler, "_node_desc_generator"):
         return False
-    first, second = RankedNode("n9", 1, 0, 0), RankedNode("n10", 1, 0, 1)
+    first = RankedNode("n9", 1, 0, node_rank=0)
+    second = RankedNode("n10", 1, 0, node_rank=1)
     settings = dynamic_rendezvous.RendezvousSettings(
         run_id="trial",
         min_nodes=2,
@@ -91,11 +94,12 @@ def fits() -> bool:
     executor = _torch._DistributedRendezvousOpExecutor(first, None, settings)
     executor._state = state
     # In a log of --hpc-debug it would look like another job's.
-    disabled, _torch.logger.disabled = _torch.logger.disabled, True
+    logger = logging.getLogger(_torch.__name__)
+    disabled, logger.disabled = logger.disabled, True
     try:
         executor._mark_rendezvous_complete()
     finally:
-        _torch.logger.disabled = disabled
+        logger.disabled = disabled
     return bool(state.participants == {first: 0, second: 1})
 
 

@@ -1,7 +1,7 @@
-"""What is changed inside torch: one file per target, and no decision.
+"""The patches, and what became of each.
 
 A patch wraps what it replaces and calls it. It names its target, the reason, the
-releases that have the fault, and checks that it still fits; one that does not fit
+releases that it is for, and checks that it still fits; one that does not fit
 leaves torch alone and says so.
 """
 
@@ -12,8 +12,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.patching import (
@@ -24,6 +22,8 @@ from torchrun_hpc.patching import (
     host_name,
     leaving,
     listening,
+    local_addr,
+    master_addr,
     node_order,
     replacing,
     state_as_json,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torchrun_hpc.describing import DescribedPatch
+    from torchrun_hpc.patching.capabilities import Capability
     from torchrun_hpc.plan import LaunchPlan
 
 
@@ -44,13 +45,13 @@ class Patch(Protocol):
     Attributes:
         TARGET: What is replaced, as a dotted name.
         REASON: What goes wrong without it, with the issue's number.
-        RELEASES: The releases of torch that it is for.
+        IS_FOR: What a torch has for which it is.
     """
 
     __name__: str
     TARGET: str
     REASON: str
-    RELEASES: str
+    IS_FOR: Capability
 
     def fits(self) -> bool:
         """Say whether torch looks as the patch expects."""
@@ -62,8 +63,8 @@ class Patch(Protocol):
 # What is right for any launch, and what follows a plan.
 ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
 PATCHES: tuple[Patch, ...] = (
-    *(*ALWAYS, node_order, listening, waiting, leaving),
-    *(agent, forwarding, closing, tied, host_name),
+    *(*ALWAYS, node_order, local_addr, listening, waiting, leaving),
+    *(agent, forwarding, closing, tied, host_name, master_addr),
 )
 
 
@@ -123,7 +124,7 @@ def described(outcome: Outcome) -> DescribedPatch:
         "name": outcome.name,
         "target": outcome.patch.TARGET,
         "reason": outcome.patch.REASON,
-        "releases": outcome.patch.RELEASES,
+        "releases": outcome.patch.IS_FOR.releases,
         "state": outcome.state.value,
     }
 
@@ -143,10 +144,10 @@ def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
 
 
 def _state(patch: Patch) -> State:
-    release = Version(Version(torch.__version__).base_version)
-    if release not in SpecifierSet(patch.RELEASES):
+    if not (patch.IS_FOR.present or patch.IS_FOR.is_expected):
         return State.NOT_NEEDED
     try:
-        return State.APPLIED if patch.fits() else State.DOES_NOT_FIT
+        fits = patch.IS_FOR.present and patch.fits()
     except Exception:  # noqa: BLE001 - whatever a future torch does
-        return State.DOES_NOT_FIT
+        fits = False
+    return State.APPLIED if fits else State.DOES_NOT_FIT

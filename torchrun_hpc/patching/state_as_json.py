@@ -6,6 +6,7 @@ what it finds there: a program of a stranger's choice would run in every agent.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from datetime import datetime, timezone
@@ -13,26 +14,32 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.node_order import RankedNode
 from torchrun_hpc.patching.replacing import has, replace
 
 TARGET = "torch.distributed.elastic.rendezvous.dynamic_rendezvous.pickle"
 REASON = "anybody who reaches its port can run programs in it (pytorch#127403)"
-RELEASES = ">=2.0"
+IS_FOR = capabilities.EVERY
 
 _torch: Any = dynamic_rendezvous
 _State = _torch._RendezvousState
 _Node = _torch._NodeDesc
 
+# Address, numbers of process and node; where torch is patched (patches/), its name.
+_TYPES = tuple(
+    str if field.type in {"str", str} else int for field in dataclasses.fields(_Node)
+)
+
 _FLAGS = ("complete", "closed")
-_SETS = ("wait_list", "redundancy_list")  # the second one since 2.3
+_SETS = ("wait_list", "redundancy_list")
 
 
 class StateAsJson:
     """Stands in for the module ``pickle`` where torch keeps the rendezvous state.
 
-    A node is ``[addr, pid, local_id]``, with its rank behind if it has one; a time is
-    in ISO format; a dictionary is a list of pairs.
+    A node is a list of its fields, ``[addr, pid, local_id]``, with its rank behind if
+    it has one; a time is in ISO format; a dictionary is a list of pairs.
     """
 
     PickleError = pickle.PickleError
@@ -68,8 +75,7 @@ class StateAsJson:
 
 
 def _list(node: Any) -> list[Any]:
-    rank = [node.node_rank] if isinstance(node, RankedNode) else []
-    return [node.addr, node.pid, node.local_id, *rank]
+    return list(vars(node).values())
 
 
 def _read(fields: Any) -> Any:
@@ -101,21 +107,22 @@ def _of(kind: type, value: Any) -> Any:
 
 def _time(text: Any) -> datetime:
     time = datetime.fromisoformat(_of(str, text))
-    # Aware since 2.6; one of the other kind could not be compared.
+    # One of the other kind could not be compared.
     if (time.tzinfo is None) != (_now().tzinfo is None):
         raise ValueError(f"{text} is of another torch")
     return time
 
 
 def _now() -> datetime:
-    aware = "timezone" in vars(_torch)
+    aware = capabilities.AWARE_TIMES.present
     return datetime.now(timezone.utc if aware else None)
 
 
 def _node(values: Any) -> Any:
-    addr, pid, local_id, *rank = _of(list, values)
-    node = (_of(str, addr), _of(int, pid), _of(int, local_id))
-    return RankedNode(*node, *(_of(int, r) for r in rank)) if rank else _Node(*node)
+    kind, types = _Node, _TYPES
+    if len(_of(list, values)) > len(types):
+        kind, types = RankedNode, (*types, int)
+    return kind(*(_of(t, value) for t, value in zip(types, values, strict=True)))
 
 
 def fits() -> bool:
@@ -123,7 +130,7 @@ def fits() -> bool:
     if not has(_torch, "pickle"):
         return False
     state = _State()
-    ranked, plain = RankedNode("n9", 1, 0, 0), _Node("n10", 1, 0)
+    ranked, plain = RankedNode("n9", 1, 0, node_rank=1), _Node("n10", 1, 0)
     state.participants = {ranked: 0, plain: 1}
     state.wait_list = {ranked, plain}
     state.deadline = _now()

@@ -15,49 +15,51 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import inspect
 import os
 import signal
+import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic.multiprocessing import api
+
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MODULE = (
-    "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-)
-_POPEN = "Popen"
-
-TARGET = f"{_MODULE}.{_POPEN}"
+TARGET = "SubprocessHandler._popen"
 REASON = "workers live on if it is killed (pytorch#76287)"
-RELEASES = ">=2.9"  # up to 2.8 it is called subprocess.Popen there
+IS_FOR = capabilities.EVERY
+
+_torch: Any = api
+_MODULE, _POPEN = "subprocess", "Popen"
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def fits() -> bool:
     """Check that the workers are started here, and that nothing is run before them."""
-    module = importlib.import_module(_MODULE)
-    handler = module.SubprocessHandler
-    code = handler._popen.__code__
+    start = _torch.SubprocessHandler._popen
+    code = start.__code__
+    home = _home()
     return (
         sys.platform == "linux"
-        and has(module, _POPEN)
-        and list(inspect.signature(handler._popen).parameters)
-        == ["self", "args", "env"]
+        and list(inspect.signature(start).parameters) == ["self", "args", "env"]
         and _POPEN in code.co_names
+        and (has(home, _POPEN) or getattr(home, _MODULE) is subprocess)
         and "preexec_fn" not in str(code.co_consts)
     )
 
 
 def apply(_plan: object) -> None:
     """Let each worker ask the kernel for its end."""
-    module = importlib.import_module(_MODULE)
-    original = getattr(module, _POPEN)
+    home = _home()
+    by_name = has(home, _POPEN)  # as in newer ones
+    original: Any = getattr(home, _POPEN) if by_name else subprocess.Popen
     # Bound here: between fork and exec there is no loading of libraries.
     prctl = ctypes.CDLL(None).prctl
 
@@ -65,7 +67,16 @@ def apply(_plan: object) -> None:
     def popen(*args: Any, **options: Any) -> Any:
         return original(*args, preexec_fn=_tie(prctl, os.getpid()), **options)
 
-    replace(module, _POPEN, popen)
+    if by_name:
+        replace(home, _POPEN, popen)
+    else:
+        names = {**vars(subprocess), _POPEN: popen}
+        replace(home, _MODULE, SimpleNamespace(**names))
+
+
+def _home() -> Any:
+    """Return the module in which workers are started."""
+    return sys.modules[_torch.SubprocessHandler.__module__]
 
 
 def _tie(prctl: Callable[..., int], agent: int) -> Callable[[], None]:

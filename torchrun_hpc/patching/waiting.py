@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
 
 from torchrun_hpc import report
 from torchrun_hpc.errors import Message
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.patching.replacing import has, replace
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 TARGET = "RendezvousHandler.next_rendezvous"
 REASON = "it does not say that it waits for other nodes (pytorch#76287)"
-RELEASES = ">=2.0"
+IS_FOR = capabilities.EVERY
 
 # Those that meet in a store, which one of the nodes hosts.
 HANDLERS: tuple[Any, ...] = (

@@ -17,9 +17,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousHandler,
-    RendezvousInfo,
     RendezvousParameters,
-    RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
 from torch.distributed.elastic.utils.distributed import get_free_port
@@ -28,6 +26,7 @@ from torchrun_hpc import __version__, endpoints, rdzvconf, report
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.inputs import SCHEDULER, Value
 from torchrun_hpc.network import bound_socket, port_holder
+from torchrun_hpc.patching import capabilities
 from torchrun_hpc.rendezvous import wording
 from torchrun_hpc.rendezvous.head import BACKLOG, STRANGERS, Head
 from torchrun_hpc.rendezvous.meeting import Terms
@@ -103,8 +102,10 @@ class SchedulerRendezvous(RendezvousHandler):
         self._plan = plan
         self._parameters = parameters
         self._terms = _terms(plan, parameters, max_restarts)
-        # As torch's c10d reads it.
-        self._shares_store = os.environ.get(_UNSHARED) != "1"
+        # As torch's c10d does it.
+        self._shares_store = (
+            capabilities.RENDEZVOUS_INFO.present and os.environ.get(_UNSHARED) != "1"
+        )
         self._head: Head | None = None
         self._member: Member | None = None
         self._workers_store: Any = None
@@ -124,7 +125,7 @@ class SchedulerRendezvous(RendezvousHandler):
         """Whether node 0 opens a store for the workers, instead of worker 0."""
         return self._shares_store
 
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> Any:
         """Wait until all nodes are ready for the next round.
 
         Raises:
@@ -138,12 +139,10 @@ class SchedulerRendezvous(RendezvousHandler):
         except JobFailed as failed:
             raise JobFailedError(failed.failure) from None
         address, port = _address(go)
-        return RendezvousInfo(
-            AgentStore(member),
-            self._plan.node_rank,
-            self._plan.nodes,
-            RendezvousStoreInfo(address, port),
-        )
+        known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        store = AgentStore(member, known)
+        rank, nodes = self._plan.node_rank, self._plan.nodes
+        return capabilities.answer(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
         """Say whether there is to be another round; this costs nothing.
@@ -333,7 +332,7 @@ class SchedulerRendezvous(RendezvousHandler):
             is_master=True,
             wait_for_workers=False,
             multi_tenant=True,
-            master_listen_fd=listening.detach(),
+            **capabilities.listening_on(listening),
         )
         return address, port
 
@@ -364,11 +363,16 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
     """The store in which torch's agents tell each other about their workers.
 
     It is kept by the head. A wait ends when the job fails.
+
+    Args:
+        member: Asks the head.
+        known: Keys that need no asking, and what they are, whatever is set.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, known: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self._member = member
+        self._known = known or {}
         self._timeout = timedelta(seconds=300)
 
     @property
@@ -387,7 +391,9 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set some keys."""
         texts = {k: _text(v) for k, v in zip(keys, values, strict=True)}
-        self._ask({"set": texts})
+        new = {k: text for k, text in texts.items() if k not in self._known}
+        if new:
+            self._ask({"set": new})
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, 0 at first, and return it."""
@@ -403,8 +409,10 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of some keys, once all are there."""
-        values = self._ask({"get": list(keys)})
-        return [str(value).encode("latin-1") for value in values]
+        asked = [key for key in keys if key not in self._known]
+        answers = self._ask({"get": asked}) if asked else []
+        values = {**dict(zip(asked, answers, strict=True)), **self._known}
+        return [str(values[key]).encode("latin-1") for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for some keys."""
@@ -417,7 +425,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         try:
             return self._member.ask(question, limit.total_seconds())
         except TimeoutError:
-            raise _torch.DistStoreError(
+            raise capabilities.STORE_ERROR(
                 f"no answer within {limit.total_seconds():.0f} s"
             ) from None
         except RoundOver:
@@ -459,7 +467,7 @@ def parameters(args: argparse.Namespace, plan: LaunchPlan) -> RendezvousParamete
     """Return what torch makes of its arguments."""
     conf = rdzvconf.parse(Value(args.rdzv_conf, "--rdzv_conf"))
     nodes = plan.nodes
-    endpoint, local = args.rdzv_endpoint, getattr(args, "local_addr", None)
+    endpoint, local = args.rdzv_endpoint, args.local_addr
     return RendezvousParameters(
         SCHEDULER, endpoint, args.rdzv_id, nodes, nodes, local, **conf
     )

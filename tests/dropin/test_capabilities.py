@@ -1,0 +1,326 @@
+"""What is known of releases of torch, against the one that is installed."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import sys
+import types
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from packaging.version import Version
+from side_by_side import clean_environ, run
+from torch.distributed import run as torch_run
+from torch.distributed.elastic import rendezvous
+from torch.distributed.elastic.agent.server import api
+
+import torchrun_hpc
+from torchrun_hpc import launching
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.patching import capabilities, master_addr, patches, replacing
+from torchrun_hpc.patching.capabilities import Capability
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+ALL = {
+    name: value
+    for name, value in vars(capabilities).items()
+    if isinstance(value, Capability)
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_this_torch_has_what_it_is_known_to_have(name: str) -> None:
+    assert ALL[name].present is ALL[name].is_expected, torch.__version__
+
+
+def test_every_patch_is_for_one_of_them() -> None:
+    known = {id(capability) for capability in ALL.values()}
+    assert {id(patch.IS_FOR) for patch in patches.PATCHES} <= known
+
+
+@pytest.mark.parametrize(
+    ("release", "releases", "expected"),
+    [
+        ("2.0.1", ">=2.0", True),
+        ("1.13.1", ">=2.0", False),
+        ("2.4.0", "==2.4.*", True),
+        ("2.5.0", "==2.4.*", False),
+        ("2.10.0", ">=2.4", True),
+        ("2.10.0", "<2.2", False),
+        ("2.16.0", ">=2.4", True),
+    ],
+)
+def test_which_releases(
+    release: str, releases: str, *, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capabilities, "RELEASE", Version(release))
+    for present in (False, True):
+        assert Capability(releases, present).is_expected is expected
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError, TypeError, KeyError, RuntimeError, ImportError]
+)
+def test_a_look_that_fails_has_found_nothing(error: type[Exception]) -> None:
+    def look() -> bool:
+        raise error
+
+    assert capabilities._found(look) is False
+
+
+def test_what_was_looked_at_is_what_torch_says() -> None:
+    """By other ways than the looks."""
+    has_info = "RendezvousInfo" in dir(rendezvous)
+    assert capabilities.RENDEZVOUS_INFO.present is has_info
+    assert capabilities.LISTENING_SOCKET.present is _takes_a_socket(use_libuv=False)
+
+
+def _takes_a_socket(**options: Any) -> bool:
+    opened = socket.create_server(("127.0.0.3", 0))
+    address, port = opened.getsockname()
+    opened_store: Any = dist.TCPStore
+    try:
+        opened_store(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=opened.detach(),
+            **options,
+        )
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+@pytest.mark.skipif(
+    not capabilities.LISTENING_SOCKET.present,
+    reason="no store of this torch listens on a given socket",
+)
+def test_a_store_takes_a_socket_as_it_is_told() -> None:
+    opened = socket.create_server(("127.0.0.3", 0))
+    _, port = opened.getsockname()
+    torch_store: Any = dist.TCPStore
+    store = torch_store(
+        "127.0.0.3",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        **capabilities.listening_on(opened),
+    )
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+def test_torch_says_itself_what_it_raises_without_an_answer() -> None:
+    store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert issubclass(capabilities.STORE_ERROR, RuntimeError)
+    newer = getattr(dist, "DistStoreError", None)
+    assert newer in {None, capabilities.STORE_ERROR}
+    del store
+
+
+# --- options ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", capabilities._OPTIONS)
+def test_an_option_is_that_of_torch_or_what_it_would_be(name: str) -> None:
+    args = torch_run.parse_args(["train.py"])
+    default = capabilities._OPTIONS[name]
+    assert capabilities.option(args, name) == default
+    setattr(args, name, "typed")
+    assert capabilities.option(args, name) == "typed"
+    delattr(args, name)  # as in a program that makes the arguments itself
+    assert capabilities.option(args, name) == default
+
+
+def test_gpus_of_a_torch_that_knows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "xpu", raising=False)
+    assert capabilities.number_of_xpus() == 0
+    two: Any = types.SimpleNamespace(device_count=lambda: 2)
+    monkeypatch.setattr(torch, "xpu", two, raising=False)
+    assert capabilities.number_of_xpus() == 2
+
+
+# --- the answer of a rendezvous -----------------------------------------------------
+
+
+def test_an_answer_is_of_the_kind_that_torch_expects() -> None:
+    store = dist.HashStore()
+    found = capabilities.answer(store, 1, 3, "127.0.0.2", 1234)
+    if not capabilities.RENDEZVOUS_INFO.present:
+        assert found == (store, 1, 3)
+        return
+    assert (found.store, found.rank, found.world_size) == (store, 1, 3)
+    where = found.bootstrap_store_info
+    assert (where.master_addr, where.master_port) == ("127.0.0.2", 1234)
+
+
+def test_an_answer_without_a_place_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = Capability("<2.0", present=False)
+    monkeypatch.setattr(capabilities, "RENDEZVOUS_INFO", older)
+    store = dist.HashStore()
+    assert capabilities.answer(store, 1, 3, "127.0.0.2", 1234) == (store, 1, 3)
+
+
+def test_torch_expects_it_so() -> None:
+    """What its agent does with the answer."""
+    agent: Any = inspect.unwrap(api.SimpleElasticAgent._rendezvous)
+    reads = "bootstrap_store_info" in agent.__code__.co_names
+    assert reads is capabilities.RENDEZVOUS_INFO.present
+
+
+# --- a torch that is too old --------------------------------------------------------
+
+OLD = Version("1.13.1")
+TOO_OLD = "is too old for torchrun_hpc, which needs 2.0 or newer. Load a newer one"
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in set(os.environ).difference(clean_environ()):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(capabilities, "RELEASE", OLD)
+    monkeypatch.setattr(torch, "__version__", str(OLD))
+
+
+@pytest.mark.usefixtures("old")
+def test_an_old_torch_is_refused() -> None:
+    with pytest.raises(LaunchError) as caught:
+        capabilities.check_release()
+    assert (caught.value.code, caught.value.everywhere) == ("HPC086", True)
+    assert str(caught.value).startswith(f"torch 1.13.1 {TOO_OLD}")
+
+
+@pytest.mark.usefixtures("old")
+def test_an_old_torch_is_not_described() -> None:
+    with pytest.raises(torchrun_hpc.LaunchError) as caught:
+        torchrun_hpc.describe([])
+    assert caught.value.code == "HPC086"
+
+
+@pytest.mark.parametrize("release", ["2.0.0", "2.15.1", "3.7.0"])
+def test_others_are_not(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "RELEASE", Version(release))
+    capabilities.check_release()
+
+
+# Torch's version is all that a look at the release sees.
+PRETENDING = """
+import runpy, sys, torch
+torch.__version__ = torch.version.__version__ = "1.13.1"
+{start}
+"""
+STARTS = {
+    "python -m": "sys.argv[0] = 'x'; runpy.run_module('torchrun_hpc', "
+    "run_name='__main__')",
+    "auto": "import torchrun_hpc.auto",
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_starting_with_an_old_torch(start: str, tmp_path: Path) -> None:
+    program = PRETENDING.format(start=STARTS[start])
+    done = run([sys.executable, "-c", program, "train.py"], cwd=tmp_path)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"torchrun_hpc: error: HPC086 torch 1.13.1 {TOO_OLD}")
+
+
+# --- a torch that cannot listen on one address ----------------------------------------
+
+
+def _said(
+    monkeypatch: pytest.MonkeyPatch, *options: str, present: bool, nodes: int = 2
+) -> list[str]:
+    """Let a launch be announced, and return the codes of its warnings."""
+    for name in set(os.environ).difference(clean_environ()):
+        monkeypatch.delenv(name)
+    some = Capability(">=2.1", present)
+    monkeypatch.setattr(capabilities, "LISTENING_SOCKET", some)
+    said: list[Any] = []
+    monkeypatch.setattr(
+        launching.report, "line", lambda message, *_: said.append(message)
+    )
+    args, typed = launching.arguments.parse([*options, "train.py"], os.environ)
+    _, made = launching._plan(args, typed, None, "command")
+    launching._announce(replace(made, nodes=nodes), ())
+    return [message.code for message in said[1:]]
+
+
+@pytest.mark.parametrize("present", [True, False])
+@pytest.mark.parametrize(
+    ("options", "opens"),
+    [
+        ([], True),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"], True),
+        (["--master-port=29501"], True),
+        (["--rdzv-backend=etcd", "--rdzv-endpoint=localhost:1"], False),
+        (
+            [
+                *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1"),
+                "--rdzv-conf=is_host=0",
+            ],
+            False,
+        ),
+    ],
+)
+def test_who_listens_on_all_interfaces_says_so(
+    options: list[str], *, opens: bool, present: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = _said(monkeypatch, *options, present=present)
+    assert ("HPC087" in codes) is (opens and not present)
+
+
+def test_one_node_by_itself_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _said(monkeypatch, present=False, nodes=1) == []
+
+
+def test_how_it_is_said() -> None:
+    message = capabilities.listening_everywhere()
+    assert message.code == "HPC087"
+    assert message.text.startswith(f"torch {torch.__version__} cannot listen on one ")
+
+
+# --- the warning of a default ---------------------------------------------------------
+
+
+def _warned(
+    args: argparse.Namespace, caplog: pytest.LogCaptureFixture
+) -> tuple[Any, int]:
+    caplog.clear()
+    config, *_ = torch_run.config_from_args(args)
+    texts = [record.getMessage() for record in caplog.records]
+    return config, len([text for text in texts if "master_addr is only" in text])
+
+
+@pytest.mark.skipif(
+    not capabilities.WARNS_OF_DEFAULT.present,
+    reason="this torch warns of what was typed only",
+)
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_torch_warns_of_nothing_that_was_not_typed(
+    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = [f"--rdzv-backend={backend}", f"--log-dir={tmp_path}", "train.py"]
+    args = torch_run.parse_args(line)
+    before = dict(vars(args))
+    stock = _warned(args, caplog)
+    master_addr.apply(None)
+    try:
+        ours = _warned(args, caplog)
+    finally:
+        replacing.restore()
+    assert (stock[1], ours[1]) == (int(backend == "c10d"), 0)
+    assert ours[0].rdzv_endpoint == stock[0].rdzv_endpoint
+    assert vars(args) == before
