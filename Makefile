@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test lint unit dropin cluster-test cluster benchmark clean
+.PHONY: matrix patches-check
 
 demo: .venv/installed
 	$(BIN)/python -m torchrun_hpc --nproc_per_node=2 examples/ddp.py
@@ -28,7 +29,7 @@ dropin: .venv/installed
 
 cluster-test: .venv/frameworks
 	tests/cluster/install.sh
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster tests/frameworks
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests/cluster tests/frameworks
 
 # Lightning, Accelerate, Transformers and DeepSpeed: 300 MB more.
 .venv/frameworks: .venv/installed requirements-frameworks.txt
@@ -39,6 +40,18 @@ cluster-test: .venv/frameworks
 cluster: .venv/installed
 	tests/cluster/install.sh
 	$(BIN)/python tests/cluster/shell.py
+
+# Releases of torch, all or those of TORCH="2.4 2.13", in throw-away environments: a few
+# minutes each. Writes docs/compatibility.md.
+matrix: .venv/installed
+	tests/cluster/install.sh
+	$(BIN)/python tests/matrix.py $(TORCH)
+
+# The patches for torchrun itself, on all releases or those of TORCH.
+patches-check: .venv/installed
+	tests/cluster/install.sh
+	$(BIN)/python patches/check.py $(TORCH)
+	$(BIN)/python -m pytest tests/cluster/test_patches.py
 
 # Speed, as ratios: ten minutes.
 benchmark: .venv/installed

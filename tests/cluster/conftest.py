@@ -25,6 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("cluster")
+            for marker in item.iter_markers("release"):  # for tests/matrix.py
+                item.user_properties.append(("release", marker.args[0]))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -73,6 +73,7 @@ def test_a_node_rank_that_c10d_ignores_is_said_once(unpadded: Cluster) -> None:
     assert "HPC075 --node_rank=0 is ignored" in line
 
 
+@pytest.mark.release("port")
 @pytest.mark.parametrize("backend", ["c10d", "static"])
 def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster, backend: str) -> None:
     holder = unpadded.popen(["python3", "-c", LISTEN.format(port=24321, seconds=60)],

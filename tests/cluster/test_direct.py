@@ -28,6 +28,7 @@ def test_it_trains_at_juelich(juelich: Cluster) -> None:
     assert done.stderr.count("\n") == 1, "torch warns of something"
 
 
+@pytest.mark.release("direct")
 def test_what_is_set(unpadded: Cluster) -> None:
     environ = ENVIRON | {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "9"}
     done = unpadded.srun("-N2", "-n3", *HPC, "-m", "scripts.world", "--a=b",

@@ -101,6 +101,11 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster) -> None:
         ),
         (["--nnodes=2:3"], "nnodes", "2:3", "--nnodes"),
         (["--rdzv_backend=c10d", "--rdzv_id=mine"], "rdzv_id", "mine", "--rdzv_id"),
+        pytest.param(
+            *(["--hpc-rendezvous=c10d", "--rdzv_id=mine"], "rdzv_id"),
+            *("mine", "--rdzv_id"),
+            marks=pytest.mark.release("dry run"),
+        ),
     ],
 )
 def test_what_is_typed(

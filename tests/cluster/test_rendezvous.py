@@ -101,7 +101,14 @@ def wait_for(path: Path, timeout: float = 60) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize(("late", "host"), [(0, "n10"), (2, "n10"), (2, "n9")])
+@pytest.mark.parametrize(
+    ("late", "host"),
+    [
+        (0, "n10"),
+        pytest.param(2, "n10", marks=pytest.mark.release("signals")),
+        (2, "n9"),
+    ],
+)
 def test_a_signal_while_nodes_are_missing(
     unpadded: Cluster, late: int, host: str, name: str
 ) -> None:
@@ -276,7 +283,14 @@ def test_the_kind_that_was_asked_for(unpadded: Cluster, kind: str) -> None:
 # --- strangers --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", ["waiting", "training", "ending"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("waiting", marks=pytest.mark.release("hostile")),
+        "training",
+        "ending",
+    ],
+)
 def test_hostile_clients(unpadded: Cluster, tmp_path: Path, phase: str) -> None:
     """The job goes on, or ends with a message; nothing of theirs is run."""
     marker = tmp_path / "marker"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
 from launching import ENVIRON, HPC, ONE_TASK, SCRIPTS, STOCK
 
 if TYPE_CHECKING:
@@ -24,6 +25,23 @@ def test_twenty_restarts_with_a_late_rank_0(unpadded: Cluster) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(
         f"met: rank {rank}, attempt {attempt}"
         for attempt in range(RESTARTS + 1)
+        for rank in range(3)
+    )
+
+
+@pytest.mark.release("restarts")
+@pytest.mark.parametrize("rendezvous", ["scheduler", "c10d"])
+def test_five_restarts_with_a_late_rank_0(unpadded: Cluster, rendezvous: str) -> None:
+    """The same in short, for every release of torch; some look each 5 s only."""
+    options = (f"--hpc-rendezvous={rendezvous}", "--monitor-interval=0.1")
+    done = unpadded.srun(
+        "-N3", ONE_TASK, *HPC, *options, "--max-restarts=5", SCRIPT, "5",
+        env=ENVIRON, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(
+        f"met: rank {rank}, attempt {attempt}"
+        for attempt in range(6)
         for rank in range(3)
     )
 
