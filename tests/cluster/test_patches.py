@@ -163,6 +163,32 @@ OWN = ["localhost", "127.0.0.1", "jwb0001", "jwb0001i", "10.10.0.1", "10.20.0.1"
 FOREIGN = ["0.0.0.0", "jwb0002i", "10.20.0.2", "jwb0002", "unknown", "192.0.2.1"]
 
 
+def test_a_host_knows_a_second_address_of_its_network(
+    juelich: Cluster, patched: dict[str, str]
+) -> None:
+    """Of which the kernel never sends by itself."""
+    second = "10.20.0.101"
+    change = ("dev", "ib0")
+    juelich.run(["ip", "addr", "add", f"{second}/24", *change], host="jwb0001")
+    try:
+        told = {
+            host: json.loads(
+                juelich.run(
+                    ["python", "-c", TELL, second],
+                    host=host,
+                    env=ENVIRON | patched,
+                    check=True,
+                ).stdout
+            )
+            for host in ("jwb0001", "jwb0002")
+        }
+    finally:
+        juelich.run(["ip", "addr", "del", f"{second}/24", *change], host="jwb0001")
+    assert told["jwb0001"]["own"] == told["jwb0001"]["several"] == [second]
+    assert told["jwb0002"]["own"] == []
+    assert told["jwb0002"]["several"] == ["10.20.0.2"]
+
+
 def test_a_host_knows_its_own_names(juelich: Cluster, patched: dict[str, str]) -> None:
     """Also where the kernel lets programs bind to addresses of other hosts."""
     switch = ("sh", "-c", "echo $0 > /proc/sys/net/ipv4/ip_nonlocal_bind")
