@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint unit dropin cluster-test cluster benchmark clean
-.PHONY: matrix patches-check
+.PHONY: demo test lint unit dropin cluster-test cluster matrix patches-check
+.PHONY: benchmark clean
 
 demo: .venv/installed
 	$(BIN)/python -m torchrun_hpc --nproc_per_node=2 examples/ddp.py

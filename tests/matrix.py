@@ -292,14 +292,19 @@ def install(release: str, folder: Path) -> Path:
     # uv's cache is in the folder as well: it would grow by gigabytes.
     environ = os.environ | {"UV_CACHE_DIR": str(folder / "cache")}
     wanted = requirements(release, REQUIREMENTS.read_text(encoding="utf-8"))
+    tools = ["pip", "install", "--quiet", f"--python={python}"]
     for command in (
         ["venv", "--quiet", f"--python={PYTHON}", str(folder / "venv")],
-        ["pip", "install", "--quiet", f"--python={python}", *wanted, "--editable", "."],
+        [*tools, *wanted, "--editable", "."],
     ):
         done = subprocess.run(
-            [UV, *command], cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True,
+            [UV, "--system-certs", *command],
+            cwd=ROOT,
+            env=environ,
+            stderr=subprocess.PIPE,
+            text=True,
             check=False,
-        )  # fmt: skip
+        )
         if done.returncode != 0:
             raise MatrixError(done.stderr)
     return python
@@ -435,10 +440,9 @@ def main() -> int:
     )
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help="such as 2.4")
     args = parser.parse_args()
-    unknown = [release for release in args.releases if release not in RELEASES]
-    if unknown:
-        known = f"{RELEASES[0]} to {RELEASES[-1]}"
-        parser.error(f"no release of torch: {', '.join(unknown)}; known are {known}")
+    for release in args.releases:
+        if re.fullmatch(r"\d+\.\d+", release) is None:
+            parser.error(f"{release!r} is no release of torch, such as 2.4")
     merge(PAGE.read_text(encoding="utf-8"), [])  # fails now, not in an hour
     rows = []
     for release in args.releases or RELEASES:

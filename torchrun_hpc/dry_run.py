@@ -70,7 +70,7 @@ def print_dry_run(
         try:
             with _opened(args, plan, limit) as store:
                 found = _exchange(store, plan, own, limit)
-        except RuntimeError as error:  # of the store
+        except RuntimeError as error:  # what stores raise, in each release
             raise RendezvousConnectionError(str(error)) from None
         absent = (r for r in range(plan.nodes) if r not in found)
         missing = [plan.hosts[rank] or f"node {rank}" for rank in absent]

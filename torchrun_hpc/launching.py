@@ -263,7 +263,7 @@ def _announce(made: LaunchPlan, left_out: Sequence[Message]) -> None:
     own = [*made.warnings]
     opens_store = made.listen is not None and made.backend != SCHEDULER
     if made.nodes > 1 and opens_store and not capabilities.LISTENING_SOCKET.present:
-        own.append(capabilities.listening_everywhere())
+        own.append(capabilities.warning_of_all_interfaces())
     shared = [*made.advice, *left_out] if made.speaks else []
     for warning in [*own, *shared]:
         report.line(warning, sys.stderr, "warning")

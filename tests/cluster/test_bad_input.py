@@ -74,15 +74,20 @@ def test_a_node_rank_that_c10d_ignores_is_said_once(unpadded: Cluster) -> None:
 
 
 @pytest.mark.release("port")
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster, backend: str) -> None:
+@pytest.mark.parametrize(
+    "rendezvous",
+    ["--rdzv_backend=c10d", "--rdzv_backend=static", "--hpc-rendezvous=c10d"],
+)
+def test_a_port_that_is_taken_on_the_head_node(
+    unpadded: Cluster, rendezvous: str
+) -> None:
     holder = unpadded.popen(["python3", "-c", LISTEN.format(port=24321, seconds=60)],
                             host="n9")  # fmt: skip
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
         done = unpadded.srun(
-            "-N3", ONE_TASK, "--kill-on-bad-exit=1", *HPC, f"--rdzv_backend={backend}",
+            "-N3", ONE_TASK, "--kill-on-bad-exit=1", *HPC, rendezvous,
             "--rdzv_endpoint=n9:24321", WORLD, env=ENVIRON,
         )  # fmt: skip
     finally:

@@ -23,17 +23,6 @@ COMMAND = " ".join([*HPC, WORLD])
 NAMES = ("n9", "n10", "n11")
 
 
-def test_ranks_follow_the_scheduler_not_the_alphabet(unpadded: Cluster) -> None:
-    done = unpadded.srun("-N3", ONE_TASK, *HPC, "--nproc_per_node=2", WORLD,
-                         env=ENVIRON)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert [worker["host"] for worker in said] == [n for n in NAMES for _ in range(2)]
-    assert {worker["MASTER_ADDR"] for worker in said} == {"10.10.0.1"}
-    for worker in said:
-        assert worker["GROUP_RANK"] == worker["SLURM_NODEID"]
-
-
 def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
     """srun numbers the tasks as in the file, but the nodes as in its own list."""
     tmp_path.chmod(0o755)
@@ -103,29 +92,6 @@ def test_eight_steps_of_one_node_at_once(unpadded: Cluster) -> None:
     }
     assert len({worker["MASTER_PORT"] for worker in said}) == 8
     assert len({worker["TORCHELASTIC_RUN_ID"] for worker in said}) == 8
-
-
-def test_an_elastic_range_takes_all_nodes_that_come(unpadded: Cluster) -> None:
-    done = unpadded.srun("-N3", ONE_TASK, *HPC, "--nnodes=2:3", WORLD, env=ENVIRON)
-    assert done.returncode == 0, done.stderr
-    assert column(workers(done), "RANK", "host") == [
-        ("0", "n9"),
-        ("1", "n10"),
-        ("2", "n11"),
-    ]
-
-
-def test_an_elastic_range_starts_without_a_node(unpadded: Cluster) -> None:
-    """Two nodes of two to three: ranks in the scheduler's order of those that came."""
-    done = unpadded.srun(
-        "-N2", "-w", "n10,n11", ONE_TASK, *HPC, "--nnodes=2:3",
-        "--rdzv_conf=last_call_timeout=2", WORLD, env=ENVIRON,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert column(workers(done), "RANK", "host", "MASTER_ADDR") == [
-        ("0", "n10", "10.10.0.2"),
-        ("1", "n11", "10.10.0.2"),
-    ]
 
 
 def test_a_requeued_job_has_another_identity(unpadded: Cluster) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import inspect
 import os
 import socket
 import sys
 import types
 from dataclasses import replace
+from datetime import timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +21,7 @@ from side_by_side import clean_environ, run
 from torch.distributed import run as torch_run
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.agent.server import api
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import torchrun_hpc
 from torchrun_hpc import launching
@@ -66,6 +70,44 @@ def test_which_releases(
         assert Capability(releases, present).is_expected is expected
 
 
+def _looked_again() -> Any:
+    """Return what another import of the module finds; the first one stays."""
+    spec: Any = importlib.util.find_spec(capabilities.__name__)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("2.1.2", "2.1.2"),
+        ("2.4.1+cu121", "2.4.1"),
+        ("2.1.2-site.1x", "2.1.2"),
+        ("2.16.0a0+git1", "2.16.0"),
+        ("2.9", "2.9"),
+    ],
+)
+def test_the_release_of_a_version(
+    version: str, release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    found = _looked_again().RELEASE
+    assert found == Version(release)
+
+
+@pytest.mark.parametrize("version", ["unknown", "", "git-1a2b3c"])
+def test_a_build_without_a_release_is_newer_than_all(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    found = _looked_again()
+    assert Version("99") < found.RELEASE
+    found.check_release()
+    assert found.LISTENING_SOCKET.is_expected
+    assert not found.WARNS_OF_DEFAULT.is_expected
+
+
 @pytest.mark.parametrize(
     "error", [AttributeError, TypeError, KeyError, RuntimeError, ImportError]
 )
@@ -81,6 +123,65 @@ def test_what_was_looked_at_is_what_torch_says() -> None:
     has_info = "RendezvousInfo" in dir(rendezvous)
     assert capabilities.RENDEZVOUS_INFO.present is has_info
     assert capabilities.LISTENING_SOCKET.present is _takes_a_socket(use_libuv=False)
+    assert capabilities.AWARE_TIMES.present is (_heartbeat().tzinfo is not None)
+
+
+def _heartbeat() -> Any:
+    """Return a time that torch itself has put into a state."""
+    torch_rendezvous: Any = dynamic_rendezvous
+    node = torch_rendezvous._NodeDesc("n9", 1, 0)
+    settings = torch_rendezvous.RendezvousSettings(
+        run_id="test",
+        min_nodes=1,
+        max_nodes=1,
+        timeout=torch_rendezvous.RendezvousTimeout(),
+        keep_alive_interval=timedelta(seconds=5),
+        keep_alive_max_attempt=3,
+    )
+    executor = torch_rendezvous._DistributedRendezvousOpExecutor(node, None, settings)
+    executor._state = torch_rendezvous._RendezvousState()
+    executor._keep_alive()
+    return executor._state.last_heartbeats[node]
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_a_time_zone_is_not_a_name_in_a_module(
+    monkeypatch: pytest.MonkeyPatch, *, imported: bool
+) -> None:
+    monkeypatch.setattr(dynamic_rendezvous, "timezone", timezone, raising=False)
+    if not imported:
+        monkeypatch.delattr(dynamic_rendezvous, "timezone")
+    found = _looked_again().AWARE_TIMES.present
+    assert found is capabilities.AWARE_TIMES.present
+
+
+def _warns(args: Any) -> Any:
+    return getattr(args, "master_addr", None)
+
+
+def _warns_if_typed(args: Any) -> Any:
+    return args.rdzv_endpoint or getattr(args, "master_addr", None)
+
+
+@functools.wraps(_warns)
+def _decorated(*args: Any) -> Any:
+    return _warns(*args)
+
+
+@pytest.mark.parametrize(
+    ("function", "warns"),
+    [
+        (_warns, True),
+        (_warns_if_typed, False),
+        (_decorated, False),
+        (functools.partial(_warns), False),  # it has no code
+    ],
+)
+def test_whether_torch_warns_is_seen_in_its_code(
+    function: Any, monkeypatch: pytest.MonkeyPatch, *, warns: bool
+) -> None:
+    monkeypatch.setattr(torch_run, "config_from_args", function)
+    assert _looked_again().WARNS_OF_DEFAULT.present is warns
 
 
 def _takes_a_socket(**options: Any) -> bool:
@@ -122,12 +223,22 @@ def test_a_store_takes_a_socket_as_it_is_told() -> None:
         socket.create_connection(("127.0.0.2", port), timeout=5)
 
 
+@pytest.mark.skipif(
+    "use_libuv" not in str(dist.TCPStore.__init__.__doc__),
+    reason="this torch has one kind of store",
+)
+def test_libuvs_store_takes_a_socket_where_that_is_known() -> None:
+    """Others refuse it, with a line of C++."""
+    takes = _takes_a_socket(use_libuv=True)
+    assert takes is capabilities.LIBUV_TAKES_SOCKET.present
+
+
 def test_torch_says_itself_what_it_raises_without_an_answer() -> None:
     store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert issubclass(capabilities.STORE_ERROR, RuntimeError)
-    newer = getattr(dist, "DistStoreError", None)
-    assert newer in {None, capabilities.STORE_ERROR}
-    del store
+    store.set_timeout(timedelta(seconds=0.3))  # a shorter one is none to connect in
+    with pytest.raises(RuntimeError) as caught:
+        store.get("key")
+    assert type(caught.value) is capabilities.STORE_ERROR
 
 
 # --- options ------------------------------------------------------------------------
@@ -157,7 +268,7 @@ def test_gpus_of_a_torch_that_knows_none(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_answer_is_of_the_kind_that_torch_expects() -> None:
     store = dist.HashStore()
-    found = capabilities.answer(store, 1, 3, "127.0.0.2", 1234)
+    found = capabilities.rendezvous_info(store, 1, 3, "127.0.0.2", 1234)
     if not capabilities.RENDEZVOUS_INFO.present:
         assert found == (store, 1, 3)
         return
@@ -170,7 +281,7 @@ def test_an_answer_without_a_place_to_meet(monkeypatch: pytest.MonkeyPatch) -> N
     older = Capability("<2.0", present=False)
     monkeypatch.setattr(capabilities, "RENDEZVOUS_INFO", older)
     store = dist.HashStore()
-    assert capabilities.answer(store, 1, 3, "127.0.0.2", 1234) == (store, 1, 3)
+    assert capabilities.rendezvous_info(store, 1, 3, "127.0.0.2", 1234) == (store, 1, 3)
 
 
 def test_torch_expects_it_so() -> None:
@@ -287,7 +398,7 @@ def test_one_node_by_itself_says_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_how_it_is_said() -> None:
-    message = capabilities.listening_everywhere()
+    message = capabilities.warning_of_all_interfaces()
     assert message.code == "HPC087"
     assert message.text.startswith(f"torch {torch.__version__} cannot listen on one ")
 
@@ -324,3 +435,40 @@ def test_torch_warns_of_nothing_that_was_not_typed(
     assert (stock[1], ours[1]) == (int(backend == "c10d"), 0)
     assert ours[0].rdzv_endpoint == stock[0].rdzv_endpoint
     assert vars(args) == before
+
+
+def test_what_is_patched_already_is_patched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a second launch of one process."""
+    monkeypatch.setattr(torch_run, "config_from_args", _warns)
+    there = replace(master_addr.IS_FOR, present=True)
+    monkeypatch.setattr(master_addr, "IS_FOR", there)
+    args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
+    assert torch_run.config_from_args(args) == "127.0.0.1"
+    master_addr.apply(None)
+    try:
+        assert torch_run.config_from_args(args) is None
+        assert not hasattr(master_addr.without(args), "master_addr")
+    finally:
+        replacing.restore()
+
+
+def _other_parameters(args: Any, _more: Any) -> Any:
+    return getattr(args, "master_addr", None)
+
+
+def _other_option(args: Any) -> Any:
+    return args
+
+
+@pytest.mark.parametrize("function", [_other_parameters, _other_option])
+def test_arguments_are_left_alone_where_the_patch_does_not_fit(
+    function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = replace(master_addr.IS_FOR, present=True)
+    monkeypatch.setattr(master_addr, "IS_FOR", there)
+    monkeypatch.setattr(torch_run, "config_from_args", function)
+    args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
+    assert master_addr.without(args) is args
+    assert args.master_addr == "127.0.0.1"

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from base64 import b64encode
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from side_by_side import OURS, STOCK, clean_environ, end_group
+from side_by_side import OURS, STOCK, clean_environ, end_group, run
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -44,6 +45,7 @@ from torchrun_hpc.patching import (
     fresh_store,
     listening,
     local_addr,
+    master_addr,
     node_order,
     patches,
     replacing,
@@ -261,6 +263,23 @@ def test_a_release_that_has_lost_what_it_had(monkeypatch: pytest.MonkeyPatch) ->
     assert dynamic_rendezvous.pickle is before
 
 
+FAULTS = (local_addr, master_addr)  # where they are gone, somebody has mended them
+
+
+@pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.__name__)
+def test_a_release_that_should_have_it_and_has_not(
+    patch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = replace(patch.IS_FOR, releases=">=2.0", present=False)
+    monkeypatch.setattr(patch, "IS_FOR", lost)
+    (outcome,) = outcomes = patches.examine([patch])
+    messages = [message.code for message in patches.left_out(outcomes)]
+    if patch in FAULTS:
+        assert (outcome.state, messages) == (patches.State.NOT_NEEDED, [])
+    else:
+        assert (outcome.state, messages) == (patches.State.DOES_NOT_FIT, ["HPC080"])
+
+
 @pytest.mark.usefixtures("torch_again")
 def test_a_release_that_nobody_knows_and_that_has_it(
     monkeypatch: pytest.MonkeyPatch,
@@ -367,6 +386,37 @@ def test_one_that_does_not_fit_keeps_no_other_from_it(
     assert len(outcomes) == len(patches.PATCHES)
     assert dynamic_rendezvous.pickle is StateAsJson
     assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
+
+
+WITHOUT = """
+import sys
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+delattr(dynamic_rendezvous, sys.argv[1])
+
+from torchrun_hpc import launching  # it imports all that torch is asked for
+from torchrun_hpc.patching import patches
+from torchrun_hpc.plan import LaunchPlan
+
+plan = LaunchPlan(
+    title="", nodes=2, node_rank=0, workers=1, speaks=True, endpoint="head:1",
+    address="127.0.0.2", ordered=True,
+)
+for outcome in patches.apply_patches(plan):
+    print(outcome.name, outcome.state.name)
+"""
+
+
+@pytest.mark.parametrize("name", ["_NodeDesc", "_RendezvousState"])
+def test_a_torch_without_a_class_that_two_patches_need(
+    name: str, tmp_path: Path
+) -> None:
+    done = run([sys.executable, "-c", WITHOUT, name], cwd=tmp_path)
+    assert (done.code, done.own_lines) == (0, []), done.err
+    found = dict(line.split() for line in done.out.splitlines())
+    expected = {o.name: _expected(o.patch).name for o in patches.examine()}
+    left_out = dict.fromkeys(("state_as_json", "node_order"), "DOES_NOT_FIT")
+    assert found == {**expected, **left_out}
 
 
 # --- state_as_json ----------------------------------------------------------------
@@ -736,6 +786,27 @@ def test_the_first_node_says_where_the_workers_meet(
         replacing.restore()
 
 
+@pytest.mark.parametrize(
+    "ranks", [{"n9": 0, "n10": 0}, {"n9": 1, "n10": 2}, {}], ids=str
+)
+def test_what_torch_has_said_stays_where_the_first_node_is_not_known(
+    ranks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the next round forms, in which all have rank 0 at first."""
+    state = State()
+    state.participants = {Node(name, 1, 0): rank for name, rank in ranks.items()}
+    where = SimpleNamespace(master_addr="n9.cl", master_port=1234)
+    answer = SimpleNamespace(bootstrap_store_info=where)
+    monkeypatch.setattr(Handler, "next_rendezvous", lambda _self: answer)
+    local_addr.apply(None)
+    try:
+        handler: Any = SimpleNamespace(_state_holder=SimpleNamespace(state=state))
+        assert Handler.next_rendezvous(handler) is answer
+        assert vars(where) == {"master_addr": "n9.cl", "master_port": 1234}
+    finally:
+        replacing.restore()
+
+
 @pytest.mark.skipif(
     not capabilities.RENDEZVOUS_INFO.present,
     reason="this torch does not say where the workers meet",
@@ -800,6 +871,37 @@ def test_stock_listens_on_all_interfaces() -> None:
     assert _answers("127.0.0.3", port)
     assert _listening(port).isdisjoint({"127.0.0.2"})
     del store
+
+
+class PlainStore:
+    """A store that opens its port itself."""
+
+    def __init__(self) -> None:
+        """Take a host and a port."""
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize(
+    ("releases", "state"),
+    [(">=2.0", patches.State.DOES_NOT_FIT), ("<2.0", patches.State.APPLIED)],
+)
+def test_a_torch_whose_stores_take_no_socket(
+    releases: str, state: patches.State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that should, and one that nobody expects to."""
+    none = capabilities.Capability(releases, present=False)
+    monkeypatch.setattr(capabilities, "LISTENING_SOCKET", none)
+    modules = (c10d_rendezvous_backend, static_tcp_rendezvous)
+    for module in modules:
+        monkeypatch.setattr(module, "TCPStore", PlainStore)
+    server = vars(Handler).get("_create_tcp_store_server")
+    monkeypatch.setattr(patches, "PATCHES", (listening,))
+    (outcome,) = patches.apply_patches(_plan())
+    assert outcome.state is state
+    for module in modules:
+        replaced = vars(module)["TCPStore"] is not PlainStore
+        assert replaced is (state is patches.State.APPLIED)
+    assert vars(Handler).get("_create_tcp_store_server") is server
 
 
 @needs_listening

@@ -238,6 +238,21 @@ def test_a_store_of_worker_0s_own(
     assert answers is shares  # the port is worker 0's to open
 
 
+def test_no_store_is_shared_that_would_listen_on_all_interfaces(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = capabilities.Capability(">=2.0", present=False)
+    monkeypatch.setattr(capabilities, "LISTENING_SOCKET", none)
+    made = [job.handler(rank) for rank in (0, 1)]
+    assert [each.use_agent_store for each in made] == [False, False]
+    given = _together(*(each.next_rendezvous for each in made))
+    where = [_where(each) for each in given]
+    assert where[0] == where[1]
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        assert probe.connect_ex(where[1]) != 0  # the port is worker 0's to open
+
+
 def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
     made = [
         job.handler(rank, address=None, listen=None, reach="127.0.0.1")
@@ -472,6 +487,28 @@ def test_the_agents_store(job: Job) -> None:
     made[0].give_up(Failure(Kind.AGENT, text="why"))
     with pytest.raises(JobFailedError):
         stores[1].get("c")
+
+
+class NobodyToAsk:
+    """A member of a job whose head does not answer."""
+
+    def ask(self, question: Any, _limit: float) -> Any:
+        raise AssertionError(question)
+
+
+def test_known_keys_are_there_without_asking() -> None:
+    head: Any = NobodyToAsk()
+    store = AgentStore(head, {"MASTER_ADDR": HERE, "MASTER_PORT": "1"})
+    known = ["MASTER_ADDR", "MASTER_PORT"]
+    store.wait(known)
+    store.wait(known, timedelta(seconds=1))
+    assert store.check(known) is True
+    assert store.multi_get(known) == [HERE.encode(), b"1"]
+    store.set("MASTER_ADDR", "n0.cl")
+    others = ["more", *known]
+    for ask in (store.wait, store.check):
+        with pytest.raises(AssertionError, match=r"\['more'\]"):
+            ask(others)
 
 
 # --- torch's registry ---------------------------------------------------------------

@@ -1,14 +1,15 @@
 """What the installed torch has: all that depends on its release.
 
-A capability is found by looking at torch. The releases are those that were seen to have
-it, from reading each from 2.0 to 2.15 and running the checks of docs/compatibility.md;
-a torch among them that seems not to have it has changed. Nothing is known of newer
-ones: there the checks of the patches are the judge.
+A capability is found by looking at torch. The releases are those that have it, from
+reading each from 2.0 to 2.15 and running the checks of docs/compatibility.md on it; a
+newer one is expected to have what 2.15 has. A torch that is expected to have something,
+and seems not to, has changed.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OLDEST = "2.0"
-RELEASE = Version(Version(torch.__version__).base_version)
+_NEWEST = "9999"  # of a build that does not say its release
+
+_numbers = re.match(r"\d+(\.\d+)*", torch.__version__)
+RELEASE = Version(_numbers[0] if _numbers else _NEWEST)
 
 _torch: Any = distributed
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+_private: Any = dynamic_rendezvous
 
 
 @dataclass(frozen=True)
@@ -41,14 +46,16 @@ class Capability:
     Attributes:
         releases: Those that have it, as a version specifier.
         present: Whether the installed torch has it.
+        is_fault: Whether it is a fault: one that is not there is mended, by whomever.
     """
 
     releases: str
     present: bool
+    is_fault: bool = False
 
     @property
     def is_expected(self) -> bool:
-        """Whether the installed release is one of those that have it."""
+        """Whether the installed release should have it."""
         return RELEASE in SpecifierSet(self.releases)
 
 
@@ -65,6 +72,11 @@ def _builds_without_address() -> bool:
     return "local_addr" not in inspect.signature(build).parameters
 
 
+def _warns_of_default() -> bool:
+    code = torch_run.config_from_args.__code__
+    return "master_addr" in code.co_consts and "rdzv_endpoint" not in code.co_names
+
+
 def _names(function: Any) -> tuple[str, ...]:
     """Return the names of attributes and globals that a function uses."""
     names: tuple[str, ...] = function.__code__.co_names
@@ -79,6 +91,7 @@ RENDEZVOUS_INFO = Capability(">=2.4", hasattr(rendezvous, "RendezvousInfo"))
 ADDRESS_IS_LOST = Capability(
     "==2.4.*",
     RENDEZVOUS_INFO.present and _found(_builds_without_address),
+    is_fault=True,
 )
 # The agent of rank 0 keeps a store for the workers.
 SHARED_STORE = Capability(
@@ -88,6 +101,7 @@ SHARED_STORE = Capability(
 SHARED_RENDEZVOUS_STORE = Capability(
     "==2.5.*",
     SHARED_STORE.present and _found(lambda: "host" in _names(_Handler.next_rendezvous)),
+    is_fault=True,
 )
 # A store can listen on a socket that somebody else has bound.
 LISTENING_SOCKET = Capability(
@@ -96,12 +110,16 @@ LISTENING_SOCKET = Capability(
 # So can libuv's, which is the default since 2.4. Nothing in Python shows it.
 LIBUV_TAKES_SOCKET = Capability(">=2.8", Version("2.8") <= RELEASE)
 # Times in the state of the rendezvous have a time zone.
-AWARE_TIMES = Capability(">=2.6", hasattr(dynamic_rendezvous, "timezone"))
-
-# It warns of the default of ``--master-addr`` (pytorch#111085).
-WARNS_OF_DEFAULT = Capability(
-    "<2.2", _found(lambda: "rdzv_endpoint" not in _names(torch_run.config_from_args))
+AWARE_TIMES = Capability(
+    ">=2.6",
+    not _found(
+        lambda: (
+            "utcnow" in _names(_private._DistributedRendezvousOpExecutor._keep_alive)
+        )
+    ),
 )
+# It warns of the default of ``--master-addr`` (pytorch#111085).
+WARNS_OF_DEFAULT = Capability("<2.2", _found(_warns_of_default), is_fault=True)
 
 # What a store raises that has no answer in time.
 STORE_ERROR: type[Exception] = getattr(_torch, "DistStoreError", RuntimeError)  # 2.2
@@ -140,7 +158,7 @@ def option(args: argparse.Namespace, name: str) -> Any:
     return getattr(args, name, _OPTIONS[name])
 
 
-def answer(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:
+def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:
     """Return what torch expects of ``next_rendezvous``.
 
     Args:
@@ -163,10 +181,10 @@ def listening_on(opened: socket.socket) -> dict[str, Any]:
     return options if LIBUV_TAKES_SOCKET.present else {**options, "use_libuv": False}
 
 
-def listening_everywhere() -> Message:
+def warning_of_all_interfaces() -> Message:
     """Return what is to be said where `LISTENING_SOCKET` is missing."""
     text = (
         f"torch {torch.__version__} cannot listen on one address: the store of the "
-        "rendezvous listens on all interfaces. 2.1 and later can"
+        "rendezvous listens on all interfaces"
     )
     return Message("HPC087", text)

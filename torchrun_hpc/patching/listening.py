@@ -57,7 +57,7 @@ def fits() -> bool:
     """Check the names that are replaced, and what they are called with."""
     if not all(has(module, _STORE) for module in _MODULES):
         return False
-    if capabilities.LISTENING_SOCKET.present:
+    if capabilities.LISTENING_SOCKET.is_expected:
         for module in _MODULES:
             if _SOCKET not in getattr(module, _STORE).__init__.__doc__:
                 return False
@@ -71,7 +71,8 @@ def apply(plan: LaunchPlan) -> None:
     """Open the stores of this process on the plan's addresses."""
     for module in _MODULES:
         replace(module, _STORE, _maker(getattr(module, _STORE), plan))
-    if plan.address is not None and has(_Handler, _SERVER):
+    takes_socket = capabilities.LISTENING_SOCKET.present
+    if plan.address is not None and takes_socket and has(_Handler, _SERVER):
         replace(_Handler, _SERVER, _server(vars(_Handler)[_SERVER], plan))
 
 
@@ -92,7 +93,7 @@ def _maker(original: Any, plan: LaunchPlan) -> Any:
             _wait_for(host, port, timeout.total_seconds(), plan)
             return original(host, port, is_master=False, **options)
         if plan.listen is not None and plan.listen[1] == 0:
-            port = 0  # with --standalone one release takes a fixed one
+            port = 0  # torch's own may be fixed, as with --standalone in 2.0
         if plan.listen is not None and capabilities.LISTENING_SOCKET.present:
             store = _serve(original, plan.listen[0], port, options)
         else:

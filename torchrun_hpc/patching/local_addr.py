@@ -40,9 +40,9 @@ def apply(_plan: object) -> None:
     def next_rendezvous(self: Any) -> Any:
         info = original(self)
         ranks = getattr(self, _STATE).state.participants
-        for node, rank in ranks.items():
-            if rank == 0:
-                getattr(info, _INFO).master_addr = node.addr
+        first = [node.addr for node, rank in ranks.items() if rank == 0]
+        if len(first) == 1:  # more are there while the next round forms
+            getattr(info, _INFO).master_addr = first[0]
         return info
 
     replace(_Handler, _NAME, next_rendezvous)

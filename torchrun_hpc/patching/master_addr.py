@@ -34,7 +34,7 @@ def fits() -> bool:
     return (
         has(_torch, _NAME)
         and list(inspect.signature(original).parameters) == ["args"]
-        and _OPTION in original.__code__.co_consts
+        and _OPTION in inspect.unwrap(original).__code__.co_consts
     )
 
 
@@ -51,7 +51,7 @@ def apply(_plan: object) -> None:
 
 def without(args: argparse.Namespace) -> argparse.Namespace:
     """Return arguments of which torch does not warn."""
-    if not IS_FOR.present or args.rdzv_backend == "static":
+    if not (IS_FOR.present and fits()) or args.rdzv_backend == "static":
         return args
     others = copy.copy(args)
     vars(others).pop(_OPTION, None)

@@ -29,7 +29,7 @@ _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 
 
 @dataclass(frozen=True, eq=True, repr=False)
-class RankedNode(dynamic_rendezvous._NodeDesc):
+class RankedNode(getattr(_torch, "_NodeDesc", object)):  # type: ignore[misc]
     """A participant that knows its rank among the scheduler's nodes.
 
     It travels through the rendezvous store, so its name and module are part of what

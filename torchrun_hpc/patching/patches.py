@@ -144,10 +144,11 @@ def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
 
 
 def _state(patch: Patch) -> State:
-    if not (patch.IS_FOR.present or patch.IS_FOR.is_expected):
+    wanted = patch.IS_FOR
+    if not wanted.present and (wanted.is_fault or not wanted.is_expected):
         return State.NOT_NEEDED
     try:
-        fits = patch.IS_FOR.present and patch.fits()
+        fits = wanted.present and patch.fits()
     except Exception:  # noqa: BLE001 - whatever a future torch does
         fits = False
     return State.APPLIED if fits else State.DOES_NOT_FIT

@@ -23,14 +23,6 @@ REASON = "anybody who reaches its port can run programs in it (pytorch#127403)"
 IS_FOR = capabilities.EVERY
 
 _torch: Any = dynamic_rendezvous
-_State = _torch._RendezvousState
-_Node = _torch._NodeDesc
-
-# Address, numbers of process and node; where torch is patched (patches/), its name.
-_TYPES = tuple(
-    str if field.type in {"str", str} else int for field in dataclasses.fields(_Node)
-)
-
 _FLAGS = ("complete", "closed")
 _SETS = ("wait_list", "redundancy_list")
 
@@ -79,7 +71,7 @@ def _list(node: Any) -> list[Any]:
 
 
 def _read(fields: Any) -> Any:
-    state = _State()
+    state = _torch._RendezvousState()
     if set(_of(dict, fields)) != set(vars(state)):
         raise ValueError("other fields")
     state.round = _of(int, fields["round"])
@@ -119,9 +111,11 @@ def _now() -> datetime:
 
 
 def _node(values: Any) -> Any:
-    kind, types = _Node, _TYPES
-    if len(_of(list, values)) > len(types):
-        kind, types = RankedNode, (*types, int)
+    # Address, numbers of process and node; where torch is patched, its name.
+    kind: Any = _torch._NodeDesc
+    if len(_of(list, values)) > len(dataclasses.fields(kind)):
+        kind = RankedNode
+    types = (str if f.type in {"str", str} else int for f in dataclasses.fields(kind))
     return kind(*(_of(t, value) for t, value in zip(types, values, strict=True)))
 
 
@@ -129,8 +123,9 @@ def fits() -> bool:
     """Check that torch pickles by the module's name, and that we know the state."""
     if not has(_torch, "pickle"):
         return False
-    state = _State()
-    ranked, plain = RankedNode("n9", 1, 0, node_rank=1), _Node("n10", 1, 0)
+    state = _torch._RendezvousState()
+    ranked = RankedNode("n9", 1, 0, node_rank=1)
+    plain = _torch._NodeDesc("n10", 1, 0)
     state.participants = {ranked: 0, plain: 1}
     state.wait_list = {ranked, plain}
     state.deadline = _now()

@@ -104,7 +104,9 @@ class SchedulerRendezvous(RendezvousHandler):
         self._terms = _terms(plan, parameters, max_restarts)
         # As torch's c10d does it.
         self._shares_store = (
-            capabilities.RENDEZVOUS_INFO.present and os.environ.get(_UNSHARED) != "1"
+            capabilities.RENDEZVOUS_INFO.present
+            and capabilities.LISTENING_SOCKET.present
+            and os.environ.get(_UNSHARED) != "1"
         )
         self._head: Head | None = None
         self._member: Member | None = None
@@ -142,7 +144,7 @@ class SchedulerRendezvous(RendezvousHandler):
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         store = AgentStore(member, known)
         rank, nodes = self._plan.node_rank, self._plan.nodes
-        return capabilities.answer(store, rank, nodes, address, port)
+        return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
         """Say whether there is to be another round; this costs nothing.
@@ -401,7 +403,8 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
 
     def check(self, keys: Sequence[str]) -> bool:
         """Say whether all keys are there."""
-        return bool(self._ask({"check": list(keys)}))
+        asked = self._unknown(keys)
+        return not asked or bool(self._ask({"check": asked}))
 
     def get(self, key: str) -> bytes:
         """Return the value of a key, once it is there."""
@@ -409,14 +412,19 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of some keys, once all are there."""
-        asked = [key for key in keys if key not in self._known]
+        asked = self._unknown(keys)
         answers = self._ask({"get": asked}) if asked else []
         values = {**dict(zip(asked, answers, strict=True)), **self._known}
         return [str(values[key]).encode("latin-1") for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for some keys."""
-        self._ask({"get": list(keys)}, timeout)
+        asked = self._unknown(keys)
+        if asked:
+            self._ask({"get": asked}, timeout)
+
+    def _unknown(self, keys: Sequence[str]) -> list[str]:
+        return [key for key in keys if key not in self._known]
 
     def _ask(
         self, question: Mapping[str, Any], timeout: timedelta | None = None
