@@ -41,6 +41,8 @@ def _actions() -> list[argparse.Action]:
 
 
 ACTIONS = _actions()
+# It prints something and ends, as --help does.
+STORED = [a for a in ACTIONS if a.dest != "print_completion"]
 FLAGS = [a for a in ACTIONS if isinstance(a, check_env)]
 VALUED = [a for a in ACTIONS if not isinstance(a, check_env)]
 FROM_ENVIRON = [a for a in ACTIONS if isinstance(a, env | check_env)]
@@ -145,7 +147,7 @@ def test_spelling(
 
 def test_spellings_set_the_option(capsys: pytest.CaptureFixture[str]) -> None:
     """The tests above would not see a parser that ignores everything."""
-    for action in ACTIONS:
+    for action in STORED:
         value = [] if action in FLAGS else [_sample(action)]
         line = [action.option_strings[0], *value, SCRIPT]
         found = _outcome(_ours, line, capsys)
@@ -370,7 +372,7 @@ def test_typed(argv: list[str], typed: dict[str, tuple[Any, str]]) -> None:
     assert {k: (v.value, v.source) for k, v in found.items()} == typed
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=_name)
+@pytest.mark.parametrize("action", STORED, ids=_name)
 def test_typed_although_it_is_the_default(action: argparse.Action) -> None:
     default = vars(torch_run.parse_args([SCRIPT]))[action.dest]
     if action in FLAGS:
