@@ -25,7 +25,7 @@ unit: .venv/installed
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 dropin: .venv/installed
-	$(BIN)/python -m pytest -n 2 tests/dropin
+	$(BIN)/python -m pytest -n 3 tests/dropin
 
 cluster-test: .venv/frameworks
 	tests/cluster/install.sh

@@ -350,7 +350,7 @@ def run_tests(
         program = subprocess.Popen(
             [
                 *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-                *("-n", "2", f"--timeout={TEST_LIMIT_S}"),
+                *("-n", "3", f"--timeout={TEST_LIMIT_S}"),
                 *(f"--junitxml={report}", *selection),
             ],
             cwd=ROOT,

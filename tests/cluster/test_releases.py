@@ -126,10 +126,3 @@ def test_training(unpadded: Cluster) -> None:
     done = unpadded.srun("-N3", ONE_TASK, *HPC, DDP, env=FAST)
     assert done.returncode == 0, done.stderr
     assert "loss after 50 steps: " in done.stdout
-
-
-@pytest.mark.release("direct")
-def test_training_where_each_task_is_a_worker(unpadded: Cluster) -> None:
-    done = unpadded.srun("-N2", "-n3", *HPC, DDP, env=FAST)
-    assert done.returncode == 0, done.stderr
-    assert "loss after 50 steps: " in done.stdout
