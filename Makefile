@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Everything goes into .venv.
+# Set-up is two commands: `make demo` and `make test`. Everything goes into .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -49,8 +49,8 @@ matrix: .venv/installed
 
 # The patches for torchrun itself, on all releases or those of TORCH.
 patches-check: .venv/installed
-	tests/cluster/install.sh
 	$(BIN)/python patches/check.py $(TORCH)
+	tests/cluster/install.sh
 	$(BIN)/python -m pytest tests/cluster/test_patches.py
 
 # Speed, as ratios: ten minutes.

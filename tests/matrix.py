@@ -442,7 +442,7 @@ def main() -> int:
     args = parser.parse_args()
     for release in args.releases:
         if re.fullmatch(r"\d+\.\d+", release) is None:
-            parser.error(f"{release!r} is no release of torch, such as 2.4")
+            parser.error(f"{release!r} is no minor release of torch, such as 2.4")
     merge(PAGE.read_text(encoding="utf-8"), [])  # fails now, not in an hour
     rows = []
     for release in args.releases or RELEASES:

@@ -222,4 +222,4 @@ def test_what_is_no_release(
     monkeypatch.setattr("sys.argv", ["matrix.py", typed])
     with pytest.raises(SystemExit):
         matrix.main()
-    assert f"{typed!r} is no release of torch, such as 2.4" in capsys.readouterr().err
+    assert f"{typed!r} is no minor release of torch, such as 2.4" in capsys.readouterr().err
