@@ -27,9 +27,10 @@ unit: .venv/installed
 dropin: .venv/installed
 	$(BIN)/python -m pytest -n 3 tests/dropin
 
+# The longest file first: what is left at the end runs alone.
 cluster-test: .venv/frameworks
 	tests/cluster/install.sh
-	$(BIN)/python -m pytest -n 3 --dist loadfile tests/cluster tests/frameworks
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests/frameworks tests/cluster
 
 # Lightning, Accelerate, Transformers and DeepSpeed: 300 MB more.
 .venv/frameworks: .venv/installed requirements-frameworks.txt

@@ -222,4 +222,5 @@ def test_what_is_no_release(
     monkeypatch.setattr("sys.argv", ["matrix.py", typed])
     with pytest.raises(SystemExit):
         matrix.main()
-    assert f"{typed!r} is no minor release of torch, such as 2.4" in capsys.readouterr().err
+    said = f"{typed!r} is no minor release of torch, such as 2.4"
+    assert said in capsys.readouterr().err
