@@ -475,7 +475,7 @@ def parameters(args: argparse.Namespace, plan: LaunchPlan) -> RendezvousParamete
     """Return what torch makes of its arguments."""
     conf = rdzvconf.parse(Value(args.rdzv_conf, "--rdzv_conf"))
     nodes = plan.nodes
-    endpoint, local = args.rdzv_endpoint, args.local_addr
+    endpoint, local = args.rdzv_endpoint, getattr(args, "local_addr", None)
     return RendezvousParameters(
         SCHEDULER, endpoint, args.rdzv_id, nodes, nodes, local, **conf
     )
