@@ -36,7 +36,7 @@ from torchrun_hpc import (
     sites,
 )
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.inputs import SCHEDULER, Inputs
+from torchrun_hpc.inputs import C10D, SCHEDULER, Inputs
 from torchrun_hpc.patching import capabilities, patches
 from torchrun_hpc.rendezvous import handler, wording
 from torchrun_hpc.schedulers import pmi
@@ -136,6 +136,9 @@ def _launch(
         debugging.switch_on(os.environ, socket.gethostname(), rank)
     q, made = _plan(args, typed, job, command)
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
+    if made.backend == C10D:
+        for name, value in capabilities.variables().items():
+            os.environ.setdefault(name, value)
     try:
         with _rendezvous(args, made):
             checks.configure(args)

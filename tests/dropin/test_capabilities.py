@@ -472,3 +472,16 @@ def test_arguments_are_left_alone_where_the_patch_does_not_fit(
     args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
     assert master_addr.without(args) is args
     assert args.master_addr == "127.0.0.1"
+
+
+# --- a store in which workers do not meet again ---------------------------------------
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_what_torchs_rendezvous_is_told(
+    monkeypatch: pytest.MonkeyPatch, *, present: bool
+) -> None:
+    some = Capability("==2.5.*", present, is_fault=True)
+    monkeypatch.setattr(capabilities, "SHARED_RENDEZVOUS_STORE", some)
+    told = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    assert capabilities.variables() == (told if present else {})

@@ -50,6 +50,7 @@ from torchrun_hpc.patching import (
     patches,
     replacing,
     state_as_json,
+    stopping,
 )
 from torchrun_hpc.patching.node_order import RankedNode
 from torchrun_hpc.patching.state_as_json import StateAsJson
@@ -88,6 +89,7 @@ EXPECTED = {
     (agent_api.SimpleElasticAgent, "_exit_barrier"): _EVERY,
     (LocalElasticAgent, "_start_workers"): _EVERY,
     (LocalElasticAgent, "_shutdown"): _EVERY,
+    (LocalElasticAgent, "_stop_workers"): capabilities.STOP_CLOSES_RENDEZVOUS,
     (LocalElasticAgent, "_monitor_workers"): _EVERY,
     (LocalElasticAgent, "_get_fq_hostname"): _INFO,
     (agent_api, "_get_fq_hostname"): _INFO,
@@ -214,7 +216,8 @@ def test_what_became_of_each() -> None:
     assert [outcome.name for outcome in outcomes] == [
         *("state_as_json", "fresh_store", "node_order", "local_addr"),
         *("listening", "waiting", "leaving"),
-        *("agent", "forwarding", "closing", "tied", "host_name", "master_addr"),
+        *("agent", "stopping", "forwarding", "closing"),
+        *("tied", "host_name", "master_addr"),
     ]
     assert patches.left_out(outcomes) == []
     for outcome in outcomes:
@@ -263,7 +266,11 @@ def test_a_release_that_has_lost_what_it_had(monkeypatch: pytest.MonkeyPatch) ->
     assert dynamic_rendezvous.pickle is before
 
 
-FAULTS = (local_addr, master_addr)  # where they are gone, somebody has mended them
+FAULTS = (
+    local_addr,
+    master_addr,
+    stopping,
+)  # where they are gone, somebody has mended them
 
 
 @pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.__name__)
@@ -751,6 +758,9 @@ def test_stock_keeps_the_store_of_dead_workers() -> None:
 
 
 @needs_shared_store
+@pytest.mark.skipif(
+    bool(capabilities.variables()), reason="here the store of workers is worker 0's own"
+)
 @pytest.mark.usefixtures("torch_again", "quick")
 @pytest.mark.parametrize("address", [None, "127.0.0.1"])
 def test_every_round_has_a_store_of_its_own(address: str | None) -> None:
@@ -761,6 +771,26 @@ def test_every_round_has_a_store_of_its_own(address: str | None) -> None:
     assert len({port, seen[0][0], seen[1][0]}) == 3
     assert [old for _, old in seen] == [False, False]
     assert _listening(seen[0][0]) == set()  # nobody is led to the old one
+
+
+# --- stopping ---------------------------------------------------------------------
+
+
+def test_a_restart_leaves_the_rendezvous_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = []
+    monkeypatch.setattr(
+        LocalElasticAgent,
+        "_stop_workers",
+        lambda self, group: stopped.append((self._rdzv_handler, group)),
+    )
+    stopping.apply(None)
+    try:
+        agent: Any = SimpleNamespace(_rdzv_handler="handler")
+        LocalElasticAgent._stop_workers(agent, "group")
+        assert stopped == [(None, "group")]
+        assert agent._rdzv_handler == "handler"  # the agent closes it at its end
+    finally:
+        replacing.restore()
 
 
 # --- local_addr -------------------------------------------------------------------
@@ -813,10 +843,14 @@ def test_what_torch_has_said_stays_where_the_first_node_is_not_known(
 )
 @pytest.mark.usefixtures("torch_again", "quick")
 @pytest.mark.parametrize("which", [STOCK, OURS])
-def test_workers_meet_at_the_address_of_the_first_node(which: str) -> None:
+def test_workers_meet_at_the_address_of_the_first_node(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second agent to come is the first of the nodes."""
     if which == OURS:
         _patch_all(address=None, ordered=False)
+        for name, value in capabilities.variables().items():
+            monkeypatch.setenv(name, value)
     addresses = ("127.0.0.3", "127.0.0.2")
     handlers, port = _two_agents(*addresses)
     found = _meet(handlers)

@@ -19,6 +19,7 @@ from packaging.version import Version
 from torch import distributed
 from torch.distributed import run as torch_run
 from torch.distributed.elastic import rendezvous
+from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.errors import LaunchError, Message
@@ -77,6 +78,14 @@ def _warns_of_default() -> bool:
     return "master_addr" in code.co_consts and "rdzv_endpoint" not in code.co_names
 
 
+def _stop_closes_rendezvous() -> bool:
+    agent: Any = local_elastic_agent.LocalElasticAgent
+    return (
+        "_rdzv_handler" in _names(agent._shutdown)
+        and "is_restart" not in inspect.signature(agent._shutdown).parameters
+    )
+
+
 def _names(function: Any) -> tuple[str, ...]:
     """Return the names of attributes and globals that a function uses."""
     names: tuple[str, ...] = function.__code__.co_names
@@ -97,7 +106,8 @@ ADDRESS_IS_LOST = Capability(
 SHARED_STORE = Capability(
     ">=2.5", _found(lambda: "_shared_tcp_store_server" in _names(_Handler.__init__))
 )
-# It is the store of the rendezvous itself, so that all attempts meet in one.
+# It is the store of the rendezvous itself, with a prefix from the number of restarts,
+# of which each agent counts its own: after a restart the workers do not meet.
 SHARED_RENDEZVOUS_STORE = Capability(
     "==2.5.*",
     SHARED_STORE.present and _found(lambda: "host" in _names(_Handler.next_rendezvous)),
@@ -118,11 +128,18 @@ AWARE_TIMES = Capability(
         )
     ),
 )
+# An agent that stops its workers for a restart closes the rendezvous (pytorch#123678).
+STOP_CLOSES_RENDEZVOUS = Capability(
+    "==2.3.*", _found(_stop_closes_rendezvous), is_fault=True
+)
 # It warns of the default of ``--master-addr`` (pytorch#111085).
 WARNS_OF_DEFAULT = Capability("<2.2", _found(_warns_of_default), is_fault=True)
 
 # What a store raises that has no answer in time.
 STORE_ERROR: type[Exception] = getattr(_torch, "DistStoreError", RuntimeError)  # 2.2
+
+# With "1", worker 0 keeps the store of the workers.
+UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 # Options that not every release has, and what it does as if they said it.
 _OPTIONS = {
@@ -156,6 +173,11 @@ def number_of_xpus() -> int:
 def option(args: argparse.Namespace, name: str) -> Any:
     """Return an option of torchrun, also if this one does not have it."""
     return getattr(args, name, _OPTIONS[name])
+
+
+def variables() -> dict[str, str]:
+    """Return what torch's own rendezvous reads, where it needs it to be right."""
+    return {UNSHARED: "1"} if SHARED_RENDEZVOUS_STORE.present else {}
 
 
 def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:

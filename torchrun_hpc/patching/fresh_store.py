@@ -1,9 +1,8 @@
 """Every attempt of the workers gets a store of its own.
 
-The agent of rank 0 opens one store for the workers of all attempts, or lets them use
-that of the rendezvous: after a restart the first workers to arrive may find the
-addresses of the dead ones. Other nodes keep using the store of a node that was rank 0
-in an earlier round.
+The agent of rank 0 opens one store for the workers of all attempts, and their keys have
+no prefix: after a restart the first workers to arrive find the addresses of the dead
+ones. Other nodes keep using the store of a node that was rank 0 in an earlier round.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch import distributed
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.patching import capabilities
@@ -21,18 +19,15 @@ TARGET = "DynamicRendezvousHandler.next_rendezvous"
 REASON = "restarted workers may meet keys of dead ones (pytorch#135712, #167288)"
 IS_FOR = capabilities.SHARED_STORE
 
-_torch: Any = distributed
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 _SERVER = "_shared_tcp_store_server"
 _INFO = "_bootstrap_store_info"
-_STORE = "_store"
-_PREFIX = "torchrun_hpc"
 
 
 def fits() -> bool:
     """Check that the store is kept where it was."""
     names = _Handler.__init__.__code__.co_names
-    return has(_Handler, "next_rendezvous") and {_SERVER, _INFO, _STORE} <= set(names)
+    return has(_Handler, "next_rendezvous") and {_SERVER, _INFO} <= set(names)
 
 
 def apply(_plan: object) -> None:
@@ -43,14 +38,6 @@ def apply(_plan: object) -> None:
     def next_rendezvous(self: Any) -> Any:
         setattr(self, _SERVER, None)
         setattr(self, _INFO, None)
-        if not capabilities.SHARED_RENDEZVOUS_STORE.present:
-            return original(self)
-        # A store of this kind it does not share.
-        shared = getattr(self, _STORE)
-        setattr(self, _STORE, _torch.PrefixStore(_PREFIX, shared))
-        try:
-            return original(self)
-        finally:
-            setattr(self, _STORE, shared)
+        return original(self)
 
     replace(_Handler, "next_rendezvous", next_rendezvous)

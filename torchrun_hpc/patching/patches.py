@@ -27,6 +27,7 @@ from torchrun_hpc.patching import (
     node_order,
     replacing,
     state_as_json,
+    stopping,
     tied,
     waiting,
 )
@@ -64,7 +65,7 @@ class Patch(Protocol):
 ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
 PATCHES: tuple[Patch, ...] = (
     *(*ALWAYS, node_order, local_addr, listening, waiting, leaving),
-    *(agent, forwarding, closing, tied, host_name, master_addr),
+    *(agent, stopping, forwarding, closing, tied, host_name, master_addr),
 )
 
 

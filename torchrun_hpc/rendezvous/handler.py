@@ -54,8 +54,6 @@ _BEAT, _MISSED_BEATS = "keep_alive_interval", "keep_alive_max_attempt"
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
 
-_UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-
 # Files that a process needs beside its connections.
 _OTHER_FILES = 256
 
@@ -106,7 +104,7 @@ class SchedulerRendezvous(RendezvousHandler):
         self._shares_store = (
             capabilities.RENDEZVOUS_INFO.present
             and capabilities.LISTENING_SOCKET.present
-            and os.environ.get(_UNSHARED) != "1"
+            and os.environ.get(capabilities.UNSHARED) != "1"
         )
         self._head: Head | None = None
         self._member: Member | None = None
