@@ -26,7 +26,9 @@ def test_restarts_with_a_late_rank_0(
         str(restarts), env=ENVIRON, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == sorted(
+    # Some releases of torch have gloo speak on stdout.
+    told = [line for line in done.stdout.splitlines() if "[Gloo]" not in line]
+    assert sorted(told) == sorted(
         f"met: rank {rank}, attempt {attempt}"
         for attempt in range(restarts + 1)
         for rank in range(3)
