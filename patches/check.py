@@ -99,17 +99,12 @@ def apply(patch: Path, root: Path, *options: str) -> str:
     program = shutil.which("patch")
     if program is None:
         raise CheckError("patch(1) is not installed")
-    done = subprocess.run(
+    done = _run(
         [
             *(program, "--strip=1", "--fuzz=0", "--batch", "--forward", *options),
             *("--no-backup-if-mismatch", "--reject-file=-"),
             *(f"--directory={root}", f"--input={patch.resolve()}"),
         ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
     )
     if done.returncode != 0:
         raise CheckError(f"{patch.name} does not apply\n{done.stdout}")
@@ -135,13 +130,7 @@ def unpack(release: str, folder: Path) -> str:
         return installed.version
 
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
-    done = subprocess.run(
-        [*pip, "--quiet", *_WHEEL, f"--dest={folder}", f"torch=={release}.*"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    done = _run([*pip, "--quiet", *_WHEEL, f"--dest={folder}", f"torch=={release}.*"])
     if done.returncode != 0:
         raise CheckError(f"torch {release} could not be downloaded\n{done.stdout}")
     (wheel,) = folder.glob("torch-*.whl")
@@ -179,6 +168,18 @@ def check(patch: Path, release: str) -> str:
         if _contents(patch, root) != before:
             raise CheckError("--reverse leaves something behind")
     return version
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program that asks nothing; what it says is one text."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 def _contents(patch: Path, root: Path) -> dict[str, bytes]:
