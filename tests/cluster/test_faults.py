@@ -92,6 +92,7 @@ class Job:
                 self.program = self.cluster.popen(
                     [
                         *("srun", "-N3", ONE_TASK, "--nodelist", ",".join(self.hosts)),
+                        "--label",
                         *("sh", "-c", shell, str(self.folder)),
                         *(*HPC, *options, SCRIPT, str(self.folder), *words.split()),
                     ],
@@ -123,7 +124,7 @@ class Job:
         assert self.codes() == [0, 0, 0], self.output()
 
     def output(self) -> str:
-        """Return what all nodes have printed."""
+        """Return what all nodes have printed, each line behind its node rank."""
         return (self.folder / "output").read_text(errors="replace")
 
     def wait(self, condition: Callable[[], object], limit: float = 60) -> float:
@@ -235,7 +236,7 @@ def worker_killed(job: Job) -> Seconds:
     """SIGKILL, as the kernel does where there is no memory left, and no restart.
 
     The last worker of the other nodes has ended {others} s later, and the job {end} s
-    later. Node 0 says why, as the last line.
+    later. Node 0 says why, as its last line.
     """
     job.start()
     workers = job.workers()
@@ -244,7 +245,8 @@ def worker_killed(job: Job) -> Seconds:
     end = others + job.end(30)
     assert others < 2
     assert job.codes() == [1, 1, 1]
-    assert job.output().strip().splitlines()[-1] == job.lines()[-1]
+    by_first = [line for line in job.output().splitlines() if line.startswith("0: ")]
+    assert by_first[-1] == f"0: {job.lines()[-1]}"
     assert job.lines()[-1].endswith(
         f"worker 1 on {job.hosts[1]} (node 1) was killed by SIGKILL (9): probably out "
         "of memory"
