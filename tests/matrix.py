@@ -35,7 +35,10 @@ UV = Path(sys.executable).with_name("uv")
 
 RELEASES = tuple(f"2.{minor}" for minor in range(16))
 PYTHON = "3.11"  # the newest that torch 2.0 has wheels for; all others have them, too
-TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+TOOLS = (
+    *("hypothesis", "pytest", "pytest-rerunfailures", "pytest-timeout"),
+    "pytest-xdist",
+)
 
 # What looks into torch. Signals and whole launches take long, and are tried on the
 # cluster.

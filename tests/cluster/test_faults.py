@@ -50,6 +50,9 @@ OVER = pytest.approx(35 + head.STAY, abs=12)
 # The first line, and that others are waited for, where that takes long.
 ORDINARY = re.compile("HPC001|HPC113|HPC114")
 
+# For faults that are tried once more.
+SPARE_JOBS = 2
+
 # Torch is loaded six times by each job that starts. All may wait at the same time.
 STARTING = threading.Semaphore(2)
 
@@ -765,27 +768,44 @@ def write(new: dict[str, str]) -> None:
 # --- side by side -----------------------------------------------------------------
 
 
+Outcome = tuple[Job, Seconds]
+
+
 @pytest.fixture(scope="module")
-def outcomes(
+def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[tuple[Job, Seconds]]]]:
-    """Start all faults that are asked for, and write the page when it is wanted."""
+) -> Iterator[Callable[[str], Outcome]]:
+    """Start all faults that are asked for, and write the page when it is wanted.
+
+    What is asked for twice, as by ``--reruns``, is started anew on nodes of its own.
+    """
     wanted = [
         item.callspec.params["name"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_fault
     ]
     wanted.sort(key=lambda name: "cut_off" not in name)  # these take longest
-    nodes = [f"jwb{number:04}" for number in range(1, 3 * len(wanted) + 1)]
-    pool = ThreadPoolExecutor(len(wanted))
+    jobs = len(wanted) + SPARE_JOBS
+    nodes = [f"jwb{number:04}" for number in range(1, 3 * jobs + 1)]
+    unused = zip(*[iter(nodes)] * 3, strict=True)
+    pool = ThreadPoolExecutor(jobs)
     with Cluster(nodes) as cluster:
+
+        def start(name: str) -> Future[Outcome]:
+            job = Job(cluster, next(unused), tmp_path_factory.mktemp(name))
+            return pool.submit(lambda: (job, FAULTS[name](job)))
+
+        started = {name: start(name) for name in wanted}
+        asked = set()
+
+        def outcome(name: str) -> Outcome:
+            if name in asked:
+                started[name] = start(name)
+            asked.add(name)
+            return started[name].result()
+
         try:
-            started = {}
-            for number, name in enumerate(wanted):
-                hosts = tuple(nodes[3 * number : 3 * number + 3])
-                job = Job(cluster, hosts, tmp_path_factory.mktemp(name))
-                started[name] = pool.submit(lambda j, n: (j, FAULTS[n](j)), job, name)
-            yield started
+            yield outcome
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     if WRITES:
@@ -813,8 +833,8 @@ def outcomes(
         for name in FAULTS
     ],
 )
-def test_fault(name: str, outcomes: dict[str, Future[tuple[Job, Seconds]]]) -> None:
-    job, seconds = outcomes[name].result()
+def test_fault(name: str, outcome: Callable[[str], Outcome]) -> None:
+    job, seconds = outcome(name)
     print({key: round(value, 2) for key, value in seconds.items()})
     if not WRITES:
         check(name, job, seconds)

@@ -28,6 +28,7 @@ hypothesis==6.1
 mypy==2.4
 numpy==2.4.6
 pytest==9.2.0
+pytest-rerunfailures==16.7
 pytest-timeout==2.4.0
 pytest-xdist==3.8.0
 torch==2.13.0
@@ -201,8 +202,10 @@ def test_the_page_of_this_project_has_one() -> None:
 
 
 def test_requirements() -> None:
-    tools = ["hypothesis==6.1", "pytest==9.2.0", "pytest-timeout==2.4.0"]
-    tools.append("pytest-xdist==3.8.0")
+    tools = [
+        *("hypothesis==6.1", "pytest==9.2.0", "pytest-rerunfailures==16.7"),
+        *("pytest-timeout==2.4.0", "pytest-xdist==3.8.0"),
+    ]
     assert matrix.requirements("2.2", PINNED) == ["torch==2.2.*", "numpy<2", *tools]
     assert matrix.requirements("2.15", PINNED) == [
         *("torch==2.15.*", "numpy==2.4.6"),
