@@ -25,7 +25,7 @@ unit: .venv/installed
 	$(BIN)/python -m pytest -n 2 tests/unit
 
 dropin: .venv/installed
-	$(BIN)/python -m pytest -n 3 tests/dropin
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests/dropin
 
 # The longest file first: what is left at the end runs alone.
 cluster-test: .venv/frameworks

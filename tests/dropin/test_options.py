@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import OURS, STOCK, bare, clean_environ
+from side_by_side import STOCK, bare, clean_environ
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from side_by_side import Launcher, Result
+    from side_by_side import Launcher
 
 SCRIPT = "train.py"
 
@@ -505,7 +505,7 @@ def _assert_again_the_same(argv: Sequence[str]) -> None:
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
 
 
-@pytest.mark.parametrize("rest", REST, ids=" ".join)
+@pytest.mark.parametrize("rest", REST, ids=lambda words: " ".join(words) or "nothing")
 @pytest.mark.parametrize("own", OPTIONS, ids=" ".join)
 def test_plain_command_is_read_as_what_was_typed(
     own: list[str], rest: list[str]
@@ -651,33 +651,21 @@ def _on_this_torch(argv: list[str], code: str, expected: str) -> tuple[str, str]
     return ("HPC010", odd[0]) if odd else (code, expected)
 
 
-@pytest.fixture(scope="module")
-def answers(
-    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
-) -> list[Result]:
-    """All wrong command lines, one process each."""
-    folder = tmp_path_factory.mktemp("wrong")
-    file = folder / "file"
-    file.touch()
-    (folder / SCRIPT).write_text("print('started')\n")
-    lines = [[w.replace("{file}", str(file)) for w in argv] for argv, *_ in WRONG]
-    return launcher.many(
-        [(OURS, line) for line in lines],
-        environs=[variables for _, variables, *_ in WRONG],
-        cwd=folder,
-        limit=15,
-    )
-
-
 @pytest.mark.parametrize(
-    "number",
-    range(len(WRONG)),
+    "row",
+    WRONG,
     ids=[" ".join([*(f"{k}={v}" for k, v in v.items()), *a]) for a, v, *_ in WRONG],
 )
-def test_wrong_line(number: int, answers: list[Result]) -> None:
-    argv, _, code, expected = WRONG[number]
+def test_wrong_line(
+    row: tuple[list[str], dict[str, str], str, str], launcher: Launcher, tmp_path: Path
+) -> None:
+    argv, variables, code, expected = row
+    file = tmp_path / "file"
+    file.touch()
+    (tmp_path / SCRIPT).write_text("print('started')\n")
     code, expected = _on_this_torch(argv, code, expected)
-    result = answers[number]
+    typed = [word.replace("{file}", str(file)) for word in argv]
+    result = launcher.ours(typed, environ=variables, cwd=tmp_path, limit=15)
     assert "Traceback" not in result.err
     assert result.code == 2, result.err
     (line,) = result.err.splitlines()
