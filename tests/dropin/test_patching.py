@@ -266,11 +266,8 @@ def test_a_release_that_has_lost_what_it_had(monkeypatch: pytest.MonkeyPatch) ->
     assert dynamic_rendezvous.pickle is before
 
 
-FAULTS = (
-    local_addr,
-    master_addr,
-    stopping,
-)  # where they are gone, somebody has mended them
+# Where they are gone, somebody has mended them.
+FAULTS = (local_addr, master_addr, stopping)
 
 
 @pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.__name__)
@@ -776,6 +773,7 @@ def test_every_round_has_a_store_of_its_own(address: str | None) -> None:
 # --- stopping ---------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("torch_again")
 def test_a_restart_leaves_the_rendezvous_open(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = []
     monkeypatch.setattr(
@@ -784,18 +782,16 @@ def test_a_restart_leaves_the_rendezvous_open(monkeypatch: pytest.MonkeyPatch) -
         lambda self, group: stopped.append((self._rdzv_handler, group)),
     )
     stopping.apply(None)
-    try:
-        agent: Any = SimpleNamespace(_rdzv_handler="handler")
-        LocalElasticAgent._stop_workers(agent, "group")
-        assert stopped == [(None, "group")]
-        assert agent._rdzv_handler == "handler"  # the agent closes it at its end
-    finally:
-        replacing.restore()
+    agent: Any = SimpleNamespace(_rdzv_handler="handler")
+    LocalElasticAgent._stop_workers(agent, "group")
+    assert stopped == [(None, "group")]
+    assert agent._rdzv_handler == "handler"  # the agent closes it at its end
 
 
 # --- local_addr -------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("order", [("n9", "n10"), ("n10", "n9")])
 def test_the_first_node_says_where_the_workers_meet(
     order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
@@ -808,14 +804,12 @@ def test_the_first_node_says_where_the_workers_meet(
     answer = SimpleNamespace(bootstrap_store_info=where)
     monkeypatch.setattr(Handler, "next_rendezvous", lambda _self: answer)
     local_addr.apply(None)
-    try:
-        handler: Any = SimpleNamespace(_state_holder=holder)
-        assert Handler.next_rendezvous(handler) is answer
-        assert vars(where) == {"master_addr": order[0], "master_port": 1234}
-    finally:
-        replacing.restore()
+    handler: Any = SimpleNamespace(_state_holder=holder)
+    assert Handler.next_rendezvous(handler) is answer
+    assert vars(where) == {"master_addr": order[0], "master_port": 1234}
 
 
+@pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
     "ranks", [{"n9": 0, "n10": 0}, {"n9": 1, "n10": 2}, {}], ids=str
 )
@@ -829,12 +823,9 @@ def test_what_torch_has_said_stays_where_the_first_node_is_not_known(
     answer = SimpleNamespace(bootstrap_store_info=where)
     monkeypatch.setattr(Handler, "next_rendezvous", lambda _self: answer)
     local_addr.apply(None)
-    try:
-        handler: Any = SimpleNamespace(_state_holder=SimpleNamespace(state=state))
-        assert Handler.next_rendezvous(handler) is answer
-        assert vars(where) == {"master_addr": "n9.cl", "master_port": 1234}
-    finally:
-        replacing.restore()
+    handler: Any = SimpleNamespace(_state_holder=SimpleNamespace(state=state))
+    assert Handler.next_rendezvous(handler) is answer
+    assert vars(where) == {"master_addr": "n9.cl", "master_port": 1234}
 
 
 @pytest.mark.skipif(
