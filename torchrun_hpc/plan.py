@@ -136,6 +136,25 @@ def _make_plan(q: Inputs) -> LaunchPlan:
     return _many_nodes(q, q.job)
 
 
+def meeting_place(q: Inputs) -> LaunchPlan | None:
+    """Return a plan that is right about where the nodes meet, and nothing else.
+
+    Returns:
+        It; ``None`` if they are not several nodes with an agent on each.
+
+    Raises:
+        LaunchError: That cannot be known.
+    """
+    if (
+        q.job is None
+        or q.job.has_several_tasks
+        or len(q.job.nodes) == 1
+        or one_node_is_typed(q.options)
+    ):
+        return None
+    return _many_nodes(q, q.job)
+
+
 def refusal(job: Job, command: str) -> LaunchError | None:
     """Return why a job cannot be launched from here, unless for one node only.
 

@@ -84,12 +84,14 @@ class Where:
         ports: The ports that it may be on, in the order in which it tries them.
         timeout: Seconds to look for it.
         silence_timeout: Seconds after which a silent head ends the job.
+        notice_ports: Ports on which it may be only to say that it cannot start.
     """
 
     host: str
     ports: Sequence[int]
     timeout: float
     silence_timeout: int
+    notice_ports: Sequence[int] = ()
 
 
 class Member:
@@ -100,12 +102,20 @@ class Member:
         where: Where the head is.
         tell: Called from the thread with what the head tells the user through this
             node, and with ``looking`` and ``head_silent``.
+        gives_up: Why this agent cannot start, if it comes only to say that.
     """
 
     def __init__(
-        self, said: Hello, where: Where, tell: Callable[[Mapping[str, Any]], None]
+        self,
+        said: Hello,
+        where: Where,
+        tell: Callable[[Mapping[str, Any]], None],
+        gives_up: Failure | None = None,
     ) -> None:
         self.said = said
+        self._first_words: dict[str, Any] = {"hello": VERSION, **asdict(said)}
+        if gives_up is not None:
+            self._first_words["failed"] = packed(gives_up)
         self.where = where
         self.failure: Failure | None = None
         self.next_round = 0
@@ -373,7 +383,7 @@ class Member:
         reported = 0
         try:
             while True:
-                for port in self.where.ports:
+                for port in (*self.where.ports, *self.where.notice_ports):
                     if port not in attempts.values():
                         attempts[asyncio.create_task(self._attempt(port))] = port
                     done, _ = await asyncio.wait(
@@ -423,7 +433,7 @@ class Member:
             text = _NOBODY if error.errno == errno.ECONNREFUSED else error.strerror
             raise _NotHere(text or str(error)) from None
         try:
-            channel.send({"hello": VERSION, **asdict(self.said)})
+            channel.send(self._first_words)
             try:
                 answer = await asyncio.wait_for(channel.first(), _ANSWER_TIMEOUT)
             except asyncio.TimeoutError:
