@@ -276,31 +276,37 @@ class SchedulerRendezvous(RendezvousHandler):
             LaunchError: There is none.
         """
         address = self._plan.listen[0] if self._plan.listen else None
-        problems = []
+        problems = {}
+        opened = None
         for port in self._plan.ports:
             try:
-                return listen(address, port)
-            except OSError as error:  # noqa: PERF203 - there are eight
-                problems.append(f"port {port}: {error.strerror}")
-                if error.errno == errno.EADDRINUSE:
-                    self._check_no_other_head(port)
+                opened = listen(address, port)
+                break
+            except OSError as error:
+                problems[port] = error
+        taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
+        if taken:
+            self._check_no_other_head(taken)
+        if opened is not None:
+            return opened
         ports = self._plan.ports
         holder = f", taken by {port_holder(ports[0])}" if len(ports) == 1 else ""
         where = address or "any address"
+        listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
         raise LaunchError(
             "HPC111",
-            f"cannot listen on {where}: {'; '.join(problems)}{holder}. Type another "
+            f"cannot listen on {where}: {listed}{holder}. Type another "
             "port: --rdzv_endpoint="
             f"{endpoints.join_endpoint(self._plan.reach, 'PORT')}",
         )
 
-    def _check_no_other_head(self, port: int) -> None:
-        """Find out whether who has the port is an agent of this job, on this node.
+    def _check_no_other_head(self, ports: Sequence[int]) -> None:
+        """Find out whether who has one of the ports is an agent of this job, here.
 
         Raises:
             LaunchError: It is.
         """
-        where = Where(self._plan.reach, (port,), _GLANCE, _GLANCE)
+        where = Where(self._plan.reach, ports, _GLANCE, _GLANCE)
         other = Member(_hello(self._plan, self._terms), where, lambda _: None)
         try:
             other.connect()

@@ -43,7 +43,7 @@ _TICK = 1.0
 _LOOK = 0.1  # at the workers
 _CONNECT_TIMEOUT = 10.0
 _ANSWER_TIMEOUT = 30.0  # of a head that has thousands to answer
-_PATIENCE = 2.0  # with one port, before the next is tried beside it
+_PATIENCE = 0.5  # with one port, before the next is tried beside it
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _ALL_PORTS = 8  # every how many rounds all ports are tried
 _FAREWELL = 1.0
@@ -377,17 +377,22 @@ class Member:
             Refused: It does, and does not take this agent.
         """
         start = time.monotonic()
+        ports = (*self.where.ports, *self.where.notice_ports)
+        patience = min(_PATIENCE, self.where.timeout / len(ports))
         found: dict[int, str] = {}
         attempts: dict[asyncio.Task[_Channel], int] = {}
         turn = 0
         reported = 0
         try:
             while True:
-                for port in (*self.where.ports, *self.where.notice_ports):
-                    if port not in attempts.values():
+                for port in ports:
+                    is_new = port not in attempts.values()
+                    if is_new:
                         attempts[asyncio.create_task(self._attempt(port))] = port
                     done, _ = await asyncio.wait(
-                        attempts, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
+                        attempts,
+                        timeout=patience if is_new else 0,
+                        return_when=asyncio.FIRST_COMPLETED,
                     )
                     for task in done:
                         answered = attempts.pop(task)
@@ -451,7 +456,8 @@ class Member:
         if answer.get("welcome") == VERSION and answer.get("job") == self.said.job:
             self.next_round = answer["round"]
         elif "failed" in answer:
-            self._change(failure=unpacked(answer["failed"]), _is_decided=True)
+            failure = unpacked(answer["failed"])
+            self._change(failure=failure, _is_decided=True, _welcome=True)
         elif "refused" in answer:
             with contextlib.suppress(ValueError):
                 reason = Refusal(answer["refused"])
