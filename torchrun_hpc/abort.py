@@ -83,7 +83,8 @@ def give_up(fault: LaunchError, known: Known) -> None:
         if not has_said:
             has_said = True
             text = f"on {host}: {fault}" if host else str(fault)
-            report.line(Message(fault.code, text + advice), sys.stderr, "error")
+            message = Message(fault.code, text + advice)
+            report.line(message, sys.stderr, "error")
 
     def wait(event: Mapping[str, Any]) -> None:
         if event.get("looking", 0) >= _SOON:
@@ -214,6 +215,4 @@ def _advice(job: Job | None) -> str:
     if job is None or job.start is not Start.STEP or job.task.size == 1:
         return ""
     option = job.launcher.fail_together
-    return f". The other tasks may wait: {option} ends all when one fails" * bool(
-        option
-    )
+    return f". Other tasks may wait: {option} ends all when one fails" if option else ""

@@ -70,6 +70,7 @@ class LaunchPlan:
         advice: What is probably not meant; as good as the same on all nodes.
         suspicion: What is probably wrong if the nodes do not meet.
         warnings: What is wrong on this node, and was worked around.
+        fail_together: With what one task that fails ends all, see `Launcher`.
     """
 
     title: str
@@ -97,6 +98,7 @@ class LaunchPlan:
     advice: tuple[Message, ...] = ()
     suspicion: str = ""
     warnings: tuple[Message, ...] = ()
+    fail_together: str = ""
 
 
 def make_plan(q: Inputs) -> LaunchPlan:
@@ -516,6 +518,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         advice=resources.advice(q, len(job.nodes)),
         suspicion=_suspicion(q),
         warnings=warnings_of(q, job, rank, here),
+        fail_together=job.launcher.fail_together,
     )
 
 

@@ -218,9 +218,10 @@ class SchedulerRendezvous(RendezvousHandler):
         except Refused as refused:
             raise _refusal(refused, self._plan, self._terms) from None
         except NoHead as nothing:
+            found = wording.head_search(str(nothing), self._plan)
             text = (
                 f"no head node at {self._plan.endpoint} ({self._plan.reach}) within "
-                f"{where.timeout:.0f} s (join_timeout): {nothing}. Has the job started "
+                f"{where.timeout:.0f} s (join_timeout): {found}. Has the job started "
                 "on that node? May this node connect to it?"
             )
             raise HeadMissingError(Message("HPC112", text)) from None

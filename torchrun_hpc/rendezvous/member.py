@@ -127,6 +127,7 @@ class Member:
         self._is_leaving = False
         self._is_decided = False  # which failure is the first
         self._problem: Exception | None = None
+        self._answered: set[int] = set()  # ports that took a connection
         self._go: Mapping[str, Any] | None = None
         self._answers: dict[int, Any] = {}
         self._asked = 0
@@ -400,16 +401,17 @@ class Member:
                             return task.result()
                         except _NotHere as reason:
                             found[answered] = str(reason)
-                    is_free = port not in attempts.values() and found[port] == _NOBODY
+                    is_free = port not in attempts.values() and NOBODY in found[port]
                     if is_free and turn % _ALL_PORTS:
                         break  # the head takes the first port that is free
                 turn += 1
                 waited = time.monotonic() - start
                 if waited > self.where.timeout:
-                    raise NoHead(_summary(found))
+                    raise NoHead(self._summary(found))
                 while reported + 1 < waited:
                     reported += 1
-                    self._tell({"looking": reported, "found": _summary(found)})
+                    summary = self._summary(found)
+                    self._tell({"looking": reported, "found": summary})
                 # Short at first, when all start together; spread among the nodes.
                 pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
@@ -417,6 +419,17 @@ class Member:
             for task in attempts:
                 task.cancel()
             await asyncio.gather(*attempts, return_exceptions=True)
+
+    def _summary(self, found: Mapping[int, str]) -> str:
+        """Say what was found on the head's ports, without repetition."""
+        texts: dict[str, list[int]] = {}
+        for port in self.where.ports:
+            if port in found:
+                texts.setdefault(found[port], []).append(port)
+        return "; ".join(
+            f"port {', '.join(map(str, ports))}: {text}"
+            for text, ports in texts.items()
+        )
 
     async def _attempt(self, port: int) -> _Channel:
         """Say hello on one port.
@@ -435,8 +448,11 @@ class Member:
         except asyncio.TimeoutError:
             raise _NotHere("no answer to the connection") from None
         except OSError as error:
-            text = _NOBODY if error.errno == errno.ECONNREFUSED else error.strerror
-            raise _NotHere(text or str(error)) from None
+            text = error.strerror or str(error)
+            if error.errno == errno.ECONNREFUSED:
+                text = _NO_MORE if port in self._answered else _NOT_YET
+            raise _NotHere(text) from None
+        self._answered.add(port)
         try:
             channel.send(self._first_words)
             try:
@@ -474,17 +490,10 @@ class _NotHere(Exception):  # noqa: N818 - never leaves this module
     """The head is not on this port."""
 
 
-_NOBODY = "nobody listens"
-
-
-def _summary(found: Mapping[int, str]) -> str:
-    """Say what was found, without repetition."""
-    texts: dict[str, list[int]] = {}
-    for port, text in found.items():
-        texts.setdefault(text, []).append(port)
-    return "; ".join(
-        f"port {', '.join(map(str, ports))}: {text}" for text, ports in texts.items()
-    )
+# A connection that is refused has reached the node.
+NOBODY = "nobody listens"
+_NOT_YET = f"{NOBODY} (not started there yet, or ended)"
+_NO_MORE = f"{NOBODY} any more (it has ended there)"
 
 
 class _Channel(asyncio.Protocol):
