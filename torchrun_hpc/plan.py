@@ -693,6 +693,12 @@ def warnings_of(
             f"{variables.NCCL}, and torch listens on all interfaces"
         )
         warnings.append(Message("HPC057", text))
+    elif (interface := q.network.owner(here.own)) and not interface.up:
+        text = (
+            f"interface {interface.name}, which has {here.own}, is down: no other node "
+            "can reach this one by it. Let it be mended, or exclude this node"
+        )
+        warnings.append(Message("HPC165", text))
     elif "local_addr" not in q.options and is_foreign(q, here.name):
         known = ", ".join(map(str, q.network.addresses_of(here.name)))
         text = (

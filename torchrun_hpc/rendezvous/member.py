@@ -448,7 +448,9 @@ class Member:
         except asyncio.TimeoutError:
             raise _NotHere("no answer to the connection") from None
         except OSError as error:
-            text = error.strerror or str(error)
+            # asyncio's own text repeats address and port.
+            known = (error.errno or 0) > 0
+            text = os.strerror(error.errno) if known else error.strerror or str(error)
             if error.errno == errno.ECONNREFUSED:
                 text = _NO_MORE if port in self._answered else _NOT_YET
             raise _NotHere(text) from None

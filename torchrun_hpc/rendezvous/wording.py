@@ -50,7 +50,7 @@ def _waiting(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
         f"{plan.nodes - len(missing)} of {plan.nodes} nodes are there after "
         f"{message['seconds']} s; waiting for {names(missing, plan)}"
     )
-    return Message("HPC114", text + _if_it_failed(plan))
+    return Message("HPC114", text + _how_to_fail_together(plan))
 
 
 def _finishing(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
@@ -104,17 +104,17 @@ def head_search(found: str, plan: LaunchPlan) -> str:
         plan: The plan of this node.
     """
     if NOBODY in found:  # its node is reached
-        return found + _if_it_failed(plan)
+        return found + _how_to_fail_together(plan)
     problem = path_problem(plan.address)
     if problem.endswith("is down"):
         return problem
     return (found or "no answer yet") + (f"; {problem}" if problem else "")
 
 
-def _if_it_failed(plan: LaunchPlan) -> str:
+def _how_to_fail_together(plan: LaunchPlan) -> str:
     if not plan.fail_together:
         return ""
-    return f". If that has failed: {plan.fail_together} ends all tasks when one does"
+    return f" ({plan.fail_together} ends all tasks when one fails)"
 
 
 def _second(plan: LaunchPlan) -> int:
