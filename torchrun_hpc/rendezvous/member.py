@@ -449,8 +449,8 @@ class Member:
             raise _NotHere("no answer to the connection") from None
         except OSError as error:
             # asyncio's own text repeats address and port.
-            known = (error.errno or 0) > 0
-            text = os.strerror(error.errno) if known else error.strerror or str(error)
+            number = error.errno or 0
+            text = os.strerror(number) if number > 0 else error.strerror or str(error)
             if error.errno == errno.ECONNREFUSED:
                 text = _NO_MORE if port in self._answered else _NOT_YET
             raise _NotHere(text) from None
