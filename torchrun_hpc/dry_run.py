@@ -125,7 +125,7 @@ def _exchange(
     elif not _wait(
         lambda: store.add(_ANSWERED, 0) > 0,
         2 * limit,
-        (lambda: "node 0 has not answered") if plan.node_rank == 1 else None,
+        (lambda: "node 0 has not answered") if plan.reports_wait_for(0) else None,
     ):
         raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")
     # The host leaves last: the others are connected to it.

@@ -44,8 +44,9 @@ class LaunchPlan:
 
     Attributes:
         title: What was started by whom, for the start line.
-        shape: How many nodes and workers there are, for the same.
+        shape: How many nodes and tasks there are, for the same, where all are known.
         nodes: Number of nodes of the world.
+        fewest: With how many it starts if no more come; 0 if that is ``nodes``.
         hosts: Their names in the scheduler's order; empty without a scheduler.
         node_rank: Rank of this node.
         workers: Number of workers on this node.
@@ -79,6 +80,7 @@ class LaunchPlan:
     speaks: bool
     endpoint: str
     shape: str = ""
+    fewest: int = 0
     identity: str = ""
     backend: str = C10D
     reach: str = ""
@@ -97,6 +99,17 @@ class LaunchPlan:
     advice: tuple[Message, ...] = ()
     suspicion: str = ""
     warnings: tuple[Message, ...] = ()
+
+    def reports_wait_for(self, node: int | None) -> bool:
+        """Say whether this node is the one that says that another one is late.
+
+        It is the first of the others: node 0 does not wait for itself.
+
+        Args:
+            node: Rank of the node that is waited for; ``None``, where it is not known
+                to all, is taken for node 0.
+        """
+        return self.node_rank == (0 if node else 1)
 
 
 def make_plan(q: Inputs) -> LaunchPlan:
@@ -361,6 +374,7 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
     return LaunchPlan(
         title=title_of(q, nodes),
         nodes=nodes,
+        fewest=node_range(q.options)[0],
         node_rank=rank,
         workers=q.workers,
         speaks=rank == 0 if backend == STATIC else is_host,
@@ -475,6 +489,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     return LaunchPlan(
         title=title_of(q, len(job.nodes)),
         nodes=len(job.nodes),
+        fewest=node_range(q.options)[0] if "nnodes" in q.options else 0,
         node_rank=rank,
         workers=q.workers,
         speaks=rank == 0,

@@ -303,19 +303,20 @@ def test_hostile_clients(unpadded: Cluster, tmp_path: Path, phase: str) -> None:
     start = time.monotonic()
     with step(unpadded, "sh", "-c", command) as job:
         said = job.says(r"rendezvous at n9:\d+")
-        port = re.findall(r"rendezvous at n9:(\d+)", said)[0]
+        ((identity, port),) = re.findall(r"Slurm (\S+), .* at n9:(\d+)", said)
         places = [f"10.10.0.1:{port}"]
         if phase == "training":
             wait_for(tmp_path / "store0")
             places.append((tmp_path / "store0").read_text())
         hostile = unpadded.run(
-            [*HOSTILE, "6", str(marker), *places], env=ENVIRON, check=True
+            [*HOSTILE, "6", str(marker), identity, *places], env=ENVIRON, check=True
         )
         code = job.end(60)
     did = json.loads(hostile.stdout)
     assert did["garbage"] >= 11
     assert did["held"] == 300
     assert did["pretended"] == 3
+    assert did["told"] == 0  # what it must know to pretend
     assert phase != "training" or did["spoiled"] > 10
     assert not marker.exists()
     assert time.monotonic() - start < 60

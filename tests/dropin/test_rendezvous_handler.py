@@ -386,7 +386,7 @@ REFUSED = {
     "HPC115": ({}, "has another agent of node 1 already: process "),
     "HPC117": ({"run_id": "other"}, "--rdzv_id=other here, but mine on the head node"),
     "HPC118": ({"nodes": 3}, "this is node 1 of 3, but the head node at "),
-    "HPC119": ({"identity": "20.0"}, "is of another job, 19.0; this is 20.0. "),
+    "HPC119": ({"identity": "20.0"}, "is of another job than this one, 20.0. "),
 }
 
 

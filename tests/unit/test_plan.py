@@ -25,7 +25,7 @@ from nodes import (
     step,
 )
 
-from torchrun_hpc import endpoints, plan, schedulers
+from torchrun_hpc import endpoints, plan, report, schedulers
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.job import Start, Task
 from torchrun_hpc.schedulers.process import Process
@@ -942,11 +942,31 @@ def test_etcd_is_left_alone(rank, backend):
 # --- numbers of nodes and ranks -----------------------------------------------------
 
 
-@pytest.mark.parametrize("nnodes", ["3", "3:3", "1:3", "2:3", "2:4", "3:8"])
-def test_numbers_of_nodes_that_fit(nnodes):
+@pytest.mark.parametrize(
+    ("nnodes", "said"),
+    [
+        ("3", "3 nodes"),
+        ("3:3", "3 nodes"),
+        ("1:3", "1 to 3 nodes"),
+        ("2:3", "2 to 3 nodes"),
+        ("2:4", "2 to 3 nodes"),
+        ("3:8", "3 nodes"),
+    ],
+)
+def test_numbers_of_nodes_that_fit(nnodes, said):
     made = planned(options={"nnodes": nnodes})
     assert "nnodes" not in made.options
+    line = report.start_line(made).text
+    assert line.startswith(f"{said}, 2 workers on this one, Slurm")
     assert made.nodes == 3
+
+
+@pytest.mark.parametrize(("late", "reporter"), [(0, 1), (1, 0), (2, 0), (None, 1)])
+def test_one_node_says_that_another_is_late(late, reporter):
+    plans = [planned(rank) for rank in range(3)]
+    assert [made.node_rank for made in plans if made.reports_wait_for(late)] == [
+        reporter
+    ]
 
 
 @pytest.mark.parametrize(

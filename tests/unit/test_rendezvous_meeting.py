@@ -493,7 +493,7 @@ def test_an_agent_that_gave_up_one_connection():
 REFUSED = {
     "another job": (
         {"job": "20.0", "nodes": 9, "hello": 7},
-        {"refused": "stranger", "value": "19.0"},
+        {"refused": "stranger", "value": ""},  # not what would let it in
         None,
     ),
     "another protocol": (
@@ -692,9 +692,32 @@ def test_a_word_ends_the_silence(last):
     table.all_at_work()
     table.wait(last, 0, 2)
     table.say(1, beat=True)
-    assert table.wait(29, 0, 2) == {}
+    # Who has been named as silent is named once more.
+    again = {} if last < 30 else {1: [(0, {"answering": [1]})]}
+    assert table.wait(29, 0, 2) == again
     assert table.wait(1, 0, 2) == {1: [(0, {"silent": [1], "left": 90})]}
     assert table.meeting.failure is None
+
+
+def test_several_that_answer_again_are_named_together():
+    table = Table()
+    table.all_at_work()
+    table.wait(60, 0)
+    for _ in range(2):
+        for rank in (1, 2):
+            table.say(rank, beat=True)
+    assert table.wait(50, 0, 1, 2) == {1: [(0, {"answering": [1, 2]})]}
+
+
+@pytest.mark.parametrize("how", ["it ends", "it is started again"])
+def test_one_that_comes_anew_does_not_answer_again(how):
+    table = Table(max_restarts=1)
+    table.all_at_work()
+    table.wait(60, 0, 2)
+    table.lose(1)
+    if how == "it is started again":
+        table.greet(1, pid=999)
+    assert table.wait(20, 0, 1, 2) == {}
 
 
 def test_a_limit_below_the_first_report():

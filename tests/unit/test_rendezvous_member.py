@@ -454,6 +454,22 @@ def test_a_head_that_does_not_answer(job):
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_head_that_answers_again(job):
+    with stranger(line(welcome=protocol.VERSION, job="19.0", round=0)) as port:
+        told = []
+        where = {"silence_timeout": 1000}
+        member = job.member(1, (port,), where=where, tell=told.append)
+        member.connect()
+        wait_until(lambda: told)
+        for number in range(3):
+            member.send({"ask": number})
+            time.sleep(0.2)
+    said = [message for message in told if "welcome" not in message]
+    assert [*map(list, said)] == [["head_silent", "left"], ["head_answers"]]
+    assert meeting.SILENCE < said[1]["head_answers"] < 1000
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_head_that_is_stopped_for_a_while(job):
     """As all of them, by the scheduler: nobody is older than what it did itself."""
     job.start_head(silence_timeout=60)
@@ -625,7 +641,7 @@ def test_the_head_of_another_job_on_the_first_port(job):
         member.connect()
         assert other.head.meeting.failure is None
         lonely = job.member(1, (other.port, free_port()), where={"timeout": 0.2})
-        with pytest.raises(NoHead, match=f"port {other.port}: the job 20.0; port "):
+        with pytest.raises(NoHead, match=f"port {other.port}: another job; port "):
             lonely.connect()
     finally:
         other.close()
@@ -676,7 +692,7 @@ def test_a_name_that_does_not_resolve(job, monkeypatch):
 @pytest.mark.parametrize(
     ("said", "reason", "value"),
     [
-        ({"job": "20.0"}, Refusal.STRANGER, "19.0"),
+        ({"job": "20.0"}, Refusal.STRANGER, ""),
         ({"run_id": "x"}, Refusal.RUN_ID, "mine"),
         ({"nodes": 4}, Refusal.NODES, "3"),
         ({"nodes": 1}, Refusal.NODES, "3"),

@@ -597,6 +597,6 @@ def _refusal(refused: Refused, plan: LaunchPlan, terms: Terms) -> LaunchError:
         )
     return LaunchError(
         "HPC119",
-        f"{head} is of another job, {value}; this is {terms.job}. Type another port, "
-        "or leave the endpoint out",
+        f"{head} is of another job than this one, {terms.job}. Type another port, or "
+        "leave the endpoint out",
     )

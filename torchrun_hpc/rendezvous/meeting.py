@@ -74,7 +74,13 @@ class _Agent:
     connection: Hashable
     said: Hello
     quiet: int = 0  # seconds since it last said anything
+    is_named: bool = False  # to the user, as silent
     has_joined: bool = False  # any round yet
+
+    @property
+    def answers_again(self) -> bool:
+        """Whether it has said something since it was named."""
+        return self.is_named and self.quiet < SILENCE
 
 
 class _Question(NamedTuple):
@@ -195,8 +201,10 @@ class Meeting:
         """Take note that a second has passed."""
         self._seconds += 1
         silent = []
+        answering = [r for r, a in self._agents.items() if a.answers_again]
         for rank, agent in list(self._agents.items()):
             agent.quiet += 1
+            agent.is_named = agent.quiet >= SILENCE
             if (self._seconds + rank) % self._beat == 0:  # not all at once
                 self._send(agent, {"beat": True})
             if agent.quiet == SILENCE:
@@ -211,9 +219,9 @@ class Meeting:
                 self.lost(self._agents[rank].connection)
         if self.failure is not None or self.finished:
             return
-        if silent:
-            left = self.terms.silence_timeout - SILENCE
-            self._tell({"silent": silent, "left": left})
+        left = self.terms.silence_timeout - SILENCE
+        self._tell_of(silent, {"silent": silent, "left": left})
+        self._tell_of(answering, {"answering": answering})
         self._wait()
 
     def fail(self, failure: Failure) -> None:
@@ -227,7 +235,7 @@ class Meeting:
         if type(version) is not int:
             raise ProtocolError("not a hello")
         if message.get("job") != self.terms.job:
-            self._refuse(connection, Refusal.STRANGER, self.terms.job)
+            self._refuse(connection, Refusal.STRANGER, "")  # whoever asks
             return
         if version != VERSION:
             self._refuse(connection, Refusal.VERSION, __version__)
@@ -413,6 +421,10 @@ class Meeting:
         speaker = self._agents.get(0) or self._agents.get(self.terms.head)
         if speaker is not None:
             self._send(speaker, message)
+
+    def _tell_of(self, ranks: list[int], message: Mapping[str, Any]) -> None:
+        if ranks:
+            self._tell(message)
 
     def _send(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         self.outbox.append((agent.connection, message))

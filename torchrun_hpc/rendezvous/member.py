@@ -99,7 +99,7 @@ class Member:
         said: Who this agent is.
         where: Where the head is.
         tell: Called from the thread with what the head tells the user through this
-            node, and with ``looking`` and ``head_silent``.
+            node, and with ``looking``, ``head_silent`` and ``head_answers``.
     """
 
     def __init__(
@@ -303,6 +303,8 @@ class Member:
         self._loop.call_later(_TICK, self._tick)
         self._quiet += 1
         if channel.has_heard:
+            if self._quiet > SILENCE:
+                self._tell({"head_answers": self._quiet})
             channel.has_heard = False
             self._quiet = 0
         if self._quiet == SILENCE:
@@ -448,7 +450,7 @@ class Member:
                 value = "".join(c for c in str(answer.get("value")) if c.isprintable())
                 if reason is not Refusal.STRANGER or len(self.where.ports) == 1:
                     raise Refused(reason, value[:200], port)
-                raise _NotHere(f"the job {value[:200]}")
+                raise _NotHere("another job")
             raise _NotHere("somebody else")
         else:
             raise _NotHere("somebody else")

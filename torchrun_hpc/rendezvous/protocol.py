@@ -27,7 +27,8 @@ from the head to an agent            meaning
 ``finished: ROUND``                 all nodes are done
 ``failed: FAILURE``                 the job has failed, why, and who was first
 ``waiting``, ``silent``, ``lost``,  for the node that speaks to the user
-``finishing``, ``restart``
+``finishing``, ``restart``,
+``answering``, ``sites``
 ``beat: true``                      are you there?
 ``answer: NUMBER``                  to an ``ask``
 ==================================  ====================================================

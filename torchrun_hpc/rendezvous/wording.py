@@ -27,18 +27,28 @@ def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         ("waiting", _waiting),
         ("finishing", _finishing),
         ("silent", _silent),
+        ("answering", _answering),
         ("lost", _lost),
         ("restart", _restart),
     ):
         if verb in message:
             return write(message, plan)
-    if "head_silent" in message and plan.node_rank == _second(plan):
+    if plan.reports_wait_for(plan.head):
+        return _of_head(message, plan)
+    return None
+
+
+def _of_head(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    head = f"the head node at {plan.endpoint}"
+    if "head_silent" in message:
         text = (
-            f"no sign of the head node at {plan.endpoint} for "
-            f"{message['head_silent']} s; the job ends in {message['left']} s if it "
-            "stays so"
+            f"no sign of {head} for {message['head_silent']} s; the job ends in "
+            f"{message['left']} s if it stays so"
         )
         return Message("HPC124", text)
+    if "head_answers" in message:
+        seconds = message["head_answers"]
+        return Message("HPC161", f"{head} answers again, after {seconds} s")
     return None
 
 
@@ -68,6 +78,12 @@ def _silent(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     return Message("HPC121", text)
 
 
+def _answering(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    ranks = message["answering"]
+    verb = "answers" if len(ranks) == 1 else "answer"
+    return Message("HPC160", f"{names(ranks, plan)} {verb} again")
+
+
 def _lost(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     text = (
         f"the agent on {names([message['lost']], plan)} is gone; waiting for it to be "
@@ -84,7 +100,8 @@ def _restart(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
 def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Report a wait for the head: soon from one node, later from any."""
     waited = message["looking"]
-    first = report.FIRST_REPORT if plan.node_rank == _second(plan) else report.ALONE
+    is_first = plan.reports_wait_for(plan.head)
+    first = report.FIRST_REPORT if is_first else report.ALONE
     if waited < first or (waited - first) % report.NEXT_REPORT:
         return None
     text = (
@@ -92,11 +109,6 @@ def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         f"{message['found'] or 'no answer yet'}"
     )
     return Message("HPC113", text)
-
-
-def _second(plan: LaunchPlan) -> int:
-    """Return the node that speaks where the head does not."""
-    return 0 if plan.head else 1
 
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
