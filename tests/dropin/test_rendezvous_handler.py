@@ -428,33 +428,66 @@ def test_a_head_that_does_not_say_where_the_workers_meet(store: Any) -> None:
 # --- open files ---------------------------------------------------------------------
 
 
+# For two nodes with a worker each: agent, logs, head, nodes, store, workers.
+_NEEDS = 8 + 2 + 4 + 2 + 12 + 2
+
+
+@shares_store
 @pytest.mark.parametrize(
-    ("limits", "raised"),
+    ("case", "said"),
     [
-        ((1024, 4096), 3256),
-        ((4096, 4096), None),
-        ((1024, resource.RLIM_INFINITY), 3256),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
-        ((1024, 2000), 2000),
+        ((2000, 1), None),
+        ((0, 1), None),
+        ((-1, 1), "warning"),
+        ((-2, 1), "error"),
+        ((-20, 1), "error"),
+        ((1198, 400), "warning"),
     ],
 )
 def test_a_limit_of_open_files(
     job: Job,
-    limits: tuple[int, int],
-    raised: int | None,
+    case: tuple[int, int],
+    said: str | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: made.append(new))
-    job.handler(0)._raise_limit(3000)
-    assert made == ([] if raised is None else [(raised, limits[1])])
+    """One number is compared with the limit: what this node needs."""
+    used, (spare, workers) = 20, case
+    monkeypatch.setattr(psutil.Process, "num_fds", lambda _: used)
+    limit = used + _NEEDS + spare
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    made = [job.handler(rank, workers=workers) for rank in (0, 1)]
+    code, text = "", ""
+    try:
+        made[0].connect()
+        text = capsys.readouterr().err
+    except LaunchError as error:
+        code, text = error.code, str(error)
+    needed = used + _NEEDS + 4 * (workers - 1)
+    counted = "1 worker" if workers == 1 else f"{workers} workers"
     expected = (
-        "torchrun_hpc: warning: HPC122 this node may have 2000 open files (ulimit -Hn),"
-        " and 3000 connections may come: ask for more\n"
+        f"this node may have {limit} open files (ulimit -Hn), and needs {needed} for 2 "
+        f"nodes with {counted} each: ask for more"
     )
-    assert capsys.readouterr().err == (expected if raised == 2000 else "")
+    assert code == ("HPC122" if said == "error" else "")
+    assert text == {
+        None: "",
+        "warning": f"torchrun_hpc: warning: HPC122 {expected}\n",
+        "error": expected,
+    }.get(said)
+    if said == "error":  # and others can hear of it
+        made[0].give_up(Failure(Kind.AGENT, text=text))
+        with pytest.raises(JobFailedError):
+            made[1].next_rendezvous()
+
+
+def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    handlers._complain("Too many open files")
+    assert capsys.readouterr().err == (
+        "torchrun_hpc: warning: HPC162 cannot take a connection of another node: Too "
+        "many open files; trying on\n"
+    )
 
 
 # --- the store of torch's agents ----------------------------------------------------

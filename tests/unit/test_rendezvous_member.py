@@ -78,10 +78,10 @@ class Job:
         self.port = None
         self._members = []
 
-    def start_head(self, port=0, **terms):
+    def start_head(self, port=0, room=heads.UNKNOWN_PEERS, **terms):
         opened = listening(port)
         self.port = opened.getsockname()[1]
-        self.head = Head(opened, replace(TERMS, **terms))
+        self.head = Head(opened, replace(TERMS, **terms), room)
         self.head.start()
 
     def member(self, rank, ports=None, *, where=None, tell=None, **said):
@@ -807,16 +807,19 @@ def test_who_says_nothing_is_sent_away(job, raw, monkeypatch):
     assert agent.hear() == {"answer": 1, "value": False}
 
 
-def test_there_may_not_be_too_many_strangers(job, raw, monkeypatch):
-    monkeypatch.setattr(heads, "STRANGERS", 2)
-    job.start_head(nodes=1)
+def test_the_oldest_who_says_nothing_makes_room_for_the_next(job, raw):
+    job.start_head(nodes=1, room=2)
     there = [raw() for _ in range(3)]
     time.sleep(0.2)
-    one_too_many = raw()
-    assert one_too_many.hear() is None
-    there.pop().close()
-    time.sleep(0.2)
-    job.member(0, nodes=1).connect()
+    there.append(raw())
+    assert there[0].hear() is None
+    member = job.member(0, nodes=1)
+    member.connect()
+    assert there[1].hear() is None
+    for other in there[2:]:  # the others are there, and the agent is not counted
+        other.say(hello=1, job="20.0")
+        assert "refused" in other.hear()
+    assert member.failure is None
 
 
 def test_an_agent_that_does_not_read(job, raw, monkeypatch):

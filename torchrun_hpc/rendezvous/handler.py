@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import socket
 import sys
 from dataclasses import dataclass, replace
@@ -23,12 +22,12 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from torchrun_hpc import __version__, endpoints, rdzvconf, report
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import SCHEDULER, Value
 from torchrun_hpc.network import bound_socket, port_holder
 from torchrun_hpc.patching import capabilities
-from torchrun_hpc.rendezvous import wording
-from torchrun_hpc.rendezvous.head import BACKLOG, STRANGERS, Head
+from torchrun_hpc.rendezvous import open_files, wording
+from torchrun_hpc.rendezvous.head import BACKLOG, UNKNOWN_PEERS, Head
 from torchrun_hpc.rendezvous.meeting import Terms
 from torchrun_hpc.rendezvous.member import (
     JobFailed,
@@ -53,9 +52,6 @@ _JOIN_TIMEOUT = "join_timeout"
 _BEAT, _MISSED_BEATS = "keep_alive_interval", "keep_alive_max_attempt"
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
-
-# Files that a process needs beside its connections.
-_OTHER_FILES = 256
 
 # Seconds that an agent looks for the others only to say that it cannot go on.
 _MOMENT = 10.0
@@ -202,10 +198,12 @@ class SchedulerRendezvous(RendezvousHandler):
         if self._member is not None:
             return self._member
         ports = self._plan.ports
+        needed = open_files.need(self._plan, has_store=self._shares_store)
+        limit = open_files.raise_limit(needed.all + UNKNOWN_PEERS)
         if self._plan.is_head:
             listening = self._listen()
-            self._raise_limit(self._plan.nodes + STRANGERS)
-            self._head = Head(listening, self._terms)
+            room = min(max(limit - needed.all, 0), UNKNOWN_PEERS)
+            self._head = Head(listening, self._terms, room, _complain)
             self._head.start()
             ports = (listening.getsockname()[1],)
         where = Where(
@@ -228,6 +226,7 @@ class SchedulerRendezvous(RendezvousHandler):
             raise HeadMissingError(Message("HPC112", text)) from None
         except JobFailed as failed:
             raise JobFailedError(failed.failure) from None
+        self._check_limit(limit, needed)
         return self._member
 
     def watch(self, workers: Mapping[int, Callable[[], int | None]]) -> None:
@@ -323,7 +322,6 @@ class SchedulerRendezvous(RendezvousHandler):
         address = str(self._parameters.local_addr)
         if not self._shares_store:
             return address, int(get_free_port())  # type: ignore[no-untyped-call]
-        self._raise_limit(self._plan.nodes * (1 + self._plan.workers))
         listening = _listening(self._plan.address, 0)
         port = listening.getsockname()[1]
         self._workers_store = _torch.TCPStore(
@@ -336,20 +334,18 @@ class SchedulerRendezvous(RendezvousHandler):
         )
         return address, port
 
-    def _raise_limit(self, connections: int) -> None:
-        """Allow this process as many connections, if the system does."""
-        wanted = connections + _OTHER_FILES
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft >= wanted or soft == resource.RLIM_INFINITY:
+    def _check_limit(self, limit: int, needed: open_files.Need) -> None:
+        """Find out whether there are enough open files, once others can hear of it.
+
+        Raises:
+            LaunchError: They are not enough for this agent.
+        """
+        if limit >= needed.all:
             return
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            text = (
-                f"this node may have {hard} open files (ulimit -Hn), and "
-                f"{count(connections, 'connection')} may come: ask for more"
-            )
-            report.line(Message("HPC122", text), sys.stderr, "warning")
+        error = LaunchError("HPC122", open_files.too_few(limit, needed, self._plan))
+        if limit < needed.least:
+            raise error
+        report.line(Message(error.code, str(error)), sys.stderr, "warning")
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         said = wording.told(message, self._plan)
@@ -525,6 +521,13 @@ def _hello(plan: LaunchPlan, terms: Terms) -> Hello:
         pid=os.getpid(),
         release=__version__,
     )
+
+
+def _complain(reason: str) -> None:
+    """Say that a connection to the head has to wait."""
+    text = f"cannot take a connection of another node: {reason}; trying on"
+    with contextlib.suppress(OSError, ValueError):
+        report.line(Message("HPC162", text), sys.stderr, "warning")
 
 
 def _listening(address: str | None, port: int) -> socket.socket:

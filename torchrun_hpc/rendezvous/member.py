@@ -267,7 +267,7 @@ class Member:
         self._life = self._loop.create_task(self._live())
         try:
             self._loop.run_until_complete(self._life)
-        except (NoHead, Refused) as problem:
+        except (NoHead, Refused, OSError) as problem:
             self._change(_problem=problem)
         except asyncio.CancelledError:
             pass
@@ -422,6 +422,8 @@ class Member:
         except asyncio.TimeoutError:
             raise _NotHere("no answer to the connection") from None
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # it is no fault of the head
             text = _NOBODY if error.errno == errno.ECONNREFUSED else error.strerror
             raise _NotHere(text or str(error)) from None
         try:
