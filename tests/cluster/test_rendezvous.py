@@ -209,10 +209,22 @@ def test_no_restart_when_others_have_finished(unpadded: Cluster) -> None:
 # --- who comes --------------------------------------------------------------------
 
 
-def test_different_numbers_of_workers(unpadded: Cluster) -> None:
-    command = f"exec {' '.join(HPC)} --nproc_per_node=$((SLURM_NODEID + 1)) {WORLD}"
+def test_different_numbers_of_workers_and_sites(unpadded: Cluster) -> None:
+    command = (
+        "test $SLURM_NODEID = 2 && export NCAR_HOST=derecho;"
+        f"exec {' '.join(HPC)} --nproc_per_node=$((SLURM_NODEID + 1)) {WORLD}"
+    )
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", command, env=ENVIRON)
     assert done.returncode == 0, done.stderr
+    said = own_lines(done.stderr)
+    (start,) = [line for line in said if "HPC001" in line]
+    (warning,) = [line for line in said if "HPC163" in line]
+    assert "HPC001 3 nodes, 1 worker on this one, " in start
+    assert (
+        "warning: HPC163 the nodes use different sites, and so other variables: none "
+        "on n9 (node 0), n10 (node 1); derecho on n11 (node 2). Type "
+        "--hpc-site=derecho, or "
+    ) in warning
     assert column(workers(done), "RANK", "GROUP_RANK", "WORLD_SIZE") == [
         (str(rank), group, "6") for rank, group in enumerate("011222")
     ]

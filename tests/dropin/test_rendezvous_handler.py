@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc import ending, report
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.inputs import Value
 from torchrun_hpc.patching import capabilities
 from torchrun_hpc.plan import LaunchPlan
 from torchrun_hpc.rendezvous import handler as handlers
@@ -173,6 +174,16 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
     assert not any(each.is_closed() for each in made)
     assert made[1].shutdown()
     assert made[0].shutdown()
+
+
+def test_nodes_that_use_different_sites(
+    job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    derecho = Value("derecho", "NCAR_HOST=derecho")
+    made = [job.handler(0, site=derecho), job.handler(1)]
+    _together(*(each.next_rendezvous for each in made))
+    said = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
+    assert capfd.readouterr().err.startswith(said)
 
 
 def test_what_is_known_is_not_asked_for(job: Job) -> None:

@@ -141,6 +141,32 @@ def test_a_job_from_its_beginning_to_its_end():
     assert table.meeting.failure is None
 
 
+@pytest.mark.parametrize(
+    ("sites", "told"),
+    [
+        (("", "", ""), None),
+        (("jsc", "jsc", "jsc"), None),
+        (("derecho", "", ""), {"derecho": [0], "": [1, 2]}),
+        (("", "derecho", ""), {"": [0, 2], "derecho": [1]}),
+        (("a", "b", "c"), {"a": [0], "b": [1], "c": [2]}),
+    ],
+)
+def test_nodes_that_use_different_sites_are_named_once(sites, told):
+    table = Table(max_restarts=1)
+    for rank in (2, 1, 0):
+        table.greet(rank, site=sites[rank])
+    table.join(0, 1)
+    heard = table.say(2, join=0)
+    go = {"go": 0, "store": STORE}
+    expected = to(range(3), go)
+    assert heard == (
+        expected if told is None else expected | {0: [{"sites": told}, go]}
+    )
+    table.say(1, died=protocol.packed(DIED), round=0)
+    table.join(0, 1)
+    assert table.say(2, join=1) == to(range(3), {"go": 1, "store": STORE})
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_it_starts_with_the_last_one(order):
     table = Table()

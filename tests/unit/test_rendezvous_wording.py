@@ -75,6 +75,24 @@ TOLD = {
             "exit code 3"
         ),
     ),
+    "sites that differ": (
+        {"sites": {"derecho": [0], "": [1, 2]}},
+        (
+            "HPC163 the nodes use different sites, and so other variables: derecho on "
+            "jwb0001 (node 0); none on jwb0002 (node 1), jwb0003 (node 2). Type "
+            "--hpc-site=derecho, or let all nodes have the variable that tells it "
+            "(mpirun -x)"
+        ),
+    ),
+    "sites that differ, and none on the first node": (
+        {"sites": {"": [0], "jsc": [1], "x" * 99 + "\x1b[2J": [2]}},
+        (
+            "HPC163 the nodes use different sites, and so other variables: none on "
+            f"jwb0001 (node 0); jsc on jwb0002 (node 1); {'x' * 50} on jwb0003 (node "
+            "2). Type --hpc-site=jsc, or let all nodes have the variable that tells it "
+            "(mpirun -x)"
+        ),
+    ),
     "nothing": ({}, None),
     "what another version may say": ({"weather": "fine", "seconds": 10}, None),
 }

@@ -352,7 +352,8 @@ class SchedulerRendezvous(RendezvousHandler):
         if said is not None:
             # A full disk, or nobody who reads: no reason to end the job.
             with contextlib.suppress(OSError, ValueError):
-                report.line(said, sys.stderr)
+                kind = "warning" if "sites" in message else ""
+                report.line(said, sys.stderr, kind)
 
 
 class AgentStore(_torch.Store):  # type: ignore[misc]
@@ -520,6 +521,7 @@ def _hello(plan: LaunchPlan, terms: Terms) -> Hello:
         host=plan.hosts[plan.node_rank],
         pid=os.getpid(),
         release=__version__,
+        site=str(plan.site.value) if plan.site else "",
     )
 
 

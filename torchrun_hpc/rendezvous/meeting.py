@@ -83,6 +83,14 @@ class _Agent:
         return self.is_named and self.quiet < SILENCE
 
 
+def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the node ranks that use each site, that of the first node first."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(sites):
+        found.setdefault(sites[rank], []).append(rank)
+    return found
+
+
 class _Question(NamedTuple):
     """A question to the store."""
 
@@ -324,6 +332,10 @@ class Meeting:
             self._go()
 
     def _go(self) -> None:
+        if not self._has_run:
+            sites = {rank: agent.said.site for rank, agent in self._agents.items()}
+            if len(by_site := ranks_by_site(sites)) > 1:
+                self._tell({"sites": by_site})
         self.running = True
         self._has_run = True
         self._done.clear()

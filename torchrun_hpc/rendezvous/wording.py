@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # How many names a message quotes.
 _SHOWN = 10
 
+# Characters of the name of a site.
+_SHORT = 50
+
 
 def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Write what the head tells the user, and what this node found out by itself."""
@@ -30,6 +33,7 @@ def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         ("answering", _answering),
         ("lost", _lost),
         ("restart", _restart),
+        ("sites", _sites),
     ):
         if verb in message:
             return write(message, plan)
@@ -95,6 +99,30 @@ def _lost(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
 def _restart(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     cause = _cause(unpacked(message["because"]), plan)
     return Message("HPC128", f"restart {message['restart']} of all workers: {cause}")
+
+
+def _sites(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    return disagreement(message["sites"], plan)
+
+
+def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Message:
+    """Say that not all nodes use the same site.
+
+    Args:
+        by_site: Name of each site, empty for none, and the ranks of its nodes.
+        plan: What is planned on this node.
+    """
+    names_of = {"".join(filter(str.isprintable, s[:_SHORT])): s for s in by_site}
+    who = "; ".join(
+        f"{name or 'none'} on {names(by_site[site], plan)}"
+        for name, site in names_of.items()
+    )
+    text = (
+        f"the nodes use different sites, and so other variables: {who}. Type "
+        f"--hpc-site={next(filter(None, names_of), 'NAME')}, or let all nodes have the "
+        "variable that tells it (mpirun -x)"
+    )
+    return Message("HPC163", text)
 
 
 def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:

@@ -86,7 +86,7 @@ def pretend(place: tuple[str, int]) -> None:
         did["told"] += JOB in opened.makefile().readline()
     for rank in range(3):
         said = {"hello": 1, "job": JOB, "run_id": JOB, "nodes": 3, "rank": rank,
-                "host": "evil", "pid": 1, "release": "1"}  # fmt: skip
+                "host": "evil", "pid": 1, "release": "1", "site": ""}  # fmt: skip
         with contextlib.suppress(OSError), connected(place) as opened:
             did["pretended"] += 1
             opened.sendall(json.dumps(said).encode() + b"\n")
