@@ -34,6 +34,9 @@ C10D_PORT = 29400
 LOOPBACK = "127.0.0.1"
 NO_SCHEDULER = "no scheduler"
 
+# What an agent, or direct mode, sets for a worker.
+RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
+
 # How many node names a message quotes.
 _SHOWN = 3
 
@@ -146,6 +149,11 @@ def _make_plan(q: Inputs) -> LaunchPlan:
     if len(q.job.nodes) == 1 and low == 1:
         return _one_node(q)
     _check_nnodes(q, q.job, low, high)
+    where = {"rdzv_endpoint", "master_addr", "master_port"}
+    if not where.intersection(q.options):  # it would have the same ports
+        problem = nested(q.environ, q.job.identity)
+    if problem is not None:
+        raise problem
     return _many_nodes(q, q.job)
 
 
@@ -177,6 +185,26 @@ def refusal(job: Job, command: str) -> LaunchError | None:
             everywhere=True,
         )
     return None
+
+
+def nested(environ: Mapping[str, str], run_id: str) -> LaunchError | None:
+    """Return why a worker of a launch cannot launch for all its nodes once more.
+
+    The variables of a worker alone prove nothing: sbatch hands them on to another job.
+
+    Args:
+        environ: Environment of this process.
+        run_id: Rendezvous id of the launch that this one would meet.
+    """
+    if not environ.get(RANK) or environ.get(RUN_ID) != run_id:
+        return None
+    return LaunchError(
+        "HPC164",
+        f"this was started inside worker {environ[RANK]} of the same launch "
+        f"({RUN_ID}={run_id}), and would be one more of its agents or workers. For "
+        "workers on this node alone type --standalone; else take one of the two "
+        "launchers out",
+    )
 
 
 def outside() -> LaunchError:

@@ -419,6 +419,25 @@ def test_an_agent_that_the_head_does_not_let_in(
     assert not caught.value.everywhere
 
 
+@pytest.mark.parametrize("run_id", ["mine", "other"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launch_inside_a_worker(
+    job: Job, run_id: str, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known by the id of the launch that it meets, whichever was typed."""
+    job.ports = tuple(_free_port() for _ in range(2))
+    outer = [job.handler(number) for number in (0, 1)]
+    _together(*(each.connect for each in outer))
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    with pytest.raises(LaunchError) as caught:
+        job.handler(rank, run_id=run_id).connect()
+    assert caught.value.code == "HPC164"
+    assert "inside worker 5 of the same launch" in str(caught.value)
+    assert [each.failure for each in outer] == [None, None]
+
+
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.handler(0).connect()
     monkeypatch.setattr("torchrun_hpc.rendezvous.member.VERSION", 2)

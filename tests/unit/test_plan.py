@@ -961,6 +961,34 @@ def test_numbers_of_nodes_that_fit(nnodes, said):
     assert made.nodes == 3
 
 
+WORKER = {"TORCHELASTIC_RUN_ID": "19.0", "RANK": "5"}
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_launch_inside_a_worker_of_the_same(rank):
+    said = "inside worker 5 of the same launch (TORCHELASTIC_RUN_ID=19.0), and would be"
+    for options in ({}, {"rdzv_id": "other"}, {"hpc_rendezvous": "c10d"}):
+        error = refused("HPC164", said, rank, environ=WORKER, options=options)
+        assert "type --standalone" in str(error)
+        assert not error.everywhere  # perhaps one worker does it
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environ": WORKER | {"TORCHELASTIC_RUN_ID": "18.0"}},  # by sbatch
+        {"environ": {"TORCHELASTIC_RUN_ID": "19.0"}},
+        {"options": {"standalone": True}},
+        {"options": {"nnodes": "1"}},
+        {"options": {"rdzv_endpoint": "jwb0001:29400"}},
+        {"job": step(nodes=THREE[:1])},
+        {"job": None},
+    ],
+)
+def test_a_launch_inside_a_worker_that_does_not_meet_the_same(changes):
+    planned(**{"environ": WORKER} | changes)
+
+
 @pytest.mark.parametrize(("late", "reporter"), [(0, 1), (1, 0), (2, 0), (None, 1)])
 def test_one_node_says_that_another_is_late(late, reporter):
     plans = [planned(rank) for rank in range(3)]

@@ -555,6 +555,18 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("changes", [{"run_id": "other"}, {"nodes": 4}])
+def test_one_too_many_of_a_node_is_no_failure_of_the_job(changes):
+    """A worker that launches once more, for example."""
+    table = Table()
+    table.all_at_work()
+    heard = table.say("new", **hello(1, pid=999) | changes)
+    assert list(heard) == ["new"]
+    assert "refused" in heard["new"][0]
+    assert table.lose("new") == {}
+    assert table.meeting.failure is None
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_who_is_not_let_in(case):
     changes, answer, others = REFUSED[case]

@@ -26,6 +26,7 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import SCHEDULER, Value
 from torchrun_hpc.network import bound_socket, port_holder
 from torchrun_hpc.patching import capabilities
+from torchrun_hpc.plan import nested
 from torchrun_hpc.rendezvous import open_files, wording
 from torchrun_hpc.rendezvous.head import BACKLOG, UNKNOWN_PEERS, Head
 from torchrun_hpc.rendezvous.meeting import Terms
@@ -576,6 +577,10 @@ def _refusal(refused: Refused, plan: LaunchPlan, terms: Terms) -> LaunchError:
     where = endpoints.join_endpoint(plan.reach, refused.port)
     head = f"the head node at {where}"
     value = refused.value
+    run_id = value if refused.reason is Refusal.RUN_ID else terms.run_id
+    inside = nested(os.environ, run_id)
+    if inside is not None and refused.reason in (Refusal.TAKEN, Refusal.RUN_ID):
+        return inside
     if refused.reason is Refusal.TAKEN:
         return LaunchError(
             "HPC115",

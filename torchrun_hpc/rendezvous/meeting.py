@@ -252,15 +252,12 @@ class Meeting:
             self._fail(Failure(Kind.REFUSED, nodes, text="another torchrun_hpc"))
             return
         said = hello(message)
-        reason, value = None, ""
-        if said.nodes != self.terms.nodes or not 0 <= said.rank < said.nodes:
-            reason, value = Refusal.NODES, str(self.terms.nodes)
-        elif said.run_id != self.terms.run_id:
-            reason, value = Refusal.RUN_ID, self.terms.run_id
-        if reason is not None:
-            self._refuse(connection, reason, value)
-            text = f"it has --rdzv_id={said.run_id} and {said.nodes} nodes"
-            self._fail(Failure(Kind.REFUSED, (said.rank,), text=text))
+        misfit = self._misfit(said)
+        if misfit is not None:
+            self._refuse(connection, *misfit)
+            if said.rank not in self._agents:  # else it is one too many
+                text = f"it has --rdzv_id={said.run_id} and {said.nodes} nodes"
+                self._fail(Failure(Kind.REFUSED, (said.rank,), text=text))
             return
         there = self._agents.get(said.rank)
         if there is None:
@@ -277,6 +274,14 @@ class Meeting:
                 self.outbox.append((older.connection, CLOSE))
             self._candidates[said.rank] = _Agent(connection, said)
             self._send(there, {"beat": True})
+
+    def _misfit(self, said: Hello) -> tuple[Refusal, str] | None:
+        """Return in what an agent differs from the job, and how that is here."""
+        if said.nodes != self.terms.nodes or not 0 <= said.rank < said.nodes:
+            return Refusal.NODES, str(self.terms.nodes)
+        if said.run_id != self.terms.run_id:
+            return Refusal.RUN_ID, self.terms.run_id
+        return None
 
     def _decide_candidate(self, rank: int) -> None:
         """Send away the second agent of a node rank whose first has just spoken."""
