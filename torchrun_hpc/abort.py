@@ -44,9 +44,6 @@ LIMIT = 120.0
 # Seconds without the head after which the user reads the message in any case.
 _SOON = 5
 
-# Set by torch's agent, and by direct mode, for a worker.
-_IN_A_WORKER = "TORCHELASTIC_RUN_ID"
-
 
 @dataclass
 class Known:
@@ -107,13 +104,10 @@ def meeting_place(known: Known) -> LaunchPlan | None:
     Before there is a plan, one is made from the options that say where, and from
     nothing else: the fault may be in the rest.
     """
-    found, job = known.plan, known.job
-    if os.environ.get(_IN_A_WORKER):
-        return None  # a launch within a worker of the job: the agents are others
+    found, job, typed = known.plan, known.job, known.options
+    if typed is None:
+        typed = grammar.endpoint_options(known.argv)
     if found is None and job is not None and job.start is Start.STEP:
-        typed = known.options
-        if typed is None:
-            typed = grammar.endpoint_options(known.argv)
         options = {name: typed[name] for name in grammar.ENDPOINT if name in typed}
         with contextlib.suppress(LaunchError):
             found = plan.meeting_place(
@@ -130,7 +124,10 @@ def meeting_place(known: Known) -> LaunchPlan | None:
                     hostname=socket.gethostname(),
                 )
             )
-    return found if found is not None and found.backend == SCHEDULER else None
+    if found is None or found.backend != SCHEDULER:
+        return None
+    run_id = typed["rdzv_id"].value if "rdzv_id" in typed else found.identity
+    return None if plan.nested(os.environ, run_id) else found  # others are the agents
 
 
 def tell(

@@ -195,9 +195,9 @@ def _plan(plan: LaunchPlan) -> DescribedPlan:
         "listen": join_endpoint(*plan.listen) if plan.listen else None,
         "options": _sourced(plan.options),
         "environment": _sourced(plan.environment),
-        "notes": _said(plan.notes),
-        "advice": _said(plan.advice),
-        "warnings": _said(plan.warnings),
+        "notes": said(plan.notes),
+        "advice": said(plan.advice),
+        "warnings": said(plan.warnings),
     }
 
 
@@ -207,7 +207,8 @@ def _sourced(values: Mapping[str, Value]) -> dict[str, Sourced]:
     }
 
 
-def _said(messages: Iterable[Message]) -> list[Said]:
+def said(messages: Iterable[Message]) -> list[Said]:
+    """Write messages as plain data."""
     return [{"code": message.code, "text": message.text} for message in messages]
 
 

@@ -43,7 +43,6 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 # torchrun's defaults
 _ROLE = "default"
-_RUN_ID = "TORCHELASTIC_RUN_ID"
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
@@ -63,10 +62,18 @@ class Line:
 
 
 def line_of(argv: Sequence[str], job: Job | None) -> Line | None:
-    """Return the command line, if each task is a worker; ``None`` if an agent is."""
+    """Return the command line, if each task is a worker; ``None`` if an agent is.
+
+    Raises:
+        LaunchError: The line is wrong, or this task has become a worker already.
+    """
     if job is None or not job.has_several_tasks:
         return None
-    return parse(argv, os.environ, job)
+    line = parse(argv, os.environ, job)
+    problem = plan.nested(os.environ, job.identity)
+    if line is not None and problem is not None:
+        raise problem
+    return line
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], job: Job) -> Line | None:
@@ -298,7 +305,7 @@ def _agents_variables(
         "ROLE_NAME": (_ROLE, "default"),
         endpoints.MASTER_ADDR: (master.value, master.source),
         endpoints.MASTER_PORT: (port, master.source),
-        _RUN_ID: (job.identity, sources.get("identity", "")),
+        plan.RUN_ID: (job.identity, sources.get("identity", "")),
         "TORCHELASTIC_RESTART_COUNT": (0, "no agent"),
         "TORCHELASTIC_MAX_RESTARTS": (0, "no agent"),
     }
@@ -374,7 +381,7 @@ def launch(line: Line, job: Job, command: str) -> NoReturn:
 
 def is_set_up(environ: Mapping[str, str]) -> bool:
     """Say whether an agent, or direct mode, has set the environment already."""
-    return bool(environ.get(_RUN_ID) and environ.get("RANK"))
+    return bool(environ.get(plan.RUN_ID) and environ.get(plan.RANK))
 
 
 def set_up(job: Job | None, hostname: str, command: str) -> dict[str, str]:

@@ -24,12 +24,13 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 from torchrun_hpc import describing, rdzvconf, report
 from torchrun_hpc.errors import Message
 from torchrun_hpc.inputs import C10D, SCHEDULER, STATIC, Value
-from torchrun_hpc.rendezvous import handler
+from torchrun_hpc.rendezvous import handler, wording
 from torchrun_hpc.rendezvous.handler import AgentStore, SchedulerRendezvous
+from torchrun_hpc.rendezvous.meeting import ranks_by_site
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torchrun_hpc.describing import Description
     from torchrun_hpc.plan import LaunchPlan
@@ -77,8 +78,21 @@ def print_dry_run(
     if not plan.speaks:
         return True
     nodes = [found[rank] for rank in sorted(found)]
+    nodes[0]["plan"]["advice"] += describing.said(_disagreement(found, plan))
     report.print_dry_run(args.hpc_dry_run, nodes, missing, limit)
     return not missing
+
+
+def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Message]:
+    """Say on which nodes another site is used, if there are any."""
+    plans = {rank: node["plan"] for rank, node in found.items()}
+    by_site = ranks_by_site(
+        {
+            rank: made["site"]["value"] if made["site"] else ""
+            for rank, made in plans.items()
+        }
+    )
+    return [wording.disagreement(by_site, plan)] if len(by_site) > 1 else []
 
 
 def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
@@ -125,7 +139,7 @@ def _exchange(
     elif not _wait(
         lambda: store.add(_ANSWERED, 0) > 0,
         2 * limit,
-        (lambda: "node 0 has not answered") if plan.node_rank == 1 else None,
+        (lambda: "node 0 has not answered") if plan.reports_wait_for(0) else None,
     ):
         raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")
     # The host leaves last: the others are connected to it.

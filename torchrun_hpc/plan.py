@@ -34,6 +34,9 @@ C10D_PORT = 29400
 LOOPBACK = "127.0.0.1"
 NO_SCHEDULER = "no scheduler"
 
+# What an agent, or direct mode, sets for a worker.
+RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
+
 # How many node names a message quotes.
 _SHOWN = 3
 
@@ -44,8 +47,9 @@ class LaunchPlan:
 
     Attributes:
         title: What was started by whom, for the start line.
-        shape: How many nodes and workers there are, for the same.
+        shape: How many nodes and tasks there are, for the same, where all are known.
         nodes: Number of nodes of the world.
+        fewest: With how many it starts if no more come; 0 if that is ``nodes``.
         hosts: Their names in the scheduler's order; empty without a scheduler.
         node_rank: Rank of this node.
         workers: Number of workers on this node.
@@ -80,6 +84,7 @@ class LaunchPlan:
     speaks: bool
     endpoint: str
     shape: str = ""
+    fewest: int = 0
     identity: str = ""
     backend: str = C10D
     reach: str = ""
@@ -99,6 +104,17 @@ class LaunchPlan:
     suspicion: str = ""
     warnings: tuple[Message, ...] = ()
     fail_together: str = ""
+
+    def reports_wait_for(self, node: int | None) -> bool:
+        """Say whether this node is the one that says that another one is late.
+
+        It is the first of the others: node 0 does not wait for itself.
+
+        Args:
+            node: Rank of the node that is waited for; ``None``, where it is not known
+                to all, is taken for node 0.
+        """
+        return self.node_rank == (0 if node else 1)
 
 
 def make_plan(q: Inputs) -> LaunchPlan:
@@ -135,6 +151,11 @@ def _make_plan(q: Inputs) -> LaunchPlan:
     if len(q.job.nodes) == 1 and low == 1:
         return _one_node(q)
     _check_nnodes(q, q.job, low, high)
+    where = {"rdzv_endpoint", "master_addr", "master_port"}
+    if not where.intersection(q.options):  # it would have the same ports
+        problem = nested(q.environ, q.job.identity)
+    if problem is not None:
+        raise problem
     return _many_nodes(q, q.job)
 
 
@@ -185,6 +206,27 @@ def refusal(job: Job, command: str) -> LaunchError | None:
             everywhere=True,
         )
     return None
+
+
+def nested(environ: Mapping[str, str], run_id: str) -> LaunchError | None:
+    """Return why a worker of a launch cannot launch for all its nodes once more.
+
+    The variables of a worker alone prove nothing: sbatch hands them on to another job.
+
+    Args:
+        environ: Environment of this process.
+        run_id: Rendezvous id of the launch that this one would meet.
+    """
+    if not environ.get(RANK) or environ.get(RUN_ID) != run_id:
+        return None
+    return LaunchError(
+        "HPC164",
+        f"this was started inside worker {environ[RANK]} of the same launch "
+        f"({RUN_ID}={run_id}), and would be one more of its agents or workers. For "
+        "workers on this node alone type --standalone; else take one of the two "
+        "launchers out",
+        others_know=True,  # its agents are at work
+    )
 
 
 def outside() -> LaunchError:
@@ -382,6 +424,7 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
     return LaunchPlan(
         title=title_of(q, nodes),
         nodes=nodes,
+        fewest=node_range(q.options)[0],
         node_rank=rank,
         workers=q.workers,
         speaks=rank == 0 if backend == STATIC else is_host,
@@ -496,6 +539,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     return LaunchPlan(
         title=title_of(q, len(job.nodes)),
         nodes=len(job.nodes),
+        fewest=node_range(q.options)[0] if "nnodes" in q.options else 0,
         node_rank=rank,
         workers=q.workers,
         speaks=rank == 0,

@@ -64,8 +64,7 @@ def output(text: str) -> None:
 
 def start_line(plan: LaunchPlan) -> Message:
     """Say in one line what is about to start."""
-    workers = f"{count(plan.nodes, 'node')} x {count(plan.workers, 'worker')}"
-    parts = [plan.shape or workers, plan.title]
+    parts = [plan.shape or _shape(plan), plan.title]
     if plan.endpoint:
         address = plan.listen[0] if plan.listen else ""
         number = f" ({address})" if address not in plan.endpoint else ""
@@ -77,6 +76,14 @@ def start_line(plan: LaunchPlan) -> Message:
     if plan.site:
         parts.append(f"site {plan.site.value}")
     return Message("HPC001", "; ".join([", ".join(parts), *map(str, plan.notes)]))
+
+
+def _shape(plan: LaunchPlan) -> str:
+    """Say how many nodes there are, and workers on this one: more is not known yet."""
+    nodes, workers = count(plan.nodes, "node"), count(plan.workers, "worker")
+    if 0 < plan.fewest < plan.nodes:
+        nodes = f"{plan.fewest} to {nodes}"
+    return f"{nodes}, {workers}" + (" on this one" if plan.nodes > 1 else "")
 
 
 def print_dry_run(

@@ -246,7 +246,7 @@ def test_a_terminal_alone_is_no_shell(unpadded: Cluster) -> None:
         env=ENVIRON | {"SHELL": "/bin/sh"},
     )
     assert done.returncode == 0, done.stdout
-    assert "2 nodes x 1 worker" in done.stdout
+    assert "2 nodes, 1 worker on this one" in done.stdout
 
 
 def test_rank_0_without_its_address(juelich: Cluster) -> None:

@@ -111,7 +111,8 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster) -> None:
 def test_what_is_typed(
     unpadded: Cluster, options: list[str], name: str, value: str, source: str
 ) -> None:
-    line = " ".join([*JSON, *options, WORLD])
+    line = "test $SLURM_NODEID = 2 && export NCAR_HOST=derecho; exec "
+    line += " ".join([*JSON, *options, WORLD])
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", line, env=ENVIRON)
     assert done.returncode == 0, done.stderr
     answer = described(done)
@@ -121,6 +122,11 @@ def test_what_is_typed(
     ]  # fmt: skip
     said = answer["nodes"][2]["options"][name]
     assert said == {"value": value, "source": source}
+    (advice,) = answer["nodes"][0]["plan"]["advice"]
+    assert advice["code"] == "HPC163"
+    assert (
+        "none on n9 (node 0), n10 (node 1); derecho on n11 (node 2)" in advice["text"]
+    )
 
 
 def test_a_store_that_is_a_file_is_left_alone(

@@ -68,7 +68,7 @@ def test_one_task_on_each_node(bare: Cluster, launcher: Launcher) -> None:
     assert {w["MASTER_ADDR"] for w in said} == {"10.10.0.1"}
     assert len({w["TORCHELASTIC_RUN_ID"] for w in said}) == 1
     (line,) = own_lines(done.stderr)
-    assert "HPC001 3 nodes x 2 workers" in line
+    assert "HPC001 3 nodes, 2 workers on this one" in line
 
 
 def test_each_task_a_worker(bare: Cluster, launcher: Launcher) -> None:

@@ -54,7 +54,7 @@ def test_typed_on_each_machine(
     assert {worker["GLOO_SOCKET_IFNAME"] for worker in said} == {interface}
     assert {worker["MASTER_ADDR"] for worker in said} == {address}
     (line,) = own_lines(errors)
-    assert "2 nodes x 2 workers, no scheduler" in line
+    assert "2 nodes, 2 workers on this one, no scheduler" in line
 
 
 def test_they_train(bare: Cluster) -> None:

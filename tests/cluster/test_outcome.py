@@ -92,7 +92,7 @@ def test_a_clean_start_is_one_line(juelich: Cluster) -> None:
     assert stderr.count("to stderr") == 6
     (line,) = [line for line in stderr if line != "to stderr"]
     assert re.fullmatch(
-        r"torchrun_hpc: HPC001 3 nodes x 2 workers, Slurm \d+\.0, "
+        r"torchrun_hpc: HPC001 3 nodes, 2 workers on this one, Slurm \d+\.0, "
         r"scheduler rendezvous at jwb0001i:2\d{4} \(10\.20\.0\.1\), "
         r"interface ib0, site jsc",
         line,

@@ -209,10 +209,22 @@ def test_no_restart_when_others_have_finished(unpadded: Cluster) -> None:
 # --- who comes --------------------------------------------------------------------
 
 
-def test_different_numbers_of_workers(unpadded: Cluster) -> None:
-    command = f"exec {' '.join(HPC)} --nproc_per_node=$((SLURM_NODEID + 1)) {WORLD}"
+def test_different_numbers_of_workers_and_sites(unpadded: Cluster) -> None:
+    command = (
+        "test $SLURM_NODEID = 2 && export NCAR_HOST=derecho;"
+        f"exec {' '.join(HPC)} --nproc_per_node=$((SLURM_NODEID + 1)) {WORLD}"
+    )
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", command, env=ENVIRON)
     assert done.returncode == 0, done.stderr
+    said = own_lines(done.stderr)
+    (start,) = [line for line in said if "HPC001" in line]
+    (warning,) = [line for line in said if "HPC163" in line]
+    assert "HPC001 3 nodes, 1 worker on this one, " in start
+    assert (
+        "warning: HPC163 the nodes use different sites, and so other variables: none "
+        "on n9 (node 0), n10 (node 1); derecho on n11 (node 2). Type "
+        "--hpc-site=derecho, or "
+    ) in warning
     assert column(workers(done), "RANK", "GROUP_RANK", "WORLD_SIZE") == [
         (str(rank), group, "6") for rank, group in enumerate("011222")
     ]
@@ -305,19 +317,20 @@ def test_hostile_clients(unpadded: Cluster, tmp_path: Path, phase: str) -> None:
     start = time.monotonic()
     with step(unpadded, "sh", "-c", command) as job:
         said = job.says(r"rendezvous at n9:\d+")
-        port = re.findall(r"rendezvous at n9:(\d+)", said)[0]
+        ((identity, port),) = re.findall(r"Slurm (\S+), .* at n9:(\d+)", said)
         places = [f"10.10.0.1:{port}"]
         if phase == "training":
             wait_for(tmp_path / "store0")
             places.append((tmp_path / "store0").read_text())
         hostile = unpadded.run(
-            [*HOSTILE, "6", str(marker), *places], env=ENVIRON, check=True
+            [*HOSTILE, "6", str(marker), identity, *places], env=ENVIRON, check=True
         )
         code = job.end(60)
     did = json.loads(hostile.stdout)
     assert did["garbage"] >= 11
     assert did["held"] == 300
     assert did["pretended"] == 3
+    assert did["told"] == 0  # what it must know to pretend
     assert phase != "training" or did["spoiled"] > 10
     assert not marker.exists()
     assert time.monotonic() - start < 60

@@ -47,7 +47,7 @@ def test_a_step_on_some_of_the_nodes(unpadded: Cluster) -> None:
         ("0", "n10", "10.10.0.2"),
         ("1", "n11", "10.10.0.2"),
     ]
-    assert "2 nodes x 1 worker" in done.output
+    assert "2 nodes, 1 worker on this one" in done.output
     assert "(2 of 3 nodes)" in done.output
 
 

@@ -705,6 +705,6 @@ def test_a_package_that_torch_wants(
     result = launcher.ours(argv, limit=30)
     assert result.code == 2
     start, error = result.err.splitlines()
-    assert start.startswith("torchrun_hpc: HPC001 1 node x 1 worker")
+    assert start.startswith("torchrun_hpc: HPC001 1 node, 1 worker")
     text = f"HPC017 --rdzv_backend={backend} needs a package that is not installed"
     assert error.startswith(f"torchrun_hpc: error: {text}")

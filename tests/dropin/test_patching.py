@@ -1032,12 +1032,15 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("torch_again", "soon")
-@pytest.mark.parametrize(("node_rank", "reports"), [(1, 1), (2, 0)])
+@pytest.mark.parametrize(
+    ("head", "node_rank", "reports"),
+    [(0, 1, 1), (0, 2, 0), (1, 0, 1), (1, 2, 0), (None, 1, 1)],
+)
 def test_a_client_says_for_what_it_waits(
-    node_rank: int, reports: int, capsys: pytest.CaptureFixture[str]
+    head: int | None, node_rank: int, reports: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Node 1 speaks for all: they wait for the same."""
-    _patch_all(node_rank=node_rank, endpoint="jwb0001i:1")
+    """One node speaks for all: they wait for the same."""
+    _patch_all(node_rank=node_rank, head=head, endpoint="jwb0001i:1")
     endpoint = f"127.0.0.2:{_free_port('127.0.0.2')}"
     with pytest.raises(RendezvousConnectionError):
         c10d_rendezvous_backend._create_tcp_store(

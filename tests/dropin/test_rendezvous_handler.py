@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc import ending, report
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.inputs import Value
 from torchrun_hpc.patching import capabilities
 from torchrun_hpc.plan import LaunchPlan
 from torchrun_hpc.rendezvous import handler as handlers
@@ -173,6 +174,16 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
     assert not any(each.is_closed() for each in made)
     assert made[1].shutdown()
     assert made[0].shutdown()
+
+
+def test_nodes_that_use_different_sites(
+    job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    derecho = Value("derecho", "NCAR_HOST=derecho")
+    made = [job.handler(0, site=derecho), job.handler(1)]
+    _together(*(each.next_rendezvous for each in made))
+    said = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
+    assert capfd.readouterr().err.startswith(said)
 
 
 def test_what_is_known_is_not_asked_for(job: Job) -> None:
@@ -386,7 +397,7 @@ REFUSED = {
     "HPC115": ({}, "has another agent of node 1 already: process "),
     "HPC117": ({"run_id": "other"}, "--rdzv_id=other here, but mine on the head node"),
     "HPC118": ({"nodes": 3}, "this is node 1 of 3, but the head node at "),
-    "HPC119": ({"identity": "20.0"}, "is of another job, 19.0; this is 20.0. "),
+    "HPC119": ({"identity": "20.0"}, "is of another job than this one, 20.0. "),
 }
 
 
@@ -406,6 +417,25 @@ def test_an_agent_that_the_head_does_not_let_in(
     assert text in str(caught.value)
     assert f"{HERE}:{job.ports[0]}" in str(caught.value)
     assert not caught.value.everywhere
+
+
+@pytest.mark.parametrize("run_id", ["mine", "other"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launch_inside_a_worker(
+    job: Job, run_id: str, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known by the id of the launch that it meets, whichever was typed."""
+    job.ports = tuple(_free_port() for _ in range(2))
+    outer = [job.handler(number) for number in (0, 1)]
+    _together(*(each.connect for each in outer))
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    with pytest.raises(LaunchError) as caught:
+        job.handler(rank, run_id=run_id).connect()
+    assert caught.value.code == "HPC164"
+    assert "inside worker 5 of the same launch" in str(caught.value)
+    assert [each.failure for each in outer] == [None, None]
 
 
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,33 +458,66 @@ def test_a_head_that_does_not_say_where_the_workers_meet(store: Any) -> None:
 # --- open files ---------------------------------------------------------------------
 
 
+# For two nodes with a worker each: agent, logs, head, nodes, store, workers.
+_NEEDS = 8 + 2 + 4 + 2 + 12 + 2
+
+
+@shares_store
 @pytest.mark.parametrize(
-    ("limits", "raised"),
+    ("case", "said"),
     [
-        ((1024, 4096), 3256),
-        ((4096, 4096), None),
-        ((1024, resource.RLIM_INFINITY), 3256),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
-        ((1024, 2000), 2000),
+        ((2000, 1), None),
+        ((0, 1), None),
+        ((-1, 1), "warning"),
+        ((-2, 1), "error"),
+        ((-20, 1), "error"),
+        ((1198, 400), "warning"),
     ],
 )
 def test_a_limit_of_open_files(
     job: Job,
-    limits: tuple[int, int],
-    raised: int | None,
+    case: tuple[int, int],
+    said: str | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: made.append(new))
-    job.handler(0)._raise_limit(3000)
-    assert made == ([] if raised is None else [(raised, limits[1])])
+    """One number is compared with the limit: what this node needs."""
+    used, (spare, workers) = 20, case
+    monkeypatch.setattr(psutil.Process, "num_fds", lambda _: used)
+    limit = used + _NEEDS + spare
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    made = [job.handler(rank, workers=workers) for rank in (0, 1)]
+    code, text = "", ""
+    try:
+        made[0].connect()
+        text = capsys.readouterr().err
+    except LaunchError as error:
+        code, text = error.code, str(error)
+    needed = used + _NEEDS + 4 * (workers - 1)
+    counted = "1 worker" if workers == 1 else f"{workers} workers"
     expected = (
-        "torchrun_hpc: warning: HPC122 this node may have 2000 open files (ulimit -Hn),"
-        " and 3000 connections may come: ask for more\n"
+        f"this node may have {limit} open files (ulimit -Hn), and needs {needed} for 2 "
+        f"nodes with {counted} each: ask for more"
     )
-    assert capsys.readouterr().err == (expected if raised == 2000 else "")
+    assert code == ("HPC122" if said == "error" else "")
+    assert text == {
+        None: "",
+        "warning": f"torchrun_hpc: warning: HPC122 {expected}\n",
+        "error": expected,
+    }.get(said)
+    if said == "error":  # and others can hear of it
+        made[0].give_up(Failure(Kind.AGENT, text=text))
+        with pytest.raises(JobFailedError):
+            made[1].next_rendezvous()
+
+
+def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    handlers._complain("Too many open files")
+    assert capsys.readouterr().err == (
+        "torchrun_hpc: warning: HPC162 cannot take a connection of another node: Too "
+        "many open files; trying on\n"
+    )
 
 
 # --- the store of torch's agents ----------------------------------------------------

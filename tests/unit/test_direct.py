@@ -958,6 +958,23 @@ def test_the_environment_is_written():
     assert environ == expected(5, BLOCK) | {"HOME": "/root"}
 
 
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_worker_does_not_become_one_once_more(rank, monkeypatch):
+    """It would run the script a second time with the rank that it has."""
+    job = job_at(BLOCK, rank)
+    assert direct.line_of(["train.py"], job)
+    for name, value in environment(planned_at(BLOCK, rank)).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        LaunchError, match=f"inside worker {rank} of the same"
+    ) as caught:
+        direct.line_of(["train.py"], job)
+    assert caught.value.code == "HPC164"
+    assert direct.line_of(["--standalone", "train.py"], job) is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "18.0")  # of the job that ran sbatch
+    assert direct.line_of(["train.py"], job)
+
+
 def test_only_the_first_task_prints_a_line(capsys):
     for rank in range(8):
         direct.announce(planned_at(BLOCK, rank))

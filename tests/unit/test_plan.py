@@ -25,7 +25,7 @@ from nodes import (
     step,
 )
 
-from torchrun_hpc import endpoints, plan, schedulers
+from torchrun_hpc import endpoints, plan, report, schedulers
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.job import Start, Task
 from torchrun_hpc.schedulers.process import Process
@@ -950,11 +950,59 @@ def test_etcd_is_left_alone(rank, backend):
 # --- numbers of nodes and ranks -----------------------------------------------------
 
 
-@pytest.mark.parametrize("nnodes", ["3", "3:3", "1:3", "2:3", "2:4", "3:8"])
-def test_numbers_of_nodes_that_fit(nnodes):
+@pytest.mark.parametrize(
+    ("nnodes", "said"),
+    [
+        ("3", "3 nodes"),
+        ("3:3", "3 nodes"),
+        ("1:3", "1 to 3 nodes"),
+        ("2:3", "2 to 3 nodes"),
+        ("2:4", "2 to 3 nodes"),
+        ("3:8", "3 nodes"),
+    ],
+)
+def test_numbers_of_nodes_that_fit(nnodes, said):
     made = planned(options={"nnodes": nnodes})
     assert "nnodes" not in made.options
+    line = report.start_line(made).text
+    assert line.startswith(f"{said}, 2 workers on this one, Slurm")
     assert made.nodes == 3
+
+
+WORKER = {"TORCHELASTIC_RUN_ID": "19.0", "RANK": "5"}
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_launch_inside_a_worker_of_the_same(rank):
+    said = "inside worker 5 of the same launch (TORCHELASTIC_RUN_ID=19.0), and would be"
+    for options in ({}, {"rdzv_id": "other"}, {"hpc_rendezvous": "c10d"}):
+        error = refused("HPC164", said, rank, environ=WORKER, options=options)
+        assert "type --standalone" in str(error)
+        assert not error.everywhere  # perhaps one worker does it
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environ": WORKER | {"TORCHELASTIC_RUN_ID": "18.0"}},  # by sbatch
+        {"environ": {"TORCHELASTIC_RUN_ID": "19.0"}},
+        {"options": {"standalone": True}},
+        {"options": {"nnodes": "1"}},
+        {"options": {"rdzv_endpoint": "jwb0001:29400"}},
+        {"job": step(nodes=THREE[:1])},
+        {"job": None},
+    ],
+)
+def test_a_launch_inside_a_worker_that_does_not_meet_the_same(changes):
+    planned(**{"environ": WORKER} | changes)
+
+
+@pytest.mark.parametrize(("late", "reporter"), [(0, 1), (1, 0), (2, 0), (None, 1)])
+def test_one_node_says_that_another_is_late(late, reporter):
+    plans = [planned(rank) for rank in range(3)]
+    assert [made.node_rank for made in plans if made.reports_wait_for(late)] == [
+        reporter
+    ]
 
 
 @pytest.mark.parametrize(

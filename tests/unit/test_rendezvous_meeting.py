@@ -141,6 +141,32 @@ def test_a_job_from_its_beginning_to_its_end():
     assert table.meeting.failure is None
 
 
+@pytest.mark.parametrize(
+    ("sites", "told"),
+    [
+        (("", "", ""), None),
+        (("jsc", "jsc", "jsc"), None),
+        (("derecho", "", ""), {"derecho": [0], "": [1, 2]}),
+        (("", "derecho", ""), {"": [0, 2], "derecho": [1]}),
+        (("a", "b", "c"), {"a": [0], "b": [1], "c": [2]}),
+    ],
+)
+def test_nodes_that_use_different_sites_are_named_once(sites, told):
+    table = Table(max_restarts=1)
+    for rank in (2, 1, 0):
+        table.greet(rank, site=sites[rank])
+    table.join(0, 1)
+    heard = table.say(2, join=0)
+    go = {"go": 0, "store": STORE}
+    expected = to(range(3), go)
+    assert heard == (
+        expected if told is None else expected | {0: [{"sites": told}, go]}
+    )
+    table.say(1, died=protocol.packed(DIED), round=0)
+    table.join(0, 1)
+    assert table.say(2, join=1) == to(range(3), {"go": 1, "store": STORE})
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_it_starts_with_the_last_one(order):
     table = Table()
@@ -493,7 +519,7 @@ def test_an_agent_that_gave_up_one_connection():
 REFUSED = {
     "another job": (
         {"job": "20.0", "nodes": 9, "hello": 7},
-        {"refused": "stranger", "value": "19.0"},
+        {"refused": "stranger", "value": ""},  # not what would let it in
         None,
     ),
     "another protocol": (
@@ -527,6 +553,18 @@ REFUSED = {
         failure(Kind.REFUSED, -1, text="it has --rdzv_id=mine and 3 nodes"),
     ),
 }
+
+
+@pytest.mark.parametrize("changes", [{"run_id": "other"}, {"nodes": 4}])
+def test_one_too_many_of_a_node_is_no_failure_of_the_job(changes):
+    """A worker that launches once more, for example."""
+    table = Table()
+    table.all_at_work()
+    heard = table.say("new", **hello(1, pid=999) | changes)
+    assert list(heard) == ["new"]
+    assert "refused" in heard["new"][0]
+    assert table.lose("new") == {}
+    assert table.meeting.failure is None
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -692,9 +730,32 @@ def test_a_word_ends_the_silence(last):
     table.all_at_work()
     table.wait(last, 0, 2)
     table.say(1, beat=True)
-    assert table.wait(29, 0, 2) == {}
+    # Who has been named as silent is named once more.
+    again = {} if last < 30 else {1: [(0, {"answering": [1]})]}
+    assert table.wait(29, 0, 2) == again
     assert table.wait(1, 0, 2) == {1: [(0, {"silent": [1], "left": 90})]}
     assert table.meeting.failure is None
+
+
+def test_several_that_answer_again_are_named_together():
+    table = Table()
+    table.all_at_work()
+    table.wait(60, 0)
+    for _ in range(2):
+        for rank in (1, 2):
+            table.say(rank, beat=True)
+    assert table.wait(50, 0, 1, 2) == {1: [(0, {"answering": [1, 2]})]}
+
+
+@pytest.mark.parametrize("how", ["it ends", "it is started again"])
+def test_one_that_comes_anew_does_not_answer_again(how):
+    table = Table(max_restarts=1)
+    table.all_at_work()
+    table.wait(60, 0, 2)
+    table.lose(1)
+    if how == "it is started again":
+        table.greet(1, pid=999)
+    assert table.wait(20, 0, 1, 2) == {}
 
 
 def test_a_limit_below_the_first_report():

@@ -82,10 +82,10 @@ class Job:
         self.port = None
         self._members = []
 
-    def start_head(self, port=0, **terms):
+    def start_head(self, port=0, room=heads.UNKNOWN_PEERS, **terms):
         opened = listening(port)
         self.port = opened.getsockname()[1]
-        self.head = Head(opened, replace(TERMS, **terms))
+        self.head = Head(opened, replace(TERMS, **terms), room)
         self.head.start()
 
     def member(self, rank, ports=None, *, where=None, tell=None, gives_up=None, **said):
@@ -460,6 +460,22 @@ def test_a_head_that_does_not_answer(job):
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_head_that_answers_again(job):
+    with stranger(line(welcome=protocol.VERSION, job="19.0", round=0)) as port:
+        told = []
+        where = {"silence_timeout": 1000}
+        member = job.member(1, (port,), where=where, tell=told.append)
+        member.connect()
+        wait_until(lambda: told)
+        for number in range(3):
+            member.send({"ask": number})
+            time.sleep(0.2)
+    said = [message for message in told if "welcome" not in message]
+    assert [*map(list, said)] == [["head_silent", "left"], ["head_answers"]]
+    assert meeting.SILENCE < said[1]["head_answers"] < 1000
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_head_that_is_stopped_for_a_while(job):
     """As all of them, by the scheduler: nobody is older than what it did itself."""
     job.start_head(silence_timeout=60)
@@ -631,7 +647,7 @@ def test_the_head_of_another_job_on_the_first_port(job):
         member.connect()
         assert other.head.meeting.failure is None
         lonely = job.member(1, (other.port, free_port()), where={"timeout": 0.2})
-        with pytest.raises(NoHead, match=f"port {other.port}: the job 20.0; port "):
+        with pytest.raises(NoHead, match=f"port {other.port}: another job; port "):
             lonely.connect()
     finally:
         other.close()
@@ -761,7 +777,7 @@ def test_a_name_that_does_not_resolve(job, monkeypatch):
 @pytest.mark.parametrize(
     ("said", "reason", "value"),
     [
-        ({"job": "20.0"}, Refusal.STRANGER, "19.0"),
+        ({"job": "20.0"}, Refusal.STRANGER, ""),
         ({"run_id": "x"}, Refusal.RUN_ID, "mine"),
         ({"nodes": 4}, Refusal.NODES, "3"),
         ({"nodes": 1}, Refusal.NODES, "3"),
@@ -876,16 +892,19 @@ def test_who_says_nothing_is_sent_away(job, raw, monkeypatch):
     assert agent.hear() == {"answer": 1, "value": False}
 
 
-def test_there_may_not_be_too_many_strangers(job, raw, monkeypatch):
-    monkeypatch.setattr(heads, "STRANGERS", 2)
-    job.start_head(nodes=1)
+def test_the_oldest_who_says_nothing_makes_room_for_the_next(job, raw):
+    job.start_head(nodes=1, room=2)
     there = [raw() for _ in range(3)]
     time.sleep(0.2)
-    one_too_many = raw()
-    assert one_too_many.hear() is None
-    there.pop().close()
-    time.sleep(0.2)
-    job.member(0, nodes=1).connect()
+    there.append(raw())
+    assert there[0].hear() is None
+    member = job.member(0, nodes=1)
+    member.connect()
+    assert there[1].hear() is None
+    for other in there[2:]:  # the others are there, and the agent is not counted
+        other.say(hello=1, job="20.0")
+        assert "refused" in other.hear()
+    assert member.failure is None
 
 
 def test_an_agent_that_does_not_read(job, raw, monkeypatch):

@@ -53,6 +53,14 @@ TOLD = {
             "ends in 90 s if it stays so"
         ),
     ),
+    "one that answers again": (
+        {"answering": [1]},
+        "HPC160 jwb0002 (node 1) answers again",
+    ),
+    "two that answer again": (
+        {"answering": [1, 2]},
+        "HPC160 jwb0002 (node 1), jwb0003 (node 2) answer again",
+    ),
     "an agent that is gone": (
         {"lost": 2},
         (
@@ -65,6 +73,24 @@ TOLD = {
         (
             "HPC128 restart 1 of all workers: worker 5 on jwb0002 (node 1) ended with "
             "exit code 3"
+        ),
+    ),
+    "sites that differ": (
+        {"sites": {"derecho": [0], "": [1, 2]}},
+        (
+            "HPC163 the nodes use different sites, and so other variables: derecho on "
+            "jwb0001 (node 0); none on jwb0002 (node 1), jwb0003 (node 2). Type "
+            "--hpc-site=derecho, or let all nodes have the variable that tells it "
+            "(mpirun -x)"
+        ),
+    ),
+    "sites that differ, and none on the first node": (
+        {"sites": {"": [0], "jsc": [1], "x" * 99 + "\x1b[2J": [2]}},
+        (
+            "HPC163 the nodes use different sites, and so other variables: none on "
+            f"jwb0001 (node 0); jsc on jwb0002 (node 1); {'x' * 50} on jwb0003 (node "
+            "2). Type --hpc-site=jsc, or let all nodes have the variable that tells it "
+            "(mpirun -x)"
         ),
     ),
     "nothing": ({}, None),
@@ -119,14 +145,33 @@ def test_the_first_cause_is_said(monkeypatch, found, problem, said):
 
 
 @pytest.mark.parametrize(("head", "speaker"), [(0, 1), (1, 0), (2, 0), (None, 1)])
-def test_one_node_speaks_where_the_head_cannot(head, speaker):
-    message = {"head_silent": 30, "left": 90}
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (
+            {"head_silent": 30, "left": 90},
+            (
+                "HPC124 no sign of the head node at jwb0001i:25592 for 30 s; the job "
+                "ends in 90 s if it stays so"
+            ),
+        ),
+        (
+            {"head_answers": 42},
+            "HPC161 the head node at jwb0001i:25592 answers again, after 42 s",
+        ),
+        (
+            {"looking": 10, "found": FOUND},
+            (
+                "HPC113 waiting for the head node at jwb0001i:25592 (10.20.0.1) for "
+                f"10 s: {FOUND}"
+            ),
+        ),
+    ],
+)
+def test_one_node_speaks_where_the_head_cannot(head, speaker, message, text):
     said = [wording.told(message, plan(rank, head=head)) for rank in range(3)]
-    assert [rank for rank in range(3) if said[rank]] == [speaker]
-    assert str(said[speaker]) == (
-        "HPC124 no sign of the head node at jwb0001i:25592 for 30 s; the job ends in "
-        "90 s if it stays so"
-    )
+    assert [str(message) for message in said if message] == [text]
+    assert said[speaker]
 
 
 # --- why a job failed ---------------------------------------------------------------

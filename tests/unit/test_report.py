@@ -12,7 +12,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.inputs import Value
 from torchrun_hpc.plan import LaunchPlan
 
-HEAD = "3 nodes x 4 workers, Slurm 19.0, c10d rendezvous at"
+HEAD = "3 nodes, 4 workers on this one, Slurm 19.0, c10d rendezvous at"
 JSC = Value("jsc", "SYSTEMNAME=juwelsbooster")
 
 
@@ -49,11 +49,23 @@ def plan(**changes):
         ),
         (
             {"nodes": 1, "workers": 1, "endpoint": "localhost", "backend": "static"},
-            "1 node x 1 worker, Slurm 19.0, static rendezvous at localhost",
+            "1 node, 1 worker, Slurm 19.0, static rendezvous at localhost",
         ),
         (
             {"nodes": 2, "endpoint": "", "title": "no scheduler"},
-            "2 nodes x 4 workers, no scheduler",
+            "2 nodes, 4 workers on this one, no scheduler",
+        ),
+        (
+            {"fewest": 2},
+            f"2 to {HEAD} jwb0001i:25592",
+        ),
+        (
+            {"fewest": 3},
+            f"{HEAD} jwb0001i:25592",
+        ),
+        (
+            {"shape": "3 nodes x 2 tasks"},
+            "3 nodes x 2 tasks, Slurm 19.0, c10d rendezvous at jwb0001i:25592",
         ),
         (
             {"notes": (Message("HPC074", "a rewritten to b"), Message("HPC075", "c"))},

@@ -154,8 +154,9 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         RendezvousConnectionError: It does not, within ``limit`` seconds.
     """
     start = time.monotonic()
-    # Node 1 speaks for all first; who waits longer than that may be alone.
-    report_at = report.FIRST_REPORT if plan.node_rank == 1 else report.ALONE
+    # One node speaks for all first; who waits longer than that may be alone.
+    is_first = plan.reports_wait_for(plan.head)
+    report_at = report.FIRST_REPORT if is_first else report.ALONE
     while True:
         waited = time.monotonic() - start
         try:

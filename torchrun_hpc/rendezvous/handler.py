@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,12 +21,13 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from torchrun_hpc import __version__, endpoints, rdzvconf, report
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import SCHEDULER, Value
 from torchrun_hpc.network import port_holder
 from torchrun_hpc.patching import capabilities
-from torchrun_hpc.rendezvous import wording
-from torchrun_hpc.rendezvous.head import STRANGERS, Head, listen
+from torchrun_hpc.plan import nested
+from torchrun_hpc.rendezvous import open_files, wording
+from torchrun_hpc.rendezvous.head import UNKNOWN_PEERS, Head, listen
 from torchrun_hpc.rendezvous.meeting import Terms
 from torchrun_hpc.rendezvous.member import (
     JobFailed,
@@ -54,8 +54,6 @@ _BEAT, _MISSED_BEATS = "keep_alive_interval", "keep_alive_max_attempt"
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
 
-# Files that a process needs beside its connections.
-_OTHER_FILES = 256
 
 # Seconds to find out who has a port.
 _GLANCE = 2
@@ -199,10 +197,12 @@ class SchedulerRendezvous(RendezvousHandler):
         if self._member is not None:
             return self._member
         ports = self._plan.ports
+        needed = open_files.need(self._plan, has_store=self._shares_store)
+        limit = open_files.raise_limit(needed.all + UNKNOWN_PEERS)
         if self._plan.is_head:
             listening = self._listen()
-            self._raise_limit(self._plan.nodes + STRANGERS)
-            self._head = Head(listening, self._terms)
+            room = min(max(limit - needed.all, 0), UNKNOWN_PEERS)
+            self._head = Head(listening, self._terms, room, _complain)
             self._head.start()
             ports = (listening.getsockname()[1],)
         where = Where(
@@ -227,6 +227,7 @@ class SchedulerRendezvous(RendezvousHandler):
             raise HeadMissingError(Message("HPC112", text)) from None
         except JobFailed as failed:
             raise JobFailedError(failed.failure) from None
+        self._check_limit(limit, needed)
         return self._member
 
     def watch(self, workers: Mapping[int, Callable[[], int | None]]) -> None:
@@ -328,7 +329,6 @@ class SchedulerRendezvous(RendezvousHandler):
         address = str(self._parameters.local_addr)
         if not self._shares_store:
             return address, int(get_free_port())  # type: ignore[no-untyped-call]
-        self._raise_limit(self._plan.nodes * (1 + self._plan.workers))
         listening = listen(self._plan.address, 0)
         port = listening.getsockname()[1]
         self._workers_store = _torch.TCPStore(
@@ -341,27 +341,26 @@ class SchedulerRendezvous(RendezvousHandler):
         )
         return address, port
 
-    def _raise_limit(self, connections: int) -> None:
-        """Allow this process as many connections, if the system does."""
-        wanted = connections + _OTHER_FILES
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft >= wanted or soft == resource.RLIM_INFINITY:
+    def _check_limit(self, limit: int, needed: open_files.Need) -> None:
+        """Find out whether there are enough open files, once others can hear of it.
+
+        Raises:
+            LaunchError: They are not enough for this agent.
+        """
+        if limit >= needed.all:
             return
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            text = (
-                f"this node may have {hard} open files (ulimit -Hn), and "
-                f"{count(connections, 'connection')} may come: ask for more"
-            )
-            report.line(Message("HPC122", text), sys.stderr, "warning")
+        error = LaunchError("HPC122", open_files.too_few(limit, needed, self._plan))
+        if limit < needed.least:
+            raise error
+        report.line(Message(error.code, str(error)), sys.stderr, "warning")
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         said = wording.told(message, self._plan)
         if said is not None:
             # A full disk, or nobody who reads: no reason to end the job.
             with contextlib.suppress(OSError, ValueError):
-                report.line(said, sys.stderr)
+                kind = "warning" if "sites" in message else ""
+                report.line(said, sys.stderr, kind)
 
 
 class AgentStore(_torch.Store):  # type: ignore[misc]
@@ -518,7 +517,15 @@ def _hello(plan: LaunchPlan, terms: Terms) -> Hello:
         host=plan.hosts[plan.node_rank],
         pid=os.getpid(),
         release=__version__,
+        site=str(plan.site.value) if plan.site else "",
     )
+
+
+def _complain(reason: str) -> None:
+    """Say that a connection to the head has to wait."""
+    text = f"cannot take a connection of another node: {reason}; trying on"
+    with contextlib.suppress(OSError, ValueError):
+        report.line(Message("HPC162", text), sys.stderr, "warning")
 
 
 def _address(go: Mapping[str, Any]) -> tuple[str, int]:
@@ -547,6 +554,10 @@ def _refusal(refused: Refused, plan: LaunchPlan, terms: Terms) -> LaunchError:
     where = endpoints.join_endpoint(plan.reach, refused.port)
     head = f"the head node at {where}"
     value = refused.value
+    run_id = value if refused.reason is Refusal.RUN_ID else terms.run_id
+    inside = nested(os.environ, run_id)
+    if inside is not None and refused.reason in (Refusal.TAKEN, Refusal.RUN_ID):
+        return inside
     if refused.reason is Refusal.TAKEN:
         return LaunchError(
             "HPC115",
@@ -577,6 +588,6 @@ def _refusal(refused: Refused, plan: LaunchPlan, terms: Terms) -> LaunchError:
         )
     return LaunchError(
         "HPC119",
-        f"{head} is of another job, {value}; this is {terms.job}. Type another port, "
-        "or leave the endpoint out",
+        f"{head} is of another job than this one, {terms.job}. Type another port, or "
+        "leave the endpoint out",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import socket
 import threading
@@ -22,7 +23,7 @@ from torchrun_hpc.rendezvous.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from torchrun_hpc.plan import LaunchPlan
     from torchrun_hpc.rendezvous.protocol import Failure
@@ -36,8 +37,11 @@ _HELLO_TIMEOUT = 30.0
 STAY = 5.0
 STAY_FOR_LATE = 30.0  # for nodes that come when the job has failed already
 
-# Connections, beside one for each node, that have not said hello yet.
-STRANGERS = 1024
+# Connections beside one for each node, of unknown peers: they have not said hello yet.
+UNKNOWN_PEERS = 1024
+
+# What accept(2) gives where there is no room for another open file.
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _numbers = itertools.count()
 
@@ -102,14 +106,29 @@ class Head:
     Args:
         listening: The socket to listen on; bound, and from now on the head's.
         terms: What all agents agree on.
+        room: How many connections it may hold beside one for each node. Where there
+            are more, the oldest that has not said hello yet makes room for a new one,
+            which may be an agent.
+        complain: Called from the thread, once, where a connection cannot be taken all
+            the same, with the system's reason.
     """
 
-    def __init__(self, listening: socket.socket, terms: Terms) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        terms: Terms,
+        room: int = UNKNOWN_PEERS,
+        complain: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.meeting = Meeting(terms)
         self._listening = listening
-        self._strangers: set[_Connection] = set()
+        self._listening.settimeout(0)
+        self._complain = complain
+        self._has_complained = False
+        self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
         self._connections: dict[Hashable, _Connection] = {}
-        self._allowed = terms.nodes + STRANGERS
+        self._allowed = terms.nodes + room
+        self._opening: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._all_know = threading.Event()
         self._leaving = False
@@ -144,20 +163,58 @@ class Head:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(
-            self._loop.create_server(
-                lambda: _Connection(self), sock=self._listening, backlog=BACKLOG
-            )
-        )
+        self._listen()
         self._loop.call_later(_TICK, self._tick)
         try:
             self._loop.run_forever()
         finally:
-            server.close()
-            for connection in (*self._strangers, *self._connections.values()):
-                connection.end()
-            self._loop.run_until_complete(asyncio.sleep(0))  # sends what it can
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._loop.run_until_complete(self._end())
             self._loop.close()
+
+    async def _end(self) -> None:
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.end()
+        await asyncio.sleep(0)  # sends what it can
+
+    def _listen(self) -> None:
+        # Not asyncio's own server, which writes a traceback for each connection for
+        # which there is no open file left.
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        """Take one connection; the loop calls again while there are more."""
+        try:
+            opened, _ = self._listening.accept()
+        except OSError as error:
+            if error.errno in _NO_ROOM and not self._drop_oldest():
+                self._wait_for_room(str(error.strerror))
+            return  # it is gone already, or waits
+        if len(self._connections) >= self._allowed:
+            self._drop_oldest()
+        opened.settimeout(0)
+        task = self._loop.create_task(
+            self._loop.connect_accepted_socket(lambda: _Connection(self), opened)
+        )
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _drop_oldest(self) -> bool:
+        """End the oldest connection of an unknown peer, if there is any."""
+        oldest = next(iter(self._unknown), None)
+        if oldest is None:
+            return False
+        self._unknown.pop(oldest).drop()
+        return True
+
+    def _wait_for_room(self, reason: str) -> None:
+        self._loop.remove_reader(self._listening)
+        self._loop.call_later(_TICK, self._listen)
+        if not self._has_complained:
+            self._has_complained = True
+            self._complain(reason)
 
     def _tick(self) -> None:
         self._loop.call_later(_TICK, self._tick)
@@ -186,21 +243,18 @@ class Head:
         if self._leaving and self.meeting.all_know:
             self._all_know.set()
 
-    def may_come(self, connection: _Connection) -> bool:
-        """Take a new connection, if there are not too many."""
-        if len(self._strangers) >= self._allowed:
-            return False
-        self._strangers.add(connection)
+    def comes(self, connection: _Connection) -> None:
+        """Take note of a new connection."""
+        self._unknown[connection.number] = connection
         self._connections[connection.number] = connection
-        return True
 
     def has_spoken(self, connection: _Connection) -> None:
         """Take note that a connection has said hello."""
-        self._strangers.discard(connection)
+        self._unknown.pop(connection.number, None)
 
     def lost(self, connection: _Connection) -> None:
         """Take note that a connection has ended."""
-        self._strangers.discard(connection)
+        self._unknown.pop(connection.number, None)
         if self._connections.pop(connection.number, None) is not None:
             self.meeting.lost(connection.number)
             self.flush()
@@ -218,9 +272,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        if not self._head.may_come(self):
-            transport.abort()
-            return
+        self._head.comes(self)
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(_HELLO_TIMEOUT, transport.abort)
 
@@ -249,6 +301,9 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
         else:
             self._transport.write(encode(message))
+
+    def drop(self) -> None:
+        self._transport.abort()
 
     def end(self) -> None:
         with contextlib.suppress(OSError):

@@ -74,7 +74,21 @@ class _Agent:
     connection: Hashable
     said: Hello
     quiet: int = 0  # seconds since it last said anything
+    is_named: bool = False  # to the user, as silent
     has_joined: bool = False  # any round yet
+
+    @property
+    def answers_again(self) -> bool:
+        """Whether it has said something since it was named."""
+        return self.is_named and self.quiet < SILENCE
+
+
+def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the node ranks that use each site, that of the first node first."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(sites):
+        found.setdefault(sites[rank], []).append(rank)
+    return found
 
 
 class _Question(NamedTuple):
@@ -195,8 +209,10 @@ class Meeting:
         """Take note that a second has passed."""
         self._seconds += 1
         silent = []
+        answering = [r for r, a in self._agents.items() if a.answers_again]
         for rank, agent in list(self._agents.items()):
             agent.quiet += 1
+            agent.is_named = agent.quiet >= SILENCE
             if (self._seconds + rank) % self._beat == 0:  # not all at once
                 self._send(agent, {"beat": True})
             if agent.quiet == SILENCE:
@@ -211,9 +227,9 @@ class Meeting:
                 self.lost(self._agents[rank].connection)
         if self.failure is not None or self.finished:
             return
-        if silent:
-            left = self.terms.silence_timeout - SILENCE
-            self._tell({"silent": silent, "left": left})
+        left = self.terms.silence_timeout - SILENCE
+        self._tell_of(silent, {"silent": silent, "left": left})
+        self._tell_of(answering, {"answering": answering})
         self._wait()
 
     def fail(self, failure: Failure) -> None:
@@ -227,7 +243,7 @@ class Meeting:
         if type(version) is not int:
             raise ProtocolError("not a hello")
         if message.get("job") != self.terms.job:
-            self._refuse(connection, Refusal.STRANGER, self.terms.job)
+            self._refuse(connection, Refusal.STRANGER, "")  # whoever asks
             return
         if version != VERSION:
             self._refuse(connection, Refusal.VERSION, __version__)
@@ -236,22 +252,15 @@ class Meeting:
             self._fail(Failure(Kind.REFUSED, nodes, text="another torchrun_hpc"))
             return
         said = hello(message)
-        refusal = self._mismatch(said)
+        misfit = self._misfit(said)
         # Who comes only to tell a failure, or only to be told one, need not agree.
-        if refusal is not None and self.failure is None and "failed" not in message:
-            self._refuse(connection, *refusal)
-            text = f"it has --rdzv_id={said.run_id} and {said.nodes} nodes"
-            self._fail(Failure(Kind.REFUSED, (said.rank,), text=text))
+        if misfit is not None and self.failure is None and "failed" not in message:
+            self._refuse(connection, *misfit)
+            if said.rank not in self._agents:  # else it is one too many
+                text = f"it has --rdzv_id={said.run_id} and {said.nodes} nodes"
+                self._fail(Failure(Kind.REFUSED, (said.rank,), text=text))
             return
         self._admit(connection, said, message.get("failed"))
-
-    def _mismatch(self, said: Hello) -> tuple[Refusal, str] | None:
-        """Return in what an agent of this job differs, and what it should have."""
-        if said.nodes != self.terms.nodes or not 0 <= said.rank < said.nodes:
-            return Refusal.NODES, str(self.terms.nodes)
-        if said.run_id != self.terms.run_id:
-            return Refusal.RUN_ID, self.terms.run_id
-        return None
 
     def _admit(self, connection: Hashable, said: Hello, failure: Any) -> None:
         """Let an agent in, unless another one has its node rank."""
@@ -272,6 +281,14 @@ class Meeting:
                 self.outbox.append((older.connection, CLOSE))
             self._candidates[said.rank] = _Agent(connection, said)
             self._send(there, {"beat": True})
+
+    def _misfit(self, said: Hello) -> tuple[Refusal, str] | None:
+        """Return in what an agent differs from the job, and how that is here."""
+        if said.nodes != self.terms.nodes or not 0 <= said.rank < said.nodes:
+            return Refusal.NODES, str(self.terms.nodes)
+        if said.run_id != self.terms.run_id:
+            return Refusal.RUN_ID, self.terms.run_id
+        return None
 
     def _decide_candidate(self, rank: int) -> None:
         """Send away the second agent of a node rank whose first has just spoken."""
@@ -327,6 +344,10 @@ class Meeting:
             self._go()
 
     def _go(self) -> None:
+        if not self._has_run:
+            sites = {rank: agent.said.site for rank, agent in self._agents.items()}
+            if len(by_site := ranks_by_site(sites)) > 1:
+                self._tell({"sites": by_site})
         self.running = True
         self._has_run = True
         self._done.clear()
@@ -424,6 +445,10 @@ class Meeting:
         speaker = self._agents.get(0) or self._agents.get(self.terms.head)
         if speaker is not None:
             self._send(speaker, message)
+
+    def _tell_of(self, ranks: list[int], message: Mapping[str, Any]) -> None:
+        if ranks:
+            self._tell(message)
 
     def _send(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         self.outbox.append((agent.connection, message))

@@ -101,7 +101,7 @@ class Member:
         said: Who this agent is.
         where: Where the head is.
         tell: Called from the thread with what the head tells the user through this
-            node, and with ``looking`` and ``head_silent``.
+            node, and with ``looking``, ``head_silent`` and ``head_answers``.
         gives_up: Why this agent cannot start, if it comes only to say that.
     """
 
@@ -278,7 +278,7 @@ class Member:
         self._life = self._loop.create_task(self._live())
         try:
             self._loop.run_until_complete(self._life)
-        except (NoHead, Refused) as problem:
+        except (NoHead, Refused, OSError) as problem:
             self._change(_problem=problem)
         except asyncio.CancelledError:
             pass
@@ -314,6 +314,8 @@ class Member:
         self._loop.call_later(_TICK, self._tick)
         self._quiet += 1
         if channel.has_heard:
+            if self._quiet > SILENCE:
+                self._tell({"head_answers": self._quiet})
             channel.has_heard = False
             self._quiet = 0
         if self._quiet == SILENCE:
@@ -448,6 +450,8 @@ class Member:
         except asyncio.TimeoutError:
             raise _NotHere("no answer to the connection") from None
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # it is no fault of the head
             # asyncio's own text repeats address and port.
             number = error.errno or 0
             text = os.strerror(number) if number > 0 else error.strerror or str(error)
@@ -482,7 +486,7 @@ class Member:
                 value = "".join(c for c in str(answer.get("value")) if c.isprintable())
                 if reason is not Refusal.STRANGER or len(self.where.ports) == 1:
                     raise Refused(reason, value[:200], port)
-                raise _NotHere(f"the job {value[:200]}")
+                raise _NotHere("another job")
             raise _NotHere("somebody else")
         else:
             raise _NotHere("somebody else")

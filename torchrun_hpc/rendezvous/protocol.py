@@ -27,7 +27,8 @@ from the head to an agent            meaning
 ``finished: ROUND``                 all nodes are done
 ``failed: FAILURE``                 the job has failed, why, and who was first
 ``waiting``, ``silent``, ``lost``,  for the node that speaks to the user
-``finishing``, ``restart``
+``finishing``, ``restart``,
+``answering``, ``sites``
 ``beat: true``                      are you there?
 ``answer: NUMBER``                  to an ``ask``
 ==================================  ====================================================
@@ -91,6 +92,7 @@ class Hello:
         host: Its node's name.
         pid: Its process.
         release: Of torchrun_hpc.
+        site: Name of the computing centre whose rules it uses; empty without.
     """
 
     job: str
@@ -100,6 +102,7 @@ class Hello:
     host: str
     pid: int
     release: str
+    site: str = ""
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def hello(message: Mapping[str, Any]) -> Hello:
     except KeyError:
         raise ProtocolError("not a hello") from None
     texts, numbers = (
-        (said.job, said.run_id, said.host, said.release),
+        (said.job, said.run_id, said.host, said.release, said.site),
         (said.nodes, said.rank, said.pid),
     )
     if not all(isinstance(text, str) for text in texts) or not all(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # How many names a message quotes.
 _SHOWN = 10
 
+# Characters of the name of a site.
+_SHORT = 50
+
 
 def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Write what the head tells the user, and what this node found out by itself."""
@@ -29,18 +32,29 @@ def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         ("waiting", _waiting),
         ("finishing", _finishing),
         ("silent", _silent),
+        ("answering", _answering),
         ("lost", _lost),
         ("restart", _restart),
+        ("sites", _sites),
     ):
         if verb in message:
             return write(message, plan)
-    if "head_silent" in message and plan.node_rank == _second(plan):
+    if plan.reports_wait_for(plan.head):
+        return _of_head(message, plan)
+    return None
+
+
+def _of_head(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    head = f"the head node at {plan.endpoint}"
+    if "head_silent" in message:
         text = (
-            f"no sign of the head node at {plan.endpoint} for "
-            f"{message['head_silent']} s; the job ends in {message['left']} s if it "
-            "stays so"
+            f"no sign of {head} for {message['head_silent']} s; the job ends in "
+            f"{message['left']} s if it stays so"
         )
         return Message("HPC124", text)
+    if "head_answers" in message:
+        seconds = message["head_answers"]
+        return Message("HPC161", f"{head} answers again, after {seconds} s")
     return None
 
 
@@ -70,6 +84,12 @@ def _silent(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     return Message("HPC121", text)
 
 
+def _answering(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    ranks = message["answering"]
+    verb = "answers" if len(ranks) == 1 else "answer"
+    return Message("HPC160", f"{names(ranks, plan)} {verb} again")
+
+
 def _lost(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     text = (
         f"the agent on {names([message['lost']], plan)} is gone; waiting for it to be "
@@ -83,10 +103,35 @@ def _restart(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     return Message("HPC128", f"restart {message['restart']} of all workers: {cause}")
 
 
+def _sites(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    return disagreement(message["sites"], plan)
+
+
+def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Message:
+    """Say that not all nodes use the same site.
+
+    Args:
+        by_site: Name of each site, empty for none, and the ranks of its nodes.
+        plan: What is planned on this node.
+    """
+    names_of = {"".join(filter(str.isprintable, s[:_SHORT])): s for s in by_site}
+    who = "; ".join(
+        f"{name or 'none'} on {names(by_site[site], plan)}"
+        for name, site in names_of.items()
+    )
+    text = (
+        f"the nodes use different sites, and so other variables: {who}. Type "
+        f"--hpc-site={next(filter(None, names_of), 'NAME')}, or let all nodes have the "
+        "variable that tells it (mpirun -x)"
+    )
+    return Message("HPC163", text)
+
+
 def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Report a wait for the head: soon from one node, later from any."""
     waited = message["looking"]
-    first = report.FIRST_REPORT if plan.node_rank == _second(plan) else report.ALONE
+    is_first = plan.reports_wait_for(plan.head)
+    first = report.FIRST_REPORT if is_first else report.ALONE
     if waited < first or (waited - first) % report.NEXT_REPORT:
         return None
     text = (
@@ -115,11 +160,6 @@ def _how_to_fail_together(plan: LaunchPlan) -> str:
     if not plan.fail_together:
         return ""
     return f" ({plan.fail_together} ends all tasks when one fails)"
-
-
-def _second(plan: LaunchPlan) -> int:
-    """Return the node that speaks where the head does not."""
-    return 0 if plan.head else 1
 
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:

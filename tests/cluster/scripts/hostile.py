@@ -1,10 +1,11 @@
 """Somebody else's program: does to a job's ports whatever it can.
 
-    hostile.py SECONDS MARKER HOST:PORT…
+    hostile.py SECONDS MARKER IDENTITY HOST:PORT…
 
-Sends garbage and a gigabyte, holds connections open, pretends to be an agent, and where
-it finds a store, overwrites, deletes and appends to all its keys, with pickles that
-would create the file MARKER if anybody loaded them. Says how much of that it did.
+Sends garbage and a gigabyte, holds connections open, pretends to be an agent of the
+launch of that identity, and where it finds a store, overwrites, deletes and appends to
+all its keys, with pickles that would create the file MARKER if anybody loaded them.
+Says how much of that it did.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from torch.distributed import TCPStore
 
 END = time.monotonic() + float(sys.argv[1])
 MARKER = sys.argv[2]
+JOB = sys.argv[3]
 PLACES = [
-    (host, int(port)) for host, _, port in (x.partition(":") for x in sys.argv[3:])
+    (host, int(port)) for host, _, port in (x.partition(":") for x in sys.argv[4:])
 ]
 GIGABYTE = 2**30
 did: Counter[str] = Counter()
@@ -81,11 +83,10 @@ def pretend(place: tuple[str, int]) -> None:
     """Say hello as an agent of each node rank, with the words of a real one."""
     with contextlib.suppress(OSError), connected(place) as opened:
         opened.sendall(b'{"hello":1,"job":"?"}\n')
-        answer = opened.makefile().readline()
-        job = json.loads(answer)["value"] if answer else ""
+        did["told"] += JOB in opened.makefile().readline()
     for rank in range(3):
-        said = {"hello": 1, "job": job, "run_id": job, "nodes": 3, "rank": rank,
-                "host": "evil", "pid": 1, "release": "1"}  # fmt: skip
+        said = {"hello": 1, "job": JOB, "run_id": JOB, "nodes": 3, "rank": rank,
+                "host": "evil", "pid": 1, "release": "1", "site": ""}  # fmt: skip
         with contextlib.suppress(OSError), connected(place) as opened:
             did["pretended"] += 1
             opened.sendall(json.dumps(said).encode() + b"\n")

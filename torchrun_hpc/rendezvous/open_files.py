@@ -1,0 +1,68 @@
+"""How many open files an agent needs: most of them are connections."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+
+from torchrun_hpc.errors import count
+
+if TYPE_CHECKING:
+    from torchrun_hpc.plan import LaunchPlan
+
+# As counted in /proc, of torch 2.13: an agent's loop and connection, and what it opens
+# for a moment; the coordinator's loop; the store with its loop and its own client.
+_AGENT, _COORDINATOR, _STORE = 8, 4, 12
+_LOGS = 2  # of each worker, with --redirects or --tee
+
+
+class Need(NamedTuple):
+    """How many open files this process needs.
+
+    Attributes:
+        least: So many in any case.
+        all: With a connection from each worker of the job to the store, if all nodes
+            have as many as this one.
+    """
+
+    least: int
+    all: int
+
+
+def need(plan: LaunchPlan, *, has_store: bool) -> Need:
+    """Count what a launch opens on this node, beside what is open already.
+
+    Args:
+        plan: What is planned on this node.
+        has_store: Whether the workers' store is in the process of node 0's agent.
+    """
+    own = psutil.Process().num_fds() + _AGENT + _LOGS * plan.workers
+    if plan.is_head:
+        own += _COORDINATOR + plan.nodes
+    if plan.node_rank or not has_store:
+        return Need(own, own)
+    own += _STORE
+    return Need(own + plan.workers, own + plan.nodes * plan.workers)
+
+
+def raise_limit(wanted: int) -> int:
+    """Allow this process as many open files as the system does; return that number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft >= wanted:
+        return soft
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
+
+
+def too_few(limit: int, needed: Need, plan: LaunchPlan) -> str:
+    """Say that a node needs more open files than it may have."""
+    nodes, workers = count(plan.nodes, "node"), count(plan.workers, "worker")
+    return (
+        f"this node may have {limit} open files (ulimit -Hn), and needs {needed.all} "
+        f"for {nodes} with {workers} each: ask for more"
+    )
