@@ -10,7 +10,6 @@ import argparse
 import errno
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -191,9 +190,8 @@ def check_script(name: str) -> None:
     if problem:
         raise LaunchError(
             "HPC150",
-            f"{name} cannot be run on {socket.gethostname()}: {problem}. Type the "
-            "script's path as it is on every node; a module takes -m, a program "
-            "--no_python",
+            f"{name} cannot be run: {problem}. Type the script's path as it is on "
+            "every node; a module takes -m, a program --no_python",
         )
 
 

@@ -621,10 +621,10 @@ WRONG = [
     (["--signals-to-handle=SIGTERM,SIGKILL", SCRIPT], {}, "HPC014", "SIGKILL cannot"),
     (["--signals-to-handle=signal", SCRIPT], {}, "HPC014", "signal cannot be handled"),
     (["--monitor-interval=1e10", SCRIPT], {}, "HPC014", "--monitor_interval=1"),
-    (["missing.py"], {}, "HPC150", "missing.py cannot be run on "),
-    (["missing.py/", "x"], {}, "HPC150", "missing.py/ cannot be run on "),
+    (["missing.py"], {}, "HPC150", "missing.py cannot be run: "),
+    (["missing.py/", "x"], {}, "HPC150", "missing.py/ cannot be run: "),
     (["."], {}, "HPC150", "a folder without __main__.py"),
-    (["--run-path", "./missing.py"], {}, "HPC150", "./missing.py cannot be run on "),
+    (["--run-path", "./missing.py"], {}, "HPC150", "./missing.py cannot be run: "),
     (
         ["--rdzv-conf=keep_alive_interval=x", SCRIPT],
         {},
