@@ -29,7 +29,7 @@ from torchrun_hpc.inputs import SCHEDULER, Inputs
 from torchrun_hpc.job import Start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.inputs import Value
     from torchrun_hpc.job import Job
@@ -93,9 +93,33 @@ def give_up(fault: LaunchError, known: Known) -> None:
         return
     if is_first or place.is_head:
         say()
-    limit = SHARED_LIMIT if fault.everywhere else LIMIT
-    if tell(place, f"{fault.code} {fault}", limit, wait):
+    if _tell_fault(place, fault, wait):
         say()
+
+
+@contextlib.contextmanager
+def others_told(known: Known) -> Iterator[None]:
+    """Let the other nodes know of a fault that is for somebody else to report.
+
+    Args:
+        known: What the launch has found out, by then.
+    """
+    try:
+        yield
+    except LaunchError as fault:
+        place = None if fault.others_know else meeting_place(known)
+        if place is not None:
+            _tell_fault(place, fault)
+        raise
+
+
+def _tell_fault(
+    place: LaunchPlan,
+    fault: LaunchError,
+    wait: Callable[[Mapping[str, Any]], None] = lambda _: None,
+) -> bool:
+    limit = SHARED_LIMIT if fault.everywhere else LIMIT
+    return tell(place, f"{fault.code} {fault}", limit, wait)
 
 
 def meeting_place(known: Known) -> LaunchPlan | None:
@@ -133,7 +157,7 @@ def meeting_place(known: Known) -> LaunchPlan | None:
 def tell(
     place: LaunchPlan,
     reason: str,
-    limit: float = LIMIT,
+    limit: float,
     wait: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> bool:
     """Let the other nodes know that this one gives up.

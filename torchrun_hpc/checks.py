@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 import signal
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from torchrun_hpc import grammar
+from torchrun_hpc import grammar, plan
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.patching import capabilities, master_addr
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.inputs import Value
 
-# It names a folder, together with a random suffix.
-_LONGEST_ID = 200
+
+_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def number_of_workers(args: argparse.Namespace, typed: Mapping[str, Value]) -> int:
@@ -60,29 +60,37 @@ def check(args: argparse.Namespace, typed: Mapping[str, Value]) -> None:
     """
     for dest, problem in _problems(args):
         name = typed.get(dest) or f"--{dest}={getattr(args, dest)}"
-        raise LaunchError("HPC014", f"{name}: {problem}", everywhere=True)
+        # The GPUs may be others on each node.
+        everywhere = dest != "numa_binding"
+        raise LaunchError("HPC014", f"{name}: {problem}", everywhere=everywhere)
 
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield the names of options, and what is wrong with them."""
+    """Yield the names of options, and what is wrong with them.
+
+    Torchrun ends of each of these. What it only warns of, such as a signal that there
+    is not, or ignores, is no problem.
+    """
     if getattr(args, "hpc_dry_run", None) not in {None, *grammar.DRY_RUN}:
         yield "hpc_dry_run", f"type one of {', '.join(grammar.DRY_RUN)}"
     backends = getattr(rendezvous_handler_registry, "_registry", {})
-    if backends and args.rdzv_backend not in backends:
+    # With --standalone torch takes a backend and an id of its own.
+    if backends and not args.standalone and args.rdzv_backend not in backends:
         known = ", ".join(sorted(backends))
         yield "rdzv_backend", f"this torch has only {known}; or leave the option out"
     if args.max_restarts < 0:
         yield "max_restarts", "type 0 or more"
-    if not 0 < args.monitor_interval < math.inf:
+    if not 0 < args.monitor_interval < threading.TIMEOUT_MAX:
         yield "monitor_interval", "type seconds, above 0"
-    if "/" in args.rdzv_id or len(args.rdzv_id) > _LONGEST_ID:
-        yield "rdzv_id", f"type at most {_LONGEST_ID} characters, without /"
+    if not args.standalone and not plan.names_folder(args.rdzv_id):
+        yield "rdzv_id", f"type at most {plan.LONGEST_ID} characters, without /"
     handlers = getattr(event_handlers, "_log_handlers", {})
     if handlers and capabilities.option(args, "event_log_handler") not in handlers:
         yield "event_log_handler", f"type one of {', '.join(sorted(handlers))}"
     for name in capabilities.option(args, "signals_to_handle").split(","):
-        if name.strip() and not hasattr(signal, name.strip()):
-            yield "signals_to_handle", f"there is no signal {name}"
+        number = getattr(signal, name.strip(), signal.SIGTERM)
+        if number in _UNCATCHABLE or not isinstance(number, int):
+            yield "signals_to_handle", f"{name.strip()} cannot be handled"
     if capabilities.option(args, "numa_binding") and not torch.cuda.is_available():
         yield "numa_binding", "no GPU is visible here, and torch binds by GPU"
 
@@ -110,3 +118,5 @@ def configure(args: argparse.Namespace) -> None:
             raise LaunchError("HPC015", f"{fault}: {error}") from None
     if args.no_python:
         grammar.check_program(args.training_script)
+    elif not args.module and not getattr(args, "hpc_dry_run", None):
+        grammar.check_script(args.training_script)  # a dry run needs none

@@ -15,7 +15,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import abort, debugging, direct, plan, report, schedulers, signals
+from torchrun_hpc import (
+    abort,
+    debugging,
+    direct,
+    plan,
+    report,
+    schedulers,
+    signals,
+    streams,
+)
 from torchrun_hpc.abort import Known
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.schedulers import pmi
@@ -43,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: With torchrun's exit code; 2 for a fault of environment or command
             line.
     """
-    # First of all: a scheduler may send one at any time.
+    # First of all: before anything else is opened.
+    streams.open_closed()
+    streams.forgive_at_exit(sys.stderr)
+    # And this: a scheduler may send one at any time.
     signals.install()
     argv = sys.argv[1:] if argv is None else argv
     known = Known(argv)
@@ -68,6 +80,7 @@ def setup_environment() -> dict[str, str]:
     """Set the environment of a worker; see `torchrun_hpc.setup_environment`."""
     if direct.is_set_up(os.environ):
         return {}
+    streams.open_closed()
     command = shlex.join(["python", *sys.argv])
     job, problem = look_around(command, ask=True)
     if problem is not None:

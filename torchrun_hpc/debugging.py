@@ -13,6 +13,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import streams
+
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
@@ -47,7 +49,10 @@ _STDERR = 2
 _COPY = """
 import os, sys
 for line in sys.stdin.buffer:
-    os.write(1, os.fsencode(sys.argv[1]) + line)
+    try:
+        os.write(1, os.fsencode(sys.argv[1]) + line)
+    except OSError:
+        pass  # those who write here are not to end of it
 """
 
 _copier: subprocess.Popen[bytes] | None = None
@@ -75,7 +80,7 @@ def switch_on(environ: MutableMapping[str, str], host: str, rank: int | None) ->
         if not environ.get(name):
             environ[name] = value
     node = "" if rank is None else f" node {rank}"
-    sys.stderr.flush()
+    streams.flush(sys.stderr)
     # In a session of its own: Ctrl-C is not for it, it ends with the last writer.
     _copier = subprocess.Popen(  # noqa: S603
         [sys.executable, "-ISc", _COPY, f"{host.partition('.')[0]}{node}: "],

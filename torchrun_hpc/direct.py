@@ -22,6 +22,7 @@ from torchrun_hpc import (
     resources,
     signals,
     sites,
+    streams,
     variables,
 )
 from torchrun_hpc.errors import LaunchError, Message, count
@@ -363,6 +364,7 @@ def launch(line: Line, job: Job, command: str) -> NoReturn:
         SystemExit: It was a dry run.
     """
     q, made = plan_of(line, job, command)
+    _check_script(line)
     if line.options.get("hpc_dry_run"):
         sys.exit(_dry_run(line, q, made))
     words = _program(line)
@@ -373,7 +375,8 @@ def launch(line: Line, job: Job, command: str) -> NoReturn:
         pmi.finalize_at_end(os.environ)
     signals.uninstall()
     try:
-        os.execvp(words[0], words)  # noqa: S606
+        with streams.default_signals():
+            os.execvp(words[0], words)  # noqa: S606
     except OSError as error:
         text = f"{words[0]} cannot be run: {error.strerror}"
         raise LaunchError("HPC133", text) from None
@@ -471,11 +474,22 @@ def _check_workers(line: Line, job: Job, command: str) -> None:
         raise plan.several_tasks(job, command, typed)
 
 
+def _check_script(line: Line) -> None:
+    """See that there is what is to be run.
+
+    Raises:
+        LaunchError: There is not.
+    """
+    if "no_python" in line.options:
+        grammar.check_program(line.script)
+    elif not line.options.keys() & {"module", "hpc_dry_run"}:
+        grammar.check_script(line.script)  # a dry run needs none
+
+
 def _program(line: Line) -> list[str]:
     """Return what to run, as torchrun writes it."""
     words = [line.script, *line.arguments]
     if "no_python" in line.options:
-        grammar.check_program(line.script)
         return words
     python = [os.environ.get("PYTHON_EXEC") or sys.executable, "-u"]
     return [*python, *(["-m"] if "module" in line.options else []), *words]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc import abort, report
 from torchrun_hpc.errors import LaunchError, Message
@@ -45,7 +46,7 @@ def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]
         signals: Names of the signals that end a job, as ``--signals-to-handle``.
 
     Raises:
-        SystemExit: 1 if the job failed, here or elsewhere.
+        SystemExit: 1 if the job failed, here or elsewhere; its cause says why.
         ChildFailedError: Workers of this node failed.
     """
     before = _handle(signals, _raise)
@@ -63,7 +64,7 @@ def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]
     if code is None and problem is not None:
         raise problem
     if code:
-        sys.exit(code)
+        raise SystemExit(code) from _reason(plan, creator, problem)
 
 
 def _end(
@@ -77,6 +78,18 @@ def _end(
     if problem is None and creator.handler and creator.handler.failure:
         return FAILED
     return code
+
+
+def _reason(
+    plan: LaunchPlan, creator: Creator, problem: BaseException | None
+) -> BaseException | None:
+    """Return what a program that has called torch gets in the place of an exit code."""
+    if isinstance(problem, _EarlySignal):
+        return None  # it ends the program
+    failure = creator.handler.failure if creator.handler else None
+    if failure is not None and (problem is None or isinstance(problem, JobFailedError)):
+        return RendezvousError(str(wording.failed(failure, plan)))
+    return problem
 
 
 def _judge(

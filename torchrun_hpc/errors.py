@@ -56,6 +56,17 @@ class LaunchError(Exception):
         self.others_know = others_know
 
 
+class EmbeddedLaunchError(LaunchError, ValueError):
+    """The same for a program that has called torch, which raises ``ValueError``.
+
+    The code is in front of its text: a traceback shows nothing else.
+    """
+
+    def __str__(self) -> str:
+        """Write the code in front."""
+        return f"{self.code} {super().__str__()}"
+
+
 def choices(wanted: str, known: Collection[str]) -> str:
     """Say in sentences what there is instead of an unknown name."""
     import difflib  # noqa: PLC0415 - only for what was mistyped

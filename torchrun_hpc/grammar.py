@@ -7,8 +7,10 @@ option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_SITE``
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchrun_hpc.errors import LaunchError
@@ -209,3 +211,41 @@ def check_program(name: str) -> None:
             f"{name}: there is no such program to run. Type its path, or leave "
             "--no_python out for a Python script",
         )
+
+
+def check_script(name: str) -> None:
+    """See that Python finds, on this node, the script that it is to run.
+
+    Not a module: nothing but importing what it is in would tell. Not where the workers
+    have another Python, which may see other files, in a container for example.
+
+    Args:
+        name: As typed: a file, or a folder or an archive with ``__main__.py``.
+
+    Raises:
+        LaunchError: It does not.
+    """
+    if name.startswith("-") or os.environ.get("PYTHON_EXEC"):
+        return  # an option of Python, or standard input
+    problem = _problem_of_script(Path(name))
+    if problem:
+        raise LaunchError(
+            "HPC150",
+            f"{name} cannot be run: {problem}. Type the script's path as it is on "
+            "every node; a module takes -m, a program --no_python",
+        )
+
+
+def _problem_of_script(path: Path) -> str:
+    """Say why Python cannot run a script; an empty text if it may."""
+    where = ""
+    try:
+        if not path.is_absolute():
+            where = f" in {Path.cwd()}"
+        path.stat()
+        if path.is_dir():
+            entries = any(entry.name.startswith("__main__") for entry in path.iterdir())
+            return "" if entries else "a folder without __main__.py"
+    except OSError as error:
+        return f"{error.strerror}{where}"
+    return "" if os.access(path, os.R_OK) else os.strerror(errno.EACCES)

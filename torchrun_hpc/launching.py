@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc import (
+    abort,
     arguments,
     checks,
     cli,
@@ -34,6 +35,7 @@ from torchrun_hpc import (
     report,
     signals,
     sites,
+    streams,
 )
 from torchrun_hpc.abort import Known
 from torchrun_hpc.errors import LaunchError, Message
@@ -64,6 +66,7 @@ def launch(known: Known, problem: LaunchError | None, command: str) -> None:
         command: The command as typed, for messages.
     """
     args, typed = arguments.parse(known.argv, os.environ)
+    streams.forgive_at_exit(sys.stdout)  # but for --help
     if args.hpc_debug and not debugging.is_on():
         debugging.start_again(os.environ)
     _check_possible(problem, typed)
@@ -82,11 +85,17 @@ def launch_parsed(
         args: Arguments of it; filled in.
         typed: Of these, what the user set; ``None`` to take what differs from
             torchrun's defaults.
+
+    Raises:
+        LaunchError: Wrong use.
+        SystemExit: The job has failed; its cause is the exception that says why.
+            Without one: a signal while there were no workers, or a dry run.
     """
     command = shlex.join(["python", *sys.argv])
+    streams.open_closed()
     signals.install()
     known = Known()
-    with contextlib.ExitStack() as stack, cli.faults_reported(known):
+    with contextlib.ExitStack() as stack, abort.others_told(known):
         stack.callback(signals.uninstall)
         known.job, problem = cli.look_around(command, ask=True)
         job = known.job
@@ -162,10 +171,10 @@ def _launch(
         ) from None
     except handler.JobFailedError as error:  # in a dry run
         report.line(wording.failed(error.failure, made), sys.stderr, "error")
-        sys.exit(FAILED)
+        raise SystemExit(FAILED) from error
     except handler.HeadMissingError as error:
         report.line(error.said, sys.stderr, "error")
-        sys.exit(FAILED)
+        raise SystemExit(FAILED) from error
     except RendezvousError as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""
         text = (
@@ -173,7 +182,7 @@ def _launch(
             f"what its host says ({type(error).__name__}): {error}{cause}"
         )
         report.line(Message("HPC085", text), sys.stderr, "error")
-        sys.exit(FAILED)
+        raise SystemExit(FAILED) from error
 
 
 def _plan(
@@ -197,9 +206,9 @@ def _plan(
         hostname=socket.gethostname(),
     )
     made = plan.make_plan(q)
-    checks.check(args, typed)
     for name, option in made.options.items():
         setattr(args, name, option.value)
+    checks.check(args, typed)
     return q, made
 
 

@@ -8,6 +8,7 @@ ignores is taken back.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -32,6 +33,10 @@ STATIC_PORT = 29500
 C10D_PORT = 29400
 
 LOOPBACK = "127.0.0.1"
+
+# Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
+LONGEST_ID = 246
+
 NO_SCHEDULER = "no scheduler"
 
 # What an agent, or direct mode, sets for a worker.
@@ -271,7 +276,9 @@ def node_range(options: Mapping[str, Value]) -> tuple[int, int]:
     typed = options.get("nnodes")
     if typed is None:
         return 1, 1
-    match = re.fullmatch("([0-9]{1,9})(?::([0-9]{1,9}))?", str(typed.value))
+    # Spaces and a plus sign: torch's int() takes them too.
+    number = r"\s*\+?([0-9]{1,9})\s*"
+    match = re.fullmatch(f"{number}(?::{number})?", str(typed.value))
     low = int(match[1]) if match else 0
     high = int(match[2] or match[1]) if match else 0
     if not 0 < low <= high:
@@ -290,13 +297,22 @@ def node_range(options: Mapping[str, Value]) -> tuple[int, int]:
 def _one_node(q: Inputs) -> LaunchPlan:
     """Plan a world of one node: torchrun --standalone, whatever the scheduler."""
     rule = "one node"
-    if q.is_static and q.typed("node_rank"):
+    standalone = q.typed("standalone")
+    advice = resources.advice(q, 1)
+    options: dict[str, Value] = {}
+    if q.typed("node_rank") and (standalone or not _has_static_store(q)):
+        text = (
+            f"{q.options['node_rank']} is ignored, a world of one node has only node "
+            "0. For several nodes type --nnodes"
+        )
+        advice = (Message("HPC151", text), *advice)
+        options["node_rank"] = Value(0, rule)
+    elif q.typed("node_rank"):
         raise LaunchError(
             "HPC064",
             f"{q.options['node_rank']}, but a world of one node has only node 0. Leave "
             "the option out",
         )
-    standalone = q.typed("standalone")
     if standalone and node_range(q.options)[0] > 1:
         raise LaunchError(
             "HPC065",
@@ -306,9 +322,11 @@ def _one_node(q: Inputs) -> LaunchPlan:
         )
     told = {"rdzv_endpoint", "master_addr", "master_port"}.intersection(q.options)
     listen = _one_node_listens(q) if told and not standalone else (LOOPBACK, 0)
-    options: dict[str, Value] = {}
+    if standalone and "rdzv_backend" in q.options:  # whatever it is
+        options["rdzv_backend"] = Value(C10D, "--standalone")
+        options["rdzv_endpoint"] = Value("localhost:0", "--standalone")
     if not standalone and not q.is_static:
-        options = _one_node_rendezvous(q, is_host=bool(told and listen))
+        options |= _one_node_rendezvous(q, is_host=bool(told and listen))
     # torch would publish getfqdn(), which need not resolve: pytorch#174513.
     address = LOOPBACK
     if "local_addr" in q.options:
@@ -324,15 +342,27 @@ def _one_node(q: Inputs) -> LaunchPlan:
         workers=q.workers,
         speaks=q.job is None or q.job.task.rank == 0,
         endpoint=q.typed("rdzv_endpoint") or "localhost",
-        backend=q.backend,
+        backend=C10D if standalone else q.backend,
         hosts=_this_host(q.job),
         address=address,
         listen=listen,
         options=options,
         environment=resources.worker_threads(q),
         notes=_interactive_note(q) + _unused(q, "a world of one node"),
-        advice=resources.advice(q, 1),
+        advice=advice,
     )
+
+
+def _has_static_store(q: Inputs) -> bool:
+    """Say whether torchrun takes its static rendezvous for one node, too."""
+    return q.typed("rdzv_backend") == STATIC or (
+        q.is_static and "master_port" in q.options
+    )
+
+
+def names_folder(run_id: str) -> bool:
+    """Say whether torch can name its folder for logs by an id."""
+    return "/" not in run_id and len(os.fsencode(run_id)) <= LONGEST_ID
 
 
 def unused(q: Inputs, where: str, names: Sequence[str]) -> tuple[Message, ...]:
@@ -369,6 +399,8 @@ def _one_node_rendezvous(q: Inputs, *, is_host: bool) -> dict[str, Value]:
     if q.job is not None:
         options["rdzv_id"] = Value(q.job.identity, q.job.sources["identity"])
     options = {k: v for k, v in options.items() if k not in q.options}
+    if not names_folder(str(q.typed("rdzv_id") or "")):
+        options["rdzv_id"] = Value("none", rule)  # torchrun takes one of its own
     if q.is_c10d and is_host:
         # torch does not know the node by the name of a second interface.
         conf = rdzvconf.filled(q.options.get("rdzv_conf"), is_host=1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from torchrun_hpc import streams
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.inputs import DIRECT
 
@@ -26,17 +26,18 @@ ALONE = 60.0  # by a node that does not speak for all
 _SHOWN = 4
 
 
-def line(message: Message, stream: TextIO, kind: str = "") -> None:
+def line(message: Message, stream: TextIO | None, kind: str = "") -> None:
     """Write one line, in one piece: other nodes write to the same terminal.
+
+    Nothing is raised if it cannot be written: a message never ends a launch.
 
     Args:
         message: What there is to say.
-        stream: Where to.
+        stream: Where to; ``None`` if there is nothing to write to.
         kind: ``error``, ``warning``, or nothing.
     """
     label = f"{kind}: " if kind else ""
-    stream.write(f"{PREFIX}{label}{message}\n")
-    stream.flush()
+    streams.write(f"{PREFIX}{label}{message}\n", stream)
 
 
 def output(text: str) -> None:
@@ -56,7 +57,7 @@ def output(text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         # What is still buffered must not be tried again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):  # that is | head
             text = f"cannot print to standard output: {error.strerror}"
             raise LaunchError("HPC102", text) from None

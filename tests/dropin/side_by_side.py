@@ -6,9 +6,12 @@ once and forks for every launch. What the fork runs is what ``python -m`` runs.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import json
 import os
+import pty
 import select
 import signal
 import subprocess
@@ -145,6 +148,7 @@ class Launcher:
         *,
         environ: dict[str, str] | None = None,
         environs: list[dict[str, str]] | None = None,
+        streams: list[dict[str, str]] | None = None,
         cwd: Path | None = None,
         limit: float = 60,
         at_once: int = 2,
@@ -156,6 +160,8 @@ class Launcher:
                 argument becomes the former.
             environ: Variables to add.
             environs: More of them, for each launch its own.
+            streams: For each launch, what is wrong with its streams: ``0``, ``1`` or
+                ``2`` to a key of `BROKEN`.
             cwd: Working directory.
             limit: Seconds after which a launch is killed; its exit code is then
                 `KILLED`.
@@ -176,6 +182,7 @@ class Launcher:
                     },
                     "cwd": str(cwd or self._folder),
                     "output": str(self._folder / f"launch{self._number}"),
+                    "streams": streams[number] if streams else {},
                     "limit": limit,
                 }
             )
@@ -195,6 +202,67 @@ class Launcher:
         line = self._process.stdout.readline() if ready else ""
         assert line, "the launching process has died"
         return json.loads(line)
+
+
+# --- broken streams ----------------------------------------------------------------
+
+
+def _closed() -> int:
+    return -1
+
+
+def _full() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+def _read_only() -> int:
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def _without_reader() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def _terminal_gone() -> int:
+    terminal, stream = pty.openpty()
+    os.close(terminal)
+    return stream
+
+
+def _not_read(*, blocking: bool = True) -> int:
+    """Return a pipe that is full, and whose reader does not read."""
+    writer = os.pipe()[1]
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, blocking)
+    return writer
+
+
+# What can be wrong with a stream, and a descriptor with which it is; below 0 for none.
+BROKEN = {
+    "closed": _closed,
+    "full": _full,
+    "read-only": _read_only,
+    "without reader": _without_reader,
+    "terminal gone": _terminal_gone,
+    "not read": _not_read,
+    "not read, non-blocking": functools.partial(_not_read, blocking=False),
+}
+
+
+def break_streams(how: dict[str, str]) -> None:
+    """Give this process streams as a shell does that starts it with such ones."""
+    for number, what in how.items():
+        descriptor = BROKEN[what]()
+        if descriptor < 0:
+            os.close(int(number))
+            setattr(sys, ("stdin", "stdout", "stderr")[int(number)], None)
+        else:
+            os.dup2(descriptor, int(number))
 
 
 # --- the launching process --------------------------------------------------------
@@ -249,6 +317,7 @@ def _become(request: dict[str, Any]) -> None:
     for stream in (1, 2):
         mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(f"{request['output']}.{stream}", mode, 0o600), stream)
+    break_streams(request["streams"])
     sys.argv = [COMMANDS[request["which"]][-1], *request["argv"]]
 
 

@@ -6,11 +6,12 @@ import argparse
 import os
 import re
 import time
+import zipfile
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import STOCK, bare, clean_environ
+from side_by_side import OURS, STOCK, bare, clean_environ
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -602,7 +603,6 @@ WRONG = [
     (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1", SCRIPT], {}, "HPC053", "a b:1"),
     (["--master-port=99999", SCRIPT], {}, "HPC050", "99999"),
     (["--hpc-site=nonsense", SCRIPT], {}, "HPC040", "nonsense"),
-    (["--rdzv-id=a/b", "--log-dir={file}x", SCRIPT], {}, "HPC014", "a/b"),
     (
         ["--rdzv-backend=c10d", "--rdzv-endpoint=no.such.host.invalid:1", SCRIPT],
         {},
@@ -618,8 +618,13 @@ WRONG = [
     (["--no-python", "./missing"], {}, "HPC016", "./missing: there is no such program"),
     (["--monitor-interval=nan", SCRIPT], {}, "HPC014", "--monitor_interval=nan"),
     (["--monitor-interval=inf", SCRIPT], {}, "HPC014", "--monitor_interval=inf"),
-    ([f"--rdzv-id={'x' * 300}", SCRIPT], {}, "HPC014", "at most 200 characters"),
-    (["--signals-to-handle=SIGFOO", SCRIPT], {}, "HPC014", "there is no signal SIGFOO"),
+    (["--signals-to-handle=SIGTERM,SIGKILL", SCRIPT], {}, "HPC014", "SIGKILL cannot"),
+    (["--signals-to-handle=signal", SCRIPT], {}, "HPC014", "signal cannot be handled"),
+    (["--monitor-interval=1e10", SCRIPT], {}, "HPC014", "--monitor_interval=1"),
+    (["missing.py"], {}, "HPC150", "missing.py cannot be run: "),
+    (["missing.py/", "x"], {}, "HPC150", "missing.py/ cannot be run: "),
+    (["."], {}, "HPC150", "a folder without __main__.py"),
+    (["--run-path", "./missing.py"], {}, "HPC150", "./missing.py cannot be run: "),
     (
         ["--rdzv-conf=keep_alive_interval=x", SCRIPT],
         {},
@@ -642,6 +647,78 @@ WRONG = [
     ([SCRIPT], {"PET_NPROC_PER_NODE": "abc"}, "HPC012", "PET_NPROC_PER_NODE=abc"),
     ([SCRIPT], {"PET_HPC_SITE": "abc"}, "HPC040", "PET_HPC_SITE=abc"),
 ]
+
+
+# What torchrun warns of, or ignores: arguments, variables, a part of its warning, and
+# of ours.
+RIGHT: dict[str, tuple[list[str], dict[str, str], str, str]] = {
+    "no signal": (
+        ["--signals-to-handle=SIGTERM,SIGFOO", SCRIPT],
+        {},
+        "SIGFOO",
+        "SIGFOO",
+    ),
+    "no signals": (
+        ["--signals-to-handle=,", SCRIPT],
+        {},
+        "Failed to reg",
+        "Failed to reg",
+    ),
+    "a rank": (["--node-rank=1", SCRIPT], {}, "node_rank is only used", "HPC151"),
+    "a rank, standalone": (
+        *(["--standalone", "--node-rank=-1", SCRIPT], {}),
+        *("node_rank is only used", "HPC151"),
+    ),
+    "backend, standalone": (["--standalone", "--rdzv-backend=x", SCRIPT], {}, "", ""),
+    "id, standalone": (["--standalone", "--rdzv-id=a/b", SCRIPT], {}, "", ""),
+    "id": (["--rdzv-id=a/b", SCRIPT], {}, "", ""),
+    "long id": ([f"--rdzv-id={'x' * 246}", SCRIPT], {}, "", ""),
+    "too long id": ([f"--rdzv-id={'x' * 300}", SCRIPT], {}, "", ""),
+    "number with a space": (
+        ["--nnodes= +1", "--nproc-per-node= 1", SCRIPT],
+        {},
+        "",
+        "",
+    ),
+    "variables of others": ([SCRIPT], {"PET_FOO": "1", "MASTER_PORT": "x"}, "", ""),
+    "another Python": (["inside.py"], {"PYTHON_EXEC": "{folder}/python"}, "", ""),
+    "folder": (["program"], {}, "", ""),
+    "archive": (["archive.pyz"], {}, "", ""),
+    "option of Python": (["--", "-c", "print('started')"], {}, "", ""),
+}
+
+
+@pytest.mark.skipif(
+    "--signals-to-handle" not in KNOWN or bool(bare(STOCK)),
+    reason="an older torch has not all of these, or takes its static rendezvous",
+)
+def test_what_torchrun_starts_is_started(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / SCRIPT).write_text("print('started')\n")
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "__main__.py").write_text("print('started')\n")
+    with zipfile.ZipFile(tmp_path / "archive.pyz", "w") as archive:
+        archive.writestr("__main__.py", "print('started')\n")
+    (tmp_path / "python").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "python").chmod(0o755)
+    rows = list(RIGHT.values())
+    found = launcher.many(
+        [(which, row[0]) for row in rows for which in (OURS, STOCK)],
+        environs=[
+            {k: v.replace("{folder}", str(tmp_path)) for k, v in row[1].items()}
+            for row in rows
+            for _ in range(2)
+        ],
+        cwd=tmp_path,
+        limit=30,
+        at_once=4,
+    )
+    for name, ours, stock in zip(RIGHT, found[::2], found[1::2], strict=True):
+        *_, theirs, own = RIGHT[name]
+        assert (stock.code, stock.out) == (0, "started\n"), (name, stock.err)
+        assert (ours.code, ours.out) == (0, "started\n"), (name, ours.err)
+        assert theirs in stock.err, name
+        assert own in ours.err, name
+        assert bool(own) or ours.err.splitlines() == ours.own_lines[:1], name
 
 
 def _on_this_torch(argv: list[str], code: str, expected: str) -> tuple[str, str]:
@@ -701,7 +778,7 @@ def test_a_package_that_torch_wants(
     """Torch imports, or misses, it only when the rendezvous is made."""
     if find_spec(package) is not None:
         pytest.skip(f"the package {package} is installed here")
-    argv = [f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", SCRIPT]
+    argv = [f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", __file__]
     result = launcher.ours(argv, limit=30)
     assert result.code == 2
     start, error = result.err.splitlines()

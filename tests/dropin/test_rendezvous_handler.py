@@ -707,6 +707,12 @@ def test_an_end(
         with pytest.raises(SystemExit) as caught:
             launch()
         assert caught.value.code == code
+        # What a program gets that has called torch; it dies of an early signal.
+        if case == "a failure elsewhere":
+            assert isinstance(caught.value.__cause__, RendezvousError)
+        else:
+            early = case == "a signal before the workers"
+            assert caught.value.__cause__ is (None if early else raised)
     else:
         with pytest.raises(code):
             launch()
@@ -724,10 +730,12 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
     for rank in (0, 1):
         creator = Spoken(job.plan(rank), failure)
         with (
-            pytest.raises(SystemExit),
+            pytest.raises(SystemExit) as caught,
             ending.together(job.plan(rank), creator, SIGNALS),
         ):
             pass  # its own workers have done well
+        assert isinstance(caught.value.__cause__, RendezvousError)
+        assert str(caught.value.__cause__).startswith("HPC125 the job has failed: ")
     ((write, message, _stream, kind),) = at_exit
     assert write is report.line
     why = "worker 5 on n1 (node 1) was killed by SIGKILL (9): probably out of memory"

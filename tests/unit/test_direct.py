@@ -1008,11 +1008,23 @@ def test_program_that_is_no_python():
     assert direct._program(line) == ["sh", "-c", "true"]
 
 
-def test_program_that_is_not_there():
-    line = direct.Line(typed({"no_python": True}), "no-such-program", ())
-    with pytest.raises(LaunchError, match="no-such-program: there is no such") as e:
-        direct._program(line)
-    assert e.value.code == "HPC016"
+@pytest.mark.parametrize(
+    ("options", "script", "code"),
+    [
+        ({"no_python": True}, "no-such-program", "HPC016"),
+        ({}, "no-such-script", "HPC150"),
+        ({"module": True}, "no_such_module", None),
+        ({"hpc_dry_run": "table"}, "no-such-script", None),
+    ],
+)
+def test_program_that_is_not_there(options, script, code):
+    line = direct.Line(typed(options), script, ())
+    if code is None:
+        direct._check_script(line)
+        return
+    with pytest.raises(LaunchError, match=f"^{script}[: ]") as caught:
+        direct._check_script(line)
+    assert caught.value.code == code
 
 
 def test_a_program_that_cannot_be_run(monkeypatch, tmp_path):

@@ -318,14 +318,48 @@ def test_elastic_range_that_one_node_can_meet(job):
     assert "GLOO_SOCKET_IFNAME" not in made.environment
 
 
-@pytest.mark.parametrize("options", [{}, {"nnodes": "1"}])
+@pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 1}])
 def test_static_rank_beyond_one_node_is_refused(options):
     """It would wait for a rank 0 that nobody starts."""
     job = ONE_NODE_JOBS["step"]
-    options |= {"node_rank": 1}
+    options = {**options, "node_rank": 1}
     refused(
         "HPC064", "--node_rank=1, but a world of one node", job=job, options=options
     )
+
+
+@pytest.mark.parametrize("job", [None, *ONE_NODE_JOBS.values()])
+@pytest.mark.parametrize(
+    "options", [{}, {"nnodes": "1"}, {"standalone": True}, {"master_addr": "127.0.0.1"}]
+)
+def test_rank_beyond_one_node_is_ignored_where_torch_ignores_it(job, options):
+    made = planned(job=job, options={**options, "node_rank": 1})
+    assert made.options["node_rank"].value == 0
+    (advice,) = made.advice
+    assert advice.code == "HPC151"
+    assert advice.text.startswith("--node_rank=1 is ignored, a world of one node")
+    assert planned(job=job, options={**options, "node_rank": 0}).advice == ()
+
+
+@pytest.mark.parametrize(
+    ("run_id", "taken"),
+    [("a/b", False), ("x" * 246, True), ("x" * 247, False), ("é" * 124, False)],
+)
+def test_id_that_names_no_folder_is_left_to_torch_on_one_node(run_id, taken):
+    options = planned(job=None, options={"rdzv_id": run_id}).options
+    assert values(options).get("rdzv_id") == (None if taken else "none")
+
+
+@pytest.mark.parametrize("nnodes", [" 1", "+1", "1 ", "1 : +1", "01"])
+def test_numbers_of_nodes_as_torch_reads_them(nnodes):
+    made = planned(job=None, options={"nnodes": nnodes})
+    assert (made.nodes, "nnodes" in made.options) == (1, False)
+
+
+def test_backend_of_standalone_is_torchs_own():
+    made = planned(job=None, options={"standalone": True, "rdzv_backend": "etcd"})
+    assert made.backend == "c10d"
+    assert values(made.options)["rdzv_backend"] == "c10d"
 
 
 # --- several nodes without a scheduler ----------------------------------------------
@@ -1033,7 +1067,20 @@ def test_several_nodes_typed_in_a_step_of_one():
     assert "on 1 node (SLURM_STEP_NODELIST)" in str(error)
 
 
-NO_NUMBERS = ["", "0", "0:3", "3:2", "-1", "1:", ":3", "1:2:3", "two", "1.0", "٣", "3 "]
+NO_NUMBERS = [
+    "",
+    "0",
+    "0:3",
+    "3:2",
+    "-1",
+    "1:",
+    ":3",
+    "1:2:3",
+    "two",
+    "1.0",
+    "٣",
+    "3 4",
+]
 
 
 @pytest.mark.parametrize("nnodes", NO_NUMBERS)

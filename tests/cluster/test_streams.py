@@ -1,0 +1,62 @@
+"""Nodes whose standard streams are broken: the job runs on all of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from launching import ENVIRON, HPC, ONE_TASK, own_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from testbed import Cluster
+
+# On each node another fault, and none where the launcher speaks for all.
+BROKEN = """
+case $SLURM_NODEID in
+    {quiet}) exec "$@" 2>/dev/full ;;
+    {closed}) exec "$@" <&- >&- 2>&- ;;
+    *) exec "$@" ;;
+esac
+"""
+TRAIN = """
+import os, json, sys
+with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
+    json.dump(os.environ["TORCHELASTIC_RESTART_COUNT"], file)
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and "fails" in sys.argv)
+"""
+
+
+@pytest.mark.parametrize(
+    ("quiet", "closed", "restarts", "code"),
+    [
+        (1, 2, 1, 0),  # the workers fail once, and all start again
+        (0, 1, 0, 1),  # the first node cannot say that they failed
+    ],
+)
+def test_a_job_runs_whatever_is_wrong_with_streams(  # noqa: PLR0913 - the table
+    unpadded: Cluster,
+    tmp_path: Path,
+    *,
+    quiet: int,
+    closed: int,
+    restarts: int,
+    code: int,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    shell = BROKEN.format(quiet=quiet, closed=closed)
+    option = f"--max-restarts={restarts}"
+    done = unpadded.srun(
+        *("-N3", ONE_TASK, "sh", "-c", shell, "sh"),
+        *(*HPC, option, str(script), str(tmp_path), "fails"),
+        env=ENVIRON,
+    )
+    assert done.returncode == code, done.stderr
+    counts = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    assert counts == [str(restarts)] * 3
+    said = own_lines(done.stderr)
+    assert ("HPC001" in "".join(said)) is (quiet != 0)
+    assert "Traceback" not in "".join(said)

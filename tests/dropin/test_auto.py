@@ -1,0 +1,161 @@
+"""Programs that call torch.distributed.run themselves get exceptions, as from torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from side_by_side import OURS, STOCK, clean_environ, run
+from torch.distributed import run as torch_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TRAIN = """
+import os, signal, sys, time
+if sys.argv[1] == "signal":
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(30)
+sys.exit(int(sys.argv[1]))
+"""
+
+# It launches each line, with or without us, and goes on whatever happens.
+PROGRAM = """
+import json, os, sys
+rows = json.loads(sys.argv.pop())
+if sys.argv.pop() == "ours":
+    import torchrun_hpc.auto
+from torch.distributed import run
+
+for how, argv, environ in rows:
+    os.environ.update(environ)
+    ended = []
+    try:
+        args = run.parse_args(argv)
+        if how == "own":
+            args.nproc_per_node, args.nnodes = "foo", "1"
+        run.run(args)
+    except BaseException as error:
+        ended = [kind.__name__ for kind in type(error).__mro__]
+        ended += [str(error), getattr(error, "code", None)]
+    for name in environ:
+        del os.environ[name]
+    print("ended", json.dumps(ended), flush=True)
+"""
+
+_NOBODY = [
+    *("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:9"),
+    "--rdzv-conf=is_host=false,read_timeout=1",
+]
+
+# How the arguments are made, the line, variables, what stock torch raises, and our
+# message's code, where it is a refusal.
+ROWS: dict[str, tuple[str, list[str], dict[str, str], str, str]] = {
+    "runs": ("typed", ["train.py", "0"], {}, "", ""),
+    "number": ("typed", ["--nproc-per-node=x", "t.py"], {}, "ValueError", "HPC012"),
+    "own arguments": ("own", ["train.py", "0"], {}, "ValueError", "HPC012"),
+    "backend": ("typed", ["--rdzv-backend=x", "t.py"], {}, "ValueError", "HPC014"),
+    "redirects": ("typed", ["--tee=x", "train.py"], {}, "ValueError", "HPC015"),
+    "nodes": ("typed", ["--nnodes=x", "train.py"], {}, "ValueError", "HPC063"),
+    "restarts": (
+        *("typed", ["--max-restarts=-1", "train.py"], {}),
+        *("AssertionError", "HPC014"),
+    ),
+    "flag": ("typed", ["t.py"], {"PET_STANDALONE": "yes"}, "ValueError", "HPC011"),
+    "no such option": ("typed", ["--bogus", "train.py"], {}, "SystemExit", ""),
+    "help": ("typed", ["--help"], {}, "SystemExit", ""),
+    "fails": ("typed", ["train.py", "3"], {}, "ChildFailedError", ""),
+    "nobody there": ("typed", [*_NOBODY, "train.py", "0"], {}, "RendezvousError", ""),
+    "runs again": ("typed", ["train.py", "0"], {}, "", ""),
+    "signal": ("typed", ["train.py", "signal"], {}, "SignalException", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """How each line has ended, with and without us; one program launches them all."""
+    folder = tmp_path_factory.mktemp("auto")
+    (folder / "train.py").write_text(TRAIN)
+    rows = json.dumps([row[:3] for row in ROWS.values()])
+    found: dict[str, dict[str, Any]] = {name: {} for name in ROWS}
+    for which in (OURS, STOCK):
+        result = run(
+            [sys.executable, "-c", PROGRAM, which, rows],
+            env=clean_environ(),
+            cwd=folder,
+            limit=120,
+        )
+        assert result.code == 0, result.err
+        for name, answer in zip(ROWS, _answers(result.out), strict=True):
+            found[name][which] = answer
+        found["runs"][f"{which} said"] = result.err
+    return found
+
+
+def _answers(out: str) -> Iterator[list[Any]]:
+    for line in out.splitlines():
+        if line.startswith("ended "):
+            yield json.loads(line.partition(" ")[2])
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_program_gets_what_torch_raises(
+    name: str, ended: dict[str, dict[str, Any]]
+) -> None:
+    *_, kind, code = ROWS[name]
+    ours, stock = ended[name][OURS], ended[name][STOCK]
+    assert (kind in stock) if kind else stock == []
+    if not code:
+        assert (kind in ours) if kind else ours == []
+        # SystemExit with the same code.
+        assert kind != "SystemExit" or ours[-1] == stock[-1]
+        return
+    # LaunchError says which message it is, ValueError is what programs look for.
+    assert {"LaunchError", "ValueError", "Exception"} <= set(ours)
+    text, found = ours[-2:]
+    assert found == code
+    assert text.startswith(f"{code} ")
+
+
+def test_a_refusal_is_raised_and_not_printed(ended: dict[str, dict[str, Any]]) -> None:
+    said = ended["runs"]["ours said"]
+    for *_, code in ROWS.values():
+        assert not code or code not in said
+    assert "HPC010 unrecognized arguments: --bogus" in said  # as argparse does
+
+
+def test_a_program_that_does_not_care(tmp_path: Path) -> None:
+    """Exit code 1 and a traceback, as of torch; its last line is the message."""
+    program = (
+        "import torchrun_hpc.auto\n"
+        "from torch.distributed.run import main\n"
+        "main(['--nnodes=3:2', 'train.py'])\n"
+    )
+    result = run([sys.executable, "-c", program], env=clean_environ(), cwd=tmp_path)
+    assert result.code == 1
+    last = result.err.splitlines()[-1]
+    name = "torchrun_hpc.errors.EmbeddedLaunchError"
+    assert last.startswith(f"{name}: HPC063 --nnodes=3:2 is not a number")
+
+
+def test_a_torch_that_is_too_old_cannot_be_imported(tmp_path: Path) -> None:
+    """A program can go on without us."""
+    program = (
+        "import torch\n"
+        "torch.__version__ = '1.13.1'\n"
+        "try:\n    import torchrun_hpc.auto\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    result = run([sys.executable, "-c", program], env=clean_environ(), cwd=tmp_path)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("HPC086 torch 1.13.1 is too old")
+
+
+def test_the_rows_name_what_this_torch_has() -> None:
+    """A line that argparse refuses would be a row of another kind."""
+    for how, argv, environ, kind, _ in ROWS.values():
+        if kind != "SystemExit" and not environ and how == "typed":
+            torch_run.parse_args(argv)
