@@ -304,7 +304,7 @@ def _agents_variables(
     }
     if not q.environ.get(_ASYNC_ERRORS):
         found[_ASYNC_ERRORS] = (1, "as torchrun")
-    threads = resources.worker_threads(q) if "hpc_omp_threads" in q.options else {}
+    threads = resources.worker_threads(q)  # of one worker
     gpu = resources.own_gpu(q, job) if q.typed("virtual_local_rank") else {}
     return (
         {k: Value(str(v), source) for k, (v, source) in found.items()} | threads | gpu

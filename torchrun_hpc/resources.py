@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 OMP = "OMP_NUM_THREADS"
 
+# PBS sets both to the chunk's ompthreads, or else to its ncpus, whatever mpiprocs is.
+# Source: OpenPBS's src/resmom/start_exec.c; seen with 23.06.
+PBS_CPUS = "NCPUS"
+PBS_JOB_ID = "PBS_JOBID"
+
 # Each lists the GPUs that a process may use, with commas between them. Sources:
 # NVIDIA's CUDA C++ Programming Guide, AMD's "GPU isolation techniques", Intel's
 # "Level Zero environment variables".
@@ -52,7 +57,7 @@ def worker_threads(q: Inputs) -> dict[str, Value]:
             f"divides the {count(q.cpus, 'CPU')} of this process by the workers",
             everywhere=True,
         )
-    if q.environ.get(OMP):
+    if _chosen_threads(q):
         return {}
     if typed is not None and typed.value == "auto":
         cpus, workers = count(q.cpus, "CPU"), count(q.workers, "worker")
@@ -60,7 +65,27 @@ def worker_threads(q: Inputs) -> dict[str, Value]:
     if typed is not None:
         return {OMP: Value(typed.value, typed.source)}
     # As torchrun: a worker that is alone may use all CPUs.
-    return {OMP: Value("1", "torchrun's default")} if q.workers > 1 else {}
+    if q.workers > 1:
+        return {OMP: Value("1", "torchrun's default")}
+    if _integer(q.environ, OMP) > q.cpus:
+        return {OMP: Value(str(q.cpus), f"this process's; {PBS_CPUS} is the node's")}
+    return {}
+
+
+def _chosen_threads(q: Inputs) -> str:
+    """Return the variable if it is the user's word; empty if it is PBS's, or unset.
+
+    What the user asked PBS for (``ompthreads``) cannot be told from what he did not
+    (``ncpus``), but by this: it fits the workers. Nor can it where the other nodes do
+    not get it.
+    """
+    value = q.environ.get(OMP, "")
+    if not q.environ.get(PBS_JOB_ID) or value != q.environ.get(PBS_CPUS):
+        return value
+    fits = _integer(q.environ, OMP) * q.workers <= q.cpus
+    is_everywhere = q.job is None or q.job.same_everywhere
+    is_typed = "hpc_omp_threads" in q.options
+    return value if fits and is_everywhere and not is_typed else ""
 
 
 def advice(q: Inputs, nodes: int) -> tuple[Message, ...]:
@@ -150,14 +175,12 @@ def _about_cpus(q: Inputs, nodes: int) -> Iterator[Message]:
 
 def _about_threads(q: Inputs) -> Iterator[Message]:
     typed = q.options.get("hpc_omp_threads")
-    if typed is not None and q.environ.get(OMP):
+    if typed is not None and _chosen_threads(q):
         yield Message(
             "HPC093",
             f"{typed} is ignored: {OMP}={q.environ[OMP]} is set. Type: unset {OMP}",
         )
-    value = q.environ.get(OMP, "") or str(
-        worker_threads(q).get(OMP, Value("", "")).value
-    )
+    value = _chosen_threads(q) or str(worker_threads(q).get(OMP, Value("", "")).value)
     threads = int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
     # One thread each is what is left to have; too few CPUs is another message.
     if threads > 1 and threads * q.workers > q.cpus:

@@ -491,6 +491,19 @@ def test_threads_only_where_they_are_typed(value, expected):
     assert found.get("OMP_NUM_THREADS") == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "cpus", "expected"),
+    [(None, 16, "16"), ("auto", 16, "16"), ("3", 16, "3"), (None, 64, None)],
+)
+def test_threads_that_pbs_has_set(value, cpus, expected):
+    """ncpus=64, whatever the task may use: HPC094 for nearly every job."""
+    environ = {"PBS_JOBID": "1.pbs", "NCPUS": "64", "OMP_NUM_THREADS": "64"}
+    options = {} if value is None else {"hpc_omp_threads": value}
+    made = planned_at(BLOCK, 0, options=options, cpus=cpus, environ=environ)
+    assert environment(made).get("OMP_NUM_THREADS") == expected
+    assert made.advice == ()
+
+
 def test_debugging():
     found = environment(planned_at(BLOCK, 1, options={"hpc_debug": True}))
     assert set(found) > set(expected(1, BLOCK))

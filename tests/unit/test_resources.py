@@ -64,6 +64,71 @@ def test_threads_that_are_set_stay(case, value):
     assert worker_threads(text, workers, cpus, {OMP: value}) == {}
 
 
+PBS = {"PBS_JOBID": "1.desched1"}
+OVER_SSH = {"same_everywhere": False}  # only the node of mpirun has what PBS has set
+
+# What is typed, the workers, the CPUs, PBS's variables; what the workers get.
+PBS_THREADS = {
+    "ncpus": (None, 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "1"),
+    "ncpus, one worker": (None, 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),
+    "ncpus, one worker that is bound": (
+        None,
+        1,
+        16,
+        {OMP: "64", "NCPUS": "64"},
+        {},
+        "16",
+    ),
+    "ompthreads": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, {}, "16"),
+    "ompthreads that do not fit": (None, 4, 64, {OMP: "17", "NCPUS": "17"}, {}, "1"),
+    "one CPU": (None, 4, 64, {OMP: "1", "NCPUS": "1"}, {}, "1"),
+    "on one node only": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, OVER_SSH, "1"),
+    "on the others": (None, 4, 64, {}, OVER_SSH, "1"),
+    "auto": ("auto", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "16"),
+    "auto, one worker": ("auto", 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),
+    "number": ("3", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "3"),
+    "number, and ompthreads": ("3", 4, 64, {OMP: "16", "NCPUS": "16"}, {}, "3"),
+    "the user's": (None, 4, 64, {OMP: "8", "NCPUS": "64"}, {}, "8"),
+    "the user's, on one node only": (
+        None,
+        4,
+        64,
+        {OMP: "8", "NCPUS": "64"},
+        OVER_SSH,
+        "8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PBS_THREADS)
+def test_threads_that_pbs_has_set(case):
+    """They are nobody's word, and no reason for a warning."""
+    text, workers, cpus, variables, changes, expected = PBS_THREADS[case]
+    inputs = make_inputs(
+        job=step(**changes), options=threads(text), workers=workers, cpus=cpus,
+        environ=PBS | variables,
+    )  # fmt: skip
+    made = {name: v.value for name, v in resources.worker_threads(inputs).items()}
+    assert (variables | made)[OMP] == expected
+    assert resources.advice(inputs, 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "code"),
+    [
+        (PBS | {OMP: "65", "NCPUS": "64"}, "HPC094"),
+        (PBS | {OMP: "64"}, "HPC094"),
+        ({OMP: "64", "NCPUS": "64"}, "HPC094"),  # no job of PBS
+    ],
+)
+def test_threads_that_pbs_has_not_set(environ, code):
+    inputs = make_inputs(environ=environ, workers=4, cpus=64)
+    assert resources.worker_threads(inputs) == {}
+    assert [message.code for message in resources.advice(inputs, 3)] == [code]
+    typed = make_inputs(environ=environ, options=threads("auto"), workers=4, cpus=64)
+    assert [m.code for m in resources.advice(typed, 3)] == ["HPC093", code]
+
+
 BAD_THREADS = ["0", "-1", "1.5", "two", "AUTO", "auto ", " 2", "2,3", "1234567", "٣"]
 
 
