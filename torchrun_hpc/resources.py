@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.job import Start
+from torchrun_hpc.schedulers.hostlist import HostlistError, expand_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,6 +40,7 @@ VISIBLE = (
 # SRUN_CPUS_PER_TASK, which it does not; 23.11 took that back.
 CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
 SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
+JOB_CPUS = "SLURM_JOB_CPUS_PER_NODE"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 SRUN = "srun"  # these are about what it starts
 
@@ -120,7 +122,8 @@ def _about_placement(job: Job) -> Iterator[Message]:
             f"tasks are placed in turn: the second one on this node is task "
             f"{job.task.rank} ({job.sources['task']}). RANK and LOCAL_RANK are the "
             "launcher's; a script must not compute one from the other. To have "
-            f"neighbours on one node, type: {job.launcher.name} {job.launcher.block}",
+            f"neighbours on one node, type: {job.launcher.name} "
+            f"{job.launcher.block.format(tasks=job.task.local_size)} …",
         )
 
 
@@ -162,14 +165,20 @@ def _about_cpus(q: Inputs, nodes: int) -> Iterator[Message]:
             f"export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
         )
     elif q.cpus < q.workers:
-        fix = f"--nproc_per_node={q.cpus}"
-        if job is not None:
-            more = job.launcher.cpus.format(cpus=q.workers)
-            fix = job.line(q.command, more, nodes)
+        fix = f"Type: --nproc_per_node={q.cpus}"
+        more = job.launcher.cpus.format(cpus=q.workers) if job is not None else ""
+        if by_srun and 0 < (most := _fewest(q.environ, JOB_CPUS)) < q.workers:
+            # srun would refuse it, unless it has made the job itself.
+            fix = (
+                f"The job has {most} there ({JOB_CPUS}): give sbatch, salloc or srun, "
+                f"whichever has made it, {more}. Or type: --nproc_per_node={q.cpus}"
+            )
+        elif job is not None and more:
+            fix = f"Type: {job.line(q.command, more, nodes)}"
         yield Message(
             "HPC092",
             f"{q.workers} workers share {cpus}: all that the affinity mask of this "
-            f"process has. Type: {fix}",
+            f"process has. {fix}",
         )
 
 
@@ -245,6 +254,14 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
     """Return a variable as a number; 0 if it is none."""
     value = environ.get(name, "")
     return int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
+
+
+def _fewest(environ: Mapping[str, str], name: str) -> int:
+    """Return the smallest of Slurm's numbers for the nodes; 0 if there are none."""
+    try:
+        return min(expand_counts(environ.get(name, "")), default=0)
+    except HostlistError:
+        return 0
 
 
 def _share(q: Inputs) -> int:

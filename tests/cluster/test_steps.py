@@ -142,7 +142,7 @@ def test_an_interactive_step_is_one_node(unpadded: Cluster) -> None:
     assert column(workers(output), "host", "WORLD_SIZE") == [("n9", "1")]
     (line,) = own_lines(output)
     assert "this is 1 of 3 nodes of the job" in line
-    assert f"srun --nodes=3 --ntasks-per-node=1 {COMMAND}" in line
+    assert f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}" in line
 
 
 def test_a_shell_of_srun_pty_is_one_node(unpadded: Cluster) -> None:
@@ -186,7 +186,7 @@ def test_workers_of_several_tasks_on_a_node_are_refused(
     (line,) = own_lines(done.stderr)
     assert message in line
     assert re.search(
-        r"srun --nodes=\d --ntasks-per-node=1 python -m torchrun_hpc", line
+        r"srun --nodes=\d --ntasks=\d --ntasks-per-node=1 python -m torchrun_hpc", line
     )
     assert "Traceback" not in done.stderr
 
@@ -196,7 +196,7 @@ def test_a_batch_script_without_srun_is_refused(unpadded: Cluster) -> None:
     assert done.returncode == 2
     (line,) = done.output.splitlines()
     assert "batch script of a job of 3 nodes (SLURM_JOB_NODELIST)" in line
-    assert f"srun --nodes=3 --ntasks-per-node=1 {COMMAND}" in line
+    assert f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}" in line
 
 
 def test_a_batch_script_of_one_node_needs_no_srun(unpadded: Cluster) -> None:
@@ -210,4 +210,4 @@ def test_salloc_on_the_login_node_is_refused(unpadded: Cluster) -> None:
     assert done.returncode == 2
     (line,) = own_lines(done.stderr)
     assert "this shell is not on the job's 3 nodes" in line
-    assert f"srun --nodes=3 --ntasks-per-node=1 {COMMAND}" in line
+    assert f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}" in line

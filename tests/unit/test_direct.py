@@ -20,10 +20,11 @@ from nodes import (
     typed,
 )
 
-from torchrun_hpc import direct, plan, schedulers
+from torchrun_hpc import direct, plan, resources, schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.inputs import Value
 from torchrun_hpc.job import Start, Task
+from torchrun_hpc.schedulers import hydra, openmpi, pals
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
@@ -213,7 +214,7 @@ def test_an_option_of_the_agent_is_refused_by_name(before, spelled, option):
     assert caught.value.code == "HPC134"
     assert caught.value.everywhere
     assert str(caught.value).startswith(name)
-    assert "srun --nodes=3 --ntasks-per-node=1" in str(caught.value)
+    assert "srun --nodes=3 --ntasks=3 --ntasks-per-node=1" in str(caught.value)
 
 
 def test_every_option_of_torchrun_is_allowed_or_refused():
@@ -302,7 +303,9 @@ def test_several_workers_in_each_of_several_tasks():
         direct._check_workers(line, job, COMMAND)
     assert caught.value.code == "HPC062"
     assert "srun started 8 tasks on 2 nodes" in str(caught.value)
-    assert f"srun --nodes=2 --ntasks-per-node=1 {COMMAND}" in str(caught.value)
+    assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {COMMAND}" in str(
+        caught.value
+    )
 
 
 # --- the variables of a worker ------------------------------------------------------
@@ -568,7 +571,21 @@ def test_tasks_in_turn(places, told, rank):
 def test_tasks_in_turn_and_what_to_type():
     (message,) = planned_at(CYCLIC, 2).advice
     assert "the second one on this node is task 2 (SLURM_PROCID)" in message.text
-    assert message.text.endswith("type: srun --distribution=block")
+    assert message.text.endswith("type: srun --distribution=block …")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        (openmpi.MPIRUN, "mpirun --map-by ppr:4:node …"),
+        (hydra.MPIEXEC, "mpiexec -ppn 4 …"),
+        (pals.MPIEXEC, "mpiexec --ppn 4 …"),
+    ],
+)
+def test_tasks_in_turn_by_other_launchers(launcher, words):
+    job = step(task=Task(3, 12, 1, 4), launcher=launcher)
+    (message,) = resources.task_advice(make_inputs(job=job), job)
+    assert message.text.endswith(f"type: {words}")
 
 
 GPUS = [

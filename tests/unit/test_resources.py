@@ -13,6 +13,8 @@ from torchrun_hpc import plan, resources
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.inputs import Value
 from torchrun_hpc.job import Start
+from torchrun_hpc.schedulers.openmpi import MPIRUN
+from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
 
 OMP = "OMP_NUM_THREADS"
 
@@ -161,7 +163,7 @@ def said(nodes=3, **changes):
     return [str(message) for message in resources.advice(make_inputs(**changes), nodes)]
 
 
-SRUN = "srun --nodes=3 --ntasks-per-node=1"
+SRUN = "srun --nodes=3 --ntasks=3 --ntasks-per-node=1"
 ONE_NODE_SCRIPT = outside_a_step(Start.BATCH_SCRIPT, ("jwb0001",))
 PROMISED = {"SLURM_CPUS_PER_TASK": "48"}
 TYPED_ONE = {"nproc_per_node": "1"}
@@ -248,6 +250,54 @@ SAID = {
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
                 f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and the job has no more": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "2(x2),1"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. The job has 1 there (SLURM_JOB_CPUS_PER_NODE): give "
+                "sbatch, salloc or srun, whichever has made it, --cpus-per-task=2. Or "
+                "type: --nproc_per_node=1"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and the job has as many": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "2(x3)"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and a number that is none": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "many"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers under mpirun": (
+        {"cpus": 1, "job": step(launcher=MPIRUN, host_file="HOSTFILE")},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. Type: mpirun -x PATH -np 3 --map-by ppr:1:node "
+                f"--hostfile HOSTFILE --bind-to none {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers under pbsdsh": (
+        {"cpus": 1, "job": step(launcher=ANY_MPIEXEC)},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. Type: --nproc_per_node=1"
             )
         ],
     ),
@@ -468,7 +518,10 @@ def test_one_variable_hides_what_another_shows():
 
 def test_the_line_is_for_the_nodes_of_the_launch():
     (message,) = said(nodes=17, cpus=1)
-    assert "Type: srun --nodes=17 --ntasks-per-node=1 --cpus-per-task=2 " in message
+    assert (
+        "Type: srun --nodes=17 --ntasks=17 --ntasks-per-node=1 --cpus-per-task=2 "
+        in message
+    )
 
 
 @pytest.mark.parametrize(
