@@ -237,7 +237,10 @@ HET_LINES = {
     ),
     "the script": (HET_SCRIPT, HET_LINE),
     "a shell on a login node": (
-        HET_SCRIPT | {"SLURM_NODEID": None, "SLURM_PROCID": None},
+        # As seen: salloc sets no list of the whole job.
+        HET_SCRIPT | dict.fromkeys(
+            ("SLURM_NODEID", "SLURM_PROCID", "SLURMD_NODENAME", *slurm.JOB_NODES)
+        ),
         HET_LINE,
     ),
     "a shell on the first node": (

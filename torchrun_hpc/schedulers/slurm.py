@@ -101,7 +101,8 @@ def detect(process: Process) -> Job | None:
         return None
     if slurm.first(NODE_ID) and slurm.first(TASK_RANK):
         return _batch_script(slurm)
-    if slurm.first(*JOB_NODES):
+    # salloc names the nodes of a heterogeneous job by their components only.
+    if slurm.first(*JOB_NODES) or _components(slurm):
         return _allocation_shell(slurm, process.hostname)
     return None
 
@@ -113,7 +114,7 @@ def allocation(process: Process) -> Allocation | None:
         LaunchError: The list of nodes cannot be read.
     """
     slurm = _Variables(process.environ)
-    if not slurm.first(*JOB_ID) or not slurm.first(*JOB_NODES):
+    if not slurm.first(*JOB_ID) or not (slurm.first(*JOB_NODES) or _components(slurm)):
         return None
     nodes, source = _job_hosts(slurm)
     return Allocation(
