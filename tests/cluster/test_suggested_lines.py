@@ -48,6 +48,7 @@ def check(output: str, hosts: tuple[str, ...] = HOSTS, each: int = 1) -> None:
         (HET, f"HPC134 srun --het-group=0,1 {RESTARTS}", HOSTS, 1),
         (HET, f"HPC134 srun --het-group=1 {RESTARTS}", HOSTS[1:], 1),
     ],
+    ids=["script", "step", "nodes", "het-script", "het-step", "het-step-on-a-part"],
 )  # fmt: skip
 def test_in_a_batch_script(
     unpadded: Cluster, job: str, wrong: str, hosts: tuple[str, ...], each: int
@@ -58,7 +59,9 @@ def test_in_a_batch_script(
     check(done.output, hosts, each)
 
 
-@pytest.mark.parametrize("job", [["-N3", "-n6"], ["-n2", ":", "-N2", "-n4"]])
+@pytest.mark.parametrize(
+    "job", [["-N3", "-n6"], ["-n2", ":", "-N2", "-n4"]], ids=["salloc", "het-salloc"]
+)
 def test_on_the_login_node(unpadded: Cluster, job: list[str]) -> None:
     done = unpadded.run(
         ["salloc", *job, *shlex.split(f"{AS_TOLD} HPC060 {AGENT}")], env=ENVIRON
@@ -141,6 +144,10 @@ exec "$@"
         (MPICH_4, PBS, f"HPC061 {AGENT}"),
         (INTELMPI, PBS, f"HPC061 {AGENT}"),
     ],
+    ids=[
+        *("openmpi-4", "openmpi-5", "openmpi-5-uneven", "mpich-4"),
+        *("pbs-openmpi-4", "pbs-mpich-4", "pbs-intelmpi"),
+    ],
     indirect=["launcher"],
 )
 def test_over_ssh(
@@ -164,6 +171,7 @@ def test_over_ssh(
         (OPENMPI_5, f"mpirun -np 4 ./others_later {RESTARTS}"),
         (MPICH_4, f"mpiexec -n 4 ./others_later {RESTARTS}"),
     ],
+    ids=["openmpi-5", "mpich-4"],
     indirect=["launcher"],
 )
 def test_of_mpirun_in_a_job_of_slurm(
