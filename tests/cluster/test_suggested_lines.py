@@ -46,9 +46,8 @@ def check(output: str, hosts: tuple[str, ...] = HOSTS, each: int = 1) -> None:
          HOSTS[:2], 1),
         (HET, f"HPC061 {AGENT}", HOSTS, 1),
         (HET, f"HPC134 srun --het-group=0,1 {RESTARTS}", HOSTS, 1),
-        (HET, f"HPC134 srun --het-group=1 {RESTARTS}", HOSTS[1:], 1),
     ],
-    ids=["script", "step", "nodes", "het-script", "het-step", "het-step-on-a-part"],
+    ids=["script", "step", "nodes", "het-script", "het-step"],
 )  # fmt: skip
 def test_in_a_batch_script(
     unpadded: Cluster, job: str, wrong: str, hosts: tuple[str, ...], each: int
