@@ -120,6 +120,7 @@ def look_around(
         terminal=bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty()),
         in_own_group=os.getpgrp() != os.getsid(0),
         pid=os.getpid(),
+        command=command,
         read=_read,
         exchange=_exchange if ask else lambda _environ: None,
     )

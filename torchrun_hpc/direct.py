@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
@@ -127,7 +128,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], job: Job) -> Line | N
             "HPC134",
             f"{refused[0]} is no option where each task is a worker. Options of the "
             "script stand behind it; torchrun's are for its agent, which is there if "
-            f"the launcher is started once on each node: {job.line('...')}",
+            "the launcher is started once on each node: "
+            f"{job.line(shlex.join(['python', '-m', 'torchrun_hpc', *argv]))}",
             everywhere=True,
         )
     words = args.script[1:] if args.script[:1] == ["--"] else args.script
@@ -312,7 +314,7 @@ def _agents_variables(
     }
     if not q.environ.get(_ASYNC_ERRORS):
         found[_ASYNC_ERRORS] = (1, "as torchrun")
-    threads = resources.worker_threads(q) if "hpc_omp_threads" in q.options else {}
+    threads = resources.worker_threads(q)  # of one worker
     gpu = resources.own_gpu(q, job) if q.typed("virtual_local_rank") else {}
     return (
         {k: Value(str(v), source) for k, (v, source) in found.items()} | threads | gpu

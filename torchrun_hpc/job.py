@@ -24,10 +24,15 @@ class Launcher:
     """What starts tasks, and what a person types for that.
 
     Attributes:
-        name: Its command.
-        line: How to start a command once on each of ``{nodes}`` nodes.
-        cpus: Option with which a task may use ``{cpus}`` CPUs, or all of them.
-        block: Option that puts neighbouring ranks on one node.
+        name: Its name.
+        line: How to start ``{command}`` once on each of ``{nodes}`` nodes; without
+            ``{nodes}`` on all that there are.
+        cpus: Option with which a task may use ``{cpus}`` CPUs, or all of them; empty
+            if there is none.
+        block: Option that puts ``{tasks}`` neighbouring ranks on each node.
+        hosts: Option for a file of hosts; empty if it asks the scheduler in any case.
+        spreads: Whether it uses all nodes of the job if nothing else is typed. The
+            others fill one after the other.
         fail_together: Command and option with which one task that fails ends all; empty
             where it does so by itself, or has no such option.
     """
@@ -36,7 +41,29 @@ class Launcher:
     line: str
     cpus: str
     block: str
+    hosts: str = ""
+    spreads: bool = False
     fail_together: str = ""
+
+    @property
+    def takes_number(self) -> bool:
+        """Whether its line can be written for any number of nodes."""
+        return "{nodes}" in self.line
+
+    def once_on_each(
+        self, nodes: int | str, command: str, host_file: str = "", options: str = ""
+    ) -> str:
+        """Write how to start a command once on each node.
+
+        Args:
+            nodes: Number of nodes.
+            command: The command.
+            host_file: Where the hosts are, if it has to be told.
+            options: More options.
+        """
+        hosts = f"{self.hosts} {host_file}" if self.hosts and host_file else ""
+        words = " ".join(filter(None, (hosts, options, command)))
+        return self.line.format(nodes=nodes, command=words)
 
 
 @dataclass(frozen=True)
@@ -84,6 +111,8 @@ class Job:
             leaves those without a scheduler's variables that have not typed mpirun.
         has_talked: Whether the tasks have told each other where they are, on a
             connection to their process manager that is still open.
+        host_file: What to tell a launcher that does not ask the scheduler; empty if
+            each does, or if there is nothing to tell.
     """
 
     scheduler: str
@@ -99,6 +128,7 @@ class Job:
     hostname: str = ""
     same_everywhere: bool = True
     has_talked: bool = False
+    host_file: str = ""
 
     @property
     def has_several_tasks(self) -> bool:
@@ -114,12 +144,15 @@ class Job:
         """Write how to start a command once on each node.
 
         Args:
-            command: The command, or more options in front of it.
+            command: The command.
             options: Options of the launcher.
-            nodes: Number of nodes; by default all of ``nodes``.
+            nodes: Number of nodes; by default those that were meant: all of ``nodes``,
+                or all of the job where the launcher has filled the first ones.
         """
-        start = self.launcher.line.format(nodes=nodes or len(self.nodes))
-        return " ".join(filter(None, (start, options, command)))
+        if nodes is None:
+            filled = self.has_several_tasks and not self.launcher.spreads
+            nodes = self.allocated_nodes if filled else len(self.nodes)
+        return self.launcher.once_on_each(nodes, command, self.host_file, options)
 
 
 def same_host(one: str, other: str) -> bool:

@@ -687,11 +687,14 @@ def _check_nnodes(q: Inputs, job: Job, low: int, high: int) -> None:
     nodes = len(job.nodes)
     if typed is None or low <= nodes <= high:
         return
+    wanted = min(high, job.allocated_nodes)
+    fix = f"start it on {str(typed.value).replace(':', ' to ')} nodes"
+    if wanted >= low and job.launcher.takes_number:
+        fix = f"type: {job.line(q.command, nodes=wanted)}"
     raise LaunchError(
         "HPC070",
         f"{typed}, but this was started on {count(nodes, 'node')} "
-        f"({job.sources['nodes']}). Leave the option out, or type: "
-        f"{job.line(q.command, nodes=high)}",
+        f"({job.sources['nodes']}). Leave the option out, or {fix}",
         everywhere=True,
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.job import Start
+from torchrun_hpc.schedulers.hostlist import HostlistError, expand_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from torchrun_hpc.job import Job
 
 OMP = "OMP_NUM_THREADS"
+
+# PBS sets both to the chunk's ompthreads, or else to its ncpus, whatever mpiprocs is.
+# Source: OpenPBS's src/resmom/start_exec.c; seen with 23.06.
+PBS_CPUS = "NCPUS"
+PBS_JOB_ID = "PBS_JOBID"
 
 # Each lists the GPUs that a process may use, with commas between them. Sources:
 # NVIDIA's CUDA C++ Programming Guide, AMD's "GPU isolation techniques", Intel's
@@ -34,6 +40,7 @@ VISIBLE = (
 # SRUN_CPUS_PER_TASK, which it does not; 23.11 took that back.
 CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
 SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
+JOB_CPUS = "SLURM_JOB_CPUS_PER_NODE"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 SRUN = "srun"  # these are about what it starts
 
@@ -52,7 +59,7 @@ def worker_threads(q: Inputs) -> dict[str, Value]:
             f"divides the {count(q.cpus, 'CPU')} of this process by the workers",
             everywhere=True,
         )
-    if q.environ.get(OMP):
+    if _chosen_threads(q):
         return {}
     if typed is not None and typed.value == "auto":
         cpus, workers = count(q.cpus, "CPU"), count(q.workers, "worker")
@@ -60,7 +67,27 @@ def worker_threads(q: Inputs) -> dict[str, Value]:
     if typed is not None:
         return {OMP: Value(typed.value, typed.source)}
     # As torchrun: a worker that is alone may use all CPUs.
-    return {OMP: Value("1", "torchrun's default")} if q.workers > 1 else {}
+    if q.workers > 1:
+        return {OMP: Value("1", "torchrun's default")}
+    if _integer(q.environ, OMP) > q.cpus:
+        return {OMP: Value(str(q.cpus), f"this process's; {PBS_CPUS} is the node's")}
+    return {}
+
+
+def _chosen_threads(q: Inputs) -> str:
+    """Return the variable if it is the user's word; empty if it is PBS's, or unset.
+
+    What the user asked PBS for (``ompthreads``) cannot be told from what he did not
+    (``ncpus``), but by this: it fits the workers. Nor can it where the other nodes do
+    not get it.
+    """
+    value = q.environ.get(OMP, "")
+    if not q.environ.get(PBS_JOB_ID) or value != q.environ.get(PBS_CPUS):
+        return value
+    fits = _integer(q.environ, OMP) * q.workers <= q.cpus
+    is_everywhere = q.job is None or q.job.same_everywhere
+    is_typed = "hpc_omp_threads" in q.options
+    return value if fits and is_everywhere and not is_typed else ""
 
 
 def advice(q: Inputs, nodes: int) -> tuple[Message, ...]:
@@ -95,7 +122,8 @@ def _about_placement(job: Job) -> Iterator[Message]:
             f"tasks are placed in turn: the second one on this node is task "
             f"{job.task.rank} ({job.sources['task']}). RANK and LOCAL_RANK are the "
             "launcher's; a script must not compute one from the other. To have "
-            f"neighbours on one node, type: {job.launcher.name} {job.launcher.block}",
+            f"neighbours on one node, type: {job.launcher.name} "
+            f"{job.launcher.block.format(tasks=job.task.local_size)} …",
         )
 
 
@@ -137,27 +165,31 @@ def _about_cpus(q: Inputs, nodes: int) -> Iterator[Message]:
             f"export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
         )
     elif q.cpus < q.workers:
-        fix = f"--nproc_per_node={q.cpus}"
-        if job is not None:
-            more = job.launcher.cpus.format(cpus=q.workers)
-            fix = job.line(q.command, more, nodes)
+        fix = f"Type: --nproc_per_node={q.cpus}"
+        more = job.launcher.cpus.format(cpus=q.workers) if job is not None else ""
+        if by_srun and 0 < (most := _fewest(q.environ, JOB_CPUS)) < q.workers:
+            # srun would refuse it, unless it has made the job itself.
+            fix = (
+                f"The job has {most} there ({JOB_CPUS}): give sbatch, salloc or srun, "
+                f"whichever has made it, {more}. Or type: --nproc_per_node={q.cpus}"
+            )
+        elif job is not None and more:
+            fix = f"Type: {job.line(q.command, more, nodes)}"
         yield Message(
             "HPC092",
             f"{q.workers} workers share {cpus}: all that the affinity mask of this "
-            f"process has. Type: {fix}",
+            f"process has. {fix}",
         )
 
 
 def _about_threads(q: Inputs) -> Iterator[Message]:
     typed = q.options.get("hpc_omp_threads")
-    if typed is not None and q.environ.get(OMP):
+    if typed is not None and _chosen_threads(q):
         yield Message(
             "HPC093",
             f"{typed} is ignored: {OMP}={q.environ[OMP]} is set. Type: unset {OMP}",
         )
-    value = q.environ.get(OMP, "") or str(
-        worker_threads(q).get(OMP, Value("", "")).value
-    )
+    value = _chosen_threads(q) or str(worker_threads(q).get(OMP, Value("", "")).value)
     threads = int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
     # One thread each is what is left to have; too few CPUs is another message.
     if threads > 1 and threads * q.workers > q.cpus:
@@ -222,6 +254,14 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
     """Return a variable as a number; 0 if it is none."""
     value = environ.get(name, "")
     return int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
+
+
+def _fewest(environ: Mapping[str, str], name: str) -> int:
+    """Return the smallest of Slurm's numbers for the nodes; 0 if there are none."""
+    try:
+        return min(expand_counts(environ.get(name, "")), default=0)
+    except HostlistError:
+        return 0
 
 
 def _share(q: Inputs) -> int:

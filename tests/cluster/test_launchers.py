@@ -147,6 +147,13 @@ def test_tasks_in_turn(bare: Cluster, launcher: Launcher) -> None:
     assert len(said) == 1, done.stderr
     assert "the second one on this node is task 2" in said[0]
 
+    options = said[0].partition(", type: ")[2].split()[1:-1]  # mpirun ... …
+    words = ["-n", "4", *options]
+    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=HOSTS[:2])
+    assert done.returncode == 0, done.stderr
+    assert column(said_by(done), "host") == [("n9",), ("n9",), ("n10",), ("n10",)]
+    assert "HPC079" not in done.stderr
+
 
 @pytest.mark.parametrize("launcher", OPENMPI, indirect=True, ids=str)
 def test_mpirun_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:

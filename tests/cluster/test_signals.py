@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, SCRIPTS, STOCK, column, workers
+from launchers import MPICH_4, OPENMPI, OPENMPI_4, Launcher
+from launching import ENVIRON, HPC, ONE_TASK, ROOT, SCRIPTS, STOCK, column, workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +63,33 @@ def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
     assert step.returncode == 0, errors
     assert len(workers(output)) == WORKERS
     assert "warning" not in errors
+
+
+@pytest.mark.parametrize("launcher", [OPENMPI_4, MPICH_4], indirect=True, ids=str)
+def test_a_signal_from_the_script_of_a_job_of_pbs(
+    bare: Cluster, launcher: Launcher, tmp_path: Path
+) -> None:
+    """As in the documentation; mpirun and mpiexec pass it on."""
+    text = (ROOT / "docs" / "signals.md").read_text(encoding="utf-8")
+    script = text.partition("#PBS")[2].partition("```")[0]
+    by_node, hosts = ["-n", "2", "-ppn", "1"], ["n9", "n10"]
+    if launcher in OPENMPI:
+        by_node, hosts = ["-np", "2", "--map-by", "ppr:1:node"], ["n9:2", "n10:2"]
+    start = shlex.join([*launcher.command(bare, *hosts), *by_node])
+    ready = (
+        f"until test $(ls {tmp_path} | grep -c ready) = {WORKERS}; do sleep 0.1; done"
+    )
+    for there, here in (
+        ("mpiexec -n $nodes --ppn 1", start),
+        ("=gpu train.py", f"=2 {SCRIPT} {tmp_path} 1.5"),
+        ("sleep 3480", ready),
+    ):
+        assert there in script
+        script = script.replace(there, here)
+    tmp_path.chmod(0o777)
+    done = bare.run(["bash", "-c", f"#PBS{script}"], host="n9", env=ENVIRON)
+    assert done.returncode == 0, done.stderr
+    assert column(workers(done), "got") == [(["SIGUSR1"],)] * WORKERS
 
 
 def test_slurm_signals_the_workers_of_stock_torchrun_too(

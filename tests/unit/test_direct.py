@@ -20,10 +20,11 @@ from nodes import (
     typed,
 )
 
-from torchrun_hpc import direct, plan, schedulers
+from torchrun_hpc import direct, plan, resources, schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.inputs import Value
 from torchrun_hpc.job import Start, Task
+from torchrun_hpc.schedulers import hydra, openmpi, pals
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
@@ -213,7 +214,7 @@ def test_an_option_of_the_agent_is_refused_by_name(before, spelled, option):
     assert caught.value.code == "HPC134"
     assert caught.value.everywhere
     assert str(caught.value).startswith(name)
-    assert "srun --nodes=3 --ntasks-per-node=1" in str(caught.value)
+    assert "srun --nodes=3 --ntasks=3 --ntasks-per-node=1" in str(caught.value)
 
 
 def test_every_option_of_torchrun_is_allowed_or_refused():
@@ -302,7 +303,9 @@ def test_several_workers_in_each_of_several_tasks():
         direct._check_workers(line, job, COMMAND)
     assert caught.value.code == "HPC062"
     assert "srun started 8 tasks on 2 nodes" in str(caught.value)
-    assert f"srun --nodes=2 --ntasks-per-node=1 {COMMAND}" in str(caught.value)
+    assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {COMMAND}" in str(
+        caught.value
+    )
 
 
 # --- the variables of a worker ------------------------------------------------------
@@ -491,6 +494,19 @@ def test_threads_only_where_they_are_typed(value, expected):
     assert found.get("OMP_NUM_THREADS") == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "cpus", "expected"),
+    [(None, 16, "16"), ("auto", 16, "16"), ("3", 16, "3"), (None, 64, None)],
+)
+def test_threads_that_pbs_has_set(value, cpus, expected):
+    """ncpus=64, whatever the task may use: HPC094 for nearly every job."""
+    environ = {"PBS_JOBID": "1.pbs", "NCPUS": "64", "OMP_NUM_THREADS": "64"}
+    options = {} if value is None else {"hpc_omp_threads": value}
+    made = planned_at(BLOCK, 0, options=options, cpus=cpus, environ=environ)
+    assert environment(made).get("OMP_NUM_THREADS") == expected
+    assert made.advice == ()
+
+
 def test_debugging():
     found = environment(planned_at(BLOCK, 1, options={"hpc_debug": True}))
     assert set(found) > set(expected(1, BLOCK))
@@ -555,7 +571,21 @@ def test_tasks_in_turn(places, told, rank):
 def test_tasks_in_turn_and_what_to_type():
     (message,) = planned_at(CYCLIC, 2).advice
     assert "the second one on this node is task 2 (SLURM_PROCID)" in message.text
-    assert message.text.endswith("type: srun --distribution=block")
+    assert message.text.endswith("type: srun --distribution=block …")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        (openmpi.MPIRUN, "mpirun --map-by ppr:4:node …"),
+        (hydra.MPIEXEC, "mpiexec -ppn 4 …"),
+        (pals.MPIEXEC, "mpiexec --ppn 4 …"),
+    ],
+)
+def test_tasks_in_turn_by_other_launchers(launcher, words):
+    job = step(task=Task(3, 12, 1, 4), launcher=launcher)
+    (message,) = resources.task_advice(make_inputs(job=job), job)
+    assert message.text.endswith(f"type: {words}")
 
 
 GPUS = [

@@ -92,6 +92,9 @@ def detect(name, task=0, changes=None, exchange=nobody):
     return schedulers.detect(process)
 
 
+HOST_FILES = {"Slurm": "", "PBS": "$PBS_NODEFILE", "": "HOSTFILE"}
+
+
 def expected_jobs(name, identity, *, exchanged):
     """Describe a launch; only the process manager names what no scheduler names."""
     launch = LAUNCHES[name]
@@ -124,6 +127,7 @@ def expected_jobs(name, identity, *, exchanged):
             guessed_head=head,
             hostname=recorded(name)[task.rank][1],
             has_talked=exchanged,
+            host_file=HOST_FILES[launch.scheduler],
         )
         for node, task in zip(launch.places, tasks_at(launch.places), strict=True)
     ]
@@ -163,7 +167,7 @@ def test_uneven_tasks_without_a_process_manager_are_refused(name):
             detect(name, task)
         assert caught.value.code == "HPC034"
         assert "PMI_SIZE" in str(caught.value)
-        assert "mpiexec -n NODES -ppn 1" in str(caught.value)
+        assert "mpiexec -n NODES -ppn 1 -f HOSTFILE COMMAND" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [n for n in LAUNCHES if "cyclic" in n])

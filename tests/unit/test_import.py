@@ -67,7 +67,7 @@ def test_what_runs_before_torch_imports_none(python, module):
 
 COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"]
 SRUN = (
-    "Type: srun --nodes=3 --ntasks-per-node=1 "
+    "Type: srun --nodes=3 --ntasks=3 --ntasks-per-node=1 "
     "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
 )
 

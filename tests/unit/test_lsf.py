@@ -55,6 +55,7 @@ def test_script():
         Task(),
         2,
         {"nodes": "LSB_DJOB_RANKFILE", "identity": "LSB_JOBID"},
+        host_file="$LSB_DJOB_HOSTFILE",
     )
 
 

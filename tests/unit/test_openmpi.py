@@ -118,6 +118,7 @@ def expected_jobs(name):
             guessed_head=launch.head,
             hostname=f"jwb000{node + 1}",
             same_everywhere=False,
+            host_file="" if launch.nodes else "HOSTFILE",
         )
         for node, task in zip(launch.places, tasks_at(launch.places), strict=True)
     ]
@@ -145,7 +146,9 @@ def test_unclear_number_of_nodes_is_refused_by_some_task(name):
     for text in refusals:
         assert text.startswith("HPC034 Open MPI started 2 of ")
         assert "(OMPI_COMM_WORLD_SIZE)" in text
-        assert "mpirun -np NODES --map-by ppr:1:node" in text
+        assert text.endswith(
+            "mpirun -x PATH -np NODES --map-by ppr:1:node --hostfile HOSTFILE COMMAND"
+        )
 
 
 @pytest.mark.parametrize("name", [n for n in UNCLEAR if "reversed" not in n])

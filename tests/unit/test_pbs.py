@@ -24,7 +24,7 @@ from nodes import (
 
 from torchrun_hpc import plan, schedulers
 from torchrun_hpc.job import Job, Start, Task
-from torchrun_hpc.schedulers import openmpi, pals, pbs
+from torchrun_hpc.schedulers import openmpi, pbs
 from torchrun_hpc.schedulers.process import Process
 
 THREE = ("dec0001", "dec0002", "dec0003")
@@ -38,7 +38,7 @@ PBS_LAUNCHES = recordings("pbs-")
 
 def started_by_pbs(start, rank, task, sources):
     return Job(
-        "PBS", "0", start, pals.MPIEXEC, THREE, rank, task, allocated_nodes=3,
+        "PBS", "0", start, pbs.ANY_MPIEXEC, THREE, rank, task, allocated_nodes=3,
         sources=sources,
     )  # fmt: skip
 
@@ -85,6 +85,7 @@ class Mpirun(NamedTuple):
             guessed_head=self.head,
             hostname=THREE[rank],
             same_everywhere=False,
+            host_file="$PBS_NODEFILE" if known else "HOSTFILE",
         )
 
 
@@ -313,7 +314,9 @@ def test_pbsdsh_with_several_slots_on_a_node(task):
     found = outcome(process("pbs-pbsdsh", task, files=files))
     source = FILE if task == 0 else "PBS_NODEFILE"
     assert found.startswith(f"HPC036 pbsdsh starts a task for each line of {source}, 4")
-    assert found.endswith("mpiexec -n 3 --ppn 1")
+    mpirun = "mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile $PBS_NODEFILE"
+    line = f"mpiexec -n 3 --ppn 1 COMMAND   (with Open MPI: {mpirun} COMMAND)"
+    assert found.endswith(f"or type: {line}")
 
 
 @pytest.mark.parametrize("hostname", ["dec0002", "dec0002.site"])

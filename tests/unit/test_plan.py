@@ -28,6 +28,7 @@ from nodes import (
 from torchrun_hpc import endpoints, plan, report, schedulers
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.job import Start, Task
+from torchrun_hpc.schedulers import flux, hydra, openmpi, pals, slurm
 from torchrun_hpc.schedulers.process import Process
 
 # sha256("19.0") begins with 0xdccc79b9ce9e3780; mod 9000, and 20000 on top.
@@ -61,7 +62,7 @@ def refused(code, message, *args, **kwargs):
 
 # --- the table of modes -------------------------------------------------------------
 
-SRUN = f": srun --nodes=3 --ntasks-per-node=1 {COMMAND}"
+SRUN = f": srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}"
 
 # Seen from task 0, unless a test says otherwise.
 REFUSED = {
@@ -155,6 +156,51 @@ def test_too_many_tasks_for_the_workers_that_were_typed(options, text):
     job = step(task=Task(0, 12, 0, 4))
     error = refused("HPC062", text, job=job, options=options)
     assert "leave --nproc_per_node out" in str(error)
+
+
+# Four tasks, which mpirun and the like put on the first of three nodes if nothing else
+# is typed; what starts one on each.
+FILLED = {
+    "srun": (
+        slurm.SRUN,
+        "",
+        f"srun --nodes=1 --ntasks=1 --ntasks-per-node=1 {COMMAND}",
+    ),
+    "mpirun": (
+        openmpi.MPIRUN,
+        "",
+        f"mpirun -x PATH -np 3 --map-by ppr:1:node {COMMAND}",
+    ),
+    "mpirun that has to be told": (
+        openmpi.MPIRUN,
+        "$PBS_NODEFILE",
+        f"mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile $PBS_NODEFILE {COMMAND}",
+    ),
+    "mpiexec of Hydra": (
+        hydra.MPIEXEC,
+        "HOSTFILE",
+        f"mpiexec -n 3 -ppn 1 -f HOSTFILE {COMMAND}",
+    ),
+    "mpiexec of PALS": (pals.MPIEXEC, "", f"mpiexec -n 3 --ppn 1 {COMMAND}"),
+    "flux": (
+        flux.RUN,
+        "",
+        f"flux run --nodes=3 --tasks-per-node=1 --exclusive {COMMAND}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_too_many_tasks_on_the_first_of_the_jobs_nodes(case):
+    """srun takes all nodes, unless one is typed; the others have not been told."""
+    launcher, host_file, line = FILLED[case]
+    job = step(
+        nodes=THREE[:1], task=Task(0, 4, 0, 4), allocated_nodes=3, launcher=launcher,
+        host_file=host_file,
+    )  # fmt: skip
+    message = f"{launcher.name} started 4 tasks on 1 node"
+    error = refused("HPC062", message, job=job, options={"nproc_per_node": "2"})
+    assert f"Start it once on each node: {line}   (or let" in str(error)
 
 
 @pytest.mark.parametrize("mode", REFUSED)
@@ -301,7 +347,7 @@ def test_one_node_may_be_the_guest_of_a_store_elsewhere(options):
 
 def test_interactive_step_shows_how_to_start_on_all_nodes():
     (note,) = planned(job=INTERACTIVE).notes
-    line = f"srun --nodes=3 --ntasks-per-node=1 {COMMAND}"
+    line = f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}"
     text = f"this is 1 of 3 nodes of the job; for all of them: {line}"
     assert note == Message("HPC073", text)
 
@@ -1040,18 +1086,25 @@ def test_one_node_says_that_another_is_late(late, reporter):
 
 
 @pytest.mark.parametrize(
-    ("nnodes", "srun"),
-    [("2", 2), ("1:2", 2), ("4", 4), ("4:4", 4), ("4:6", 6), ("999", 999)],
-)
+    ("nnodes", "allocated", "fix"),
+    [
+        ("2", 3, 2), ("1:2", 3, 2), ("4", 4, 4), ("4:4", 5, 4), ("4:6", 5, 5),
+        ("4", 3, "4"), ("4:6", 3, "4 to 6"), ("999", 4, "999"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("rank", [0, 1])
-def test_numbers_of_nodes_that_do_not_fit(nnodes, srun, rank):
+def test_numbers_of_nodes_that_do_not_fit(nnodes, allocated, fix, rank):
+    """srun refuses more nodes than the job has."""
     error = refused(
         "HPC070",
         f"--nnodes={nnodes}, but this was started on 3 nodes (SLURM_STEP_NODELIST)",
         rank,
+        job=step(rank, allocated_nodes=allocated),
         options={"nnodes": nnodes},
     )
-    assert f"srun --nodes={srun} --ntasks-per-node=1 {COMMAND}" in str(error)
+    line = f"type: srun --nodes={fix} --ntasks={fix} --ntasks-per-node=1 {COMMAND}"
+    words = line if isinstance(fix, int) else f"start it on {fix} nodes"
+    assert str(error).endswith(f". Leave the option out, or {words}")
     assert error.everywhere
 
 

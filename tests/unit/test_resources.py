@@ -13,6 +13,8 @@ from torchrun_hpc import plan, resources
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.inputs import Value
 from torchrun_hpc.job import Start
+from torchrun_hpc.schedulers.openmpi import MPIRUN
+from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
 
 OMP = "OMP_NUM_THREADS"
 
@@ -64,6 +66,71 @@ def test_threads_that_are_set_stay(case, value):
     assert worker_threads(text, workers, cpus, {OMP: value}) == {}
 
 
+PBS = {"PBS_JOBID": "1.desched1"}
+OVER_SSH = {"same_everywhere": False}  # only the node of mpirun has what PBS has set
+
+# What is typed, the workers, the CPUs, PBS's variables; what the workers get.
+PBS_THREADS = {
+    "ncpus": (None, 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "1"),
+    "ncpus, one worker": (None, 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),
+    "ncpus, one worker that is bound": (
+        None,
+        1,
+        16,
+        {OMP: "64", "NCPUS": "64"},
+        {},
+        "16",
+    ),
+    "ompthreads": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, {}, "16"),
+    "ompthreads that do not fit": (None, 4, 64, {OMP: "17", "NCPUS": "17"}, {}, "1"),
+    "one CPU": (None, 4, 64, {OMP: "1", "NCPUS": "1"}, {}, "1"),
+    "on one node only": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, OVER_SSH, "1"),
+    "on the others": (None, 4, 64, {}, OVER_SSH, "1"),
+    "auto": ("auto", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "16"),
+    "auto, one worker": ("auto", 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),
+    "number": ("3", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "3"),
+    "number, and ompthreads": ("3", 4, 64, {OMP: "16", "NCPUS": "16"}, {}, "3"),
+    "the user's": (None, 4, 64, {OMP: "8", "NCPUS": "64"}, {}, "8"),
+    "the user's, on one node only": (
+        None,
+        4,
+        64,
+        {OMP: "8", "NCPUS": "64"},
+        OVER_SSH,
+        "8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PBS_THREADS)
+def test_threads_that_pbs_has_set(case):
+    """They are nobody's word, and no reason for a warning."""
+    text, workers, cpus, variables, changes, expected = PBS_THREADS[case]
+    inputs = make_inputs(
+        job=step(**changes), options=threads(text), workers=workers, cpus=cpus,
+        environ=PBS | variables,
+    )  # fmt: skip
+    made = {name: v.value for name, v in resources.worker_threads(inputs).items()}
+    assert (variables | made)[OMP] == expected
+    assert resources.advice(inputs, 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "code"),
+    [
+        (PBS | {OMP: "65", "NCPUS": "64"}, "HPC094"),
+        (PBS | {OMP: "64"}, "HPC094"),
+        ({OMP: "64", "NCPUS": "64"}, "HPC094"),  # no job of PBS
+    ],
+)
+def test_threads_that_pbs_has_not_set(environ, code):
+    inputs = make_inputs(environ=environ, workers=4, cpus=64)
+    assert resources.worker_threads(inputs) == {}
+    assert [message.code for message in resources.advice(inputs, 3)] == [code]
+    typed = make_inputs(environ=environ, options=threads("auto"), workers=4, cpus=64)
+    assert [m.code for m in resources.advice(typed, 3)] == ["HPC093", code]
+
+
 BAD_THREADS = ["0", "-1", "1.5", "two", "AUTO", "auto ", " 2", "2,3", "1234567", "٣"]
 
 
@@ -96,7 +163,7 @@ def said(nodes=3, **changes):
     return [str(message) for message in resources.advice(make_inputs(**changes), nodes)]
 
 
-SRUN = "srun --nodes=3 --ntasks-per-node=1"
+SRUN = "srun --nodes=3 --ntasks=3 --ntasks-per-node=1"
 ONE_NODE_SCRIPT = outside_a_step(Start.BATCH_SCRIPT, ("jwb0001",))
 PROMISED = {"SLURM_CPUS_PER_TASK": "48"}
 TYPED_ONE = {"nproc_per_node": "1"}
@@ -183,6 +250,54 @@ SAID = {
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
                 f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and the job has no more": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "2(x2),1"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. The job has 1 there (SLURM_JOB_CPUS_PER_NODE): give "
+                "sbatch, salloc or srun, whichever has made it, --cpus-per-task=2. Or "
+                "type: --nproc_per_node=1"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and the job has as many": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "2(x3)"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and a number that is none": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "many"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers under mpirun": (
+        {"cpus": 1, "job": step(launcher=MPIRUN, host_file="HOSTFILE")},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. Type: mpirun -x PATH -np 3 --map-by ppr:1:node "
+                f"--hostfile HOSTFILE --bind-to none {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers under pbsdsh": (
+        {"cpus": 1, "job": step(launcher=ANY_MPIEXEC)},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. Type: --nproc_per_node=1"
             )
         ],
     ),
@@ -403,7 +518,10 @@ def test_one_variable_hides_what_another_shows():
 
 def test_the_line_is_for_the_nodes_of_the_launch():
     (message,) = said(nodes=17, cpus=1)
-    assert "Type: srun --nodes=17 --ntasks-per-node=1 --cpus-per-task=2 " in message
+    assert (
+        "Type: srun --nodes=17 --ntasks=17 --ntasks-per-node=1 --cpus-per-task=2 "
+        in message
+    )
 
 
 @pytest.mark.parametrize(

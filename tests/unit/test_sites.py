@@ -35,6 +35,8 @@ SHOWN = [
     ("jsc", "SYSTEMNAME=jurecadc", "jrc0001", {}),
     ("jsc", "SYSTEMNAME=jusuf", "jsfc001", {}),
     ("derecho", "NCAR_HOST=derecho", "deg0001", {"PBS_JOBID": "1.desched1"}),
+    ("derecho", "PBS_JOBID=1473351.desched1", "deg0001", {}),
+    ("derecho", "PBS_JOBID=17[3].desched1.hsn.de.hpc.ucar.edu", "dec0001", {}),
     ("polaris", f"PBS_JOBID={POLARIS_JOB}", "x3102c0s13b0n0", {}),
     ("polaris", "PBS_JOBID=2024[7].polaris-pbs-01", "x3102c0s13b0n0", {}),
     ("polaris", "host name x3102c0s13b0n0.hsn.cm.polaris.alcf.anl.gov", "", {}),
@@ -101,6 +103,9 @@ ELSEWHERE = [
     ({"SYSTEM": "juwels"}, "jwb0001"),
     ({"SLURM_CLUSTER_NAME": "lumi-login"}, "nid005001"),
     ({"PBS_JOBID": "1.polarispbs01"}, "x3102c0s13b0n0"),
+    ({"PBS_JOBID": "1.desched"}, "deg0001"),
+    ({"PBS_JOBID": "1.desched1x"}, "deg0001"),
+    ({"PBS_JOBID": "1.casper.desched1"}, "deg0001"),
     ({}, "frontier1"),
     ({}, "myfrontier00001"),
     ({}, "frontier00001x"),
@@ -145,10 +150,11 @@ def test_every_sign_is_in_the_table():
 
 
 def test_the_order_names_the_variables_that_are_used():
-    used = [sign.variable for site in OURS.values() for sign in site.signs]
-    assert set(used) - {""} == set(sites.VARIABLES)
-    by_variable = [name for name in used if name]
-    assert by_variable == sorted(by_variable, key=sites.VARIABLES.index)
+    used = [[s.variable for s in site.signs if s.variable] for site in OURS.values()]
+    assert {name for names in used for name in names} == set(sites.VARIABLES)
+    first = [names[0] for names in used if names]
+    for order in (first, *used):  # of the sites, and of the signs of each
+        assert order == sorted(order, key=sites.VARIABLES.index)
 
 
 def test_variables_are_asked_in_order_and_before_host_names():

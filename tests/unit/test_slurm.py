@@ -39,6 +39,13 @@ BY_SCRIPT = {
 BY_SHELL = {"nodes": "SLURM_JOB_NODELIST", "identity": "SLURM_JOB_ID"}
 
 
+_ONE = "--nodes=1 --ntasks=1 --ntasks-per-node=1 {command}"
+_TWO = "--nodes=2 --ntasks=2 --ntasks-per-node=1 {command}"
+HET_LINE = f"srun --het-group=0 {_ONE} : --het-group=1 {_TWO}"
+HET_SRUN = replace(slurm.SRUN, line=HET_LINE)
+OVERLAP = replace(slurm.SRUN, line=slurm.SRUN.line.replace("srun", "srun --overlap"))
+
+
 def step(identity, nodes, rank, task, sources):
     """Describe a task of a step of srun on all nodes of the job."""
     return Job(
@@ -64,9 +71,8 @@ EXPECTED = {
         step("26_1.0", TWO, 1, Task(1, 2, 0, 1), BY_ARRAY),
     ],
     "slurm-het-step": [
-        step("23.0", THREE, 0, Task(0, 3, 0, 1), BY_HET),
-        step("23.0", THREE, 1, Task(1, 3, 0, 1), BY_HET),
-        step("23.0", THREE, 2, Task(2, 3, 0, 1), BY_HET),
+        replace(step("23.0", THREE, rank, Task(rank, 3), BY_HET), launcher=HET_SRUN)
+        for rank in range(3)
     ],
     "slurm-salloc-shell": [
         Job(
@@ -212,6 +218,57 @@ def test_all_tasks_of_a_launch_agree(name):
         assert len({getattr(job, value) for job in jobs}) == 1, value
 
 
+STEP_ONLY = (*slurm.STEP_ID, slurm.STEP_NODES, slurm.STEP_NUM_NODES)
+NO_STEP = dict.fromkeys((*STEP_ONLY, *slurm.STEP_TASKS_PER_NODE))
+# As in the batch script of a job of two components: the variables without a group are
+# those of the first one.
+HET_SCRIPT = NO_STEP | {
+    "SLURM_JOB_NODELIST": "jwb0001", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
+    "SLURM_NTASKS": "4",
+}  # fmt: skip
+HET_LINES = {
+    "the step": ({}, HET_LINE),
+    "a step on the second component": (
+        {
+            "SLURM_STEP_NODELIST": "jwb[0002-0003]", "SLURM_STEP_NUM_NODES": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURMD_NODENAME": "jwb0002",
+        },
+        f"srun --het-group=1 {_TWO}",
+    ),
+    "the script": (HET_SCRIPT, HET_LINE),
+    "a shell on a login node": (
+        # As seen: salloc sets no list of the whole job.
+        HET_SCRIPT | dict.fromkeys(
+            ("SLURM_NODEID", "SLURM_PROCID", "SLURMD_NODENAME", *slurm.JOB_NODES)
+        ),
+        HET_LINE,
+    ),
+    "a shell on the first node": (
+        {
+            "SLURM_JOB_NODELIST": "jwb0001", "SLURM_STEP_NODELIST": "jwb0001",
+            "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1",
+            "SLURM_STEP_ID": "-6", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
+        },
+        HET_LINE.replace("--nodes", "--overlap --nodes"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HET_LINES)
+def test_lines_for_a_heterogeneous_job(case):
+    """srun starts on the first component only, unless it is told."""
+    changes, line = HET_LINES[case]
+    environ, hostname = recorded("slurm-het-step")[0]
+    if case == "a shell on a login node":
+        hostname = "login01"
+    job = slurm.detect(Process(changed(environ, changes), hostname))
+    assert job.launcher.line == line
+    assert not job.launcher.takes_number
+    assert job.allocated_nodes == 3 or "a step" in case
+    nodes = job.allocated_nodes if job.start is Start.INTERACTIVE_STEP else None
+    assert job.line("python x.py", nodes=nodes) == line.format(command="python x.py")
+
+
 def test_different_launches_have_different_identities():
     restart = {"SLURM_RESTART_COUNT": "1"}
     step = {"SLURM_STEP_ID": "1", "SLURM_STEPID": "1"}
@@ -293,7 +350,7 @@ def test_interactive_step_of_salloc(step, terminal):
         "Slurm",
         "19.interactive",
         Start.INTERACTIVE_STEP,
-        slurm.SRUN,
+        OVERLAP,
         ONE,
         0,
         Task(),

@@ -39,7 +39,7 @@ def _placed(
         return None
     found = (allocation(process) for allocation in ALLOCATIONS)
     known = next((allocation for allocation in found if allocation), None)
-    return job_of(place, known, process.hostname)
+    return job_of(place, known, process.hostname, process.command)
 
 
 # Asked in this order, and the first that knows this process wins: whoever started it,

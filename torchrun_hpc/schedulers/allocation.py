@@ -22,12 +22,15 @@ class Allocation:
         nodes: Names of its nodes in the order in which launchers use them; empty if
             they are not known here.
         sources: For ``nodes`` and ``identity`` the variable that they came from.
+        host_file: What to tell a launcher that does not ask this scheduler; empty if
+            each does.
     """
 
     scheduler: str
     identity: str
     nodes: tuple[str, ...]
     sources: Mapping[str, str]
+    host_file: str = ""
 
 
 def in_identity(text: str) -> str:
@@ -60,4 +63,5 @@ def script(found: Allocation, hostname: str, launcher: Launcher) -> Job:
         task=Task(),
         allocated_nodes=len(found.nodes),
         sources=found.sources,
+        host_file=found.host_file if launcher.hosts else "",
     )

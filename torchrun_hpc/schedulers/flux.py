@@ -25,7 +25,7 @@ LOCAL_RANK = "FLUX_TASK_LOCAL_ID"
 
 RUN = Launcher(
     name="flux run",
-    line="flux run --nodes={nodes} --tasks-per-node=1 --exclusive",
+    line="flux run --nodes={nodes} --tasks-per-node=1 --exclusive {command}",
     cpus="-o cpu-affinity=off",
     block="--taskmap=block",
     fail_together="flux run -o exit-on-error",

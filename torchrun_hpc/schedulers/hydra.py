@@ -23,9 +23,10 @@ LOCAL_SIZE = "MPI_LOCALNRANKS"
 
 MPIEXEC = Launcher(
     name="mpiexec",
-    line="mpiexec -n {nodes} -ppn 1",
+    line="mpiexec -n {nodes} -ppn 1 {command}",
     cpus="-bind-to none",
-    block="-ppn TASKS",
+    block="-ppn {tasks}",
+    hosts="-f",
 )
 
 

@@ -39,7 +39,7 @@ JSRUN_JOB = "CSM_ALLOCATION_ID"
 JSRUN = Launcher(
     name="jsrun",
     line="jsrun --nrs={nodes} --rs_per_host=1 --tasks_per_rs=1 --cpu_per_rs=ALL_CPUS "
-    "--gpu_per_rs=ALL_GPUS",
+    "--gpu_per_rs=ALL_GPUS {command}",
     cpus="--bind=none",
     block="--launch_distribution=packed",
 )
@@ -79,6 +79,7 @@ def allocation(process: Process) -> Allocation | None:
         identity=in_identity(identity),
         nodes=hosts,
         sources={"nodes": source, "identity": by},
+        host_file=f"${HOST_FILES[1]}",
     )
 
 

@@ -33,11 +33,14 @@ NODES = "OMPI_MCA_orte_num_nodes"
 # order of the hosts. As in 959053824.1;... (4) and prterun-jwb0001-8511@0.1;... (5).
 DAEMON = "PMIX_SERVER_URI2"
 
+# Over ssh, a command that is found by PATH only, as in a virtual environment, is not
+# found without -x PATH.
 MPIRUN = Launcher(
     name="mpirun",
-    line="mpirun -np {nodes} --map-by ppr:1:node",
+    line="mpirun -x PATH -np {nodes} --map-by ppr:1:node {command}",
     cpus="--bind-to none",
-    block="--map-by slot",
+    block="--map-by ppr:{tasks}:node",
+    hosts="--hostfile",
 )
 
 

@@ -29,9 +29,9 @@ _SHORT = 8
 
 MPIEXEC = Launcher(
     name="mpiexec",
-    line="mpiexec -n {nodes} --ppn 1",
+    line="mpiexec -n {nodes} --ppn 1 {command}",
     cpus="--cpu-bind none",
-    block="--ppn TASKS",
+    block="--ppn {tasks}",
 )
 
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Start, Task, place_of
+from torchrun_hpc.job import Launcher, Start, Task, place_of
 from torchrun_hpc.schedulers.allocation import Allocation, in_identity, script, unique
+from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pals import MPIEXEC
 from torchrun_hpc.schedulers.process import Variables
 
@@ -36,6 +37,16 @@ NODE_NUMBER = "PBS_NODENUM"
 # Where PBS writes it. pbsdsh does not set the variable on the first node.
 USUAL_FILE = "/var/spool/pbs/aux/{}"
 
+# A script does not show which one it will use. Hydra (MPICH, Intel MPI) takes PALS's
+# options, Open MPI does not; without tm it does not ask PBS either.
+_TO_MPIRUN = MPIRUN.once_on_each("{nodes}", "{command}", f"${NODE_FILE}")
+ANY_MPIEXEC = Launcher(
+    name="mpiexec",
+    line=f"{MPIEXEC.line}   (with Open MPI: {_TO_MPIRUN})",
+    cpus="",
+    block="",
+)
+
 
 def allocation(process: Process) -> Allocation | None:
     """Return the nodes of the PBS job; ``None`` if there is none.
@@ -54,6 +65,7 @@ def _allocation(pbs: Variables, lines: Sequence[str], source: str) -> Allocation
         identity=in_identity(re.sub(r"\[([0-9]+)\]", r"_\1", number)),
         nodes=unique(lines),
         sources={"nodes": source, "identity": JOB_ID},
+        host_file=f"${NODE_FILE}",
     )
 
 
@@ -82,7 +94,7 @@ def detect(process: Process) -> Job | None:
     if re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)):
         return _task(pbs, process, found, lines)
     is_shell = pbs.first(ENVIRONMENT) == INTERACTIVE
-    job = script(found, process.hostname, MPIEXEC)
+    job = script(found, process.hostname, ANY_MPIEXEC)
     if is_shell and job.node_rank is not None:
         here = job.nodes[job.node_rank]
         start = Start.INTERACTIVE_STEP
@@ -101,7 +113,7 @@ def _task(
             "HPC036",
             f"pbsdsh starts a task for each line of {source}, {most} on a node, and "
             "tells them no ranks. Select mpiprocs=1, or type: "
-            f"{MPIEXEC.line.format(nodes=len(found.nodes))}",
+            f"{ANY_MPIEXEC.once_on_each(len(found.nodes), process.command)}",
             everywhere=True,
         )
     number = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else -1
@@ -113,9 +125,9 @@ def _task(
             "HPC037",
             f"{NODE_NUMBER}={pbs.first(NODE_NUMBER)}, and {process.hostname} is not "
             f"among the {len(found.nodes)} nodes of the job ({source}). Start this "
-            f"with {MPIEXEC.name}",
+            f"with {ANY_MPIEXEC.name}",
         )
-    job = script(found, process.hostname, MPIEXEC)
+    job = script(found, process.hostname, ANY_MPIEXEC)
     return replace(
         job,
         start=Start.STEP,

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # More than any machine has: a number gone wrong, which would take memory.
 MOST_TASKS = 2**22
 
+# Where nobody but the user knows the hosts, he has told them to his launcher.
+HOST_FILE = "HOSTFILE"
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -57,13 +60,19 @@ class Placement:
     forwards: bool = True
 
 
-def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Job:
+def job_of(
+    place: Placement,
+    allocation: Allocation | None,
+    hostname: str,
+    command: str = "COMMAND",
+) -> Job:
     """Describe the job of a task.
 
     Args:
         place: What its launcher says.
         allocation: What the scheduler says, if there is one.
         hostname: Name of this machine.
+        command: The command as typed, for a message.
 
     Raises:
         LaunchError: The ranks contradict each other, or leave open how many nodes
@@ -72,7 +81,11 @@ def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Jo
     known = allocation.nodes if allocation else ()
     index = place_of(hostname, known)
     _check(place, place.nodes)
-    nodes = _nodes(place, len(known), index)
+    host_file = ""
+    if place.launcher.hosts:
+        host_file = allocation.host_file if allocation else HOST_FILE
+    line = place.launcher.once_on_each("NODES", command, host_file)
+    nodes = _nodes(place, len(known), index, line)
     _check(place, nodes)
     if place.node_rank is not None:
         node_rank = place.node_rank
@@ -102,6 +115,7 @@ def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Jo
         hostname=hostname,
         same_everywhere=place.forwards,
         has_talked=place.has_talked,
+        host_file=host_file,
     )
 
 
@@ -124,13 +138,14 @@ def _check(place: Placement, nodes: int | None) -> None:
         )
 
 
-def _nodes(place: Placement, known: int, index: int | None) -> int:
+def _nodes(place: Placement, known: int, index: int | None, line: str) -> int:
     """Return the number of nodes, the same on each of them.
 
     Args:
         place: What the launcher says.
         known: Number of nodes that the scheduler names, 0 if none.
         index: Place of this node among them; a launch takes the first ones.
+        line: How to start one task on each node, for a message.
 
     Raises:
         LaunchError: Tasks are uneven, and nothing says on how many nodes.
@@ -152,8 +167,7 @@ def _nodes(place: Placement, known: int, index: int | None) -> int:
         "HPC034",
         f"{place.name} started {task.local_size} of {task.size} tasks on this node "
         f"({place.sources['tasks']}), so not as many on each, and says nowhere on how "
-        "many nodes. Start as many on each node, or type: "
-        f"{place.launcher.line.format(nodes='NODES')}",
+        f"many nodes. Start as many on each node, or type: {line}",
     )
 
 

@@ -35,6 +35,7 @@ class Process:
             session: so does a shell with a terminal start programs, and what stands in
             front of a program in a container does not.
         pid: Its number.
+        command: The command as typed, for messages.
         read: Returns the text of a file; ``None`` if it cannot be read.
         exchange: Asks the process manager, see `pmi.exchange`; ``None`` if there is
             none.
@@ -45,6 +46,7 @@ class Process:
     terminal: bool = False
     in_own_group: bool = True
     pid: int | None = None
+    command: str = "COMMAND"
     read: Callable[[str], str | None] = _no_file
     exchange: Callable[[Mapping[str, str]], Exchanged | None] = _nobody
 

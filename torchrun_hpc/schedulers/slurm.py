@@ -7,11 +7,12 @@ srun(1), sbatch(1), salloc(1), and Slurm's ``src/common/env.c``.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Job, Launcher, Start, Task
-from torchrun_hpc.schedulers.allocation import Allocation, in_identity
+from torchrun_hpc.schedulers.allocation import Allocation, in_identity, unique
 from torchrun_hpc.schedulers.hostlist import (
     HostlistError,
     expand_counts,
@@ -20,15 +21,19 @@ from torchrun_hpc.schedulers.hostlist import (
 from torchrun_hpc.schedulers.process import Variables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from torchrun_hpc.schedulers.process import Process
 
+# All three: srun takes what is not typed from what sbatch was told, and with more
+# tasks than nodes ignores the third.
+_ONCE = "--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {command}"
 SRUN = Launcher(
     name="srun",
-    line="srun --nodes={nodes} --ntasks-per-node=1",
+    line=f"srun {_ONCE}",
     cpus="--cpus-per-task={cpus}",
     block="--distribution=block",
+    spreads=True,
     fail_together="srun --kill-on-bad-exit=1",
 )
 
@@ -97,7 +102,8 @@ def detect(process: Process) -> Job | None:
         return None
     if slurm.first(NODE_ID) and slurm.first(TASK_RANK):
         return _batch_script(slurm)
-    if slurm.first(*JOB_NODES):
+    # salloc names the nodes of a heterogeneous job by their components only.
+    if slurm.first(*JOB_NODES) or _components(slurm):
         return _allocation_shell(slurm, process.hostname)
     return None
 
@@ -109,7 +115,7 @@ def allocation(process: Process) -> Allocation | None:
         LaunchError: The list of nodes cannot be read.
     """
     slurm = _Variables(process.environ)
-    if not slurm.first(*JOB_ID) or not slurm.first(*JOB_NODES):
+    if not slurm.first(*JOB_ID) or not (slurm.first(*JOB_NODES) or _components(slurm)):
         return None
     nodes, source = _job_hosts(slurm)
     return Allocation(
@@ -177,6 +183,29 @@ def _is_left_over(slurm: _Variables) -> bool:
     return not set(slurm.hosts(STEP_NODES)) <= set(slurm.hosts(*JOB_NODES))
 
 
+def _srun(slurm: _Variables, nodes: Collection[str], *options: str) -> Launcher:
+    """Return what starts tasks, with a part for each component of these nodes."""
+    parts = [
+        (f"--het-group={name.rpartition('_')[2]}", str(number))
+        for name, hosts in _components(slurm).items()
+        if (number := len(set(hosts).intersection(nodes)))
+    ]
+    lines = [
+        " ".join(filter(None, (group, *options, _ONCE.replace("{nodes}", number))))
+        for group, number in parts or [("", "{nodes}")]
+    ]
+    return replace(SRUN, line=f"srun {' : '.join(lines)}")
+
+
+def _components(slurm: _Variables) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of each component of a heterogeneous job, by their variable."""
+    names = [
+        f"{JOB_NODES[0]}_HET_GROUP_{group}"
+        for group in range(slurm.integer_or_zero(HET_SIZE))
+    ]
+    return {name: slurm.hosts(name) for name in names if slurm.first(name)}
+
+
 def _step(slurm: _Variables) -> Job:
     nodes = slurm.hosts(STEP_NODES)
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
@@ -214,7 +243,7 @@ def _step(slurm: _Variables) -> Job:
         )
     return Job(
         scheduler="Slurm",
-        launcher=SRUN,
+        launcher=_srun(slurm, nodes),
         identity=_identity(slurm, slurm.first(*STEP_ID) or "step"),
         start=Start.STEP,
         nodes=nodes,
@@ -261,15 +290,17 @@ def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
 def _interactive_step(slurm: _Variables) -> Job:
     """Describe a shell on a node of the job: one node, whatever the job has."""
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
+    everywhere = [host for hosts in _components(slurm).values() for host in hosts]
     return Job(
         scheduler="Slurm",
-        launcher=SRUN,
+        # What the step of srun --pty has, srun would otherwise wait for.
+        launcher=_srun(slurm, everywhere, "--overlap"),
         identity=_identity(slurm, "interactive"),
         start=Start.INTERACTIVE_STEP,
         nodes=(node,),
         node_rank=0,
         task=Task(),
-        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), 1),
+        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1),
         sources={
             "nodes": NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES,
             "identity": _identity_source(slurm),
@@ -279,15 +310,11 @@ def _interactive_step(slurm: _Variables) -> Job:
 
 def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
     """Return the nodes of the job, of all components if it is heterogeneous."""
-    groups = [
-        name
-        for group in range(slurm.integer_or_zero(HET_SIZE))
-        if slurm.first(name := f"{JOB_NODES[0]}_HET_GROUP_{group}")
-    ]
+    groups = _components(slurm)
     if not groups:
         return slurm.hosts(*JOB_NODES), slurm.name(*JOB_NODES)
-    hosts = [host for name in groups for host in slurm.hosts(name)]
-    return tuple(dict.fromkeys(hosts)), ", ".join(groups)
+    nodes = unique(host for hosts in groups.values() for host in hosts)
+    return nodes, ", ".join(groups)
 
 
 def _batch_script(slurm: _Variables) -> Job:
@@ -311,7 +338,7 @@ def _batch_script(slurm: _Variables) -> Job:
         )
     return Job(
         scheduler="Slurm",
-        launcher=SRUN,
+        launcher=_srun(slurm, nodes),
         identity=_identity(slurm, "batch"),
         start=Start.BATCH_SCRIPT,
         nodes=nodes,
@@ -332,7 +359,7 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
         return None  # a login into one of the job's nodes
     return Job(
         scheduler="Slurm",
-        launcher=SRUN,
+        launcher=_srun(slurm, nodes),
         identity=_identity(slurm, "shell"),
         start=Start.ALLOCATION_SHELL,
         nodes=nodes,

@@ -30,7 +30,7 @@ def take(number, _frame):
 for number in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, take)
 (folder / f"{rank}.tmp").write_text(
-    f"{socket.gethostname()} {os.getppid()} {os.environ['SLURM_JOB_ID']}"
+    f"{socket.gethostname()} {os.getppid()} {os.environ.get('SLURM_JOB_ID', '-')}"
 )
 (folder / f"{rank}.tmp").rename(folder / f"{rank}.ready")
 while not (folder / "end").exists() and time.monotonic() < min(limits):

@@ -1,0 +1,184 @@
+"""What a message tells to type is typed, as it stands, where the message has come.
+
+Each line is run by the launcher that it names: it starts one agent on each node that
+was meant, and these make one world.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+from launchers import INTELMPI, MPICH_4, OPENMPI, OPENMPI_4, OPENMPI_5, Launcher
+from launching import ENVIRON, HPC, SCRIPTS, WORLD, column, workers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from testbed import Cluster
+
+HOSTS = ("n9", "n10", "n11")
+AS_TOLD = f"python {SCRIPTS / 'as_told.py'}"
+AGENT = " ".join([*HPC, WORLD])
+TWO_EACH = " ".join([*HPC, "--nproc_per_node=2", WORLD])
+RESTARTS = " ".join([*HPC, "--max_restarts=1", WORLD])
+MPIRUN = "mpirun -x PATH --hostfile HOSTFILE"
+HET = "#SBATCH -N1 -n2\n#SBATCH hetjob\n#SBATCH -N2 -n4\n"
+
+
+def check(output: str, hosts: tuple[str, ...] = HOSTS, each: int = 1) -> None:
+    """One world, with as many workers on each of the hosts."""
+    said = workers(output)
+    assert column(said, "host", "WORLD_SIZE") == [
+        (host, str(len(hosts) * each)) for host in hosts for _ in range(each)
+    ], output
+    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in said}) == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "wrong", "hosts", "each"),
+    [
+        # The job has more tasks than nodes, which srun would take over.
+        ("#SBATCH -N3 -n6\n", f"HPC061 {AGENT}", HOSTS, 1),
+        ("#SBATCH -N3 -n6\n", f"HPC062 srun -N2 -n3 {TWO_EACH}", HOSTS[:2], 2),
+        ("#SBATCH -N3\n", f"HPC070 srun {' '.join(HPC)} --nnodes=2 {WORLD}",
+         HOSTS[:2], 1),
+        (HET, f"HPC061 {AGENT}", HOSTS, 1),
+        (HET, f"HPC134 srun --het-group=0,1 {RESTARTS}", HOSTS, 1),
+    ],
+    ids=["script", "step", "nodes", "het-script", "het-step"],
+)  # fmt: skip
+def test_in_a_batch_script(
+    unpadded: Cluster, job: str, wrong: str, hosts: tuple[str, ...], each: int
+) -> None:
+    done = unpadded.sbatch(f"#!/bin/sh\n{job}{AS_TOLD} {wrong}\n", env=ENVIRON)
+    assert done.returncode == 0, done.output
+    assert "srun: Warning" not in done.output
+    check(done.output, hosts, each)
+
+
+@pytest.mark.parametrize(
+    "job", [["-N3", "-n6"], ["-n2", ":", "-N2", "-n4"]], ids=["salloc", "het-salloc"]
+)
+def test_on_the_login_node(unpadded: Cluster, job: list[str]) -> None:
+    done = unpadded.run(
+        ["salloc", *job, *shlex.split(f"{AS_TOLD} HPC060 {AGENT}")], env=ENVIRON
+    )
+    assert done.returncode == 0, done.stderr
+    assert "srun: Warning" not in done.stderr
+    check(done.stdout)
+
+
+@pytest.mark.parametrize("shell", ["salloc -N1 : -N2", "srun -N3 --pty sh"])
+def test_in_a_shell_on_the_first_node(unpadded: Cluster, shell: str) -> None:
+    """`script` gives it the terminal it wants."""
+    done = unpadded.run(
+        ["script", "--quiet", "--return", "--command", shell, "/dev/null"],
+        input=f"{AS_TOLD} HPC073 {AGENT}; exit $?\n",
+        env=ENVIRON | {"SHELL": "/bin/sh"},
+    )
+    assert done.returncode == 0, done.stdout
+    check(done.stdout.replace("\r\n", "\n"))
+
+
+# --- mpirun and mpiexec ------------------------------------------------------------
+
+# A login that activates nothing: it has no python of this environment.
+PLAIN_SSH = """#!/bin/sh
+while case $1 in -*) ;; *) false ;; esac; do shift; done
+host=$1; shift
+exec {ssh} $host "export PATH=/usr/sbin:/usr/bin:/sbin:/bin;" "$@"
+"""
+
+
+PBS = {
+    "PBS_JOBID": "7.pbs", "PBS_NODEFILE": "HOSTFILE", "PBS_ENVIRONMENT": "PBS_BATCH"
+}  # fmt: skip
+
+
+def installed(
+    cluster: Cluster, launcher: Launcher, folder: Path, *, job: bool = False
+) -> str:
+    """Let a launcher be ``mpirun`` or ``mpiexec``; return the PATH.
+
+    Args:
+        cluster: Where it will run.
+        launcher: The launcher.
+        folder: An empty one.
+        job: Whether it will run in a job of Slurm, which it asks.
+    """
+    folder.chmod(0o755)
+    command = launcher.in_job(cluster)
+    if not job:
+        ssh = folder / "ssh"
+        ssh.write_text(PLAIN_SSH.format(ssh=cluster.ssh))
+        ssh.chmod(0o755)
+        command += [option.format(ssh=ssh) for option in launcher.remote]
+    name = "mpirun" if launcher in OPENMPI else "mpiexec"
+    (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    (folder / name).chmod(0o755)
+    (folder / "others_later").write_text(OTHERS_LATER)
+    (folder / "others_later").chmod(0o755)
+    return f"{folder}:{ENVIRON['PATH']}"
+
+
+# Of the tasks only the first says what all find, and launchers end all with the first
+# that ends: here it has a second for that.
+OTHERS_LATER = """#!/bin/sh
+test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 0 || sleep 1
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environ", "wrong"),
+    [
+        (OPENMPI_4, {}, f"HPC134 {MPIRUN} -np 6 ./others_later {RESTARTS}"),
+        (OPENMPI_5, {}, f"HPC134 {MPIRUN} -np 6 ./others_later {RESTARTS}"),
+        (OPENMPI_5, {}, f"HPC034 {MPIRUN} -np 5 ./others_later {AGENT}"),
+        (MPICH_4, {}, f"HPC134 mpiexec -n 6 -f HOSTFILE ./others_later {RESTARTS}"),
+        # A script of PBS. Open MPI here does not ask PBS, Hydra does.
+        (OPENMPI_4, PBS, f"HPC061 {AGENT}"),
+        (MPICH_4, PBS, f"HPC061 {AGENT}"),
+        (INTELMPI, PBS, f"HPC061 {AGENT}"),
+    ],
+    ids=[
+        *("openmpi-4", "openmpi-5", "openmpi-5-uneven", "mpich-4"),
+        *("pbs-openmpi-4", "pbs-mpich-4", "pbs-intelmpi"),
+    ],
+    indirect=["launcher"],
+)
+def test_over_ssh(
+    bare: Cluster,
+    launcher: Launcher,
+    environ: dict[str, str],
+    wrong: str,
+    tmp_path: Path,
+) -> None:
+    path = installed(bare, launcher, tmp_path)
+    (tmp_path / "HOSTFILE").write_text("".join(f"{host}\n" * 2 for host in HOSTS))
+    command = shlex.split(f"{AS_TOLD} {wrong}")
+    done = bare.run(command, host="n9", env={"PATH": path} | environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    check(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "wrong"),
+    [
+        (OPENMPI_5, f"mpirun -np 4 ./others_later {RESTARTS}"),
+        (MPICH_4, f"mpiexec -n 4 ./others_later {RESTARTS}"),
+    ],
+    ids=["openmpi-5", "mpich-4"],
+    indirect=["launcher"],
+)
+def test_of_mpirun_in_a_job_of_slurm(
+    unpadded: Cluster, launcher: Launcher, wrong: str, tmp_path: Path
+) -> None:
+    """Four tasks fill the first two nodes."""
+    path = installed(unpadded, launcher, tmp_path, job=True)
+    script = f"#!/bin/sh\n{AS_TOLD} HPC134 {wrong}\n"
+    done = unpadded.sbatch(script, "-N3", "-n6", env={"PATH": path}, cwd=tmp_path)
+    assert done.returncode == 0, done.output
+    check(done.output)
