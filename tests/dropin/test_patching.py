@@ -500,13 +500,31 @@ def test_a_state_is_read_as_it_was_written(nodes: int) -> None:
     assert [node.node_rank for node in read.participants] == list(range(nodes))
 
 
+# As torch's own test has it (dynamic_rendezvous_test.py): nodes that take part, as many
+# that wait, and the longest that they may be in the store.
+@pytest.mark.parametrize(
+    ("nodes", "limit"), [(5, 2048), (50, 16_384), (500, 163_840), (5000, 1_638_400)]
+)
+def test_a_state_is_no_larger_than_torchs_own(nodes: int, limit: int) -> None:
+    state = _state(0)
+    for number in range(nodes):
+        runs, waits = (
+            Node(f"dummy{number}.{'-'.join([name] * 4)}.com", pid, number)
+            for name, pid in (("dummy1", 12345), ("dummy2", 67890))
+        )
+        state.participants[runs] = number
+        state.wait_list.add(waits)
+        for node in runs, waits:
+            state.last_heartbeats[node] = datetime.now(ZONE)
+    written = len(b64encode(StateAsJson.dumps(state)))
+    assert written <= min(limit, len(b64encode(pickle.dumps(state))))
+
+
 def _fields(**changes: Any) -> bytes:
     fields = json.loads(StateAsJson.dumps(_state()))
     return json.dumps({**fields, **changes}).encode()
 
 
-NAIVE, AWARE = "2026-01-02T03:04:05", "2026-01-02T03:04:05+00:00"
-NOW, OTHER = (AWARE, NAIVE) if ZONE else (NAIVE, AWARE)
 NOT_A_STATE = {
     "a pickle": pickle.dumps(State()),
     "no JSON": b"{",
@@ -523,19 +541,28 @@ NOT_A_STATE = {
     "a round with a point": _fields(round=1.5),
     "a round without end": _fields(round=float("inf")),
     "a flag of numbers": _fields(complete=1),
-    "a deadline of numbers": _fields(deadline=1),
-    "a deadline of another form": _fields(deadline="tomorrow"),
-    "a deadline of another torch": _fields(deadline=OTHER),
+    "a deadline of text": _fields(deadline="2026-01-02T03:04:05"),
+    "a deadline with a point": _fields(deadline=1.5),
+    "a deadline after the last year": _fields(deadline=10**18),
+    "a deadline of very many digits": _fields(deadline=10**1000),
     "participants by name": _fields(participants={"n9": 0}),
-    "a rank of text": _fields(participants=[[["n9", 1, 0, 0], "0"]]),
-    "a node of two": _fields(wait_list=[["n9", 1]]),
-    "a node of five": _fields(wait_list=[["n9", 1, 0, 0, 0]]),
-    "a node of text": _fields(wait_list=["n9_1_0"]),
-    "a node without name": _fields(wait_list=[[None, 1, 0]]),
-    "a process of text": _fields(wait_list=[["n9", "1", 0]]),
-    "heartbeats of numbers": _fields(last_heartbeats=[[["n9", 1, 0], 5]]),
-    "heartbeats without node": _fields(last_heartbeats=[[NOW, NOW]]),
-    "a heartbeat of another torch": _fields(last_heartbeats=[[["n9", 1, 0], OTHER]]),
+    "a rank of text": _fields(participants=[[0, "0"]]),
+    "a rank of nobody": _fields(participants=[[9, 0]]),
+    "a rank before the first": _fields(participants=[[-1, 0]]),
+    "a rank of true": _fields(participants=[[True, 0]]),
+    "a rank of a node": _fields(participants=[[["n9", 1, 0], 0]]),
+    "a node of two": _fields(nodes=[["n9", 1]]),
+    "a node of five": _fields(nodes=[["n9", 1, 0, 0, 0]]),
+    "a node of text": _fields(nodes=["n9_1_0"]),
+    "a node without name": _fields(nodes=[[None, 1, 0]]),
+    "a process of text": _fields(nodes=[["n9", "1", 0]]),
+    "no nodes": _fields(nodes=[]),
+    "nodes by name": _fields(nodes={"n9": 0}),
+    "who waits, by name": _fields(wait_list=["n9"]),
+    "nobody who waits": _fields(wait_list=[9]),
+    "heartbeats of text": _fields(last_heartbeats=[[0, "2026-01-02T03:04:05"]]),
+    "heartbeats without time": _fields(last_heartbeats=[[0]]),
+    "heartbeats without end": _fields(last_heartbeats=[[0, float("inf")]]),
 }
 
 
