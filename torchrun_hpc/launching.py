@@ -36,7 +36,7 @@ from torchrun_hpc import (
     sites,
 )
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.inputs import C10D, SCHEDULER, Inputs
+from torchrun_hpc.inputs import SCHEDULER, Inputs
 from torchrun_hpc.patching import capabilities, patches
 from torchrun_hpc.rendezvous import handler, wording
 from torchrun_hpc.schedulers import pmi
@@ -136,9 +136,6 @@ def _launch(
         debugging.switch_on(os.environ, socket.gethostname(), rank)
     q, made = _plan(args, typed, job, command)
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
-    if made.backend == C10D:
-        for name, value in capabilities.variables().items():
-            os.environ.setdefault(name, value)
     try:
         with _rendezvous(args, made):
             checks.configure(args)
@@ -193,6 +190,7 @@ def _plan(
         gpus=checks.number_of_gpus(),
         command=command,
         hostname=socket.gethostname(),
+        of_release=capabilities.variables(),
     )
     made = plan.make_plan(q)
     checks.check(args, typed)
@@ -238,8 +236,8 @@ def _dry_run(
     outcomes: Sequence[patches.Outcome],
 ) -> int:
     """Print what would be done, and return the exit code."""
-    conf = rdzvconf.parse(q.options.get("rdzv_conf"))
-    limit = int(conf.get("join_timeout", dry_run.LIMIT))
+    typed = q.options.get("rdzv_conf")
+    limit = rdzvconf.seconds(typed, made.backend, "join_timeout", dry_run.LIMIT)
     own = _description(args, q, made, outcomes)
     try:
         complete = dry_run.print_dry_run(args, made, own, limit)

@@ -106,6 +106,10 @@ def make_plan(q: Inputs) -> LaunchPlan:
         LaunchError: Something that the user typed, or set, cannot work.
     """
     made = _make_plan(q)
+    rdzvconf.check(q.options.get("rdzv_conf"), made.backend)
+    if made.backend == C10D:
+        environment = {**made.environment, **variables.of_release(q)}
+        made = replace(made, environment=environment)
     if not q.typed("hpc_debug"):
         return made
     options = {**made.options}
@@ -118,7 +122,6 @@ def make_plan(q: Inputs) -> LaunchPlan:
 
 def _make_plan(q: Inputs) -> LaunchPlan:
     variables.check_gloo(q.environ, q.network)
-    rdzvconf.parse(q.options.get("rdzv_conf"))  # before anything is made of it
     _check_rendezvous(q)
     low, high = node_range(q.options)
     if one_node_is_typed(q.options):
@@ -321,7 +324,7 @@ def _one_node_listens(q: Inputs) -> tuple[str, int] | None:
         return None
     _check_resolves(q, host, typed)
     conf = rdzvconf.parse(q.options.get("rdzv_conf"))
-    if conf.get("is_host", "1").lower() in rdzvconf.FALSE:
+    if q.is_c10d and conf.get("is_host", "1").lower() in rdzvconf.FALSE:
         return None
     own = q.network.local_address(host)
     return None if own is None else (str(own), port)
@@ -455,7 +458,10 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         read_timeout=READ_TIMEOUT,
         join_timeout=JOIN_TIMEOUT,
     )
-    is_head = meets_here and conf["is_host"].lower() in rdzvconf.TRUE
+    is_host = here.is_host
+    if q.is_c10d:
+        is_host = conf["is_host"].lower() in rdzvconf.TRUE
+    is_head = meets_here and is_host
     # A host that is known by another name elsewhere must take what comes.
     address = q.network.own_address(here.reach) if not here.fell_back else None
     derived = _job_options(q, job, here)

@@ -868,7 +868,7 @@ def test_workers_meet_at_the_address_of_the_first_node(
     if which == OURS:
         _patch_all(address=None, ordered=False)
         for name, value in capabilities.variables().items():
-            monkeypatch.setenv(name, value)
+            monkeypatch.setenv(name, value.value)
     addresses = ("127.0.0.3", "127.0.0.2")
     handlers, port = _two_agents(*addresses)
     found = _meet(handlers)
