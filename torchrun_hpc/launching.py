@@ -217,7 +217,7 @@ def _rendezvous(args: argparse.Namespace, made: LaunchPlan) -> Iterator[None]:
 
 
 def _check_port(made: LaunchPlan) -> None:
-    if made.listen is None or len(made.ports) > 1:
+    if made.listen is None or len(made.ports) > 1 or made.may_join:
         return
     address, port = made.listen
     problem = network.port_problem(address, port)
@@ -263,7 +263,8 @@ def _announce(made: LaunchPlan, left_out: Sequence[Message]) -> None:
         report.line(report.start_line(made), sys.stderr)
     own = [*made.warnings]
     opens_store = made.listen is not None and made.backend != SCHEDULER
-    if made.nodes > 1 and opens_store and not capabilities.LISTENING_SOCKET.present:
+    is_shared = made.nodes > 1 or made.elastic
+    if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
         own.append(capabilities.warning_of_all_interfaces())
     shared = [*made.advice, *left_out] if made.speaks else []
     for warning in [*own, *shared]:

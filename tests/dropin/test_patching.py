@@ -15,6 +15,7 @@ import time
 from base64 import b64encode
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import permutations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -682,7 +683,14 @@ def test_comparisons_agree_with_each_other() -> None:
     assert (min(second, first), max(first, second)) == (first, second)
 
 
-@pytest.mark.parametrize("other", [Node("n9", 1, 0), "n9", 0, None], ids=repr)
+def test_who_joined_from_outside_of_the_job_comes_last() -> None:
+    """And agents that have no scheduler are ranked as torch does it."""
+    nodes = [Node("n1", 1, 0), RankedNode("n9", 1, 0, 1), RankedNode("n10", 1, 0, 0)]
+    for order in permutations([*nodes, Node("n11", 1, 0)]):
+        assert [node.addr for node in sorted(order)] == ["n10", "n9", "n1", "n11"]
+
+
+@pytest.mark.parametrize("other", ["n9", 0, None], ids=repr)
 def test_another_type_is_not_a_ranked_node(other: Any) -> None:
     node = RankedNode("n9", 1, 0, 0)
     assert node != other
@@ -888,6 +896,29 @@ def test_workers_meet_at_the_address_of_the_first_node(
 
 
 # --- listening --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize("may_join", [True, False])
+def test_who_finds_the_port_taken(
+    capsys: pytest.CaptureFixture[str], *, may_join: bool
+) -> None:
+    """By another agent of this world, if the plan says that this may be."""
+    where = ("127.0.0.2", _free_port("127.0.0.2"))
+    patches.apply_patches(_plan(listen=where, may_join=may_join))
+    parameters = _parameters("{}:{}".format(*where), is_host=1, read_timeout=20)
+    first = c10d_rendezvous_backend._create_tcp_store(parameters)
+    first.set("key", "value")
+    if not may_join:
+        with pytest.raises(LaunchError, match=f"port {where[1]}: ") as caught:
+            c10d_rendezvous_backend._create_tcp_store(parameters)
+        assert caught.value.code == "HPC081"
+        return
+    second = c10d_rendezvous_backend._create_tcp_store(parameters)
+    assert second.get("key") == b"value"
+    said = capsys.readouterr().err
+    assert said.startswith(f"torchrun_hpc: HPC156 cannot listen on {where[0]} port ")
+    assert said.endswith(": taken for an agent of this world, and joined\n")
 
 
 def _listening(port: int) -> set[str]:

@@ -312,11 +312,82 @@ def test_interactive_step_of_a_job_of_one_node_says_nothing():
 
 
 @pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
-def test_elastic_range_that_one_node_can_meet(job):
-    """A world of one node is one whatever range was typed: nobody can join it."""
+def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     made = planned(job=job, options={"nnodes": "1:2"})
-    assert made.nodes == 1
-    assert "GLOO_SOCKET_IFNAME" not in made.environment
+    assert "nnodes" not in made.options
+    assert (made.nodes, made.elastic, made.backend) == (1, True, "c10d")
+    port = endpoints.port_of(job.identity)
+    assert made.endpoint == f"jwb0001i:{port}"
+    assert (made.listen, made.may_join) == (("10.20.0.1", port), False)
+    assert (made.address, conf_of(made)["is_host"]) == ("10.20.0.1", "1")
+    assert made.options["local_addr"].value == "10.20.0.1"
+    assert made.options["rdzv_id"].value == job.identity
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    codes = [note.code for note in made.notes]
+    assert codes == (["HPC073"] if job.start is Start.INTERACTIVE_STEP else [])
+
+
+# What a second agent types, on which node, and whether it may be the host.
+JOINING = {
+    "on another node": ({"rdzv_endpoint": "jwb0001i:7"}, 1, False),
+    "on another node, a number": ({"rdzv_endpoint": "10.20.0.1:7"}, 1, False),
+    "on the same node": ({"rdzv_endpoint": "jwb0001i:7"}, 0, True),
+    "on the same node, a number": ({"rdzv_endpoint": "10.20.0.1:7"}, 0, True),
+}
+
+
+@pytest.mark.parametrize("case", JOINING)
+@pytest.mark.parametrize("with_job", [True, False])
+def test_an_agent_that_joins_by_hand(case, with_job):
+    options, rank, is_here = JOINING[case]
+    job = step(nodes=(THREE[rank],)) if with_job else None
+    options = options | {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "19.1"}
+    made = planned(rank, job=job, options=options, hostname=THREE[rank])
+    assert made.elastic
+    assert made.may_join
+    assert made.listen == (("10.20.0.1", 7) if is_here else None)
+    assert made.options.keys().isdisjoint({"nnodes", "rdzv_id"})
+    assert made.address == f"10.20.0.{rank + 1}"
+    if with_job:
+        assert conf_of(made)["is_host"] == str(int(is_here))
+
+
+@pytest.mark.parametrize("job", [None, step(nodes=("jwb0001",))])
+def test_who_says_that_it_is_the_host_does_not_join(job):
+    options = {"nnodes": "1:2", "rdzv_backend": "c10d"}
+    options |= {"rdzv_endpoint": "jwb0001i:7", "rdzv_conf": "is_host=1"}
+    assert not planned(job=job, options=options).may_join
+
+
+def test_nobody_joins_a_number_of_nodes():
+    assert not planned(options={"rdzv_endpoint": "jwb0001:7"}).may_join
+    assert not planned().elastic
+    assert not planned(options={"nnodes": "1:3"}).elastic
+    assert planned(options={"nnodes": "1:4"}).elastic
+
+
+@pytest.mark.parametrize("job", [None, step(), ONE_NODE_JOBS["step"]])
+def test_a_range_and_standalone(job):
+    made = planned(job=job, options={"nnodes": "1:2", "standalone": True})
+    assert made.options["nnodes"].value == "1"
+    text = "--nnodes=1:2 is 1: nobody can join with --standalone"
+    assert made.notes == (Message("HPC155", text),)
+
+
+@pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 7}])
+@pytest.mark.parametrize(("nodes", "nnodes"), [(1, "1:2"), (3, "2:4"), (3, "3:9")])
+def test_static_waits_for_the_highest_number(options, nodes, nnodes):
+    job = step(nodes=THREE[:nodes])
+    high = nnodes.partition(":")[2]
+    text = f"--nnodes={nnodes}, but the static rendezvous waits for {high} nodes"
+    error = refused("HPC157", text, job=job, options=options | {"nnodes": nnodes})
+    assert error.everywhere
+
+
+def test_one_node_whose_name_no_launcher_tells():
+    job = step(nodes=("",), hostname="jwb0001")
+    made = planned(job=job, options={"nnodes": "1:2"}, hostname="jwb0001")
+    assert (made.endpoint, made.address) == (f"jwb0001i:{PORT}", "10.20.0.1")
 
 
 @pytest.mark.parametrize("options", [{}, {"nnodes": "1"}])
