@@ -33,7 +33,7 @@ cluster-test: .venv/frameworks
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests/frameworks tests/cluster
 
 # Lightning, Accelerate, Transformers and DeepSpeed: 300 MB more.
-.venv/frameworks: .venv/installed requirements-frameworks.txt
+.venv/frameworks: .venv/installed requirements-frameworks.txt tests/frameworks/install.sh
 	tests/frameworks/install.sh $(BIN)
 	touch $@
 

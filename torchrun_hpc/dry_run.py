@@ -98,7 +98,9 @@ def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Me
 def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
     """Say whether the nodes meet in a store that is gone afterwards: not in a file."""
     conf = Value(args.rdzv_conf, "--rdzv_conf")
-    return plan.backend in {SCHEDULER, C10D, STATIC} and not rdzvconf.uses_file(conf)
+    if plan.backend == C10D:
+        return not rdzvconf.uses_file(conf)
+    return plan.backend in {SCHEDULER, STATIC}
 
 
 @contextlib.contextmanager

@@ -145,7 +145,9 @@ def endpoint_of(q: Inputs, job: Job) -> Endpoint:
         LaunchError: What was typed is not an endpoint, or there is no other.
     """
     port = port_of(job.identity)
-    host, port, typed = typed_endpoint(q, job.nodes[0], port)
+    # A launcher that tells no names may have started this node alone.
+    first = job.nodes[0] or (job.hostname if len(job.nodes) == 1 else "")
+    host, port, typed = typed_endpoint(q, first, port)
     if typed is None and not (host and job.same_everywhere):
         master, port, typed = _master(q, port, job)
         host = master or host

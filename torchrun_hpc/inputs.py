@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import rdzvconf
@@ -49,6 +49,7 @@ class Inputs:
         gpus: Number of GPUs that torch sees here.
         command: The command as typed, for messages.
         hostname: Name of this machine; empty if it is not known.
+        of_release: Variables that c10d of the installed torch needs to be right.
     """
 
     job: Job | None
@@ -61,6 +62,7 @@ class Inputs:
     gpus: int
     command: str
     hostname: str = ""
+    of_release: Mapping[str, Value] = field(default_factory=dict)
 
     def typed(self, name: str) -> Any:
         """Return what was typed for an option, ``None`` if nothing."""
@@ -73,20 +75,20 @@ class Inputs:
 
     @property
     def backend(self) -> str:
-        """The kind of the rendezvous."""
-        return str(self.typed("rdzv_backend") or (STATIC if self.is_static else C10D))
+        """The kind of the rendezvous that torchrun itself would take."""
+        if self.typed("standalone"):
+            return C10D  # torchrun ignores what is typed
+        static_only = ("node_rank", "master_addr", "master_port")
+        is_static = any(name in self.options for name in static_only)
+        return str(self.typed("rdzv_backend") or (STATIC if is_static else C10D))
 
     @property
     def is_static(self) -> bool:
-        """Whether torchrun itself would take its static rendezvous."""
-        if "rdzv_backend" in self.options:
-            return bool(self.typed("rdzv_backend") == STATIC)
-        static_only = ("node_rank", "master_addr", "master_port")
-        return any(name in self.options for name in static_only)
+        """Whether that is its static one."""
+        return self.backend == STATIC
 
     @property
     def is_c10d(self) -> bool:
-        """Whether the rendezvous is torch's c10d over TCP, by default or as typed."""
-        if self.is_static or rdzvconf.uses_file(self.options.get("rdzv_conf")):
-            return False
-        return self.typed("rdzv_backend") in (None, C10D)
+        """Whether that is its c10d, over TCP."""
+        conf = self.options.get("rdzv_conf")
+        return self.backend == C10D and not rdzvconf.uses_file(conf)

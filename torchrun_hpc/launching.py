@@ -39,7 +39,7 @@ from torchrun_hpc import (
 )
 from torchrun_hpc.abort import Known
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.inputs import C10D, SCHEDULER, Inputs
+from torchrun_hpc.inputs import SCHEDULER, Inputs
 from torchrun_hpc.patching import capabilities, patches
 from torchrun_hpc.rendezvous import handler, wording
 from torchrun_hpc.schedulers import pmi
@@ -147,9 +147,6 @@ def _launch(
     q, made = _plan(args, typed, job, command)
     known.plan = made
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
-    if made.backend == C10D:
-        for name, value in capabilities.variables().items():
-            os.environ.setdefault(name, value)
     try:
         with _rendezvous(args, made):
             checks.configure(args)
@@ -204,6 +201,7 @@ def _plan(
         gpus=checks.number_of_gpus(),
         command=command,
         hostname=socket.gethostname(),
+        of_release=capabilities.variables(),
     )
     made = plan.make_plan(q)
     for name, option in made.options.items():
@@ -229,7 +227,7 @@ def _rendezvous(args: argparse.Namespace, made: LaunchPlan) -> Iterator[None]:
 
 
 def _check_port(made: LaunchPlan) -> None:
-    if made.listen is None or len(made.ports) > 1:
+    if made.listen is None or len(made.ports) > 1 or made.may_join:
         return
     address, port = made.listen
     problem = network.port_problem(address, port)
@@ -248,8 +246,8 @@ def _dry_run(
     outcomes: Sequence[patches.Outcome],
 ) -> int:
     """Print what would be done, and return the exit code."""
-    conf = rdzvconf.parse(q.options.get("rdzv_conf"))
-    limit = int(conf.get("join_timeout", dry_run.LIMIT))
+    typed = q.options.get("rdzv_conf")
+    limit = rdzvconf.seconds(typed, made.backend, "join_timeout", dry_run.LIMIT)
     own = _description(args, q, made, outcomes)
     try:
         complete = dry_run.print_dry_run(args, made, own, limit)
@@ -275,7 +273,8 @@ def _announce(made: LaunchPlan, left_out: Sequence[Message]) -> None:
         report.line(report.start_line(made), sys.stderr)
     own = [*made.warnings]
     opens_store = made.listen is not None and made.backend != SCHEDULER
-    if made.nodes > 1 and opens_store and not capabilities.LISTENING_SOCKET.present:
+    is_shared = made.nodes > 1 or made.elastic
+    if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
         own.append(capabilities.warning_of_all_interfaces())
     shared = [*made.advice, *left_out] if made.speaks else []
     for warning in [*own, *shared]:

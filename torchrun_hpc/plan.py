@@ -60,6 +60,9 @@ class LaunchPlan:
         workers: Number of workers on this node.
         speaks: Whether this process reports what is the same on all nodes.
         ordered: Whether nodes are to be ranked by ``node_rank``.
+        elastic: Whether agents may join that this launch does not start.
+        may_join: Whether the port of a rendezvous that is to be hosted here may be
+            taken by another agent of this machine, which is then the host.
         identity: Names this launch and no other; empty without a scheduler.
         backend: Kind of the rendezvous: ``scheduler`` is ours, the others are torch's.
         endpoint: Where the nodes meet, for a person.
@@ -100,6 +103,8 @@ class LaunchPlan:
     site: Value | None = None
     interface: str = ""
     ordered: bool = False
+    elastic: bool = False
+    may_join: bool = False
     address: str | None = None
     listen: tuple[str, int] | None = None
     options: Mapping[str, Value] = field(default_factory=dict)
@@ -129,6 +134,10 @@ def make_plan(q: Inputs) -> LaunchPlan:
         LaunchError: Something that the user typed, or set, cannot work.
     """
     made = _make_plan(q)
+    rdzvconf.check(q.options.get("rdzv_conf"), made.backend)
+    if made.backend == C10D:
+        environment = {**made.environment, **variables.of_release(q)}
+        made = replace(made, environment=environment)
     if not q.typed("hpc_debug"):
         return made
     options = {**made.options}
@@ -141,7 +150,6 @@ def make_plan(q: Inputs) -> LaunchPlan:
 
 def _make_plan(q: Inputs) -> LaunchPlan:
     variables.check_gloo(q.environ, q.network)
-    rdzvconf.parse(q.options.get("rdzv_conf"))  # before anything is made of it
     _check_rendezvous(q)
     low, high = node_range(q.options)
     if one_node_is_typed(q.options):
@@ -153,7 +161,7 @@ def _make_plan(q: Inputs) -> LaunchPlan:
         raise problem
     if q.job.has_several_tasks:
         raise several_tasks(q.job, q.command, q.options.get("nproc_per_node"))
-    if len(q.job.nodes) == 1 and low == 1:
+    if len(q.job.nodes) == high == 1:
         return _one_node(q)
     _check_nnodes(q, q.job, low, high)
     where = {"rdzv_endpoint", "master_addr", "master_port"}
@@ -334,7 +342,7 @@ def _one_node(q: Inputs) -> LaunchPlan:
     else:
         options["local_addr"] = Value(LOOPBACK, rule)
     if q.typed("nnodes") is None or node_range(q.options)[1] > 1:
-        options["nnodes"] = Value("1", rule)  # nobody can join a world of one node
+        options["nnodes"] = Value("1", rule)  # nobody can join what is standalone
     return LaunchPlan(
         title=title_of(q, 1),
         nodes=1,
@@ -348,9 +356,20 @@ def _one_node(q: Inputs) -> LaunchPlan:
         listen=listen,
         options=options,
         environment=resources.worker_threads(q),
-        notes=_interactive_note(q) + _unused(q, "a world of one node"),
+        notes=(
+            *_range_note(q),
+            *_interactive_note(q),
+            *_unused(q, "a world of one node"),
+        ),
         advice=advice,
     )
+
+
+def _range_note(q: Inputs) -> tuple[Message, ...]:
+    if node_range(q.options)[1] == 1:
+        return ()
+    text = f"{q.options['nnodes']} is 1: nobody can join with --standalone"
+    return (Message("HPC155", text),)
 
 
 def _has_static_store(q: Inputs) -> bool:
@@ -416,7 +435,7 @@ def _one_node_listens(q: Inputs) -> tuple[str, int] | None:
         return None
     _check_resolves(q, host, typed)
     conf = rdzvconf.parse(q.options.get("rdzv_conf"))
-    if conf.get("is_host", "1").lower() in rdzvconf.FALSE:
+    if q.is_c10d and conf.get("is_host", "1").lower() in rdzvconf.FALSE:
         return None
     own = q.network.local_address(host)
     return None if own is None else (str(own), port)
@@ -462,6 +481,8 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         speaks=rank == 0 if backend == STATIC else is_host,
         endpoint=where if typed else q.typed("rdzv_endpoint"),
         backend=backend,
+        elastic=True,
+        may_join=_may_join(q),
         address=None if own is None else str(own),
         listen=(str(listen), port) if listen else None,
         interface=variables.interface_name(q.environ, environment),
@@ -471,6 +492,15 @@ def _as_typed(q: Inputs, nodes: int) -> LaunchPlan:
         advice=resources.advice(q, nodes),
         warnings=_foreign_master(backend, rank, typed, is_host=is_host),
     )
+
+
+def _may_join(q: Inputs) -> bool:
+    """Say whether who has the port may be another agent, at an endpoint of theirs.
+
+    As in torch's c10d, unless the user says who is the host.
+    """
+    conf = rdzvconf.parse(q.options.get("rdzv_conf"))
+    return q.is_c10d and "rdzv_endpoint" in q.options and "is_host" not in conf
 
 
 def _foreign_master(
@@ -531,10 +561,14 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     rank = job.node_rank
     if rank is None:
         raise outside()
+    elastic = node_range(q.options)[1] > len(job.nodes)
     endpoint = endpoints.endpoint_of(q, job)
     if q.is_static:
         _check_static(q, job, rank, endpoint)
     here = endpoints.view(q, job, rank, endpoint)
+    if elastic and len(job.nodes) == 1 and endpoint.node is None:
+        # Somebody else's, unless it is an address of this node.
+        here = replace(here, is_host=q.network.own_address(here.host) is not None)
     meets_here = q.is_static or q.is_c10d
     if meets_here and not here.reach:
         raise unreachable(q, job, endpoint, here)
@@ -551,14 +585,18 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         read_timeout=READ_TIMEOUT,
         join_timeout=JOIN_TIMEOUT,
     )
-    is_head = meets_here and conf["is_host"].lower() in rdzvconf.TRUE
+    is_host = here.is_host
+    if q.is_c10d:
+        is_host = conf["is_host"].lower() in rdzvconf.TRUE
+    is_head = meets_here and is_host
     # A host that is known by another name elsewhere must take what comes.
     address = q.network.own_address(here.reach) if not here.fell_back else None
     derived = _job_options(q, job, here)
     options = {k: v for k, v in derived.items() if k not in q.options}
     # Everything but static ignores it, and torch would warn that it does.
     node_rank = rank if q.is_static else 0
-    options["node_rank"] = Value(node_rank, job.sources["node_rank"])
+    source = job.sources.get("node_rank", job.sources["nodes"])
+    options["node_rank"] = Value(node_rank, source)
     if meets_here:
         reach = endpoints.join_endpoint(here.reach, here.port)
         source = endpoint_source(q, job, endpoint, here)
@@ -586,11 +624,13 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         site=site_of(q),
         interface=variables.interface_name(q.environ, environment),
         ordered=not q.is_static,
+        elastic=elastic,
+        may_join=elastic and _may_join(q),
         address=None if here.own is None else str(here.own),
         listen=(str(address), here.port) if is_head and address else None,
         options=options,
         environment=environment,
-        notes=_notes(q, endpoint, here),
+        notes=_notes(q, endpoint, here) + _interactive_note(q),
         advice=resources.advice(q, len(job.nodes)),
         suspicion=_suspicion(q),
         warnings=warnings_of(q, job, rank, here),
@@ -671,8 +711,10 @@ def endpoint_source(
     typed = endpoint.typed
     parts = [str(typed)]
     if typed is None:
-        first = f"first of {job.sources['nodes']}"
-        parts = [first if job.nodes[0] else f"by {job.sources['head']}"]
+        parts = [f"first of {job.sources['nodes']}"]
+        if not job.nodes[0]:
+            one = len(job.nodes) == 1
+            parts = ["this node" if one else f"by {job.sources['head']}"]
     if here.host != endpoint.plain and q.site:
         parts.append(f"{here.host} by site {q.site.name}")
     if here.reach != here.host:
@@ -700,6 +742,16 @@ def _check_nnodes(q: Inputs, job: Job, low: int, high: int) -> None:
 
 
 def _check_static(q: Inputs, job: Job, rank: int, endpoint: endpoints.Endpoint) -> None:
+    high = node_range(q.options)[1]
+    if high > len(job.nodes):
+        raise LaunchError(
+            "HPC157",
+            f"{q.options['nnodes']}, but the static rendezvous waits for "
+            f"{count(high, 'node')}, and this was started on "
+            f"{count(len(job.nodes), 'node')} ({job.sources['nodes']}). Leave the "
+            "option out, or type --rdzv_backend=c10d, which nodes may join",
+            everywhere=True,
+        )
     typed = q.options.get("node_rank")
     if typed is not None and typed.value != rank:
         raise LaunchError(

@@ -45,6 +45,11 @@ def debugging(environ: Mapping[str, str]) -> dict[str, Value]:
     }
 
 
+def of_release(q: Inputs) -> dict[str, Value]:
+    """Return the variables of torch's release that are not set."""
+    return {name: v for name, v in q.of_release.items() if not q.environ.get(name)}
+
+
 def interface_name(environ: Mapping[str, str], environment: Mapping[str, Value]) -> str:
     """Return the interfaces of gloo, and of NCCL where they are others."""
     gloo, nccl = (

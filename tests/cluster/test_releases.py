@@ -90,6 +90,34 @@ def test_an_elastic_range(unpadded: Cluster) -> None:
         ]
 
 
+@pytest.mark.release("elastic")
+@pytest.mark.parametrize("host", ["n9", "n10"])
+def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
+    """It has no scheduler; the first one is a step of one node, with a typed range."""
+    options = ("--nnodes=1:2", "--rdzv_conf=last_call_timeout=60")
+    first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=FAST)
+    try:
+        assert first.stderr is not None
+        told = next(line for line in first.stderr if "HPC001" in line)
+        where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
+        assert where, told
+        typed = ("--rdzv_backend=c10d", f"--rdzv_id={where[1]}")
+        endpoint = f"--rdzv_endpoint={where[2]}"
+        line = [*HPC, *options, *typed, endpoint, WORLD]
+        second = unpadded.run(line, host=host, env=ENVIRON)
+        out, err = first.communicate(timeout=60)
+    finally:
+        unpadded.end(first)
+    assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
+    assert column(workers(out + second.stdout), "RANK", "host", "MASTER_ADDR") == [
+        ("0", "n9", "10.20.0.1"),
+        ("1", host, "10.20.0.1"),
+    ]
+    # On the same node the port is taken, and by whom.
+    joined = [line for line in own_lines(second.stderr) if "HPC156" in line]
+    assert len(joined) == (host == "n9"), second.stderr
+
+
 @pytest.mark.release("hostile")
 def test_a_program_in_the_store_of_torchs_rendezvous(
     unpadded: Cluster, tmp_path: Path

@@ -484,4 +484,6 @@ def test_what_torchs_rendezvous_is_told(
     some = Capability("==2.5.*", present, is_fault=True)
     monkeypatch.setattr(capabilities, "SHARED_RENDEZVOUS_STORE", some)
     told = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    assert capabilities.variables() == (told if present else {})
+    found = capabilities.variables()
+    assert {k: v.value for k, v in found.items()} == (told if present else {})
+    assert {v.source for v in found.values()} <= {f"torch {torch.__version__}"}

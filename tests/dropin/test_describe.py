@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from side_by_side import clean_environ, run
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import local_elastic_agent
@@ -22,7 +23,8 @@ from torch.distributed.launcher import api
 
 import torchrun_hpc
 from torchrun_hpc import describing, network
-from torchrun_hpc.patching import patches
+from torchrun_hpc.patching import capabilities, patches
+from torchrun_hpc.patching.capabilities import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +86,13 @@ def test_no_scheduler(argv: list[Any]) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_one_node_of_a_job(environment: Callable[..., None]) -> None:
+@pytest.mark.parametrize("needed", [True, False])
+def test_one_node_of_a_job(
+    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *, needed: bool
+) -> None:
+    """With a torch whose c10d needs a variable to be right, and with another one."""
+    release = Capability("==2.5.*", needed, is_fault=True)
+    monkeypatch.setattr(capabilities, "SHARED_RENDEZVOUS_STORE", release)
     environment("slurm-srun-3-nodes", **ONE_NODE, PET_RDZV_ID="mine")
     found = torchrun_hpc.describe(["--nproc-per-node=2", "--max-restarts", "3"])
     assert found["job"] is not None
@@ -99,7 +107,11 @@ def test_one_node_of_a_job(environment: Callable[..., None]) -> None:
     }
     assert found["options"]["rdzv_id"] == {"value": "mine", "source": "PET_RDZV_ID"}
     assert found["options"]["rdzv_endpoint"]["value"] == "localhost:0"
-    assert found["exports"] == {"OMP_NUM_THREADS": "1"}
+    told = {capabilities.UNSHARED: "1"} if needed else {}
+    assert found["exports"] == {"OMP_NUM_THREADS": "1", **told}
+    assert found["plan"]["environment"].get(capabilities.UNSHARED) == (
+        {"value": "1", "source": f"torch {torch.__version__}"} if needed else None
+    )
     for word in ("--nproc_per_node=2", "--max_restarts=3", "--rdzv_id=mine"):
         assert word in found["command"]
 

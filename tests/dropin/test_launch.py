@@ -187,6 +187,9 @@ LINES = {
     "run path": Line(("--run-path",), "{folder}/report.py"),
     "c10d": Line((*_C10D, "--rdzv-id=my-job"), same=(_RUN,)),
     "conf": Line((*_C10D, "--rdzv-conf", "join_timeout=30,read_timeout=30")),
+    "conf, unread": Line(
+        (*_C10D, "--rdzv-conf=timeout='5',foo_timeout=1.5,rank=x,join_timeout=+3_0")
+    ),
     "conf, empty": Line((*_C10D, "--rdzv-conf=")),
     "endpoint, empty": Line(("--rdzv-endpoint=",)),
     "endpoint": Line(("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}")),

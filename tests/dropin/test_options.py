@@ -571,6 +571,13 @@ WRONG = [
         "maybe",
     ),
     (["--rdzv-conf=join_timeout=x", SCRIPT], {}, "HPC019", "join_timeout"),
+    (["--rdzv-conf=endpoint=x", SCRIPT], {}, "HPC019", "endpoint is set by"),
+    (
+        ["--rdzv-conf=timeout=0", "--master-port=0", SCRIPT],
+        {},
+        "HPC019",
+        "timeout=0 is not a number of seconds",
+    ),
     (
         ["--rdzv-conf=read_timeout=0", "--rdzv-backend=c10d", SCRIPT],
         {},

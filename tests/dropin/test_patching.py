@@ -15,6 +15,7 @@ import time
 from base64 import b64encode
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import permutations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -500,13 +501,31 @@ def test_a_state_is_read_as_it_was_written(nodes: int) -> None:
     assert [node.node_rank for node in read.participants] == list(range(nodes))
 
 
+# As torch's own test has it (dynamic_rendezvous_test.py): nodes that take part, as many
+# that wait, and the longest that they may be in the store.
+@pytest.mark.parametrize(
+    ("nodes", "limit"), [(5, 2048), (50, 16_384), (500, 163_840), (5000, 1_638_400)]
+)
+def test_a_state_is_no_larger_than_torchs_own(nodes: int, limit: int) -> None:
+    state = _state(0)
+    for number in range(nodes):
+        runs, waits = (
+            Node(f"dummy{number}.{'-'.join([name] * 4)}.com", pid, number)
+            for name, pid in (("dummy1", 12345), ("dummy2", 67890))
+        )
+        state.participants[runs] = number
+        state.wait_list.add(waits)
+        for node in runs, waits:
+            state.last_heartbeats[node] = datetime.now(ZONE)
+    written = len(b64encode(StateAsJson.dumps(state)))
+    assert written <= min(limit, len(b64encode(pickle.dumps(state))))
+
+
 def _fields(**changes: Any) -> bytes:
     fields = json.loads(StateAsJson.dumps(_state()))
     return json.dumps({**fields, **changes}).encode()
 
 
-NAIVE, AWARE = "2026-01-02T03:04:05", "2026-01-02T03:04:05+00:00"
-NOW, OTHER = (AWARE, NAIVE) if ZONE else (NAIVE, AWARE)
 NOT_A_STATE = {
     "a pickle": pickle.dumps(State()),
     "no JSON": b"{",
@@ -523,19 +542,28 @@ NOT_A_STATE = {
     "a round with a point": _fields(round=1.5),
     "a round without end": _fields(round=float("inf")),
     "a flag of numbers": _fields(complete=1),
-    "a deadline of numbers": _fields(deadline=1),
-    "a deadline of another form": _fields(deadline="tomorrow"),
-    "a deadline of another torch": _fields(deadline=OTHER),
+    "a deadline of text": _fields(deadline="2026-01-02T03:04:05"),
+    "a deadline with a point": _fields(deadline=1.5),
+    "a deadline after the last year": _fields(deadline=10**18),
+    "a deadline of very many digits": _fields(deadline=10**1000),
     "participants by name": _fields(participants={"n9": 0}),
-    "a rank of text": _fields(participants=[[["n9", 1, 0, 0], "0"]]),
-    "a node of two": _fields(wait_list=[["n9", 1]]),
-    "a node of five": _fields(wait_list=[["n9", 1, 0, 0, 0]]),
-    "a node of text": _fields(wait_list=["n9_1_0"]),
-    "a node without name": _fields(wait_list=[[None, 1, 0]]),
-    "a process of text": _fields(wait_list=[["n9", "1", 0]]),
-    "heartbeats of numbers": _fields(last_heartbeats=[[["n9", 1, 0], 5]]),
-    "heartbeats without node": _fields(last_heartbeats=[[NOW, NOW]]),
-    "a heartbeat of another torch": _fields(last_heartbeats=[[["n9", 1, 0], OTHER]]),
+    "a rank of text": _fields(participants=[[0, "0"]]),
+    "a rank of nobody": _fields(participants=[[9, 0]]),
+    "a rank before the first": _fields(participants=[[-1, 0]]),
+    "a rank of true": _fields(participants=[[True, 0]]),
+    "a rank of a node": _fields(participants=[[["n9", 1, 0], 0]]),
+    "a node of two": _fields(nodes=[["n9", 1]]),
+    "a node of five": _fields(nodes=[["n9", 1, 0, 0, 0]]),
+    "a node of text": _fields(nodes=["n9_1_0"]),
+    "a node without name": _fields(nodes=[[None, 1, 0]]),
+    "a process of text": _fields(nodes=[["n9", "1", 0]]),
+    "no nodes": _fields(nodes=[]),
+    "nodes by name": _fields(nodes={"n9": 0}),
+    "who waits, by name": _fields(wait_list=["n9"]),
+    "nobody who waits": _fields(wait_list=[9]),
+    "heartbeats of text": _fields(last_heartbeats=[[0, "2026-01-02T03:04:05"]]),
+    "heartbeats without time": _fields(last_heartbeats=[[0]]),
+    "heartbeats without end": _fields(last_heartbeats=[[0, float("inf")]]),
 }
 
 
@@ -655,7 +683,14 @@ def test_comparisons_agree_with_each_other() -> None:
     assert (min(second, first), max(first, second)) == (first, second)
 
 
-@pytest.mark.parametrize("other", [Node("n9", 1, 0), "n9", 0, None], ids=repr)
+def test_who_joined_from_outside_of_the_job_comes_last() -> None:
+    """And agents that have no scheduler are ranked as torch does it."""
+    nodes = [Node("n1", 1, 0), RankedNode("n9", 1, 0, 1), RankedNode("n10", 1, 0, 0)]
+    for order in permutations([*nodes, Node("n11", 1, 0)]):
+        assert [node.addr for node in sorted(order)] == ["n10", "n9", "n1", "n11"]
+
+
+@pytest.mark.parametrize("other", ["n9", 0, None], ids=repr)
 def test_another_type_is_not_a_ranked_node(other: Any) -> None:
     node = RankedNode("n9", 1, 0, 0)
     assert node != other
@@ -841,7 +876,7 @@ def test_workers_meet_at_the_address_of_the_first_node(
     if which == OURS:
         _patch_all(address=None, ordered=False)
         for name, value in capabilities.variables().items():
-            monkeypatch.setenv(name, value)
+            monkeypatch.setenv(name, value.value)
     addresses = ("127.0.0.3", "127.0.0.2")
     handlers, port = _two_agents(*addresses)
     found = _meet(handlers)
@@ -861,6 +896,29 @@ def test_workers_meet_at_the_address_of_the_first_node(
 
 
 # --- listening --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize("may_join", [True, False])
+def test_who_finds_the_port_taken(
+    capsys: pytest.CaptureFixture[str], *, may_join: bool
+) -> None:
+    """By another agent of this world, if the plan says that this may be."""
+    where = ("127.0.0.2", _free_port("127.0.0.2"))
+    patches.apply_patches(_plan(listen=where, may_join=may_join))
+    parameters = _parameters("{}:{}".format(*where), is_host=1, read_timeout=20)
+    first = c10d_rendezvous_backend._create_tcp_store(parameters)
+    first.set("key", "value")
+    if not may_join:
+        with pytest.raises(LaunchError, match=f"port {where[1]}: ") as caught:
+            c10d_rendezvous_backend._create_tcp_store(parameters)
+        assert caught.value.code == "HPC081"
+        return
+    second = c10d_rendezvous_backend._create_tcp_store(parameters)
+    assert second.get("key") == b"value"
+    said = capsys.readouterr().err
+    assert said.startswith(f"torchrun_hpc: HPC156 cannot listen on {where[0]} port ")
+    assert said.endswith(": taken for an agent of this world, and joined\n")
 
 
 def _listening(port: int) -> set[str]:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4
 PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
+# What install.sh has compiled of DeepSpeed, and what the compiler said if it failed.
+EXTENSIONS = Path(sys.prefix, "torch_extensions")
+FAILED = EXTENSIONS.with_suffix(".log")
 
 # By name: the package to import, the script, and what the framework, on CPUs, calls
 # the environment of a launch by torchrun.
@@ -48,11 +52,17 @@ def test_an_unchanged_script(
     _need(framework)
     tasks, launcher = MODES[mode]
     script = SCRIPTS / FRAMEWORKS[framework][1]
-    # Where DeepSpeed compiles. A process that is killed there leaves a lock behind, for
-    # which all later ones would wait.
-    env = JUELICH | {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    env, built = JUELICH, {}
+    if framework == "deepspeed":
+        # Its own copy: a process that is killed leaves a lock behind, for which all
+        # later ones would wait.
+        copy = shutil.copytree(EXTENSIONS, tmp_path / "extensions")
+        env = JUELICH | {"TORCH_EXTENSIONS_DIR": str(copy)}
+        built = _built(tmp_path)
+        assert built
     done = cluster.srun("-N2", tasks, *launcher, script, env=env, timeout=170)
     _check(done, framework)
+    assert _built(tmp_path) == built  # no test waits for a compiler
 
 
 def test_accelerate_launch(cluster: Cluster) -> None:
@@ -76,8 +86,17 @@ def _need(framework: str) -> None:
         if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
             pytest.fail(reason)
         pytest.skip(reason)
-    if framework == "deepspeed" and not (shutil.which("c++") and PYTHON_H.exists()):
-        pytest.skip("on CPUs DeepSpeed compiles a part of itself: no c++ or Python.h")
+    if framework == "deepspeed" and not EXTENSIONS.exists():
+        if not (shutil.which("c++") and PYTHON_H.exists()):
+            pytest.skip("on CPUs DeepSpeed compiles a part of itself: no c++, Python.h")
+        said = FAILED.read_text() if FAILED.exists() else "nobody has tried"
+        pytest.fail(f"tests/frameworks/install.sh has not built DeepSpeed: {said}")
+
+
+def _built(folder: Path) -> dict[Path, int]:
+    """Return what compilers have made below a folder, and when."""
+    made = (path for kind in ("o", "so") for path in folder.rglob(f"*.{kind}"))
+    return {path: path.stat().st_mtime_ns for path in made}
 
 
 def _check(done: subprocess.CompletedProcess[str], framework: str) -> None:

@@ -25,8 +25,9 @@ from nodes import (
     step,
 )
 
-from torchrun_hpc import endpoints, plan, report, schedulers
+from torchrun_hpc import endpoints, plan, rdzvconf, report, schedulers
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.inputs import Value
 from torchrun_hpc.job import Start, Task
 from torchrun_hpc.schedulers import flux, hydra, openmpi, pals, slurm
 from torchrun_hpc.schedulers.process import Process
@@ -357,11 +358,82 @@ def test_interactive_step_of_a_job_of_one_node_says_nothing():
 
 
 @pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
-def test_elastic_range_that_one_node_can_meet(job):
-    """A world of one node is one whatever range was typed: nobody can join it."""
+def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     made = planned(job=job, options={"nnodes": "1:2"})
-    assert made.nodes == 1
-    assert "GLOO_SOCKET_IFNAME" not in made.environment
+    assert "nnodes" not in made.options
+    assert (made.nodes, made.elastic, made.backend) == (1, True, "c10d")
+    port = endpoints.port_of(job.identity)
+    assert made.endpoint == f"jwb0001i:{port}"
+    assert (made.listen, made.may_join) == (("10.20.0.1", port), False)
+    assert (made.address, conf_of(made)["is_host"]) == ("10.20.0.1", "1")
+    assert made.options["local_addr"].value == "10.20.0.1"
+    assert made.options["rdzv_id"].value == job.identity
+    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    codes = [note.code for note in made.notes]
+    assert codes == (["HPC073"] if job.start is Start.INTERACTIVE_STEP else [])
+
+
+# What a second agent types, on which node, and whether it may be the host.
+JOINING = {
+    "on another node": ({"rdzv_endpoint": "jwb0001i:7"}, 1, False),
+    "on another node, a number": ({"rdzv_endpoint": "10.20.0.1:7"}, 1, False),
+    "on the same node": ({"rdzv_endpoint": "jwb0001i:7"}, 0, True),
+    "on the same node, a number": ({"rdzv_endpoint": "10.20.0.1:7"}, 0, True),
+}
+
+
+@pytest.mark.parametrize("case", JOINING)
+@pytest.mark.parametrize("with_job", [True, False])
+def test_an_agent_that_joins_by_hand(case, with_job):
+    options, rank, is_here = JOINING[case]
+    job = step(nodes=(THREE[rank],)) if with_job else None
+    options = options | {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "19.1"}
+    made = planned(rank, job=job, options=options, hostname=THREE[rank])
+    assert made.elastic
+    assert made.may_join
+    assert made.listen == (("10.20.0.1", 7) if is_here else None)
+    assert made.options.keys().isdisjoint({"nnodes", "rdzv_id"})
+    assert made.address == f"10.20.0.{rank + 1}"
+    if with_job:
+        assert conf_of(made)["is_host"] == str(int(is_here))
+
+
+@pytest.mark.parametrize("job", [None, step(nodes=("jwb0001",))])
+def test_who_says_that_it_is_the_host_does_not_join(job):
+    options = {"nnodes": "1:2", "rdzv_backend": "c10d"}
+    options |= {"rdzv_endpoint": "jwb0001i:7", "rdzv_conf": "is_host=1"}
+    assert not planned(job=job, options=options).may_join
+
+
+def test_nobody_joins_a_number_of_nodes():
+    assert not planned(options={"rdzv_endpoint": "jwb0001:7"}).may_join
+    assert not planned().elastic
+    assert not planned(options={"nnodes": "1:3"}).elastic
+    assert planned(options={"nnodes": "1:4"}).elastic
+
+
+@pytest.mark.parametrize("job", [None, step(), ONE_NODE_JOBS["step"]])
+def test_a_range_and_standalone(job):
+    made = planned(job=job, options={"nnodes": "1:2", "standalone": True})
+    assert made.options["nnodes"].value == "1"
+    text = "--nnodes=1:2 is 1: nobody can join with --standalone"
+    assert made.notes == (Message("HPC155", text),)
+
+
+@pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 7}])
+@pytest.mark.parametrize(("nodes", "nnodes"), [(1, "1:2"), (3, "2:4"), (3, "3:9")])
+def test_static_waits_for_the_highest_number(options, nodes, nnodes):
+    job = step(nodes=THREE[:nodes])
+    high = nnodes.partition(":")[2]
+    text = f"--nnodes={nnodes}, but the static rendezvous waits for {high} nodes"
+    error = refused("HPC157", text, job=job, options=options | {"nnodes": nnodes})
+    assert error.everywhere
+
+
+def test_one_node_whose_name_no_launcher_tells():
+    job = step(nodes=("",), hostname="jwb0001")
+    made = planned(job=job, options={"nnodes": "1:2"}, hostname="jwb0001")
+    assert (made.endpoint, made.address) == (f"jwb0001i:{PORT}", "10.20.0.1")
 
 
 @pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 1}])
@@ -810,6 +882,39 @@ def test_file_store_has_a_path_for_an_endpoint(rank):
     assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
 
 
+# --- variables of torch's release -----------------------------------------------------
+
+UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Value("1", "torch 2.5.1")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_c10d"),
+    [
+        ({}, False),  # ours
+        ({"options": {"hpc_rendezvous": "c10d"}}, True),
+        ({"options": {"nnodes": "2:3"}}, True),
+        ({"options": {"rdzv_backend": "static"}}, False),
+        ({"options": {"standalone": True}}, True),
+        ({"options": {"standalone": True, "rdzv_backend": "static"}}, True),
+        ({"job": None}, True),
+        ({"job": None, "options": {"master_port": 1}}, False),
+        ({"job": None, "options": {"nnodes": "2", "rdzv_endpoint": "::1"}}, False),
+        ({"options": {"rdzv_backend": "etcd", "rdzv_endpoint": "e:1"}}, False),
+    ],
+)
+def test_what_torchs_release_needs_with_c10d_is_planned(changes, is_c10d):
+    made = planned(of_release=UNSHARED, **changes)
+    found = {k: v for k, v in made.environment.items() if k in UNSHARED}
+    assert found == (UNSHARED if is_c10d else {})
+
+
+@pytest.mark.parametrize(("value", "is_planned"), [("0", False), ("", True)])
+def test_what_torchs_release_needs_may_be_set_otherwise(value, is_planned):
+    environ = dict.fromkeys(UNSHARED, value)
+    made = planned(job=None, of_release=UNSHARED, environ=environ)
+    assert (UNSHARED.items() <= made.environment.items()) is is_planned
+
+
 # --- addresses ----------------------------------------------------------------------
 
 
@@ -1215,14 +1320,108 @@ def test_typed_host_wins(rank, is_host, listens):
         ("read_timeout=-1", "read_timeout=-1 is not a number of seconds"),
         ("read_timeout=0", "read_timeout=0 is not a number of seconds"),
         ("read_timeout=1.5", "read_timeout=1.5 is not a number of seconds"),
-        ("close_timeout=٣", "close_timeout=٣ is not a number of seconds"),
+        ("close_timeout='5'", "close_timeout='5' is not a number of seconds"),
+        ("join_timeout=99999999999999999", " is not a number of seconds"),
+        ("last_call_timeout=999999999999", " is not a number of seconds"),
+        (f"join_timeout={'9' * 5000}", " is not a number of seconds"),
         ("store_type=hash", "store_type=hash: type one of tcp, file"),
         ("keep_alive_interval=0", "keep_alive_interval=0 is not a whole number"),
         ("keep_alive_max_attempt=1.5", "keep_alive_max_attempt=1.5 is not a whole"),
+        ("keep_alive_max_attempt=-1", "keep_alive_max_attempt=-1 is not a whole"),
+        ("endpoint=n1:1", "endpoint is set by --rdzv-endpoint. Leave it out here"),
+        ("self=1", "self is set by torch"),
     ],
 )
-def test_conf_that_torch_could_not_read(conf, message):
-    assert refused("HPC019", message, options={"rdzv_conf": conf}).everywhere
+@pytest.mark.parametrize("rendezvous", ["scheduler", "c10d"])
+def test_conf_that_torch_could_not_read(conf, message, rendezvous):
+    options = {"rdzv_conf": conf, "hpc_rendezvous": rendezvous}
+    assert refused("HPC019", message, options=options).everywhere
+
+
+# What is typed, and which backends read it, so that they could not.
+READ_BY = {
+    "timeout='5'": {"static", "etcd"},
+    "timeout=1.5": {"static", "etcd"},
+    "timeout=0": {"static"},
+    "timeout=-5": {"static"},
+    "foo_timeout=1.5": set(),
+    "connect_timeout=1.5": set(),
+    "rank=first": set(),
+    "is_host=maybe": {"scheduler", "c10d"},
+    "store_type=redis": {"scheduler", "c10d"},
+    "store_type=file,is_host=maybe": set(),
+    "store_type=file,read_timeout=0": {"etcd-v2"},
+    "read_timeout=0": {"scheduler", "c10d", "etcd-v2"},
+    "join_timeout=1.5": {"scheduler", "c10d", "etcd-v2"},
+    "heartbeat_timeout=x": {"scheduler", "c10d", "etcd-v2"},
+    "keep_alive_interval=0": {"scheduler", "c10d", "etcd-v2"},
+    "last_call_timeout=0": {"scheduler", "c10d", "etcd-v2"},
+    "last_call_timeout=x": {"scheduler", "c10d", "etcd-v2", "etcd"},
+    "protocol=ftp": {"etcd", "etcd-v2"},
+    "protocol=HTTP": {"etcd"},
+    # As Python reads a number.
+    "join_timeout=+1_0,read_timeout=٣": set(),
+    "timeout= 5 ": set(),
+}
+# What is typed for a backend, and from where.
+BACKENDS = {
+    "scheduler": {},
+    "c10d": {"hpc_rendezvous": "c10d"},
+    "static": {"rdzv_backend": "static"},
+    "etcd": {"rdzv_backend": "etcd", "rdzv_endpoint": "keeper:2379"},
+    "etcd-v2": {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "keeper:2379"},
+    "somebody's": {"rdzv_backend": "theirs", "rdzv_endpoint": "keeper:1"},
+}
+
+
+@pytest.mark.parametrize("conf", READ_BY)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_backend_does_not_read_may_be_anything(backend, conf):
+    options = BACKENDS[backend] | {"rdzv_conf": conf}
+    if backend in READ_BY[conf]:
+        refused("HPC019", f"--rdzv_conf={conf}: ", options=options)
+        return
+    made = planned(options=options)
+    written = made.options.get("rdzv_conf")
+    assert written is None or "".join(conf.split()) in written.value
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "read"),
+    [
+        (None, {}, "is_host=maybe"),
+        (None, {"standalone": True, "rdzv_backend": "static"}, "is_host=maybe"),
+        (None, {"standalone": True, "node_rank": 1}, "is_host=maybe"),
+        (None, {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}, "timeout=0"),
+        (None, {"nnodes": "1", "master_port": 1}, "timeout=0"),
+        ("step", {"standalone": True, "rdzv_backend": "static"}, "is_host=maybe"),
+        ("step", {}, "is_host=maybe"),
+        ("step", {"master_port": 1}, "timeout=0"),
+    ],
+)
+def test_the_backend_in_force_reads_them(job, options, read):
+    """Torchrun's default differs, and --standalone is stronger than what is typed."""
+    job = ONE_NODE_JOBS["step"] if job else None
+    unread = {"is_host=maybe": "timeout=0", "timeout=0": "is_host=maybe"}[read]
+    refused("HPC019", read, job=job, options=options | {"rdzv_conf": read})
+    planned(job=job, options=options | {"rdzv_conf": unread})
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_static_does_not_read_who_hosts(rank):
+    options = {"rdzv_backend": "static", "rdzv_conf": f"is_host={rank}"}
+    made = planned(rank, options=options)
+    assert made.is_head is (rank == 0)
+    assert (made.listen is not None) is (rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"), [("c10d", 12), ("scheduler", 12), ("static", 60)]
+)
+def test_a_number_of_seconds_that_a_backend_reads(backend, expected):
+    conf = Value("join_timeout=12", "--rdzv_conf")
+    assert rdzvconf.seconds(conf, backend, "join_timeout", 60) == expected
+    assert rdzvconf.seconds(None, backend, "join_timeout", 60) == 60
 
 
 # --- variables ----------------------------------------------------------------------

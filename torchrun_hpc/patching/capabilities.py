@@ -23,6 +23,7 @@ from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.inputs import Value
 
 if TYPE_CHECKING:
     import argparse
@@ -174,9 +175,12 @@ def option(args: argparse.Namespace, name: str) -> Any:
     return getattr(args, name, _OPTIONS[name])
 
 
-def variables() -> dict[str, str]:
-    """Return what torch's own rendezvous reads, where it needs it to be right."""
-    return {UNSHARED: "1"} if SHARED_RENDEZVOUS_STORE.present else {}
+def variables() -> dict[str, Value]:
+    """Return the variables that torch's own rendezvous needs to be right."""
+    found = {}
+    if SHARED_RENDEZVOUS_STORE.present:
+        found[UNSHARED] = Value("1", f"torch {torch.__version__}")
+    return found
 
 
 def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:

@@ -50,7 +50,7 @@ def fits() -> bool:
 def apply(plan: LaunchPlan) -> None:
     """Count the nodes that have left, and let the host wait for all."""
     _hosted.clear()
-    if plan.nodes == 1:
+    if plan.nodes == 1 and not plan.elastic:
         return
     for handler in HANDLERS:
         replace(handler, "shutdown", _counting(handler.shutdown, plan))

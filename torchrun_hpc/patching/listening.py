@@ -89,24 +89,41 @@ def _maker(original: Any, plan: LaunchPlan) -> Any:
         **options: Any,
     ) -> Any:
         options.update(world_size=world_size, timeout=timeout)
-        if not is_master:
-            _wait_for(host, port, timeout.total_seconds(), plan)
-            return original(host, port, is_master=False, **options)
-        if plan.listen is not None and plan.listen[1] == 0:
-            port = 0  # torch's own may be fixed, as with --standalone in 2.0
-        if plan.listen is not None and capabilities.LISTENING_SOCKET.present:
-            store = _serve(original, plan.listen[0], port, options)
-        else:
+        if is_master:
             try:
-                store = original(host, port, is_master=True, **options)
-            except RuntimeError:
-                if plan.listen is not None:
-                    _check_free(plan.listen[0], port)
-                raise
-        leaving.hosts(store)
-        return store
+                store = _open(original, host, port, plan, options)
+            except LaunchError as error:
+                if not plan.may_join:
+                    raise
+                text = f"{error}: taken for an agent of this world, and joined"
+                report.line(Message("HPC156", text), sys.stderr)
+            else:
+                leaving.hosts(store)
+                return store
+        _wait_for(host, port, timeout.total_seconds(), plan)
+        return original(host, port, is_master=False, **options)
 
     return make
+
+
+def _open(
+    original: Any, host: str, port: int, plan: LaunchPlan, options: dict[str, Any]
+) -> Any:
+    """Open the store that others connect to.
+
+    Raises:
+        LaunchError: It is known why the plan's address cannot be listened on.
+    """
+    if plan.listen is not None and plan.listen[1] == 0:
+        port = 0  # torch's own may be fixed, as with --standalone in 2.0
+    if plan.listen is not None and capabilities.LISTENING_SOCKET.present:
+        return _serve(original, plan.listen[0], port, options)
+    try:
+        return original(host, port, is_master=True, **options)
+    except RuntimeError:
+        if plan.listen is not None:
+            _check_free(plan.listen[0], port)
+        raise
 
 
 def _server(original: Any, plan: LaunchPlan) -> Any:

@@ -7,6 +7,7 @@ comes before n9, and MASTER_ADDR follows rank 0 to whatever node that is.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -54,13 +55,18 @@ class RankedNode(getattr(_torch, "_NodeDesc", object)):  # type: ignore[misc]
 
 
 def _compare(operation: Any, one: RankedNode, other: Any) -> Any:
-    """Compare by rank; a second agent on a node comes after the first."""
-    if not isinstance(other, RankedNode):
+    """Compare by rank; a second agent on a node comes after the first.
+
+    Who has joined from outside of the job has no rank, and comes last.
+    """
+    if not isinstance(other, _torch._NodeDesc):
         return NotImplemented
-    return operation(
-        (one.node_rank, one.addr, one.pid, one.local_id),
-        (other.node_rank, other.addr, other.pid, other.local_id),
-    )
+    return operation(_key(one), _key(other))
+
+
+def _key(node: Any) -> tuple[float | str, ...]:
+    rank = getattr(node, "node_rank", math.inf)
+    return rank, node.addr, node.pid, node.local_id
 
 
 class _Generator:

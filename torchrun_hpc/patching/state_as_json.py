@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -25,13 +25,15 @@ IS_FOR = capabilities.EVERY
 _torch: Any = dynamic_rendezvous
 _FLAGS = ("complete", "closed")
 _SETS = ("wait_list", "redundancy_list")
+_NODES = "nodes"  # not torch's: each of its participants once
 
 
 class StateAsJson:
     """Stands in for the module ``pickle`` where torch keeps the rendezvous state.
 
-    A node is a list of its fields, ``[addr, pid, local_id]``, with its rank behind if
-    it has one; a time is in ISO format; a dictionary is a list of pairs.
+    A node is written once, as a list of its fields, ``[addr, pid, local_id]``, with its
+    rank behind if it has one; elsewhere it is its index in that list. A time is a
+    number of microseconds since 1970; a dictionary is a list of pairs.
     """
 
     PickleError = pickle.PickleError
@@ -39,17 +41,20 @@ class StateAsJson:
     @staticmethod
     def dumps(state: Any) -> bytes:
         """Write a rendezvous state."""
+        names = dict.fromkeys([*state.participants, *state.last_heartbeats])
+        for name in _SETS:
+            names.update(dict.fromkeys(getattr(state, name, ())))
+        index = {node: number for number, node in enumerate(names)}
+        beats = state.last_heartbeats.items()
         fields = dict(vars(state))
-        fields["deadline"] = state.deadline and state.deadline.isoformat()
-        fields["participants"] = [[_list(n), r] for n, r in state.participants.items()]
-        fields["last_heartbeats"] = [
-            [_list(node), time.isoformat()]
-            for node, time in state.last_heartbeats.items()
-        ]
+        fields[_NODES] = [[*vars(node).values()] for node in names]
+        fields["deadline"] = state.deadline and _microseconds(state.deadline)
+        fields["participants"] = [[index[n], r] for n, r in state.participants.items()]
+        fields["last_heartbeats"] = [[index[n], _microseconds(t)] for n, t in beats]
         for name in _SETS:
             if name in fields:
-                fields[name] = [_list(node) for node in fields[name]]
-        return json.dumps(fields).encode()
+                fields[name] = [index[node] for node in fields[name]]
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @staticmethod
     def loads(data: bytes) -> Any:
@@ -66,28 +71,27 @@ class StateAsJson:
             ) from None
 
 
-def _list(node: Any) -> list[Any]:
-    return list(vars(node).values())
-
-
 def _read(fields: Any) -> Any:
     state = _torch._RendezvousState()
-    if set(_of(dict, fields)) != set(vars(state)):
+    if set(_of(dict, fields)) != {*vars(state), _NODES}:
         raise ValueError("other fields")
+    nodes = dict(enumerate(map(_node, _of(list, fields[_NODES]))))
     state.round = _of(int, fields["round"])
     for name in _FLAGS:
         setattr(state, name, _of(bool, fields[name]))
     if fields["deadline"] is not None:
         state.deadline = _time(fields["deadline"])
     state.participants = {
-        _node(node): _of(int, rank) for node, rank in _of(list, fields["participants"])
+        nodes[_of(int, n)]: _of(int, rank)
+        for n, rank in _of(list, fields["participants"])
     }
     state.last_heartbeats = {
-        _node(node): _time(time) for node, time in _of(list, fields["last_heartbeats"])
+        nodes[_of(int, n)]: _time(time)
+        for n, time in _of(list, fields["last_heartbeats"])
     }
     for name in _SETS:
         if name in fields:
-            setattr(state, name, {_node(node) for node in _of(list, fields[name])})
+            setattr(state, name, {nodes[_of(int, n)] for n in _of(list, fields[name])})
     return state
 
 
@@ -97,17 +101,18 @@ def _of(kind: type, value: Any) -> Any:
     return value
 
 
-def _time(text: Any) -> datetime:
-    time = datetime.fromisoformat(_of(str, text))
-    # One of the other kind could not be compared.
-    if (time.tzinfo is None) != (_now().tzinfo is None):
-        raise ValueError(f"{text} is of another torch")
-    return time
+def _microseconds(time: datetime) -> int:
+    return (time - _epoch(aware=time.tzinfo is not None)) // timedelta(microseconds=1)
 
 
-def _now() -> datetime:
-    aware = capabilities.AWARE_TIMES.present
-    return datetime.now(timezone.utc if aware else None)
+def _time(number: Any) -> datetime:
+    epoch = _epoch(aware=capabilities.AWARE_TIMES.present)
+    return epoch + timedelta(microseconds=_of(int, number))
+
+
+def _epoch(*, aware: bool) -> datetime:
+    """Return the first moment of 1970, as torch's times are: UTC, and aware of it."""
+    return datetime(1970, 1, 1, tzinfo=timezone.utc if aware else None)
 
 
 def _node(values: Any) -> Any:
@@ -128,8 +133,8 @@ def fits() -> bool:
     plain = _torch._NodeDesc("n10", 1, 0)
     state.participants = {ranked: 0, plain: 1}
     state.wait_list = {ranked, plain}
-    state.deadline = _now()
-    state.last_heartbeats = {ranked: _now(), plain: _now()}
+    state.deadline = _time(1)
+    state.last_heartbeats = {ranked: _time(2), plain: _time(3)}
     return bool(vars(StateAsJson.loads(StateAsJson.dumps(state))) == vars(state))
 
 

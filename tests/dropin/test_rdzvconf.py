@@ -1,0 +1,159 @@
+"""What is typed for ``--rdzv-conf``, read by us and by the installed torch."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from side_by_side import COMMANDS, OURS, STOCK, clean_environ, run
+from torch import distributed
+from torch.distributed.elastic.rendezvous import (
+    RendezvousParameters,
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    registry,
+    static_tcp_rendezvous,
+)
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+from torchrun_hpc import rdzvconf
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.inputs import Value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Those that need no package beside torch.
+BACKENDS = ("c10d", "static")
+KEYS = (
+    *("store_type", "is_host", "read_timeout", "timeout", "rank", "protocol", "x"),
+    *("join_timeout", "last_call_timeout", "close_timeout"),
+    *("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
+)
+# Newer releases read these.
+READS = dynamic_rendezvous.create_handler.__code__.co_consts
+UNREAD = {
+    key
+    for key in KEYS[-3:]
+    if key.partition("_timeout")[0] not in READS and key not in READS
+}
+VALUES = st.one_of(
+    st.integers(-3, 3).map(str),
+    st.integers(-(10**9), 10**9).map(str),
+    st.integers(10**17, 10**19).map(str),
+    st.sampled_from(["1.5", "'5'", "+5", "1_0", "_1", "٣", "five", "1e3", "0x5", "-0"]),
+    st.sampled_from([*rdzvconf.TRUE, *rdzvconf.FALSE, "True", "maybe", "2", "None"]),
+    st.sampled_from(["tcp", "file", "FILE", "redis", "http", "a=b"]),
+    st.text(st.characters(exclude_characters=",\0", codec="utf-8"), max_size=5),
+)
+
+
+class Store(distributed.Store):  # type: ignore[misc]
+    """Stands for all that torch opens after it has read the configuration."""
+
+    def __init__(self, *_args: Any, **_options: Any) -> None:
+        super().__init__()
+
+    def compare_set(self, *_args: Any) -> bytes:
+        return b""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_opened() -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (c10d_rendezvous_backend, static_tcp_rendezvous):
+            patched.setattr(module, "TCPStore", Store)
+        patched.setattr(c10d_rendezvous_backend, "FileStore", Store)
+        yield
+
+
+def _torch_can_use(text: str, backend: str) -> bool:
+    """Let torch read, and do what it does with the numbers soon after."""
+    try:
+        conf = _parse_rendezvous_config(text)
+        parameters: Any = RendezvousParameters(
+            backend, "localhost:0", "7", 1, 1, **{"rank": 0, **conf}
+        )
+        made: Any = registry.get_rendezvous_handler(parameters)
+        if backend == "static":
+            return bool(made.timeout > timedelta(0))
+        held = made.settings
+        datetime.now() + held.timeout.last_call  # noqa: DTZ005
+        beats = held.keep_alive_interval, held.keep_alive_max_attempt
+        datetime.now() - beats[0] * beats[1]  # noqa: DTZ005
+    except (ValueError, TypeError, OverflowError):
+        return False
+    return beats[0] > timedelta(0) and beats[1] > 0  # else it waits for ever
+
+
+def _we_can_use(text: str, backend: str) -> bool:
+    try:
+        rdzvconf.check(Value(text, "--rdzv_conf"), backend)
+    except LaunchError:
+        return False
+    return True
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.sampled_from(BACKENDS), st.sampled_from(KEYS), VALUES)
+def test_what_torch_can_use_passes_and_nothing_else(
+    backend: str, key: str, value: str
+) -> None:
+    text = f"{key}={value}"
+    if key not in UNREAD:
+        assert _we_can_use(text, backend) is _torch_can_use(text, backend)
+
+
+@pytest.mark.parametrize("key", ["self", "backend", "endpoint", "min_nodes", "run_id"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_torch_passes_itself(key: str, backend: str) -> None:
+    assert not _torch_can_use(f"{key}=1", backend)
+    assert not _we_can_use(f"{key}=1", backend)
+
+
+# Somebody's own backend, as a package that is installed.
+THEIRS = """
+from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+
+def get_handler():
+    return create
+
+
+def create(given):
+    assert given.config.items() >= CONF.items(), given.config
+    parameters = RendezvousParameters(
+        "c10d", "localhost:0", given.run_id, given.min_nodes, given.max_nodes,
+        given.local_addr, is_host=True,
+    )
+    made = registry._create_c10d_handler(parameters)
+    made.get_backend = lambda: "theirs"
+    return made
+
+
+CONF = {"connect_timeout": "1.5", "store_type": "redis", "join_timeout": "soon"}
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(registry, "_register_out_of_tree_handlers"),
+    reason="this torch knows its own backends only",
+)
+@pytest.mark.parametrize("which", [STOCK, OURS])
+def test_somebodys_own_backend(which: str, tmp_path: Path) -> None:
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
+    entry = "[torchrun.handlers]\ntheirs = theirs:get_handler\n"
+    (package / "entry_points.txt").write_text(entry)
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    environ = clean_environ()
+    environ["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    conf = "--rdzv-conf=connect_timeout=1.5,store_type=redis,join_timeout=soon"
+    options = ["--rdzv-backend=theirs", conf, "--no-python"]
+    done = run([*COMMANDS[which], *options, "echo", "started"], env=environ)
+    assert (done.code, done.out) == (0, "started\n"), done.err
