@@ -15,7 +15,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import debugging, direct, plan, report, schedulers, signals, streams
+from torchrun_hpc import (
+    abort,
+    debugging,
+    direct,
+    plan,
+    report,
+    schedulers,
+    signals,
+    streams,
+)
+from torchrun_hpc.abort import Known
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.process import Process
@@ -48,9 +58,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     # And this: a scheduler may send one at any time.
     signals.install()
     argv = sys.argv[1:] if argv is None else argv
-    with faults_reported():
+    known = Known(argv)
+    with faults_reported(known):
         command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
         job, problem = look_around(command, ask=True)
+        known.job = job
         if problem is not None and not _may_be_one_node(argv):
             raise problem
         line = direct.line_of(argv, job)
@@ -61,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if debugging.is_wanted(os.environ):
             rank = job.node_rank if job else None
             debugging.switch_on(os.environ, socket.gethostname(), rank)
-        _second_half().launch(argv, job, problem, command)
+        _second_half().launch(known, problem, command)
 
 
 def setup_environment() -> dict[str, str]:
@@ -77,13 +89,16 @@ def setup_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def faults_reported() -> Iterator[None]:
-    """Turn a fault into one message and exit code 2."""
+def faults_reported(known: Known | None = None) -> Iterator[None]:
+    """Turn a fault into one message and exit code 2; let the other nodes know.
+
+    Args:
+        known: What the launch has found out, by then.
+    """
     try:
         yield
-    except LaunchError as error:
-        if not error.everywhere or schedulers.is_first_task(os.environ):
-            report.line(Message(error.code, str(error)), sys.stderr, "error")
+    except LaunchError as fault:
+        abort.give_up(fault, known or Known())
         sys.exit(WRONG_USE)
 
 
@@ -175,17 +190,18 @@ def _second_half() -> Any:
     # a sixth of the time (measured).
     gc.disable()
     try:
-        from torchrun_hpc.patching import capabilities  # noqa: PLC0415
-
-        capabilities.check_release()
-        from torchrun_hpc import launching  # noqa: PLC0415
-    except ImportError as error:
+        import torch  # noqa: F401, PLC0415
+    except Exception as error:  # noqa: BLE001 - a library of its own may be missing
         raise LaunchError(
             "HPC018",
             f"torch cannot be imported by {sys.executable}: {error}. Load the module, "
             "or activate the environment, that has it",
-            everywhere=True,
         ) from None
+    from torchrun_hpc.patching import capabilities  # noqa: PLC0415
+
+    capabilities.check_release()
+    from torchrun_hpc import launching  # noqa: PLC0415
+
     gc.freeze()  # nor will there be: not to be looked at again
     gc.enable()
     return launching

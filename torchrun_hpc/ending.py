@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from torchrun_hpc import report
+from torchrun_hpc import abort, report
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.rendezvous import wording
 from torchrun_hpc.rendezvous.handler import JobFailedError
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.plan import LaunchPlan
     from torchrun_hpc.rendezvous.handler import Creator
+
+# Seconds that an agent looks for the others only to say that it cannot go on.
+_MOMENT = 10.0
 
 FAILED = 1
 _KILLED = 128  # and the signal's number, as a shell says it
@@ -70,7 +73,7 @@ def _end(
     """Tell the others, leave, and return the exit code; ``None`` to raise it again."""
     failure, code = (None, 0) if problem is None else _judge(plan, problem)
     if failure is not None:
-        _give_up(creator, failure)
+        _give_up(plan, creator, failure, problem)
     _leave(plan, creator)
     if problem is None and creator.handler and creator.handler.failure:
         return FAILED
@@ -108,8 +111,6 @@ def _judge(
         said = f"on {plan.hosts[plan.node_rank]}: {text}"
         report.line(Message("HPC127", said), sys.stderr, "error")
         return Failure(Kind.AGENT, text=text), FAILED
-    if isinstance(problem, LaunchError) and problem.everywhere:
-        return None, None  # the others find it out by themselves
     name = type(problem).__name__
     if isinstance(problem, LaunchError):
         name = problem.code
@@ -137,12 +138,20 @@ def _raise(number: int, _frame: Any) -> None:
     raise _EarlySignal(f"signal {number}", signal.Signals(number))
 
 
-def _give_up(creator: Creator, failure: Failure) -> None:
-    if failure.kind is Kind.AGENT:
-        with contextlib.suppress(LaunchError, RendezvousError, OSError):
-            creator.connect()  # or the others would wait for this node
-    if creator.handler is not None:
-        creator.handler.give_up(failure)
+def _give_up(
+    plan: LaunchPlan,
+    creator: Creator,
+    failure: Failure,
+    problem: BaseException | None,
+) -> None:
+    """Tell the others, who would wait for this node."""
+    handler = creator.handler
+    if handler is not None and handler.took_part:
+        handler.give_up(failure)
+        if isinstance(problem, LaunchError):
+            problem.others_know = True
+    elif failure.kind is Kind.AGENT and not isinstance(problem, LaunchError):
+        abort.tell(plan, failure.text, _MOMENT)  # else it is told where it is reported
 
 
 def _leave(plan: LaunchPlan, creator: Creator) -> None:

@@ -28,8 +28,9 @@ _PORTS_END = 2**16
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
-# How many ports a head tries.
+# How many ports a head tries; and how many more, only to say that it cannot start.
 _TRIES = 8
+_NOTICES = 4
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,17 @@ def port_of(identity: str) -> int:
 
 def ports_of(identity: str) -> tuple[int, ...]:
     """Derive the ports of a launch: its own, and those to try if that is taken."""
-    names = [identity, *(f"{identity} {number}" for number in range(1, _TRIES))]
+    return _derived_ports(identity)[:_TRIES]
+
+
+def notice_ports(identity: str) -> tuple[int, ...]:
+    """Derive the ports on which a head tells that it found none to listen on."""
+    return _derived_ports(identity)[_TRIES:]
+
+
+def _derived_ports(identity: str) -> tuple[int, ...]:
+    numbers = range(1, _TRIES + _NOTICES)
+    names = [identity, *(f"{identity} {number}" for number in numbers)]
     return tuple(dict.fromkeys(port_of(name) for name in names))
 
 
@@ -207,7 +218,7 @@ def _guessed(q: Inputs, job: Job) -> str:
             f"{job.scheduler} tells {count(len(job.nodes), 'node')} their ranks, but "
             f"no names ({job.sources['nodes']}), so that they cannot meet. Tell them "
             f"where node 0 is: {head_hint(job, 'HOST')}",
-            everywhere=True,
+            everywhere=job.same_everywhere,
         )
     numbers = [ipaddress.ip_address(h) for h in job.guessed_head if is_number(h)]
     if not numbers:

@@ -39,12 +39,21 @@ class LaunchError(Exception):
             type instead.
         everywhere: Whether all tasks find the same, because it follows from what is
             equal on all nodes. Then the first one reports it for all.
+        others_know: Whether the other nodes have heard of it already.
     """
 
-    def __init__(self, code: str, message: str, *, everywhere: bool = False) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        everywhere: bool = False,
+        others_know: bool = False,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.everywhere = everywhere
+        self.others_know = others_know
 
 
 class EmbeddedLaunchError(LaunchError, ValueError):

@@ -11,9 +11,13 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.inputs import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PROGRAM = "torchrun_hpc"
 
@@ -132,6 +136,43 @@ def add_ours(made: argparse.ArgumentParser) -> None:
         help="Log what torch and the launcher do, on every node, with host name and "
         "rank before each line.",
     )
+
+
+# The options that say whether nodes meet, and where; and how torch reads them.
+ENDPOINT: dict[str, type] = {
+    "standalone": bool,
+    **dict.fromkeys(("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id"), str),
+    **dict.fromkeys(("rdzv_conf", "master_addr", "hpc_rendezvous", "hpc_site"), str),
+    **dict.fromkeys(("master_port", "node_rank"), int),
+}
+
+
+def endpoint_options(argv: Sequence[str]) -> dict[str, Value]:
+    """Return what was typed of `ENDPOINT`, as far as this can be known without torch.
+
+    Where torch's parser cannot be had, to tell other nodes just that: who finds nobody
+    by a wrong answer tells nobody.
+
+    Args:
+        argv: The command line, without the program's name.
+    """
+    made = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    made.error = wrong_line  # type: ignore[method-assign]
+    try:
+        for dest, kind in ENDPOINT.items():
+            names = dict.fromkeys((f"--{dest.replace('_', '-')}", f"--{dest}"))
+            if kind is bool:
+                made.add_argument(*names, action=Flag)
+            else:
+                made.add_argument(*names, action=OrVariable, type=kind)
+        args, _ = made.parse_known_args(list(argv))
+    except (LaunchError, ValueError):
+        return {}
+    return {
+        dest: Value(value, f"--{dest}")
+        for dest, value in vars(args).items()
+        if value not in (None, "", False)
+    }
 
 
 def wrong_line(message: str) -> NoReturn:

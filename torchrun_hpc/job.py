@@ -28,12 +28,15 @@ class Launcher:
         line: How to start a command once on each of ``{nodes}`` nodes.
         cpus: Option with which a task may use ``{cpus}`` CPUs, or all of them.
         block: Option that puts neighbouring ranks on one node.
+        fail_together: Command and option with which one task that fails ends all; empty
+            where it does so by itself, or has no such option.
     """
 
     name: str
     line: str
     cpus: str
     block: str
+    fail_together: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc import (
+    abort,
     arguments,
     checks,
     cli,
@@ -36,6 +37,7 @@ from torchrun_hpc import (
     sites,
     streams,
 )
+from torchrun_hpc.abort import Known
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import C10D, SCHEDULER, Inputs
 from torchrun_hpc.patching import capabilities, patches
@@ -55,23 +57,20 @@ FAILED = 1
 INTERRUPTED = 130  # as a shell says it: 128 and SIGINT
 
 
-def launch(
-    argv: Sequence[str], job: Job | None, problem: LaunchError | None, command: str
-) -> None:
+def launch(known: Known, problem: LaunchError | None, command: str) -> None:
     """Launch what a command line says.
 
     Args:
-        argv: Arguments, without the program's name.
-        job: What the scheduler says.
+        known: The command line, and what the scheduler says.
         problem: Why only one node can be launched from here, if that is so.
         command: The command as typed, for messages.
     """
-    args, typed = arguments.parse(argv, os.environ)
+    args, typed = arguments.parse(known.argv, os.environ)
     streams.forgive_at_exit(sys.stdout)  # but for --help
     if args.hpc_debug and not debugging.is_on():
         debugging.start_again(os.environ)
     _check_possible(problem, typed)
-    _launch(torch_run.run, args, typed, job, command)
+    _launch(torch_run.run, args, typed, known, command)
 
 
 def launch_parsed(
@@ -95,16 +94,18 @@ def launch_parsed(
     command = shlex.join(["python", *sys.argv])
     streams.open_closed()
     signals.install()
-    with contextlib.ExitStack() as stack:
+    known = Known()
+    with contextlib.ExitStack() as stack, abort.others_told(known):
         stack.callback(signals.uninstall)
-        job, problem = cli.look_around(command, ask=True)
+        known.job, problem = cli.look_around(command, ask=True)
+        job = known.job
         if job is not None and job.has_talked:
             pmi.finalize(os.environ)
         if typed is None:
             arguments.add_ours(args)
             typed = arguments.changed(args, os.environ)
         _check_possible(problem, typed)
-        _launch(run, args, typed, job, command)
+        _launch(run, args, typed, known, command)
 
 
 def describe(argv: Sequence[str]) -> Description:
@@ -134,15 +135,17 @@ def _launch(
     run: Callable[[argparse.Namespace], None],
     args: argparse.Namespace,
     typed: Mapping[str, Value],
-    job: Job | None,
+    known: Known,
     command: str,
 ) -> None:
     """Plan the launch, and hand over to torch."""
+    job, known.options = known.job, typed
     if getattr(args, "hpc_debug", False):
         # Before, if it is to be in time for torch; here for a program of its own.
         rank = job.node_rank if job else None
         debugging.switch_on(os.environ, socket.gethostname(), rank)
     q, made = _plan(args, typed, job, command)
+    known.plan = made
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
     if made.backend == C10D:
         for name, value in capabilities.variables().items():
@@ -215,8 +218,7 @@ def _rendezvous(args: argparse.Namespace, made: LaunchPlan) -> Iterator[None]:
     if made.backend != SCHEDULER or getattr(args, "hpc_dry_run", None):
         yield
         return
-    parameters = handler.parameters(args, made)
-    creator = handler.register(made, args.max_restarts, parameters)
+    creator = handler.register(made, args.max_restarts)
     names = capabilities.option(args, "signals_to_handle")
     backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
     try:

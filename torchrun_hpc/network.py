@@ -182,6 +182,29 @@ def source_toward(address: Address) -> Address | None:
         return None
 
 
+def path_problem(address: str | None) -> str:
+    """Say what, on this node, may be why no other one answers; empty if nothing shows.
+
+    Args:
+        address: This node's address for the job.
+    """
+    interfaces = _interfaces()
+    having = (i for i in interfaces if address in [str(a.ip) for a in i.addresses])
+    here = next(having, None)
+    if here is None:
+        return ""
+    if not here.up:
+        return f"interface {here.name} of this node, with {address}, is down"
+    others = [
+        i.name
+        for i in interfaces
+        if i.up and i != here and any(_is_reachable(a.ip) for a in i.addresses)
+    ]
+    if not others:
+        return ""
+    return f"tried from {here.name} ({address}); up here, too: {', '.join(others)}"
+
+
 def bound_socket(address: str, port: int) -> socket.socket:
     """Bind a socket to one address, as torch's store would.
 

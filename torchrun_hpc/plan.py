@@ -75,6 +75,7 @@ class LaunchPlan:
         advice: What is probably not meant; as good as the same on all nodes.
         suspicion: What is probably wrong if the nodes do not meet.
         warnings: What is wrong on this node, and was worked around.
+        fail_together: With what one task that fails ends all, see `Launcher`.
     """
 
     title: str
@@ -102,6 +103,7 @@ class LaunchPlan:
     advice: tuple[Message, ...] = ()
     suspicion: str = ""
     warnings: tuple[Message, ...] = ()
+    fail_together: str = ""
 
 
 def make_plan(q: Inputs) -> LaunchPlan:
@@ -138,6 +140,25 @@ def _make_plan(q: Inputs) -> LaunchPlan:
     if len(q.job.nodes) == 1 and low == 1:
         return _one_node(q)
     _check_nnodes(q, q.job, low, high)
+    return _many_nodes(q, q.job)
+
+
+def meeting_place(q: Inputs) -> LaunchPlan | None:
+    """Return a plan that is right about where the nodes meet, and nothing else.
+
+    Returns:
+        It; ``None`` if they are not several nodes with an agent on each.
+
+    Raises:
+        LaunchError: That cannot be known.
+    """
+    if (
+        q.job is None
+        or q.job.has_several_tasks
+        or len(q.job.nodes) == 1
+        or one_node_is_typed(q.options)
+    ):
+        return None
     return _many_nodes(q, q.job)
 
 
@@ -529,6 +550,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         advice=resources.advice(q, len(job.nodes)),
         suspicion=_suspicion(q),
         warnings=warnings_of(q, job, rank, here),
+        fail_together=job.launcher.fail_together,
     )
 
 
@@ -703,6 +725,12 @@ def warnings_of(
             f"{variables.NCCL}, and torch listens on all interfaces"
         )
         warnings.append(Message("HPC057", text))
+    elif (interface := q.network.owner(here.own)) and not interface.up:
+        text = (
+            f"interface {interface.name}, which has {here.own}, is down: no other node "
+            "can reach this one by it. Let it be mended, or exclude this node"
+        )
+        warnings.append(Message("HPC165", text))
     elif "local_addr" not in q.options and is_foreign(q, here.name):
         known = ", ".join(map(str, q.network.addresses_of(here.name)))
         text = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ def test_a_wrong_node_rank_with_the_static_rendezvous(unpadded: Cluster) -> None
     errors = [line for line in own_lines(done.stderr) if "error" in line]
     assert errors
     for line in errors:
-        assert "HPC071 --node_rank=0, but this is node" in line
+        assert re.search("HPC071 on n1?[0-9]+: --node_rank=0, but this is node", line)
         assert "expanded in the batch script" in line
     assert "Traceback" not in done.stderr
 
@@ -94,7 +95,7 @@ def test_a_port_that_is_taken_on_the_head_node(
         unpadded.end(holder)
     assert "n9: task 0: Exited with exit code 2" in done.stderr
     (line,) = own_lines(done.stderr)
-    assert "HPC055 port 24321 on 10.10.0.1 cannot be used" in line
+    assert "HPC055 on n9: port 24321 on 10.10.0.1 cannot be used" in line
     assert "it is taken by python3" in line
     assert "Traceback" not in done.stderr
 

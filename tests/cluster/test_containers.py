@@ -193,7 +193,8 @@ def test_names_of_no_node(juelich: Cluster, tmp_path: Path, tasks: str) -> None:
     said = own_lines(done.stderr)
     assert said, done.stderr
     for line in said:
-        assert "HPC059 the head node's name jwb0001 (SLURM_STEP_NODELIST)" in line
+        assert "HPC059 on jwb000" in line
+        assert ": the head node's name jwb0001 (SLURM_STEP_NODELIST)" in line
         assert "does not resolve here" in line
 
 
@@ -253,7 +254,7 @@ def test_rank_0_without_its_address(juelich: Cluster) -> None:
                         WORLD, env=JUELICH)  # fmt: skip
     assert done.returncode == 2
     (error,) = [line for line in own_lines(done.stderr) if "error:" in line]
-    assert "HPC135 rank 0 is to be reached at 10.20.0.1 (jwb0001i:" in error
+    assert "HPC135 on jwb0001: rank 0 is to be reached at 10.20.0.1 (jwb0001i:" in error
     assert "which no interface of this node has: there are 127.0.0.1" in error
 
 

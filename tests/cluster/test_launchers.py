@@ -155,7 +155,7 @@ def test_mpirun_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:
     done = run(bare, launcher, *once(launcher), *words, on="login01")
     assert done.returncode == 2
     (line,) = [line for line in own_lines(done.stderr) if "error" in line]
-    assert "HPC039 rank 0 is on n9, but the other nodes will look for it on" in line
+    assert "HPC039 on n9: rank 0 is on n9, but the other nodes will look for" in line
     assert "mpirun -x MASTER_ADDR=n9" in line
     assert "Traceback" not in done.stderr
 

@@ -12,6 +12,7 @@ from launching import (
     WORLD,
     column,
     lines,
+    own_lines,
     workers,
 )
 from testbed import Cluster
@@ -45,3 +46,24 @@ def test_a_network_that_nccl_does_not_prefer() -> None:
     assert column(
         workers(done), "host", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
     ) == [(host, "hsn0", "=hsn0") for host in ("nid1", "nid2", "nid10")]
+
+
+def test_an_interface_that_is_down(juelich: Cluster) -> None:
+    """The first cause is named, where it is: not what follows from it elsewhere."""
+    cluster = juelich
+    cluster.run(["ip", "link", "set", "ib0", "down"], host="jwb0002", check=True)
+    try:
+        done = cluster.srun(
+            "-N3", ONE_TASK, "--label", *HPC, "--rdzv-conf=join_timeout=12", WORLD,
+            env=JUELICH,
+        )  # fmt: skip
+    finally:
+        cluster.run(["ip", "link", "set", "ib0", "up"], host="jwb0002", check=True)
+    assert done.returncode == 1
+    own = [line for line in own_lines(done.stderr) if line.startswith("1: ")]
+    assert "HPC165 interface ib0, which has 10.20.0.2, is down" in own[0]
+    assert own[1].endswith(
+        "for 10 s: interface ib0 of this node, with 10.20.0.2, is down"
+    )
+    assert "HPC112" in own[2]
+    assert "port " not in own[1] + own[2]

@@ -238,7 +238,7 @@ def test_two_agents_of_one_node(unpadded: Cluster, tmp_path: Path) -> None:
     assert done.stdout.count("steady: ") == 3
     error = own_lines(done.stderr)[-1]
     assert re.search(
-        r"HPC115 the head node at 10\.10\.0\.1:\d+ has another agent of node 1 "
+        r"HPC115 on n10: the head node at 10\.10\.0\.1:\d+ has another agent of node 1 "
         r"already: process \d+ on n10\. Start torchrun_hpc once on each node",
         error,
     )
@@ -248,7 +248,9 @@ def test_another_id_on_one_node(unpadded: Cluster) -> None:
     command = f"exec {' '.join(HPC)} --rdzv_id=id$((SLURM_NODEID / 2)) {WORLD}"
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", command, env=ENVIRON)
     assert done.returncode == 2
-    assert "HPC117 --rdzv_id=id1 here, but id0 on the head node at" in done.stderr
+    assert (
+        "HPC117 on n11: --rdzv_id=id1 here, but id0 on the head node at" in done.stderr
+    )
     assert (
         "the agent on n11 (node 2) does not belong here (it has --rdzv_id=id1 and 3 "
         "nodes); see there"

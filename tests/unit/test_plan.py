@@ -870,6 +870,14 @@ def test_route_of_a_container_decides_where_names_do_not():
     assert "Others are told 172.17.0.2" in warning.text
 
 
+@pytest.mark.parametrize("down", ["ib0", "eth0"])
+def test_an_interface_that_is_down(down):
+    warnings = planned(1, network=juelich(1, down=(down,))).warnings
+    assert [w.code for w in warnings] == (["HPC165"] if down == "ib0" else [])
+    if warnings:
+        assert "interface ib0, which has 10.20.0.2, is down" in warnings[0].text
+
+
 @pytest.mark.parametrize(
     ("known", "fault"),
     [("127.0.1.1", "means only 127.0.1.1 here"), ("", "does not resolve here")],

@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from torchrun_hpc.endpoints import notice_ports
+from torchrun_hpc.plan import LaunchPlan
 from torchrun_hpc.rendezvous import head as heads
 from torchrun_hpc.rendezvous import meeting, protocol
 from torchrun_hpc.rendezvous import member as members
@@ -37,6 +39,8 @@ TERMS = Terms(
     silence_timeout=120,
 )
 HELLO = Hello("19.0", "mine", 3, 0, "n0", 100, "0.1.0")
+
+NOT_YET = "nobody listens (not started there yet, or ended)"
 
 # Seconds that anything may take here.
 LIMIT = 10.0
@@ -84,7 +88,7 @@ class Job:
         self.head = Head(opened, replace(TERMS, **terms))
         self.head.start()
 
-    def member(self, rank, ports=None, *, where=None, tell=None, **said):
+    def member(self, rank, ports=None, *, where=None, tell=None, gives_up=None, **said):
         """Make an agent's part, by default of node ``rank`` of the head's job."""
         where = {
             "host": HERE,
@@ -93,7 +97,9 @@ class Job:
             "silence_timeout": 120,
         } | (where or {})
         said = {"rank": rank, "host": f"n{rank}", "pid": 100 + rank} | said
-        made = Member(replace(HELLO, **said), Where(**where), tell or (lambda _: None))
+        made = Member(
+            replace(HELLO, **said), Where(**where), tell or (lambda _: None), gives_up
+        )
         self._members.append(made)
         return made
 
@@ -638,7 +644,7 @@ def test_a_head_that_is_late(job):
     starting.start()
     member.connect()
     starting.join()
-    found = f"port {port}: nobody listens"
+    found = f"port {port}: {NOT_YET}"
     assert told == [{"looking": 1, "found": found}]
 
 
@@ -659,7 +665,86 @@ def test_no_head_at_all(job):
     with pytest.raises(NoHead) as caught:
         member.connect()
     assert 0.4 < time.monotonic() - start < 2
-    assert str(caught.value) == f"port {ports[0]}, {ports[1]}: nobody listens"
+    assert str(caught.value) == f"port {ports[0]}, {ports[1]}: {NOT_YET}"
+
+
+def test_a_head_that_has_ended(job):
+    """Whoever took a connection was there; a port that refuses each may be early."""
+    with listening() as opened:
+        port = opened.getsockname()[1]
+        member = job.member(0, (port,), where={"timeout": 1})
+        ending = threading.Thread(
+            target=lambda: (opened.accept()[0].close(), opened.close())
+        )
+        ending.start()
+        with pytest.raises(NoHead, match=f"port {port}: nobody listens any more"):
+            member.connect()
+        ending.join()
+
+
+CANNOT = Failure(Kind.AGENT, (2,), text="HPC018 torch cannot be imported")
+
+
+def test_an_agent_that_cannot_start_ends_all(job):
+    """Its --rdzv-id and number of nodes may be unknown, as where torch is missing."""
+    job.start_head()
+    others = [job.member(0), job.member(1)]
+    together(*(member.connect for member in others))
+    last = job.member(2, gives_up=CANNOT, run_id="")
+    with suppress(JobFailed):
+        last.connect()
+    assert [failure_of(member) for member in (*others, last)] == [CANNOT] * 3
+
+
+def test_an_agent_that_cannot_start_hears_what_was_first(job):
+    job.start_head()
+    job.head.fail(FAILURE_BEFORE)
+    last = job.member(2, gives_up=CANNOT, run_id="")
+    with suppress(JobFailed):
+        last.connect()
+    assert failure_of(last) == FAILURE_BEFORE
+
+
+def test_a_second_agent_that_cannot_start_ends_nothing(job):
+    """A launch within a worker, say: its node's own agent is at work."""
+    job.start_head()
+    first, *_ = job.all_at_work()
+    second = job.member(1, pid=999, gives_up=replace(CANNOT, nodes=(1,)))
+    with pytest.raises(Refused):
+        second.connect()
+    assert first.failure is None
+
+
+FAILURE_BEFORE = Failure(Kind.AGENT, (0,), text="HPC111 cannot listen")
+
+
+def test_a_head_that_cannot_start_tells_all(job):
+    """On a port of its own if those of the job are taken."""
+    with listening() as taken:
+        plan = LaunchPlan(
+            title="", nodes=3, node_rank=0, workers=1, speaks=True, endpoint="",
+            identity="19.0", ports=(taken.getsockname()[1],), listen=(HERE, 1),
+        )  # fmt: skip
+        others = [
+            job.member(
+                rank, plan.ports, where={"notice_ports": notice_ports(plan.identity)}
+            )
+            for rank in (1, 2)
+        ]
+        start = time.monotonic()
+        failures = together(
+            lambda: heads.serve_failure(plan, FAILURE_BEFORE, LIMIT),
+            *(lambda member=member: told_of(member) for member in others),
+        )
+        assert time.monotonic() - start < LIMIT - 1
+    assert failures == [None, FAILURE_BEFORE, FAILURE_BEFORE]
+
+
+def told_of(member):
+    with suppress(JobFailed):
+        member.connect()
+    member.leave()
+    return member.failure
 
 
 def test_a_name_that_does_not_resolve(job, monkeypatch):

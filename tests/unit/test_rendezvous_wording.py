@@ -96,6 +96,28 @@ def test_looking_for_the_head_is_reported_soon_by_one_node(node_rank, seconds):
     )
 
 
+KILL = "srun --kill-on-bad-exit=1"
+SILENT = "port 25592: no answer to the connection"
+DOWN = "interface ib0 of this node, with 10.20.0.2, is down"
+CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
+
+
+@pytest.mark.parametrize(
+    ("found", "problem", "said"),
+    [
+        ("", "", "no answer yet"),
+        (FOUND, CLOSED, f"{FOUND} ({KILL} ends all tasks when one fails)"),
+        (SILENT, "", SILENT),
+        (SILENT, CLOSED, f"{SILENT}; {CLOSED}"),
+        (SILENT, DOWN, DOWN),
+        ("", DOWN, DOWN),
+    ],
+)
+def test_the_first_cause_is_said(monkeypatch, found, problem, said):
+    monkeypatch.setattr(wording, "path_problem", lambda _address: problem)
+    assert wording.head_search(found, plan(1, fail_together=KILL)) == said
+
+
 @pytest.mark.parametrize(("head", "speaker"), [(0, 1), (1, 0), (2, 0), (None, 1)])
 def test_one_node_speaks_where_the_head_cannot(head, speaker):
     message = {"head_silent": 30, "left": 90}

@@ -160,7 +160,6 @@ def check_release() -> None:
             "HPC086",
             f"torch {torch.__version__} is too old for torchrun_hpc, which needs "
             f"{OLDEST} or newer. Load a newer one, or start the program with torchrun",
-            everywhere=True,
         )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import resource
-import socket
 import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,10 +24,10 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torchrun_hpc import __version__, endpoints, rdzvconf, report
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.inputs import SCHEDULER, Value
-from torchrun_hpc.network import bound_socket, port_holder
+from torchrun_hpc.network import port_holder
 from torchrun_hpc.patching import capabilities
 from torchrun_hpc.rendezvous import wording
-from torchrun_hpc.rendezvous.head import BACKLOG, STRANGERS, Head
+from torchrun_hpc.rendezvous.head import STRANGERS, Head, listen
 from torchrun_hpc.rendezvous.meeting import Terms
 from torchrun_hpc.rendezvous.member import (
     JobFailed,
@@ -42,6 +41,7 @@ from torchrun_hpc.rendezvous.protocol import Failure, Hello, Refusal
 
 if TYPE_CHECKING:
     import argparse
+    import socket
     from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.plan import LaunchPlan
@@ -56,9 +56,6 @@ _SHORTEST_SILENCE = 5
 
 # Files that a process needs beside its connections.
 _OTHER_FILES = 256
-
-# Seconds that an agent looks for the others only to say that it cannot go on.
-_MOMENT = 10.0
 
 # Seconds to find out who has a port.
 _GLANCE = 2
@@ -213,6 +210,7 @@ class SchedulerRendezvous(RendezvousHandler):
             ports=ports,
             timeout=self._terms.join_timeout if timeout is None else timeout,
             silence_timeout=self._terms.silence_timeout,
+            notice_ports=endpoints.notice_ports(self._plan.identity),
         )
         self._member = Member(_hello(self._plan, self._terms), where, self._tell)
         try:
@@ -220,9 +218,10 @@ class SchedulerRendezvous(RendezvousHandler):
         except Refused as refused:
             raise _refusal(refused, self._plan, self._terms) from None
         except NoHead as nothing:
+            found = wording.head_search(str(nothing), self._plan)
             text = (
                 f"no head node at {self._plan.endpoint} ({self._plan.reach}) within "
-                f"{where.timeout:.0f} s (join_timeout): {nothing}. Has the job started "
+                f"{where.timeout:.0f} s (join_timeout): {found}. Has the job started "
                 "on that node? May this node connect to it?"
             )
             raise HeadMissingError(Message("HPC112", text)) from None
@@ -278,31 +277,37 @@ class SchedulerRendezvous(RendezvousHandler):
             LaunchError: There is none.
         """
         address = self._plan.listen[0] if self._plan.listen else None
-        problems = []
+        problems = {}
+        opened = None
         for port in self._plan.ports:
             try:
-                return _listening(address, port)
-            except OSError as error:  # noqa: PERF203 - there are eight
-                problems.append(f"port {port}: {error.strerror}")
-                if error.errno == errno.EADDRINUSE:
-                    self._check_no_other_head(port)
+                opened = listen(address, port)
+                break
+            except OSError as error:
+                problems[port] = error
+        taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
+        if taken:
+            self._check_no_other_head(taken)
+        if opened is not None:
+            return opened
         ports = self._plan.ports
         holder = f", taken by {port_holder(ports[0])}" if len(ports) == 1 else ""
         where = address or "any address"
+        listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
         raise LaunchError(
             "HPC111",
-            f"cannot listen on {where}: {'; '.join(problems)}{holder}. Type another "
+            f"cannot listen on {where}: {listed}{holder}. Type another "
             "port: --rdzv_endpoint="
             f"{endpoints.join_endpoint(self._plan.reach, 'PORT')}",
         )
 
-    def _check_no_other_head(self, port: int) -> None:
-        """Find out whether who has the port is an agent of this job, on this node.
+    def _check_no_other_head(self, ports: Sequence[int]) -> None:
+        """Find out whether who has one of the ports is an agent of this job, here.
 
         Raises:
             LaunchError: It is.
         """
-        where = Where(self._plan.reach, (port,), _GLANCE, _GLANCE)
+        where = Where(self._plan.reach, ports, _GLANCE, _GLANCE)
         other = Member(_hello(self._plan, self._terms), where, lambda _: None)
         try:
             other.connect()
@@ -324,7 +329,7 @@ class SchedulerRendezvous(RendezvousHandler):
         if not self._shares_store:
             return address, int(get_free_port())  # type: ignore[no-untyped-call]
         self._raise_limit(self._plan.nodes * (1 + self._plan.workers))
-        listening = _listening(self._plan.address, 0)
+        listening = listen(self._plan.address, 0)
         port = listening.getsockname()[1]
         self._workers_store = _torch.TCPStore(
             self._plan.address or "127.0.0.1",
@@ -450,18 +455,12 @@ class Creator:
 
     plan: LaunchPlan
     max_restarts: int
-    parameters: RendezvousParameters | None = None
     handler: SchedulerRendezvous | None = None
 
     def __call__(self, parameters: RendezvousParameters) -> SchedulerRendezvous:
         """Make the handler."""
         self.handler = SchedulerRendezvous(self.plan, parameters, self.max_restarts)
         return self.handler
-
-    def connect(self) -> None:
-        """Find the others before torch does, for a moment only."""
-        if self.handler is None and self.parameters is not None:
-            self(self.parameters).connect(_MOMENT)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Creator)
@@ -479,19 +478,14 @@ def parameters(args: argparse.Namespace, plan: LaunchPlan) -> RendezvousParamete
     )
 
 
-def register(
-    plan: LaunchPlan,
-    max_restarts: int,
-    parameters: RendezvousParameters | None = None,
-) -> Creator:
+def register(plan: LaunchPlan, max_restarts: int) -> Creator:
     """Let torch find this rendezvous under its name.
 
     Args:
         plan: What is planned on this node.
         max_restarts: How often the job may restart.
-        parameters: What torch will ask with, for a fault that comes before.
     """
-    creator = Creator(plan, max_restarts, parameters)
+    creator = Creator(plan, max_restarts)
     rendezvous_handler_registry.register(SCHEDULER, creator)
     return creator
 
@@ -527,24 +521,6 @@ def _hello(plan: LaunchPlan, terms: Terms) -> Hello:
     )
 
 
-def _listening(address: str | None, port: int) -> socket.socket:
-    """Open a listening socket, on all addresses if none is known."""
-    if address is not None:
-        opened = bound_socket(address, port)
-    elif socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
-        )
-    else:
-        opened = bound_socket("0.0.0.0", port)
-    try:
-        opened.listen(BACKLOG)
-    except OSError:
-        opened.close()
-        raise
-    return opened
-
-
 def _address(go: Mapping[str, Any]) -> tuple[str, int]:
     """Return where the workers meet.
 
@@ -576,24 +552,28 @@ def _refusal(refused: Refused, plan: LaunchPlan, terms: Terms) -> LaunchError:
             "HPC115",
             f"{head} has another agent of node {plan.node_rank} already: {value}. "
             "Start torchrun_hpc once on each node",
+            others_know=True,
         )
     if refused.reason is Refusal.VERSION:
         return LaunchError(
             "HPC116",
             f"{head} has torchrun_hpc {value}, which speaks another protocol than "
             f"{__version__} here. Load the same environment on all nodes",
+            others_know=True,
         )
     if refused.reason is Refusal.RUN_ID:
         return LaunchError(
             "HPC117",
             f"--rdzv_id={terms.run_id} here, but {value} on {head}. Was it $RANDOM, "
             "expanded on each node? Leave the option out",
+            others_know=True,
         )
     if refused.reason is Refusal.NODES:
         return LaunchError(
             "HPC118",
             f"this is node {plan.node_rank} of {plan.nodes}, but {head} waits for "
             f"{value}. Start one job step with the same command on all nodes",
+            others_know=True,
         )
     return LaunchError(
         "HPC119",

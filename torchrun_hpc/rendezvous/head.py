@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.rendezvous.meeting import CLOSE, Meeting
+from torchrun_hpc.endpoints import notice_ports
+from torchrun_hpc.network import bound_socket
+from torchrun_hpc.rendezvous.meeting import CLOSE, SILENCE, Meeting, Terms
 from torchrun_hpc.rendezvous.protocol import (
     HELLO_LIMIT,
     LINE_LIMIT,
@@ -19,10 +22,9 @@ from torchrun_hpc.rendezvous.protocol import (
 )
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Hashable, Mapping
 
-    from torchrun_hpc.rendezvous.meeting import Terms
+    from torchrun_hpc.plan import LaunchPlan
     from torchrun_hpc.rendezvous.protocol import Failure
 
 # As many as the kernel allows (net.core.somaxconn): thousands come at once.
@@ -41,6 +43,57 @@ _numbers = itertools.count()
 
 # Bytes that wait for an agent that does not read.
 _UNSENT = 2 * LINE_LIMIT
+
+
+def listen(address: str | None, port: int) -> socket.socket:
+    """Open a listening socket, on all addresses if none is known.
+
+    Raises:
+        OSError: The port is taken, or the address is not this node's.
+    """
+    if address is not None:
+        opened = bound_socket(address, port)
+    elif socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
+        )
+    else:
+        opened = bound_socket("0.0.0.0", port)
+    try:
+        opened.listen(BACKLOG)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
+    """Let the other nodes in, only to tell them why the head cannot start.
+
+    Args:
+        plan: Where they look for it.
+        failure: Why.
+        limit: Seconds to stay for those that have not come.
+    """
+    address = plan.listen[0] if plan.listen else None
+    terms = Terms(
+        job=plan.identity,
+        run_id="",
+        nodes=plan.nodes,
+        head=plan.node_rank,
+        max_restarts=0,
+        join_timeout=0,
+        silence_timeout=SILENCE,
+    )
+    for port in (*plan.ports, *notice_ports(plan.identity)):
+        with contextlib.suppress(OSError):
+            head = Head(listen(address, port), terms)
+            break
+    else:
+        return
+    head.fail(failure)  # before anybody is let in
+    head.start()
+    head.close(late=limit)
 
 
 class Head:

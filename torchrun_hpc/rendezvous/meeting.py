@@ -236,18 +236,29 @@ class Meeting:
             self._fail(Failure(Kind.REFUSED, nodes, text="another torchrun_hpc"))
             return
         said = hello(message)
-        reason, value = None, ""
-        if said.nodes != self.terms.nodes or not 0 <= said.rank < said.nodes:
-            reason, value = Refusal.NODES, str(self.terms.nodes)
-        elif said.run_id != self.terms.run_id:
-            reason, value = Refusal.RUN_ID, self.terms.run_id
-        if reason is not None:
-            self._refuse(connection, reason, value)
+        refusal = self._mismatch(said)
+        # Who comes only to tell a failure, or only to be told one, need not agree.
+        if refusal is not None and self.failure is None and "failed" not in message:
+            self._refuse(connection, *refusal)
             text = f"it has --rdzv_id={said.run_id} and {said.nodes} nodes"
             self._fail(Failure(Kind.REFUSED, (said.rank,), text=text))
             return
+        self._admit(connection, said, message.get("failed"))
+
+    def _mismatch(self, said: Hello) -> tuple[Refusal, str] | None:
+        """Return in what an agent of this job differs, and what it should have."""
+        if said.nodes != self.terms.nodes or not 0 <= said.rank < said.nodes:
+            return Refusal.NODES, str(self.terms.nodes)
+        if said.run_id != self.terms.run_id:
+            return Refusal.RUN_ID, self.terms.run_id
+        return None
+
+    def _admit(self, connection: Hashable, said: Hello, failure: Any) -> None:
+        """Let an agent in, unless another one has its node rank."""
         there = self._agents.get(said.rank)
         if there is None:
+            if failure is not None:
+                self._fail(unpacked(failure))
             self._let_in(connection, said)
         elif (there.said.host, there.said.pid) == (said.host, said.pid):
             # It gave up one connection, and this one was faster.

@@ -43,7 +43,7 @@ _TICK = 1.0
 _LOOK = 0.1  # at the workers
 _CONNECT_TIMEOUT = 10.0
 _ANSWER_TIMEOUT = 30.0  # of a head that has thousands to answer
-_PATIENCE = 2.0  # with one port, before the next is tried beside it
+_PATIENCE = 0.5  # with one port, before the next is tried beside it
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _ALL_PORTS = 8  # every how many rounds all ports are tried
 _FAREWELL = 1.0
@@ -84,12 +84,14 @@ class Where:
         ports: The ports that it may be on, in the order in which it tries them.
         timeout: Seconds to look for it.
         silence_timeout: Seconds after which a silent head ends the job.
+        notice_ports: Ports on which it may be only to say that it cannot start.
     """
 
     host: str
     ports: Sequence[int]
     timeout: float
     silence_timeout: int
+    notice_ports: Sequence[int] = ()
 
 
 class Member:
@@ -100,12 +102,20 @@ class Member:
         where: Where the head is.
         tell: Called from the thread with what the head tells the user through this
             node, and with ``looking`` and ``head_silent``.
+        gives_up: Why this agent cannot start, if it comes only to say that.
     """
 
     def __init__(
-        self, said: Hello, where: Where, tell: Callable[[Mapping[str, Any]], None]
+        self,
+        said: Hello,
+        where: Where,
+        tell: Callable[[Mapping[str, Any]], None],
+        gives_up: Failure | None = None,
     ) -> None:
         self.said = said
+        self._first_words: dict[str, Any] = {"hello": VERSION, **asdict(said)}
+        if gives_up is not None:
+            self._first_words["failed"] = packed(gives_up)
         self.where = where
         self.failure: Failure | None = None
         self.next_round = 0
@@ -117,6 +127,7 @@ class Member:
         self._is_leaving = False
         self._is_decided = False  # which failure is the first
         self._problem: Exception | None = None
+        self._answered: set[int] = set()  # ports that took a connection
         self._go: Mapping[str, Any] | None = None
         self._answers: dict[int, Any] = {}
         self._asked = 0
@@ -367,17 +378,22 @@ class Member:
             Refused: It does, and does not take this agent.
         """
         start = time.monotonic()
+        ports = (*self.where.ports, *self.where.notice_ports)
+        patience = min(_PATIENCE, self.where.timeout / len(ports))
         found: dict[int, str] = {}
         attempts: dict[asyncio.Task[_Channel], int] = {}
         turn = 0
         reported = 0
         try:
             while True:
-                for port in self.where.ports:
-                    if port not in attempts.values():
+                for port in ports:
+                    is_new = port not in attempts.values()
+                    if is_new:
                         attempts[asyncio.create_task(self._attempt(port))] = port
                     done, _ = await asyncio.wait(
-                        attempts, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
+                        attempts,
+                        timeout=patience if is_new else 0,
+                        return_when=asyncio.FIRST_COMPLETED,
                     )
                     for task in done:
                         answered = attempts.pop(task)
@@ -385,16 +401,17 @@ class Member:
                             return task.result()
                         except _NotHere as reason:
                             found[answered] = str(reason)
-                    is_free = port not in attempts.values() and found[port] == _NOBODY
+                    is_free = port not in attempts.values() and NOBODY in found[port]
                     if is_free and turn % _ALL_PORTS:
                         break  # the head takes the first port that is free
                 turn += 1
                 waited = time.monotonic() - start
                 if waited > self.where.timeout:
-                    raise NoHead(_summary(found))
+                    raise NoHead(self._summary(found))
                 while reported + 1 < waited:
                     reported += 1
-                    self._tell({"looking": reported, "found": _summary(found)})
+                    summary = self._summary(found)
+                    self._tell({"looking": reported, "found": summary})
                 # Short at first, when all start together; spread among the nodes.
                 pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
@@ -402,6 +419,17 @@ class Member:
             for task in attempts:
                 task.cancel()
             await asyncio.gather(*attempts, return_exceptions=True)
+
+    def _summary(self, found: Mapping[int, str]) -> str:
+        """Say what was found on the head's ports, without repetition."""
+        texts: dict[str, list[int]] = {}
+        for port in self.where.ports:
+            if port in found:
+                texts.setdefault(found[port], []).append(port)
+        return "; ".join(
+            f"port {', '.join(map(str, ports))}: {text}"
+            for text, ports in texts.items()
+        )
 
     async def _attempt(self, port: int) -> _Channel:
         """Say hello on one port.
@@ -420,10 +448,15 @@ class Member:
         except asyncio.TimeoutError:
             raise _NotHere("no answer to the connection") from None
         except OSError as error:
-            text = _NOBODY if error.errno == errno.ECONNREFUSED else error.strerror
-            raise _NotHere(text or str(error)) from None
+            # asyncio's own text repeats address and port.
+            number = error.errno or 0
+            text = os.strerror(number) if number > 0 else error.strerror or str(error)
+            if error.errno == errno.ECONNREFUSED:
+                text = _NO_MORE if port in self._answered else _NOT_YET
+            raise _NotHere(text) from None
+        self._answered.add(port)
         try:
-            channel.send({"hello": VERSION, **asdict(self.said)})
+            channel.send(self._first_words)
             try:
                 answer = await asyncio.wait_for(channel.first(), _ANSWER_TIMEOUT)
             except asyncio.TimeoutError:
@@ -441,7 +474,8 @@ class Member:
         if answer.get("welcome") == VERSION and answer.get("job") == self.said.job:
             self.next_round = answer["round"]
         elif "failed" in answer:
-            self._change(failure=unpacked(answer["failed"]), _is_decided=True)
+            failure = unpacked(answer["failed"])
+            self._change(failure=failure, _is_decided=True, _welcome=True)
         elif "refused" in answer:
             with contextlib.suppress(ValueError):
                 reason = Refusal(answer["refused"])
@@ -458,17 +492,10 @@ class _NotHere(Exception):  # noqa: N818 - never leaves this module
     """The head is not on this port."""
 
 
-_NOBODY = "nobody listens"
-
-
-def _summary(found: Mapping[int, str]) -> str:
-    """Say what was found, without repetition."""
-    texts: dict[str, list[int]] = {}
-    for port, text in found.items():
-        texts.setdefault(text, []).append(port)
-    return "; ".join(
-        f"port {', '.join(map(str, ports))}: {text}" for text, ports in texts.items()
-    )
+# A connection that is refused has reached the node.
+NOBODY = "nobody listens"
+_NOT_YET = f"{NOBODY} (not started there yet, or ended)"
+_NO_MORE = f"{NOBODY} any more (it has ended there)"
 
 
 class _Channel(asyncio.Protocol):

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import report
 from torchrun_hpc.errors import Message, count
+from torchrun_hpc.network import path_problem
 from torchrun_hpc.rendezvous.meeting import SILENCE
+from torchrun_hpc.rendezvous.member import NOBODY
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, unpacked
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def _waiting(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
         f"{plan.nodes - len(missing)} of {plan.nodes} nodes are there after "
         f"{message['seconds']} s; waiting for {names(missing, plan)}"
     )
-    return Message("HPC114", text)
+    return Message("HPC114", text + _how_to_fail_together(plan))
 
 
 def _finishing(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
@@ -89,9 +91,30 @@ def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         return None
     text = (
         f"waiting for the head node at {plan.endpoint} ({plan.reach}) for {waited} s: "
-        f"{message['found'] or 'no answer yet'}"
+        f"{head_search(message['found'], plan)}"
     )
     return Message("HPC113", text)
+
+
+def head_search(found: str, plan: LaunchPlan) -> str:
+    """Say why the head was not found: the first cause, not what follows from it.
+
+    Args:
+        found: What was found on its ports.
+        plan: The plan of this node.
+    """
+    if NOBODY in found:  # its node is reached
+        return found + _how_to_fail_together(plan)
+    problem = path_problem(plan.address)
+    if problem.endswith("is down"):
+        return problem
+    return (found or "no answer yet") + (f"; {problem}" if problem else "")
+
+
+def _how_to_fail_together(plan: LaunchPlan) -> str:
+    if not plan.fail_together:
+        return ""
+    return f" ({plan.fail_together} ends all tasks when one fails)"
 
 
 def _second(plan: LaunchPlan) -> int:

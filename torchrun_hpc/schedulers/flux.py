@@ -28,6 +28,7 @@ RUN = Launcher(
     line="flux run --nodes={nodes} --tasks-per-node=1 --exclusive",
     cpus="-o cpu-affinity=off",
     block="--taskmap=block",
+    fail_together="flux run -o exit-on-error",
 )
 
 

@@ -29,6 +29,7 @@ SRUN = Launcher(
     line="srun --nodes={nodes} --ntasks-per-node=1",
     cpus="--cpus-per-task={cpus}",
     block="--distribution=block",
+    fail_together="srun --kill-on-bad-exit=1",
 )
 
 JOB_ID = ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")

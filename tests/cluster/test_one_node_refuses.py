@@ -1,0 +1,83 @@
+"""One node of three cannot start: it says so, and all end within seconds."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from launching import ENVIRON, HPC, ONE_TASK, SCRIPTS, WORLD, own_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from testbed import Cluster
+
+# Seconds, on a busy machine: others wait for 900, by default.
+SOON = 20
+
+NO_TORCH = "export PYTHONPATH={folder}"
+PORTS = f'set -- python {SCRIPTS / "hold_ports.py"} "$@"'
+
+
+class Fault(NamedTuple):
+    """What is wrong on one node.
+
+    Attributes:
+        node: Which.
+        first: What its shell does before it starts the command, which is ``"$@"``.
+        says: What the node says, behind its name.
+        options: What is typed, on all nodes.
+    """
+
+    node: int
+    first: str
+    says: str
+    options: tuple[str, ...] = ()
+
+
+FAULTS = {
+    "no torch": Fault(2, NO_TORCH, "torch cannot be imported by"),
+    "no torch on the head": Fault(0, NO_TORCH, "torch cannot be imported by"),
+    "no torch, and an endpoint": Fault(
+        2, NO_TORCH, "torch cannot be imported by", ("--rdzv-endpoint", "n10:24322")
+    ),
+    "no interface": Fault(
+        1, "export GLOO_SOCKET_IFNAME=ib7", "GLOO_SOCKET_IFNAME=ib7: this node has no"
+    ),
+    "no interface on the head": Fault(
+        0, "export GLOO_SOCKET_IFNAME=ib7", "GLOO_SOCKET_IFNAME=ib7: this node has no"
+    ),
+    "all ports taken": Fault(0, PORTS, "cannot listen on 10.10.0.1: port "),
+    "an option that only this torch lacks": Fault(
+        2, 'shift 3; set -- python -m torchrun_hpc --nope "$@"', "unrecognized arg"
+    ),
+    "a log folder that cannot be made": Fault(
+        1, "export PET_LOG_DIR=/proc/none", "torchrun cannot make its folder for logs"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_all_end_and_hear_why(unpadded: Cluster, tmp_path: Path, name: str) -> None:
+    fault = FAULTS[name]
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: no such file')")
+    first = fault.first.format(folder=tmp_path)
+    shell = f'if test $SLURM_NODEID = {fault.node}; then {first}; fi; exec "$@"'
+    start = time.monotonic()
+    done = unpadded.srun(
+        "-N3", ONE_TASK, "--label", "sh", "-c", shell, "sh", *HPC, *fault.options,
+        WORLD, env=ENVIRON, timeout=60,
+    )  # fmt: skip
+    assert time.monotonic() - start < SOON, done.stderr
+    host = ("n9", "n10", "n11")[fault.node]
+    errors = [line for line in own_lines(done.stderr) if "error: " in line]
+    (own,) = [line for line in errors if line.startswith(f"{fault.node}: ")]
+    assert f" on {host}: {fault.says}" in own
+    if fault.node != 0:
+        (last,) = [line for line in errors if line.startswith("0: ")] or [done.stderr]
+        assert f"the job has failed: the agent on {host} (node {fault.node})" in last
+        assert fault.says in last
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,237 @@
+"""A node that cannot start: who says why, and how the other nodes hear of it.
+
+They would wait for it as long as ``join_timeout``. So it looks for the head of the
+rendezvous, only to say that it gives up; where it is the head itself, it lets the
+others in, and tells each. This needs no torch, which may be what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import (
+    __version__,
+    endpoints,
+    grammar,
+    network,
+    plan,
+    report,
+    schedulers,
+    sites,
+)
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.inputs import SCHEDULER, Inputs
+from torchrun_hpc.job import Start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torchrun_hpc.inputs import Value
+    from torchrun_hpc.job import Job
+    from torchrun_hpc.plan import LaunchPlan
+    from torchrun_hpc.sites import Site
+
+# Seconds to tell the others, who may be slow to start: a fault that probably all have,
+# and one that is this node's own.
+SHARED_LIMIT = 30.0
+LIMIT = 120.0
+
+# Seconds without the head after which the user reads the message in any case.
+_SOON = 5
+
+# Set by torch's agent, and by direct mode, for a worker.
+_IN_A_WORKER = "TORCHELASTIC_RUN_ID"
+
+
+@dataclass
+class Known:
+    """What a launch has found out so far: a fault may come at any time.
+
+    Attributes:
+        argv: The command line, without the program's name.
+        job: What the scheduler says.
+        options: What was typed, once it is parsed.
+        plan: The plan, once it is made.
+    """
+
+    argv: Sequence[str] = ()
+    job: Job | None = None
+    options: Mapping[str, Value] | None = None
+    plan: LaunchPlan | None = None
+
+
+@contextlib.contextmanager
+def others_told(known: Known) -> Iterator[None]:
+    """Tell the other nodes of a fault that this program itself is to deal with.
+
+    Args:
+        known: What the launch has found out, by then.
+    """
+    try:
+        yield
+    except LaunchError as fault:
+        give_up(fault, known, speaks=False)
+        raise
+
+
+def give_up(fault: LaunchError, known: Known, *, speaks: bool = True) -> None:
+    """Say what is wrong, and tell the other nodes.
+
+    What all nodes find, one of them says; what only this node finds, it says itself,
+    with its name. Which of the two it is, the others know: if the first failure that
+    the head has heard of is the same, then its node has said it.
+
+    Args:
+        fault: What is wrong.
+        known: What the launch has found out.
+        speaks: Whether to say anything; the others are told in any case.
+    """
+    is_first = schedulers.is_first_task(os.environ)
+    place = None if fault.others_know else meeting_place(known)
+    advice = "" if fault.others_know else _advice(known.job)
+    host = "" if fault.everywhere and is_first else _host(known.job)
+    has_said = not speaks
+
+    def say(advice: str = "") -> None:
+        nonlocal has_said
+        if not has_said:
+            has_said = True
+            text = f"on {host}: {fault}" if host else str(fault)
+            message = Message(fault.code, text + advice)
+            report.line(message, sys.stderr, "error")
+
+    def wait(event: Mapping[str, Any]) -> None:
+        if event.get("looking", 0) >= _SOON:
+            say(advice)
+
+    if place is None:
+        if is_first or not fault.everywhere:
+            say("" if fault.everywhere else advice)
+        return
+    if is_first or place.is_head:
+        say()
+    limit = SHARED_LIMIT if fault.everywhere else LIMIT
+    if tell(place, f"{fault.code} {fault}", limit, wait):
+        say()
+
+
+def meeting_place(known: Known) -> LaunchPlan | None:
+    """Return where the nodes meet, as a plan; ``None`` if nothing can be told there.
+
+    Before there is a plan, one is made from the options that say where, and from
+    nothing else: the fault may be in the rest.
+    """
+    found, job = known.plan, known.job
+    if os.environ.get(_IN_A_WORKER):
+        return None  # a launch within a worker of the job: the agents are others
+    if found is None and job is not None and job.start is Start.STEP:
+        typed = known.options
+        if typed is None:
+            typed = grammar.endpoint_options(known.argv)
+        options = {name: typed[name] for name in grammar.ENDPOINT if name in typed}
+        with contextlib.suppress(LaunchError):
+            found = plan.meeting_place(
+                Inputs(
+                    job=job,
+                    site=_site(job, options),
+                    network=network.this_node(),
+                    options=options,
+                    environ=os.environ,
+                    workers=1,
+                    cpus=1,
+                    gpus=0,
+                    command="",
+                    hostname=socket.gethostname(),
+                )
+            )
+    return found if found is not None and found.backend == SCHEDULER else None
+
+
+def tell(
+    place: LaunchPlan,
+    reason: str,
+    limit: float = LIMIT,
+    wait: Callable[[Mapping[str, Any]], None] = lambda _: None,
+) -> bool:
+    """Let the other nodes know that this one gives up.
+
+    Args:
+        place: Where they meet.
+        reason: Why it gives up.
+        limit: Seconds to look for the head; on the head's node, to stay for the others.
+        wait: Called each second without the head, see `Member`.
+
+    Returns:
+        Whether the user has to hear it from this node: not if another one has failed
+        for the same reason before.
+    """
+    # Most launches need none of these, and direct mode has no time for them.
+    from torchrun_hpc.rendezvous import head, member  # noqa: PLC0415
+    from torchrun_hpc.rendezvous.protocol import (  # noqa: PLC0415
+        Failure,
+        Hello,
+        Kind,
+        packed,
+        unpacked,
+    )
+
+    rank = place.node_rank
+    failure = unpacked(packed(Failure(Kind.AGENT, (rank,), text=reason)))
+    with contextlib.suppress(KeyboardInterrupt):  # the user has read enough
+        if place.is_head:
+            head.serve_failure(place, failure, limit)
+            return True
+        where = member.Where(
+            host=place.reach,
+            ports=place.ports,
+            timeout=limit,
+            silence_timeout=int(limit),
+            notice_ports=endpoints.notice_ports(place.identity),
+        )
+        hello = Hello(
+            job=place.identity,
+            run_id="",
+            nodes=place.nodes,
+            rank=rank,
+            host=place.hosts[rank],
+            pid=os.getpid(),
+            release=__version__,
+        )
+        agent = member.Member(hello, where, wait, gives_up=failure)
+        try:
+            agent.connect()
+        except (member.JobFailed, member.NoHead, member.Refused):
+            pass
+        finally:
+            agent.leave()
+        heard = agent.failure
+        return heard is None or heard.nodes == (rank,) or heard.text != failure.text
+    return False
+
+
+def _site(job: Job, options: Mapping[str, Value]) -> Site | None:
+    """Find the site; without the files of others, if one of them is the fault."""
+    try:
+        return sites.find(os.environ, job.a_node, options.get("hpc_site"))
+    except LaunchError:
+        return sites.find(os.environ, job.a_node, folders=())
+
+
+def _host(job: Job | None) -> str:
+    """Return the name of this node, if there are others."""
+    if job is None or len(job.nodes) == 1:
+        return ""
+    return plan.hosts_of(job)[job.node_rank or 0] or socket.gethostname()
+
+
+def _advice(job: Job | None) -> str:
+    """Say what ends all tasks where they cannot be told."""
+    if job is None or job.start is not Start.STEP or job.task.size == 1:
+        return ""
+    option = job.launcher.fail_together
+    return f". Other tasks may wait: {option} ends all when one fails" if option else ""
