@@ -62,18 +62,37 @@ class Known:
     plan: LaunchPlan | None = None
 
 
-def give_up(fault: LaunchError, known: Known) -> None:
+@contextlib.contextmanager
+def others_told(known: Known) -> Iterator[None]:
+    """Tell the other nodes of a fault that this program itself is to deal with.
+
+    Args:
+        known: What the launch has found out, by then.
+    """
+    try:
+        yield
+    except LaunchError as fault:
+        give_up(fault, known, speaks=False)
+        raise
+
+
+def give_up(fault: LaunchError, known: Known, *, speaks: bool = True) -> None:
     """Say what is wrong, and tell the other nodes.
 
     What all nodes find, one of them says; what only this node finds, it says itself,
     with its name. Which of the two it is, the others know: if the first failure that
     the head has heard of is the same, then its node has said it.
+
+    Args:
+        fault: What is wrong.
+        known: What the launch has found out.
+        speaks: Whether to say anything; the others are told in any case.
     """
     is_first = schedulers.is_first_task(os.environ)
     place = None if fault.others_know else meeting_place(known)
     advice = "" if fault.others_know else _advice(known.job)
     host = "" if fault.everywhere and is_first else _host(known.job)
-    has_said = False
+    has_said = not speaks
 
     def say(advice: str = "") -> None:
         nonlocal has_said

@@ -8,7 +8,17 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, WORLD, column, lines, own_lines, workers
+from launching import (
+    ENVIRON,
+    HPC,
+    ONE_TASK,
+    ROOT,
+    WORLD,
+    column,
+    lines,
+    own_lines,
+    workers,
+)
 
 if TYPE_CHECKING:
     from testbed import Cluster
@@ -38,6 +48,19 @@ def test_what_all_nodes_would_say_is_said_once(
     assert done.stdout == ""
     (line,) = own_lines(done.stderr)
     assert message in line
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_script_that_one_node_does_not_have(unpadded: Cluster, where: int) -> None:
+    """It says so, and nobody waits for it."""
+    shell = f'test $SLURM_NODEID = {where} && cd /; exec "$@"'
+    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", shell, "sh", *HPC, "Makefile",
+                         env=ENVIRON, cwd=ROOT)  # fmt: skip
+    assert done.returncode in {1, 2}
+    (line,) = [line for line in own_lines(done.stderr) if "error: HPC150" in line]
+    host = ("n9", "n10")[where]
+    assert f"on {host}: Makefile cannot be run: No such file or directory in /." in line
     assert "Traceback" not in done.stderr
 
 
