@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 # and one that is this node's own.
 SHARED_LIMIT = 30.0
 LIMIT = 120.0
+
+# Seconds that the task that speaks has before the others end: mpirun, and srun with
+# --kill-on-bad-exit, end all tasks with the first one.
+_HEAD_START = 2.0
 
 # Seconds without the head after which the user reads the message in any case.
 _SOON = 5
@@ -109,36 +114,14 @@ def give_up(fault: LaunchError, known: Known, *, speaks: bool = True) -> None:
     if place is None:
         if is_first or not fault.everywhere:
             say("" if fault.everywhere else advice)
+        elif known.job is not None and known.job.task.size > 1:
+            time.sleep(_HEAD_START)
         return
     if is_first or place.is_head:
         say()
-    if _tell_fault(place, fault, wait):
-        say()
-
-
-@contextlib.contextmanager
-def others_told(known: Known) -> Iterator[None]:
-    """Let the other nodes know of a fault that is for somebody else to report.
-
-    Args:
-        known: What the launch has found out, by then.
-    """
-    try:
-        yield
-    except LaunchError as fault:
-        place = None if fault.others_know else meeting_place(known)
-        if place is not None:
-            _tell_fault(place, fault)
-        raise
-
-
-def _tell_fault(
-    place: LaunchPlan,
-    fault: LaunchError,
-    wait: Callable[[Mapping[str, Any]], None] = lambda _: None,
-) -> bool:
     limit = SHARED_LIMIT if fault.everywhere else LIMIT
-    return tell(place, f"{fault.code} {fault}", limit, wait)
+    if tell(place, f"{fault.code} {fault}", limit, wait):
+        say()
 
 
 def meeting_place(known: Known) -> LaunchPlan | None:
