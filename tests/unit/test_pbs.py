@@ -34,6 +34,9 @@ FILE = "/var/spool/pbs/aux/0.desched1"
 READABLE = {FILE: "dec0001\ndec0002\ndec0003\n"}
 
 PBS_LAUNCHES = recordings("pbs-")
+# Two chunks on one host, and another host between them.
+SPLIT = [name for name in PBS_LAUNCHES if "split" in name and "mpich" not in name]
+ON_THREE = [n for n in PBS_LAUNCHES if "split" not in n and "packed" not in n]
 
 
 def started_by_pbs(start, rank, task, sources):
@@ -134,10 +137,10 @@ def process(name, task=0, changes=None, files=None):
 
 def test_every_recorded_launch_is_expected():
     names = {name for name, _ in SEEN.values()}
-    assert names | {"pbs-mpich-4.0.2"} == set(PBS_LAUNCHES)  # that one with Hydra
+    assert names | set(SPLIT) == {n for n in PBS_LAUNCHES if "mpich" not in n}  # Hydra
 
 
-@pytest.mark.parametrize("name", PBS_LAUNCHES)
+@pytest.mark.parametrize("name", ON_THREE)
 def test_node_file_of_every_recorded_launch(name):
     assert node_file(name) == READABLE[FILE]
     tasks = json.loads((ENVIRONMENTS / f"{name}.json").read_text())["tasks"]
@@ -159,7 +162,7 @@ def test_all_tasks_of_a_launch_agree(case):
     assert {len(job.nodes) for job in jobs} == {3}
 
 
-@pytest.mark.parametrize("name", [n for n in PBS_LAUNCHES if "openmpi" in n])
+@pytest.mark.parametrize("name", [n for n in ON_THREE if "openmpi" in n])
 def test_a_node_file_that_only_the_first_node_can_read(name):
     """It is the same launch: what must be equal is not made of the file."""
     jobs = [
@@ -174,7 +177,7 @@ def test_a_node_file_that_only_the_first_node_can_read(name):
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_the_first_task_is_known(task):
     for name in PBS_LAUNCHES:
-        if task < len(recorded(name)):
+        if name != "pbs-pbsdsh-split-chunks" and task < len(recorded(name)):
             environ, _ = recorded(name)[task]
             assert schedulers.is_first_task(environ) is (task == 0), name
 
@@ -314,6 +317,20 @@ def test_pbsdsh_with_several_slots_on_a_node(task):
     source = FILE if task == 0 else "PBS_NODEFILE"
     assert found.startswith(f"HPC036 pbsdsh starts a task for each line of {source}, 4")
     assert found.endswith("mpiexec -n 3 --ppn 1")
+
+
+def test_two_chunks_on_one_host():
+    """Open MPI takes it for one, and pbsdsh starts a task for each."""
+    (openmpi_, pbsdsh) = SPLIT
+    files = {FILE: node_file(pbsdsh)}
+    jobs = [schedulers.detect(process(openmpi_, t, files=files)) for t in range(2)]
+    assert [job.nodes for job in jobs] == [("dec0001", "dec0002"), ("", "")]
+    assert [(job.node_rank, job.task) for job in jobs] == [
+        (rank, Task(rank, 2, 0, 1)) for rank in range(2)
+    ]
+    for task in range(3):
+        found = outcome(process(pbsdsh, task, files=files))
+        assert found.startswith("HPC036 pbsdsh starts a task for each line of")
 
 
 @pytest.mark.parametrize("hostname", ["dec0002", "dec0002.site"])

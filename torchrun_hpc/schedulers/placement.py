@@ -14,7 +14,7 @@ from torchrun_hpc.job import Job, Launcher, Start, Task, place_of, same_host
 from torchrun_hpc.schedulers.allocation import in_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.schedulers.allocation import Allocation
     from torchrun_hpc.schedulers.process import Process
@@ -38,6 +38,7 @@ class Placement:
         nodes_before: Number of nodes that are in front of this one at most.
         instance: Names this launch among others in the same job.
         head: Where node 0 may be: a name, or addresses of one machine.
+        hosts: For each node its host name, if the tasks have told each other.
         has_talked: Whether ``head`` is what rank 0 itself has said.
         forwards: Whether every node has the variables of the scheduler. If not, what
             must be the same on all nodes is not made of them.
@@ -53,6 +54,7 @@ class Placement:
     nodes_before: int | None = None
     instance: str = ""
     head: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     has_talked: bool = False
     forwards: bool = True
 
@@ -81,6 +83,7 @@ def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Jo
     else:
         node_rank = _usual_node_rank(place, nodes)
     names = known[:nodes] if len(known) >= nodes else ("",) * nodes
+    names = _spelled(place.hosts, known) or names
     if place.has_talked and names[0] and not same_host(names[0], place.head[0]):
         names = (place.head[0], *("",) * (nodes - 1))  # on a part of the job
     sources = {"nodes": place.sources["tasks"], "node_rank": place.sources["task"]}
@@ -103,6 +106,22 @@ def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Jo
         same_everywhere=place.forwards,
         has_talked=place.has_talked,
     )
+
+
+def _spelled(hosts: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the scheduler's names of the hosts that a launcher has really taken.
+
+    Args:
+        hosts: Their own names, in the order of the launch.
+        known: Those of the scheduler, which may have more hosts, in another order.
+
+    Returns:
+        For each host its name; empty if it is not clear for one of them.
+    """
+    labels = {node.partition(".")[0]: node for node in known}
+    names = [labels.get(host.partition(".")[0], "") for host in hosts]
+    found = all(map(same_host, names, hosts)) and len(set(names)) == len(names)
+    return tuple(names) if found else ()
 
 
 def _check(place: Placement, nodes: int | None) -> None:
@@ -188,10 +207,14 @@ def with_exchanged(place: Placement, process: Process) -> Placement:
     if said is None:
         return place
     changes: dict[str, Any] = {}
-    if place.task.rank < len(said.node_of_rank):
-        node = said.node_of_rank[place.task.rank]
+    task = place.task
+    if task.rank < len(said.node_of_rank):
+        node = said.node_of_rank[task.rank]
         local_size = said.node_of_rank.count(node)
-        changes["task"] = replace(place.task, local_size=local_size)
+        if local_size != task.local_size:  # what the launcher took for several nodes
+            local_rank = said.node_of_rank[: task.rank].count(node)
+            task = replace(task, local_rank=local_rank, local_size=local_size)
+        changes["task"], changes["hosts"] = task, said.hosts
         changes["nodes"], changes["node_rank"] = len(set(said.node_of_rank)), node
     sources = {**place.sources, "head": "PMI", "identity": "PMI"}
     return replace(

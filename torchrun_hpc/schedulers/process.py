@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
@@ -13,6 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.schedulers.pmi import Exchanged
+
+
+# Of this machine since it was started.
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+# Characters of a file: many times what the hosts of the largest machine take.
+_LONGEST = 2**24
 
 
 def _no_file(_path: str) -> None:
@@ -47,6 +58,36 @@ class Process:
     pid: int | None = None
     read: Callable[[str], str | None] = _no_file
     exchange: Callable[[Mapping[str, str]], Exchanged | None] = _nobody
+
+
+def this_process(
+    exchange: Callable[[Mapping[str, str]], Exchanged | None] | None = None,
+) -> Process:
+    """Look at this process.
+
+    Args:
+        exchange: What asks the process manager; ``None`` where it must not be asked.
+    """
+    return Process(
+        environ=os.environ,
+        hostname=socket.gethostname(),
+        terminal=bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty()),
+        in_own_group=os.getpgrp() != os.getsid(0),
+        pid=os.getpid(),
+        read=read,
+        exchange=exchange or _nobody,
+    )
+
+
+def read(path: str) -> str | None:
+    """Return the text of a file, or its beginning; ``None`` if it cannot be read."""
+    try:
+        if not Path(path).is_file():
+            return None  # nor a pipe, on which nobody may ever write
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return file.read(_LONGEST)
+    except (OSError, ValueError):
+        return None
 
 
 class Variables:
