@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+# What says which node this is, where no variable does: its place in the list of nodes.
+BY_NAME = "host name"
+
+
 class Start(Enum):
     """How this process was started inside the job."""
 

@@ -99,7 +99,7 @@ def detect(name, task=0, changes=None, exchange=nobody):
     return schedulers.detect(process)
 
 
-def expected_jobs(name, identity, *, exchanged):
+def expected_jobs(name, identity, *, exchanged, mapping=True):
     """Describe a launch; only the process manager names what no scheduler names."""
     launch = LAUNCHES[name]
     number = max(launch.places) + 1
@@ -108,6 +108,11 @@ def expected_jobs(name, identity, *, exchanged):
     if exchanged and not head:
         head = ("jwb0001",)
     more = {"head": "PMI"} if exchanged else {}
+    ranked = "PMI_RANK"
+    if launch.job and number < len(launch.places):
+        ranked = "host name"
+    if exchanged and mapping:
+        ranked = "PMI"
     by = [launch.sources[1]] if launch.job else []
     by += ["PMI"] if exchanged else []
     return [
@@ -122,7 +127,7 @@ def expected_jobs(name, identity, *, exchanged):
             allocated_nodes=number,
             sources={
                 "nodes": launch.sources[0] or "PMI_SIZE",
-                "node_rank": "PMI_RANK",
+                "node_rank": ranked,
                 "tasks": "PMI_SIZE",
                 "task": "PMI_RANK",
                 "identity": ", ".join(by),
@@ -189,7 +194,7 @@ def test_a_process_manager_that_does_not_say_where_tasks_are(name):
         detect(name, task, exchange=exchange) for task in range(len(launch.places))
     ]
     identity = f"{launch.job}.0badcafe" if launch.job else "0badcafe"
-    assert found == expected_jobs(name, identity, exchanged=True)
+    assert found == expected_jobs(name, identity, exchanged=True, mapping=False)
 
 
 # --- identity -----------------------------------------------------------------------

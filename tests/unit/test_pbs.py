@@ -53,8 +53,8 @@ def by_pbsdsh(rank):
         "nodes": source,
         "identity": "PBS_JOBID",
         "tasks": source,
-        "task": "PBS_NODENUM",
-        "node_rank": "PBS_NODENUM",
+        "task": "host name",
+        "node_rank": "host name",
     }
     return started_by_pbs(Start.STEP, rank, Task(rank, 3, 0, 1), sources)
 
@@ -233,6 +233,38 @@ def test_nodes_of_a_script(case, ending):
     assert job.nodes[job.node_rank].startswith("dec0001")
 
 
+# Whatever has written it: what is shown of the line.
+WRONG_FILES = {
+    "slots": ("dec0001 slots=4\n", "entry 1 is 'dec0001 slots=4'"),
+    "counts": ("dec0001\ndec0002 4\n", "entry 2 is 'dec0002 4'"),
+    "two names": ("dec0001 dec0002\n", "entry 1 is 'dec0001 dec0002'"),
+    "binary": ("\x7fELF\x02\x01\0\0\ufffd", r"entry 1 is '\x7fELF\x02\x01\x00"),
+    "a terminal's colour": ("\x1b[31mdec0001\n", r"entry 1 is '\x1b[31mdec0001'"),
+    "a line without end": ("dec" * 999, f"entry 1 is '{('dec' * 999)[:40]}...'"),
+    "another language": ("d\u00e9c0001\n", r"entry 1 is 'd\xe9c0001'"),
+    "a list of Slurm's": ("dec[1-3]\n", "entry 1 is 'dec[1-3]'"),
+    "an option": ("-host dec1\n", "entry 1 is '-host dec1'"),
+    "lines without end": ("a\n" * (2**20 + 1), "entry 1048577 is 'a'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+@pytest.mark.parametrize("name", ["pbs-script", "pbs-openmpi-4.1.4", "pbs-mpich-4.0.2"])
+def test_a_node_file_that_is_none(case, name):
+    text, shown = WRONG_FILES[case]
+    found = outcome(process(name, files={FILE: text}))
+    assert found.startswith("HPC140 PBS_NODEFILE does not list the job's hosts: ")
+    assert shown in found
+    assert found.isprintable()
+    assert len(found) < 400
+
+
+def test_comments_and_blank_lines_do_not_count():
+    text = "# of a user\n\n  dec0001  # the first\n\t\ndec0002\r\n#dec0003\n"
+    job = schedulers.detect(process("pbs-script", files={FILE: text}))
+    assert job.nodes == THREE[:2]
+
+
 @pytest.mark.parametrize(
     ("lines", "start"),
     [
@@ -340,6 +372,14 @@ def test_task_of_pbsdsh_without_its_number_is_known_by_name(number, hostname):
     environ = changed(environ, {"PBS_NODENUM": number})
     job = schedulers.detect(Process(environ, hostname, read=reader(READABLE)))
     assert (job.node_rank, job.task) == (1, Task(1, 3))
+    assert job.sources["task"] == job.sources["node_rank"] == "host name"
+
+
+def test_task_of_pbsdsh_on_a_host_that_has_another_name():
+    environ, _ = recorded("pbs-pbsdsh")[1]
+    job = schedulers.detect(Process(environ, "other", read=reader(READABLE)))
+    assert (job.node_rank, job.sources["node_rank"]) == (1, "PBS_NODENUM")
+    assert job.sources["task"] == "PBS_NODENUM"
 
 
 def test_name_and_number_of_a_task_of_pbsdsh_that_differ():

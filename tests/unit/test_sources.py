@@ -280,7 +280,7 @@ def test_any_environment_is_understood_or_refused(
     assert isinstance(schedulers.is_first_task(environ), bool)
     if isinstance(found, str):
         assert found.isprintable()
-        assert re.match("HPC(0[23][0-9]|139) ", found)
+        assert re.match("HPC(0[23][0-9]|139|14[0-4]) ", found)
     elif found is not None:
         assert_sound(found)
 

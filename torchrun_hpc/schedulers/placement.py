@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Job, Launcher, Start, Task, place_of, same_host
+from torchrun_hpc.job import BY_NAME, Job, Launcher, Start, Task, place_of, same_host
 from torchrun_hpc.schedulers.allocation import in_identity
 
 if TYPE_CHECKING:
@@ -76,18 +76,19 @@ def job_of(place: Placement, allocation: Allocation | None, hostname: str) -> Jo
     _check(place, place.nodes)
     nodes = _nodes(place, len(known), index)
     _check(place, nodes)
+    rank_source = place.sources.get("node_rank", place.sources["task"])
     if place.node_rank is not None:
         node_rank = place.node_rank
     elif index is not None and index < nodes and place.task.size > nodes:
-        node_rank = index
+        node_rank, rank_source = index, BY_NAME
     else:
         node_rank = _usual_node_rank(place, nodes)
     names = known[:nodes] if len(known) >= nodes else ("",) * nodes
     names = _spelled(place.hosts, known) or names
     if place.has_talked and names[0] and not same_host(names[0], place.head[0]):
         names = (place.head[0], *("",) * (nodes - 1))  # on a part of the job
-    sources = {"nodes": place.sources["tasks"], "node_rank": place.sources["task"]}
-    sources |= place.sources
+    sources = {"nodes": place.sources["tasks"], **place.sources}
+    sources["node_rank"] = rank_source
     sources |= allocation.sources if allocation and known else {}
     identity, sources["identity"] = _identity(place, allocation)
     name = f"{place.name} in {allocation.scheduler}" if allocation else place.name
@@ -207,6 +208,7 @@ def with_exchanged(place: Placement, process: Process) -> Placement:
     if said is None:
         return place
     changes: dict[str, Any] = {}
+    sources = {**place.sources, "head": "PMI", "identity": "PMI"}
     task = place.task
     if task.rank < len(said.node_of_rank):
         node = said.node_of_rank[task.rank]
@@ -216,7 +218,7 @@ def with_exchanged(place: Placement, process: Process) -> Placement:
             task = replace(task, local_rank=local_rank, local_size=local_size)
         changes["task"], changes["hosts"] = task, said.hosts
         changes["nodes"], changes["node_rank"] = len(set(said.node_of_rank)), node
-    sources = {**place.sources, "head": "PMI", "identity": "PMI"}
+        sources["node_rank"] = "PMI"
     return replace(
         place,
         instance=said.instance,

@@ -122,10 +122,10 @@ def exchange(
                 said = f"{hostname}/{os.urandom(4).hex()}/{len(parts)}"
                 manager.put(store, _KEY, said)
             manager.ask("cmd=barrier_in", wait)
-            head, instance, number, *_ = *manager.get(store, _KEY).split("/"), "", ""
+            head, instance, count, *_ = *manager.get(store, _KEY).split("/"), "", ""
             if not instance:
                 return None
-            keys = (_HOSTS.format(part) for part in range(int(number or 0)))
+            keys = (_HOSTS.format(part) for part in range(int(count or 0)))
             hosts = "".join(manager.get(store, key) for key in keys)
             return Exchanged(head, instance, *_joined(nodes, hosts, mapping))
     except (PmiError, ValueError, OSError, OverflowError):

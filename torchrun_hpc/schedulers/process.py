@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # Of this machine since it was started.
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
+# How much of a variable a message quotes.
+_SHOWN = 200
+
 # Characters of a file: many times what the hosts of the largest machine take.
 _LONGEST = 2**24
 
@@ -125,6 +128,13 @@ class Variables:
             everywhere=True,
         )
 
+    def shown(self, *names: str) -> str:
+        """Write the first of the variables that is set, as a message quotes it."""
+        name = next((n for n in names if self.environ.get(n)), names[0])
+        value = self.first(name)
+        short = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+        return f"{name}={short!r}"
+
     def integer(self, *names: str) -> int:
         """Return the first of the variables that is set, as a whole number.
 
@@ -135,7 +145,9 @@ class Variables:
         value = self.environ[name]
         if not re.fullmatch("[0-9]{1,9}", value):
             raise LaunchError(
-                "HPC021", f"{name}={value!r} is not a whole number", everywhere=True
+                "HPC021",
+                f"{self.shown(name)} is not a whole number",
+                everywhere=True,
             )
         return int(value)
 

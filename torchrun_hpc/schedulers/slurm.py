@@ -143,12 +143,12 @@ class _Variables(Variables):
         except HostlistError as error:
             raise LaunchError(
                 "HPC022",
-                f"{name}={value!r} is not a list of nodes: {error}",
+                f"{self.shown(name)} is not a list of nodes: {error}",
                 everywhere=True,
             ) from None
         if len(set(hosts)) < len(hosts):
             raise LaunchError(
-                "HPC023", f"{name}={value!r} names a node twice", everywhere=True
+                "HPC023", f"{self.shown(name)} names a node twice", everywhere=True
             )
         return hosts
 
@@ -160,7 +160,9 @@ class _Variables(Variables):
             return expand_counts(value)
         except HostlistError as error:
             raise LaunchError(
-                "HPC024", f"{name}={value!r} gives no counts: {error}", everywhere=True
+                "HPC024",
+                f"{self.shown(name)} gives no counts: {error}",
+                everywhere=True,
             ) from None
 
 
@@ -181,7 +183,7 @@ def _step(slurm: _Variables) -> Job:
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
         raise LaunchError(
             "HPC025",
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)} nodes, but "
+            f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but "
             f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}",
             everywhere=True,
         )
@@ -190,8 +192,8 @@ def _step(slurm: _Variables) -> Job:
         name = slurm.name(*STEP_TASKS_PER_NODE)
         raise LaunchError(
             "HPC026",
-            f"{name}={slurm.first(name)!r} counts the tasks of {len(tasks_per_node)} "
-            f"nodes, but {STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)}. "
+            f"{slurm.shown(name)} counts the tasks of {len(tasks_per_node)} "
+            f"nodes, but {slurm.shown(STEP_NODES)} names {len(nodes)}. "
             f"{_STALE}",
             everywhere=True,
         )
@@ -244,15 +246,15 @@ def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
     if name:
         raise LaunchError(
             "HPC028",
-            f"this node, {NODE_NAME}={name!r}, is not among the step's nodes, "
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
+            f"this node, {slurm.shown(NODE_NAME)}, is not among the step's nodes, "
+            f"{slurm.shown(STEP_NODES)}. {_STALE}",
         )
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
         raise LaunchError(
             "HPC029",
             f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
+            f"{slurm.shown(STEP_NODES)}. {_STALE}",
         )
     return rank, NODE_ID
 
@@ -296,8 +298,8 @@ def _batch_script(slurm: _Variables) -> Job:
         slurm.name(STEP_NODES)
         raise LaunchError(
             "HPC030",
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names nodes that are not in "
-            f"{slurm.name(*JOB_NODES)}={slurm.first(*JOB_NODES)!r}. {_STALE}",
+            f"{slurm.shown(STEP_NODES)} names nodes that are not in "
+            f"{slurm.shown(*JOB_NODES)}. {_STALE}",
             everywhere=True,
         )
     nodes, source = _job_hosts(slurm)
@@ -305,8 +307,8 @@ def _batch_script(slurm: _Variables) -> Job:
     if node not in nodes:
         raise LaunchError(
             "HPC031",
-            f"this node, {NODE_NAME}={node!r}, is not among the job's nodes, "
-            f"{source}={slurm.first(source)!r}. {_STALE}",
+            f"this node, {slurm.shown(NODE_NAME)}, is not among the job's nodes, "
+            f"{slurm.shown(source)}. {_STALE}",
         )
     return Job(
         scheduler="Slurm",
