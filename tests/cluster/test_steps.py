@@ -24,7 +24,10 @@ NAMES = ("n9", "n10", "n11")
 
 
 def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
-    """srun numbers the tasks as in the file, but the nodes as in its own list."""
+    """srun numbers the tasks as in the file, but the nodes as in its own list.
+
+    The agents meet on the first node of that, and are ranked as their tasks.
+    """
     tmp_path.chmod(0o755)
     hosts = tmp_path / "hosts"
     hosts.write_text("n11\nn9\nn10\n")
@@ -32,9 +35,10 @@ def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
                          env=ENVIRON | {"SLURM_HOSTFILE": str(hosts)})  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = workers(done)
-    assert len(said) == 3
-    for worker in said:
-        assert worker["GROUP_RANK"] == worker["SLURM_NODEID"]
+    assert column(said, "RANK", "GROUP_RANK", "host") == [
+        (str(rank), str(rank), host) for rank, host in enumerate(("n11", "n9", "n10"))
+    ]
+    assert {worker["MASTER_ADDR"] for worker in said} == {"10.10.0.3"}
     assert len(own_lines(done.stderr)) == 1, done.stderr
 
 

@@ -52,6 +52,7 @@ NODE_ID = "SLURM_NODEID"
 TASK_RANK = "SLURM_PROCID"
 LOCAL_RANK = "SLURM_LOCALID"
 DISTRIBUTION = "SLURM_DISTRIBUTION"
+ARBITRARY = "arbitrary"  # as in a file of the user's, or in the order of --nodelist
 
 # The step that LaunchParameters=use_interactive_step puts salloc's shell into:
 # 0xfffffffa, printed with a sign since 26.05.
@@ -204,8 +205,8 @@ def _step(slurm: _Variables) -> Job:
             f"{TASK_RANK}={task_rank}, but the step has only {sum(tasks_per_node)} "
             f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
         )
-    node_rank, node_source = _node_rank(slurm, nodes)
-    local_size = tasks_per_node[node_rank]
+    index, node_source = _index(slurm, nodes)
+    local_size = tasks_per_node[index]
     local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
     if local_rank >= local_size:
         raise LaunchError(
@@ -213,6 +214,14 @@ def _step(slurm: _Variables) -> Job:
             f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
             f"node ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
         )
+    # With a task on each node, its rank is the node's. srun sorts the list of nodes,
+    # and their numbers, also where the user's own list of hosts says the order of the
+    # tasks, which is shown to none of them (seen with 22.05).
+    one_each = sum(tasks_per_node) == len(nodes)
+    node_rank = task_rank if one_each else index
+    is_arbitrary = slurm.first(DISTRIBUTION) == ARBITRARY
+    is_ranked = len(nodes) == 1 or (node_rank == index and not is_arbitrary)
+    order = f"{DISTRIBUTION}={ARBITRARY}" if is_arbitrary else TASK_RANK
     return Job(
         scheduler="Slurm",
         launcher=SRUN,
@@ -224,22 +233,18 @@ def _step(slurm: _Variables) -> Job:
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(nodes)),
         sources={
             "nodes": STEP_NODES,
-            "node_rank": node_source,
+            "node_rank": node_source if node_rank == index else TASK_RANK,
             "tasks": slurm.name(*STEP_TASKS_PER_NODE),
             "task": TASK_RANK,
             "identity": _identity_source(slurm),
+            **({} if is_ranked else {"order": order}),
         },
-        # Task 0 is on the first host of the user's own list, which is not shown.
-        guessed_head=nodes[:1] if slurm.first(DISTRIBUTION) == "arbitrary" else (),
+        listed_at=None if is_ranked else index,
     )
 
 
-def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
-    """Find this node in the list by its name, else by its number.
-
-    The name comes first: the list need not be in the order of the numbers
-    (``--distribution=arbitrary``), and the rank must be an index of the list.
-    """
+def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
+    """Find this node in the list by its name, else by its number."""
     name = slurm.first(NODE_NAME)
     if name in nodes:
         return nodes.index(name), NODE_NAME
