@@ -77,7 +77,7 @@ def faults_reported() -> Iterator[None]:
     try:
         yield
     except LaunchError as error:
-        if not error.everywhere or schedulers.is_first_task(os.environ):
+        if not error.everywhere or schedulers.is_reporter(this_process()):
             report.line(Message(error.code, str(error)), sys.stderr, "error")
         sys.exit(WRONG_USE)
 

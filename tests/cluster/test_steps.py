@@ -42,6 +42,20 @@ def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
     assert len(own_lines(done.stderr)) == 1, done.stderr
 
 
+def test_what_other_jobs_have_left(unpadded: Cluster) -> None:
+    """srun in a job that was submitted in a task of mpirun, in a job of PBS."""
+    left = {"PBS_JOBID": "7.server", "PBS_NODEFILE": "/etc/hostname"}
+    left |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    left |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    done = unpadded.srun("-N3", "-n3", *HPC, WORLD, env=ENVIRON | left)
+    assert done.returncode == 0, done.stderr
+    assert column(workers(done), "RANK", "host", "MASTER_ADDR") == [
+        (str(rank), name, "10.10.0.1") for rank, name in enumerate(NAMES)
+    ]
+    (line,) = own_lines(done.stderr)
+    assert "HPC001 3 nodes x 1 worker" in line
+
+
 def test_a_step_on_some_of_the_nodes(unpadded: Cluster) -> None:
     done = unpadded.sbatch(
         f"#!/bin/sh\nsrun -N2 -w n10,n11 {ONE_TASK} {COMMAND}\n", "-N3", env=ENVIRON

@@ -14,7 +14,7 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torchrun_hpc.schedulers.pmi import Exchanged
 
@@ -24,6 +24,8 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 # How much of a variable a message quotes.
 _SHOWN = 200
+
+_MOST_ANCESTORS = 64
 
 # Characters of a file: many times what the hosts of the largest machine take.
 _LONGEST = 2**24
@@ -49,6 +51,8 @@ class Process:
             session: so does a shell with a terminal start programs, and what stands in
             front of a program in a container does not.
         pid: Its number.
+        ancestors: Names of the processes above it, the nearest first, as far as they
+            show: at most 15 characters each.
         read: Returns the text of a file; ``None`` if it cannot be read.
         exchange: Asks the process manager, see `pmi.exchange`; ``None`` if there is
             none.
@@ -59,6 +63,7 @@ class Process:
     terminal: bool = False
     in_own_group: bool = True
     pid: int | None = None
+    ancestors: tuple[str, ...] = ()
     read: Callable[[str], str | None] = _no_file
     exchange: Callable[[Mapping[str, str]], Exchanged | None] = _nobody
 
@@ -77,6 +82,7 @@ def this_process(
         terminal=bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty()),
         in_own_group=os.getpgrp() != os.getsid(0),
         pid=os.getpid(),
+        ancestors=tuple(_ancestors(os.getppid())),
         read=read,
         exchange=exchange or _nobody,
     )
@@ -91,6 +97,17 @@ def read(path: str) -> str | None:
             return file.read(_LONGEST)
     except (OSError, ValueError):
         return None
+
+
+def _ancestors(pid: int) -> Iterator[str]:
+    """Yield the names of a process and of those above it. Source: proc(5)."""
+    for _ in range(_MOST_ANCESTORS):
+        start, _, fields = (read(f"/proc/{pid}/stat") or "").rpartition(")")
+        parent = fields.split()[1:2]  # behind its name: its state, its parent
+        if not parent:
+            return
+        yield start.partition("(")[2]
+        pid = int(parent[0])
 
 
 class Variables:
