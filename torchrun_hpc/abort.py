@@ -28,6 +28,7 @@ from torchrun_hpc import (
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import SCHEDULER, Inputs
 from torchrun_hpc.job import Start
+from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ def give_up(fault: LaunchError, known: Known, *, speaks: bool = True) -> None:
         known: What the launch has found out.
         speaks: Whether to say anything; the others are told in any case.
     """
-    is_first = schedulers.is_first_task(os.environ)
+    is_first = schedulers.is_reporter(this_process())
     place = None if fault.others_know else meeting_place(known)
     advice = "" if fault.others_know else _advice(known.job)
     host = "" if fault.everywhere and is_first else _host(known.job)

@@ -12,7 +12,6 @@ import os
 import shlex
 import socket
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import (
@@ -28,7 +27,7 @@ from torchrun_hpc import (
 from torchrun_hpc.abort import Known
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.schedulers.process import Process
+from torchrun_hpc.schedulers.process import BOOT_ID, read, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -114,28 +113,11 @@ def look_around(
     # An empty variable is unset, to us as to the workers.
     for name in [n for n in os.environ if n.startswith("PET_") and not os.environ[n]]:
         del os.environ[name]
-    process = Process(
-        environ=os.environ,
-        hostname=socket.gethostname(),
-        terminal=bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty()),
-        in_own_group=os.getpgrp() != os.getsid(0),
-        pid=os.getpid(),
-        command=command,
-        read=_read,
-        exchange=_exchange if ask else lambda _environ: None,
-    )
     try:
-        job = schedulers.detect(process)
+        job = schedulers.detect(this_process(_exchange if ask else None, command))
     except LaunchError as fault:
         return None, fault
     return job, plan.refusal(job, command) if job else None
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except (OSError, ValueError):
-        return None
 
 
 def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
@@ -150,7 +132,8 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
             text = f"waiting for the other tasks to start for {seconds:.0f} s"
             report.line(Message("HPC131", text), sys.stderr)
 
-    said = pmi.exchange(environ, socket.gethostname(), wait)
+    boot = read(BOOT_ID) or ""  # for machines that are all called localhost
+    said = pmi.exchange(environ, socket.gethostname(), wait, boot)
     if said is None and pmi.is_announced(environ):
         name = pmi.DESCRIPTOR if environ.get(pmi.DESCRIPTOR) else pmi.PORT
         raise LaunchError(

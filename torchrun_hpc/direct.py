@@ -171,8 +171,8 @@ def make_plan(q: Inputs, job: Job) -> LaunchPlan:
         LaunchError: Something that the user typed, or set, cannot work.
     """
     variables.check_gloo(q.environ, q.network)
-    rank = job.node_rank
-    if rank is None:
+    rank, index = job.node_rank, job.index
+    if rank is None or index is None:
         raise plan.outside()
     environment: dict[str, Value] = {}
     warnings: tuple[Message, ...] = ()
@@ -187,7 +187,9 @@ def make_plan(q: Inputs, job: Job) -> LaunchPlan:
         source = "one node"
     else:
         meeting = endpoints.endpoint_of(q, job)
-        here = endpoints.view(q, job, rank, meeting)
+        option = f"export {endpoints.MASTER_ADDR}="
+        endpoints.check_first_is_known(job, meeting, option)
+        here = endpoints.view(q, job, index, meeting)
         if not here.reach:
             raise plan.unreachable(q, job, meeting, here)
         if job.task.rank == 0 and plan.is_foreign(q, here.reach):
@@ -258,7 +260,7 @@ def _master(q: Inputs, job: Job) -> tuple[Value | None, tuple[Message, ...]]:
     source = endpoints.MASTER_ADDR if address else endpoints.MASTER_PORT
     if not address:
         address = job.nodes[0] if len(job.nodes) > 1 else plan.LOOPBACK
-    if not address:
+    if not address or (source == endpoints.MASTER_PORT and not job.is_ranked):
         return None, ()  # only the launcher knows where rank 0 is
     where = endpoints.join_endpoint(address, port)
     return Value(where, source), ()
@@ -270,7 +272,8 @@ def _is_first_node(q: Inputs, job: Job, address: str) -> bool:
         return q.network.local_address(address) is not None
     if job.guessed_head or not first:
         return True  # nobody else knows; node 0 will see
-    names = (first, q.rewrite(first))
+    firsts = (first,) if job.is_ranked else job.nodes  # rank 0 will see
+    names = (name for node in firsts for name in (node, q.rewrite(node)))
     if any(_is_named(address, name) for name in names):
         return True
     # Only the node itself knows that of a number; rank 0 will see.

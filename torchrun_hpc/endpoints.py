@@ -41,7 +41,7 @@ class Endpoint:
         host: Name or number of the host, rewritten for the site.
         plain: The same before it was rewritten.
         port: Its port.
-        node: Rank of the node that it names; ``None`` if it names none.
+        node: Index of the node that it names; ``None`` if it names none.
         typed: What the user typed; ``None`` if the host was derived.
     """
 
@@ -166,8 +166,8 @@ def endpoint_of(q: Inputs, job: Job) -> Endpoint:
     node: int | None = 0
     if typed is not None:
         named = (
-            rank
-            for rank, name in enumerate(job.nodes)
+            index
+            for index, name in enumerate(job.nodes)
             if name and (same_host(name, host) or same_host(q.rewrite(name), host))
         )
         node = None if is_number(host) else next(named, None)
@@ -254,7 +254,7 @@ def _check_guess(q: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
         endpoint.typed and endpoint.typed.source != MASTER_ADDR
     ):
         return  # the agents find each other, and their ranks are the scheduler's
-    here = job.hostname or job.nodes[job.node_rank or 0]
+    here = job.hostname or job.own_name
     if not is_first or same_host(host, here) or same_host(endpoint.plain, here):
         return
     if q.network.local_address(host) or q.network.local_address(endpoint.plain):
@@ -272,13 +272,36 @@ def _check_guess(q: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
     )
 
 
-def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
+def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
+    """Refuse, on all nodes, what rank 0 hosts where nobody but itself knows its node.
+
+    Args:
+        job: The job.
+        endpoint: The endpoint by name.
+        option: What tells all nodes where rank 0 is, up to its name.
+
+    Raises:
+        LaunchError: The user has not typed it either.
+    """
+    if job.is_ranked or endpoint.typed:
+        return
+    first = job.own_name if job.task.rank == 0 else "HOST"
+    raise LaunchError(
+        "HPC141",
+        f"tasks are in an order of your own ({job.sources['order']}), which "
+        f"{job.launcher.name} tells none of them, so that only rank 0 itself knows "
+        f"that it is on {first}. Tell the others: {option}{first}",
+        everywhere=True,
+    )
+
+
+def view(q: Inputs, job: Job, index: int, endpoint: Endpoint) -> View:
     """Look at the endpoint from this node.
 
     Args:
         q: The inputs.
         job: The job of ``q``.
-        rank: Rank of this node.
+        index: Index of this node in the job's nodes.
         endpoint: The endpoint by name.
 
     Raises:
@@ -287,17 +310,17 @@ def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
     warnings: list[Message] = []
     host = _resolvable(q, endpoint.host, endpoint.plain, warnings)
     _check_guess(q, job, endpoint, host)
-    plain = job.nodes[rank] or job.hostname
+    plain = job.own_name
     name = q.rewrite(plain)
     name = host if name == endpoint.host else _resolvable(q, name, plain, warnings)
-    neighbours = filter(None, job.nodes[:rank] + job.nodes[rank + 1 :])
+    neighbours = filter(None, job.nodes[:index] + job.nodes[index + 1 :])
     neighbour = next(neighbours, endpoint.plain)
     named = _named_address(q, endpoint, host, name, neighbour)
     own = named
     if "local_addr" in q.options:
         own = typed_local_address(q)
     reach = _reach(q, host)
-    if endpoint.node == rank and not is_number(endpoint.host):
+    if endpoint.node == index and not is_number(endpoint.host):
         # It reaches its own store, also where its name means 127.0.1.1 to it.
         reach = str(named or reach or next(iter(q.network.resolve(host)), ""))
     return View(
@@ -306,7 +329,7 @@ def view(q: Inputs, job: Job, rank: int, endpoint: Endpoint) -> View:
         port=endpoint.port,
         reach=reach,
         own=own,
-        is_host=_is_host(q, job, rank, endpoint, host),
+        is_host=_is_host(q, job, index, endpoint, host),
         fell_back=host != endpoint.host
         or (endpoint.typed is None and any(map(is_number, job.guessed_head))),
         warnings=tuple(warnings),
@@ -380,17 +403,17 @@ def _resolvable(q: Inputs, host: str, plain: str, warnings: list[Message]) -> st
     return plain
 
 
-def _is_host(q: Inputs, job: Job, rank: int, endpoint: Endpoint, host: str) -> bool:
+def _is_host(q: Inputs, job: Job, index: int, endpoint: Endpoint, host: str) -> bool:
     """Say whether this node is the host.
 
     It is the node that the endpoint names, else the owner of its address, else
-    node 0.
+    the first one.
     """
     if endpoint.node is not None:
-        return rank == endpoint.node
+        return index == endpoint.node
     if q.network.own_address(host) is not None:
         return True
-    if rank > 0:
+    if index > 0:
         return False
     wanted = set(q.network.addresses_of(host))
     return not any(

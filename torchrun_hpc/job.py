@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+# What says which node this is, where no variable does: its place in the list of nodes.
+BY_NAME = "host name"
+
+
 class Start(Enum):
     """How this process was started inside the job."""
 
@@ -98,7 +102,7 @@ class Job:
         nodes: The names of the nodes in rank order, an empty text for one that
             nothing tells. In a step, the step's nodes; in an interactive step, only
             this one; elsewhere, the job's.
-        node_rank: Index of this node in ``nodes``; ``None`` outside of them.
+        node_rank: Rank of this node; ``None`` outside of them.
         task: This process in the step; alone outside a step, where tasks have not
             been started.
         allocated_nodes: Number of nodes of the whole job, of which ``nodes`` may be
@@ -113,6 +117,9 @@ class Job:
             connection to their process manager that is still open.
         host_file: What to tell a launcher that does not ask the scheduler; empty if
             each does, or if there is nothing to tell.
+        listed_at: Index of this node in ``nodes`` where these are in an order of
+            their own, so that nobody knows the rank of another node; ``None`` where
+            it is ``node_rank``.
     """
 
     scheduler: str
@@ -129,6 +136,23 @@ class Job:
     same_everywhere: bool = True
     has_talked: bool = False
     host_file: str = ""
+    listed_at: int | None = None
+
+    @property
+    def index(self) -> int | None:
+        """Index of this node in ``nodes``; ``None`` outside of them."""
+        return self.node_rank if self.listed_at is None else self.listed_at
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether ``nodes`` are in the order of their ranks."""
+        return self.listed_at is None
+
+    @property
+    def own_name(self) -> str:
+        """Name of this node."""
+        name = "" if self.index is None else self.nodes[self.index]
+        return name or self.hostname
 
     @property
     def has_several_tasks(self) -> bool:

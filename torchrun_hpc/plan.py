@@ -402,7 +402,7 @@ def _unused(q: Inputs, where: str) -> tuple[Message, ...]:
 def _this_host(job: Job | None) -> tuple[str, ...]:
     if job is None or job.node_rank is None:
         return ()
-    return (job.nodes[job.node_rank] or job.hostname,)
+    return (job.own_name,)
 
 
 def _one_node_rendezvous(q: Inputs, *, is_host: bool) -> dict[str, Value]:
@@ -558,14 +558,15 @@ def _interactive_note(q: Inputs) -> tuple[Message, ...]:
 
 
 def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
-    rank = job.node_rank
-    if rank is None:
+    rank, index = job.node_rank, job.index
+    if rank is None or index is None:
         raise outside()
     elastic = node_range(q.options)[1] > len(job.nodes)
     endpoint = endpoints.endpoint_of(q, job)
     if q.is_static:
+        endpoints.check_first_is_known(job, endpoint, "--master_addr=")
         _check_static(q, job, rank, endpoint)
-    here = endpoints.view(q, job, rank, endpoint)
+    here = endpoints.view(q, job, index, endpoint)
     if elastic and len(job.nodes) == 1 and endpoint.node is None:
         # Somebody else's, unless it is an address of this node.
         here = replace(here, is_host=q.network.own_address(here.host) is not None)
@@ -575,7 +576,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
     if q.is_static and here.is_host != (rank == 0):
         raise LaunchError(
             "HPC069",
-            f"{endpoint.typed} is not an address of node 0, {job.nodes[0]}, which "
+            f"{endpoint.typed} is not an address of node 0{_first_name(job)}, which "
             "hosts the static rendezvous. Leave the option out, or type "
             "--rdzv_backend=c10d",
         )
@@ -618,7 +619,7 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
         backend=SCHEDULER if _is_numbered(q) else q.backend,
         reach=here.reach,
         ports=_ports(q, job, here),
-        head=endpoint.node,
+        head=endpoint.node if job.is_ranked else None,
         is_head=is_head,
         hosts=hosts_of(job),
         site=site_of(q),
@@ -639,11 +640,16 @@ def _many_nodes(q: Inputs, job: Job) -> LaunchPlan:
 
 
 def hosts_of(job: Job) -> tuple[str, ...]:
-    """Return the nodes' names, also that of this node if nobody else tells it."""
-    names = enumerate(job.nodes)
+    """Return the names of the nodes by rank, empty where it is not known."""
+    names = enumerate(job.nodes if job.is_ranked else ("",) * len(job.nodes))
     return tuple(
-        name or (job.hostname if rank == job.node_rank else "") for rank, name in names
+        name or (job.own_name if rank == job.node_rank else "") for rank, name in names
     )
+
+
+def _first_name(job: Job) -> str:
+    first = hosts_of(job)[0]
+    return f", {first}" if first else ""
 
 
 def _job_options(q: Inputs, job: Job, here: endpoints.View) -> dict[str, Value]:
@@ -761,7 +767,7 @@ def _check_static(q: Inputs, job: Job, rank: int, endpoint: endpoints.Endpoint) 
             "ever. Was it $SLURM_NODEID, expanded in the batch script, where it is 0? "
             "Leave the option out",
         )
-    if endpoint.node not in (None, 0):
+    if job.is_ranked and endpoint.node not in (None, 0):
         raise LaunchError(
             "HPC072",
             f"{endpoint.typed} is node {endpoint.node} of the step, but the static "

@@ -123,6 +123,17 @@ def test_uneven_tasks(bare: Cluster, launcher: Launcher) -> None:
     assert "2 nodes, 3 tasks" in own_lines(done.stderr)[0]
 
 
+@pytest.mark.parametrize("launcher", HYDRA, indirect=True, ids=str)
+def test_a_host_that_is_there_twice(bare: Cluster, launcher: Launcher) -> None:
+    """As two chunks of PBS; MPICH takes that for two nodes, with a first task each."""
+    words, hosts = ["-n", "3", "-ppn", "1"], ("n9", "n10", "n9")
+    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=hosts)
+    assert done.returncode == 0, done.stderr
+    found = column(said_by(done), "host", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert found == [("n9", "0", "2"), ("n10", "0", "1"), ("n9", "1", "2")]
+    assert "HPC001 2 nodes, 3 tasks" in done.stderr
+
+
 def test_uneven_tasks_that_nobody_can_count(bare: Cluster) -> None:
     done = run(bare, OPENMPI_5, "-np", "3", *HPC, WORLD, hosts=HOSTS[:2])
     assert done.returncode == 2

@@ -24,7 +24,10 @@ NAMES = ("n9", "n10", "n11")
 
 
 def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
-    """srun numbers the tasks as in the file, but the nodes as in its own list."""
+    """srun numbers the tasks as in the file, but the nodes as in its own list.
+
+    The agents meet on the first node of that, and are ranked as their tasks.
+    """
     tmp_path.chmod(0o755)
     hosts = tmp_path / "hosts"
     hosts.write_text("n11\nn9\nn10\n")
@@ -32,10 +35,25 @@ def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
                          env=ENVIRON | {"SLURM_HOSTFILE": str(hosts)})  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = workers(done)
-    assert len(said) == 3
-    for worker in said:
-        assert worker["GROUP_RANK"] == worker["SLURM_NODEID"]
+    assert column(said, "RANK", "GROUP_RANK", "host") == [
+        (str(rank), str(rank), host) for rank, host in enumerate(("n11", "n9", "n10"))
+    ]
+    assert {worker["MASTER_ADDR"] for worker in said} == {"10.10.0.3"}
     assert len(own_lines(done.stderr)) == 1, done.stderr
+
+
+def test_what_other_jobs_have_left(unpadded: Cluster) -> None:
+    """srun in a job that was submitted in a task of mpirun, in a job of PBS."""
+    left = {"PBS_JOBID": "7.server", "PBS_NODEFILE": "/etc/hostname"}
+    left |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    left |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    done = unpadded.srun("-N3", "-n3", *HPC, WORLD, env=ENVIRON | left)
+    assert done.returncode == 0, done.stderr
+    assert column(workers(done), "RANK", "host", "MASTER_ADDR") == [
+        (str(rank), name, "10.10.0.1") for rank, name in enumerate(NAMES)
+    ]
+    (line,) = own_lines(done.stderr)
+    assert "HPC001 3 nodes x 1 worker" in line
 
 
 def test_a_step_on_some_of_the_nodes(unpadded: Cluster) -> None:

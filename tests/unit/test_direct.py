@@ -972,10 +972,12 @@ def test_mpirun_on_other_nodes_than_the_first_ones(name, first):
     assert not caught.value.everywhere
 
 
-def test_arbitrary_order_of_srun():
-    """Rank 0 may be on any node of srun's list, and has to be where others look."""
-    job = step(2, task=Task(0, 6, 0, 2))
-    error = refused("HPC039", "rank 0 is on jwb0003, but the other nodes will", job)
+def test_rank_0_is_told_to_be_on_another_node():
+    """In an order of the user's own it may be on any; that it is, it sees itself."""
+    job = step(2, task=Task(0, 6, 0, 2), listed_at=2)
+    environ = {"MASTER_ADDR": "jwb0001"}
+    message = "rank 0 is on jwb0003, but the other nodes will"
+    error = refused("HPC039", message, job, environ=environ)
     assert "export MASTER_ADDR=jwb0003" in str(error)
 
 

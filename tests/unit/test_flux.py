@@ -89,7 +89,7 @@ def expected(places, sources):
 @pytest.mark.parametrize("places", [EACH, BLOCK, CYCLIC, UNEVEN, FIRST_FEW])
 def test_tasks_that_tell_each_other(places):
     found = [schedulers.detect(task) for task in launch(places)]
-    assert found == expected(places, {"head": "PMI"})
+    assert found == expected(places, {"head": "PMI", "node_rank": "PMI"})
 
 
 @pytest.mark.parametrize("places", [EACH, BLOCK])

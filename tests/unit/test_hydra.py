@@ -35,6 +35,8 @@ class Launch(NamedTuple):
 
 
 SLURM = ("SLURM_JOB_NODELIST", "SLURM_JOB_ID")
+PBS = ("PBS_NODEFILE", "PBS_JOBID")
+TWO_DECS = ("dec0001", "dec0002")
 LAUNCHES = {
     "intelmpi-2021-2-nodes-2-each": Launch(BLOCK),
     "intelmpi-2021-3-nodes": Launch(EACH),
@@ -56,8 +58,11 @@ LAUNCHES = {
         ("dec0001", "dec0002", "dec0003"),
         "0",
         "PBS",
-        ("PBS_NODEFILE", "PBS_JOBID"),
+        PBS,
     ),
+    # Two chunks on one host, side by side, and not: Hydra says three nodes there.
+    "pbs-mpich-4.0.2-packed": Launch([0] * 8 + [1] * 4, TWO_DECS, "1", "PBS", PBS),
+    "pbs-mpich-4.0.2-split-chunks": Launch([0, 1, 0], TWO_DECS, "0", "PBS", PBS),
     "slurm-intelmpi": Launch(EACH, THREE, "6", "Slurm", SLURM),
     "slurm-mpich-4": Launch(EACH, THREE, "3", "Slurm", SLURM),
     "slurm-mpich-4-2-each": Launch(BLOCK, TWO, "12", "Slurm", SLURM),
@@ -70,7 +75,8 @@ IN_A_JOB = [name for name in LAUNCHES if LAUNCHES[name].nodes]
 def files(name):
     if not name.startswith("pbs"):
         return reader({})
-    return reader({"/var/spool/pbs/aux/0.desched1": node_file(name)})
+    environ, _ = recorded(name)[0]
+    return reader({environ["PBS_NODEFILE"]: node_file(name)})
 
 
 def nobody(_environ):
@@ -79,9 +85,10 @@ def nobody(_environ):
 
 def said(name, *, mapping=True):
     """Return a process manager: what the first task has told all of them."""
-    host = (LAUNCHES[name].nodes or TWO)[0]
     places = tuple(LAUNCHES[name].places) if mapping else ()
-    return lambda _environ: Exchanged(host, "0badcafe", places)
+    named = {place: recorded(name)[rank][1] for rank, place in enumerate(places)}
+    head = recorded(name)[0][1]
+    return lambda _environ: Exchanged(head, "0badcafe", places, tuple(named.values()))
 
 
 def detect(name, task=0, changes=None, exchange=nobody):
@@ -95,7 +102,7 @@ def detect(name, task=0, changes=None, exchange=nobody):
 HOST_FILES = {"Slurm": "", "PBS": "$PBS_NODEFILE", "": "HOSTFILE"}
 
 
-def expected_jobs(name, identity, *, exchanged):
+def expected_jobs(name, identity, *, exchanged, mapping=True):
     """Describe a launch; only the process manager names what no scheduler names."""
     launch = LAUNCHES[name]
     number = max(launch.places) + 1
@@ -104,6 +111,11 @@ def expected_jobs(name, identity, *, exchanged):
     if exchanged and not head:
         head = ("jwb0001",)
     more = {"head": "PMI"} if exchanged else {}
+    ranked = "PMI_RANK"
+    if launch.job and number < len(launch.places):
+        ranked = "host name"
+    if exchanged and mapping:
+        ranked = "PMI"
     by = [launch.sources[1]] if launch.job else []
     by += ["PMI"] if exchanged else []
     return [
@@ -118,7 +130,7 @@ def expected_jobs(name, identity, *, exchanged):
             allocated_nodes=number,
             sources={
                 "nodes": launch.sources[0] or "PMI_SIZE",
-                "node_rank": "PMI_RANK",
+                "node_rank": ranked,
                 "tasks": "PMI_SIZE",
                 "task": "PMI_RANK",
                 "identity": ", ".join(by),
@@ -186,7 +198,7 @@ def test_a_process_manager_that_does_not_say_where_tasks_are(name):
         detect(name, task, exchange=exchange) for task in range(len(launch.places))
     ]
     identity = f"{launch.job}.0badcafe" if launch.job else "0badcafe"
-    assert found == expected_jobs(name, identity, exchanged=True)
+    assert found == expected_jobs(name, identity, exchanged=True, mapping=False)
 
 
 # --- identity -----------------------------------------------------------------------
@@ -280,6 +292,45 @@ def test_contradiction(fault, exchange):
         detect("mpich-4.0.2-3-nodes", 1, changes, exchange)
     assert caught.value.code == code
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("hosts", [("dec0001", "dec0002"), ("dec0001.a", "dec0002.a")])
+def test_two_chunks_on_one_host_are_workers_with_ranks_of_their_own(hosts):
+    """Each has MPI_LOCALRANKID=0 of 1, which would be two workers on one GPU."""
+    name = "pbs-mpich-4.0.2-split-chunks"
+    heard = Exchanged(hosts[0], "0badcafe", (0, 1, 0), hosts)
+    jobs = [detect(name, task, exchange=lambda _: heard) for task in range(3)]
+    assert all(job.has_several_tasks for job in jobs)
+    assert {job.nodes for job in jobs} == {TWO_DECS}
+    assert [job.task.local_rank for job in jobs] == [0, 0, 1]
+
+
+ORDERS = {
+    "as in the job": (THREE, THREE),
+    "reversed": (THREE[::-1], THREE[::-1]),
+    "another one behind the first": (("jwb0001", "jwb0003", "jwb0002"),) * 2,
+    "a part": (("jwb0003", "jwb0001"),) * 2,
+    "with domains": (("jwb0002.x", "jwb0001.x"), ("jwb0002", "jwb0001")),
+    "one that the job does not have": (("jwb0001", "n9"), ("jwb0001", "jwb0002")),
+    "none that the job has": (("n8", "n9"), ("n8", "")),
+    "one name for two machines": (("jwb0001", "jwb0001"), ("jwb0001", "jwb0002")),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_names_are_in_the_order_of_the_ranks(case):
+    """Not of the scheduler's list: mpiexec -hosts c,b,a."""
+    hosts, expected = ORDERS[case]
+    heard = Exchanged(hosts[0], "0badcafe", tuple(range(len(hosts))), hosts)
+    jobs = []
+    for rank, host in enumerate(hosts):
+        environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "jwb[0001-0003]"}
+        environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(len(hosts))}
+        environ |= {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+        process = Process(environ, host, exchange=lambda _: heard)
+        jobs.append(schedulers.detect(process))
+    assert {job.nodes for job in jobs} == {expected}
+    assert [job.node_rank for job in jobs] == list(range(len(hosts)))
 
 
 def test_a_part_of_the_job_begins_where_rank_0_is():

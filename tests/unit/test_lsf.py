@@ -97,6 +97,37 @@ def test_where_the_nodes_are_named(case):
     assert (job.nodes, job.sources["nodes"]) == (TWO, source)
 
 
+# What is set besides, the file, and what is shown.
+WRONG_LISTS = {
+    "words in a file": ({}, "hostA slots=2", "RANKFILE", "1 is 'hostA slots=2'"),
+    "too many counts": ({}, "hostA 1 2", "RANKFILE", "1 is 'hostA 1 2'"),
+    "a binary file": ({}, "hostA\n\0\1", "RANKFILE", r"2 is '\x00\x01'"),
+    "counts": (
+        {"LSB_MCPU_HOSTS": "hostB 2 hostA\0 2"}, "",
+        "LSB_MCPU_HOSTS", r"2 is 'hostA\x00'",
+    ),
+    "hosts": (
+        {"LSB_MCPU_HOSTS": "", "LSB_HOSTS": f"hostA {'b' * 300}"}, "",
+        "LSB_HOSTS", f"2 is '{'b' * 40}...'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_LISTS)
+def test_a_list_of_hosts_that_is_none(case):
+    changes, text, source, shown = WRONG_LISTS[case]
+    found = script(changes, files={FILE: text})
+    assert found.startswith("HPC140 LSB_")
+    assert f"{source} does not list the job's hosts: entry {shown}" in found
+    assert found.isprintable()
+    assert len(found) < 400
+
+
+def test_comments_in_a_file():
+    job = script(files={FILE: "# LSF\nhostA # one\n\nhostB 2\n"})
+    assert job.nodes == TWO
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -187,7 +218,7 @@ def test_jsrun(places):
             allocated_nodes=2,
             sources={
                 "nodes": "LSB_DJOB_RANKFILE",
-                "node_rank": "JSM_NAMESPACE_RANK",
+                "node_rank": "host name" if len(places) > 2 else "JSM_NAMESPACE_RANK",
                 "tasks": "JSM_NAMESPACE_SIZE",
                 "task": "JSM_NAMESPACE_RANK",
                 "identity": "LSB_JOBID, PMIX_NAMESPACE",

@@ -97,6 +97,7 @@ def detect(name, task=0, changes=None):
 def expected_jobs(name):
     launch = LAUNCHES[name]
     nodes = launch.nodes or NO_NAMES[max(launch.places) + 1]
+    by_name = launch.nodes and len(launch.places) > len(nodes)
     return [
         Job(
             scheduler="Open MPI in Slurm" if launch.nodes else "Open MPI",
@@ -109,7 +110,7 @@ def expected_jobs(name):
             allocated_nodes=len(nodes),
             sources={
                 "nodes": "SLURM_JOB_NODELIST" if launch.nodes else openmpi.SIZE,
-                "node_rank": "OMPI_COMM_WORLD_RANK",
+                "node_rank": "host name" if by_name else "OMPI_COMM_WORLD_RANK",
                 "tasks": "OMPI_COMM_WORLD_SIZE",
                 "task": "OMPI_COMM_WORLD_RANK",
                 "identity": "PMIX_NAMESPACE",

@@ -34,6 +34,9 @@ FILE = "/var/spool/pbs/aux/0.desched1"
 READABLE = {FILE: "dec0001\ndec0002\ndec0003\n"}
 
 PBS_LAUNCHES = recordings("pbs-")
+# Two chunks on one host, and another host between them.
+SPLIT = [name for name in PBS_LAUNCHES if "split" in name and "mpich" not in name]
+ON_THREE = [n for n in PBS_LAUNCHES if "split" not in n and "packed" not in n]
 
 
 def started_by_pbs(start, rank, task, sources):
@@ -50,8 +53,8 @@ def by_pbsdsh(rank):
         "nodes": source,
         "identity": "PBS_JOBID",
         "tasks": source,
-        "task": "PBS_NODENUM",
-        "node_rank": "PBS_NODENUM",
+        "task": "host name",
+        "node_rank": "host name",
     }
     return started_by_pbs(Start.STEP, rank, Task(rank, 3, 0, 1), sources)
 
@@ -135,10 +138,10 @@ def process(name, task=0, changes=None, files=None):
 
 def test_every_recorded_launch_is_expected():
     names = {name for name, _ in SEEN.values()}
-    assert names | {"pbs-mpich-4.0.2"} == set(PBS_LAUNCHES)  # that one with Hydra
+    assert names | set(SPLIT) == {n for n in PBS_LAUNCHES if "mpich" not in n}  # Hydra
 
 
-@pytest.mark.parametrize("name", PBS_LAUNCHES)
+@pytest.mark.parametrize("name", ON_THREE)
 def test_node_file_of_every_recorded_launch(name):
     assert node_file(name) == READABLE[FILE]
     tasks = json.loads((ENVIRONMENTS / f"{name}.json").read_text())["tasks"]
@@ -160,7 +163,7 @@ def test_all_tasks_of_a_launch_agree(case):
     assert {len(job.nodes) for job in jobs} == {3}
 
 
-@pytest.mark.parametrize("name", [n for n in PBS_LAUNCHES if "openmpi" in n])
+@pytest.mark.parametrize("name", [n for n in ON_THREE if "openmpi" in n])
 def test_a_node_file_that_only_the_first_node_can_read(name):
     """It is the same launch: what must be equal is not made of the file."""
     jobs = [
@@ -175,7 +178,7 @@ def test_a_node_file_that_only_the_first_node_can_read(name):
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_the_first_task_is_known(task):
     for name in PBS_LAUNCHES:
-        if task < len(recorded(name)):
+        if name != "pbs-pbsdsh-split-chunks" and task < len(recorded(name)):
             environ, _ = recorded(name)[task]
             assert schedulers.is_first_task(environ) is (task == 0), name
 
@@ -229,6 +232,38 @@ def test_nodes_of_a_script(case, ending):
     job = schedulers.detect(process("pbs-script", files=files))
     assert (job.start, job.nodes) == (Start.BATCH_SCRIPT, expected)
     assert job.nodes[job.node_rank].startswith("dec0001")
+
+
+# Whatever has written it: what is shown of the line.
+WRONG_FILES = {
+    "slots": ("dec0001 slots=4\n", "entry 1 is 'dec0001 slots=4'"),
+    "counts": ("dec0001\ndec0002 4\n", "entry 2 is 'dec0002 4'"),
+    "two names": ("dec0001 dec0002\n", "entry 1 is 'dec0001 dec0002'"),
+    "binary": ("\x7fELF\x02\x01\0\0\ufffd", r"entry 1 is '\x7fELF\x02\x01\x00"),
+    "a terminal's colour": ("\x1b[31mdec0001\n", r"entry 1 is '\x1b[31mdec0001'"),
+    "a line without end": ("dec" * 999, f"entry 1 is '{('dec' * 999)[:40]}...'"),
+    "another language": ("d\u00e9c0001\n", r"entry 1 is 'd\xe9c0001'"),
+    "a list of Slurm's": ("dec[1-3]\n", "entry 1 is 'dec[1-3]'"),
+    "an option": ("-host dec1\n", "entry 1 is '-host dec1'"),
+    "lines without end": ("a\n" * (2**20 + 1), "entry 1048577 is 'a'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+@pytest.mark.parametrize("name", ["pbs-script", "pbs-openmpi-4.1.4", "pbs-mpich-4.0.2"])
+def test_a_node_file_that_is_none(case, name):
+    text, shown = WRONG_FILES[case]
+    found = outcome(process(name, files={FILE: text}))
+    assert found.startswith("HPC140 PBS_NODEFILE does not list the job's hosts: ")
+    assert shown in found
+    assert found.isprintable()
+    assert len(found) < 400
+
+
+def test_comments_and_blank_lines_do_not_count():
+    text = "# of a user\n\n  dec0001  # the first\n\t\ndec0002\r\n#dec0003\n"
+    job = schedulers.detect(process("pbs-script", files={FILE: text}))
+    assert job.nodes == THREE[:2]
 
 
 @pytest.mark.parametrize(
@@ -319,6 +354,20 @@ def test_pbsdsh_with_several_slots_on_a_node(task):
     assert found.endswith(f"or type: {line}")
 
 
+def test_two_chunks_on_one_host():
+    """Open MPI takes it for one, and pbsdsh starts a task for each."""
+    (openmpi_, pbsdsh) = SPLIT
+    files = {FILE: node_file(pbsdsh)}
+    jobs = [schedulers.detect(process(openmpi_, t, files=files)) for t in range(2)]
+    assert [job.nodes for job in jobs] == [("dec0001", "dec0002"), ("", "")]
+    assert [(job.node_rank, job.task) for job in jobs] == [
+        (rank, Task(rank, 2, 0, 1)) for rank in range(2)
+    ]
+    for task in range(3):
+        found = outcome(process(pbsdsh, task, files=files))
+        assert found.startswith("HPC036 pbsdsh starts a task for each line of")
+
+
 @pytest.mark.parametrize("hostname", ["dec0002", "dec0002.site"])
 @pytest.mark.parametrize("number", [None, "", "3", "999999999"])
 def test_task_of_pbsdsh_without_its_number_is_known_by_name(number, hostname):
@@ -326,6 +375,14 @@ def test_task_of_pbsdsh_without_its_number_is_known_by_name(number, hostname):
     environ = changed(environ, {"PBS_NODENUM": number})
     job = schedulers.detect(Process(environ, hostname, read=reader(READABLE)))
     assert (job.node_rank, job.task) == (1, Task(1, 3))
+    assert job.sources["task"] == job.sources["node_rank"] == "host name"
+
+
+def test_task_of_pbsdsh_on_a_host_that_has_another_name():
+    environ, _ = recorded("pbs-pbsdsh")[1]
+    job = schedulers.detect(Process(environ, "other", read=reader(READABLE)))
+    assert (job.node_rank, job.sources["node_rank"]) == (1, "PBS_NODENUM")
+    assert job.sources["task"] == "PBS_NODENUM"
 
 
 def test_name_and_number_of_a_task_of_pbsdsh_that_differ():

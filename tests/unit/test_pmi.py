@@ -114,12 +114,16 @@ class Manager:
             "finalize": "cmd=finalize_ack",
         }[command]
 
-    def exchange(self):
+    def exchange(self, hosts=None, machines=None):
         """Let all tasks ask; return what each was told."""
         found = [None] * len(self.environs)
+        hosts = hosts or [f"jwb000{rank + 1}" for rank in range(len(found))]
+        machines = machines or [""] * len(found)
 
         def ask(rank):
-            found[rank] = pmi.exchange(self.environs[rank], f"jwb000{rank + 1}")
+            found[rank] = pmi.exchange(
+                self.environs[rank], hosts[rank], machine=machines[rank]
+            )
 
         threads = [
             threading.Thread(target=ask, args=(rank,)) for rank in range(len(found))
@@ -156,6 +160,7 @@ def test_all_tasks_hear_the_same(manager, name):
     first, *others = manager(DIALECTS[name]).exchange()
     assert others == [first, first]
     assert (first.head, first.node_of_rank) == ("jwb0001", (0, 1, 2))
+    assert first.hosts == ("jwb0001", "jwb0002", "jwb0003")
     assert len(first.instance) == 8
 
 
@@ -178,20 +183,84 @@ def test_the_connection_stays_usable(manager):
     assert os.read(descriptor, 100).decode() == f"{MPICH_4.kvsname}\n"
 
 
-def test_only_the_first_task_says_where_it_is(manager):
-    asked = manager()
-    asked.exchange()
-    puts = [
-        [line for line in lines if line.startswith("cmd=put")] for lines in asked.asked
-    ]
-    assert [len(lines) for lines in puts] == [1, 0, 0]
-    assert " value=jwb0001/" in puts[0][0]
+@pytest.mark.parametrize("mapping", ["(vector,(0,2,2))", "(vector,(0,2,1))"])
+def test_one_task_of_each_node_says_where_it_is_and_the_first_asks_all(
+    manager, mapping
+):
+    """The others ask as many questions on a thousand nodes as on two."""
+    asked = manager(tasks=4, mapping=mapping)
+    places = pmi.parse_mapping(mapping, 4)
+    found = asked.exchange(hosts=[f"jwb000{1 + node}" for node in places])
+    assert {task.hosts for task in found} == {("jwb0001", "jwb0002")}
+    assert {task.node_of_rank for task in found} == {places}
+    leaders = [places.index(0), places.index(1)]
+    for rank, lines in enumerate(asked.asked):
+        puts = [line for line in lines if "_host_" in line and "cmd=put" in line]
+        gets = [line for line in lines if "cmd=get " in line]
+        assert len(puts) == (rank in leaders)
+        assert len(gets) == (5 if rank == 0 else 3)
+
+
+# For each rank where it is, and what the process manager calls its node.
+TWICE = {
+    "a host between": ("aba", "(vector,(0,3,1))", (0, 1, 0), "ab"),
+    "several hosts between": ("abcab", "(vector,(0,5,1))", (0, 1, 2, 0, 1), "abc"),
+    "several tasks each time": ("aabbaa", "(vector,(0,3,2))", (0, 0, 1, 1, 0, 0), "ab"),
+    "side by side": ("aab", "(vector,(0,3,1))", (0, 0, 1), "ab"),
+    "always the same": ("aaa", "(vector,(0,3,1))", (0, 0, 0), "a"),
+    "no mapping": ("abab", None, (0, 1, 0, 1), "ab"),
+    "in turn, no mapping": ("abcabc", None, (0, 1, 2, 0, 1, 2), "abc"),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_host_that_is_there_twice_is_one_node(manager, name, case):
+    hosts, mapping, places, nodes = TWICE[case]
+    asked = manager(DIALECTS[name], tasks=len(hosts), mapping=mapping)
+    found = asked.exchange(hosts=list(hosts))
+    assert {(task.node_of_rank, task.hosts) for task in found} == {
+        (places, tuple(nodes))
+    }
+
+
+def test_machines_of_one_name_are_several_nodes(manager):
+    """Containers, or ``localhost``: what tells them apart is asked for, too."""
+    found = manager().exchange(hosts=["a", "a", "a"], machines=["1", "2", "1"])
+    assert {(task.node_of_rank, task.hosts) for task in found} == {
+        ((0, 1, 0), ("a", "a"))
+    }
+
+
+def test_a_host_without_a_name_is_like_no_other(manager):
+    found = manager().exchange(hosts=["", "b", ""])
+    assert {(task.node_of_rank, task.hosts) for task in found} == {
+        ((0, 1, 2), ("", "b", ""))
+    }
+
+
+@pytest.mark.parametrize("name", ["a,b", "#0", "a b", "a=b", "a/b", "\u0142"])
+def test_a_name_that_no_host_has_is_understood(manager, name):
+    """Between them the list has commas; and a line ends at a blank."""
+    found = manager().exchange(hosts=["n9", name, name])
+    assert {task.node_of_rank for task in found} == {(0, 1, 1)}
+
+
+def test_long_lists_are_told_in_parts(manager):
+    tasks = 60
+    asked = manager(tasks=tasks, mapping=f"(vector,(0,{tasks},1))")
+    hosts = [f"{rank}.{'x' * 40}" for rank in range(tasks)]
+    first, *others = asked.exchange(hosts=hosts)
+    assert others == [first] * (tasks - 1)
+    assert first.hosts == tuple(hosts)
+    assert max(len(line) for lines in asked.asked for line in lines) < 700
 
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_process_manager_that_does_not_say_where_tasks_are(manager, name):
+    """The tasks themselves say it."""
     found = manager(DIALECTS[name], mapping=None).exchange()
-    assert {task.node_of_rank for task in found} == {()}
+    assert {task.node_of_rank for task in found} == {(0, 1, 2)}
     assert {task.head for task in found} == {"jwb0001"}
 
 
@@ -268,7 +337,10 @@ def answered_with(*answers, close=True):
 
 INIT = f"{MPICH_4.init}\n".encode()
 NAME = f"{MPICH_4.kvsname}\n".encode()
+NONE = b"cmd=get_result rc=-1 value=unknown\n"
+PUT = f"{MPICH_4.put}\n".encode()
 OUT = b"cmd=barrier_out\n"
+TOLD = [INIT, NAME, NONE, PUT, OUT, OUT]
 
 
 @pytest.mark.parametrize(
@@ -277,11 +349,15 @@ OUT = b"cmd=barrier_out\n"
         [],
         [INIT],
         [INIT, NAME],
-        [INIT, NAME, OUT],
-        [INIT, NAME, OUT, b"cmd=get_result rc=-1 value=unknown\n"],
-        [INIT, NAME, OUT, b"cmd=get_result rc=0\n"],
-        [INIT, NAME, OUT, b"cmd=get_result rc=0 value=\n"],
-        [INIT, NAME, OUT, b"cmd=get_result rc=0 value=jwb0001\n"],
+        [INIT, NAME, NONE],
+        [INIT, NAME, NONE, PUT],
+        [INIT, NAME, NONE, PUT, OUT],
+        TOLD,
+        [*TOLD, NONE],
+        [*TOLD, b"cmd=get_result rc=0\n"],
+        [*TOLD, b"cmd=get_result rc=0 value=\n"],
+        [*TOLD, b"cmd=get_result rc=0 value=jwb0001\n"],
+        [*TOLD, b"cmd=get_result rc=0 value=jwb0001/0badcafe/x\n"],
         [INIT, NAME, OUT, b"cmd=get_result rc=0 value=jwb0001/\n"],
         [b"\n"] * 5,
         [b"=\n"] * 5,
@@ -310,13 +386,24 @@ def test_no_answer_at_all(monkeypatch):
 )
 @pytest.mark.parametrize("mapping", [b"\xff\n", b"cmd=get_result rc=0 value=(0)\n"])
 def test_fields_in_any_order(answer, mapping):
-    found = answered_with(INIT, NAME, OUT, answer, mapping)
+    found = answered_with(INIT, NAME, mapping, PUT, OUT, OUT, answer)
     assert found == pmi.Exchanged("jwb0001", "0badcafe")
+
+
+@pytest.mark.parametrize("hosts", ["a", "a,b,c", "a,#7x", ",,"])
+def test_a_list_of_hosts_that_is_not_of_these_nodes(hosts):
+    """It is the same for all tasks, so that all of them do without, or none is told."""
+    answers = (f"cmd=get_result rc=0 value={v}\n" for v in ("a/0badcafe/1", hosts))
+    found = answered_with(*TOLD, *(answer.encode() for answer in answers))
+    assert found in {None, pmi.Exchanged("a", "0badcafe")}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
+        {"PMI_RANK": "2"},
+        {"PMI_RANK": "-1"},
+        {"PMI_SIZE": "999999999"},
         {"PMI_FD": None},
         {"PMI_FD": ""},
         {"PMI_FD": "x"},

@@ -149,6 +149,25 @@ def test_here_is_none(run, monkeypatch):
         assert (f" {name} is not set\n" in out) is (name != "CLUSTER_NAME")
 
 
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"PBS_JOBID": "7.server", "PBS_NODEFILE": "{file}"},
+        {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "{file}"},
+    ],
+)
+@pytest.mark.parametrize("command", ["list", "here"])
+def test_the_jobs_nodes_are_read_from_its_file(run, monkeypatch, mine, job, command):
+    """As by the launcher itself."""
+    hosts = mine.parents[3] / "hosts"
+    hosts.write_text("m8\nm9\n", encoding="utf-8")
+    for name, value in job.items():
+        monkeypatch.setenv(name, value.format(file=hosts))
+    code, out, err = run(command)
+    assert (code, err) == (0, "")
+    assert marked(out) == ["mine"] if command == "list" else "host name m8" in out
+
+
 def test_here_is_where_the_jobs_first_node_is(run, monkeypatch, mine):
     mine.write_text(MINE.replace("m[0-9]+", "jwb0001"), encoding="utf-8")
     environ, _ = recorded("slurm-srun-3-nodes")[2]

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import RECORDED, changed, outcome, recorded
+from nodes import RECORDED, changed, juelich, make_inputs, outcome, recorded
 
-from torchrun_hpc import schedulers
+from torchrun_hpc import direct, plan, schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Job, Start, Task
 from torchrun_hpc.schedulers import slurm
@@ -286,25 +286,149 @@ def test_different_launches_have_different_identities():
 # --- ways to start ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("task", "node", "node_id"),
-    [(0, "jwb0003", 2), (1, "jwb0001", 0), (2, "jwb0002", 1)],
-)
-def test_arbitrary_distribution(task, node, node_id):
-    """Tasks follow the host file; nodes and their numbers are sorted (22.05)."""
+# A user's list of hosts, and for each rank SLURM_NODEID: nodes and their numbers are
+# sorted, tasks are not (seen with 22.05).
+ARBITRARY = {
+    "reversed": ("jwb0003 jwb0001 jwb0002", [2, 0, 1]),
+    "as the nodes": ("jwb0001 jwb0002 jwb0003", [0, 1, 2]),
+    "the first one as the nodes": ("jwb0001 jwb0003 jwb0002", [0, 2, 1]),
+    "a host twice": ("jwb0002 jwb0001 jwb0002", [1, 0, 1]),
+    "side by side": ("jwb0002 jwb0002 jwb0001", [1, 1, 0]),
+    "beginning with the first": ("jwb0001 jwb0003 jwb0001 jwb0002", [0, 2, 0, 1]),
+    "one": ("jwb0001 jwb0001", [0, 0]),
+}
+
+
+def arbitrary(case):
+    """Return what each task of such a step finds."""
+    listed, places = ARBITRARY[case]
+    nodes = sorted(set(listed.split()))
     changes = {
         "SLURM_DISTRIBUTION": "arbitrary",
-        "SLURMD_NODENAME": node,
-        "SLURM_NODEID": str(node_id),
+        "SLURM_STEP_NODELIST": ",".join(nodes),
+        "SLURM_STEP_NUM_NODES": str(len(nodes)),
+        "SLURM_STEP_TASKS_PER_NODE": ",".join(
+            str(places.count(node)) for node in range(len(nodes))
+        ),
     }
-    job = detect("slurm-srun-3-nodes", task, changes)
-    assert (job.nodes, job.node_rank, job.task.rank) == (THREE, node_id, task)
+    return [
+        detect(
+            "slurm-srun-3-nodes",
+            0,
+            changes
+            | {
+                "SLURMD_NODENAME": nodes[node],
+                "SLURM_NODEID": str(node),
+                "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": str(places[:rank].count(node)),
+            },
+        )
+        for rank, node in enumerate(places)
+    ]
+
+
+@pytest.mark.parametrize("case", ARBITRARY)
+def test_ranks_are_those_of_the_tasks_in_an_order_of_the_users_own(case):
+    listed, places = ARBITRARY[case]
+    jobs = arbitrary(case)
+    nodes = tuple(sorted(set(listed.split())))
+    assert {job.nodes for job in jobs} == {nodes}
+    assert [job.task.rank for job in jobs] == list(range(len(places)))
+    assert [job.own_name for job in jobs] == listed.split()
+    one_each = len(nodes) == len(places)
+    ranks = list(range(len(places))) if one_each else places
+    assert [job.node_rank for job in jobs] == ranks
+    assert {job.is_ranked for job in jobs} == {len(nodes) == 1}
+
+
+@pytest.mark.parametrize("case", list(ARBITRARY)[:3])
+def test_all_agents_meet_in_an_order_of_the_users_own(case):
+    """Nobody knows where rank 0 is: they meet on the first node of srun's list."""
+    listed, places = ARBITRARY[case]
+    plans = []
+    for job in arbitrary(case):
+        q = make_inputs(job=job, network=juelich(job.index))
+        plans.append(plan.make_plan(q))
+    assert [made.node_rank for made in plans] == [0, 1, 2]
+    assert [made.is_head for made in plans] == [node == 0 for node in places]
+    assert {(made.reach, made.ports, made.head) for made in plans} == {
+        ("10.20.0.1", plans[0].ports, None)
+    }
+    hosts = listed.split()
+    assert [made.hosts for made in plans] == [
+        tuple(host if rank == made.node_rank else "" for rank, host in enumerate(hosts))
+        for made in plans
+    ]
+
+
+OWN_ORDER = [case for case in ARBITRARY if case != "one"]
+
+
+@pytest.mark.parametrize("case", OWN_ORDER)
+def test_all_tasks_refuse_or_none_in_an_order_of_the_users_own(case):
+    """The others cannot know where rank 0 is, also where it is the first node."""
+    hosts = ARBITRARY[case][0].split()
+    for job in arbitrary(case):
+        q = make_inputs(job=job, network=juelich(job.index), workers=1)
+        with pytest.raises(LaunchError) as caught:
+            direct.make_plan(q, job)
+        first = hosts[0] if job.task.rank == 0 else "HOST"
+        assert (caught.value.code, caught.value.everywhere) == ("HPC141", True)
+        assert "SLURM_DISTRIBUTION=arbitrary" in str(caught.value)
+        assert str(caught.value).endswith(f"export MASTER_ADDR={first}")
+
+
+@pytest.mark.parametrize("case", OWN_ORDER)
+@pytest.mark.parametrize("form", ["{}", "{}i", "{}.site"])
+def test_all_tasks_run_where_they_are_told_where_rank_0_is(case, form):
+    hosts = ARBITRARY[case][0].split()
+    told = form.format(hosts[0])
+    known = {told: f"10.20.0.{hosts[0][-1]}"}
+    masters = set()
+    for job in arbitrary(case):
+        network = juelich(job.index, hosts=known)
+        q = make_inputs(job=job, network=network, environ={"MASTER_ADDR": told})
+        masters.add(direct.make_plan(q, job).environment["MASTER_ADDR"].value)
+    assert masters == {f"10.20.0.{hosts[0][-1]}"}
+
+
+@pytest.mark.parametrize("environ", [{"MASTER_ADDR": "n8"}, {"MASTER_PORT": "29500"}])
+def test_what_a_hook_has_left_does_not_say_where_rank_0_is(environ):
+    for job in arbitrary("a host twice"):
+        q = make_inputs(job=job, network=juelich(job.index), environ=environ)
+        with pytest.raises(LaunchError) as caught:
+            direct.make_plan(q, job)
+        assert caught.value.code == "HPC141"
+
+
+def test_the_static_rendezvous_in_an_order_of_the_users_own():
+    """Rank 0 hosts it: all refuse, unless it is typed."""
+    for job in arbitrary("reversed"):
+        here = juelich(job.index)
+        q = make_inputs(job=job, network=here, options={"rdzv_backend": "static"})
+        with pytest.raises(LaunchError) as caught:
+            plan.make_plan(q)
+        assert (caught.value.code, caught.value.everywhere) == ("HPC141", True)
+        assert "Tell the others: --master_addr=" in str(caught.value)
+        q = make_inputs(job=job, network=here, options={"master_addr": "jwb0003"})
+        made = plan.make_plan(q)
+        assert (made.reach, made.is_head) == ("10.20.0.3", made.node_rank == 0)
+
+
+@pytest.mark.parametrize("host", ["jwb0002", "jwb0002i", "10.20.0.2"])
+def test_a_typed_endpoint_in_an_order_of_the_users_own(host):
+    for job in arbitrary("reversed"):
+        options = {"rdzv_endpoint": f"{host}:29400"}
+        q = make_inputs(job=job, network=juelich(job.index), options=options)
+        made = plan.make_plan(q)
+        assert (made.reach, made.is_head) == ("10.20.0.2", job.own_name == "jwb0002")
 
 
 def test_a_node_finds_itself_by_name_in_a_list_of_another_order():
     changes = {"SLURM_STEP_NODELIST": "jwb0003,jwb[0001-0002]"}
-    ranks = [detect("slurm-srun-3-nodes", task, changes).node_rank for task in range(3)]
-    assert ranks == [1, 2, 0]
+    jobs = [detect("slurm-srun-3-nodes", task, changes) for task in range(3)]
+    assert [job.index for job in jobs] == [1, 2, 0]
+    assert [job.node_rank for job in jobs] == [0, 1, 2]
 
 
 def test_names_without_padding_stay_in_the_schedulers_order():

@@ -55,11 +55,14 @@ STARTED_BY = {
         "PMI_SIZE": "3",
     },
 }
+# Two of these are decided by evidence: test_evidence.py.
+UNCLEAR = {"Open MPI", "Hydra", "Flux"}
 PAIRS = [
     (inner, outer)
     for inner in STARTED_BY
     for outer in STARTED_BY
     if list(STARTED_BY).index(inner) < list(STARTED_BY).index(outer)
+    and not {inner, outer} <= UNCLEAR
 ]
 
 
@@ -88,7 +91,8 @@ def test_nobody(hostname):
 @pytest.mark.parametrize("name", recordings(""))
 def test_one_task_of_every_recorded_launch_speaks(name):
     speaking = [schedulers.is_first_task(environ) for environ, _ in recorded(name)]
-    assert speaking == [True] + [False] * (len(speaking) - 1)
+    first = 2 if name == "pbs-pbsdsh-split-chunks" else 1  # PBS tells no ranks
+    assert speaking == [True] * first + [False] * (len(speaking) - first)
 
 
 # --- anything -----------------------------------------------------------------------
@@ -215,7 +219,8 @@ def exchanged(said):
             return None
         size = int(environ["PMI_SIZE"])
         places = said.node_of_rank[:size] if len(said.node_of_rank) >= size else ()
-        return Exchanged(said.head, said.instance, places)
+        hosts = said.hosts[: max(places, default=-1) + 1]
+        return Exchanged(said.head, said.instance, places, hosts)
 
     return exchange
 
@@ -226,6 +231,8 @@ said = st.sampled_from(
         Exchanged("jwb0001", "0badcafe"),
         Exchanged("jwb0001", "0badcafe", (0, 0, 1, 1, 2, 3, 3)),
         Exchanged("jwb0001", "0badcafe", (0, 1, 2, 0, 1, 2, 0)),
+        Exchanged("jwb0001", "0badcafe", (0, 1, 0, 2), ("jwb0001", "jwb0003", "x")),
+        Exchanged("x", "0badcafe", (0, 1, 2), ("", "jwb0001", "jwb0001")),
     ]
 )
 
@@ -257,17 +264,24 @@ def assert_sound(job):
 
 
 @settings(max_examples=2000, deadline=None)
-@given(environments() | mutated_recordings(), hostnames, files, said, st.booleans())
+@given(
+    environments() | mutated_recordings(),
+    hostnames,
+    files,
+    said,
+    st.sampled_from([(), ("slurmstepd",), ("sh", "pbs_mom"), ("res",), ("orted", "x")]),
+)
 def test_any_environment_is_understood_or_refused(
-    environ, hostname, texts, heard, terminal
+    environ, hostname, texts, heard, ancestors
 ):
     before = dict(environ)
     found = outcome(
         Process(
             environ,
             hostname,
-            terminal=terminal,
+            terminal=len(ancestors) == 1,
             pid=1,
+            ancestors=ancestors,
             read=texts.get,
             exchange=exchanged(heard),
         )
@@ -276,7 +290,7 @@ def test_any_environment_is_understood_or_refused(
     assert isinstance(schedulers.is_first_task(environ), bool)
     if isinstance(found, str):
         assert found.isprintable()
-        assert re.match("HPC(0[23][0-9]|139) ", found)
+        assert re.match("HPC(0[23][0-9]|139|14[0-4]) ", found)
     elif found is not None:
         assert_sound(found)
 

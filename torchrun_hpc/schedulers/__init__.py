@@ -17,7 +17,9 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pals, pbs, pmi, slurm
+from torchrun_hpc.schedulers.evidence import weigh
 from torchrun_hpc.schedulers.placement import job_of
 
 if TYPE_CHECKING:
@@ -42,9 +44,10 @@ def _placed(
     return job_of(place, known, process.hostname, process.command)
 
 
-# Asked in this order, and the first that knows this process wins: whoever started it,
-# not whoever started that. jsrun sets the variables of Open MPI too; Flux, and srun
-# with Cray's plugin, those of PALS; mpirun and Flux run inside Slurm.
+# Asked in this order, when `weigh` has removed what is left over, and the first that
+# knows this process wins: whoever started it, not whoever started that. jsrun sets the
+# variables of Open MPI too; Flux, and srun with Cray's plugin, those of PALS; mpirun
+# and Flux run inside Slurm.
 SOURCES: tuple[Callable[[Process], Job | None], ...] = (
     partial(_placed, lsf.placement),
     partial(_placed, openmpi.placement),
@@ -72,13 +75,23 @@ def detect(process: Process) -> Job | None:
     """Ask every source in order.
 
     Raises:
-        LaunchError: The variables of a source are contradictory or unreadable.
+        LaunchError: The variables of a source are contradictory or unreadable, or there
+            are those of several, and nothing shows whose count.
     """
+    process = weigh(process)
     found = (source(process) for source in SOURCES)
     return next((job for job in found if job is not None), None)
 
 
-def is_first_task(environ: Mapping[str, str]) -> bool:
+def is_reporter(process: Process) -> bool:
     """Say whether this process reports what all tasks find; also if that is unclear."""
+    try:
+        return is_first_task(weigh(process).environ)
+    except LaunchError:
+        return True
+
+
+def is_first_task(environ: Mapping[str, str]) -> bool:
+    """Say whether these variables, of which none is left over, are the first task's."""
     ranks = (environ.get(name, "") for name, sign in _RANKS if environ.get(sign))
     return re.fullmatch("0*[1-9][0-9]{0,8}", next(ranks, "")) is None

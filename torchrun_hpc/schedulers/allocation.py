@@ -6,10 +6,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Job, Launcher, Start, Task, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+_HOST = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+
+# A host has a line for each of its slots.
+_MOST_LINES = 2**20
+
+# How much of a line a message quotes.
+_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,37 @@ def in_identity(text: str) -> str:
 def unique(hosts: Iterable[str]) -> tuple[str, ...]:
     """Return each host once, in the order of first appearance."""
     return tuple(dict.fromkeys(hosts))
+
+
+def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list[str]:
+    """Read a list of hosts: one on each line; blank lines and ``# ...`` do not count.
+
+    Args:
+        lines: The lines of a file, or what stands for them.
+        source: What names the list, for the message.
+        counts: Whether a number of slots may stand behind the name.
+
+    Raises:
+        LaunchError: A line is something else, or there are too many.
+    """
+    hosts: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        host, *others = line.partition("#")[0].split() or [""]
+        if not host and not others:
+            continue
+        is_known = not others or (counts and len(others) == 1 and others[0].isdecimal())
+        if not (is_known and _HOST.fullmatch(host)) or len(hosts) == _MOST_LINES:
+            shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+            raise LaunchError(
+                "HPC140",
+                f"{source} does not list the job's hosts: entry {number} is "
+                f"{shown!a}, and not the name of a host. The scheduler writes one "
+                f"on each line, {_MOST_LINES:,} at most; something else has written "
+                "this, or has set the variable: unset it, or type --standalone for one "
+                "node",
+            )
+        hosts.append(host)
+    return hosts
 
 
 def script(found: Allocation, hostname: str, launcher: Launcher) -> Job:

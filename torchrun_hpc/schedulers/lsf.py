@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Launcher
-from torchrun_hpc.schedulers.allocation import Allocation, in_identity, script, unique
+from torchrun_hpc.schedulers.allocation import (
+    Allocation,
+    hosts_in,
+    in_identity,
+    script,
+    unique,
+)
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.placement import Placement
 from torchrun_hpc.schedulers.process import Variables
@@ -107,10 +113,10 @@ def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
     """Return the hosts of the job, each once, and what names them."""
     for name in HOST_FILES:
         text = process.read(lsf.first(name)) if lsf.first(name) else None
-        if text and text.split():
-            return unique(
-                line.split()[0] for line in text.splitlines() if line.split()
-            ), name
-    if lsf.first(HOST_COUNTS):
-        return unique(lsf.first(HOST_COUNTS).split()[::2]), HOST_COUNTS
-    return unique(lsf.first(HOSTS).split()), HOSTS
+        hosts = hosts_in((text or "").splitlines(), name, counts=True)
+        if hosts:
+            return unique(hosts), name
+    name = HOST_COUNTS if lsf.first(HOST_COUNTS) else HOSTS
+    words = lsf.first(name).split()
+    words = words[::2] if name == HOST_COUNTS else words
+    return unique(hosts_in(words, name)), name

@@ -11,8 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Launcher, Start, Task, place_of
-from torchrun_hpc.schedulers.allocation import Allocation, in_identity, script, unique
+from torchrun_hpc.job import BY_NAME, Launcher, Start, Task, place_of
+from torchrun_hpc.schedulers.allocation import (
+    Allocation,
+    hosts_in,
+    in_identity,
+    script,
+    unique,
+)
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pals import MPIEXEC
 from torchrun_hpc.schedulers.process import Variables
@@ -119,7 +125,9 @@ def _task(
     number = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else -1
     # The name first: numbers count hosts, too, that have no line in the file.
     by_name = place_of(process.hostname, found.nodes)
-    rank = number if by_name is None else by_name
+    rank, rank_source = number, NODE_NUMBER
+    if by_name is not None:
+        rank, rank_source = by_name, BY_NAME
     if not 0 <= rank < len(found.nodes):
         raise LaunchError(
             "HPC037",
@@ -136,8 +144,8 @@ def _task(
         sources={
             **found.sources,
             "tasks": source,
-            "task": NODE_NUMBER,
-            "node_rank": NODE_NUMBER,
+            "task": rank_source,
+            "node_rank": rank_source,
         },
     )
 
@@ -148,7 +156,7 @@ def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
     shown = usual if usual.isprintable() else repr(usual)
     for path, source in ((pbs.first(NODE_FILE), NODE_FILE), (usual, shown)):
         text = process.read(path) if path else None
-        lines = text.split() if text else []
+        lines = hosts_in((text or "").splitlines(), source)
         if lines:
             return lines, source
     path = pbs.first(NODE_FILE) or usual

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Job, Launcher, Start, Task, place_of, same_host
+from torchrun_hpc.job import BY_NAME, Job, Launcher, Start, Task, place_of, same_host
 from torchrun_hpc.schedulers.allocation import in_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.schedulers.allocation import Allocation
     from torchrun_hpc.schedulers.process import Process
@@ -41,6 +41,7 @@ class Placement:
         nodes_before: Number of nodes that are in front of this one at most.
         instance: Names this launch among others in the same job.
         head: Where node 0 may be: a name, or addresses of one machine.
+        hosts: For each node its host name, if the tasks have told each other.
         has_talked: Whether ``head`` is what rank 0 itself has said.
         forwards: Whether every node has the variables of the scheduler. If not, what
             must be the same on all nodes is not made of them.
@@ -56,6 +57,7 @@ class Placement:
     nodes_before: int | None = None
     instance: str = ""
     head: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     has_talked: bool = False
     forwards: bool = True
 
@@ -87,17 +89,19 @@ def job_of(
     line = place.launcher.once_on_each("NODES", command, host_file)
     nodes = _nodes(place, len(known), index, line)
     _check(place, nodes)
+    rank_source = place.sources.get("node_rank", place.sources["task"])
     if place.node_rank is not None:
         node_rank = place.node_rank
     elif index is not None and index < nodes and place.task.size > nodes:
-        node_rank = index
+        node_rank, rank_source = index, BY_NAME
     else:
         node_rank = _usual_node_rank(place, nodes)
     names = known[:nodes] if len(known) >= nodes else ("",) * nodes
+    names = _spelled(place.hosts, known) or names
     if place.has_talked and names[0] and not same_host(names[0], place.head[0]):
         names = (place.head[0], *("",) * (nodes - 1))  # on a part of the job
-    sources = {"nodes": place.sources["tasks"], "node_rank": place.sources["task"]}
-    sources |= place.sources
+    sources = {"nodes": place.sources["tasks"], **place.sources}
+    sources["node_rank"] = rank_source
     sources |= allocation.sources if allocation and known else {}
     identity, sources["identity"] = _identity(place, allocation)
     name = f"{place.name} in {allocation.scheduler}" if allocation else place.name
@@ -117,6 +121,22 @@ def job_of(
         has_talked=place.has_talked,
         host_file=host_file,
     )
+
+
+def _spelled(hosts: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the scheduler's names of the hosts that a launcher has really taken.
+
+    Args:
+        hosts: Their own names, in the order of the launch.
+        known: Those of the scheduler, which may have more hosts, in another order.
+
+    Returns:
+        For each host its name; empty if it is not clear for one of them.
+    """
+    labels = {node.partition(".")[0]: node for node in known}
+    names = [labels.get(host.partition(".")[0], "") for host in hosts]
+    found = all(map(same_host, names, hosts)) and len(set(names)) == len(names)
+    return tuple(names) if found else ()
 
 
 def _check(place: Placement, nodes: int | None) -> None:
@@ -202,12 +222,17 @@ def with_exchanged(place: Placement, process: Process) -> Placement:
     if said is None:
         return place
     changes: dict[str, Any] = {}
-    if place.task.rank < len(said.node_of_rank):
-        node = said.node_of_rank[place.task.rank]
-        local_size = said.node_of_rank.count(node)
-        changes["task"] = replace(place.task, local_size=local_size)
-        changes["nodes"], changes["node_rank"] = len(set(said.node_of_rank)), node
     sources = {**place.sources, "head": "PMI", "identity": "PMI"}
+    task = place.task
+    if task.rank < len(said.node_of_rank):
+        node = said.node_of_rank[task.rank]
+        local_size = said.node_of_rank.count(node)
+        if local_size != task.local_size:  # what the launcher took for several nodes
+            local_rank = said.node_of_rank[: task.rank].count(node)
+            task = replace(task, local_rank=local_rank, local_size=local_size)
+        changes["task"], changes["hosts"] = task, said.hosts
+        changes["nodes"], changes["node_rank"] = len(set(said.node_of_rank)), node
+        sources["node_rank"] = "PMI"
     return replace(
         place,
         instance=said.instance,

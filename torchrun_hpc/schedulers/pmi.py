@@ -1,9 +1,13 @@
 """PMI-1: what the tasks of Hydra (MPICH, Intel MPI) and Flux can tell each other.
 
 These launchers give ranks and sizes, and no names. But each task has a connection to
-its process manager, on which MPI_Init would exchange addresses. Here rank 0 says where
-it is. Source: MPICH's ``src/pmi/src/pmi_wire.c`` and ``pmi_v1.c``; seen with MPICH 4
-and 5, Intel MPI 2021.
+its process manager, on which MPI_Init would exchange addresses. Here the first task of
+each node says on which host it is, and rank 0 tells everybody the whole list: that are
+as many questions as nodes for one task, and few for each of the others. Source: MPICH's
+``src/pmi/src/pmi_wire.c`` and ``pmi_v1.c``; seen with MPICH 4 and 5, Intel MPI 2021.
+
+What Hydra calls a node is a run of one host in its list: ``-hosts a,b,a`` are three
+nodes to MPICH 4 and 5, two to Intel MPI. So the tasks of a host are found by its name.
 
 Whoever has said a word counts as an MPI program: if its connection ends without
 ``finalize``, Hydra kills the other tasks of the node; after ``finalize`` there is no
@@ -26,7 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 DESCRIPTOR = "PMI_FD"
 PORT = "PMI_PORT"
@@ -36,7 +40,15 @@ SIZE = "PMI_SIZE"
 
 # PMI_SPAWNED and the like have keys of this form too; this one is nobody else's.
 _KEY = "torchrun_hpc_head"
+_HOST = "torchrun_hpc_host_{}"  # for each node the host that its first task is on
+_HOSTS = "torchrun_hpc_hosts_{}"  # a part of the list of all of them
 _MAPPING = "PMI_process_mapping"
+
+# Characters of a value: a line has at most 1024, with the names of store and key.
+_LONGEST_VALUE = 512
+
+# More than any machine has: a number gone wrong, which would take memory.
+_MOST_TASKS = 2**22
 
 # Seconds without an answer after which the connection counts as dead. The barrier may
 # take as long as the slowest task, and is reported.
@@ -52,13 +64,15 @@ class Exchanged:
     Attributes:
         head: Host name of rank 0.
         instance: Names this launch and no other: a random number that rank 0 made.
-        node_of_rank: For each rank the number of its node, from 0; empty if the
-            process manager does not say.
+        node_of_rank: For each rank the number of its node, from 0 in the order of the
+            ranks; empty if nobody says.
+        hosts: For each node the name of its host; empty if nobody says.
     """
 
     head: str
     instance: str
     node_of_rank: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 class PmiError(Exception):
@@ -69,6 +83,7 @@ def exchange(
     environ: Mapping[str, str],
     hostname: str,
     wait: Callable[[float], None] | None = None,
+    machine: str = "",
 ) -> Exchanged | None:
     """Ask the process manager; all tasks have to.
 
@@ -78,26 +93,79 @@ def exchange(
         environ: Environment of this process.
         hostname: Name of this machine.
         wait: Called now and then with the seconds that the others are waited for.
+        machine: What tells this machine from another one of the same name.
 
     Returns:
         What rank 0 has said; ``None`` without a process manager that answers.
     """
+    wait = wait or (lambda _seconds: None)
     try:
         rank, size = int(environ.get(RANK, "")), int(environ.get(SIZE, ""))
+        if not 0 <= rank < size <= _MOST_TASKS:
+            return None
         with _connection(environ) as manager:
             manager.ask("cmd=init pmi_version=1 pmi_subversion=1")
             store = manager.ask("cmd=get_my_kvsname").get("kvsname", "")
+            mapping = parse_mapping(manager.get(store, _MAPPING), size)
+            nodes = mapping or tuple(range(size))
+            if rank == nodes.index(nodes[rank]):
+                said = f"{_in_value(hostname)}/{_in_value(machine)}"
+                manager.put(store, _HOST.format(nodes[rank]), said)
+            manager.ask("cmd=barrier_in", wait)
             if rank == 0:
-                said = f"{hostname}/{os.urandom(4).hex()}"
-                manager.ask(f"cmd=put kvsname={store} key={_KEY} value={said}")
-            manager.ask("cmd=barrier_in", wait or (lambda _seconds: None))
-            head, _, instance = manager.get(store, _KEY).partition("/")
+                names = (_HOST.format(node) for node in range(max(nodes) + 1))
+                hosts = _each_once([manager.get(store, name) for name in names])
+                parts = range(0, len(hosts), _LONGEST_VALUE)
+                for number, at in enumerate(parts):
+                    part = hosts[at : at + _LONGEST_VALUE]
+                    manager.put(store, _HOSTS.format(number), part)
+                said = f"{hostname}/{os.urandom(4).hex()}/{len(parts)}"
+                manager.put(store, _KEY, said)
+            manager.ask("cmd=barrier_in", wait)
+            head, instance, count, *_ = *manager.get(store, _KEY).split("/"), "", ""
             if not instance:
                 return None
-            mapping = parse_mapping(manager.get(store, _MAPPING), size)
-            return Exchanged(head, instance, mapping)
+            keys = (_HOSTS.format(part) for part in range(int(count or 0)))
+            hosts = "".join(manager.get(store, key) for key in keys)
+            return Exchanged(head, instance, *_joined(nodes, hosts, mapping))
     except (PmiError, ValueError, OSError, OverflowError):
         return None
+
+
+def _in_value(text: str) -> str:
+    """Replace what a value, or the list of hosts, must not have."""
+    return re.sub("[^A-Za-z0-9._-]", "-", text)
+
+
+def _each_once(said: Sequence[str]) -> str:
+    """Write a list of hosts; one that was there before as ``#`` and its number."""
+    numbers: dict[str, int] = {}
+    names = []
+    for number, one in enumerate(said):
+        host = one.partition("/")[0]
+        names.append(f"#{numbers[one]}" if one in numbers else host)
+        # One that nobody has named is a host of its own.
+        numbers.setdefault(one if host else f"#{number}", len(numbers))
+    return ",".join(names)
+
+
+def _joined(
+    nodes: tuple[int, ...], hosts: str, mapping: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return for each rank its node, and the names of the nodes.
+
+    Args:
+        nodes: For each rank its node, as far as the process manager knows.
+        hosts: The list that `_each_once` has written.
+        mapping: What to return without such a list.
+    """
+    found = hosts.split(",")
+    if not hosts or len(found) != max(nodes) + 1:
+        return mapping, ()
+    names = [host for host in found if not host.startswith("#")]
+    new = iter(range(len(names)))
+    numbers = [int(h[1:]) if h.startswith("#") else next(new) for h in found]
+    return tuple(numbers[node] for node in nodes), tuple(names)
 
 
 def is_announced(environ: Mapping[str, str]) -> bool:
@@ -218,6 +286,10 @@ class _Manager:
             data = data[os.write(self._descriptor, data) :]
         words = (word.partition("=") for word in self.read(wait).split())
         return {name: value for name, _, value in words}
+
+    def put(self, store: str, key: str, value: str) -> None:
+        """Tell a value to all tasks, which can get it after the next barrier."""
+        self.ask(f"cmd=put kvsname={store} key={key} value={value}")
 
     def get(self, store: str, key: str) -> str:
         """Return a value that a task or the process manager has put; empty if none."""

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torchrun_hpc.schedulers.pmi import Exchanged
+
+
+# Of this machine since it was started.
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+# How much of a variable a message quotes.
+_SHOWN = 200
+
+_MOST_ANCESTORS = 64
+
+# Characters of a file: many times what the hosts of the largest machine take.
+_LONGEST = 2**24
 
 
 def _no_file(_path: str) -> None:
@@ -36,6 +52,8 @@ class Process:
             front of a program in a container does not.
         pid: Its number.
         command: The command as typed, for messages.
+        ancestors: Names of the processes above it, the nearest first, as far as they
+            show: at most 15 characters each.
         read: Returns the text of a file; ``None`` if it cannot be read.
         exchange: Asks the process manager, see `pmi.exchange`; ``None`` if there is
             none.
@@ -47,8 +65,54 @@ class Process:
     in_own_group: bool = True
     pid: int | None = None
     command: str = "COMMAND"
+    ancestors: tuple[str, ...] = ()
     read: Callable[[str], str | None] = _no_file
     exchange: Callable[[Mapping[str, str]], Exchanged | None] = _nobody
+
+
+def this_process(
+    exchange: Callable[[Mapping[str, str]], Exchanged | None] | None = None,
+    command: str = "COMMAND",
+) -> Process:
+    """Look at this process.
+
+    Args:
+        command: The command as typed, for messages.
+        exchange: What asks the process manager; ``None`` where it must not be asked.
+    """
+    return Process(
+        environ=os.environ,
+        hostname=socket.gethostname(),
+        terminal=bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty()),
+        in_own_group=os.getpgrp() != os.getsid(0),
+        pid=os.getpid(),
+        command=command,
+        ancestors=tuple(_ancestors(os.getppid())),
+        read=read,
+        exchange=exchange or _nobody,
+    )
+
+
+def read(path: str) -> str | None:
+    """Return the text of a file, or its beginning; ``None`` if it cannot be read."""
+    try:
+        if not Path(path).is_file():
+            return None  # nor a pipe, on which nobody may ever write
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return file.read(_LONGEST)
+    except (OSError, ValueError):
+        return None
+
+
+def _ancestors(pid: int) -> Iterator[str]:
+    """Yield the names of a process and of those above it. Source: proc(5)."""
+    for _ in range(_MOST_ANCESTORS):
+        start, _, fields = (read(f"/proc/{pid}/stat") or "").rpartition(")")
+        parent = fields.split()[1:2]  # behind its name: its state, its parent
+        if not parent:
+            return
+        yield start.partition("(")[2]
+        pid = int(parent[0])
 
 
 class Variables:
@@ -86,6 +150,13 @@ class Variables:
             everywhere=True,
         )
 
+    def shown(self, *names: str) -> str:
+        """Write the first of the variables that is set, as a message quotes it."""
+        name = next((n for n in names if self.environ.get(n)), names[0])
+        value = self.first(name)
+        short = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+        return f"{name}={short!r}"
+
     def integer(self, *names: str) -> int:
         """Return the first of the variables that is set, as a whole number.
 
@@ -96,7 +167,9 @@ class Variables:
         value = self.environ[name]
         if not re.fullmatch("[0-9]{1,9}", value):
             raise LaunchError(
-                "HPC021", f"{name}={value!r} is not a whole number", everywhere=True
+                "HPC021",
+                f"{self.shown(name)} is not a whole number",
+                everywhere=True,
             )
         return int(value)
 

@@ -58,6 +58,7 @@ NODE_ID = "SLURM_NODEID"
 TASK_RANK = "SLURM_PROCID"
 LOCAL_RANK = "SLURM_LOCALID"
 DISTRIBUTION = "SLURM_DISTRIBUTION"
+ARBITRARY = "arbitrary"  # as in a file of the user's, or in the order of --nodelist
 
 # The step that LaunchParameters=use_interactive_step puts salloc's shell into:
 # 0xfffffffa, printed with a sign since 26.05.
@@ -150,12 +151,12 @@ class _Variables(Variables):
         except HostlistError as error:
             raise LaunchError(
                 "HPC022",
-                f"{name}={value!r} is not a list of nodes: {error}",
+                f"{self.shown(name)} is not a list of nodes: {error}",
                 everywhere=True,
             ) from None
         if len(set(hosts)) < len(hosts):
             raise LaunchError(
-                "HPC023", f"{name}={value!r} names a node twice", everywhere=True
+                "HPC023", f"{self.shown(name)} names a node twice", everywhere=True
             )
         return hosts
 
@@ -167,7 +168,9 @@ class _Variables(Variables):
             return expand_counts(value)
         except HostlistError as error:
             raise LaunchError(
-                "HPC024", f"{name}={value!r} gives no counts: {error}", everywhere=True
+                "HPC024",
+                f"{self.shown(name)} gives no counts: {error}",
+                everywhere=True,
             ) from None
 
 
@@ -211,7 +214,7 @@ def _step(slurm: _Variables) -> Job:
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
         raise LaunchError(
             "HPC025",
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)} nodes, but "
+            f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but "
             f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}",
             everywhere=True,
         )
@@ -220,8 +223,8 @@ def _step(slurm: _Variables) -> Job:
         name = slurm.name(*STEP_TASKS_PER_NODE)
         raise LaunchError(
             "HPC026",
-            f"{name}={slurm.first(name)!r} counts the tasks of {len(tasks_per_node)} "
-            f"nodes, but {STEP_NODES}={slurm.first(STEP_NODES)!r} names {len(nodes)}. "
+            f"{slurm.shown(name)} counts the tasks of {len(tasks_per_node)} "
+            f"nodes, but {slurm.shown(STEP_NODES)} names {len(nodes)}. "
             f"{_STALE}",
             everywhere=True,
         )
@@ -232,8 +235,8 @@ def _step(slurm: _Variables) -> Job:
             f"{TASK_RANK}={task_rank}, but the step has only {sum(tasks_per_node)} "
             f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
         )
-    node_rank, node_source = _node_rank(slurm, nodes)
-    local_size = tasks_per_node[node_rank]
+    index, node_source = _index(slurm, nodes)
+    local_size = tasks_per_node[index]
     local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
     if local_rank >= local_size:
         raise LaunchError(
@@ -241,6 +244,14 @@ def _step(slurm: _Variables) -> Job:
             f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
             f"node ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
         )
+    # With a task on each node, its rank is the node's. srun sorts the list of nodes,
+    # and their numbers, also where the user's own list of hosts says the order of the
+    # tasks, which is shown to none of them (seen with 22.05).
+    one_each = sum(tasks_per_node) == len(nodes)
+    node_rank = task_rank if one_each else index
+    is_arbitrary = slurm.first(DISTRIBUTION) == ARBITRARY
+    is_ranked = len(nodes) == 1 or (node_rank == index and not is_arbitrary)
+    order = f"{DISTRIBUTION}={ARBITRARY}" if is_arbitrary else TASK_RANK
     return Job(
         scheduler="Slurm",
         launcher=_srun(slurm, nodes),
@@ -252,37 +263,33 @@ def _step(slurm: _Variables) -> Job:
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(nodes)),
         sources={
             "nodes": STEP_NODES,
-            "node_rank": node_source,
+            "node_rank": node_source if node_rank == index else TASK_RANK,
             "tasks": slurm.name(*STEP_TASKS_PER_NODE),
             "task": TASK_RANK,
             "identity": _identity_source(slurm),
+            **({} if is_ranked else {"order": order}),
         },
-        # Task 0 is on the first host of the user's own list, which is not shown.
-        guessed_head=nodes[:1] if slurm.first(DISTRIBUTION) == "arbitrary" else (),
+        listed_at=None if is_ranked else index,
     )
 
 
-def _node_rank(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
-    """Find this node in the list by its name, else by its number.
-
-    The name comes first: the list need not be in the order of the numbers
-    (``--distribution=arbitrary``), and the rank must be an index of the list.
-    """
+def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
+    """Find this node in the list by its name, else by its number."""
     name = slurm.first(NODE_NAME)
     if name in nodes:
         return nodes.index(name), NODE_NAME
     if name:
         raise LaunchError(
             "HPC028",
-            f"this node, {NODE_NAME}={name!r}, is not among the step's nodes, "
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
+            f"this node, {slurm.shown(NODE_NAME)}, is not among the step's nodes, "
+            f"{slurm.shown(STEP_NODES)}. {_STALE}",
         )
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
         raise LaunchError(
             "HPC029",
             f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r}. {_STALE}",
+            f"{slurm.shown(STEP_NODES)}. {_STALE}",
         )
     return rank, NODE_ID
 
@@ -324,8 +331,8 @@ def _batch_script(slurm: _Variables) -> Job:
         slurm.name(STEP_NODES)
         raise LaunchError(
             "HPC030",
-            f"{STEP_NODES}={slurm.first(STEP_NODES)!r} names nodes that are not in "
-            f"{slurm.name(*JOB_NODES)}={slurm.first(*JOB_NODES)!r}. {_STALE}",
+            f"{slurm.shown(STEP_NODES)} names nodes that are not in "
+            f"{slurm.shown(*JOB_NODES)}. {_STALE}",
             everywhere=True,
         )
     nodes, source = _job_hosts(slurm)
@@ -333,8 +340,8 @@ def _batch_script(slurm: _Variables) -> Job:
     if node not in nodes:
         raise LaunchError(
             "HPC031",
-            f"this node, {NODE_NAME}={node!r}, is not among the job's nodes, "
-            f"{source}={slurm.first(source)!r}. {_STALE}",
+            f"this node, {slurm.shown(NODE_NAME)}, is not among the job's nodes, "
+            f"{slurm.shown(source)}. {_STALE}",
         )
     return Job(
         scheduler="Slurm",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import report, schedulers, sites
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.inputs import Value
-from torchrun_hpc.schedulers.process import Process
+from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,7 +117,7 @@ def _check_file(file: str) -> int:
 
 def _host() -> str:
     """Return the name of the job's first node, else of this machine."""
-    job = schedulers.detect(Process(os.environ, socket.gethostname()))
+    job = schedulers.detect(this_process())
     return socket.gethostname() if job is None else job.a_node
 
 
