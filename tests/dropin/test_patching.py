@@ -900,15 +900,23 @@ def test_workers_meet_at_the_address_of_the_first_node(
 
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("may_join", [True, False])
+@pytest.mark.parametrize("takes_socket", [True, False])
 def test_who_finds_the_port_taken(
-    capsys: pytest.CaptureFixture[str], *, may_join: bool
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    may_join: bool,
+    takes_socket: bool,
 ) -> None:
     """By another agent of this world, if the plan says that this may be."""
-    where = ("127.0.0.2", _free_port("127.0.0.2"))
+    if not takes_socket:  # as up to torch 2.0
+        without = replace(capabilities.LISTENING_SOCKET, present=False)
+        monkeypatch.setattr(capabilities, "LISTENING_SOCKET", without)
+    first = dist.TCPStore("127.0.0.2", 0, is_master=True, wait_for_workers=False)
+    first.set("key", "value")
+    where = ("127.0.0.2", first.port)
     patches.apply_patches(_plan(listen=where, may_join=may_join))
     parameters = _parameters("{}:{}".format(*where), is_host=1, read_timeout=20)
-    first = c10d_rendezvous_backend._create_tcp_store(parameters)
-    first.set("key", "value")
     if not may_join:
         with pytest.raises(LaunchError, match=f"port {where[1]}: ") as caught:
             c10d_rendezvous_backend._create_tcp_store(parameters)
