@@ -25,7 +25,7 @@ from torchrun_hpc import (
     streams,
 )
 from torchrun_hpc.abort import Known
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.process import BOOT_ID, read, this_process
 
@@ -39,6 +39,9 @@ WRONG_USE = 2
 # With these a user asks for one node, whatever the scheduler says.
 _ONE_NODE = ("--standalone", "--nnodes")
 _SHORTEST_ABBREVIATION = len("--x")
+
+# How many names of nodes a message quotes.
+_SHOWN = 10
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -128,8 +131,16 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
     """
 
     def wait(seconds: float) -> None:
+        waited = f"for {_other_tasks(environ)} to start, for {seconds:.0f} s"
+        if seconds > plan.JOIN_TIMEOUT:
+            raise LaunchError(
+                "HPC166",
+                f"waited {waited}: one of them has ended, or its node does not answer. "
+                "Look at what each node said. The launcher has to start torchrun_hpc "
+                "in all of its tasks",
+            )
         if schedulers.is_first_task(environ):
-            text = f"waiting for the other tasks to start for {seconds:.0f} s"
+            text = f"waiting {waited}; the limit is {plan.JOIN_TIMEOUT} s"
             report.line(Message("HPC131", text), sys.stderr)
 
     boot = read(BOOT_ID) or ""  # for machines that are all called localhost
@@ -144,6 +155,16 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
             "MASTER_ADDR",
         )
     return said
+
+
+def _other_tasks(environ: Mapping[str, str]) -> str:
+    """Say how many other tasks there are, and on which nodes they may be."""
+    tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
+    nodes = schedulers.nodes_of_job(this_process())
+    if not nodes:
+        return tasks
+    shown = ", ".join(nodes[:_SHOWN]) + (", ..." if len(nodes) > _SHOWN else "")
+    return f"{tasks} on the nodes of the job ({shown})"
 
 
 def _may_be_one_node(argv: Sequence[str]) -> bool:

@@ -308,10 +308,26 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
     pmi.exchange(environs[1 - rank], "jwb0002")
     thread.join(timeout=20)
     said = capsys.readouterr()
-    message = "HPC131 waiting for the other tasks to start for [0-9]+ s"
+    message = "HPC131 waiting for 1 other task to start, for [0-9]+ s; the limit is 900"
     for line in said.err.splitlines():
         assert re.search(message, line)
     assert (bool(said.err), said.out) == (rank == 0, "")
+
+
+def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
+    monkeypatch.setattr(pmi, "_REPORT", 0.05)
+    monkeypatch.setattr(cli.plan, "JOIN_TIMEOUT", 0.2)
+    (tmp_path / "nodes").write_text("dec0001\ndec0002\n")
+    monkeypatch.setenv("PBS_JOBID", "1.desched1")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    environ = manager(tasks=3).environs[1] | {"MPI_LOCALRANKID": "0"}
+    with pytest.raises(LaunchError) as caught:
+        cli._exchange(environ)
+    assert caught.value.code == "HPC166"
+    tasks = (
+        "waited for 2 other tasks on the nodes of the job (dec0001, dec0002) to start"
+    )
+    assert str(caught.value).startswith(tasks)
 
 
 # --- who does not -------------------------------------------------------------------

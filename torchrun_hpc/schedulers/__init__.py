@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.job import Job
+    from torchrun_hpc.schedulers.allocation import Allocation
     from torchrun_hpc.schedulers.placement import Placement
     from torchrun_hpc.schedulers.process import Process
 
@@ -39,9 +40,21 @@ def _placed(
     place = placement(process)
     if place is None:
         return None
+    return job_of(place, _allocation(process), process.hostname, process.command)
+
+
+def _allocation(process: Process) -> Allocation | None:
     found = (allocation(process) for allocation in ALLOCATIONS)
-    known = next((allocation for allocation in found if allocation), None)
-    return job_of(place, known, process.hostname, process.command)
+    return next((allocation for allocation in found if allocation), None)
+
+
+def nodes_of_job(process: Process) -> tuple[str, ...]:
+    """Return the nodes of the scheduler's job, for a message; empty if not known."""
+    try:
+        found = _allocation(weigh(process))
+    except LaunchError:
+        return ()
+    return found.nodes if found else ()
 
 
 # Asked in this order, when `weigh` has removed what is left over, and the first that
