@@ -53,7 +53,7 @@ def test_what_other_jobs_have_left(unpadded: Cluster) -> None:
         (str(rank), name, "10.10.0.1") for rank, name in enumerate(NAMES)
     ]
     (line,) = own_lines(done.stderr)
-    assert "HPC001 3 nodes x 1 worker" in line
+    assert "HPC001 3 nodes, 1 worker on this one" in line
 
 
 def test_a_step_on_some_of_the_nodes(unpadded: Cluster) -> None:

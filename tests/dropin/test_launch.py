@@ -434,8 +434,10 @@ def test_clean_start_is_one_line(
     assert len(lines) == expected
     workers = LINES[name].workers
     count = f"{workers} worker{'s' if workers > 1 else ''}"
-    nodes = "2 nodes" if name == "elastic" else "1 node"
-    start = f"torchrun_hpc: HPC001 {nodes} x {count}, no scheduler"
+    shape = f"1 node, {count}"
+    if name == "elastic":
+        shape = f"1 to 2 nodes, {count} on this one"
+    start = f"torchrun_hpc: HPC001 {shape}, no scheduler"
     assert lines[0].startswith(start)
     assert lines[-1].startswith(
         f"torchrun_hpc: warning: {warning}" if warning else start
