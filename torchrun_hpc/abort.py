@@ -115,7 +115,7 @@ def give_up(fault: LaunchError, known: Known, *, speaks: bool = True) -> None:
     if place is None:
         if is_first or not fault.everywhere:
             say("" if fault.everywhere else advice)
-        elif known.job is not None and known.job.task.size > 1:
+        else:
             time.sleep(_HEAD_START)
         return
     if is_first or place.is_head:
