@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,8 @@ def give_up(fault: LaunchError, known: Known, *, speaks: bool = True) -> None:
         if is_first or not fault.everywhere:
             say("" if fault.everywhere else advice)
         else:
-            time.sleep(_HEAD_START)
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(_HEAD_START)
         return
     if is_first or place.is_head:
         say()
@@ -136,25 +138,35 @@ def meeting_place(known: Known) -> LaunchPlan | None:
         typed = grammar.endpoint_options(known.argv)
     if found is None and job is not None and job.start is Start.STEP:
         options = {name: typed[name] for name in grammar.ENDPOINT if name in typed}
-        with contextlib.suppress(LaunchError):
-            found = plan.meeting_place(
-                Inputs(
-                    job=job,
-                    site=_site(job, options),
-                    network=network.this_node(),
-                    options=options,
-                    environ=os.environ,
-                    workers=1,
-                    cpus=1,
-                    gpus=0,
-                    command="",
-                    hostname=socket.gethostname(),
-                )
-            )
+        # What is typed may be the fault: then all that have it meet without it.
+        found = _planned(job, options) or _planned(job, {})
     if found is None or found.backend != SCHEDULER:
         return None
-    run_id = typed["rdzv_id"].value if "rdzv_id" in typed else found.identity
-    return None if plan.nested(os.environ, run_id) else found  # others are the agents
+    return None if plan.nested(os.environ, _run_id(typed, found)) else found
+
+
+def _planned(job: Job, options: Mapping[str, Value]) -> LaunchPlan | None:
+    try:
+        return plan.meeting_place(
+            Inputs(
+                job=job,
+                site=_site(job, options),
+                network=network.this_node(),
+                options=options,
+                environ=os.environ,
+                workers=1,
+                cpus=1,
+                gpus=0,
+                command="",
+                hostname=socket.gethostname(),
+            )
+        )
+    except (LaunchError, OSError):
+        return None
+
+
+def _run_id(typed: Mapping[str, Value], found: LaunchPlan) -> str:
+    return str(typed["rdzv_id"].value) if "rdzv_id" in typed else found.identity
 
 
 def tell(
@@ -187,7 +199,9 @@ def tell(
 
     rank = place.node_rank
     failure = unpacked(packed(Failure(Kind.AGENT, (rank,), text=reason)))
-    with contextlib.suppress(KeyboardInterrupt):  # the user has read enough
+    heard = None
+    # Ctrl-C: the user has read enough. No more files: nobody can be told.
+    with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):
         if place.is_head:
             head.serve_failure(place, failure, limit)
             return True
@@ -210,13 +224,31 @@ def tell(
         agent = member.Member(hello, where, wait, gives_up=failure)
         try:
             agent.connect()
+            agent.fail(failure)  # if it was let in as one that had been there before
         except (member.JobFailed, member.NoHead, member.Refused):
             pass
         finally:
             agent.leave()
         heard = agent.failure
-        return heard is None or heard.nodes == (rank,) or heard.text != failure.text
-    return False
+    return heard is None or heard.nodes == (rank,) or heard.text != failure.text
+
+
+@contextlib.contextmanager
+def _reported(limit: float) -> Iterator[None]:
+    """Say what is waited for, if that takes long."""
+    text = (
+        f"telling the other nodes that this one cannot start, for {limit:.0f} s at "
+        "most; Ctrl-C ends it"
+    )
+    timer = threading.Timer(
+        _SOON + 1, report.line, [Message("HPC167", text), sys.stderr]
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _site(job: Job, options: Mapping[str, Value]) -> Site | None:
@@ -229,9 +261,9 @@ def _site(job: Job, options: Mapping[str, Value]) -> Site | None:
 
 def _host(job: Job | None) -> str:
     """Return the name of this node, if there are others."""
-    if job is None or len(job.nodes) == 1:
+    if job is None or len(job.nodes) == 1 or job.node_rank is None:
         return ""
-    return plan.hosts_of(job)[job.node_rank or 0] or socket.gethostname()
+    return job.own_name or socket.gethostname()
 
 
 def _advice(job: Job | None) -> str:

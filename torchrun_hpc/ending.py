@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torchrun_hpc import abort, report
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.rendezvous import wording
-from torchrun_hpc.rendezvous.handler import JobFailedError
+from torchrun_hpc.rendezvous.handler import HeadMissingError, JobFailedError
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 
 if TYPE_CHECKING:
@@ -150,8 +150,11 @@ def _give_up(
         handler.give_up(failure)
         if isinstance(problem, LaunchError):
             problem.others_know = True
-    elif failure.kind is Kind.AGENT and not isinstance(problem, LaunchError):
-        abort.tell(plan, failure.text, _MOMENT)  # else it is told where it is reported
+    elif failure.kind is Kind.AGENT and not isinstance(
+        problem,
+        LaunchError | HeadMissingError,  # told where it is reported; nobody to tell
+    ):
+        abort.tell(plan, failure.text, _MOMENT)
 
 
 def _leave(plan: LaunchPlan, creator: Creator) -> None:

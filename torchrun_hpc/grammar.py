@@ -165,14 +165,33 @@ def endpoint_options(argv: Sequence[str]) -> dict[str, Value]:
                 made.add_argument(*names, action=Flag)
             else:
                 made.add_argument(*names, action=OrVariable, type=kind)
-        args, _ = made.parse_known_args(list(argv))
+        args, _ = made.parse_known_args(_before_script(argv))
     except (LaunchError, ValueError):
         return {}
     return {
         dest: Value(value, f"--{dest}")
         for dest, value in vars(args).items()
-        if value not in (None, "", False)
+        if value not in (None, "") and value is not False
     }
+
+
+# Options of torchrun behind which the next word is no value.
+_FLAGS = {
+    *("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"),
+    *("--standalone", "--virtual-local-rank", "--virtual_local_rank"),
+    *("--hpc-debug", "--hpc_debug", "--hpc-dry-run", "--hpc_dry_run"),
+}
+
+
+def _before_script(argv: Sequence[str]) -> list[str]:
+    """Cut a command line in front of the first word that can only be the script."""
+    before = ""
+    for number, word in enumerate(argv):
+        may_be_value = before.startswith("-") and "=" not in before
+        if not word.startswith("-") and (not may_be_value or before in _FLAGS):
+            return list(argv[:number])
+        before = word
+    return list(argv)
 
 
 def wrong_line(message: str) -> NoReturn:

@@ -188,7 +188,10 @@ def path_problem(address: str | None) -> str:
     Args:
         address: This node's address for the job.
     """
-    interfaces = _interfaces()
+    try:
+        interfaces = _interfaces()
+    except (OSError, psutil.Error):
+        return ""
     having = (i for i in interfaces if address in [str(a.ip) for a in i.addresses])
     here = next(having, None)
     if here is None:
@@ -245,6 +248,15 @@ def port_problem(address: str, port: int) -> str:
             return f"it is taken by {port_holder(port)}"
         return str(error.strerror)
     return ""
+
+
+def port_is_taken(address: str, port: int) -> bool:
+    """Say whether another socket has an address and port of this node."""
+    try:
+        bound_socket(address, port).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 def port_holder(port: int) -> str:

@@ -790,8 +790,9 @@ def unreachable(
         "HPC059",
         f"the head node's name {here.host} ({endpoint.typed or job.sources['nodes']}) "
         f"{fault}. Type a name or an address that every node can reach: {fix}",
-        # A typed name is wrong for all; a derived one perhaps for this node only.
-        everywhere=endpoint.typed is not None,
+        # A typed name is wrong for all; a derived one perhaps for this node only. An
+        # agent would find out which; a task that is a worker cannot.
+        everywhere=endpoint.typed is not None and not job.has_several_tasks,
     )
 
 

@@ -61,7 +61,8 @@ def write(text: str, stream: TextIO | None) -> None:
             return
         rest = text.encode(stream.encoding, "backslashreplace")
         while rest and _takes_more(descriptor):
-            rest = rest[os.write(descriptor, rest) :]
+            # There is room for so much, if for anything: pipe(7).
+            rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
 
 
 def forgive_at_exit(stream: TextIO | None) -> None:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +19,7 @@ from torchrun_hpc import abort, grammar, network
 from torchrun_hpc.abort import Known
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.network import Interface
+from torchrun_hpc.plan import LaunchPlan
 
 TYPED = {
     "nothing": (["main.py"], {}, {}),
@@ -28,6 +38,22 @@ TYPED = {
         {"PET_NNODES": "3", "PET_RDZV_ID": "", "PET_STANDALONE": "1"},
         {"nnodes": "3", "master_port": 1, "standalone": True},
     ),
+    "the script's own": (
+        ["--rdzv-id=x", "main.py", "--standalone", "--nnodes", "x"],
+        {},
+        {"rdzv_id": "x"},
+    ),
+    "the script's own, behind a value": (
+        ["--nproc-per-node", "4", "main.py", "--master_port=29500"],
+        {},
+        {},
+    ),
+    "the script's own, behind a flag": (
+        ["--rdzv-id=x", "--no-python", "main.sh", "--nnodes", "x"],
+        {},
+        {"rdzv_id": "x"},
+    ),
+    "node rank 0": (["--node-rank=0", "main.py"], {}, {"node_rank": 0}),
     "a wrong value": (["--master-port=x", "--rdzv-id=y"], {}, {}),
     "a wrong variable": (["--rdzv-id=y"], {"PET_STANDALONE": "yes"}, {}),
     "no value": (["--rdzv-id"], {}, {}),
@@ -51,6 +77,80 @@ def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     abort.give_up(LaunchError("HPC018", "no torch"), Known(["main.py"]))
     assert capfd.readouterr().err == "torchrun_hpc: error: HPC018 no torch\n"
+
+
+def place(rank, port):
+    """Return where the nodes of a job of two meet, all of them here."""
+    return LaunchPlan(
+        title="", nodes=2, node_rank=rank, workers=1, speaks=rank == 0,
+        endpoint="n9", identity="19.0", backend="scheduler", reach="127.0.0.1",
+        ports=(port,), head=0, is_head=rank == 0, hosts=("n9", "n10"),
+        listen=("127.0.0.1", port) if rank == 0 else None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+@pytest.mark.parametrize(("texts", "says"), [(("x", "x"), 1), (("x", "y"), 2)])
+def test_what_two_nodes_find_is_said_once(port, texts, says):
+    with ThreadPoolExecutor(2) as pool:
+        told = list(
+            pool.map(
+                lambda rank: abort.tell(place(rank, port), texts[rank], 10), (0, 1)
+            )
+        )
+    assert (told[0], sum(told)) == (True, says)
+
+
+def test_nobody_is_there(port):
+    events = []
+    start = time.monotonic()
+    assert abort.tell(place(1, port), "x", 1.5, events.append)
+    assert time.monotonic() - start < 4
+    assert [event["looking"] for event in events] == [1]
+
+
+WITHOUT_FILES = """
+import resource, sys
+from torchrun_hpc import abort
+from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.rendezvous import head, member, protocol
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+for is_head in (True, False):
+    plan = LaunchPlan(
+        title="", nodes=2, node_rank=0, workers=1, speaks=True, endpoint="",
+        identity="19.0", ports=(1,), hosts=("n9", "n10"), is_head=is_head,
+    )
+    assert abort.tell(plan, "x", 1)
+"""
+
+
+def test_no_file_is_left_to_tell_by():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FILES], stderr=subprocess.PIPE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_while_telling(port):
+    timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    start = time.monotonic()
+    assert abort.tell(place(1, port), "x", 20)
+    assert time.monotonic() - start < 5
+    timer.join()
+
+
+def test_a_long_wait_is_said(port, monkeypatch, capfd):
+    monkeypatch.setattr(abort, "_SOON", -0.5)
+    abort.tell(place(1, port), "x", 1.5)
+    said = capfd.readouterr().err
+    assert "HPC167 telling the other nodes that this one cannot start, for 2 s" in said
 
 
 def addresses(text):

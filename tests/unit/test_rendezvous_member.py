@@ -721,6 +721,30 @@ def test_an_agent_that_cannot_start_hears_what_was_first(job):
     assert failure_of(last) == FAILURE_BEFORE
 
 
+def test_an_agent_that_comes_back_and_cannot_start(job):
+    """It takes the place of one that is gone, or that it has been itself."""
+    job.start_head()
+    others = [job.member(0), job.member(1)]
+    together(*(member.connect for member in others))
+    same = job.member(1, gives_up=replace(CANNOT, nodes=(1,)), run_id="")
+    with suppress(JobFailed):
+        same.connect()
+        same.fail(replace(CANNOT, nodes=(1,)))
+    assert failure_of(others[0]) == replace(CANNOT, nodes=(1,))
+
+
+def test_another_job_on_a_port_for_notices(job):
+    other = Job()
+    other.start_head(job="20.0")
+    try:
+        where = {"notice_ports": (other.port,), "timeout": 0.5}
+        member = job.member(1, (free_port(),), where=where)
+        with pytest.raises(NoHead):
+            member.connect()
+    finally:
+        other.close()
+
+
 def test_a_second_agent_that_cannot_start_ends_nothing(job):
     """A launch within a worker, say: its node's own agent is at work."""
     job.start_head()

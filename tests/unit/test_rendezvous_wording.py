@@ -31,6 +31,7 @@ def many(number=1500, **changes):
 # --- what is told meanwhile ---------------------------------------------------------
 
 FOUND = "port 25592: nobody listens"
+STARTED = f"{FOUND}. Has the job started there?"
 TOLD = {
     "waiting for nodes": (
         {"waiting": [1, 2], "seconds": 10},
@@ -80,8 +81,8 @@ TOLD = {
         (
             "HPC163 the nodes use different sites, and so other variables: derecho on "
             "jwb0001 (node 0); none on jwb0002 (node 1), jwb0003 (node 2). Type "
-            "--hpc-site=derecho, or let all nodes have the variable that tells it "
-            "(mpirun -x)"
+            "--hpc-site=derecho, or export on all nodes what tells it "
+            "(mpirun: -x NAME)"
         ),
     ),
     "sites that differ, and none on the first node": (
@@ -89,8 +90,8 @@ TOLD = {
         (
             "HPC163 the nodes use different sites, and so other variables: none on "
             f"jwb0001 (node 0); jsc on jwb0002 (node 1); {'x' * 50} on jwb0003 (node "
-            "2). Type --hpc-site=jsc, or let all nodes have the variable that tells it "
-            "(mpirun -x)"
+            "2). Type --hpc-site=jsc, or export on all nodes what tells it "
+            "(mpirun: -x NAME)"
         ),
     ),
     "nothing": ({}, None),
@@ -118,7 +119,7 @@ def test_looking_for_the_head_is_reported_soon_by_one_node(node_rank, seconds):
     assert [second for second, message in said.items() if message] == seconds
     assert str(said[90 if node_rank != 1 else 100]) == (
         "HPC113 waiting for the head node at jwb0001i:25592 (10.20.0.1) for "
-        f"{90 if node_rank != 1 else 100} s: {FOUND}"
+        f"{90 if node_rank != 1 else 100} s: {STARTED}"
     )
 
 
@@ -132,7 +133,11 @@ CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
     ("found", "problem", "said"),
     [
         ("", "", "no answer yet"),
-        (FOUND, CLOSED, f"{FOUND} ({KILL} ends all tasks when one fails)"),
+        (
+            FOUND,
+            CLOSED,
+            f"{FOUND}. Has the job started there? {KILL} ends all tasks when one fails",
+        ),
         (SILENT, "", SILENT),
         (SILENT, CLOSED, f"{SILENT}; {CLOSED}"),
         (SILENT, DOWN, DOWN),
@@ -163,7 +168,7 @@ def test_the_first_cause_is_said(monkeypatch, found, problem, said):
             {"looking": 10, "found": FOUND},
             (
                 "HPC113 waiting for the head node at jwb0001i:25592 (10.20.0.1) for "
-                f"10 s: {FOUND}"
+                f"10 s: {STARTED}"
             ),
         ),
     ],

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc import report
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.network import bound_socket, port_problem
+from torchrun_hpc.network import bound_socket, port_is_taken, port_problem
 from torchrun_hpc.patching import capabilities, leaving
 from torchrun_hpc.patching.replacing import has, replace
 
@@ -93,7 +93,7 @@ def _maker(original: Any, plan: LaunchPlan) -> Any:
             try:
                 store = _open(original, host, port, plan, options)
             except LaunchError as error:
-                if not plan.may_join:
+                if not plan.may_join or not _is_taken(plan, port):
                     raise
                 text = f"{error}: taken for an agent of this world, and joined"
                 report.line(Message("HPC156", text), sys.stderr)
@@ -104,6 +104,11 @@ def _maker(original: Any, plan: LaunchPlan) -> Any:
         return original(host, port, is_master=False, **options)
 
     return make
+
+
+def _is_taken(plan: LaunchPlan, port: int) -> bool:
+    """Say whether somebody listens where this process would: perhaps an agent."""
+    return plan.listen is not None and port_is_taken(plan.listen[0], port)
 
 
 def _open(

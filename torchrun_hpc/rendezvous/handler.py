@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
+import resource
 import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -198,7 +198,8 @@ class SchedulerRendezvous(RendezvousHandler):
             return self._member
         ports = self._plan.ports
         needed = open_files.need(self._plan, has_store=self._shares_store)
-        limit = open_files.raise_limit(needed.all + UNKNOWN_PEERS)
+        others = UNKNOWN_PEERS if self._plan.is_head else 0
+        limit = open_files.raise_limit(needed.all + others)
         if self._plan.is_head:
             listening = self._listen()
             room = min(max(limit - needed.all, 0), UNKNOWN_PEERS)
@@ -221,8 +222,7 @@ class SchedulerRendezvous(RendezvousHandler):
             found = wording.head_search(str(nothing), self._plan)
             text = (
                 f"no head node at {self._plan.endpoint} ({self._plan.reach}) within "
-                f"{where.timeout:.0f} s (join_timeout): {found}. Has the job started "
-                "on that node? May this node connect to it?"
+                f"{where.timeout:.0f} s (join_timeout): {found}"
             )
             raise HeadMissingError(Message("HPC112", text)) from None
         except JobFailed as failed:
@@ -285,6 +285,8 @@ class SchedulerRendezvous(RendezvousHandler):
                 opened = listen(address, port)
                 break
             except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise  # it is not the port's fault
                 problems[port] = error
         taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
         if taken:
@@ -357,10 +359,7 @@ class SchedulerRendezvous(RendezvousHandler):
     def _tell(self, message: Mapping[str, Any]) -> None:
         said = wording.told(message, self._plan)
         if said is not None:
-            # A full disk, or nobody who reads: no reason to end the job.
-            with contextlib.suppress(OSError, ValueError):
-                kind = "warning" if "sites" in message else ""
-                report.line(said, sys.stderr, kind)
+            report.line(said, sys.stderr, "warning" if "sites" in message else "")
 
 
 class AgentStore(_torch.Store):  # type: ignore[misc]
@@ -523,9 +522,11 @@ def _hello(plan: LaunchPlan, terms: Terms) -> Hello:
 
 def _complain(reason: str) -> None:
     """Say that a connection to the head has to wait."""
-    text = f"cannot take a connection of another node: {reason}; trying on"
-    with contextlib.suppress(OSError, ValueError):
-        report.line(Message("HPC162", text), sys.stderr, "warning")
+    text = (
+        f"cannot take a connection of another node: {reason} (ulimit -n is "
+        f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}); trying on"
+    )
+    report.line(Message("HPC162", text), sys.stderr, "warning")
 
 
 def _address(go: Mapping[str, Any]) -> tuple[str, int]:

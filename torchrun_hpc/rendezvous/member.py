@@ -484,7 +484,7 @@ class Member:
             with contextlib.suppress(ValueError):
                 reason = Refusal(answer["refused"])
                 value = "".join(c for c in str(answer.get("value")) if c.isprintable())
-                if reason is not Refusal.STRANGER or len(self.where.ports) == 1:
+                if reason is not Refusal.STRANGER or tuple(self.where.ports) == (port,):
                     raise Refused(reason, value[:200], port)
                 raise _NotHere("another job")
             raise _NotHere("somebody else")

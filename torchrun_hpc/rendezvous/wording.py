@@ -64,7 +64,7 @@ def _waiting(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
         f"{plan.nodes - len(missing)} of {plan.nodes} nodes are there after "
         f"{message['seconds']} s; waiting for {names(missing, plan)}"
     )
-    return Message("HPC114", text + _how_to_fail_together(plan))
+    return Message("HPC114", f"{text}.{_how_to_fail_together(plan)}".rstrip("."))
 
 
 def _finishing(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
@@ -121,8 +121,8 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
     )
     text = (
         f"the nodes use different sites, and so other variables: {who}. Type "
-        f"--hpc-site={next(filter(None, names_of), 'NAME')}, or let all nodes have the "
-        "variable that tells it (mpirun -x)"
+        f"--hpc-site={next(filter(None, names_of), 'NAME')}, or export on all nodes "
+        "what tells it (mpirun: -x NAME)"
     )
     return Message("HPC163", text)
 
@@ -149,7 +149,7 @@ def head_search(found: str, plan: LaunchPlan) -> str:
         plan: The plan of this node.
     """
     if NOBODY in found:  # its node is reached
-        return found + _how_to_fail_together(plan)
+        return f"{found}. Has the job started there?" + _how_to_fail_together(plan)
     problem = path_problem(plan.address)
     if problem.endswith("is down"):
         return problem
@@ -159,7 +159,7 @@ def head_search(found: str, plan: LaunchPlan) -> str:
 def _how_to_fail_together(plan: LaunchPlan) -> str:
     if not plan.fail_together:
         return ""
-    return f" ({plan.fail_together} ends all tasks when one fails)"
+    return f" {plan.fail_together} ends all tasks when one fails"
 
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
