@@ -516,7 +516,8 @@ def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> No
     handlers._complain("Too many open files")
     assert capsys.readouterr().err == (
         "torchrun_hpc: warning: HPC162 cannot take a connection of another node: Too "
-        "many open files; trying on\n"
+        f"many open files (ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+        "); trying on\n"
     )
 
 

@@ -297,8 +297,8 @@ class Member:
     async def _live(self) -> None:
         self._channel = channel = await self._find()
         channel.take = self._take
-        channel.feed()  # what came with the welcome
         self._change(_welcome=True)
+        channel.feed()  # what came with the welcome, or in its place
         self._loop.call_later(_TICK, self._tick)
         await channel.closed.wait()
         self._lose(Failure(Kind.HEAD))
@@ -469,6 +469,8 @@ class Member:
                 self._judge(answer, port)
             except (ProtocolError, KeyError):
                 raise _NotHere("somebody else") from None
+            if "failed" in answer:
+                channel.put_back(answer)
         except BaseException:
             channel.end()
             raise
@@ -478,8 +480,7 @@ class Member:
         if answer.get("welcome") == VERSION and answer.get("job") == self.said.job:
             self.next_round = answer["round"]
         elif "failed" in answer:
-            failure = unpacked(answer["failed"])
-            self._change(failure=failure, _is_decided=True, _welcome=True)
+            unpacked(answer["failed"])  # or it is somebody else
         elif "refused" in answer:
             with contextlib.suppress(ValueError):
                 reason = Refusal(answer["refused"])
@@ -545,6 +546,10 @@ class _Channel(asyncio.Protocol):
         if not self._messages:
             raise _NotHere("somebody else")
         return self._messages.pop(0)
+
+    def put_back(self, message: Mapping[str, Any]) -> None:
+        """Let a message be handed over with those that come."""
+        self._messages.insert(0, message)
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.closed.set()
