@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.inputs import Value
     from torchrun_hpc.job import Job
     from torchrun_hpc.plan import LaunchPlan
-    from torchrun_hpc.sites import Site
 
 # Seconds to tell the others, who may be slow to start: a fault that probably all have,
 # and one that is this node's own.
@@ -150,7 +149,7 @@ def _planned(job: Job, options: Mapping[str, Value]) -> LaunchPlan | None:
         return plan.meeting_place(
             Inputs(
                 job=job,
-                site=_site(job, options),
+                site=sites.find(os.environ, job.a_node, options.get("hpc_site")),
                 network=network.this_node(),
                 options=options,
                 environ=os.environ,
@@ -249,14 +248,6 @@ def _reported(limit: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _site(job: Job, options: Mapping[str, Value]) -> Site | None:
-    """Find the site; without the files of others, if one of them is the fault."""
-    try:
-        return sites.find(os.environ, job.a_node, options.get("hpc_site"))
-    except LaunchError:
-        return sites.find(os.environ, job.a_node, folders=())
 
 
 def _host(job: Job | None) -> str:
