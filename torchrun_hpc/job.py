@@ -32,7 +32,8 @@ class Launcher:
         line: How to start ``{command}`` once on each of ``{nodes}`` nodes; without
             ``{nodes}`` on all that there are.
         cpus: Option with which a task may use ``{cpus}`` CPUs, or all of them; empty
-            if there is none.
+            if there is none. One without ``{cpus}`` is right in any line that starts
+            one task on each node, and these have it: many launchers bind to a core.
         block: Option that puts ``{tasks}`` neighbouring ranks on each node.
         hosts: Option for a file of hosts; empty if it asks the scheduler in any case.
         spreads: Whether it uses all nodes of the job if nothing else is typed. The
@@ -66,7 +67,8 @@ class Launcher:
             options: More options.
         """
         hosts = f"{self.hosts} {host_file}" if self.hosts and host_file else ""
-        words = " ".join(filter(None, (hosts, options, command)))
+        all_cpus = "" if "{cpus}" in self.cpus or self.cpus == options else self.cpus
+        words = " ".join(filter(None, (hosts, all_cpus, options, command)))
         return self.line.format(nodes=nodes, command=words)
 
 
@@ -99,9 +101,9 @@ class Job:
             text on all nodes.
         start: How this process was started.
         launcher: What starts tasks in this job.
-        nodes: The names of the nodes in rank order, an empty text for one that
-            nothing tells. In a step, the step's nodes; in an interactive step, only
-            this one; elsewhere, the job's.
+        nodes: The names of the nodes, in rank order if ``is_ranked``; an empty text
+            for one that nothing tells. In a step, the step's nodes; in an interactive
+            step, only this one; elsewhere, the job's.
         node_rank: Rank of this node; ``None`` outside of them.
         task: This process in the step; alone outside a step, where tasks have not
             been started.

@@ -69,8 +69,8 @@ def worker_threads(q: Inputs) -> dict[str, Value]:
     # As torchrun: a worker that is alone may use all CPUs.
     if q.workers > 1:
         return {OMP: Value("1", "torchrun's default")}
-    if _integer(q.environ, OMP) > q.cpus:
-        return {OMP: Value(str(q.cpus), f"this process's; {PBS_CPUS} is the node's")}
+    if q.environ.get(OMP):  # PBS's, which counts as unset
+        return {OMP: Value(str(q.cpus), f"this process's CPUs; {PBS_CPUS} is PBS's")}
     return {}
 
 

@@ -72,22 +72,27 @@ def test_a_signal_from_the_script_of_a_job_of_pbs(
     """As in the documentation; mpirun and mpiexec pass it on."""
     text = (ROOT / "docs" / "signals.md").read_text(encoding="utf-8")
     script = text.partition("#PBS")[2].partition("```")[0]
-    by_node, hosts = ["-n", "2", "-ppn", "1"], ["n9", "n10"]
+    by_node, hosts = "-n $nodes -ppn 1", ["n9", "n10"]
     if launcher in OPENMPI:
-        by_node, hosts = ["-np", "2", "--map-by", "ppr:1:node"], ["n9:2", "n10:2"]
-    start = shlex.join([*launcher.command(bare, *hosts), *by_node])
+        by_node, hosts = "-np $nodes --map-by ppr:1:node", ["n9:2", "n10:2"]
+    start = f"{shlex.join(launcher.command(bare, *hosts))} {by_node}"
+    node_file = tmp_path / "nodes"
+    node_file.write_text("n9\nn9\nn10\nn10\n")
+    environ = ENVIRON | {
+        "PBS_NODEFILE": str(node_file), "PBS_O_WORKDIR": str(tmp_path)
+    }  # fmt: skip
     ready = (
         f"until test $(ls {tmp_path} | grep -c ready) = {WORKERS}; do sleep 0.1; done"
     )
     for there, here in (
-        ("mpiexec -n $nodes --ppn 1", start),
+        ("mpiexec -n $nodes --ppn 1 --cpu-bind none", start),
         ("=gpu train.py", f"=2 {SCRIPT} {tmp_path} 1.5"),
         ("sleep 3480", ready),
     ):
         assert there in script
         script = script.replace(there, here)
     tmp_path.chmod(0o777)
-    done = bare.run(["bash", "-c", f"#PBS{script}"], host="n9", env=ENVIRON)
+    done = bare.run(["bash", "-euc", f"#PBS{script}"], host="n9", env=environ)
     assert done.returncode == 0, done.stderr
     assert column(workers(done), "got") == [(["SIGUSR1"],)] * WORKERS
 

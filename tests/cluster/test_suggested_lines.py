@@ -128,13 +128,14 @@ def installed(
         (OPENMPI_5, {}, f"HPC134 {MPIRUN} -np 6 {RESTARTS}"),
         (OPENMPI_5, {}, f"HPC034 {MPIRUN} -np 5 {AGENT}"),
         (MPICH_4, {}, f"HPC134 mpiexec -n 6 -f HOSTFILE {RESTARTS}"),
+        (INTELMPI, {}, f"HPC134 mpiexec -n 6 -f HOSTFILE {RESTARTS}"),
         # A script of PBS. Open MPI here does not ask PBS, Hydra does.
         (OPENMPI_4, PBS, f"HPC061 {AGENT}"),
         (MPICH_4, PBS, f"HPC061 {AGENT}"),
         (INTELMPI, PBS, f"HPC061 {AGENT}"),
     ],
     ids=[
-        *("openmpi-4", "openmpi-5", "openmpi-5-uneven", "mpich-4"),
+        *("openmpi-4", "openmpi-5", "openmpi-5-uneven", "mpich-4", "intelmpi"),
         *("pbs-openmpi-4", "pbs-mpich-4", "pbs-intelmpi"),
     ],
     indirect=["launcher"],

@@ -66,6 +66,14 @@ def sections(page):
     return found
 
 
+def unordered(page):
+    """Return the parts of the documentation whose codes are not in order."""
+    for part in re.split(r"^## ", page, flags=re.MULTILINE):
+        codes = list(sections(part))
+        if codes != sorted(codes):
+            yield part.partition("\n")[0]
+
+
 def faults(sources, page, tests):
     """Say what is wrong with the codes.
 
@@ -114,6 +122,11 @@ def test_codes_are_found():
 def test_every_message_has_one_code_one_section_and_a_test():
     page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
     assert list(faults(SOURCES, page, TESTS.values())) == []
+
+
+def test_messages_are_in_order():
+    page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+    assert list(unordered(page)) == []
 
 
 @pytest.mark.parametrize("kind", ["LaunchError", "Message"])
@@ -218,6 +231,12 @@ def test_faults_are_found(case):
 def test_one_code_in_two_files():
     found = faults({"a.py": RAISED, "b.py": RAISED}, SECTION, [TEST])
     assert list(found) == ["HPC901 is at more than one place: a.py, b.py"]
+
+
+def test_codes_out_of_order_are_found():
+    a, b = SECTION, SECTION.replace("901", "902")
+    page = f"# Page\n## One\n{a}## Two\n{b}{a}## Three\n{a}{b}"
+    assert list(unordered(page)) == ["Two"]
 
 
 def test_docstrings_are_no_messages():

@@ -148,7 +148,8 @@ def test_unclear_number_of_nodes_is_refused_by_some_task(name):
         assert text.startswith("HPC034 Open MPI started 2 of ")
         assert "(OMPI_COMM_WORLD_SIZE)" in text
         assert text.endswith(
-            "mpirun -x PATH -np NODES --map-by ppr:1:node --hostfile HOSTFILE COMMAND"
+            "mpirun -x PATH -np NODES --map-by ppr:1:node --hostfile HOSTFILE "
+            "--bind-to none COMMAND"
         )
 
 

@@ -350,7 +350,8 @@ def test_pbsdsh_with_several_slots_on_a_node(task):
     source = FILE if task == 0 else "PBS_NODEFILE"
     assert found.startswith(f"HPC036 pbsdsh starts a task for each line of {source}, 4")
     mpirun = "mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile $PBS_NODEFILE"
-    line = f"mpiexec -n 3 --ppn 1 COMMAND   (with Open MPI: {mpirun} COMMAND)"
+    mpirun += " --bind-to none COMMAND"
+    line = f"mpiexec -n 3 --ppn 1 COMMAND   (with Open MPI: {mpirun})"
     assert found.endswith(f"or type: {line}")
 
 

@@ -170,23 +170,33 @@ FILLED = {
     "mpirun": (
         openmpi.MPIRUN,
         "",
-        f"mpirun -x PATH -np 3 --map-by ppr:1:node {COMMAND}",
+        f"mpirun -x PATH -np 3 --map-by ppr:1:node --bind-to none {COMMAND}",
     ),
     "mpirun that has to be told": (
         openmpi.MPIRUN,
         "$PBS_NODEFILE",
-        f"mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile $PBS_NODEFILE {COMMAND}",
+        (
+            "mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile $PBS_NODEFILE "
+            f"--bind-to none {COMMAND}"
+        ),
     ),
     "mpiexec of Hydra": (
         hydra.MPIEXEC,
         "HOSTFILE",
-        f"mpiexec -n 3 -ppn 1 -f HOSTFILE {COMMAND}",
+        f"mpiexec -n 3 -ppn 1 -f HOSTFILE -bind-to none {COMMAND}",
     ),
-    "mpiexec of PALS": (pals.MPIEXEC, "", f"mpiexec -n 3 --ppn 1 {COMMAND}"),
+    "mpiexec of PALS": (
+        pals.MPIEXEC,
+        "",
+        f"mpiexec -n 3 --ppn 1 --cpu-bind none {COMMAND}",
+    ),
     "flux": (
         flux.RUN,
         "",
-        f"flux run --nodes=3 --tasks-per-node=1 --exclusive {COMMAND}",
+        (
+            "flux run --nodes=3 --tasks-per-node=1 --exclusive -o cpu-affinity=off "
+            f"{COMMAND}"
+        ),
     ),
 }
 

@@ -13,10 +13,39 @@ from torchrun_hpc import plan, resources
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.inputs import Value
 from torchrun_hpc.job import Start
+from torchrun_hpc.schedulers import flux, hydra, lsf, pals, slurm
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
 
 OMP = "OMP_NUM_THREADS"
+
+
+# --- the launchers' lines -------------------------------------------------------------
+
+LAUNCHERS = {
+    "srun": (slurm.SRUN, "", "--cpus-per-task=2"),  # a number, which HPC092 only knows
+    "mpirun": (MPIRUN, "--bind-to none", "--bind-to none"),
+    "Hydra": (hydra.MPIEXEC, "-bind-to none", "-bind-to none"),
+    "PALS": (pals.MPIEXEC, "--cpu-bind none", "--cpu-bind none"),
+    "flux": (flux.RUN, "-o cpu-affinity=off", "-o cpu-affinity=off"),
+    "jsrun": (lsf.JSRUN, "--bind=none", "--bind=none"),
+    "any mpiexec": (ANY_MPIEXEC, "--hostfile $PBS_NODEFILE --bind-to none", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAUNCHERS)
+def test_who_types_what_a_message_tells_gets_all_cpus(case):
+    """One line, with the option once: no HPC092 follows, and it says the same line."""
+    launcher, everywhere, when_told = LAUNCHERS[case]
+    job = step(launcher=launcher)
+    binding = re.compile("bind|affinity=|cpus-per-task")
+    line = job.line(COMMAND)
+    assert everywhere in line
+    assert len(binding.findall(line)) == bool(everywhere)
+    (said,) = resources.advice(make_inputs(job=job, cpus=1, workers=2), 3)
+    assert said.code == "HPC092"
+    assert when_told in said.text
+    assert len(binding.findall(said.text.partition("Type: ")[2])) == bool(when_told)
 
 
 # --- threads ------------------------------------------------------------------------
@@ -85,6 +114,15 @@ PBS_THREADS = {
     "ompthreads that do not fit": (None, 4, 64, {OMP: "17", "NCPUS": "17"}, {}, "1"),
     "one CPU": (None, 4, 64, {OMP: "1", "NCPUS": "1"}, {}, "1"),
     "on one node only": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, OVER_SSH, "1"),
+    "on one node only, one worker": (
+        None,
+        1,
+        8,
+        {OMP: "4", "NCPUS": "4"},
+        OVER_SSH,
+        "8",
+    ),
+    "ompthreads, one worker": (None, 1, 8, {OMP: "4", "NCPUS": "4"}, {}, "4"),
     "on the others": (None, 4, 64, {}, OVER_SSH, "1"),
     "auto": ("auto", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "16"),
     "auto, one worker": ("auto", 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),

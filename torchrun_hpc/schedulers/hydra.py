@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LOCAL_RANK = "MPI_LOCALRANKID"
 LOCAL_SIZE = "MPI_LOCALNRANKS"
 
+# Intel MPI takes the option and goes by its I_MPI_PIN*, by which one task on a node has
+# all CPUs if nothing else is set.
 MPIEXEC = Launcher(
     name="mpiexec",
     line="mpiexec -n {nodes} -ppn 1 {command}",

@@ -44,7 +44,8 @@ NODE_NUMBER = "PBS_NODENUM"
 USUAL_FILE = "/var/spool/pbs/aux/{}"
 
 # A script does not show which one it will use. Hydra (MPICH, Intel MPI) takes PALS's
-# options, Open MPI does not; without tm it does not ask PBS either.
+# options, Open MPI does not; without tm it does not ask PBS either. To bind to no CPU,
+# PALS and Hydra have different options, and neither takes the other's.
 _TO_MPIRUN = MPIRUN.once_on_each("{nodes}", "{command}", f"${NODE_FILE}")
 ANY_MPIEXEC = Launcher(
     name="mpiexec",
