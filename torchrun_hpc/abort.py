@@ -143,7 +143,7 @@ def meeting_place(known: Known) -> LaunchPlan | None:
                     site=_site(job, options),
                     network=network.this_node(),
                     options=options,
-                    environ=os.environ,
+                    environ=schedulers.environment(),
                     workers=1,
                     cpus=1,
                     gpus=0,
@@ -221,10 +221,11 @@ def tell(
 
 def _site(job: Job, options: Mapping[str, Value]) -> Site | None:
     """Find the site; without the files of others, if one of them is the fault."""
+    environ = schedulers.environment()
     try:
-        return sites.find(os.environ, job.a_node, options.get("hpc_site"))
+        return sites.find(environ, job.a_node, options.get("hpc_site"))
     except LaunchError:
-        return sites.find(os.environ, job.a_node, folders=())
+        return sites.find(environ, job.a_node, folders=())
 
 
 def _host(job: Job | None) -> str:
