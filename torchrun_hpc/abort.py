@@ -138,21 +138,23 @@ def meeting_place(known: Known) -> LaunchPlan | None:
     if found is None and job is not None and job.start is Start.STEP:
         options = {name: typed[name] for name in grammar.ENDPOINT if name in typed}
         # What is typed may be the fault: then all that have it meet without it.
-        found = _planned(job, options) or _planned(job, {})
+        site = {name: options[name] for name in options if name == "hpc_site"}
+        found = _planned(job, options) or _planned(job, site)
     if found is None or found.backend != SCHEDULER:
         return None
     return None if plan.nested(os.environ, _run_id(typed, found)) else found
 
 
 def _planned(job: Job, options: Mapping[str, Value]) -> LaunchPlan | None:
+    environ = schedulers.environment()
     try:
         return plan.meeting_place(
             Inputs(
                 job=job,
-                site=sites.find(os.environ, job.a_node, options.get("hpc_site")),
+                site=sites.find(environ, job.a_node, options.get("hpc_site")),
                 network=network.this_node(),
                 options=options,
-                environ=os.environ,
+                environ=environ,
                 workers=1,
                 cpus=1,
                 gpus=0,

@@ -21,6 +21,7 @@ from torchrun_hpc import (
     plan,
     report,
     resources,
+    schedulers,
     signals,
     sites,
     streams,
@@ -342,12 +343,13 @@ def plan_of(line: Line, job: Job, command: str) -> tuple[Inputs, LaunchPlan]:
     cpus = len(os.sched_getaffinity(0))
     if cpus == os.cpu_count():
         cpus = max(cpus // job.task.local_size, 1)  # not bound: they share
+    environ = schedulers.environment()
     q = Inputs(
         job=job,
-        site=sites.find(os.environ, job.a_node, line.options.get("hpc_site")),
+        site=sites.find(environ, job.a_node, line.options.get("hpc_site")),
         network=network.this_node(),
         options=line.options,
-        environ=os.environ,
+        environ=environ,
         workers=1,
         cpus=cpus,
         gpus=0,

@@ -33,6 +33,7 @@ from torchrun_hpc import (
     plan,
     rdzvconf,
     report,
+    schedulers,
     signals,
     sites,
     streams,
@@ -190,12 +191,13 @@ def _plan(
 ) -> tuple[Inputs, LaunchPlan]:
     """Make the plan, and fill it into the arguments of torchrun."""
     host = job.a_node if job else socket.gethostname()
+    environ = schedulers.environment()
     q = Inputs(
         job=job,
-        site=sites.find(os.environ, host, typed.get("hpc_site")),
+        site=sites.find(environ, host, typed.get("hpc_site")),
         network=network.this_node(),
         options=typed,
-        environ=os.environ,
+        environ=environ,
         workers=checks.number_of_workers(args, typed),
         cpus=len(os.sched_getaffinity(0)),
         gpus=checks.number_of_gpus(),

@@ -99,11 +99,15 @@ def test_a_node_rank_that_c10d_ignores_is_said_once(unpadded: Cluster) -> None:
 
 @pytest.mark.release("port")
 @pytest.mark.parametrize(
-    "rendezvous",
-    ["--rdzv_backend=c10d", "--rdzv_backend=static", "--hpc-rendezvous=c10d"],
+    ("rendezvous", "kill"),
+    [
+        ("--rdzv_backend=c10d", ()),  # ours in its place: all hear of it
+        ("--rdzv_backend=static", ("--kill-on-bad-exit=1",)),
+        ("--hpc-rendezvous=c10d", ("--kill-on-bad-exit=1",)),
+    ],
 )
 def test_a_port_that_is_taken_on_the_head_node(
-    unpadded: Cluster, rendezvous: str
+    unpadded: Cluster, rendezvous: str, kill: tuple[str, ...]
 ) -> None:
     holder = unpadded.popen(["python3", "-c", LISTEN.format(port=24321, seconds=60)],
                             host="n9")  # fmt: skip
@@ -111,8 +115,8 @@ def test_a_port_that_is_taken_on_the_head_node(
         assert holder.stdout is not None
         holder.stdout.readline()
         done = unpadded.srun(
-            "-N3", ONE_TASK, "--kill-on-bad-exit=1", *HPC, rendezvous,
-            "--rdzv_endpoint=n9:24321", WORLD, env=ENVIRON,
+            "-N3", ONE_TASK, *kill, *HPC, rendezvous,
+            "--rdzv_endpoint=n9:24321", WORLD, env=ENVIRON, timeout=60,
         )  # fmt: skip
     finally:
         unpadded.end(holder)

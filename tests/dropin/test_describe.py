@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,6 +234,22 @@ def test_an_empty_variable_counts_as_unset_and_stays(
     found = torchrun_hpc.describe()
     assert found["options"]["rdzv_id"]["value"] == "19.0"
     assert dict(os.environ) == environ
+
+
+def test_what_another_job_has_left_is_not_looked_at(
+    environment: Callable[..., None], tmp_path: Path
+) -> None:
+    """In what is said of GPUs: a job of PBS, submitted in one of Slurm."""
+    file = tmp_path / "nodes"
+    file.write_text(f"{socket.gethostname()}\n", encoding="utf-8")
+    left = {"SLURM_GPUS_ON_NODE": "8"}
+    own = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(file)}
+    environment("slurm-srun-3-nodes", 1, **left, **own, CUDA_VISIBLE_DEVICES="0")
+    found = torchrun_hpc.describe()
+    assert found["job"] is not None
+    assert found["job"]["scheduler"] == "PBS"
+    assert "HPC095" not in json.dumps(found)
+    assert os.environ["SLURM_GPUS_ON_NODE"] == "8"
 
 
 DESCRIBE = """

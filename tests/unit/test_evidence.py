@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from typing import NamedTuple
@@ -10,9 +11,10 @@ from typing import NamedTuple
 import pytest
 from nodes import node_file, outcome, reader, recorded
 
-from torchrun_hpc import schedulers
+from torchrun_hpc import direct, schedulers
 from torchrun_hpc.job import Start
 from torchrun_hpc.schedulers.process import Process, this_process
+from torchrun_hpc.sites.__main__ import main
 
 LSF_FILE = "/home/user/.lsbatch/1.1234.hostfile"
 PBS_FILE = "/var/spool/pbs/aux/0.desched1"
@@ -130,7 +132,11 @@ PREFIXES = {"Slurm": "SLURM", "PBS": "PBS_", "LSF": "LSB_"}
 UNCLEAR = {
     "no host of either": {"host": "elsewhere"},
     "a host of both": {"host": "dec0001"},
-    "no file that can be read": {"host": "dec0001", "files": {}},
+    "no file that can be read": {
+        "host": "dec0001",
+        "files": {},
+        "may_be_renamed": True,
+    },
 }
 
 
@@ -158,6 +164,63 @@ def test_what_nothing_decides_is_refused_by_name(real, left, case):
         assert job.family in text
         assert f"unset ${{!{PREFIXES[job.family]}*}}" in text
         assert text.isprintable()
+
+
+ON_OTHER_NODES = {
+    "MPICH over ssh": ("hydra_pmi_proxy", "sshd", "systemd"),
+    "PALS": ("palsd", "systemd"),
+    "nothing shows": (),
+}
+PALS = {
+    "PALS_RANKID": "1",
+    "PALS_NODEID": "1",
+    "PALS_LOCAL_RANKID": "0",
+    "PALS_LOCAL_SIZE": "1",
+    "PALS_APID": "5b0de0e3-7c5f",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "3",
+}
+
+
+@pytest.mark.parametrize("launcher", ON_OTHER_NODES)
+@pytest.mark.parametrize("left", LEFT["Slurm"])
+def test_a_list_that_lacks_this_host_is_left_over(left, launcher):
+    """PBS writes its node file on the first host only."""
+    ancestors = ON_OTHER_NODES[launcher]
+    job = JOBS["qsub"] if launcher == "PALS" else MPIRUN["Hydra in PBS"]
+    extra = PALS if launcher == "PALS" else {}
+    others = job._replace(
+        tasks=[(extra | environ, "dec0009") for environ, _ in job.tasks[-2:]]
+    )
+    about = {"ancestors": ancestors, "files": {}}
+    alone = found(others, {}, **about)
+    assert not [text for text in alone if isinstance(text, str)]
+    assert found(others, left_by(left), **about) == alone
+    # A container's own name is in no list.
+    if launcher == "nothing shows":
+        for text in found(others, left_by(left), may_be_renamed=True, **about):
+            assert text.startswith("HPC142 there are variables of ")
+
+
+@pytest.mark.parametrize(
+    ("number", "is_one"), [("", True), (".desched1", True), ("0.desched1", False)]
+)
+@pytest.mark.parametrize("real", ["srun", "sbatch", "an array"])
+def test_a_prolog_sets_the_variables_of_pbs_for_a_job_of_slurm(real, number, is_one):
+    """In a container, where no process above shows: one job, of one number."""
+    job = JOBS[real]
+    for environ, hostname in job.tasks:
+        pbs = {
+            "PBS_JOBID": environ["SLURM_JOB_ID"] + number,
+            "PBS_NODEFILE": PBS_FILE,
+        }
+        read = reader({PBS_FILE: f"{hostname}\n"})
+        text = outcome(Process(pbs | environ, hostname, read=read))
+        if is_one:
+            assert text == outcome(Process(environ, hostname))
+        else:
+            assert text.startswith("HPC142 ")
+            assert "a node of several of them" in text
 
 
 def _slurms(environ):
@@ -205,6 +268,45 @@ def test_the_process_that_slurm_has_started_itself(left):
     process = Process(leftovers | environ | {"SLURM_TASK_PID": "7"}, hostname, pid=7)
     job = schedulers.detect(process)
     assert (job.scheduler, job.start, job.node_rank) == ("Slurm", Start.STEP, 1)
+
+
+# Names and numbers above a process of number 9, where those of root are hidden.
+HIDDEN = {
+    "in a batch script": (("bash",), (7, 6)),
+    "in a shell of it": (("time", "sh", "bash"), (8, 81, 7, 6)),
+    "hidden itself": ((), (7,)),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+@pytest.mark.parametrize("left", TASKS)
+@pytest.mark.parametrize("real", ["srun", "sbatch", "an array"])
+def test_what_slurm_has_started_is_above_where_others_are_hidden(real, left, case):
+    names, pids = HIDDEN[case]
+    leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
+    for environ, hostname in JOBS[real].tasks:
+        own = environ | {"SLURM_TASK_PID": "7"}
+        about = {"pid": 9, "ancestors": names, "ancestor_pids": pids}
+        alone = outcome(Process(own, hostname, **about))
+        assert not isinstance(alone, str)
+        assert outcome(Process(leftovers | own, hostname, **about)) == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "ancestors"),
+    [
+        ("Open MPI in Slurm", ("mpirun", "bash")),
+        ("Open MPI 5 in Slurm", ("sh", "prterun", "bash")),
+        ("Hydra in Slurm", ("hydra_pmi_proxy", "mpiexec.hydra", "bash")),
+    ],
+)
+def test_a_launcher_in_a_batch_script_is_nearer(name, ancestors):
+    """The script is what Slurm has started; slurmstepd above is hidden."""
+    environ, hostname = MPIRUN[name].tasks[0]
+    pids = (*range(10, 10 - len(ancestors) + 1, -1), 7, 6)
+    own = environ | {"SLURM_TASK_PID": "7"}
+    process = Process(own, hostname, pid=11, ancestors=ancestors, ancestor_pids=pids)
+    assert outcome(process) == outcome(Process(environ, hostname))
 
 
 @pytest.mark.parametrize("name", MPIRUN)
@@ -256,3 +358,33 @@ def test_the_processes_above_this_one():
     with open(f"/proc/{os.getpid()}/comm", encoding="utf-8") as file:  # noqa: PTH123
         own = file.read().strip()
     assert f"ancestors={('sh', own, *above)}" in done.stdout
+    pids = this_process().ancestor_pids
+    assert pids[0] == os.getppid()
+    assert f", {(os.getpid(), *pids)}"[3:] in done.stdout
+
+
+@pytest.fixture
+def with_leftovers(monkeypatch, tmp_path):
+    """Put this process into a job of PBS that has the variables of Slurm's as well."""
+    file = tmp_path / "nodes"
+    file.write_text(f"{socket.gethostname()}\n", encoding="utf-8")
+    left = left_by("srun") | {"SLURM_GPUS_ON_NODE": "8", "SLURM_CLUSTER_NAME": "lumi"}
+    own = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(file), "PATH": "/usr/bin"}
+    monkeypatch.setattr("os.environ", left | own)
+
+
+@pytest.mark.usefixtures("with_leftovers")
+def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
+    assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
+    job = schedulers.detect(this_process())
+    q, _ = direct.plan_of(direct.Line({}, "", ()), job, "COMMAND")
+    assert (job.scheduler, q.site) == ("PBS", None)
+    assert not [name for name in q.environ if name.startswith("SLURM")]
+
+
+@pytest.mark.usefixtures("with_leftovers")
+def test_all_variables_count_where_nothing_shows_which_are_left_over():
+    for name in ("PBS_NODEFILE", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        del os.environ[name]
+    assert outcome(this_process()).startswith("HPC142 ")
+    assert schedulers.environment() == os.environ

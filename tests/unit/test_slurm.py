@@ -12,6 +12,7 @@ from torchrun_hpc import direct, plan, schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Job, Start, Task
 from torchrun_hpc.schedulers import slurm
+from torchrun_hpc.schedulers.hostlist import expand_hostlist
 from torchrun_hpc.schedulers.process import Process
 
 ONE = ("jwb0001",)
@@ -422,6 +423,47 @@ def test_a_typed_endpoint_in_an_order_of_the_users_own(host):
         q = make_inputs(job=job, network=juelich(job.index), options=options)
         made = plan.make_plan(q)
         assert (made.reach, made.is_head) == ("10.20.0.2", job.own_name == "jwb0002")
+
+
+# Nodes of the components of a step, of which srun numbers one after the other: the
+# node of each task is that of the same place.
+COMPONENTS = {
+    "a sorted one behind": ("jwb0002", "jwb[0001,0003]"),
+    "reversed": ("jwb0003", "jwb0002", "jwb0001"),
+    "in order": ("jwb0001", "jwb[0002-0003]"),
+    "three in order": ("jwb0001", "jwb0002", "jwb0003"),
+}
+
+
+@pytest.mark.parametrize("case", COMPONENTS)
+@pytest.mark.parametrize("each", [1, 2])
+def test_all_nodes_of_several_components_refuse_or_none(case, each):
+    """Also the node whose place in the list happens to be its rank."""
+    groups = COMPONENTS[case]
+    hosts = [host for group in groups for host in expand_hostlist(group)]
+    changes = {f"SLURM_JOB_NODELIST_HET_GROUP_{i}": g for i, g in enumerate(groups)}
+    changes |= {"SLURM_HET_SIZE": str(len(groups))}
+    changes |= {"SLURM_STEP_TASKS_PER_NODE": f"{each}(x3)"}
+    found = set()
+    for rank, host in enumerate(host for host in hosts for _ in range(each)):
+        place = {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank % each),
+            "SLURMD_NODENAME": host,
+            "SLURM_NODEID": str(THREE.index(host)),
+        }
+        job = detect("slurm-het-step", 0, changes | place)
+        assert job.own_name == host
+        options = {"rdzv_backend": "static"} if each == 1 else {}
+        q = make_inputs(job=job, network=juelich(job.index), options=options, workers=1)
+        try:
+            plan.make_plan(q) if each == 1 else direct.make_plan(q, job)
+        except LaunchError as error:
+            is_named = "(SLURM_JOB_NODELIST_HET_GROUP_0, " in str(error)
+            found.add((error.code, error.everywhere, is_named))
+        else:
+            found.add(None)
+    assert found == ({None} if "in order" in case else {("HPC141", True, True)})
 
 
 def test_a_node_finds_itself_by_name_in_a_list_of_another_order():

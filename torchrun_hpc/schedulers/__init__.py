@@ -1,7 +1,7 @@
 """Who started this process: one file per launcher or scheduler.
 
 Launchers (mpirun and its like) have ``placement(process)``: which task this is, among
-how many. The job's nodes and its number they get from the first of `ALLOCATIONS` that
+how many. The job's nodes and its number they get from the first of `SCHEDULERS` that
 knows them. Schedulers have ``detect(process)``, for what they start themselves: srun's
 tasks, a batch script, a shell.
 
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pals, pbs, pmi, slurm
-from torchrun_hpc.schedulers.evidence import weigh
+from torchrun_hpc.schedulers.evidence import SCHEDULERS, weigh
 from torchrun_hpc.schedulers.placement import job_of
+from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.allocation import Allocation
     from torchrun_hpc.schedulers.placement import Placement
     from torchrun_hpc.schedulers.process import Process
-
-ALLOCATIONS = (slurm.allocation, pbs.allocation, lsf.allocation)
 
 
 def _placed(
@@ -44,8 +43,8 @@ def _placed(
 
 
 def _allocation(process: Process) -> Allocation | None:
-    found = (allocation(process) for allocation in ALLOCATIONS)
-    return next((allocation for allocation in found if allocation), None)
+    found = (one.allocation(process) for one in SCHEDULERS if one.allocation)
+    return next(filter(None, found), None)
 
 
 def nodes_of_job(process: Process) -> tuple[str, ...]:
@@ -94,6 +93,18 @@ def detect(process: Process) -> Job | None:
     process = weigh(process)
     found = (source(process) for source in SOURCES)
     return next((job for job in found if job is not None), None)
+
+
+def environment() -> Mapping[str, str]:
+    """Return the variables of this process without those that are left over.
+
+    All of them, where nothing shows whose count.
+    """
+    process = this_process()
+    try:
+        return weigh(process).environ
+    except LaunchError:
+        return process.environ
 
 
 def is_reporter(process: Process) -> bool:

@@ -4,12 +4,13 @@ An environment is handed on: ``qsub -V`` or ``sbatch`` in a shell inside another
 or inside a task of mpirun, leaves the variables of that in the new one. What they say
 is compared with what can be seen: which daemon is above this process, and whether this
 host is one of the job's. In a container with process numbers of its own, or where the
-processes of others are hidden, only the host is left.
+processes of others are hidden, mostly the host is left.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
@@ -123,9 +124,15 @@ def _started_by(
     """
     found = _nearest(jobs, process)
     if found is None:
-        here = [one for one in jobs if _is_here(one, process)]
+        places = [(one, _is_here(one, process)) for one in jobs]
+        here = [one for one, is_here in places if is_here]
+        where = "several" if here else "none"
+        if SLURM in here and len({_number(one, process) for one in here}) == 1:
+            here = [SLURM]  # one job: a site's prolog sets the variables of the others
+        elif not here and not process.may_be_renamed:
+            # PBS writes the node file for the first host only.
+            here = [one for one, is_here in places if is_here is None]
         if len(here) != 1:
-            where = "several" if here else "none"
             text = f"{process.hostname} is seen to be a node of {where} of them"
             raise _unclear(jobs, process, text)
         (found,) = here
@@ -134,26 +141,40 @@ def _started_by(
 
 def _nearest(starters: Sequence[Starter], process: Process) -> Starter | None:
     """Return the one whose process is the nearest above this one, if any shows."""
-    names = (name.partition(".")[0] for name in process.ancestors)
-    found = (one for name in names for one in starters if name in one.daemons)
-    is_task = SLURM in starters and _is_on_slurms_node(process)
-    is_task = is_task and process.environ.get(slurm.TASK_PID) == str(process.pid)
-    return next(found, SLURM if is_task else None)
+    is_here = SLURM in starters and _is_on_slurms_node(process)
+    # What Slurm itself has started, where slurmstepd, which is root's, is hidden.
+    task = process.environ.get(slurm.TASK_PID) if is_here else None
+    above = zip_longest(process.ancestors, process.ancestor_pids, fillvalue="")
+    for name, pid in [("", process.pid), *above]:
+        for one in starters:
+            if str(name).partition(".")[0] in one.daemons:
+                return one
+        if task and str(pid) == task:
+            return SLURM
+    return None
 
 
 def _is_on_slurms_node(process: Process) -> bool:
     return same_host(process.environ.get(slurm.NODE_NAME, ""), process.hostname)
 
 
-def _is_here(one: Starter, process: Process) -> bool:
-    """Say whether this host is seen to be one of the job's."""
+def _is_here(one: Starter, process: Process) -> bool | None:
+    """Say whether this host is one of the job's; ``None`` if these are not known."""
     if one is SLURM and _is_on_slurms_node(process):
         return True
     try:
         found = one.allocation(process) if one.allocation else None
     except LaunchError:
-        return False
-    return found is not None and place_of(process.hostname, found.nodes) is not None
+        return None
+    if found is None or not found.nodes:
+        return None
+    return place_of(process.hostname, found.nodes) is not None
+
+
+def _number(one: Starter, process: Process) -> str:
+    """Return the number of its job: of ``1473351.desched1`` the first part."""
+    found = (process.environ.get(name) for name in one.signs)
+    return next(filter(None, found), "").partition(".")[0]
 
 
 def _without(starters: Sequence[Starter], process: Process) -> Process:

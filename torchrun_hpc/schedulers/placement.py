@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import BY_NAME, Job, Launcher, Start, Task, place_of, same_host
 from torchrun_hpc.schedulers.allocation import in_identity
+from torchrun_hpc.schedulers.pmi import MOST_TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.schedulers.allocation import Allocation
     from torchrun_hpc.schedulers.process import Process
-
-# More than any machine has: a number gone wrong, which would take memory.
-MOST_TASKS = 2**22
 
 # Where nobody but the user knows the hosts, he has told them to his launcher.
 HOST_FILE = "HOSTFILE"

@@ -48,7 +48,7 @@ _MAPPING = "PMI_process_mapping"
 _LONGEST_VALUE = 512
 
 # More than any machine has: a number gone wrong, which would take memory.
-_MOST_TASKS = 2**22
+MOST_TASKS = 2**22
 
 # Seconds without an answer after which the connection counts as dead. The barrier may
 # take as long as the slowest task, and is reported.
@@ -101,7 +101,7 @@ def exchange(
     wait = wait or (lambda _seconds: None)
     try:
         rank, size = int(environ.get(RANK, "")), int(environ.get(SIZE, ""))
-        if not 0 <= rank < size <= _MOST_TASKS:
+        if not 0 <= rank < size <= MOST_TASKS:
             return None
         with _connection(environ) as manager:
             manager.ask("cmd=init pmi_version=1 pmi_subversion=1")

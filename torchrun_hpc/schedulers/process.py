@@ -14,13 +14,16 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.job import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from torchrun_hpc.schedulers.pmi import Exchanged
 
 
 # Of this machine since it was started.
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+# The namespace that a machine starts with: PROC_UTS_INIT_INO in Linux's proc_ns.h.
+_MACHINES_UTS = 0xEFFFFFFE
 
 # How much of a variable a message quotes.
 _SHOWN = 200
@@ -54,6 +57,8 @@ class Process:
         command: The command as typed, for messages.
         ancestors: Names of the processes above it, the nearest first, as far as they
             show: at most 15 characters each.
+        ancestor_pids: Their numbers, and that of the next one, which may be hidden.
+        may_be_renamed: Whether the host name may be a container's, which no list has.
         read: Returns the text of a file; ``None`` if it cannot be read.
         exchange: Asks the process manager, see `pmi.exchange`; ``None`` if there is
             none.
@@ -66,6 +71,8 @@ class Process:
     pid: int | None = None
     command: str = "COMMAND"
     ancestors: tuple[str, ...] = ()
+    ancestor_pids: tuple[int, ...] = ()
+    may_be_renamed: bool = False
     read: Callable[[str], str | None] = _no_file
     exchange: Callable[[Mapping[str, str]], Exchanged | None] = _nobody
 
@@ -80,6 +87,7 @@ def this_process(
         command: The command as typed, for messages.
         exchange: What asks the process manager; ``None`` where it must not be asked.
     """
+    names, pids = _ancestors(os.getppid())
     return Process(
         environ=os.environ,
         hostname=socket.gethostname(),
@@ -87,7 +95,9 @@ def this_process(
         in_own_group=os.getpgrp() != os.getsid(0),
         pid=os.getpid(),
         command=command,
-        ancestors=tuple(_ancestors(os.getppid())),
+        ancestors=names,
+        ancestor_pids=pids,
+        may_be_renamed=_may_be_renamed(),
         read=read,
         exchange=exchange or _nobody,
     )
@@ -104,15 +114,25 @@ def read(path: str) -> str | None:
         return None
 
 
-def _ancestors(pid: int) -> Iterator[str]:
-    """Yield the names of a process and of those above it. Source: proc(5)."""
+def _ancestors(pid: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return names and numbers of a process and of those above. Source: proc(5)."""
+    names, pids = [], [pid]
     for _ in range(_MOST_ANCESTORS):
-        start, _, fields = (read(f"/proc/{pid}/stat") or "").rpartition(")")
+        start, _, fields = (read(f"/proc/{pids[-1]}/stat") or "").rpartition(")")
         parent = fields.split()[1:2]  # behind its name: its state, its parent
         if not parent:
-            return
-        yield start.partition("(")[2]
-        pid = int(parent[0])
+            break
+        names.append(start.partition("(")[2])
+        pids.append(int(parent[0]))
+    return tuple(names), tuple(pids)
+
+
+def _may_be_renamed() -> bool:
+    """Say whether this is a namespace of host names beside the machine's own."""
+    try:
+        return Path("/proc/self/ns/uts").stat().st_ino != _MACHINES_UTS
+    except OSError:
+        return True
 
 
 class Variables:

@@ -249,9 +249,8 @@ def _step(slurm: _Variables) -> Job:
     # tasks, which is shown to none of them (seen with 22.05).
     one_each = sum(tasks_per_node) == len(nodes)
     node_rank = task_rank if one_each else index
-    is_arbitrary = slurm.first(DISTRIBUTION) == ARBITRARY
-    is_ranked = len(nodes) == 1 or (node_rank == index and not is_arbitrary)
-    order = f"{DISTRIBUTION}={ARBITRARY}" if is_arbitrary else TASK_RANK
+    order = _own_order(slurm, nodes) or ("" if node_rank == index else TASK_RANK)
+    is_ranked = len(nodes) == 1 or not order
     return Job(
         scheduler="Slurm",
         launcher=_srun(slurm, nodes),
@@ -271,6 +270,22 @@ def _step(slurm: _Variables) -> Job:
         },
         listed_at=None if is_ranked else index,
     )
+
+
+def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
+    """Return what says that tasks are not in the order of the nodes, on all of them.
+
+    srun numbers the tasks of a heterogeneous step one component after the other, and
+    sorts the nodes of all.
+    """
+    if slurm.first(DISTRIBUTION) == ARBITRARY:
+        return f"{DISTRIBUTION}={ARBITRARY}"
+    groups = _components(slurm)
+    # A dictionary stands for a set that keeps its order.
+    hosts = dict.fromkeys(host for hosts in groups.values() for host in hosts)
+    step = dict.fromkeys(nodes)
+    is_other = [h for h in hosts if h in step] != [h for h in step if h in hosts]
+    return ", ".join(groups) if is_other else ""
 
 
 def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:

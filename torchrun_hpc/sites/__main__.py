@@ -96,7 +96,8 @@ def _here(_: argparse.Namespace) -> int:
     if not typed:
         signs = (sign for site in sites.load(os.environ) for sign in site.signs)
         names = dict.fromkeys(sign.variable for sign in signs if sign.variable)
-        values = ((name, os.environ.get(name)) for name in names)
+        environ = schedulers.environment()
+        values = ((name, environ.get(name)) for name in names)
         seen += [f"{k}={v}" if v else f"{k} is not set" for k, v in values]
     _write(sites.NONE, seen)
     return NOT_FOUND
@@ -123,7 +124,8 @@ def _host() -> str:
 
 def _found(host: str) -> sites.Site | None:
     typed = os.environ.get(VARIABLE)
-    return sites.find(os.environ, host, Value(typed, VARIABLE) if typed else None)
+    environ = schedulers.environment()
+    return sites.find(environ, host, Value(typed, VARIABLE) if typed else None)
 
 
 def _signs(site: sites.Site) -> list[str]:
