@@ -50,6 +50,9 @@ _HEAD_START = 2.0
 # Seconds without the head after which the user reads the message in any case.
 _SOON = 5
 
+# Of the options that say where the nodes meet, those that do not say how.
+_MAY_BE_WRONG = ("nnodes", "rdzv_conf", "rdzv_endpoint")
+
 
 @dataclass
 class Known:
@@ -138,8 +141,8 @@ def meeting_place(known: Known) -> LaunchPlan | None:
     if found is None and job is not None and job.start is Start.STEP:
         options = {name: typed[name] for name in grammar.ENDPOINT if name in typed}
         # What is typed may be the fault: then all that have it meet without it.
-        site = {name: options[name] for name in options if name == "hpc_site"}
-        found = _planned(job, options) or _planned(job, site)
+        rest = {name: options[name] for name in options if name not in _MAY_BE_WRONG}
+        found = _planned(job, options) or _planned(job, rest)
     if found is None or found.backend != SCHEDULER:
         return None
     return None if plan.nested(os.environ, _run_id(typed, found)) else found
