@@ -121,9 +121,11 @@ class LaunchPlan:
         It is the first of the others: node 0 does not wait for itself.
 
         Args:
-            node: Rank of the node that is waited for; ``None``, where it is not known
-                to all, is taken for node 0.
+            node: Rank of the node that is waited for; ``None`` where it is not known
+                to all: one of the first two is another one.
         """
+        if node is None:
+            return self.node_rank in (0, 1)
         return self.node_rank == (0 if node else 1)
 
 
@@ -834,7 +836,7 @@ def warnings_of(
     elif (interface := q.network.owner(here.own)) and not interface.up:
         text = (
             f"interface {interface.name}, which has {here.own}, is down: no other node "
-            "can reach this one by it. Let it be mended, or exclude this node"
+            "can reach this one by it. Report it, and leave this node out until then"
         )
         warnings.append(Message("HPC165", text))
     elif "local_addr" not in q.options and is_foreign(q, here.name):

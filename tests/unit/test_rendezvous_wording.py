@@ -149,7 +149,9 @@ def test_the_first_cause_is_said(monkeypatch, found, problem, said):
     assert wording.head_search(found, plan(1, fail_together=KILL)) == said
 
 
-@pytest.mark.parametrize(("head", "speaker"), [(0, 1), (1, 0), (2, 0), (None, 1)])
+@pytest.mark.parametrize(
+    ("head", "speakers"), [(0, [1]), (1, [0]), (2, [0]), (None, [0, 1])]
+)
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -173,10 +175,10 @@ def test_the_first_cause_is_said(monkeypatch, found, problem, said):
         ),
     ],
 )
-def test_one_node_speaks_where_the_head_cannot(head, speaker, message, text):
+def test_one_node_speaks_where_the_head_cannot(head, speakers, message, text):
     said = [wording.told(message, plan(rank, head=head)) for rank in range(3)]
-    assert [str(message) for message in said if message] == [text]
-    assert said[speaker]
+    expected = [text if rank in speakers else None for rank in range(3)]
+    assert [message and str(message) for message in said] == expected
 
 
 # --- why a job failed ---------------------------------------------------------------

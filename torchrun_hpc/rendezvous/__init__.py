@@ -1,7 +1,7 @@
 """A rendezvous for nodes that the scheduler has already numbered.
 
-Torch's own lets all nodes fight over one text by compare-and-set, to find out how many
-they are and who is who. Under a scheduler every node knows that: each says hello to one
+With torch's own, all nodes change one text by compare-and-set until it has the address
+and the rank of each. Under a scheduler every node knows its rank: each connects to one
 of them, the head, and is told when all are there. The same connection then carries
 whatever concerns all: a restart, the end, a failure.
 

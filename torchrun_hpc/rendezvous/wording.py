@@ -201,11 +201,9 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
 
 def speaks(failure: Failure, plan: LaunchPlan) -> bool:
     """Say whether this node reports the failure: the first one that is there."""
+    if failure.kind is Kind.HEAD:
+        return plan.reports_wait_for(plan.head)
     absent = set(failure.nodes) if failure.kind in _ABSENT else set()
-    if failure.kind is Kind.HEAD and plan.head is None:
-        return plan.node_rank in (0, 1)  # one of them was not the head
-    if failure.kind is Kind.HEAD and plan.head is not None:
-        absent = {plan.head}
     there = (rank for rank in range(plan.nodes) if rank not in absent)
     return plan.node_rank == next(there, 0)
 
