@@ -27,10 +27,13 @@ unit: .venv/installed
 dropin: .venv/installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests/dropin
 
-# The longest file first: what is left at the end runs alone.
+# Files that take minutes, first: what is left at the end runs alone.
+LONG := tests/frameworks $(patsubst %,tests/cluster/test_%.py,\
+	faults restarts suggested_lines rendezvous releases launchers)
 cluster-test: .venv/frameworks
 	tests/cluster/install.sh
-	$(BIN)/python -m pytest -n 3 --dist loadfile tests/frameworks tests/cluster
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
+		$(LONG) tests/cluster
 
 # Lightning, Accelerate, Transformers and DeepSpeed: 300 MB more.
 .venv/frameworks: .venv/installed requirements-frameworks.txt tests/frameworks/install.sh
