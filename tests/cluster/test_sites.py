@@ -60,7 +60,8 @@ class Centre(NamedTuple):
                 fast="hsn0",
                 fast_names="{}.hsn.cm.polaris.alcf.anl.gov".format,
             ),
-            {"PBS_JOBID": "1.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov"},
+            # A PBS_JOBID by which it is known would be left over in a job of Slurm.
+            {"PET_HPC_SITE": "polaris"},
             "polaris",
             "=hsn0",
             "x3001c0s1b0n0.hsn.cm.polaris.alcf.anl.gov",
