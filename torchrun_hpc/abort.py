@@ -145,7 +145,8 @@ def meeting_place(known: Known) -> LaunchPlan | None:
         found = _planned(job, options) or _planned(job, rest)
     if found is None or found.backend != SCHEDULER:
         return None
-    return None if plan.nested(os.environ, _run_id(typed, found)) else found
+    run_id = str(typed["rdzv_id"].value) if "rdzv_id" in typed else found.identity
+    return None if plan.nested(os.environ, run_id) else found
 
 
 def _planned(job: Job, options: Mapping[str, Value]) -> LaunchPlan | None:
@@ -167,10 +168,6 @@ def _planned(job: Job, options: Mapping[str, Value]) -> LaunchPlan | None:
         )
     except (LaunchError, OSError):
         return None
-
-
-def _run_id(typed: Mapping[str, Value], found: LaunchPlan) -> str:
-    return str(typed["rdzv_id"].value) if "rdzv_id" in typed else found.identity
 
 
 def tell(

@@ -182,30 +182,37 @@ def source_toward(address: Address) -> Address | None:
         return None
 
 
-def path_problem(address: str | None) -> str:
-    """Say what, on this node, may be why no other one answers; empty if nothing shows.
+def path_problem(address: str | None) -> tuple[str, bool]:
+    """Say what, on this node, may be why no other one answers.
 
     Args:
         address: This node's address for the job.
+
+    Returns:
+        What there is to say, empty if nothing shows; and whether it is the cause: the
+        interface is down.
     """
     try:
         interfaces = _interfaces()
     except (OSError, psutil.Error):
-        return ""
+        return "", False
     having = (i for i in interfaces if address in [str(a.ip) for a in i.addresses])
     here = next(having, None)
     if here is None:
-        return ""
+        return "", False
     if not here.up:
-        return f"interface {here.name} of this node, with {address}, is down"
+        return f"interface {here.name} of this node, with {address}, is down", True
     others = [
         i.name
         for i in interfaces
         if i.up and i != here and any(_is_reachable(a.ip) for a in i.addresses)
     ]
     if not others:
-        return ""
-    return f"tried from {here.name} ({address}); up here, too: {', '.join(others)}"
+        return "", False
+    return (
+        f"tried from {here.name} ({address}); up here, too: {', '.join(others)}",
+        False,
+    )
 
 
 def bound_socket(address: str, port: int) -> socket.socket:
@@ -241,22 +248,25 @@ def port_problem(address: str, port: int) -> str:
 
     Nothing listens meanwhile: a client that waits must not get through to this.
     """
-    try:
-        bound_socket(address, port).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return f"it is taken by {port_holder(port)}"
-        return str(error.strerror)
-    return ""
+    error = _binding_error(address, port)
+    if error is None:
+        return ""
+    is_taken = error.errno == errno.EADDRINUSE
+    return f"it is taken by {port_holder(port)}" if is_taken else str(error.strerror)
 
 
 def port_is_taken(address: str, port: int) -> bool:
     """Say whether another socket has an address and port of this node."""
+    error = _binding_error(address, port)
+    return error is not None and error.errno == errno.EADDRINUSE
+
+
+def _binding_error(address: str, port: int) -> OSError | None:
     try:
         bound_socket(address, port).close()
     except OSError as error:
-        return error.errno == errno.EADDRINUSE
-    return False
+        return error
+    return None
 
 
 def port_holder(port: int) -> str:

@@ -182,4 +182,5 @@ def test_what_keeps_others_away(monkeypatch, address, problem):
         Interface("docker0", ()),
     )
     monkeypatch.setattr(network, "_interfaces", lambda: here)
-    assert network.path_problem(address) == problem
+    is_down = address == "10.20.0.1"
+    assert network.path_problem(address) == (problem, is_down)

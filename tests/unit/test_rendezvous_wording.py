@@ -145,7 +145,9 @@ CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
     ],
 )
 def test_the_first_cause_is_said(monkeypatch, found, problem, said):
-    monkeypatch.setattr(wording, "path_problem", lambda _address: problem)
+    monkeypatch.setattr(
+        wording, "path_problem", lambda _address: (problem, problem == DOWN)
+    )
     assert wording.head_search(found, plan(1, fail_together=KILL)) == said
 
 

@@ -150,8 +150,8 @@ def head_search(found: str, plan: LaunchPlan) -> str:
     """
     if NOBODY in found:  # its node is reached
         return f"{found}. Has the job started there?" + _how_to_fail_together(plan)
-    problem = path_problem(plan.address)
-    if problem.endswith("is down"):
+    problem, is_cause = path_problem(plan.address)
+    if is_cause:
         return problem
     return (found or "no answer yet") + (f"; {problem}" if problem else "")
 
