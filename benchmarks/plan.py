@@ -16,10 +16,11 @@ import time
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import schedulers, sites
-from torchrun_hpc.inputs import Inputs, Value
 from torchrun_hpc.network import Network, this_node
-from torchrun_hpc.plan import make_plan
+from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers.process import Process
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,10 +42,10 @@ ENVIRON = {
     "SLURM_PROCID": str(NODES // 2),
     "SLURMD_NODENAME": f"jwb{NODES // 2 + 1:04}",
 }
-CASES: dict[str, Mapping[str, Value]] = {
+CASES: dict[str, Mapping[str, Setting]] = {
     "nothing typed": {},
     "endpoint typed": {
-        "rdzv_endpoint": Value(f"jwb{NODES:04}:29400", "--rdzv-endpoint")
+        "rdzv_endpoint": Setting(f"jwb{NODES:04}:29400", "--rdzv-endpoint")
     },
 }
 
@@ -58,7 +59,7 @@ def resolve(host: str) -> tuple[ipaddress.IPv4Address, ...]:
     return (ipaddress.IPv4Address(host),)
 
 
-def plan_once(options: Mapping[str, Value]) -> float:
+def plan_once(options: Mapping[str, Setting]) -> float:
     """Return the seconds from the environment to the plan."""
     start = time.perf_counter()
     job = schedulers.detect(Process(ENVIRON, ENVIRON["SLURMD_NODENAME"]))

@@ -56,8 +56,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # no threads here before the fork
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from torchrun_hpc.inputs import C10D, SCHEDULER
-from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.planning.inputs import C10D, SCHEDULER
+from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.rendezvous.handler import register
 
 if TYPE_CHECKING:
@@ -122,12 +122,12 @@ def make_handler(job: Job, plan: LaunchPlan) -> RendezvousHandler:
     parameters = RendezvousParameters(
         backend=job.kind,
         endpoint=plan.endpoint,
-        run_id=plan.identity,
+        run_id=plan.launch_id,
         min_nodes=job.nodes,
         max_nodes=job.nodes,
         local_addr=HOST,
         join_timeout=job.bound + 60,
-        is_host=int(plan.is_head),  # only torch's own asks
+        is_host=int(plan.is_coordinator),  # only torch's own asks
     )
     if job.kind == STOCK:
         return get_rendezvous_handler(parameters)
@@ -145,14 +145,14 @@ def make_plans(job: Job, ranks: Iterable[int]) -> list[LaunchPlan]:
             nodes=job.nodes,
             node_rank=rank,
             workers=1,
-            speaks=rank == 0,
+            is_reporter=rank == 0,
             endpoint=f"{HOST}:{job.port}",
-            identity="benchmark",
+            launch_id="benchmark",
             backend=SCHEDULER,
-            reach=HOST,
+            connect_host=HOST,
             ports=(job.port,),
             head=0,
-            is_head=rank == 0,
+            is_coordinator=rank == 0,
             hosts=hosts,
             address=HOST,
             listen=(HOST, job.port) if rank == 0 else None,
@@ -713,10 +713,10 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--plot", action="store_true", help=f"write {PLOT.name}")
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
-    typed = parser.parse_args()
-    if typed.nodes[0] < 2 or typed.window < BEAT or typed.window % BEAT:  # noqa: PLR2004
+    explicit = parser.parse_args()
+    if explicit.nodes[0] < 2 or explicit.window < BEAT or explicit.window % BEAT:  # noqa: PLR2004
         parser.error(f"two nodes at least, and a window of {BEAT}, {2 * BEAT}, … s")
-    return typed
+    return explicit
 
 
 def end(_number: int, _frame: object) -> None:
@@ -726,8 +726,8 @@ def end(_number: int, _frame: object) -> None:
 
 def main() -> None:
     """Measure, report, and judge."""
-    typed = options()
-    if not typed.inside_the_namespace:
+    explicit = options()
+    if not explicit.inside_the_namespace:
         enter_namespace()
     open_loopback()
     signal.signal(signal.SIGTERM, end)
@@ -737,9 +737,9 @@ def main() -> None:
     ports = iter(range(FIRST_PORT, 2**16))
     kinds = [OURS, STOCK]
     print(heading())
-    for nodes in typed.nodes:
+    for nodes in explicit.nodes:
         for kind in list(kinds):
-            job = Job(kind, nodes, next(ports), typed.bound, typed.window)
+            job = Job(kind, nodes, next(ports), explicit.bound, explicit.window)
             results[kind, nodes] = measure(job)
             if kind == STOCK and results[kind, nodes].problem:
                 kinds.remove(kind)
@@ -747,8 +747,8 @@ def main() -> None:
     verdicts = judged(results)
     for met, text in verdicts:
         print(f"{'met' if met else 'MISSED'}: {text}")
-    if typed.plot:
-        PLOT.write_text(plot(results, typed.bound))
+    if explicit.plot:
+        PLOT.write_text(plot(results, explicit.bound))
     sys.exit(not all(met for met, _ in verdicts))
 
 

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from torchrun_hpc import arguments
+from torchrun_hpc.commandline import torchrun_parser
 
 FILE = Path(__file__).with_name("options.md")
 
@@ -37,7 +37,7 @@ torchrun's; in a job of several nodes most of them are [derived](plan.md) instea
 
 def text() -> str:
     """Return the whole page."""
-    parser = arguments.parser()
+    parser = torchrun_parser.parser()
     lines = {True: "", False: ""}
     for action in parser._actions:
         if action.option_strings and action.help != argparse.SUPPRESS:
@@ -54,7 +54,7 @@ def _spelling(action: argparse.Action) -> str:
 
 
 def _variable(action: argparse.Action) -> str:
-    read = isinstance(action, arguments.BY_VARIABLE)
+    read = isinstance(action, torchrun_parser.BY_VARIABLE)
     return f"`PET_{action.dest.upper()}`" if read else ""
 
 

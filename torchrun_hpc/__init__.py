@@ -15,7 +15,7 @@ from torchrun_hpc.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.describing import Description
+    from torchrun_hpc.reporting.description import Description
 
 __version__ = "0.1.0"
 __all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
@@ -40,9 +40,9 @@ def describe(argv: Sequence[str] = ()) -> Description:
     """
     if isinstance(argv, str):
         raise TypeError(f"a list of options is needed: describe([{argv!r}])")
-    from torchrun_hpc import launching  # noqa: PLC0415 - it imports torch
+    from torchrun_hpc.launching import agent  # noqa: PLC0415 - it imports torch
 
-    return launching.describe([*argv, "SCRIPT"])
+    return agent.describe([*argv, "SCRIPT"])
 
 
 def setup_environment() -> Mapping[str, str]:
@@ -60,6 +60,6 @@ def setup_environment() -> Mapping[str, str]:
         LaunchError: The world cannot be found out; its ``code`` is in the
             documentation.
     """
-    from torchrun_hpc import cli  # noqa: PLC0415 - most programs do not need it
+    from torchrun_hpc import main  # noqa: PLC0415 - most programs do not need it
 
-    return cli.setup_environment()
+    return main.setup_environment()

@@ -20,9 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import run as torch_run
 
-from torchrun_hpc import arguments, cli, launching, report
+from torchrun_hpc import main
+from torchrun_hpc.commandline import torchrun_parser
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-from torchrun_hpc.patching import capabilities, patches
+from torchrun_hpc.launching import agent
+from torchrun_hpc.reporting import report
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 _original_run: Any = torch_run.run
 _original_parse: Any = torch_run.parse_args
 
-_TYPED = "hpc_typed"
+_EXPLICIT = "hpc_typed"
 
 
 @contextlib.contextmanager
@@ -56,24 +60,24 @@ def _faults_raised() -> Iterator[None]:
 def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     argv = sys.argv[1:] if args is None else args
     with _faults_raised():
-        arguments.parser()  # of a variable that cannot be read torch speaks here
-    with cli.faults_reported():  # and argparse ends the program
-        parsed, typed = arguments.parse(argv, os.environ)
-    setattr(parsed, _TYPED, typed)
+        torchrun_parser.parser()  # of a variable that cannot be read torch speaks here
+    with main.faults_reported():  # and argparse ends the program
+        parsed, explicit = torchrun_parser.parse(argv, os.environ)
+    setattr(parsed, _EXPLICIT, explicit)
     return parsed
 
 
 @functools.wraps(_original_run)
 def _run(args: argparse.Namespace) -> None:
     with _faults_raised():
-        launching.launch_parsed(_original_run, args, getattr(args, _TYPED, None))
+        agent.launch_parsed(_original_run, args, getattr(args, _EXPLICIT, None))
 
 
 try:
     capabilities.check_release()
 except LaunchError as _error:
     raise ImportError(f"{_error.code} {_error}") from None
-for _message in patches.left_out(patches.apply_patches()):
+for _message in registry.left_out(registry.apply_patches()):
     report.line(_message, sys.stderr, "warning")
 torch_run.parse_args = _parse_args
 torch_run.run = _run

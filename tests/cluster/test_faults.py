@@ -30,9 +30,9 @@ import pytest
 from launching import HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
 from testbed import Cluster
 
-from torchrun_hpc import endpoints
-from torchrun_hpc.rendezvous import head
-from torchrun_hpc.report import PREFIX
+from torchrun_hpc.planning import endpoints
+from torchrun_hpc.rendezvous import server
+from torchrun_hpc.reporting.report import PREFIX
 
 SCRIPT = str(SCRIPTS / "training.py")
 PAGE = ROOT / "docs" / "faults.md"
@@ -45,7 +45,7 @@ HURRIED = "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=5"
 SILENT = pytest.approx(30 - 5 / 2, abs=6)
 GONE = pytest.approx(35 - 5 / 2, abs=8)
 # The head stays for a while, for those who have not heard of the end.
-OVER = pytest.approx(35 + head.STAY, abs=12)
+OVER = pytest.approx(35 + server.STAY, abs=12)
 
 # The first line, and that others are waited for, where that takes long.
 ORDINARY = re.compile("HPC001|HPC113|HPC114")
@@ -106,9 +106,9 @@ class Job:
             if at_work:
                 self.wait(self.trains, 100)
 
-    def identity(self) -> str:
+    def launch_id(self) -> str:
         """Return the numbers of job and step, once it runs."""
-        file = self.folder / "identity"
+        file = self.folder / "launch_id"
         return file.read_text().strip() if file.exists() else ""
 
     def beats(self) -> list[dict[str, float]]:
@@ -465,8 +465,8 @@ def port_taken(job: Job) -> Seconds:
     """
     first = 'until test -e "$0/go"; do sleep 0.05; done'
     job.start(first=first, at_work=False)
-    job.wait(job.identity)
-    ports = endpoints.ports_of(job.identity())
+    job.wait(job.launch_id)
+    ports = endpoints.ports_of(job.launch_id())
     address = job.run(0, f"getent hosts {job.hosts[0]}i").split()[0]
     stranger = partial(_stranger, job, address)
     with STARTING:
@@ -618,7 +618,7 @@ def suspended(job: Job) -> Seconds:
     Nothing follows: the seconds in which an agent itself does not run do not count.
     """
     job.start(HURRIED)
-    number, _, _ = job.identity().partition(".")
+    number, _, _ = job.launch_id().partition(".")
     job.cluster.run(["scontrol", "suspend", number], check=True)
     processes = [*job.agents(), *job.workers()]
     assert len(processes) == 6

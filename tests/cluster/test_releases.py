@@ -101,9 +101,9 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
         told = next(line for line in first.stderr if "HPC001" in line)
         where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
         assert where, told
-        typed = ("--rdzv_backend=c10d", f"--rdzv_id={where[1]}")
+        explicit = ("--rdzv_backend=c10d", f"--rdzv_id={where[1]}")
         endpoint = f"--rdzv_endpoint={where[2]}"
-        line = [*HPC, *options, *typed, endpoint, WORLD]
+        line = [*HPC, *options, *explicit, endpoint, WORLD]
         second = unpadded.run(line, host=host, env=ENVIRON)
         out, err = first.communicate(timeout=60)
     finally:

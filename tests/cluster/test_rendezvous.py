@@ -317,13 +317,13 @@ def test_hostile_clients(unpadded: Cluster, tmp_path: Path, phase: str) -> None:
     start = time.monotonic()
     with step(unpadded, "sh", "-c", command) as job:
         said = job.says(r"rendezvous at n9:\d+")
-        ((identity, port),) = re.findall(r"Slurm (\S+), .* at n9:(\d+)", said)
+        ((launch_id, port),) = re.findall(r"Slurm (\S+), .* at n9:(\d+)", said)
         places = [f"10.10.0.1:{port}"]
         if phase == "training":
             wait_for(tmp_path / "store0")
             places.append((tmp_path / "store0").read_text())
         hostile = unpadded.run(
-            [*HOSTILE, "6", str(marker), identity, *places], env=ENVIRON, check=True
+            [*HOSTILE, "6", str(marker), launch_id, *places], env=ENVIRON, check=True
         )
         code = job.end(60)
     did = json.loads(hostile.stdout)

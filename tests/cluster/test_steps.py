@@ -112,7 +112,7 @@ def test_eight_steps_of_one_node_at_once(unpadded: Cluster) -> None:
     assert len({worker["TORCHELASTIC_RUN_ID"] for worker in said}) == 8
 
 
-def test_a_requeued_job_has_another_identity(unpadded: Cluster) -> None:
+def test_a_requeued_job_has_another_launch_id(unpadded: Cluster) -> None:
     script = f"""#!/bin/sh
     if [ -z "$SLURM_RESTART_COUNT" ]; then
         scontrol requeue $SLURM_JOB_ID; sleep 60

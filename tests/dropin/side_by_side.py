@@ -324,15 +324,16 @@ def _become(request: dict[str, Any]) -> None:
 def _main() -> None:
     from torch.distributed import run as stock  # noqa: PLC0415
 
-    from torchrun_hpc import arguments, cli  # noqa: F401, PLC0415
-    from torchrun_hpc.patching import patches  # noqa: F401, PLC0415
+    from torchrun_hpc import main  # noqa: PLC0415
+    from torchrun_hpc.commandline import torchrun_parser  # noqa: F401, PLC0415
+    from torchrun_hpc.torch_compat.patches import registry  # noqa: F401, PLC0415
 
     # Forks that do not touch these objects need not copy them.
     gc.collect()
     gc.freeze()
     _serve()
     # In a fork. Whatever is raised here ends it as it would end python -m.
-    (cli.main if sys.argv[0] == COMMANDS[OURS][-1] else stock.main)()
+    (main.main if sys.argv[0] == COMMANDS[OURS][-1] else stock.main)()
 
 
 if __name__ == "__main__":

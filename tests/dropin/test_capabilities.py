@@ -24,10 +24,11 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import torchrun_hpc
-from torchrun_hpc import launching
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.patching import capabilities, master_addr, patches, replacing
-from torchrun_hpc.patching.capabilities import Capability
+from torchrun_hpc.launching import agent
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.capabilities import Capability
+from torchrun_hpc.torch_compat.patches import master_addr, registry, replacing
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +48,7 @@ def test_this_torch_has_what_it_is_known_to_have(name: str) -> None:
 
 def test_every_patch_is_for_one_of_them() -> None:
     known = {id(capability) for capability in ALL.values()}
-    assert {id(patch.IS_FOR) for patch in patches.PATCHES} <= known
+    assert {id(patch.IS_FOR) for patch in registry.PATCHES} <= known
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def _warns(args: Any) -> Any:
     return getattr(args, "master_addr", None)
 
 
-def _warns_if_typed(args: Any) -> Any:
+def _warns_if_explicit(args: Any) -> Any:
     return args.rdzv_endpoint or getattr(args, "master_addr", None)
 
 
@@ -172,7 +173,7 @@ def _decorated(*args: Any) -> Any:
     ("function", "warns"),
     [
         (_warns, True),
-        (_warns_if_typed, False),
+        (_warns_if_explicit, False),
         (_decorated, False),
         (functools.partial(_warns), False),  # it has no code
     ],
@@ -366,12 +367,10 @@ def _said(
     some = Capability(">=2.1", present)
     monkeypatch.setattr(capabilities, "LISTENING_SOCKET", some)
     said: list[Any] = []
-    monkeypatch.setattr(
-        launching.report, "line", lambda message, *_: said.append(message)
-    )
-    args, typed = launching.arguments.parse([*options, "train.py"], os.environ)
-    _, made = launching._plan(args, typed, None, "command")
-    launching._announce(replace(made, nodes=nodes), ())
+    monkeypatch.setattr(agent.report, "line", lambda message, *_: said.append(message))
+    args, explicit = agent.torchrun_parser.parse([*options, "train.py"], os.environ)
+    _, made = agent._plan(args, explicit, None, "command")
+    agent._announce(replace(made, nodes=nodes), ())
     return [message.code for message in said[1:]]
 
 

@@ -23,9 +23,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 
 import torchrun_hpc
-from torchrun_hpc import describing, network
-from torchrun_hpc.patching import capabilities, patches
-from torchrun_hpc.patching.capabilities import Capability
+from torchrun_hpc import network
+from torchrun_hpc.reporting import description
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.capabilities import Capability
+from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,16 +75,16 @@ def test_signature() -> None:
 @pytest.mark.parametrize("argv", [[], [[]], [()]])
 def test_no_scheduler(argv: list[Any]) -> None:
     found = torchrun_hpc.describe(*argv)
-    assert set(found) == _keys(describing.Description)
+    assert set(found) == _keys(description.Description)
     assert found["job"] is None
     assert found["plan"]["title"] == "no scheduler"
     assert (found["plan"]["nodes"], found["plan"]["workers"]) == (1, 1)
     assert found["command"][0] == "torchrun"
     assert "--standalone" in found["command"]
     assert found["command"][-1] == "SCRIPT"
-    for patch, module in zip(found["patches"], patches.PATCHES, strict=True):
+    for patch, module in zip(found["patches"], registry.PATCHES, strict=True):
         needed = module.IS_FOR.is_expected
-        expected = patches.State.APPLIED if needed else patches.State.NOT_NEEDED
+        expected = registry.State.APPLIED if needed else registry.State.NOT_NEEDED
         assert patch["state"] == expected.value, patch
     assert json.loads(json.dumps(found)) == found
 
@@ -97,7 +99,7 @@ def test_one_node_of_a_job(
     environment("slurm-srun-3-nodes", **ONE_NODE, PET_RDZV_ID="mine")
     found = torchrun_hpc.describe(["--nproc-per-node=2", "--max-restarts", "3"])
     assert found["job"] is not None
-    assert found["job"]["identity"] == "19.0"
+    assert found["job"]["launch_id"] == "19.0"
     assert (found["plan"]["title"], found["plan"]["hosts"]) == (
         "Slurm 19.0 (1 of 3 nodes)",
         ["jwb0001"],

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from side_by_side import OURS, STOCK, clean_environ, run
 
-from torchrun_hpc import describing
-from torchrun_hpc.patching import capabilities
+from torchrun_hpc.reporting import description
+from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     from side_by_side import Launcher, Result
@@ -137,7 +137,7 @@ def test_form(name: str, launcher: Launcher, folder: Path) -> None:
         command = _last_words(result)
     else:
         node = _node(result)
-        assert set(node) == set(describing.Description.__annotations__)
+        assert set(node) == set(description.Description.__annotations__)
         command = node["command"]
     assert command[0] == "torchrun"
     assert "--nproc_per_node=2" in command

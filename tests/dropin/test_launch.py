@@ -20,7 +20,7 @@ import pytest
 from side_by_side import COMMANDS, OURS, STOCK, bare, clean_environ, end_group, run
 from torch.distributed import run as torch_run
 
-from torchrun_hpc.patching import capabilities
+from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     from side_by_side import Launcher, Result
@@ -161,9 +161,9 @@ class Line:
     @property
     def bare(self) -> bool:
         """Whether nothing is said of a rendezvous."""
-        typed = {w.partition("=")[0] for w in self.argv if not w.endswith("=")}
+        explicit = {w.partition("=")[0] for w in self.argv if not w.endswith("=")}
         said = {"--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-port"}
-        return not typed & said and "PET_RDZV_BACKEND" not in self.environ
+        return not explicit & said and "PET_RDZV_BACKEND" not in self.environ
 
 
 # Different at each launch; the last three are ours to better.
@@ -507,7 +507,7 @@ def test_commands(command: str, folder: Path, tmp_path: Path) -> None:
 def test_console_script_is_declared() -> None:
     """Also where the project is not installed."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert 'torchrun_hpc = "torchrun_hpc.cli:main"' in text
+    assert 'torchrun_hpc = "torchrun_hpc.main:main"' in text
 
 
 def test_help_and_version_start_nothing(launcher: Launcher) -> None:
@@ -942,7 +942,7 @@ def test_auto_respects_variables(folder: Path, tmp_path: Path) -> None:
 def test_importing_the_package_imports_no_torch() -> None:
     code = (
         "import os, sys; before = dict(os.environ); import torchrun_hpc, "
-        "torchrun_hpc.cli; assert 'torch' not in sys.modules; "
+        "torchrun_hpc.main; assert 'torch' not in sys.modules; "
         "assert dict(os.environ) == before"
     )
     result = run([sys.executable, "-c", code])

@@ -16,9 +16,9 @@ from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc import arguments
+from torchrun_hpc.commandline import torchrun_parser
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.inputs import Value
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +108,7 @@ def _as_stock_says(error: LaunchError) -> dict[str, Any]:
 
 
 def _ours(argv: Sequence[str]) -> argparse.Namespace:
-    return arguments.parse(argv, os.environ)[0]
+    return torchrun_parser.parse(argv, os.environ)[0]
 
 
 def _assert_same(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,14 +249,14 @@ def test_variable_is_reported_as_the_source(
     variable = f"PET_{action.dest.upper()}"
     text = "1" if action in FLAGS else _sample(action)
     monkeypatch.setenv(variable, text)
-    args, typed = arguments.parse([SCRIPT], os.environ)
-    assert {k: v.source for k, v in typed.items()} == {action.dest: variable}
-    assert typed[action.dest].value == getattr(args, action.dest)
+    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
+    assert {k: v.source for k, v in explicit.items()} == {action.dest: variable}
+    assert explicit[action.dest].value == getattr(args, action.dest)
 
     line = [option] if action in FLAGS else [option, _other(action)]
-    args, typed = arguments.parse([*line, SCRIPT], os.environ)
-    assert {k: v.source for k, v in typed.items()} == {action.dest: option}
-    assert typed[action.dest].value == getattr(args, action.dest)
+    args, explicit = torchrun_parser.parse([*line, SCRIPT], os.environ)
+    assert {k: v.source for k, v in explicit.items()} == {action.dest: option}
+    assert explicit[action.dest].value == getattr(args, action.dest)
 
 
 @pytest.mark.parametrize("action", [a for a in VALUED if a.type is str], ids=_name)
@@ -264,13 +264,13 @@ def test_empty_variable_was_not_typed(
     action: argparse.Action, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"PET_{action.dest.upper()}", "")
-    assert arguments.parse([SCRIPT], os.environ)[1] == {}
+    assert torchrun_parser.parse([SCRIPT], os.environ)[1] == {}
 
 
 def test_flag_variable_zero_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_STANDALONE", "0")
-    _, typed = arguments.parse([SCRIPT], os.environ)
-    assert (typed["standalone"].value, typed["standalone"].source) == (
+    _, explicit = torchrun_parser.parse([SCRIPT], os.environ)
+    assert (explicit["standalone"].value, explicit["standalone"].source) == (
         False,
         "PET_STANDALONE",
     )
@@ -280,7 +280,7 @@ def test_flag_variable_zero_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unreadable_flag_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_STANDALONE", value)
     with pytest.raises(LaunchError, match=f"PET_STANDALONE={value}") as caught:
-        arguments.parse([SCRIPT], os.environ)
+        torchrun_parser.parse([SCRIPT], os.environ)
     assert (caught.value.code, caught.value.everywhere) == ("HPC011", True)
 
 
@@ -306,9 +306,9 @@ SCRIPT_ARGS = [
 def test_script_arguments_are_left_alone(
     own: list[str], script_args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args, typed = arguments.parse([*own, SCRIPT, *script_args], os.environ)
+    args, explicit = torchrun_parser.parse([*own, SCRIPT, *script_args], os.environ)
     assert (args.training_script, args.training_script_args) == (SCRIPT, script_args)
-    assert typed == arguments.parse([*own, SCRIPT], os.environ)[1]
+    assert explicit == torchrun_parser.parse([*own, SCRIPT], os.environ)[1]
     if own[:1] == ["--hpc-site"]:
         return
     # Stock refuses arguments of the script that would be ambiguous for it, with the
@@ -340,7 +340,7 @@ def test_many_script_arguments_behind_a_mistake() -> None:
     """A wrong option in front of ``data/*`` is reported at once."""
     start = time.monotonic()
     with pytest.raises(LaunchError, match="--bogus"):
-        arguments.parse(["--bogus", SCRIPT, *["file"] * 5000], os.environ)
+        torchrun_parser.parse(["--bogus", SCRIPT, *["file"] * 5000], os.environ)
     assert time.monotonic() - start < 1.5
 
 
@@ -348,7 +348,7 @@ def test_many_script_arguments_behind_a_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "typed"),
+    ("argv", "explicit"),
     [
         ([], {}),
         (["--nnodes", "1:1"], {"nnodes": ("1:1", "--nnodes")}),
@@ -368,9 +368,9 @@ def test_many_script_arguments_behind_a_mistake() -> None:
         ),
     ],
 )
-def test_typed(argv: list[str], typed: dict[str, tuple[Any, str]]) -> None:
-    found = arguments.parse([*argv, SCRIPT, "--nnodes", "9", "-t"], os.environ)[1]
-    assert {k: (v.value, v.source) for k, v in found.items()} == typed
+def test_typed(argv: list[str], explicit: dict[str, tuple[Any, str]]) -> None:
+    found = torchrun_parser.parse([*argv, SCRIPT, "--nnodes", "9", "-t"], os.environ)[1]
+    assert {k: (v.value, v.source) for k, v in found.items()} == explicit
 
 
 @pytest.mark.parametrize("action", STORED, ids=_name)
@@ -384,14 +384,14 @@ def test_typed_although_it_is_the_default(action: argparse.Action) -> None:
         line = [action.option_strings[0], str(default)]
     else:
         line = [action.option_strings[0], _sample(action)]
-    assert set(arguments.parse([*line, SCRIPT], os.environ)[1]) == {action.dest}
+    assert set(torchrun_parser.parse([*line, SCRIPT], os.environ)[1]) == {action.dest}
 
 
 def test_site_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_HPC_SITE", "jsc")
-    args, typed = arguments.parse([SCRIPT], os.environ)
+    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
     assert args.hpc_site == "jsc"
-    assert (typed["hpc_site"].value, typed["hpc_site"].source) == (
+    assert (explicit["hpc_site"].value, explicit["hpc_site"].source) == (
         "jsc",
         "PET_HPC_SITE",
     )
@@ -403,17 +403,17 @@ CHANGEABLE = [action for action in ACTIONS if action.dest != "node_rank"]
 def test_the_rank_of_a_node_is_not_looked_at() -> None:
     """On the first node it is the default: it would be typed on all the others."""
     args = torch_run.parse_args(["--node_rank=1", SCRIPT])
-    assert arguments.changed(args, os.environ) == {}
+    assert torchrun_parser.changed(args, os.environ) == {}
 
 
 @pytest.mark.parametrize("action", CHANGEABLE, ids=_name)
 def test_changed(action: argparse.Action) -> None:
     """Programs that make the arguments themselves, as accelerate does."""
     args = torch_run.parse_args([SCRIPT, "--lr", "1"])
-    assert arguments.changed(args, os.environ) == {}
+    assert torchrun_parser.changed(args, os.environ) == {}
     value = True if action in FLAGS else _sample(action)
     setattr(args, action.dest, value)
-    found = arguments.changed(args, os.environ)
+    found = torchrun_parser.changed(args, os.environ)
     if isinstance(value, str) and action.type:
         value = action.type(value)
     assert {k: v.value for k, v in found.items()} == {action.dest: value}
@@ -428,7 +428,7 @@ def test_changed_by_variable(
     variable = f"PET_{action.dest.upper()}"
     monkeypatch.setenv(variable, "1" if action in FLAGS else _sample(action))
     args = torch_run.parse_args([SCRIPT])
-    found = arguments.changed(args, os.environ)
+    found = torchrun_parser.changed(args, os.environ)
     assert {k: v.source for k, v in found.items()} == {action.dest: variable}
     assert found[action.dest].value == getattr(args, action.dest)
 
@@ -437,18 +437,18 @@ def test_changed_as_text() -> None:
     """accelerate leaves the port as text, and sets to None what was not typed."""
     args = torch_run.parse_args([SCRIPT])
     args.master_port, args.module, args.master_addr = "29600", None, None
-    found = arguments.changed(args, os.environ)
+    found = torchrun_parser.changed(args, os.environ)
     assert {k: v.value for k, v in found.items()} == {"master_port": 29600}
     args.master_port = "a port"
     with pytest.raises(LaunchError, match="--master_port=a port") as refused:
-        arguments.changed(args, os.environ)
+        torchrun_parser.changed(args, os.environ)
     assert refused.value.code == "HPC010"
 
 
 def test_changed_with_few_attributes() -> None:
     """accelerate leaves out what it does not know."""
     args = argparse.Namespace(nnodes="2", training_script=SCRIPT)
-    found = arguments.changed(args, os.environ)
+    found = torchrun_parser.changed(args, os.environ)
     assert {k: v.value for k, v in found.items()} == {"nnodes": "2"}
 
 
@@ -493,15 +493,15 @@ def _of_torchrun(args: argparse.Namespace) -> dict[str, Any]:
 
 def _assert_again_the_same(argv: Sequence[str]) -> None:
     """Write a line for plain torchrun, and let both parsers read it."""
-    args, typed = arguments.parse(argv, os.environ)
-    words = arguments.plain_command(args, typed)
+    args, explicit = torchrun_parser.parse(argv, os.environ)
+    words = torchrun_parser.plain_command(args, explicit)
     assert words[0] == "torchrun"
     own = words[: len(words) - len(args.training_script_args)]
     assert not [word for word in own if word.startswith("--hpc")]
-    again, typed_again = arguments.parse(words[1:], os.environ)
+    again, explicit_again = torchrun_parser.parse(words[1:], os.environ)
     assert _of_torchrun(again) == _of_torchrun(args)
-    assert {k: v.value for k, v in typed_again.items()} == {
-        k: v.value for k, v in typed.items() if not k.startswith("hpc_")
+    assert {k: v.value for k, v in explicit_again.items()} == {
+        k: v.value for k, v in explicit.items() if not k.startswith("hpc_")
     }
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
 
@@ -523,17 +523,21 @@ def test_plain_command_has_what_variables_say(
 ) -> None:
     variable = f"PET_{action.dest.upper()}"
     monkeypatch.setenv(variable, "1" if action in FLAGS else _sample(action))
-    args, typed = arguments.parse([SCRIPT], os.environ)
-    words = arguments.plain_command(args, typed)
+    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
+    words = torchrun_parser.plain_command(args, explicit)
     monkeypatch.delenv(variable)
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
     assert len(words) == 3
 
 
 def test_plain_command_has_what_was_derived() -> None:
-    args, typed = arguments.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
-    options = {**typed, "rdzv_id": Value("19.0", ""), "standalone": Value(False, "")}  # noqa: FBT003
-    assert arguments.plain_command(args, options) == [
+    args, explicit = torchrun_parser.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
+    options = {
+        **explicit,
+        "rdzv_id": Setting("19.0", ""),
+        "standalone": Setting(False, ""),
+    }
+    assert torchrun_parser.plain_command(args, options) == [
         *("torchrun", "--nnodes=2", "--rdzv_id=19.0"),
         *(SCRIPT, "--lr=1"),
     ]
@@ -748,8 +752,8 @@ def test_wrong_line(
     file.touch()
     (tmp_path / SCRIPT).write_text("print('started')\n")
     code, expected = _on_this_torch(argv, code, expected)
-    typed = [word.replace("{file}", str(file)) for word in argv]
-    result = launcher.ours(typed, environ=variables, cwd=tmp_path, limit=15)
+    explicit = [word.replace("{file}", str(file)) for word in argv]
+    result = launcher.ours(explicit, environ=variables, cwd=tmp_path, limit=15)
     assert "Traceback" not in result.err
     assert result.code == 2, result.err
     (line,) = result.err.splitlines()

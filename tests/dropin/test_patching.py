@@ -39,23 +39,23 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 
-from torchrun_hpc import report
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.patching import (
-    capabilities,
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.reporting import report
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches import (
+    bind_store,
     fresh_store,
-    listening,
+    keep_open_on_restart,
     local_addr,
     master_addr,
     node_order,
-    patches,
+    registry,
     replacing,
     state_as_json,
-    stopping,
 )
-from torchrun_hpc.patching.node_order import RankedNode
-from torchrun_hpc.patching.state_as_json import StateAsJson
-from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.torch_compat.patches.node_order import RankedNode
+from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,7 +132,7 @@ def _plan(**values: Any) -> LaunchPlan:
         "nodes": 3,
         "node_rank": 0,
         "workers": 1,
-        "speaks": True,
+        "is_reporter": True,
         "endpoint": "head:1",
         "ordered": True,
         "address": "127.0.0.2",
@@ -140,15 +140,15 @@ def _plan(**values: Any) -> LaunchPlan:
     return LaunchPlan(**{**given_values, **values})
 
 
-def _expected(patch: patches.Patch) -> patches.State:
+def _expected(patch: registry.Patch) -> registry.State:
     """Return what is to become of a patch: none may be left out."""
     needed = patch.IS_FOR.is_expected
-    return patches.State.APPLIED if needed else patches.State.NOT_NEEDED
+    return registry.State.APPLIED if needed else registry.State.NOT_NEEDED
 
 
 def _patch_all(**values: Any) -> None:
     """Apply all patches that this torch needs, none of which may be left out."""
-    outcomes = patches.apply_patches(_plan(**values))
+    outcomes = registry.apply_patches(_plan(**values))
     for outcome in outcomes:
         assert outcome.state is _expected(outcome.patch), outcome.name
 
@@ -175,11 +175,11 @@ def _parameters(endpoint: str, **conf: Any) -> RendezvousParameters:
 # --- all of them ------------------------------------------------------------------
 
 
-NEEDED = [patch for patch in patches.PATCHES if patch.IS_FOR.is_expected]
+NEEDED = [patch for patch in registry.PATCHES if patch.IS_FOR.is_expected]
 
 
 @pytest.mark.parametrize("patch", NEEDED, ids=lambda patch: patch.__name__)
-def test_fits_this_torch(patch: patches.Patch) -> None:
+def test_fits_this_torch(patch: registry.Patch) -> None:
     assert patch.fits() is True
 
 
@@ -203,7 +203,7 @@ def test_a_second_launch_in_one_process() -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_a_second_launch_listens_on_its_own_address() -> None:
     for address in ("127.0.0.2", "127.0.0.4"):
-        patches.apply_patches(_plan(address=address, listen=(address, 0)))
+        registry.apply_patches(_plan(address=address, listen=(address, 0)))
         made = c10d_rendezvous_backend._create_tcp_store(
             _parameters(f"{address}:0", is_host=1)
         )
@@ -213,16 +213,16 @@ def test_a_second_launch_listens_on_its_own_address() -> None:
 
 @pytest.mark.usefixtures("torch_again")
 def test_what_became_of_each() -> None:
-    outcomes = patches.apply_patches(_plan())
+    outcomes = registry.apply_patches(_plan())
     assert [outcome.name for outcome in outcomes] == [
         *("state_as_json", "fresh_store", "node_order", "local_addr"),
-        *("listening", "waiting", "leaving"),
-        *("agent", "stopping", "forwarding", "closing"),
-        *("tied", "host_name", "master_addr"),
+        *("bind_store", "report_missing_nodes", "host_exits_last"),
+        *("agent", "keep_open_on_restart", "forward_signals", "defer_signals_on_close"),
+        *("parent_death_signal", "host_name", "master_addr"),
     ]
-    assert patches.left_out(outcomes) == []
+    assert registry.left_out(outcomes) == []
     for outcome in outcomes:
-        assert patches.described(outcome) == {
+        assert registry.described(outcome) == {
             "name": outcome.name,
             "target": outcome.patch.TARGET,
             "reason": outcome.patch.REASON,
@@ -234,9 +234,9 @@ def test_what_became_of_each() -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_looking_at_patches_applies_none() -> None:
     before = _torch()
-    outcomes = patches.examine()
+    outcomes = registry.examine()
     assert _torch() == before
-    assert outcomes == patches.apply_patches(_plan())
+    assert outcomes == registry.apply_patches(_plan())
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -246,11 +246,11 @@ def test_a_release_without_the_fault_is_left_alone(
     older = capabilities.Capability("<2.0", present=False)
     monkeypatch.setattr(state_as_json, "IS_FOR", older)
     before = dynamic_rendezvous.pickle
-    first, *others = patches.apply_patches(_plan())
-    assert (first.name, first.state) == ("state_as_json", patches.State.NOT_NEEDED)
+    first, *others = registry.apply_patches(_plan())
+    assert (first.name, first.state) == ("state_as_json", registry.State.NOT_NEEDED)
     for outcome in others:
         assert outcome.state is _expected(outcome.patch), outcome.name
-    assert patches.left_out([first]) == []
+    assert registry.left_out([first]) == []
     assert dynamic_rendezvous.pickle is before
 
 
@@ -260,29 +260,29 @@ def test_a_release_that_has_lost_what_it_had(monkeypatch: pytest.MonkeyPatch) ->
     lost = capabilities.Capability(f"=={capabilities.RELEASE}", present=False)
     monkeypatch.setattr(state_as_json, "IS_FOR", lost)
     before = dynamic_rendezvous.pickle
-    outcome = patches.apply_patches(_plan())[0]
-    assert outcome.state is patches.State.DOES_NOT_FIT
-    (message,) = patches.left_out([outcome])
+    outcome = registry.apply_patches(_plan())[0]
+    assert outcome.state is registry.State.DOES_NOT_FIT
+    (message,) = registry.left_out([outcome])
     assert (message.code, state_as_json.TARGET in message.text) == ("HPC080", True)
     assert dynamic_rendezvous.pickle is before
 
 
 # Where they are gone, somebody has mended them.
-FAULTS = (local_addr, master_addr, stopping)
+FAULTS = (local_addr, master_addr, keep_open_on_restart)
 
 
-@pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.__name__)
+@pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.__name__)
 def test_a_release_that_should_have_it_and_has_not(
     patch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = replace(patch.IS_FOR, releases=">=2.0", present=False)
     monkeypatch.setattr(patch, "IS_FOR", lost)
-    (outcome,) = outcomes = patches.examine([patch])
-    messages = [message.code for message in patches.left_out(outcomes)]
+    (outcome,) = outcomes = registry.examine([patch])
+    messages = [message.code for message in registry.left_out(outcomes)]
     if patch in FAULTS:
-        assert (outcome.state, messages) == (patches.State.NOT_NEEDED, [])
+        assert (outcome.state, messages) == (registry.State.NOT_NEEDED, [])
     else:
-        assert (outcome.state, messages) == (patches.State.DOES_NOT_FIT, ["HPC080"])
+        assert (outcome.state, messages) == (registry.State.DOES_NOT_FIT, ["HPC080"])
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -291,7 +291,7 @@ def test_a_release_that_nobody_knows_and_that_has_it(
 ) -> None:
     newer = capabilities.Capability("<2.0", present=True)
     monkeypatch.setattr(state_as_json, "IS_FOR", newer)
-    assert patches.apply_patches(_plan())[0].state is patches.State.APPLIED
+    assert registry.apply_patches(_plan())[0].state is registry.State.APPLIED
 
 
 def _by_address(self: Any) -> None:
@@ -324,15 +324,15 @@ CHANGES = [
     (node_order, Executor, "_mark_rendezvous_complete", _no_order),
     (node_order, Executor, "_mark_rendezvous_complete", None),
     (node_order, Handler, "_node_desc_generator", None),
-    (listening, c10d_rendezvous_backend, "TCPStore", None),
+    (bind_store, c10d_rendezvous_backend, "TCPStore", None),
     (state_as_json, dynamic_rendezvous, "pickle", None),
 ]
 if capabilities.LISTENING_SOCKET.present:
-    CHANGES += [(listening, c10d_rendezvous_backend, "TCPStore", dist.HashStore)]
+    CHANGES += [(bind_store, c10d_rendezvous_backend, "TCPStore", dist.HashStore)]
 if capabilities.SHARED_STORE.present:
     CHANGES += [
-        (listening, Handler, "_create_tcp_store_server", _other_server),
-        (listening, Handler, "_create_tcp_store_server", None),
+        (bind_store, Handler, "_create_tcp_store_server", _other_server),
+        (bind_store, Handler, "_create_tcp_store_server", None),
         (fresh_store, Handler, "__init__", _other_init),
         (fresh_store, Handler, "next_rendezvous", None),
     ]
@@ -364,11 +364,11 @@ def test_a_torch_that_has_changed(
         (place, place_name): inspect.getattr_static(place, place_name, None)
         for place, place_name in PLACES
     }
-    monkeypatch.setattr(patches, "PATCHES", (patch,))
+    monkeypatch.setattr(registry, "PATCHES", (patch,))
 
-    (outcome,) = patches.apply_patches(_plan())
-    assert outcome.state is patches.State.DOES_NOT_FIT
-    assert patches.left_out([outcome]) == [
+    (outcome,) = registry.apply_patches(_plan())
+    assert outcome.state is registry.State.DOES_NOT_FIT
+    assert registry.left_out([outcome]) == [
         Message(
             "HPC080",
             f"torch {torch.__version__} has changed {patch.TARGET}; it is left as it "
@@ -385,10 +385,10 @@ def test_one_that_does_not_fit_keeps_no_other_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Executor, "_mark_rendezvous_complete", _by_address)
-    outcomes = patches.apply_patches(_plan())
-    (message,) = patches.left_out(outcomes)
+    outcomes = registry.apply_patches(_plan())
+    (message,) = registry.left_out(outcomes)
     assert node_order.TARGET in message.text
-    assert len(outcomes) == len(patches.PATCHES)
+    assert len(outcomes) == len(registry.PATCHES)
     assert dynamic_rendezvous.pickle is StateAsJson
     assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
 
@@ -399,15 +399,15 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 delattr(dynamic_rendezvous, sys.argv[1])
 
-from torchrun_hpc import launching  # it imports all that torch is asked for
-from torchrun_hpc.patching import patches
-from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.launching import agent  # it imports all that torch is asked for
+from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.planning.plan import LaunchPlan
 
 plan = LaunchPlan(
-    title="", nodes=2, node_rank=0, workers=1, speaks=True, endpoint="head:1",
+    title="", nodes=2, node_rank=0, workers=1, is_reporter=True, endpoint="head:1",
     address="127.0.0.2", ordered=True,
 )
-for outcome in patches.apply_patches(plan):
+for outcome in registry.apply_patches(plan):
     print(outcome.name, outcome.state.name)
 """
 
@@ -419,7 +419,7 @@ def test_a_torch_without_a_class_that_two_patches_need(
     done = run([sys.executable, "-c", WITHOUT, name], cwd=tmp_path)
     assert (done.code, done.own_lines) == (0, []), done.err
     found = dict(line.split() for line in done.out.splitlines())
-    expected = {o.name: _expected(o.patch).name for o in patches.examine()}
+    expected = {o.name: _expected(o.patch).name for o in registry.examine()}
     left_out = dict.fromkeys(("state_as_json", "node_order"), "DOES_NOT_FIT")
     assert found == {**expected, **left_out}
 
@@ -641,7 +641,7 @@ def test_stock_ranks_by_text() -> None:
 def test_nodes_are_ranked_as_the_scheduler_numbers_them(order: tuple[int, ...]) -> None:
     nodes = []
     for rank in order:
-        patches.apply_patches(_plan(node_rank=rank))
+        registry.apply_patches(_plan(node_rank=rank))
         nodes.append(Handler._node_desc_generator.generate(NAMES[rank]))
     assert _ranks(nodes) == {"n9": 0, "n10": 1, "n11": 2}
     # As every node sees it: through the store.
@@ -653,7 +653,7 @@ def test_nodes_are_ranked_as_the_scheduler_numbers_them(order: tuple[int, ...]) 
 
 @pytest.mark.usefixtures("torch_again")
 def test_the_original_is_asked_for_the_rest() -> None:
-    patches.apply_patches(_plan(node_rank=5))
+    registry.apply_patches(_plan(node_rank=5))
     first = Handler._node_desc_generator.generate()
     second = Handler._node_desc_generator.generate("name")
     assert (first.addr, first.pid) == (socket.getfqdn(), os.getpid())
@@ -664,7 +664,7 @@ def test_the_original_is_asked_for_the_rest() -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_nodes_that_are_not_to_be_ranked_are_left_alone() -> None:
     before = Handler._node_desc_generator
-    patches.apply_patches(_plan(ordered=False))
+    registry.apply_patches(_plan(ordered=False))
     assert Handler._node_desc_generator is before
 
 
@@ -816,7 +816,7 @@ def test_a_restart_leaves_the_rendezvous_open(monkeypatch: pytest.MonkeyPatch) -
         "_stop_workers",
         lambda self, group: stopped.append((self._rdzv_handler, group)),
     )
-    stopping.apply(None)
+    keep_open_on_restart.apply(None)
     agent: Any = SimpleNamespace(_rdzv_handler="handler")
     LocalElasticAgent._stop_workers(agent, "group")
     assert stopped == [(None, "group")]
@@ -915,7 +915,7 @@ def test_who_finds_the_port_taken(
     first = dist.TCPStore("127.0.0.2", 0, is_master=True, wait_for_workers=False)
     first.set("key", "value")
     where = ("127.0.0.2", first.port)
-    patches.apply_patches(_plan(listen=where, may_join=may_join))
+    registry.apply_patches(_plan(listen=where, may_join=may_join))
     parameters = _parameters("{}:{}".format(*where), is_host=1, read_timeout=20)
     if not may_join:
         with pytest.raises(LaunchError, match=f"port {where[1]}: ") as caught:
@@ -974,10 +974,10 @@ class PlainStore:
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
     ("releases", "state"),
-    [(">=2.0", patches.State.DOES_NOT_FIT), ("<2.0", patches.State.APPLIED)],
+    [(">=2.0", registry.State.DOES_NOT_FIT), ("<2.0", registry.State.APPLIED)],
 )
 def test_a_torch_whose_stores_take_no_socket(
-    releases: str, state: patches.State, monkeypatch: pytest.MonkeyPatch
+    releases: str, state: registry.State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that should, and one that nobody expects to."""
     none = capabilities.Capability(releases, present=False)
@@ -986,12 +986,12 @@ def test_a_torch_whose_stores_take_no_socket(
     for module in modules:
         monkeypatch.setattr(module, "TCPStore", PlainStore)
     server = vars(Handler).get("_create_tcp_store_server")
-    monkeypatch.setattr(patches, "PATCHES", (listening,))
-    (outcome,) = patches.apply_patches(_plan())
+    monkeypatch.setattr(registry, "PATCHES", (bind_store,))
+    (outcome,) = registry.apply_patches(_plan())
     assert outcome.state is state
     for module in modules:
         replaced = vars(module)["TCPStore"] is not PlainStore
-        assert replaced is (state is patches.State.APPLIED)
+        assert replaced is (state is registry.State.APPLIED)
     assert vars(Handler).get("_create_tcp_store_server") is server
 
 
@@ -1058,7 +1058,7 @@ def test_a_client_that_comes_first_waits_quietly(
 
 @pytest.mark.usefixtures("torch_again")
 def test_a_client_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
-    patches.apply_patches(_plan(endpoint="jwb0001i:23456", node_rank=1))
+    registry.apply_patches(_plan(endpoint="jwb0001i:23456", node_rank=1))
     port = _free_port("127.0.0.2")
     start = time.monotonic()
     with pytest.raises(RendezvousConnectionError) as caught:
@@ -1076,7 +1076,7 @@ def test_a_client_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.2", 0)) as holder:
         port = holder.getsockname()[1]
-        patches.apply_patches(_plan(listen=("127.0.0.2", port)))
+        registry.apply_patches(_plan(listen=("127.0.0.2", port)))
         with pytest.raises(LaunchError) as caught:
             c10d_rendezvous_backend._create_tcp_store(
                 _parameters(f"127.0.0.2:{port}", is_host=1)
@@ -1119,7 +1119,7 @@ def test_a_client_says_for_what_it_waits(
         assert line.startswith(f"{start} (127.0.0.2) for 0 s: ")
 
 
-ENDED = 3.0  # the waiting, which is to last for one second
+ENDED = 3.0  # the report_missing_nodes, which is to last for one second
 SUSPICION = "is it --node_rank=0 on every node?"
 REPORT = "torchrun_hpc: HPC084 waiting at head:1 for other nodes of 3, for 0 s"
 
@@ -1130,7 +1130,7 @@ REPORT = "torchrun_hpc: HPC084 waiting at head:1 for other nodes of 3, for 0 s"
     [
         ({}, SOON, [REPORT]),
         ({"suspicion": SUSPICION}, SOON, [f"{REPORT}; {SUSPICION}"]),
-        ({"speaks": False, "node_rank": 1}, SOON, []),
+        ({"is_reporter": False, "node_rank": 1}, SOON, []),
         ({}, ENDED, []),
     ],
 )
@@ -1164,14 +1164,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters, c10d_rendezvous_backend,
 )
 
-from torchrun_hpc.patching import patches
-from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.planning.plan import LaunchPlan
 
 plan = LaunchPlan(
-    title="", nodes=2, node_rank=1, workers=1, speaks=False, endpoint="head:1",
+    title="", nodes=2, node_rank=1, workers=1, is_reporter=False, endpoint="head:1",
     address="127.0.0.2",
 )
-assert patches.left_out(patches.apply_patches(plan)) == []
+assert registry.left_out(registry.apply_patches(plan)) == []
 print("waiting", flush=True)
 c10d_rendezvous_backend.create_backend(
     RendezvousParameters("c10d", sys.argv[1], "test", 2, 2, is_host=0)

@@ -14,10 +14,10 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from torchrun_hpc.patching import agent, patches, replacing
-from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.torch_compat.patches import agent, registry, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def torch_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 PLAN = LaunchPlan(
-    title="", nodes=2, node_rank=0, workers=1, speaks=True, endpoint="head:1"
+    title="", nodes=2, node_rank=0, workers=1, is_reporter=True, endpoint="head:1"
 )
 
 
@@ -128,10 +128,10 @@ def test_a_torch_that_has_changed(
     else:
         monkeypatch.setattr(owner, name, changed)
     before = [vars(place).get(place_name) for place, place_name in PLACES]
-    monkeypatch.setattr(patches, "PATCHES", (agent,))
-    (outcome,) = patches.apply_patches(PLAN)
-    assert outcome.state is patches.State.DOES_NOT_FIT
-    (message,) = patches.left_out([outcome])
+    monkeypatch.setattr(registry, "PATCHES", (agent,))
+    (outcome,) = registry.apply_patches(PLAN)
+    assert outcome.state is registry.State.DOES_NOT_FIT
+    (message,) = registry.left_out([outcome])
     assert (message.code, agent.REASON in message.text) == ("HPC080", True)
     assert [vars(place).get(place_name) for place, place_name in PLACES] == before
 

@@ -20,9 +20,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
-from torchrun_hpc import rdzvconf
+from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.inputs import Value
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ VALUES = st.one_of(
     st.integers(-(10**9), 10**9).map(str),
     st.integers(10**17, 10**19).map(str),
     st.sampled_from(["1.5", "'5'", "+5", "1_0", "_1", "٣", "five", "1e3", "0x5", "-0"]),
-    st.sampled_from([*rdzvconf.TRUE, *rdzvconf.FALSE, "True", "maybe", "2", "None"]),
+    st.sampled_from([*rdzv_conf.TRUE, *rdzv_conf.FALSE, "True", "maybe", "2", "None"]),
     st.sampled_from(["tcp", "file", "FILE", "redis", "http", "a=b"]),
     st.text(st.characters(exclude_characters=",\0", codec="utf-8"), max_size=5),
 )
@@ -92,7 +92,7 @@ def _torch_can_use(text: str, backend: str) -> bool:
 
 def _we_can_use(text: str, backend: str) -> bool:
     try:
-        rdzvconf.check(Value(text, "--rdzv_conf"), backend)
+        rdzv_conf.check(Setting(text, "--rdzv_conf"), backend)
     except LaunchError:
         return False
     return True

@@ -29,20 +29,21 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from torchrun_hpc import ending, report
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.inputs import Value
-from torchrun_hpc.patching import capabilities
-from torchrun_hpc.plan import LaunchPlan
+from torchrun_hpc.launching import exit_status
+from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.handler import (
     AgentStore,
+    CoordinatorMissingError,
     Creator,
-    HeadMissingError,
     JobFailedError,
     SchedulerRendezvous,
 )
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.reporting import report
+from torchrun_hpc.setting import Setting
+from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,14 +84,14 @@ class Job:
             "nodes": 2,
             "node_rank": rank,
             "workers": 1,
-            "speaks": rank == 0,
+            "is_reporter": rank == 0,
             "endpoint": f"n0:{self.ports[0]}",
-            "identity": "19.0",
+            "launch_id": "19.0",
             "backend": "scheduler",
-            "reach": HERE,
+            "connect_host": HERE,
             "ports": self.ports,
             "head": 0,
-            "is_head": rank == 0,
+            "is_coordinator": rank == 0,
             "hosts": HOSTS,
             "address": HERE,
             "listen": (HERE, self.ports[0]) if rank == 0 else None,
@@ -179,7 +180,7 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
 def test_nodes_that_use_different_sites(
     job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    derecho = Value("derecho", "NCAR_HOST=derecho")
+    derecho = Setting("derecho", "NCAR_HOST=derecho")
     made = [job.handler(0, site=derecho), job.handler(1)]
     _together(*(each.next_rendezvous for each in made))
     said = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
@@ -266,7 +267,7 @@ def test_no_store_is_shared_that_would_listen_on_all_interfaces(
 
 def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
     made = [
-        job.handler(rank, address=None, listen=None, reach="127.0.0.1")
+        job.handler(rank, address=None, listen=None, connect_host="127.0.0.1")
         for rank in (0, 1)
     ]
     given = _together(*(each.next_rendezvous for each in made))
@@ -281,8 +282,8 @@ def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
 def test_node_0_need_not_be_the_head(job: Job) -> None:
     listen = (HERE, job.ports[0])
     made = [
-        job.handler(0, is_head=False, listen=None, head=1),
-        job.handler(1, is_head=True, listen=listen, head=1),
+        job.handler(0, is_coordinator=False, listen=None, head=1),
+        job.handler(1, is_coordinator=True, listen=listen, head=1),
     ]
     given = _together(*(each.next_rendezvous for each in made))
     assert [_answer(each)[1] for each in given] == [0, 1]
@@ -346,7 +347,7 @@ def test_a_failure_of_an_own_worker_is_for_torch_to_report(job: Job) -> None:
 
 def test_no_head(job: Job) -> None:
     made = job.handler(1, conf={"join_timeout": 1})
-    with pytest.raises(HeadMissingError) as caught:
+    with pytest.raises(CoordinatorMissingError) as caught:
         made.next_rendezvous()
     said = caught.value.said
     assert said.code == "HPC112"
@@ -397,7 +398,7 @@ REFUSED = {
     "HPC115": ({}, "has another agent of node 1 already: process "),
     "HPC117": ({"run_id": "other"}, "--rdzv_id=other here, but mine on the head node"),
     "HPC118": ({"nodes": 3}, "this is node 1 of 3, but the head node at "),
-    "HPC119": ({"identity": "20.0"}, "is of another job than this one, 20.0. "),
+    "HPC119": ({"launch_id": "20.0"}, "is of another job than this one, 20.0. "),
 }
 
 
@@ -440,7 +441,7 @@ def test_a_launch_inside_a_worker(
 
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.handler(0).connect()
-    monkeypatch.setattr("torchrun_hpc.rendezvous.member.VERSION", 2)
+    monkeypatch.setattr("torchrun_hpc.rendezvous.client.VERSION", 2)
     with pytest.raises(LaunchError) as caught:
         job.handler(1).connect()
     assert caught.value.code == "HPC116"
@@ -666,7 +667,7 @@ ENDINGS = {
         1,
     ),
     "a signal before the workers": (
-        ending._EarlySignal("signal 15", signal.SIGTERM),
+        exit_status._EarlySignal("signal 15", signal.SIGTERM),
         Failure(Kind.SIGNAL, code=15),
         143,
     ),
@@ -698,7 +699,7 @@ def test_an_end(
     creator = Spoken(job.plan(0), there)
 
     def launch() -> None:
-        with ending.together(job.plan(0), creator, SIGNALS):
+        with exit_status.together(job.plan(0), creator, SIGNALS):
             if raised is not None:
                 raise raised
 
@@ -732,7 +733,7 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
         creator = Spoken(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            ending.together(job.plan(rank), creator, SIGNALS),
+            exit_status.together(job.plan(rank), creator, SIGNALS),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
@@ -749,7 +750,9 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     creator = Spoken(job.plan(1))
 
     def launch() -> None:
-        with ending.together(job.plan(1), creator, " SIGTERM, SIGUSR9,,SIGKILL,signal"):
+        with exit_status.together(
+            job.plan(1), creator, " SIGTERM, SIGUSR9,,SIGKILL,signal"
+        ):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(5)
 
@@ -763,7 +766,7 @@ def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def launch() -> None:
-        with ending.together(job.plan(0), Spoken(job.plan(0)), SIGNALS):
+        with exit_status.together(job.plan(0), Spoken(job.plan(0)), SIGNALS):
             pass
 
     thread = threading.Thread(target=launch)

@@ -27,16 +27,16 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.run import get_args_parser
 
-from torchrun_hpc.patching import (
-    capabilities,
-    closing,
-    forwarding,
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches import (
+    defer_signals_on_close,
+    forward_signals,
     host_name,
-    patches,
+    parent_death_signal,
+    registry,
     replacing,
-    tied,
 )
-from torchrun_hpc.plan import LaunchPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -347,7 +347,9 @@ def test_an_agent_that_is_killed(
 
 def test_an_agent_that_has_ended_before_the_worker_could_ask() -> None:
     called: list[int] = []
-    tie = tied._tie(lambda *args: called.append(args[0]) or 0, os.getpid())
+    tie = parent_death_signal._tie(
+        lambda *args: called.append(args[0]) or 0, os.getpid()
+    )
     child = os.fork()
     if child == 0:  # its parent is the agent
         tie()
@@ -355,7 +357,7 @@ def test_an_agent_that_has_ended_before_the_worker_could_ask() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     child = os.fork()
     if child == 0:
-        tied._tie(lambda *_: 0, -1)()
+        parent_death_signal._tie(lambda *_: 0, -1)()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
@@ -367,7 +369,7 @@ def test_a_program_that_is_missing(tmp_path: Path) -> None:
     given: dict[str, Any] = {"args": (), "env": {}, "local_rank_id": 0}
     given["entrypoint"] = str(tmp_path / "missing")
     names = list(inspect.signature(SubprocessHandler).parameters)
-    for applied in ((), (tied,)):
+    for applied in ((), (parent_death_signal,)):
         for patch in applied:
             patch.apply(_plan())
         with pytest.raises(FileNotFoundError) as caught:
@@ -401,12 +403,14 @@ def test_workers_are_tied_wherever_torch_starts_them(
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(multiprocessing_api, "SubprocessHandler", Handler)
     before, real = dict(vars(module)), subprocess.Popen
-    assert tied.fits()
-    tied.apply(_plan())
+    assert parent_death_signal.fits()
+    parent_death_signal.apply(_plan())
     options: list[Any] = []
-    kept = tied._tie
+    kept = parent_death_signal._tie
     monkeypatch.setattr(
-        tied, "_tie", lambda prctl, pid: options.append(pid) or kept(prctl, pid)
+        parent_death_signal,
+        "_tie",
+        lambda prctl, pid: options.append(pid) or kept(prctl, pid),
     )
     child = Handler()._popen([sys.executable, "-S", "-c", ""], dict(os.environ))
     assert child.wait() == 0
@@ -438,7 +442,10 @@ main(sys.argv[1:])
 def test_no_name_server_is_asked(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     asked = {}
-    for which, module in ((OURS, "torchrun_hpc.cli"), (STOCK, "torch.distributed.run")):
+    for which, module in (
+        (OURS, "torchrun_hpc.main"),
+        (STOCK, "torch.distributed.run"),
+    ):
         program = ASKED.format(module=module)
         options = ["--nproc-per-node=2", "--local-addr=127.0.0.1", *bare(which)]
         command = [sys.executable, "-c", program, *options, "train.py"]
@@ -452,7 +459,12 @@ def test_no_name_server_is_asked(tmp_path: Path) -> None:
 
 # --- the patches ----------------------------------------------------------------------
 
-NEW: tuple[Any, ...] = (forwarding, closing, tied, host_name)
+NEW: tuple[Any, ...] = (
+    forward_signals,
+    defer_signals_on_close,
+    parent_death_signal,
+    host_name,
+)
 
 
 @pytest.fixture
@@ -465,14 +477,14 @@ def torch_again() -> Iterator[None]:
 
 def _plan() -> LaunchPlan:
     return LaunchPlan(
-        title="", nodes=1, node_rank=0, workers=1, speaks=True, endpoint=""
+        title="", nodes=1, node_rank=0, workers=1, is_reporter=True, endpoint=""
     )
 
 
 @pytest.mark.usefixtures("torch_again")
 def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the one whose call is what must not happen."""
-    monkeypatch.setattr(patches, "PATCHES", NEW)
+    monkeypatch.setattr(registry, "PATCHES", NEW)
     called: list[Any] = []
 
     def monitor(self: Any, worker_group: Any) -> Any:
@@ -484,8 +496,8 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
     monkeypatch.setattr(multiprocessing_api.PContext, "close", close)
-    for outcome in patches.apply_patches(_plan()):
-        applied = outcome.state is patches.State.APPLIED
+    for outcome in registry.apply_patches(_plan()):
+        applied = outcome.state is registry.State.APPLIED
         assert applied is outcome.patch.IS_FOR.is_expected, outcome
 
     agent: Any = type("Agent", (), {"_pcontext": None})()
@@ -521,22 +533,22 @@ def _name_of(_host: str) -> str: ...
 
 
 CHANGES = [
-    (forwarding, LocalElasticAgent, "_monitor_workers", None),
-    (forwarding, LocalElasticAgent, "_monitor_workers", _monitor_more),
-    (forwarding, LocalElasticAgent, "__init__", _start_otherwise),
-    (forwarding, multiprocessing_api.PContext, "pids", None),
-    (closing, multiprocessing_api.PContext, "close", None),
-    (closing, multiprocessing_api.PContext, "close", _close_otherwise),
-    (closing, multiprocessing_api.PContext, "start", _start_otherwise),
-    (closing, multiprocessing_api, "_terminate_process_handler", None),
-    (tied, Starting, "Popen" if BY_NAME else "subprocess", None),
-    (tied, multiprocessing_api, "SubprocessHandler", None),
-    (tied, SubprocessHandler, "_popen", _start_otherwise),
-    (tied, SubprocessHandler, "_popen", _popen_with_preexec),
-    (tied, SubprocessHandler, "_popen", _popen_elsewhere),
+    (forward_signals, LocalElasticAgent, "_monitor_workers", None),
+    (forward_signals, LocalElasticAgent, "_monitor_workers", _monitor_more),
+    (forward_signals, LocalElasticAgent, "__init__", _start_otherwise),
+    (forward_signals, multiprocessing_api.PContext, "pids", None),
+    (defer_signals_on_close, multiprocessing_api.PContext, "close", None),
+    (defer_signals_on_close, multiprocessing_api.PContext, "close", _close_otherwise),
+    (defer_signals_on_close, multiprocessing_api.PContext, "start", _start_otherwise),
+    (defer_signals_on_close, multiprocessing_api, "_terminate_process_handler", None),
+    (parent_death_signal, Starting, "Popen" if BY_NAME else "subprocess", None),
+    (parent_death_signal, multiprocessing_api, "SubprocessHandler", None),
+    (parent_death_signal, SubprocessHandler, "_popen", _start_otherwise),
+    (parent_death_signal, SubprocessHandler, "_popen", _popen_with_preexec),
+    (parent_death_signal, SubprocessHandler, "_popen", _popen_elsewhere),
 ]
 if not BY_NAME:
-    CHANGES += [(tied, Starting, "subprocess", object())]
+    CHANGES += [(parent_death_signal, Starting, "subprocess", object())]
 if host_name.IS_FOR.present:
     CHANGES += [
         (host_name, agent_api, "_get_fq_hostname", None),
@@ -556,8 +568,8 @@ def test_a_torch_that_has_changed(
     else:
         monkeypatch.setattr(owner, name, changed)
     before = inspect.getattr_static(owner, name, None)
-    monkeypatch.setattr(patches, "PATCHES", (patch,))
-    (outcome,) = patches.apply_patches(_plan())
-    assert outcome.state is patches.State.DOES_NOT_FIT
+    monkeypatch.setattr(registry, "PATCHES", (patch,))
+    (outcome,) = registry.apply_patches(_plan())
+    assert outcome.state is registry.State.DOES_NOT_FIT
     assert "#" in patch.REASON
     assert inspect.getattr_static(owner, name, None) is before

@@ -176,7 +176,7 @@ import runpy
 runpy.run_path("train.py", run_name="__main__")
 """
 HPC = " ".join(COMMANDS[OURS])
-TYPED = [
+EXPLICIT = [
     f"{HPC} train.py 0 2>&-",
     f"{HPC} train.py 0 2>/dev/full",
     f"{HPC} train.py 0 2>&1 | true",
@@ -205,7 +205,7 @@ DIRECT = [
 
 @pytest.mark.parametrize(
     ("line", "environ"),
-    [*((line, {}) for line in TYPED), *((line, STEP) for line in DIRECT)],
+    [*((line, {}) for line in EXPLICIT), *((line, STEP) for line in DIRECT)],
 )
 def test_typed(
     line: str, environ: dict[str, str], folder: Path, tmp_path: Path

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from torchrun_hpc import schedulers, sites
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.inputs import Inputs, Value
-from torchrun_hpc.job import Job, Start, Task
 from torchrun_hpc.network import Interface, Network
+from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.slurm import SRUN
+from torchrun_hpc.setting import Setting
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 
@@ -111,16 +112,16 @@ def make_network(interfaces, hosts=None, routes=None, down=()):
 
 # --- three nodes at Jülich ----------------------------------------------------------
 
-JSC = sites.find({}, "", Value("jsc", "--hpc-site"))
+JSC = sites.find({}, "", Setting("jsc", "--hpc-site"))
 
 COMMAND = "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
 
-SOURCES = {
+PROVENANCE = {
     "nodes": "SLURM_STEP_NODELIST",
     "node_rank": "SLURMD_NODENAME",
     "tasks": "SLURM_STEP_TASKS_PER_NODE",
     "task": "SLURM_PROCID",
-    "identity": "SLURM_JOB_ID, SLURM_STEP_ID",
+    "launch_id": "SLURM_JOB_ID, SLURM_STEP_ID",
 }
 THREE = ("jwb0001", "jwb0002", "jwb0003")
 
@@ -129,14 +130,14 @@ def step(rank=0, *, nodes=THREE, **changes):
     """Describe a step, one task on every node, as seen from one of its nodes."""
     job = Job(
         scheduler="Slurm",
-        identity="19.0",
-        start=Start.STEP,
+        launch_id="19.0",
+        start=LaunchContext.STEP,
         nodes=nodes,
         node_rank=rank,
         launcher=SRUN,
         task=Task(rank, len(nodes)),
         allocated_nodes=len(nodes),
-        sources=SOURCES,
+        provenance=PROVENANCE,
     )
     return replace(job, **changes)
 
@@ -145,26 +146,26 @@ def outside_a_step(start, nodes=THREE, rank=0):
     """Describe a job as seen from its batch script, or from a shell."""
     return Job(
         scheduler="Slurm",
-        identity=f"19.{start.name.lower()}",
+        launch_id=f"19.{start.name.lower()}",
         start=start,
         nodes=nodes,
         node_rank=rank,
         launcher=SRUN,
         task=Task(),
         allocated_nodes=3,
-        sources={
+        provenance={
             "nodes": "SLURM_JOB_NODELIST",
             "node_rank": "SLURM_NODEID",
-            "identity": "SLURM_JOB_ID",
+            "launch_id": "SLURM_JOB_ID",
         },
     )
 
 
-BATCH = outside_a_step(Start.BATCH_SCRIPT)
-SHELL = outside_a_step(Start.ALLOCATION_SHELL, rank=None)
+BATCH = outside_a_step(LaunchContext.BATCH_SCRIPT)
+SHELL = outside_a_step(LaunchContext.ALLOCATION_SHELL, rank=None)
 INTERACTIVE = replace(
-    outside_a_step(Start.INTERACTIVE_STEP, ("jwb0001",)),
-    sources={"nodes": "SLURM_STEP_NODELIST", "identity": "SLURM_JOB_ID"},
+    outside_a_step(LaunchContext.INTERACTIVE_STEP, ("jwb0001",)),
+    provenance={"nodes": "SLURM_STEP_NODELIST", "launch_id": "SLURM_JOB_ID"},
 )
 
 
@@ -191,8 +192,8 @@ def juelich(rank=0, *, hosts=None, interfaces=None, routes=None, down=()):
     )
 
 
-def typed(options):
-    return {name: Value(value, f"--{name}") for name, value in options.items()}
+def explicit(options):
+    return {name: Setting(value, f"--{name}") for name, value in options.items()}
 
 
 def make_inputs(rank=0, *, options=None, network=None, **changes):
@@ -201,7 +202,7 @@ def make_inputs(rank=0, *, options=None, network=None, **changes):
         job=step(rank),
         site=JSC,
         network=network or juelich(rank),
-        options=typed(options or {}),
+        options=explicit(options or {}),
         environ={},
         workers=2,
         cpus=8,

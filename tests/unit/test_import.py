@@ -56,8 +56,9 @@ assert "torch" not in sys.modules
 @pytest.mark.parametrize(
     "module",
     [
-        *("cli", "direct", "schedulers", "sites", "network", "plan", "report"),
-        *("rendezvous.head", "rendezvous.member", "rendezvous.wording"),
+        *("main", "launching.direct", "schedulers", "sites", "network"),
+        *("planning.plan", "reporting.report"),
+        *("rendezvous.server", "rendezvous.client", "rendezvous.messages"),
     ],
 )
 def test_what_runs_before_torch_imports_none(python, module):

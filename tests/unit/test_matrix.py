@@ -218,12 +218,12 @@ def test_the_tools_are_pinned() -> None:
     assert len(matrix.requirements("2.4", text)) == 2 + len(matrix.TOOLS)
 
 
-@pytest.mark.parametrize("typed", ["2", "2.x", "newest"])
+@pytest.mark.parametrize("explicit", ["2", "2.x", "newest"])
 def test_what_is_no_release(
-    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    explicit: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["matrix.py", typed])
+    monkeypatch.setattr("sys.argv", ["matrix.py", explicit])
     with pytest.raises(SystemExit):
         matrix.main()
-    said = f"{typed!r} is no minor release of torch, such as 2.4"
+    said = f"{explicit!r} is no minor release of torch, such as 2.4"
     assert said in capsys.readouterr().err

@@ -8,7 +8,6 @@ import psutil
 import pytest
 from nodes import make_network
 
-from torchrun_hpc.job import same_host
 from torchrun_hpc.network import (
     bound_socket,
     port_holder,
@@ -17,6 +16,7 @@ from torchrun_hpc.network import (
     source_toward,
     this_node,
 )
+from torchrun_hpc.schedulers.job import same_host
 
 ip = ipaddress.ip_address
 

@@ -20,31 +20,35 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc import __version__, endpoints, rdzvconf, report
+from torchrun_hpc import __version__
+from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.inputs import SCHEDULER, Value
 from torchrun_hpc.network import port_holder
-from torchrun_hpc.patching import capabilities
-from torchrun_hpc.plan import nested
-from torchrun_hpc.rendezvous import open_files, wording
-from torchrun_hpc.rendezvous.head import UNKNOWN_PEERS, Head, listen
-from torchrun_hpc.rendezvous.meeting import Terms
-from torchrun_hpc.rendezvous.member import (
+from torchrun_hpc.planning import endpoints
+from torchrun_hpc.planning.inputs import SCHEDULER
+from torchrun_hpc.planning.plan import nested
+from torchrun_hpc.rendezvous import messages, open_files
+from torchrun_hpc.rendezvous.client import (
+    Client,
+    CoordinatorAddress,
+    CoordinatorNotFound,
     JobFailed,
-    Member,
-    NoHead,
     Refused,
     RoundOver,
-    Where,
 )
-from torchrun_hpc.rendezvous.protocol import Failure, Hello, Refusal
+from torchrun_hpc.rendezvous.coordinator import Settings
+from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Refusal
+from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
+from torchrun_hpc.reporting import report
+from torchrun_hpc.setting import Setting
+from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     import argparse
     import socket
     from collections.abc import Callable, Mapping, Sequence
 
-    from torchrun_hpc.plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 _torch: Any = distributed
 
@@ -71,7 +75,7 @@ class RoundOverError(RendezvousError):
     """The round is over before the workers could start: join the next one."""
 
 
-class HeadMissingError(RendezvousConnectionError):
+class CoordinatorMissingError(RendezvousConnectionError):
     """The head was not there in time."""
 
     def __init__(self, said: Message) -> None:
@@ -101,8 +105,8 @@ class SchedulerRendezvous(RendezvousHandler):
             and capabilities.LISTENING_SOCKET.present
             and os.environ.get(capabilities.UNSHARED) != "1"
         )
-        self._head: Head | None = None
-        self._member: Member | None = None
+        self._head: CoordinatorServer | None = None
+        self._member: Client | None = None
         self._workers_store: Any = None
 
     # --- what torch asks ----------------------------------------------------------
@@ -183,7 +187,7 @@ class SchedulerRendezvous(RendezvousHandler):
         """How often the job has been restarted, up to the round that runs."""
         return 0 if self._member is None else max(self._member.next_round - 1, 0)
 
-    def connect(self, timeout: float | None = None) -> Member:
+    def connect(self, timeout: float | None = None) -> Client:
         """Find the head, and on its node, be it.
 
         Args:
@@ -198,40 +202,40 @@ class SchedulerRendezvous(RendezvousHandler):
             return self._member
         ports = self._plan.ports
         needed = open_files.need(self._plan, has_store=self._shares_store)
-        others = UNKNOWN_PEERS if self._plan.is_head else 0
+        others = UNKNOWN_PEERS if self._plan.is_coordinator else 0
         limit = open_files.raise_limit(needed.all + others)
-        if self._plan.is_head:
+        if self._plan.is_coordinator:
             listening = self._listen()
             room = min(max(limit - needed.all, 0), UNKNOWN_PEERS)
-            self._head = Head(listening, self._terms, room, _complain)
+            self._head = CoordinatorServer(listening, self._terms, room, _complain)
             self._head.start()
             ports = (listening.getsockname()[1],)
-        where = Where(
-            host=self._plan.reach,
+        where = CoordinatorAddress(
+            host=self._plan.connect_host,
             ports=ports,
             timeout=self._terms.join_timeout if timeout is None else timeout,
             silence_timeout=self._terms.silence_timeout,
-            notice_ports=endpoints.notice_ports(self._plan.identity),
+            notice_ports=endpoints.notice_ports(self._plan.launch_id),
         )
-        self._member = Member(_hello(self._plan, self._terms), where, self._tell)
+        self._member = Client(_hello(self._plan, self._terms), where, self._tell)
         try:
             self._member.connect()
         except Refused as refused:
             raise _refusal(refused, self._plan, self._terms) from None
-        except NoHead as nothing:
-            found = wording.head_search(str(nothing), self._plan)
+        except CoordinatorNotFound as nothing:
+            found = messages.head_search(str(nothing), self._plan)
             text = (
-                f"no head node at {self._plan.endpoint} ({self._plan.reach}) within "
+                f"no head node at {self._plan.endpoint} ({self._plan.connect_host}) within "
                 f"{where.timeout:.0f} s (join_timeout): {found}"
             )
-            raise HeadMissingError(Message("HPC112", text)) from None
+            raise CoordinatorMissingError(Message("HPC112", text)) from None
         except JobFailed as failed:
             raise JobFailedError(failed.failure) from None
         self._check_limit(limit, needed)
         return self._member
 
     def watch(self, workers: Mapping[int, Callable[[], int | None]]) -> None:
-        """Report the first worker that ends with an error, see `Member.watch`."""
+        """Report the first worker that ends with an error, see `Client.watch`."""
         if self._member is not None:
             self._member.watch(workers)
 
@@ -301,7 +305,7 @@ class SchedulerRendezvous(RendezvousHandler):
             "HPC111",
             f"cannot listen on {where}: {listed}{holder}. Type another "
             "port: --rdzv_endpoint="
-            f"{endpoints.join_endpoint(self._plan.reach, 'PORT')}",
+            f"{endpoints.join_endpoint(self._plan.connect_host, 'PORT')}",
         )
 
     def _check_no_other_head(self, ports: Sequence[int]) -> None:
@@ -310,14 +314,14 @@ class SchedulerRendezvous(RendezvousHandler):
         Raises:
             LaunchError: It is.
         """
-        where = Where(self._plan.reach, ports, _GLANCE, _GLANCE)
-        other = Member(_hello(self._plan, self._terms), where, lambda _: None)
+        where = CoordinatorAddress(self._plan.connect_host, ports, _GLANCE, _GLANCE)
+        other = Client(_hello(self._plan, self._terms), where, lambda _: None)
         try:
             other.connect()
         except Refused as refused:
             if refused.reason is not Refusal.STRANGER:
                 raise _refusal(refused, self._plan, self._terms) from None
-        except (NoHead, JobFailed):
+        except (CoordinatorNotFound, JobFailed):
             pass
         finally:
             other.leave()
@@ -357,7 +361,7 @@ class SchedulerRendezvous(RendezvousHandler):
         report.line(Message(error.code, str(error)), sys.stderr, "warning")
 
     def _tell(self, message: Mapping[str, Any]) -> None:
-        said = wording.told(message, self._plan)
+        said = messages.told(message, self._plan)
         if said is not None:
             report.line(said, sys.stderr, "warning" if "sites" in message else "")
 
@@ -372,7 +376,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         known: Keys that need no asking, and what they are, whatever is set.
     """
 
-    def __init__(self, member: Member, known: Mapping[str, str] | None = None) -> None:
+    def __init__(self, member: Client, known: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self._member = member
         self._known = known or {}
@@ -468,7 +472,7 @@ class Creator:
 
 def parameters(args: argparse.Namespace, plan: LaunchPlan) -> RendezvousParameters:
     """Return what torch makes of its arguments."""
-    conf = rdzvconf.parse(Value(args.rdzv_conf, "--rdzv_conf"))
+    conf = rdzv_conf.parse(Setting(args.rdzv_conf, "--rdzv_conf"))
     nodes = plan.nodes
     endpoint, local = args.rdzv_endpoint, getattr(args, "local_addr", None)
     return RendezvousParameters(
@@ -490,25 +494,25 @@ def register(plan: LaunchPlan, max_restarts: int) -> Creator:
 
 def _terms(
     plan: LaunchPlan, parameters: RendezvousParameters, max_restarts: int
-) -> Terms:
+) -> Settings:
     beat, missed = parameters.get_as_int(_BEAT), parameters.get_as_int(_MISSED_BEATS)
     silence = SILENCE_TIMEOUT
     if beat is not None or missed is not None:
         # Torch's defaults; and agents must have time to answer.
         silence = max((beat or 5) * (missed or 3), _SHORTEST_SILENCE)
-    return Terms(
-        job=plan.identity,
+    return Settings(
+        job=plan.launch_id,
         run_id=str(parameters.run_id),
         nodes=plan.nodes,
-        head=plan.node_rank if plan.is_head else -1,
+        head=plan.node_rank if plan.is_coordinator else -1,
         max_restarts=max_restarts,
         join_timeout=parameters.get_as_int(_JOIN_TIMEOUT) or 0,
         silence_timeout=silence,
     )
 
 
-def _hello(plan: LaunchPlan, terms: Terms) -> Hello:
-    return Hello(
+def _hello(plan: LaunchPlan, terms: Settings) -> JoinRequest:
+    return JoinRequest(
         job=terms.job,
         run_id=terms.run_id,
         nodes=terms.nodes,
@@ -550,9 +554,9 @@ def _text(value: str | bytes) -> str:
     return data.decode("latin-1")
 
 
-def _refusal(refused: Refused, plan: LaunchPlan, terms: Terms) -> LaunchError:
+def _refusal(refused: Refused, plan: LaunchPlan, terms: Settings) -> LaunchError:
     """Say why the head did not let this agent in."""
-    where = endpoints.join_endpoint(plan.reach, refused.port)
+    where = endpoints.join_endpoint(plan.connect_host, refused.port)
     head = f"the head node at {where}"
     value = refused.value
     run_id = value if refused.reason is Refusal.RUN_ID else terms.run_id

@@ -10,7 +10,7 @@ import psutil
 from torchrun_hpc.errors import count
 
 if TYPE_CHECKING:
-    from torchrun_hpc.plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 # As counted in /proc, of torch 2.13: an agent's loop and connection, and what it opens
 # for a moment; the coordinator's loop; the store with its loop and its own client.
@@ -39,7 +39,7 @@ def need(plan: LaunchPlan, *, has_store: bool) -> Need:
         has_store: Whether the workers' store is in the process of node 0's agent.
     """
     own = psutil.Process().num_fds() + _AGENT + _LOGS * plan.workers
-    if plan.is_head:
+    if plan.is_coordinator:
         own += _COORDINATOR + plan.nodes
     if plan.node_rank or not has_store:
         return Need(own, own)

@@ -6,7 +6,7 @@ has something to say. Nothing in a message is ever run or unpickled.
 ==================================  ====================================================
 from an agent to the head            meaning
 ==================================  ====================================================
-``hello`` and the fields of `Hello` the first line of a connection
+``hello`` and the fields of `JoinRequest` the first line of a connection
 ``join: ROUND``                     ready for the next round; ``store`` from node 0 only
 ``died: FAILURE``                   a worker has ended with an error
 ``failed: FAILURE``                 this agent gives up
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 VERSION = 1
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
-HELLO_LIMIT = 4096
+JOIN_REQUEST_LIMIT = 4096
 LINE_LIMIT = 16 * 2**20
 
 _TEXT_LIMIT = 500
@@ -81,7 +81,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Hello:
+class JoinRequest:
     """Who an agent is.
 
     Attributes:
@@ -158,14 +158,16 @@ def unpacked(value: Any) -> Failure:
     return failure
 
 
-def hello(message: Mapping[str, Any]) -> Hello:
+def hello(message: Mapping[str, Any]) -> JoinRequest:
     """Read the fields of a first line.
 
     Raises:
         ProtocolError: It is none.
     """
     try:
-        said = Hello(**{field.name: message[field.name] for field in fields(Hello)})
+        said = JoinRequest(
+            **{field.name: message[field.name] for field in fields(JoinRequest)}
+        )
     except KeyError:
         raise ProtocolError("not a hello") from None
     texts, numbers = (

@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pals, pbs, pmi, slurm
 from torchrun_hpc.schedulers.evidence import SCHEDULERS, weigh
-from torchrun_hpc.schedulers.placement import job_of
 from torchrun_hpc.schedulers.process import this_process
+from torchrun_hpc.schedulers.task_layout import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torchrun_hpc.job import Job
     from torchrun_hpc.schedulers.allocation import Allocation
-    from torchrun_hpc.schedulers.placement import Placement
+    from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
+    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 
 def _placed(
-    placement: Callable[[Process], Placement | None], process: Process
+    task_layout: Callable[[Process], TaskLayout | None], process: Process
 ) -> Job | None:
     """Take ranks from the launcher of this process, nodes and job from a scheduler."""
-    place = placement(process)
+    place = task_layout(process)
     if place is None:
         return None
     return job_of(place, _allocation(process), process.hostname, process.command)
@@ -60,13 +60,13 @@ def nodes_of_job(process: Process) -> tuple[str, ...]:
 # knows this process wins: whoever started it, not whoever started that. jsrun sets the
 # variables of Open MPI too; Flux, and srun with Cray's plugin, those of PALS; mpirun
 # and Flux run inside Slurm.
-SOURCES: tuple[Callable[[Process], Job | None], ...] = (
-    partial(_placed, lsf.placement),
-    partial(_placed, openmpi.placement),
-    partial(_placed, hydra.placement),
-    partial(_placed, flux.placement),
+DETECTORS: tuple[Callable[[Process], Job | None], ...] = (
+    partial(_placed, lsf.task_layout),
+    partial(_placed, openmpi.task_layout),
+    partial(_placed, hydra.task_layout),
+    partial(_placed, flux.task_layout),
     slurm.detect,
-    partial(_placed, pals.placement),
+    partial(_placed, pals.task_layout),
     pbs.detect,
     lsf.detect,
 )
@@ -91,7 +91,7 @@ def detect(process: Process) -> Job | None:
             are those of several, and nothing shows whose count.
     """
     process = weigh(process)
-    found = (source(process) for source in SOURCES)
+    found = (source(process) for source in DETECTORS)
     return next((job for job in found if job is not None), None)
 
 

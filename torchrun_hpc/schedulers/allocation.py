@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Job, Launcher, Start, Task, place_of
+from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task, node_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,22 +27,22 @@ class Allocation:
 
     Attributes:
         scheduler: Its name, as a person writes it.
-        identity: Names the job: number, array element, restart.
+        launch_id: Names the job: number, array element, restart.
         nodes: Names of its nodes in the order in which launchers use them; empty if
             they are not known here.
-        sources: For ``nodes`` and ``identity`` the variable that they came from.
+        provenance: For ``nodes`` and ``launch_id`` the variable that they came from.
         host_file: What to tell a launcher that does not ask this scheduler; empty if
             each does.
     """
 
     scheduler: str
-    identity: str
+    launch_id: str
     nodes: tuple[str, ...]
-    sources: Mapping[str, str]
+    provenance: Mapping[str, str]
     host_file: str = ""
 
 
-def in_identity(text: str) -> str:
+def as_launch_id(text: str) -> str:
     """Replace what an identity must not have."""
     return re.sub("[^A-Za-z0-9._-]", "-", text)
 
@@ -91,17 +91,21 @@ def script(found: Allocation, hostname: str, launcher: Launcher) -> Job:
         hostname: Name of this machine, which may be outside of them.
         launcher: What starts tasks there.
     """
-    rank = place_of(hostname, found.nodes)
-    outside = Start.ALLOCATION_SHELL if len(found.nodes) > 1 else Start.BATCH_SCRIPT
+    rank = node_index(hostname, found.nodes)
+    outside = (
+        LaunchContext.ALLOCATION_SHELL
+        if len(found.nodes) > 1
+        else LaunchContext.BATCH_SCRIPT
+    )
     return Job(
         scheduler=found.scheduler,
-        identity=found.identity,
-        start=Start.BATCH_SCRIPT if rank is not None else outside,
+        launch_id=found.launch_id,
+        start=LaunchContext.BATCH_SCRIPT if rank is not None else outside,
         launcher=launcher,
         nodes=found.nodes,
         node_rank=rank,
         task=Task(),
         allocated_nodes=len(found.nodes),
-        sources=found.sources,
+        provenance=found.provenance,
         host_file=found.host_file if launcher.hosts else "",
     )

@@ -14,8 +14,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import place_of, same_host
 from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pbs, slurm
+from torchrun_hpc.schedulers.job import node_index, same_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,7 +168,7 @@ def _is_here(one: Starter, process: Process) -> bool | None:
         return None
     if found is None or not found.nodes:
         return None
-    return place_of(process.hostname, found.nodes) is not None
+    return node_index(process.hostname, found.nodes) is not None
 
 
 def _number(one: Starter, process: Process) -> str:

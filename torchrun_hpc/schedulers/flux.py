@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.job import Launcher, Task
-from torchrun_hpc.schedulers.placement import Placement, with_exchanged
+from torchrun_hpc.schedulers.job import Launcher, Task
 from torchrun_hpc.schedulers.process import Variables
+from torchrun_hpc.schedulers.task_layout import TaskLayout, with_exchanged
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
@@ -32,7 +32,7 @@ RUN = Launcher(
 )
 
 
-def placement(process: Process) -> Placement | None:
+def task_layout(process: Process) -> TaskLayout | None:
     """Say where Flux has put this task; ``None`` if it did not start it.
 
     Raises:
@@ -44,14 +44,14 @@ def placement(process: Process) -> Placement | None:
     rank, size, nodes = (flux.integer(name) for name in (RANK, SIZE, NODES))
     local_rank = flux.integer(LOCAL_RANK)  # how many there are, PMI tells
     # Job ids begin with a letter that is not ASCII: ƒD2e73NP.
-    identity = flux.first(JOB_ID).replace("\u0192", "f")
-    place = Placement(
+    launch_id = flux.first(JOB_ID).replace("\u0192", "f")
+    place = TaskLayout(
         name="Flux",
         launcher=RUN,
         task=Task(rank, size, local_rank, -(-size // max(nodes, 1))),
-        sources={"tasks": SIZE, "task": RANK, "nodes": NODES, "identity": JOB_ID},
+        provenance={"tasks": SIZE, "task": RANK, "nodes": NODES, "launch_id": JOB_ID},
         nodes=nodes,
     )
     place = with_exchanged(place, process)
-    sources = {**place.sources, "identity": JOB_ID}
-    return replace(place, instance=identity, sources=sources)
+    provenance = {**place.provenance, "launch_id": JOB_ID}
+    return replace(place, instance=launch_id, provenance=provenance)

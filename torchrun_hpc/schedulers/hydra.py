@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.job import Launcher
 from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.schedulers.placement import Placement, with_exchanged
+from torchrun_hpc.schedulers.job import Launcher
 from torchrun_hpc.schedulers.process import Variables
+from torchrun_hpc.schedulers.task_layout import TaskLayout, with_exchanged
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
@@ -32,7 +32,7 @@ MPIEXEC = Launcher(
 )
 
 
-def placement(process: Process) -> Placement | None:
+def task_layout(process: Process) -> TaskLayout | None:
     """Say where Hydra has put this task; ``None`` if it did not start it.
 
     Raises:
@@ -43,11 +43,11 @@ def placement(process: Process) -> Placement | None:
         return None
     task = hydra.task(pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE)
     return with_exchanged(
-        Placement(
+        TaskLayout(
             name="Hydra",
             launcher=MPIEXEC,
             task=task,
-            sources={"tasks": pmi.SIZE, "task": pmi.RANK},
+            provenance={"tasks": pmi.SIZE, "task": pmi.RANK},
         ),
         process,
     )

@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Launcher
 from torchrun_hpc.schedulers.allocation import (
     Allocation,
+    as_launch_id,
     hosts_in,
-    in_identity,
     script,
     unique,
 )
+from torchrun_hpc.schedulers.job import Launcher
 from torchrun_hpc.schedulers.openmpi import MPIRUN
-from torchrun_hpc.schedulers.placement import Placement
 from torchrun_hpc.schedulers.process import Variables
+from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 if TYPE_CHECKING:
-    from torchrun_hpc.job import Job
+    from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
 JOB_ID = "LSB_JOBID"
@@ -51,7 +51,7 @@ JSRUN = Launcher(
 )
 
 
-def placement(process: Process) -> Placement | None:
+def task_layout(process: Process) -> TaskLayout | None:
     """Say where jsrun has put this task; ``None`` if it did not start it.
 
     Raises:
@@ -60,11 +60,11 @@ def placement(process: Process) -> Placement | None:
     jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
     if not jsm.first(RANK):
         return None
-    return Placement(
+    return TaskLayout(
         name="jsrun",
         launcher=JSRUN,
         task=jsm.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
-        sources={"tasks": SIZE, "task": RANK, "identity": INSTANCE},
+        provenance={"tasks": SIZE, "task": RANK, "launch_id": INSTANCE},
         instance=jsm.first(INSTANCE),
     )
 
@@ -77,14 +77,14 @@ def allocation(process: Process) -> Allocation | None:
     hosts, source = _hosts(lsf, process)
     if lsf.first(RANK, JSRUN_JOB):
         hosts = hosts[1:]
-    identity, by = lsf.first(JOB_ID), JOB_ID
+    launch_id, by = lsf.first(JOB_ID), JOB_ID
     if lsf.first(ARRAY_INDEX) not in {"", "0"}:
-        identity, by = f"{identity}_{lsf.first(ARRAY_INDEX)}", f"{by}, {ARRAY_INDEX}"
+        launch_id, by = f"{launch_id}_{lsf.first(ARRAY_INDEX)}", f"{by}, {ARRAY_INDEX}"
     return Allocation(
         scheduler="LSF",
-        identity=in_identity(identity),
+        launch_id=as_launch_id(launch_id),
         nodes=hosts,
-        sources={"nodes": source, "identity": by},
+        provenance={"nodes": source, "launch_id": by},
         host_file=f"${HOST_FILES[1]}",
     )
 
@@ -101,7 +101,7 @@ def detect(process: Process) -> Job | None:
     if not found.nodes:
         raise LaunchError(
             "HPC139",
-            f"{JOB_ID}={found.identity}, but the job's hosts cannot be read "
+            f"{JOB_ID}={found.launch_id}, but the job's hosts cannot be read "
             f"({', '.join([*HOST_FILES, HOST_COUNTS, HOSTS])}). In a container, let "
             "these through; or type --standalone for one node",
         )

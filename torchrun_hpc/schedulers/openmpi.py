@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.job import Launcher
-from torchrun_hpc.schedulers.placement import Placement
+from torchrun_hpc.schedulers.job import Launcher
 from torchrun_hpc.schedulers.process import Variables
+from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
@@ -44,7 +44,7 @@ MPIRUN = Launcher(
 )
 
 
-def placement(process: Process) -> Placement | None:
+def task_layout(process: Process) -> TaskLayout | None:
     """Say where Open MPI has put this task; ``None`` if it did not start it.
 
     Over ssh, the other nodes do not get the variables of a scheduler.
@@ -63,11 +63,11 @@ def placement(process: Process) -> Placement | None:
     # It counts nodes without a task, too, if mpirun has started a daemon there.
     one_each = task.local_size == 1 and (before is None or task.rank <= before)
     counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
-    return Placement(
+    return TaskLayout(
         name="Open MPI",
         launcher=MPIRUN,
         task=task,
-        sources={"tasks": SIZE, "task": RANK, "identity": INSTANCE, "head": source},
+        provenance={"tasks": SIZE, "task": RANK, "launch_id": INSTANCE, "head": source},
         nodes=nodes if counts else None,
         nodes_before=before,
         most_nodes=nodes or None,

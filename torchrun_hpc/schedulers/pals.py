@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.job import Launcher
 from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.schedulers.placement import Placement
+from torchrun_hpc.schedulers.job import Launcher
 from torchrun_hpc.schedulers.process import Variables
+from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
@@ -35,7 +35,7 @@ MPIEXEC = Launcher(
 )
 
 
-def placement(process: Process) -> Placement | None:
+def task_layout(process: Process) -> TaskLayout | None:
     """Say where PALS has put this task; ``None`` if it did not start it.
 
     Raises:
@@ -44,15 +44,15 @@ def placement(process: Process) -> Placement | None:
     pals = Variables(process.environ, "PALS", "PALS_* and PMI_*")
     if not pals.first(RANK):
         return None
-    return Placement(
+    return TaskLayout(
         name="PALS",
         launcher=MPIEXEC,
         task=pals.task(RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE),
-        sources={
+        provenance={
             "tasks": pmi.SIZE,
             "task": RANK,
             "node_rank": NODE_RANK,
-            "identity": APPLICATION,
+            "launch_id": APPLICATION,
         },
         node_rank=pals.integer(NODE_RANK),
         instance=pals.first(APPLICATION)[:_SHORT],

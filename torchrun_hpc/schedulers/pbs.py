@@ -11,13 +11,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import BY_NAME, Launcher, Start, Task, place_of
 from torchrun_hpc.schedulers.allocation import (
     Allocation,
+    as_launch_id,
     hosts_in,
-    in_identity,
     script,
     unique,
+)
+from torchrun_hpc.schedulers.job import (
+    BY_NAME,
+    LaunchContext,
+    Launcher,
+    Task,
+    node_index,
 )
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pals import MPIEXEC
@@ -26,7 +32,7 @@ from torchrun_hpc.schedulers.process import Variables
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.job import Job
+    from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
 JOB_ID = "PBS_JOBID"  # 1473351.desched1, 17[0].desched1 in an array
@@ -69,9 +75,9 @@ def _allocation(pbs: Variables, lines: Sequence[str], source: str) -> Allocation
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",
-        identity=in_identity(re.sub(r"\[([0-9]+)\]", r"_\1", number)),
+        launch_id=as_launch_id(re.sub(r"\[([0-9]+)\]", r"_\1", number)),
         nodes=unique(lines),
-        sources={"nodes": source, "identity": JOB_ID},
+        provenance={"nodes": source, "launch_id": JOB_ID},
         host_file=f"${NODE_FILE}",
     )
 
@@ -94,8 +100,8 @@ def detect(process: Process) -> Job | None:
     if not found.nodes:
         raise LaunchError(
             "HPC035",
-            f"{found.sources['nodes']} cannot be read here, and names the nodes of PBS "
-            f"job {found.identity}. In a container, mount its folder; or start this "
+            f"{found.provenance['nodes']} cannot be read here, and names the nodes of PBS "
+            f"job {found.launch_id}. In a container, mount its folder; or start this "
             "with mpiexec, or type --standalone for one node",
         )
     if re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)):
@@ -104,7 +110,7 @@ def detect(process: Process) -> Job | None:
     job = script(found, process.hostname, ANY_MPIEXEC)
     if is_shell and job.node_rank is not None:
         here = job.nodes[job.node_rank]
-        start = Start.INTERACTIVE_STEP
+        start = LaunchContext.INTERACTIVE_STEP
         return replace(job, start=start, nodes=(here,), node_rank=0)
     return job
 
@@ -113,7 +119,7 @@ def _task(
     pbs: Variables, process: Process, found: Allocation, lines: Sequence[str]
 ) -> Job:
     """Describe a task of pbsdsh or pbs_tmrsh, which gets no rank and no size."""
-    source = found.sources["nodes"]
+    source = found.provenance["nodes"]
     most = max(lines.count(node) for node in found.nodes)
     if most > 1:
         raise LaunchError(
@@ -125,7 +131,7 @@ def _task(
         )
     number = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else -1
     # The name first: numbers count hosts, too, that have no line in the file.
-    by_name = place_of(process.hostname, found.nodes)
+    by_name = node_index(process.hostname, found.nodes)
     rank, rank_source = number, NODE_NUMBER
     if by_name is not None:
         rank, rank_source = by_name, BY_NAME
@@ -139,11 +145,11 @@ def _task(
     job = script(found, process.hostname, ANY_MPIEXEC)
     return replace(
         job,
-        start=Start.STEP,
+        start=LaunchContext.STEP,
         node_rank=rank,
         task=Task(rank, len(found.nodes)),
-        sources={
-            **found.sources,
+        provenance={
+            **found.provenance,
             "tasks": source,
             "task": rank_source,
             "node_rank": rank_source,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Task
+from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

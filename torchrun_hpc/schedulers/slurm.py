@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.job import Job, Launcher, Start, Task
-from torchrun_hpc.schedulers.allocation import Allocation, in_identity, unique
+from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, unique
 from torchrun_hpc.schedulers.hostlist import (
     HostlistError,
     expand_counts,
     expand_hostlist,
 )
+from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
 from torchrun_hpc.schedulers.process import Variables
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def allocation(process: Process) -> Allocation | None:
     nodes, source = _job_hosts(slurm)
     return Allocation(
         scheduler="Slurm",
-        identity=_identity(slurm, ""),
+        launch_id=_launch_id(slurm, ""),
         nodes=nodes,
-        sources={"nodes": source, "identity": _identity_source(slurm, step=False)},
+        provenance={"nodes": source, "launch_id": _launch_id_source(slurm, step=False)},
     )
 
 
@@ -254,18 +254,18 @@ def _step(slurm: _Variables) -> Job:
     return Job(
         scheduler="Slurm",
         launcher=_srun(slurm, nodes),
-        identity=_identity(slurm, slurm.first(*STEP_ID) or "step"),
-        start=Start.STEP,
+        launch_id=_launch_id(slurm, slurm.first(*STEP_ID) or "step"),
+        start=LaunchContext.STEP,
         nodes=nodes,
         node_rank=node_rank,
         task=Task(task_rank, sum(tasks_per_node), local_rank, local_size),
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(nodes)),
-        sources={
+        provenance={
             "nodes": STEP_NODES,
             "node_rank": node_source if node_rank == index else TASK_RANK,
             "tasks": slurm.name(*STEP_TASKS_PER_NODE),
             "task": TASK_RANK,
-            "identity": _identity_source(slurm),
+            "launch_id": _launch_id_source(slurm),
             **({} if is_ranked else {"order": order}),
         },
         listed_at=None if is_ranked else index,
@@ -317,15 +317,15 @@ def _interactive_step(slurm: _Variables) -> Job:
         scheduler="Slurm",
         # What the step of srun --pty has, srun would otherwise wait for.
         launcher=_srun(slurm, everywhere, "--overlap"),
-        identity=_identity(slurm, "interactive"),
-        start=Start.INTERACTIVE_STEP,
+        launch_id=_launch_id(slurm, "interactive"),
+        start=LaunchContext.INTERACTIVE_STEP,
         nodes=(node,),
         node_rank=0,
         task=Task(),
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1),
-        sources={
+        provenance={
             "nodes": NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES,
-            "identity": _identity_source(slurm),
+            "launch_id": _launch_id_source(slurm),
         },
     )
 
@@ -361,16 +361,16 @@ def _batch_script(slurm: _Variables) -> Job:
     return Job(
         scheduler="Slurm",
         launcher=_srun(slurm, nodes),
-        identity=_identity(slurm, "batch"),
-        start=Start.BATCH_SCRIPT,
+        launch_id=_launch_id(slurm, "batch"),
+        start=LaunchContext.BATCH_SCRIPT,
         nodes=nodes,
         node_rank=nodes.index(node),
         task=Task(),
         allocated_nodes=len(nodes),
-        sources={
+        provenance={
             "nodes": source,
             "node_rank": NODE_NAME if slurm.first(NODE_NAME) else NODE_ID,
-            "identity": _identity_source(slurm),
+            "launch_id": _launch_id_source(slurm),
         },
     )
 
@@ -382,20 +382,20 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
     return Job(
         scheduler="Slurm",
         launcher=_srun(slurm, nodes),
-        identity=_identity(slurm, "shell"),
-        start=Start.ALLOCATION_SHELL,
+        launch_id=_launch_id(slurm, "shell"),
+        start=LaunchContext.ALLOCATION_SHELL,
         nodes=nodes,
         node_rank=None,
         task=Task(),
         allocated_nodes=len(nodes),
-        sources={
+        provenance={
             "nodes": source,
-            "identity": _identity_source(slurm),
+            "launch_id": _launch_id_source(slurm),
         },
     )
 
 
-def _identity(slurm: _Variables, step: str) -> str:
+def _launch_id(slurm: _Variables, step: str) -> str:
     """Name this launch: ``123456.0``, ``123456_7.0`` in an array, ``-r1`` requeued.
 
     Without a step it names the job: ``123456``.
@@ -407,10 +407,10 @@ def _identity(slurm: _Variables, step: str) -> str:
         slurm.name(*JOB_ID[1:])
     restart = slurm.first(RESTART_COUNT)
     suffix = f"-r{restart}" if restart not in ("", "0") else ""
-    return in_identity(f"{job}.{step}{suffix}" if step else job + suffix)
+    return as_launch_id(f"{job}.{step}{suffix}" if step else job + suffix)
 
 
-def _identity_source(slurm: _Variables, *, step: bool = True) -> str:
+def _launch_id_source(slurm: _Variables, *, step: bool = True) -> str:
     names = [slurm.name(*JOB_ID)] if slurm.first(*JOB_ID) else []
     names += [
         name

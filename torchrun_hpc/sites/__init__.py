@@ -20,7 +20,7 @@ from torchrun_hpc.sites.site import Sign, Site
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torchrun_hpc.inputs import Value
+    from torchrun_hpc.setting import Setting
 
 __all__ = ["NONE", "Sign", "Site", "find", "is_file", "load", "read_typed"]
 
@@ -44,7 +44,7 @@ VARIABLES = (
 def find(
     environ: Mapping[str, str],
     host: str,
-    typed: Value | None = None,
+    explicit: Setting | None = None,
     folders: Sequence[Path] | None = None,
 ) -> Site | None:
     """Return the site that this machine belongs to.
@@ -53,7 +53,7 @@ def find(
         environ: Environment of this process.
         host: Name of the job's first node, so that all nodes find the same; without a
             job, of this machine.
-        typed: Name of a site, a file of sites, or ``none``, for which no file is
+        explicit: Name of a site, a file of sites, or ``none``, for which no file is
             read; ``None`` to recognise the site.
         folders: Where additional files are, the strongest first; by default those of
             the user and of the administrator.
@@ -61,23 +61,25 @@ def find(
     Raises:
         LaunchError: There is no site of the wanted name, or a file is wrong.
     """
-    if typed is not None and typed.value == NONE:
+    if explicit is not None and explicit.value == NONE:
         return None
-    if typed is not None and is_file(typed.value):
-        return _of_file(environ, host, typed)
+    if explicit is not None and is_file(explicit.value):
+        return _of_file(environ, host, explicit)
     groups = _groups(environ, folders)
-    if typed is None:
+    if explicit is None:
         found = (_recognise(group, environ, host) for group in groups)
         return next(filter(None, found), None)
     sites = {site.name: site for group in groups for site in group}
-    if typed.value in sites:
-        return replace(sites[typed.value], found_by=str(typed))
+    if explicit.value in sites:
+        return replace(sites[explicit.value], found_by=str(explicit))
     # One of its systems is an obvious name for a site: juwels, daint.
-    named = (s.name for s in sites.values() if typed.value.lower() in _words(s.title))
-    wanted = next(named, typed.value)
+    named = (
+        s.name for s in sites.values() if explicit.value.lower() in _words(s.title)
+    )
+    wanted = next(named, explicit.value)
     raise LaunchError(
         "HPC040",
-        f"{typed}: there is no such site. {choices(wanted, sites)}, {NONE}, or a file: "
+        f"{explicit}: there is no such site. {choices(wanted, sites)}, {NONE}, or a file: "
         "/path/to/site.toml",
         everywhere=True,
     )
@@ -98,35 +100,35 @@ def load(
     return tuple(site for group in _groups(environ, folders) for site in group)
 
 
-def is_file(typed: str) -> bool:
+def is_file(explicit: str) -> bool:
     """Say whether what was typed is a file of sites, not the name of one."""
-    return "/" in typed or typed.endswith(".toml")
+    return "/" in explicit or explicit.endswith(".toml")
 
 
-def read_typed(typed: str, environ: Mapping[str, str]) -> tuple[Site, ...]:
+def read_site_file(explicit: str, environ: Mapping[str, str]) -> tuple[Site, ...]:
     """Read the sites of a file that somebody typed.
 
     Raises:
         LaunchError: The file is wrong.
     """
-    if typed.startswith("~/"):  # which no shell expands behind a =
-        typed = environ.get("HOME", "~") + typed[1:]
-    path = Path(typed)
+    if explicit.startswith("~/"):  # which no shell expands behind a =
+        explicit = environ.get("HOME", "~") + explicit[1:]
+    path = Path(explicit)
     return read(path, everywhere=_is_everywhere(path, environ))
 
 
-def _of_file(environ: Mapping[str, str], host: str, typed: Value) -> Site:
+def _of_file(environ: Mapping[str, str], host: str, explicit: Setting) -> Site:
     """Return the only site of a file, or the one that is recognised."""
-    sites = read_typed(typed.value, environ)
+    sites = read_site_file(explicit.value, environ)
     if len(sites) == 1:
-        return replace(sites[0], found_by=str(typed))
+        return replace(sites[0], found_by=str(explicit))
     found = _recognise(sites, environ, host)
     if found is not None:
-        return replace(found, found_by=f"{typed}, {found.found_by}")
+        return replace(found, found_by=f"{explicit}, {found.found_by}")
     names = ", ".join(site.name for site in sites)
     raise LaunchError(
         "HPC048",
-        f"{typed} describes {names}, and none of them is recognised here. Type a file "
+        f"{explicit} describes {names}, and none of them is recognised here. Type a file "
         "that describes one, or put this one into "
         f"{_folders(environ)[0]} and type a name: --hpc-site={sites[0].name}",
         everywhere=True,

@@ -8,10 +8,11 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import report, schedulers, sites
+from torchrun_hpc import schedulers, sites
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.inputs import Value
+from torchrun_hpc.reporting import report
 from torchrun_hpc.schedulers.process import this_process
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,9 +66,9 @@ def _list(_: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     shown: Iterable[sites.Site | None]
     if sites.is_file(args.site):
-        shown = sites.read_typed(args.site, os.environ)
+        shown = sites.read_site_file(args.site, os.environ)
     else:
-        shown = [sites.find(os.environ, "", Value(args.site, "site"))]
+        shown = [sites.find(os.environ, "", Setting(args.site, "site"))]
     for site in shown:
         if site is None:
             _write(sites.NONE, ["no file is read, and no rule is used"])
@@ -91,9 +92,9 @@ def _here(_: argparse.Namespace) -> int:
     if site is not None:
         _write(site.name, [f"{site.title}; {site.centre}", site.found_by, site.file])
         return 0
-    typed = os.environ.get(VARIABLE)
-    seen = [f"{VARIABLE}={typed}"] if typed else [f"host name {host}"]
-    if not typed:
+    explicit = os.environ.get(VARIABLE)
+    seen = [f"{VARIABLE}={explicit}"] if explicit else [f"host name {host}"]
+    if not explicit:
         signs = (sign for site in sites.load(os.environ) for sign in site.signs)
         names = dict.fromkeys(sign.variable for sign in signs if sign.variable)
         environ = schedulers.environment()
@@ -109,7 +110,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _check_file(file: str) -> int:
     try:
-        names = ", ".join(site.name for site in sites.read_typed(file, os.environ))
+        names = ", ".join(site.name for site in sites.read_site_file(file, os.environ))
     except LaunchError as error:
         return _wrong(error)
     report.output(f"{file}: ok: {names}\n")
@@ -123,9 +124,9 @@ def _host() -> str:
 
 
 def _found(host: str) -> sites.Site | None:
-    typed = os.environ.get(VARIABLE)
+    explicit = os.environ.get(VARIABLE)
     environ = schedulers.environment()
-    return sites.find(environ, host, Value(typed, VARIABLE) if typed else None)
+    return sites.find(environ, host, Setting(explicit, VARIABLE) if explicit else None)
 
 
 def _signs(site: sites.Site) -> list[str]:

@@ -4,11 +4,11 @@ import os
 import socket
 import sys
 
-from torchrun_hpc.endpoints import ports_of
+from torchrun_hpc.planning.endpoints import ports_of
 
 held = []
-identity = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-for port in ports_of(identity):
+launch_id = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+for port in ports_of(launch_id):
     held.append(socket.create_server(("", port)))
     held[-1].set_inheritable(True)
 os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606

@@ -1,0 +1,86 @@
+"""The script that Python is to run, looked at before anything is started."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+
+import pytest
+
+from torchrun_hpc.commandline import options as hpc_options
+from torchrun_hpc.errors import LaunchError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """What there is, and where the workers will look."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHON_EXEC", raising=False)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "no suffix").touch()
+    for name in ("empty", "program", "compiled"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "program" / "__main__.py").touch()
+    (tmp_path / "compiled" / "__main__.pyc").touch()
+    (tmp_path / "link.py").symlink_to("train.py")
+    (tmp_path / "broken.py").symlink_to("nothing.py")
+    with zipfile.ZipFile(tmp_path / "archive.pyz", "w") as archive:
+        archive.writestr("__main__.py", "")
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("train.py", "./train.py", "../{}/train.py", "no suffix", "link.py"),
+        *("program", "program/", "compiled", "archive.pyz", "pipe", "{absolute}"),
+        *("-", "-c", "/dev/stdin", "/dev/null"),
+    ],
+)
+def test_what_python_runs(name, folder):
+    name = name.replace("{absolute}", str(folder / "train.py"))
+    hpc_options.check_script(name.replace("{}", folder.name))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("trian.py", "No such file or directory in {}"),
+        ("scripts/train.py", "No such file or directory in {}"),
+        ("{}/none.py", "No such file or directory. "),
+        ("broken.py", "No such file or directory in {}"),
+        ("train.py/x", "Not a directory in {}"),
+        ("empty", "a folder without __main__.py"),
+        ("x" * 300, "File name too long"),
+        ("", "a folder without __main__.py"),
+    ],
+)
+def test_what_it_does_not_find(name, why, folder):
+    explicit = name.replace("{}", str(folder))
+    with pytest.raises(LaunchError) as caught:
+        hpc_options.check_script(explicit)
+    assert (caught.value.code, caught.value.everywhere) == ("HPC150", False)
+    start = f"{explicit} cannot be run: "
+    assert str(caught.value).startswith(start + why.replace("{}", str(folder)))
+
+
+def test_a_working_folder_that_is_gone(folder, monkeypatch):
+    (folder / "gone").mkdir()
+    monkeypatch.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    with pytest.raises(LaunchError, match="No such file or directory"):
+        hpc_options.check_script("train.py")
+    hpc_options.check_script(str(folder / "train.py"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read(folder):
+    (folder / "train.py").chmod(0)
+    with pytest.raises(LaunchError, match="Permission denied"):
+        hpc_options.check_script("train.py")
+
+
+def test_another_python_may_see_other_files(monkeypatch):
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/in-container")
+    hpc_options.check_script("/workspace/train.py")

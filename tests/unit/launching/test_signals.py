@@ -1,0 +1,465 @@
+"""Who gets SIGUSR1 and SIGUSR2, and when: real processes stand for the workers."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from torchrun_hpc.launching import signals
+from torchrun_hpc.reporting import report
+
+USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
+
+# It does what it is told, and says which signals it got.
+WORKER = """
+import os, signal, sys, threading, time
+def say(text):
+    os.write(1, f"{text}\\n".encode())
+def catch(*numbers):
+    for number in numbers:
+        signal.signal(number, lambda n, _: say(signal.Signals(n).name))
+USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
+say("ready")
+for line in sys.stdin:
+    exec(line)
+    say("done")
+"""
+CATCH = "catch(USR1, USR2)"
+
+# As often as the agent looks after its workers, and long enough for everything.
+PERIOD = 0.05
+SETTLED = 0.4
+
+
+class Worker:
+    def __init__(self, told=CATCH):
+        self.process = subprocess.Popen(
+            [sys.executable, "-ISc", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self.pid = self.process.pid
+        assert self.says(5) == ["ready"]
+        if told:
+            self.tell(told)
+
+    def says(self, limit=0.0):
+        """Return the lines of now, or the first within a time."""
+        if not select.select([self.process.stdout], [], [], limit)[0]:
+            return []
+        return self.process.stdout.read(4096).decode().split()
+
+    def tell(self, line):
+        self.process.stdin.write(f"{line}\n".encode())
+        assert self.says(5)[-1] == "done"
+
+    def become_zombie(self):
+        self.process.kill()
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+    def end(self):
+        self.process.kill()
+        with self.process:
+            pass
+
+
+@pytest.fixture
+def worker():
+    """Start workers, and end them."""
+    started = []
+
+    def start(told=CATCH):
+        started.append(Worker(told))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture
+def agent():
+    """Let this process be an agent."""
+    before = {number: signal.getsignal(number) for number in signals.FORWARDED}
+    made = signals._Forwarder()
+    made.install()
+    yield made
+    made.uninstall()
+    assert {n: signal.getsignal(n) for n in signals.FORWARDED} == before
+
+
+def send(number=USR1):
+    os.kill(os.getpid(), number)
+
+
+def forward(agent, *workers, seconds=SETTLED):
+    """Forward as the agent does; return what each worker said then."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        agent.forward({rank: worker.pid for rank, worker in enumerate(workers)})
+        time.sleep(PERIOD)
+    return [worker.says() for worker in workers]
+
+
+# --- forwarding -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", signals.FORWARDED)
+def test_every_worker_gets_it_once(agent, worker, number):
+    workers = worker(), worker()
+    send(number)
+    assert forward(agent, *workers) == [[number.name]] * 2
+    assert forward(agent, *workers) == [[], []]
+
+
+def test_two_apart_are_two(agent, worker):
+    one = worker()
+    said = []
+    for _ in range(2):
+        send()
+        said += forward(agent, one, seconds=0.2)[0]
+    assert said == ["SIGUSR1"] * 2
+
+
+def test_two_that_wait_for_each_other_are_one(agent, worker):
+    one = worker()
+    for _ in range(2):
+        send(USR1)
+        time.sleep(0.01)
+    send(USR2)
+    assert sorted(forward(agent, one)[0]) == ["SIGUSR1", "SIGUSR2"]
+
+
+def test_before_the_workers_are_there(agent, worker):
+    send()
+    agent.forward({})
+    time.sleep(0.05)
+    assert forward(agent, worker()) == [["SIGUSR1"]]
+
+
+def test_before_the_handler_is_there(agent, worker):
+    quick, slow = worker(), worker(None)
+    send()
+    assert forward(agent, quick, slow) == [["SIGUSR1"], []]
+    assert slow.process.poll() is None
+    slow.tell(CATCH)
+    assert forward(agent, quick, slow) == [[], ["SIGUSR1"]]
+
+
+def test_workers_that_replace_others_get_what_not_all_have_had(agent, worker):
+    quick, slow = worker(), worker(None)
+    send()
+    assert forward(agent, quick, slow) == [["SIGUSR1"], []]
+    # In this order: one that ends before those that have had it is not waited for.
+    for old in quick, slow:
+        old.become_zombie()
+    forward(agent, quick, slow)
+    assert forward(agent, worker(), worker()) == [["SIGUSR1"]] * 2
+
+
+def test_workers_that_replace_others_do_not_get_what_all_have_had(agent, worker):
+    old = worker()
+    send()
+    assert forward(agent, old) == [["SIGUSR1"]]
+    assert forward(agent, worker()) == [[]]
+
+
+def test_a_worker_that_has_ended_is_not_waited_for(agent, worker):
+    done, one = worker(), worker()
+    done.become_zombie()
+    send()
+    assert forward(agent, done, one) == [[], ["SIGUSR1"]]
+    assert forward(agent, done, worker()) == [[], []]
+
+
+def test_strangers_are_left_alone(agent, worker):
+    """The system has given the number of a worker that has ended to another."""
+    program = """
+import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
+print(end="ready", flush=True)
+time.sleep(60)
+"""
+    starts = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', s])"
+    parent = worker(None)
+    parent.process.stdin.write(f"s={program!r}; {starts}; say(p.pid)\n".encode())
+    end, said = time.monotonic() + 5, []
+    while not any("ready" in word for word in said):
+        assert time.monotonic() < end
+        said += parent.says(0.1)
+    (stranger,) = (int(word) for word in said if word.isdecimal())
+    try:
+        send()
+        agent.forward({0: stranger})
+        time.sleep(0.2)
+        status = Path(f"/proc/{stranger}/status").read_text()
+        assert "State:\tS" in status
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+
+
+# --- who survives it ------------------------------------------------------------------
+
+
+def test_one_that_ignores_it(agent, worker):
+    one = worker("signal.signal(USR1, signal.SIG_IGN)")
+    send()
+    assert forward(agent, one) == [[]]
+    one.tell(CATCH)  # it has been delivered: there is none left
+    assert forward(agent, one) == [[]]
+
+
+BLOCK = "signal.pthread_sigmask(signal.SIG_BLOCK, [USR1])"
+
+
+def test_one_that_waits_for_it(agent, worker):
+    one = worker(BLOCK)
+    send()
+    assert forward(agent, one) == [[]]
+    one.process.stdin.write(b"say(signal.sigwait([USR1]).name)\n")
+    assert one.says(5)[0] == "SIGUSR1"
+
+
+def test_one_with_a_thread_that_would_die(agent, worker):
+    start = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    one = worker(f"{start}; {BLOCK}")
+    send()
+    assert forward(agent, one) == [[]]
+    assert one.process.poll() is None
+    one.tell(CATCH)
+    said = forward(agent, one)[0]
+    # The thread took it, and Python tells the main thread, when that does something.
+    one.process.stdin.write(b"pass\n")
+    assert "SIGUSR1" in said + one.says(5)
+
+
+def test_one_that_never_catches_it_is_named_once(agent, worker, monkeypatch, capsys):
+    monkeypatch.setattr(report, "FIRST_REPORT", 0.5)
+    one, other = worker(), worker(None)
+    send()
+    forward(agent, one, other, seconds=0.3)
+    assert capsys.readouterr().err == ""
+    forward(agent, one, other, seconds=0.5)
+    (line,) = capsys.readouterr().err.splitlines()
+    name = Path(f"/proc/{other.pid}/comm").read_text().strip()
+    assert line.startswith(
+        "torchrun_hpc: warning: HPC130 SIGUSR1 is held back from the worker of local "
+        f"rank 1 ({name}, pid {other.pid}): it has had no handler for "
+    )
+    assert line.endswith("with exec")
+    send()
+    forward(agent, one, other)
+    assert capsys.readouterr().err == ""
+
+
+# --- whether the workers had it -------------------------------------------------------
+
+
+def canary_of(agent):
+    return agent._canary.pid
+
+
+def direct(agent, *workers, number=USR1):
+    """Signal as Slurm does where it signals all descendants of a task."""
+    for pid in os.getpid(), *(worker.pid for worker in workers), canary_of(agent):
+        os.kill(pid, number)
+
+
+def test_the_workers_are_signalled_a_moment_later(agent, worker):
+    one = worker()
+    agent.begin(scheduled=True)
+    send()
+    said = forward(agent, one, seconds=0.1)[0]
+    for pid in one.pid, canary_of(agent):
+        os.kill(pid, USR1)
+    assert said + forward(agent, one)[0] == ["SIGUSR1"]
+
+
+@pytest.mark.parametrize("number", signals.FORWARDED)
+def test_what_the_workers_have_had_is_not_forwarded(agent, worker, number):
+    one = worker()
+    agent.begin(scheduled=True)
+    direct(agent, one, number=number)
+    assert forward(agent, one) == [[number.name]]
+
+
+def test_each_time_is_found_out_anew(agent, worker):
+    one = worker()
+    agent.begin(scheduled=True)
+    for _ in range(2):
+        direct(agent, one)
+        assert forward(agent, one) == [["SIGUSR1"]]
+        send()
+        assert forward(agent, one) == [["SIGUSR1"]]
+
+
+def test_two_kinds_at_once(agent, worker):
+    one = worker()
+    agent.begin(scheduled=True)
+    direct(agent, one, number=USR1)
+    send(USR2)
+    assert sorted(forward(agent, one)[0]) == ["SIGUSR1", "SIGUSR2"]
+
+
+def test_the_task_alone_was_signalled(agent, worker):
+    one = worker()
+    agent.begin(scheduled=True)
+    send()
+    assert forward(agent, one) == [["SIGUSR1"]]
+
+
+def test_workers_that_came_later_have_not_had_it(agent, worker):
+    old = worker()
+    agent.begin(scheduled=True)
+    direct(agent, old)
+    time.sleep(0.05)
+    assert forward(agent, old, worker()) == [["SIGUSR1"]] * 2
+
+
+def test_no_process_beside_the_workers_without_a_scheduler(agent, worker):
+    agent.begin(scheduled=False)
+    assert agent._canary is None
+    one = worker()
+    send()
+    assert forward(agent, one, seconds=0.1) == [["SIGUSR1"]]
+
+
+def test_a_machine_without_the_program(agent, worker, monkeypatch):
+    one = worker()
+    monkeypatch.setenv("PATH", "")
+    agent.begin(scheduled=True)
+    assert agent._canary is None
+    send()
+    assert forward(agent, one) == [["SIGUSR1"]]
+
+
+def test_one_that_is_killed_is_replaced(agent, worker):
+    one = worker()
+    agent.begin(scheduled=True)
+    before = canary_of(agent)
+    os.kill(before, signal.SIGKILL)
+    send()
+    assert forward(agent, one) == [["SIGUSR1"]]
+    assert canary_of(agent) != before
+    direct(agent, one)
+    assert forward(agent, one) == [["SIGUSR1"]]
+
+
+def test_it_takes_no_signal_and_has_nothing_of_the_agent(agent):
+    agent.begin(scheduled=True)
+    process = Path(f"/proc/{canary_of(agent)}")
+    for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
+        os.kill(canary_of(agent), number)
+    time.sleep(0.1)
+    assert agent._canary.poll() is None
+    assert (process / "cwd").readlink() == Path("/")
+    assert [(process / f"fd/{fd}").readlink().name for fd in (1, 2)] == ["null"] * 2
+    assert os.getsid(canary_of(agent)) == canary_of(agent)
+    # The mask is not ours.
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
+PROGRAM = """
+import time
+from torchrun_hpc.launching import signals
+signals.install()
+signals.begin(scheduled=True)
+print(signals._forwarder._canary.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_ends_with_an_agent_that_is_killed():
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True
+    ) as process:
+        canary = Path(f"/proc/{int(process.stdout.readline())}")
+        assert canary.exists()
+        process.kill()
+    end = time.monotonic() + 5
+    while canary.exists() and "State:\tZ" not in (canary / "status").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# --- handlers -------------------------------------------------------------------------
+
+
+def theirs(_number, _frame):
+    """Stand for a handler of the program's own."""
+
+
+@pytest.mark.parametrize("handler", [theirs, signal.SIG_IGN])
+def test_handlers_of_others_stay(handler):
+    before = signal.signal(USR1, handler)
+    made = signals._Forwarder()
+    try:
+        made.install()
+        assert signal.getsignal(USR1) is handler
+        made.leave_to_torch(["SIGUSR1"])
+        made.uninstall()
+        assert signal.getsignal(USR1) is handler
+    finally:
+        signal.signal(USR1, before)
+
+
+def test_a_thread_installs_none():
+    made = signals._Forwarder()
+    thread = threading.Thread(target=made.install)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(USR1) == signal.SIG_DFL
+    made.begin(scheduled=True)
+    assert made._canary is None
+
+
+def test_what_torch_is_to_handle(agent, worker):
+    agent.leave_to_torch(["SIGTERM", " SIGUSR1", ""])
+    assert signal.getsignal(USR1) == signal.SIG_DFL
+    one = worker()
+    send(USR2)
+    assert forward(agent, one) == [["SIGUSR2"]]
+
+
+def test_what_came_before_torch_could_handle_it():
+    program = """
+import os, signal
+from torchrun_hpc.launching import signals
+signals.install()
+os.kill(os.getpid(), signal.SIGUSR1)
+signals.leave_to_torch(["SIGUSR2"])
+print("alive", flush=True)
+signals.leave_to_torch(["SIGUSR1"])
+print("alive")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-USR1, "alive\n", "")
+
+
+@pytest.mark.parametrize("number", signals.FORWARDED)
+def test_the_command_takes_note_before_it_imports_torch(number, tmp_path):
+    (tmp_path / "torch.py").write_text(
+        f"import os; os.kill(os.getpid(), {int(number)}); os._exit(77)\n"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-m", "torchrun_hpc", "train.py"],
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (77, "")

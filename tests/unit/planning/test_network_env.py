@@ -1,0 +1,278 @@
+"""The variables of gloo, of NCCL, and of the site: whose value is taken."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from nodes import INTERACTIVE, juelich, make_inputs, outside_a_step, step
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.planning import network_env, plan
+from torchrun_hpc.schedulers.job import LaunchContext
+from torchrun_hpc.setting import Setting
+from torchrun_hpc.sites import Site
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+IB0 = ipaddress.ip_address("10.20.0.1")
+OWNER = "ib0 has 10.20.0.1"
+
+
+def centre(**documented):
+    """Describe a computing centre by the variables that it documents."""
+    return Site(
+        name="here",
+        title="Here",
+        centre="A centre",
+        source="https://centre.example",
+        file="/etc/here.toml",
+        variables=documented,
+    )
+
+
+def network(site, environ=None, address=IB0, interfaces=None):
+    inputs = make_inputs(
+        site=site, environ=environ or {}, network=juelich(interfaces=interfaces)
+    )
+    found = network_env.network(inputs, address)
+    return {name: (value.value, value.source) for name, value in found.items()}
+
+
+# Interfaces, none of which is an ib*: NCCL would not find them by itself.
+HSN = {
+    "lo": "127.0.0.1/8",
+    "hsn0": "10.20.0.1/16",
+    "hsn1": "10.20.1.1/16",
+    "eth0": "10.10.0.1/24",
+}
+HSN_OWNER = "hsn0 has 10.20.0.1"
+
+# What the site documents, what is set, the interfaces; what becomes of it.
+NETWORK = {
+    "no site": (None, {}, None, {GLOO: ("ib0", OWNER)}),
+    "a site without variables": (centre(), {}, None, {GLOO: ("ib0", OWNER)}),
+    "the site's interface": (
+        centre(GLOO_SOCKET_IFNAME="eth0"),
+        {},
+        None,
+        {GLOO: ("eth0", "site here")},
+    ),
+    "the user's interface": (
+        centre(GLOO_SOCKET_IFNAME="eth0", NCCL_SOCKET_IFNAME="ib"),
+        {GLOO: "lo"},
+        None,
+        {NCCL: ("ib", "site here")},
+    ),
+    "an empty variable": (
+        centre(GLOO_SOCKET_IFNAME="eth0"),
+        {GLOO: ""},
+        None,
+        {GLOO: ("eth0", "site here")},
+    ),
+    "several interfaces": (
+        centre(GLOO_SOCKET_IFNAME="eth0,ib0"),
+        {},
+        None,
+        {GLOO: ("eth0,ib0", "site here")},
+    ),
+    "derived for both": (
+        None,
+        {},
+        HSN,
+        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
+    ),
+    "derived for gloo only": (
+        centre(NCCL_SOCKET_IFNAME="hsn"),
+        {},
+        HSN,
+        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("hsn", "site here")},
+    ),
+    "gloo's is not here": (
+        centre(GLOO_SOCKET_IFNAME="ib0"),
+        {},
+        HSN,
+        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
+    ),
+    "one of gloo's is not here": (
+        centre(GLOO_SOCKET_IFNAME="hsn0,hsn2"),
+        {},
+        HSN,
+        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
+    ),
+    "gloo takes no prefix": (
+        centre(GLOO_SOCKET_IFNAME="hsn"),
+        {},
+        HSN,
+        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
+    ),
+    "NCCL's is not here": (
+        centre(NCCL_SOCKET_IFNAME="=ib0"),
+        {},
+        HSN,
+        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
+    ),
+    "one of NCCL's is here": (
+        centre(NCCL_SOCKET_IFNAME="hsn1,hsn2"),
+        {},
+        HSN,
+        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("hsn1,hsn2", "site here")},
+    ),
+    "NCCL's, all but some": (
+        centre(NCCL_SOCKET_IFNAME="^docker,lo"),
+        {},
+        HSN,
+        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("^docker,lo", "site here")},
+    ),
+    "other variables": (
+        centre(NCCL_IB_TIMEOUT="20", FI_CXI_ATS="0", NCCL_NET="AWS Libfabric"),
+        {"NCCL_IB_TIMEOUT": "50", "FI_CXI_ATS": ""},
+        None,
+        {
+            GLOO: ("ib0", OWNER),
+            "FI_CXI_ATS": ("0", "site here"),
+            "NCCL_NET": ("AWS Libfabric", "site here"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NETWORK)
+def test_the_users_value_the_sites_the_derived_one(case):
+    site, environ, interfaces, expected = NETWORK[case]
+    assert network(site, environ, interfaces=interfaces) == expected
+
+
+def test_without_an_address_there_is_what_the_site_documents():
+    site = centre(GLOO_SOCKET_IFNAME="eth0", NCCL_IB_TIMEOUT="20")
+    found = {GLOO: ("eth0", "site here"), "NCCL_IB_TIMEOUT": ("20", "site here")}
+    assert network(site, address=None) == found
+    assert network(centre(), address=None) == {}
+
+
+# --- what is not here ---------------------------------------------------------------
+
+
+def left_out(name, value, there_are):
+    text = (
+        f"site here sets {name}={value}, which is not up here. There are: {there_are}. "
+        "It is left out (/etc/here.toml)"
+    )
+    return Message("HPC076", text)
+
+
+HSN_UP = "lo, hsn0, hsn1, eth0"
+NOT_HERE = {
+    "here": (centre(GLOO_SOCKET_IFNAME="hsn0", NCCL_SOCKET_IFNAME="hsn"), {}, []),
+    "no interfaces": (centre(NCCL_IB_TIMEOUT="20"), {}, []),
+    "gloo's": (
+        centre(GLOO_SOCKET_IFNAME="ib0"),
+        {},
+        [left_out(GLOO, "ib0", HSN_UP)],
+    ),
+    "one of gloo's": (
+        centre(GLOO_SOCKET_IFNAME="hsn0,ib0"),
+        {},
+        [left_out(GLOO, "hsn0,ib0", HSN_UP)],
+    ),
+    "a prefix for gloo": (
+        centre(GLOO_SOCKET_IFNAME="hsn"),
+        {},
+        [left_out(GLOO, "hsn", HSN_UP)],
+    ),
+    "both": (
+        centre(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib"),
+        {},
+        [left_out(GLOO, "ib0", HSN_UP), left_out(NCCL, "ib", HSN_UP)],
+    ),
+    "both, and the user has set one": (
+        centre(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib"),
+        {GLOO: "hsn1"},
+        [left_out(NCCL, "ib", HSN_UP)],
+    ),
+    "both, and the user has set both": (
+        centre(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib"),
+        {GLOO: "hsn1", NCCL: "hsn1"},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_HERE)
+def test_an_interface_of_the_site_that_is_not_here(case):
+    site, environ, expected = NOT_HERE[case]
+    inputs = make_inputs(site=site, environ=environ, network=juelich(interfaces=HSN))
+    assert network_env.warnings(inputs) == expected
+    assert list(plan.make_plan(inputs).warnings) == expected
+
+
+def test_an_interface_of_the_site_that_is_down():
+    here = juelich(interfaces=HSN, down=["hsn1"])
+    inputs = make_inputs(site=centre(GLOO_SOCKET_IFNAME="hsn1"), network=here)
+    expected = left_out(GLOO, "hsn1", "lo, hsn0, eth0")
+    assert network_env.warnings(inputs) == [expected]
+    assert network_env.network(inputs, IB0)[GLOO] == Setting("hsn0", HSN_OWNER)
+
+
+# --- in a plan ----------------------------------------------------------------------
+
+FULL = centre(GLOO_SOCKET_IFNAME="ib9", NCCL_SOCKET_IFNAME="ib0", NCCL_IB_TIMEOUT="20")
+
+
+def test_several_nodes_get_the_variables_of_their_site():
+    made = plan.make_plan(make_inputs(site=FULL))
+    assert {k: v.value for k, v in made.environment.items()} == {
+        "OMP_NUM_THREADS": "1",
+        GLOO: "eth0",
+        NCCL: "ib0",
+        "NCCL_IB_TIMEOUT": "20",
+    }
+    assert [message.code for message in made.warnings] == ["HPC076"]
+    assert made.interface == "eth0 (NCCL: ib0)"
+
+
+@pytest.mark.parametrize(
+    ("job", "options"),
+    [
+        (None, {}),
+        (INTERACTIVE, {}),
+        (outside_a_step(LaunchContext.BATCH_SCRIPT, ("jwb0001",)), {}),
+        (step(nodes=("jwb0001",), allocated_nodes=3), {}),
+        (step(), {"standalone": True}),
+        (step(), {"nnodes": "1"}),
+    ],
+)
+def test_one_node_and_nothing_of_the_site(job, options):
+    made = plan.make_plan(make_inputs(job=job, options=options, site=FULL))
+    assert made.environment.keys() == {"OMP_NUM_THREADS"}
+    assert (made.warnings, made.site, made.interface) == ((), None, "")
+
+
+def test_no_scheduler_and_nothing_of_the_site_but_the_interface():
+    options = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
+    made = plan.make_plan(make_inputs(job=None, options=options, site=FULL))
+    assert made.environment.keys() == {"OMP_NUM_THREADS", GLOO}
+    assert made.environment[GLOO].value == "eth0"
+
+
+# --- for a person -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "environment", "shown"),
+    [
+        ({}, {}, ""),
+        ({}, {GLOO: "ib0"}, "ib0"),
+        ({}, {GLOO: "ib0", NCCL: "ib0"}, "ib0"),
+        ({}, {GLOO: "ib0", NCCL: "=ib0"}, "ib0"),
+        ({}, {GLOO: "hsn0", NCCL: "=hsn0,hsn1"}, "hsn0 (NCCL: hsn0,hsn1)"),
+        ({GLOO: "eth0"}, {}, "eth0"),
+        ({GLOO: "eth0"}, {NCCL: "=ib0"}, "eth0 (NCCL: ib0)"),
+        ({NCCL: "^lo"}, {GLOO: "ib0"}, "ib0 (NCCL: ^lo)"),
+        ({NCCL: "ib"}, {}, ""),  # gloo looks for itself
+        # what is set anew is what counts
+        ({GLOO: ""}, {GLOO: "ib0"}, "ib0"),
+    ],
+)
+def test_interfaces_for_a_person(environ, environment, shown):
+    planned = {name: Setting(value, "") for name, value in environment.items()}
+    assert network_env.interface_name(environ, planned) == shown

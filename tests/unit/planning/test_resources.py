@@ -1,0 +1,630 @@
+"""What is said about CPUs and GPUs, and what is not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from nodes import BATCH, COMMAND, INTERACTIVE, make_inputs, outside_a_step, step
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.planning import plan, resources
+from torchrun_hpc.schedulers import flux, hydra, lsf, pals, slurm
+from torchrun_hpc.schedulers.job import LaunchContext
+from torchrun_hpc.schedulers.openmpi import MPIRUN
+from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
+from torchrun_hpc.setting import Setting
+
+OMP = "OMP_NUM_THREADS"
+
+
+# --- the launchers' lines -------------------------------------------------------------
+
+LAUNCHERS = {
+    "srun": (slurm.SRUN, "", "--cpus-per-task=2"),  # a number, which HPC092 only knows
+    "mpirun": (MPIRUN, "--bind-to none", "--bind-to none"),
+    "Hydra": (hydra.MPIEXEC, "-bind-to none", "-bind-to none"),
+    "PALS": (pals.MPIEXEC, "--cpu-bind none", "--cpu-bind none"),
+    "flux": (flux.RUN, "-o cpu-affinity=off", "-o cpu-affinity=off"),
+    "jsrun": (lsf.JSRUN, "--bind=none", "--bind=none"),
+    "any mpiexec": (ANY_MPIEXEC, "--hostfile $PBS_NODEFILE --bind-to none", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAUNCHERS)
+def test_who_types_what_a_message_tells_gets_all_cpus(case):
+    """One line, with the option once: no HPC092 follows, and it says the same line."""
+    launcher, everywhere, when_told = LAUNCHERS[case]
+    job = step(launcher=launcher)
+    binding = re.compile("bind|affinity=|cpus-per-task")
+    line = job.line(COMMAND)
+    assert everywhere in line
+    assert len(binding.findall(line)) == bool(everywhere)
+    (said,) = resources.advice(make_inputs(job=job, cpus=1, workers=2), 3)
+    assert said.code == "HPC092"
+    assert when_told in said.text
+    assert len(binding.findall(said.text.partition("Type: ")[2])) == bool(when_told)
+
+
+# --- threads ------------------------------------------------------------------------
+
+AUTO = "--hpc_omp_threads=auto"
+DEFAULT = "torchrun's default"
+
+# What is typed, the workers, the CPUs; the variable's value, and where it came from.
+THREADS = {
+    "default": (None, 4, 8, "1", DEFAULT),
+    "default, one worker": (None, 1, 8, None, None),
+    "default, fewer CPUs than workers": (None, 4, 2, "1", DEFAULT),
+    "auto": ("auto", 4, 8, "2", f"{AUTO}: 8 CPUs / 4 workers"),
+    "auto, one worker": ("auto", 1, 8, "8", f"{AUTO}: 8 CPUs / 1 worker"),
+    "auto, with a rest": ("auto", 3, 8, "2", f"{AUTO}: 8 CPUs / 3 workers"),
+    "auto, as many": ("auto", 8, 8, "1", f"{AUTO}: 8 CPUs / 8 workers"),
+    "auto, fewer CPUs": ("auto", 4, 2, "1", f"{AUTO}: 2 CPUs / 4 workers"),
+    "number": ("3", 4, 12, "3", "--hpc_omp_threads"),
+    "number, one worker": ("3", 1, 12, "3", "--hpc_omp_threads"),
+    "number, more than there are": ("999999", 4, 8, "999999", "--hpc_omp_threads"),
+}
+
+
+def threads(text):
+    return {} if text is None else {"hpc_omp_threads": text}
+
+
+def worker_threads(text, workers, cpus, environ=None):
+    inputs = make_inputs(
+        options=threads(text), workers=workers, cpus=cpus, environ=environ or {}
+    )
+    return resources.worker_threads(inputs)
+
+
+@pytest.mark.parametrize("case", THREADS)
+@pytest.mark.parametrize("environ", [{}, {OMP: ""}])
+def test_threads_of_a_worker(case, environ):
+    text, workers, cpus, value, source = THREADS[case]
+    expected = {} if value is None else {OMP: Setting(value, source)}
+    assert worker_threads(text, workers, cpus, environ) == expected
+
+
+@pytest.mark.parametrize("case", THREADS)
+@pytest.mark.parametrize("value", ["1", "16", "4,2", "nonsense"])
+def test_threads_that_are_set_stay(case, value):
+    text, workers, cpus, _, _ = THREADS[case]
+    assert worker_threads(text, workers, cpus, {OMP: value}) == {}
+
+
+PBS = {"PBS_JOBID": "1.desched1"}
+OVER_SSH = {"nodelist_is_shared": False}  # only the node of mpirun has what PBS has set
+
+# What is typed, the workers, the CPUs, PBS's variables; what the workers get.
+PBS_THREADS = {
+    "ncpus": (None, 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "1"),
+    "ncpus, one worker": (None, 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),
+    "ncpus, one worker that is bound": (
+        None,
+        1,
+        16,
+        {OMP: "64", "NCPUS": "64"},
+        {},
+        "16",
+    ),
+    "ompthreads": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, {}, "16"),
+    "ompthreads that do not fit": (None, 4, 64, {OMP: "17", "NCPUS": "17"}, {}, "1"),
+    "one CPU": (None, 4, 64, {OMP: "1", "NCPUS": "1"}, {}, "1"),
+    "on one node only": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, OVER_SSH, "1"),
+    "on one node only, one worker": (
+        None,
+        1,
+        8,
+        {OMP: "4", "NCPUS": "4"},
+        OVER_SSH,
+        "8",
+    ),
+    "ompthreads, one worker": (None, 1, 8, {OMP: "4", "NCPUS": "4"}, {}, "4"),
+    "on the others": (None, 4, 64, {}, OVER_SSH, "1"),
+    "auto": ("auto", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "16"),
+    "auto, one worker": ("auto", 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),
+    "number": ("3", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "3"),
+    "number, and ompthreads": ("3", 4, 64, {OMP: "16", "NCPUS": "16"}, {}, "3"),
+    "the user's": (None, 4, 64, {OMP: "8", "NCPUS": "64"}, {}, "8"),
+    "the user's, on one node only": (
+        None,
+        4,
+        64,
+        {OMP: "8", "NCPUS": "64"},
+        OVER_SSH,
+        "8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PBS_THREADS)
+def test_threads_that_pbs_has_set(case):
+    """They are nobody's word, and no reason for a warning."""
+    text, workers, cpus, variables, changes, expected = PBS_THREADS[case]
+    inputs = make_inputs(
+        job=step(**changes), options=threads(text), workers=workers, cpus=cpus,
+        environ=PBS | variables,
+    )  # fmt: skip
+    made = {name: v.value for name, v in resources.worker_threads(inputs).items()}
+    assert (variables | made)[OMP] == expected
+    assert resources.advice(inputs, 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "code"),
+    [
+        (PBS | {OMP: "65", "NCPUS": "64"}, "HPC094"),
+        (PBS | {OMP: "64"}, "HPC094"),
+        ({OMP: "64", "NCPUS": "64"}, "HPC094"),  # no job of PBS
+    ],
+)
+def test_threads_that_pbs_has_not_set(environ, code):
+    inputs = make_inputs(environ=environ, workers=4, cpus=64)
+    assert resources.worker_threads(inputs) == {}
+    assert [message.code for message in resources.advice(inputs, 3)] == [code]
+    explicit = make_inputs(environ=environ, options=threads("auto"), workers=4, cpus=64)
+    assert [m.code for m in resources.advice(explicit, 3)] == ["HPC093", code]
+
+
+BAD_THREADS = ["0", "-1", "1.5", "two", "AUTO", "auto ", " 2", "2,3", "1234567", "٣"]
+
+
+@pytest.mark.parametrize("text", BAD_THREADS)
+@pytest.mark.parametrize("environ", [{}, {OMP: "2"}])
+def test_what_is_no_number_of_threads(text, environ):
+    """Also where it would be ignored: it is wrong in any case."""
+    with pytest.raises(LaunchError) as caught:
+        worker_threads(text, 2, 8, environ)
+    assert (caught.value.code, caught.value.everywhere) == ("HPC090", True)
+    assert str(caught.value) == (
+        f"--hpc_omp_threads={text}: type a number of threads for each worker, or auto, "
+        "which divides the 8 CPUs of this process by the workers"
+    )
+
+
+@pytest.mark.parametrize("job", [None, step(), INTERACTIVE])
+def test_threads_of_every_plan(job):
+    inputs = make_inputs(job=job, options=threads("auto"))
+    assert plan.make_plan(inputs).environment[OMP].value == "4"
+    with pytest.raises(LaunchError, match="--hpc_omp_threads=0: type a number"):
+        plan.make_plan(make_inputs(job=job, options=threads("0")))
+
+
+# --- what is said -------------------------------------------------------------------
+
+
+def said(nodes=3, **changes):
+    """Return what is said, each as ``HPC... text``."""
+    return [str(message) for message in resources.advice(make_inputs(**changes), nodes)]
+
+
+SRUN = "srun --nodes=3 --ntasks=3 --ntasks-per-node=1"
+ONE_NODE_SCRIPT = outside_a_step(LaunchContext.BATCH_SCRIPT, ("jwb0001",))
+PROMISED = {"SLURM_CPUS_PER_TASK": "48"}
+EXPLICIT_ONE = {"nproc_per_node": "1"}
+
+
+def gpus(**environ):
+    """Return the environment of a node with four GPUs, as Slurm counts them."""
+    return {"SLURM_GPUS_ON_NODE": "4", **environ}
+
+
+FOUR = "0,1,2,3"
+
+SAID = {
+    # --- CPUs
+    "srun has forgotten the CPUs": (
+        {"environ": PROMISED, "cpus": 1},
+        [
+            (
+                "HPC091 SLURM_CPUS_PER_TASK=48, but this process may use only 1 CPU: "
+                "srun 22.05 to 23.02 does not read that variable. Put in front of "
+                "srun: export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
+            )
+        ],
+    ),
+    "srun has forgotten some of the CPUs": (
+        {"environ": PROMISED | {"SRUN_CPUS_PER_TASK": ""}, "cpus": 47},
+        [
+            (
+                "HPC091 SLURM_CPUS_PER_TASK=48, but this process may use only 47 "
+                "CPUs: srun 22.05 to 23.02 does not read that variable. Put in front "
+                "of srun: export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
+            )
+        ],
+    ),
+    "all promised CPUs": ({"environ": PROMISED, "cpus": 48}, []),
+    "more CPUs than promised": ({"environ": PROMISED, "cpus": 96}, []),
+    "a promise that is no number": (
+        {"environ": {"SLURM_CPUS_PER_TASK": "many"}, "cpus": 4},
+        [],
+    ),
+    "the right variable, too": (
+        {"environ": PROMISED | {"SRUN_CPUS_PER_TASK": "48"}, "cpus": 4},
+        [],
+    ),
+    "a promise outside of a step": (
+        {"environ": PROMISED, "cpus": 4, "job": ONE_NODE_SCRIPT},
+        [],
+    ),
+    "a promise in an interactive step": (
+        {"environ": PROMISED, "cpus": 4, "job": INTERACTIVE},
+        [],
+    ),
+    "a promise without a job": ({"environ": PROMISED, "cpus": 4, "job": None}, []),
+    "fewer CPUs than workers in a step": (
+        {"cpus": 1},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers elsewhere": (
+        {"cpus": 3, "workers": 4, "job": None},
+        [
+            (
+                "HPC092 4 workers share 3 CPUs: all that the affinity mask of this "
+                "process has. Type: --nproc_per_node=3"
+            )
+        ],
+    ),
+    "fewer CPUs than workers in a batch script": (
+        {"cpus": 1, "job": ONE_NODE_SCRIPT},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. Type: --nproc_per_node=1"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, although asked for": (
+        {"environ": PROMISED | {"SRUN_CPUS_PER_TASK": "1"}, "cpus": 1},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and the job has no more": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "2(x2),1"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. The job has 1 there (SLURM_JOB_CPUS_PER_NODE): give "
+                "sbatch, salloc or srun, whichever has made it, --cpus-per-task=2. Or "
+                "type: --nproc_per_node=1"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and the job has as many": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "2(x3)"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers, and a number that is none": (
+        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "many"}},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers under mpirun": (
+        {"cpus": 1, "job": step(launcher=MPIRUN, host_file="HOSTFILE")},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. Type: mpirun -x PATH -np 3 --map-by ppr:1:node "
+                f"--hostfile HOSTFILE --bind-to none {COMMAND}"
+            )
+        ],
+    ),
+    "fewer CPUs than workers under pbsdsh": (
+        {"cpus": 1, "job": step(launcher=ANY_MPIEXEC)},
+        [
+            (
+                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
+                "process has. Type: --nproc_per_node=1"
+            )
+        ],
+    ),
+    "as many CPUs as workers": ({"cpus": 2}, []),
+    # --- threads
+    "threads typed and set": (
+        {"environ": {OMP: "4"}, "options": threads("auto")},
+        [
+            (
+                "HPC093 --hpc_omp_threads=auto is ignored: OMP_NUM_THREADS=4 is set. "
+                "Type: unset OMP_NUM_THREADS"
+            )
+        ],
+    ),
+    "threads typed, and the variable empty": (
+        {"environ": {OMP: ""}, "options": threads("4")},
+        [],
+    ),
+    "too many threads": (
+        {"environ": {OMP: "5"}},
+        [
+            (
+                "HPC094 OMP_NUM_THREADS=5 times 2 workers is 10 threads on 8 CPUs. "
+                "Type: export OMP_NUM_THREADS=4"
+            )
+        ],
+    ),
+    "too many threads of one worker": (
+        {"environ": {OMP: "9"}, "workers": 1},
+        [
+            (
+                "HPC094 OMP_NUM_THREADS=9 times 1 worker is 9 threads on 8 CPUs. "
+                "Type: export OMP_NUM_THREADS=8"
+            )
+        ],
+    ),
+    "too many threads, as typed": (
+        {"options": threads("5")},
+        [
+            (
+                "HPC094 OMP_NUM_THREADS=5 times 2 workers is 10 threads on 8 CPUs. "
+                "Type: export OMP_NUM_THREADS=4"
+            )
+        ],
+    ),
+    "threads that just fit": ({"environ": {OMP: "4"}}, []),
+    "typed threads that just fit": ({"options": threads("4")}, []),
+    "threads by division": ({"options": threads("auto")}, []),
+    "threads that are no number": ({"environ": {OMP: "many"}}, []),
+    "threads of nested regions": ({"environ": {OMP: "16,2"}}, []),
+    "one thread each": ({"environ": {OMP: "1"}, "workers": 8}, []),
+    # --- GPUs
+    "a GPU of four is visible": (
+        {"environ": gpus(CUDA_VISIBLE_DEVICES="0"), "workers": 1},
+        [
+            (
+                "HPC095 CUDA_VISIBLE_DEVICES=0 shows 1 of 4 GPUs "
+                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
+                f"CUDA_VISIBLE_DEVICES {COMMAND}"
+            )
+        ],
+    ),
+    "a GPU of four is visible to two workers": (
+        {"environ": gpus(CUDA_VISIBLE_DEVICES="3")},
+        [
+            (
+                "HPC095 CUDA_VISIBLE_DEVICES=3 shows 1 of 4 GPUs "
+                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
+                f"CUDA_VISIBLE_DEVICES {COMMAND}"
+            )
+        ],
+    ),
+    "two of four GPUs are visible to one worker": (
+        {"environ": gpus(ROCR_VISIBLE_DEVICES="0, 1"), "workers": 1},
+        [
+            (
+                "HPC095 ROCR_VISIBLE_DEVICES=0, 1 shows 2 of 4 GPUs "
+                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
+                f"ROCR_VISIBLE_DEVICES {COMMAND}"
+            ),
+        ],
+    ),
+    "those in front of one that is not valid": (
+        {"environ": gpus(CUDA_VISIBLE_DEVICES="2,-1,3"), "workers": 1},
+        [
+            (
+                "HPC095 CUDA_VISIBLE_DEVICES=2,-1,3 shows 1 of 4 GPUs "
+                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
+                f"CUDA_VISIBLE_DEVICES {COMMAND}"
+            )
+        ],
+    ),
+    "the variable with the fewest": (
+        {
+            "environ": gpus(CUDA_VISIBLE_DEVICES=FOUR, HIP_VISIBLE_DEVICES="0,1,2"),
+            "options": EXPLICIT_ONE,
+            "workers": 1,
+        },
+        [
+            (
+                "HPC095 HIP_VISIBLE_DEVICES=0,1,2 shows 3 of 4 GPUs "
+                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
+                f"HIP_VISIBLE_DEVICES {COMMAND}"
+            )
+        ],
+    ),
+    "tiles of Intel's": (
+        {"environ": gpus(ZE_AFFINITY_MASK="0.0"), "workers": 1},
+        [
+            (
+                "HPC095 ZE_AFFINITY_MASK=0.0 shows 1 of 4 GPUs "
+                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
+                f"ZE_AFFINITY_MASK {COMMAND}"
+            )
+        ],
+    ),
+    "a number of GPUs that is none": (
+        {
+            "environ": {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "gpu:4"},
+            "workers": 1,
+        },
+        [],
+    ),
+    "no number of GPUs": ({"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "workers": 1}, []),
+    "all GPUs are visible": (
+        {"environ": gpus(CUDA_VISIBLE_DEVICES=FOUR), "workers": 4},
+        [],
+    ),
+    "all GPUs are visible by both variables": (
+        {
+            "environ": gpus(CUDA_VISIBLE_DEVICES=FOUR, ROCR_VISIBLE_DEVICES=FOUR),
+            "workers": 4,
+        },
+        [],
+    ),
+    "a variable does not say what torch sees": (
+        {"environ": gpus(), "gpus": 1, "workers": 1},
+        [],
+    ),
+    "fewer GPUs than workers": (
+        {"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "gpus": 1},
+        [
+            (
+                "HPC096 2 workers, but CUDA_VISIBLE_DEVICES=0 shows 1 GPU. Type: "
+                "--nproc_per_node=gpu"
+            )
+        ],
+    ),
+    "fewer GPUs than workers, as torch sees": (
+        {"gpus": 3, "workers": 4},
+        ["HPC096 4 workers, but this node shows 3 GPUs. Type: --nproc_per_node=gpu"],
+    ),
+    "a worker for each GPU": ({"gpus": 2}, []),
+    "fewer workers than GPUs, more than one": ({"gpus": 4}, []),
+    "one worker and four GPUs": (
+        {"gpus": 4, "workers": 1},
+        [
+            (
+                "HPC097 one worker, the default, but this node shows 4 GPUs. Type: "
+                "--nproc_per_node=gpu   (or --nproc_per_node=1, if one is meant)"
+            )
+        ],
+    ),
+    "one worker and four GPUs, by Slurm": (
+        {"environ": gpus(CUDA_VISIBLE_DEVICES=FOUR), "workers": 1},
+        [
+            (
+                "HPC097 one worker, the default, but CUDA_VISIBLE_DEVICES=0,1,2,3 "
+                "shows 4 GPUs. Type: --nproc_per_node=4   (or --nproc_per_node=1, "
+                "if one is meant)"
+            )
+        ],
+    ),
+    "one worker, as typed": (
+        {"gpus": 4, "workers": 1, "options": EXPLICIT_ONE},
+        [],
+    ),
+    "one worker and one GPU": ({"gpus": 1, "workers": 1}, []),
+    "nothing": ({}, []),
+    "everything at once": (
+        {
+            "environ": gpus(CUDA_VISIBLE_DEVICES="0,1") | PROMISED | {OMP: "9"},
+            "options": threads("2"),
+            "workers": 1,
+        },
+        ["HPC091", "HPC093", "HPC094", "HPC095"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_is_said(case):
+    changes, expected = SAID[case]
+    found = said(**changes)
+    if case == "everything at once":
+        found = [message[:6] for message in found]
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", resources.VISIBLE)
+@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", " ", "-1,0", ",0"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_said_of_gpus_where_a_variable_hides_them(name, value, workers):
+    environ = gpus(**{name: value})
+    assert said(environ=environ, gpus=4, workers=workers) == []
+
+
+@pytest.mark.parametrize("environ", [{}, gpus()])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_said_of_gpus_where_none_is(environ, workers):
+    assert said(environ=environ, gpus=0, workers=workers) == []
+
+
+def test_one_variable_hides_what_another_shows():
+    environ = gpus(CUDA_VISIBLE_DEVICES="0,1", ROCR_VISIBLE_DEVICES="")
+    assert said(environ=environ, workers=1) == []
+
+
+def test_the_line_is_for_the_nodes_of_the_launch():
+    (message,) = said(nodes=17, cpus=1)
+    assert (
+        "Type: srun --nodes=17 --ntasks=17 --ntasks-per-node=1 --cpus-per-task=2 "
+        in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "fix"),
+    [
+        (step(), {}, "srun --nodes=3 "),
+        (step(nodes=("jwb0001",), allocated_nodes=3), {}, "srun --nodes=1 "),
+        # srun would start another step, or is not there
+        (BATCH, {"standalone": True}, "Type: unset CUDA_VISIBLE_DEVICES"),
+        (None, {}, "Type: unset CUDA_VISIBLE_DEVICES"),
+        (
+            None,
+            {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"},
+            "Type: unset CUDA_VISIBLE_DEVICES",
+        ),
+    ],
+)
+def test_advice_of_every_plan(job, options, fix):
+    environ = gpus(CUDA_VISIBLE_DEVICES="0")
+    made = plan.make_plan(make_inputs(job=job, options=options, environ=environ))
+    (message,) = made.advice
+    assert message.code == "HPC095"
+    assert fix in message.text
+
+
+# --- anything -----------------------------------------------------------------------
+
+# As an environment can hold it.
+text = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=8)
+usual = st.sampled_from(
+    ["0", "1", "2", "4", "0,1", "0,-1", "-1", "NoDevFiles", "", "٣"]
+)
+READ = [
+    OMP,
+    resources.CPUS_PER_TASK,
+    resources.SRUN_CPUS_PER_TASK,
+    resources.GPUS_ON_NODE,
+    *resources.VISIBLE,
+]
+numbers = st.integers(1, 16)
+changes = st.fixed_dictionaries(
+    {
+        "job": st.sampled_from([None, step(), INTERACTIVE, ONE_NODE_SCRIPT]),
+        "environ": st.dictionaries(st.sampled_from(READ), usual | text),
+        "options": st.sampled_from([None, "auto", "1", "4"]).map(threads),
+        "workers": numbers,
+        "cpus": numbers,
+        "gpus": st.integers(0, 8),
+    }
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(changes)
+# More digits than int() reads, and digits that it does not.
+@example({"environ": dict.fromkeys(READ, "9" * 5000), "cpus": 1, "gpus": 0})
+@example({"environ": dict.fromkeys(READ, "²"), "cpus": 8, "gpus": 1})
+def test_any_text_in_the_variables(changes):
+    found = said(**changes)
+    codes = [message[:6] for message in found]
+    assert len(set(codes)) == len(codes)
+    assert all(re.match("HPC09[1-7] .*(Type|srun): ", x, re.DOTALL) for x in found)
+    if changes.get("workers", 2) > changes["cpus"]:
+        assert codes[:1] in (["HPC091"], ["HPC092"])
+    environ = changes["environ"]
+    visible = {resources._listed(environ[n]) for n in resources.VISIBLE if n in environ}
+    if not min(visible, default=changes["gpus"]):
+        assert not {"HPC095", "HPC096", "HPC097"}.intersection(codes)

@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.rendezvous import messages, protocol
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed
+
+
+def plan(node_rank=0, **changes):
+    values = {
+        "title": "Slurm 19.0",
+        "nodes": 3,
+        "node_rank": node_rank,
+        "workers": 4,
+        "is_reporter": node_rank == 0,
+        "endpoint": "jwb0001i:25592",
+        "connect_host": "10.20.0.1",
+        "hosts": ("jwb0001", "jwb0002", "jwb0003"),
+        "head": 0,
+    }
+    return LaunchPlan(**values | changes)
+
+
+def many(number=1500, **changes):
+    return plan(nodes=number, hosts=tuple(f"n{i}" for i in range(number)), **changes)
+
+
+# --- what is told meanwhile ---------------------------------------------------------
+
+FOUND = "port 25592: nobody listens"
+STARTED = f"{FOUND}. Has the job started there?"
+TOLD = {
+    "waiting for nodes": (
+        {"waiting": [1, 2], "seconds": 10},
+        (
+            "HPC114 1 of 3 nodes are there after 10 s; waiting for jwb0002 (node 1), "
+            "jwb0003 (node 2)"
+        ),
+    ),
+    "nodes at work": (
+        {"finishing": [1], "seconds": 40},
+        (
+            "HPC120 2 of 3 nodes have finished, the last one 40 s ago; still at work: "
+            "jwb0002 (node 1)"
+        ),
+    ),
+    "silence": (
+        {"silent": [1, 2], "left": 90},
+        (
+            "HPC121 no sign of jwb0002 (node 1), jwb0003 (node 2) for 30 s; the job "
+            "ends in 90 s if it stays so"
+        ),
+    ),
+    "one that answers again": (
+        {"answering": [1]},
+        "HPC160 jwb0002 (node 1) answers again",
+    ),
+    "two that answer again": (
+        {"answering": [1, 2]},
+        "HPC160 jwb0002 (node 1), jwb0003 (node 2) answer again",
+    ),
+    "an agent that is gone": (
+        {"lost": 2},
+        (
+            "HPC123 the agent on jwb0003 (node 2) is gone; waiting for it to be "
+            "started again"
+        ),
+    ),
+    "a restart": (
+        {"restart": 1, "because": packed(Failure(Kind.WORKER, (1,), rank=5, code=3))},
+        (
+            "HPC128 restart 1 of all workers: worker 5 on jwb0002 (node 1) ended with "
+            "exit code 3"
+        ),
+    ),
+    "sites that differ": (
+        {"sites": {"derecho": [0], "": [1, 2]}},
+        (
+            "HPC163 the nodes use different sites, and so other variables: derecho on "
+            "jwb0001 (node 0); none on jwb0002 (node 1), jwb0003 (node 2). Type "
+            "--hpc-site=derecho, or export on all nodes what tells it "
+            "(mpirun: -x NAME)"
+        ),
+    ),
+    "sites that differ, and none on the first node": (
+        {"sites": {"": [0], "jsc": [1], "x" * 99 + "\x1b[2J": [2]}},
+        (
+            "HPC163 the nodes use different sites, and so other variables: none on "
+            f"jwb0001 (node 0); jsc on jwb0002 (node 1); {'x' * 50} on jwb0003 (node "
+            "2). Type --hpc-site=jsc, or export on all nodes what tells it "
+            "(mpirun: -x NAME)"
+        ),
+    ),
+    "nothing": ({}, None),
+    "what another version may say": ({"weather": "fine", "seconds": 10}, None),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_what_the_head_tells_is_written_where_it_is_heard(case, node_rank):
+    message, expected = TOLD[case]
+    said = messages.told(message, plan(node_rank))
+    assert (said and str(said)) == expected
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "seconds"),
+    [(1, [10, 40, 70, 100]), (2, [60, 90]), (0, [60, 90])],
+)
+def test_looking_for_the_head_is_reported_soon_by_one_node(node_rank, seconds):
+    said = {
+        second: messages.told({"looking": second, "found": FOUND}, plan(node_rank))
+        for second in range(1, 101)
+    }
+    assert [second for second, message in said.items() if message] == seconds
+    assert str(said[90 if node_rank != 1 else 100]) == (
+        "HPC113 waiting for the head node at jwb0001i:25592 (10.20.0.1) for "
+        f"{90 if node_rank != 1 else 100} s: {STARTED}"
+    )
+
+
+KILL = "srun --kill-on-bad-exit=1"
+SILENT = "port 25592: no answer to the connection"
+DOWN = "interface ib0 of this node, with 10.20.0.2, is down"
+CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
+
+
+@pytest.mark.parametrize(
+    ("found", "problem", "said"),
+    [
+        ("", "", "no answer yet"),
+        (
+            FOUND,
+            CLOSED,
+            f"{FOUND}. Has the job started there? {KILL} ends all tasks when one fails",
+        ),
+        (SILENT, "", SILENT),
+        (SILENT, CLOSED, f"{SILENT}; {CLOSED}"),
+        (SILENT, DOWN, DOWN),
+        ("", DOWN, DOWN),
+    ],
+)
+def test_the_first_cause_is_said(monkeypatch, found, problem, said):
+    monkeypatch.setattr(
+        messages, "path_problem", lambda _address: (problem, problem == DOWN)
+    )
+    assert messages.head_search(found, plan(1, fail_together=KILL)) == said
+
+
+@pytest.mark.parametrize(
+    ("head", "speakers"), [(0, [1]), (1, [0]), (2, [0]), (None, [0, 1])]
+)
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (
+            {"head_silent": 30, "left": 90},
+            (
+                "HPC124 no sign of the head node at jwb0001i:25592 for 30 s; the job "
+                "ends in 90 s if it stays so"
+            ),
+        ),
+        (
+            {"head_answers": 42},
+            "HPC161 the head node at jwb0001i:25592 answers again, after 42 s",
+        ),
+        (
+            {"looking": 10, "found": FOUND},
+            (
+                "HPC113 waiting for the head node at jwb0001i:25592 (10.20.0.1) for "
+                f"10 s: {STARTED}"
+            ),
+        ),
+    ],
+)
+def test_one_node_speaks_where_the_head_cannot(head, speakers, message, text):
+    said = [messages.told(message, plan(rank, head=head)) for rank in range(3)]
+    expected = [text if rank in speakers else None for rank in range(3)]
+    assert [message and str(message) for message in said] == expected
+
+
+# --- why a job failed ---------------------------------------------------------------
+
+NODE = "jwb0002 (node 1)"
+FAILED = {
+    "a worker that exits": (
+        Failure(Kind.WORKER, (1,), rank=5, code=3),
+        f"worker 5 on {NODE} ended with exit code 3",
+    ),
+    "a worker that is killed": (
+        Failure(Kind.WORKER, (1,), rank=5, code=-9),
+        f"worker 5 on {NODE} was killed by SIGKILL (9): probably out of memory",
+    ),
+    "a worker that crashes": (
+        Failure(Kind.WORKER, (1,), rank=5, code=-11),
+        f"worker 5 on {NODE} was killed by SIGSEGV (11)",
+    ),
+    "a worker and a signal without name": (
+        Failure(Kind.WORKER, (1,), rank=5, code=-99),
+        f"worker 5 on {NODE} was killed by signal 99",
+    ),
+    "a signal": (
+        Failure(Kind.SIGNAL, (1,), code=15),
+        f"the agent on {NODE} received SIGTERM (15)",
+    ),
+    "an agent that cannot go on": (
+        Failure(Kind.AGENT, (1,), text="No space left on device: /tmp"),
+        f"the agent on {NODE} gave up: No space left on device: /tmp",
+    ),
+    "an agent that is gone": (
+        Failure(Kind.LOST, (1,)),
+        (
+            f"the agent on {NODE} is gone without a word: it was killed, or the node "
+            "is lost"
+        ),
+    ),
+    "an agent that is silent": (
+        Failure(Kind.SILENT, (1,), code=120),
+        f"the agent on {NODE} did not answer for 120 s",
+    ),
+    "a node that is missing": (
+        Failure(Kind.MISSING, (1,), code=900),
+        f"1 node did not come within 900 s (join_timeout): {NODE}",
+    ),
+    "two nodes that are missing": (
+        Failure(Kind.MISSING, (1, 2), code=900),
+        f"2 nodes did not come within 900 s (join_timeout): {NODE}, jwb0003 (node 2)",
+    ),
+    "an agent that does not belong here": (
+        Failure(Kind.REFUSED, (1,), text="it has --rdzv_id=x and 3 nodes"),
+        (
+            f"the agent on {NODE} does not belong here (it has --rdzv_id=x and 3 "
+            "nodes); see there"
+        ),
+    ),
+    "an agent of a node that there is not": (
+        Failure(Kind.REFUSED, (7,), text="it has --rdzv_id=x and 9 nodes"),
+        (
+            "the agent on node 7 does not belong here (it has --rdzv_id=x and 9 "
+            "nodes); see there"
+        ),
+    ),
+    "an agent of nobody knows where": (
+        Failure(Kind.REFUSED, (), text="another torchrun_hpc"),
+        (
+            "the agent on another node does not belong here (another torchrun_hpc); "
+            "see there"
+        ),
+    ),
+    "the head is gone": (
+        Failure(Kind.HEAD),
+        "the agent on the head node, jwb0001 (node 0), is gone",
+    ),
+    "the head is silent": (
+        Failure(Kind.HEAD, code=120),
+        "the agent on the head node, jwb0001 (node 0), did not answer for 120 s",
+    ),
+    "no restart any more": (
+        Failure(Kind.WORKER, (1,), rank=5, code=1, finished=1),
+        (
+            f"worker 5 on {NODE} ended with exit code 1; no restart, because 1 node "
+            "had finished already"
+        ),
+    ),
+    "no restart, of several": (
+        Failure(Kind.LOST, (1,), finished=2),
+        (
+            f"the agent on {NODE} is gone without a word: it was killed, or the node "
+            "is lost; no restart, because 2 nodes had finished already"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILED)
+def test_why_a_job_failed(case):
+    failure, expected = FAILED[case]
+    said = messages.failed(failure, plan())
+    assert str(said) == f"HPC125 the job has failed: {expected}"
+
+
+def test_every_kind_of_failure_is_written():
+    assert {failure.kind for failure, _ in FAILED.values()} == set(Kind)
+
+
+def test_the_head_where_only_its_address_is_known():
+    said = messages.failed(Failure(Kind.HEAD), plan(1, head=None))
+    assert said.text.endswith("the agent on the head node, jwb0001i:25592, is gone")
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [
+        (0, ""),
+        (1, "n0 (node 0)"),
+        (10, ", ".join(f"n{i} (node {i})" for i in range(10))),
+        (11, ", ".join(f"n{i} (node {i})" for i in range(10)) + " and 1 more"),
+        (1500, ", ".join(f"n{i} (node {i})" for i in range(10)) + " and 1490 more"),
+    ],
+)
+def test_names_of_many_nodes(number, written):
+    assert messages.names(range(number), many()) == written
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_failure_of_all_nodes_is_no_flood(kind):
+    failure = Failure(kind, tuple(range(1500)), code=1, text="x" * 500)
+    assert len(str(messages.failed(failure, many()))) < 1000
+
+
+@given(
+    st.builds(
+        Failure,
+        kind=st.sampled_from(Kind),
+        nodes=st.lists(st.integers(), max_size=20).map(tuple),
+        rank=st.integers(),
+        code=st.integers(),
+        text=st.text(),
+        finished=st.integers(),
+    ),
+    st.sampled_from([None, 0, 2]),
+)
+def test_any_failure_is_one_line(failure, head):
+    failure = protocol.unpacked(protocol.packed(failure))
+    said = messages.failed(failure, plan(head=head))
+    assert str(said).isprintable()
+    assert [messages.is_reporter(failure, plan(r, head=head)) for r in range(3)].count(
+        True
+    )
+
+
+# --- who says so --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "speaker"),
+    [
+        (Failure(Kind.WORKER, (0,)), 0),
+        (Failure(Kind.WORKER, (2,)), 0),
+        (Failure(Kind.SIGNAL, (0,)), 0),
+        (Failure(Kind.AGENT, (0,)), 0),
+        (Failure(Kind.REFUSED, (0,)), 0),
+        (Failure(Kind.LOST, (2,)), 0),
+        (Failure(Kind.LOST, (0,)), 1),
+        (Failure(Kind.SILENT, (0,)), 1),
+        (Failure(Kind.MISSING, (0, 1)), 2),
+        (Failure(Kind.MISSING, (0, 1, 2)), 0),
+        (Failure(Kind.HEAD), 1),
+        (Failure(Kind.HEAD, code=120), 1),
+    ],
+)
+def test_the_first_node_that_is_there_speaks(failure, speaker):
+    speakers = [rank for rank in range(3) if messages.is_reporter(failure, plan(rank))]
+    assert speakers == [speaker]
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"), [(None, [0, 1]), (0, [1]), (1, [0]), (2, [0])]
+)
+def test_who_speaks_where_the_head_is_gone(head, expected):
+    failure = Failure(Kind.HEAD)
+    speakers = [
+        rank
+        for rank in range(3)
+        if messages.is_reporter(failure, plan(rank, head=head))
+    ]
+    assert speakers == expected
+
+
+# --- parts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(2, "SIGINT (2)"), (15, "SIGTERM (15)"), (99, "signal 99"), (-1, "signal -1")],
+)
+def test_names_of_signals(number, name):
+    assert messages.signal_name(number) == name

@@ -1,0 +1,235 @@
+"""How many open files a launch needs, and what it does with too few."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import psutil
+import pytest
+
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.rendezvous import open_files, protocol
+from torchrun_hpc.rendezvous.protocol import JoinRequest
+
+HERE = "127.0.0.1"
+
+
+def plan(**changes):
+    values = {
+        "title": "Slurm 19.0",
+        "nodes": 3,
+        "node_rank": 0,
+        "workers": 4,
+        "is_reporter": True,
+        "endpoint": "jwb0001i:25592",
+        "head": 0,
+        "is_coordinator": True,
+    }
+    return LaunchPlan(**values | changes)
+
+
+# What is otherwise, whether node 0 has the store, and what is needed beside 10.
+NEEDS = {
+    "all on node 0": ({}, True, (8 + 8 + 4 + 3 + 12 + 4, 8 + 8 + 4 + 3 + 12 + 12)),
+    "the store is worker 0's": ({}, False, (8 + 8 + 4 + 3,) * 2),
+    "the head is node 1": (
+        {"is_coordinator": False},
+        True,
+        (8 + 8 + 16, 8 + 8 + 12 + 12),
+    ),
+    "node 1 as the head": ({"node_rank": 1}, True, (8 + 8 + 4 + 3,) * 2),
+    "any other node": ({"node_rank": 1, "is_coordinator": False}, True, (8 + 8,) * 2),
+    "many nodes": ({"nodes": 400}, True, (436, 436 - 4 + 1600)),
+}
+
+
+@pytest.mark.parametrize("case", NEEDS)
+def test_what_a_node_needs(case, monkeypatch):
+    monkeypatch.setattr(psutil.Process, "num_fds", lambda _: 10)
+    changes, has_store, expected = NEEDS[case]
+    found = open_files.need(plan(**changes), has_store=has_store)
+    assert found == tuple(10 + number for number in expected)
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "allowed"),
+    [
+        ((1024, 4096), 3256, 3256),
+        ((4096, 4096), None, 4096),
+        ((1024, resource.RLIM_INFINITY), 3256, 3256),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None, 3256),
+        ((1024, 2000), 2000, 2000),
+        ((2000, 2000), 2000, 2000),
+    ],
+)
+def test_the_limit_is_raised_as_far_as_needed(limits, raised, allowed, monkeypatch):
+    made = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: made.append(new))
+    assert open_files.raise_limit(3256) == allowed
+    assert made == ([] if raised is None else [(raised, limits[1])])
+
+
+# --- real sockets -------------------------------------------------------------------
+
+HEAD = """
+import resource, socket, sys, time
+from torchrun_hpc.rendezvous.server import CoordinatorServer
+from torchrun_hpc.rendezvous.coordinator import Settings
+
+listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+terms = Settings("19.0", "mine", 3, 0, 0, 60, 120)
+room, limit = map(int, sys.argv[1:])
+head = CoordinatorServer(listening, terms, room, lambda reason: print("complains:", reason))
+head.start()
+time.sleep(0.2)
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+print(listening.getsockname()[1], flush=True)
+sys.stdin.read()
+head.close(0, 0)
+print(time.process_time())
+"""
+
+
+@contextmanager
+def head(room, limit):
+    """Start a head of three nodes in a process of its own.
+
+    Yields:
+        Its port, and a function that ends it and returns its output by line, the CPU
+        time at the end, and its standard error.
+    """
+    program = subprocess.Popen(
+        [sys.executable, "-c", HEAD, str(room), str(limit)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def end():
+        output, errors = program.communicate("", timeout=10)
+        *said, seconds = output.splitlines()
+        return said, float(seconds), errors
+
+    try:
+        yield int(program.stdout.readline()), end
+    finally:
+        program.kill()
+        program.communicate()
+
+
+class Client:
+    """Somebody who connects, and perhaps says hello."""
+
+    def __init__(self, port):
+        self._socket = socket.create_connection((HERE, port), timeout=10)
+        self._file = self._socket.makefile("rb")
+
+    def hello(self, rank, within=10):
+        self._socket.settimeout(within)
+        said = JoinRequest("19.0", "mine", 3, rank, f"n{rank}", 100 + rank, "0.1.0")
+        self.say(hello=protocol.VERSION, **asdict(said))
+        return self.hear()
+
+    def say(self, **message):
+        self._socket.sendall(protocol.encode(message))
+
+    def hear(self):
+        line = self._file.readline()
+        return json.loads(line) if line else None
+
+    def close(self):
+        self._file.close()
+        self._socket.close()
+
+
+@pytest.fixture
+def client():
+    made = []
+
+    def connect(port):
+        made.append(Client(port))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+# Idle connections of unknown peers, the room for them, and the limit.
+FLOODS = {
+    "room for all": (100, 1024, 256),
+    "more than there is room for": (1500, 100, 256),
+    "no room at all": (100, 0, 32),
+    "no reserve": (100, 1024, 24),
+}
+
+
+@pytest.mark.parametrize("case", FLOODS)
+def test_agents_get_in_whoever_else_is_there(case, client):
+    number, room, limit = FLOODS[case]
+    with head(room, limit) as (port, end):
+        idle = [client(port) for _ in range(number)]
+        agents = [client(port) for _ in range(3)]
+        for rank, agent in enumerate(agents):
+            assert "welcome" in agent.hello(rank)
+        idle += [client(port) for _ in range(number)]
+        for agent in agents:
+            agent.say(join=0)
+        assert ["go" in agent.hear() for agent in agents] == [True] * 3
+        again = client(port)
+        again.say(hello=1, job="20.0")  # who is there is answered, whoever it is
+        assert "refused" in again.hear()
+        said, seconds, errors = end()
+    assert (said, errors) == ([], "")
+    assert seconds < 3
+
+
+def test_a_connection_that_has_to_wait_is_said_once_and_costs_nothing(client):
+    with head(1024, 9) as (port, end):  # two connections, beside what a process has
+        first, second = client(port), client(port)
+        for rank, agent in enumerate((first, second)):
+            assert "welcome" in agent.hello(rank)
+        third = client(port)
+        with pytest.raises(TimeoutError):
+            third.hello(2, within=2.5)
+        third.close()
+        first.close()
+        assert "welcome" in client(port).hello(2)
+        said, seconds, errors = end()
+    assert (said, errors) == (["complains: Too many open files"], "")
+    assert seconds < 2
+
+
+MEMBER = """
+import os, resource, sys, time
+from torchrun_hpc.rendezvous.client import Client, CoordinatorAddress
+from torchrun_hpc.rendezvous.protocol import JoinRequest
+
+member = Client(
+    JoinRequest("19.0", "mine", 3, 1, "n1", 100, "0.1.0"),
+    CoordinatorAddress("127.0.0.1", (1, 2), 30, 120),
+    print,
+)
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+start = time.monotonic()
+try:
+    member.connect()
+except OSError as error:
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    print(error.strerror, time.monotonic() - start < 5)
+"""
+
+
+def test_a_member_without_an_open_file_does_not_look_for_long():
+    argv = [sys.executable, "-c", MEMBER]
+    done = subprocess.run(argv, capture_output=True, check=True, text=True, timeout=20)
+    assert (done.stdout, done.stderr) == ("Too many open files True\n", "")

@@ -1,0 +1,326 @@
+"""A launch as plain data: nothing is lost on its way to another program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
+
+from torchrun_hpc import __version__
+from torchrun_hpc.planning import plan
+from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.reporting import description
+from torchrun_hpc.schedulers.job import LaunchContext
+from torchrun_hpc.setting import Setting
+
+PATCH = {
+    "name": "report_missing_nodes",
+    "target": "torch.somewhere",
+    "reason": "it waits",
+    "releases": ">=2.0",
+    "state": "patched",
+}
+COMMAND = ["torchrun", "--nnodes=3", "train.py", "--lr", "0.1"]
+
+
+def described(inputs):
+    made = plan.make_plan(inputs)
+    return description.description(inputs, made, "2.13.0", [PATCH], COMMAND)
+
+
+LAUNCHES = {
+    "three nodes": make_inputs(),
+    "the last of three nodes": make_inputs(2),
+    "a name is rewritten": make_inputs(options={"rdzv_endpoint": "jwb0001:29400"}),
+    "static": make_inputs(1, options={"node_rank": 1, "master_port": 29501}),
+    "etcd": make_inputs(options={"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"}),
+    "a rank that is ignored": make_inputs(
+        options={"rdzv_backend": "c10d", "node_rank": 5}
+    ),
+    "an address of IPv6": make_inputs(
+        job=step(nodes=("jwb0001", "jwb0002")),
+        network=juelich(
+            interfaces={"ib0": "fd00::1/64"},
+            hosts={"jwb0001i": "fd00::1", "jwb0002i": "fd00::2"},
+        ),
+    ),
+    "no address": make_inputs(network=juelich(interfaces={"eth0": "172.17.0.2/16"})),
+    "too many workers": make_inputs(cpus=1, environ={"CUDA_VISIBLE_DEVICES": "0"}),
+    "no site": make_inputs(site=None),
+    "one node of a step": make_inputs(job=step(nodes=("jwb0001",))),
+    "one node of a batch script": make_inputs(
+        job=outside_a_step(LaunchContext.BATCH_SCRIPT, ("jwb0001",))
+    ),
+    "an interactive step": make_inputs(job=INTERACTIVE),
+    "no scheduler": make_inputs(job=None),
+    "no scheduler, two nodes": make_inputs(
+        job=None, options={"nnodes": "2", "node_rank": 1, "master_addr": "10.10.0.1"}
+    ),
+}
+each_launch = pytest.mark.parametrize("name", LAUNCHES)
+
+
+@each_launch
+def test_it_is_plain_data(name):
+    found = described(LAUNCHES[name])
+    assert json.loads(json.dumps(found)) == found
+
+
+def sent(name, **changes):
+    """Return a description as another node would send it, and the plan here."""
+    text = json.dumps(described(LAUNCHES[name]) | changes)
+    return text.encode(), plan.make_plan(LAUNCHES[name])
+
+
+@each_launch
+def test_what_another_node_sends(name):
+    found = described(LAUNCHES[name])
+    text, here = sent(name)
+    rank = found["plan"]["node_rank"]
+    assert description.received(text, rank, here) == found
+    assert description.received(text, rank + 1, here) is None
+    assert description.received(text, rank, replace(here, hosts=("n1",))) is None
+
+
+# What two nodes call the nodes, where a launcher may tell no names.
+NAMES = [
+    (["n0", "n1"], ("n0", "n1"), True),
+    (["n0", ""], ("n0", "n1"), True),
+    (["n0", "n1"], ("", "n1"), True),
+    (["n0", ""], ("", "n1"), True),
+    (["", ""], ("", ""), True),
+    (["n0", "n1"], ("n0", "n2"), False),
+    (["n1", ""], ("n0", "n1"), False),
+    (["n0"], ("n0", "n1"), False),
+    (["n0", "n1", ""], ("n0", "n1"), False),
+    ([], ("n0",), False),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "agree"), NAMES)
+def test_names_are_compared_where_both_are_known(theirs, ours, agree):
+    found = described(LAUNCHES[FIRST])
+    found["plan"]["hosts"] = theirs
+    here = replace(plan.make_plan(LAUNCHES[FIRST]), hosts=ours)
+    received = description.received(json.dumps(found).encode(), 0, here)
+    assert (received is not None) is agree
+
+
+FIRST = next(iter(LAUNCHES))
+
+
+def without(mapping, key):
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def altered(**changes):
+    return described(LAUNCHES[FIRST])["plan"] | changes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"not json", b"null", b"[]", b"{}", b"1", b"\xff", b"[" * 100_000],
+    ids=lambda text: repr(text[:8]),
+)
+def test_what_is_no_description(text):
+    _, here = sent(FIRST)
+    assert description.received(text, 0, here) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"command": ["curl", "example.org"]},
+        {"command": []},
+        {"command": "torchrun"},
+        {"exports": {"X=1; touch /tmp/x; Y": "v"}},
+        {"exports": {"X": 1}},
+        {"torch": "2\x1b]0;title\x07"},
+        {"plan": altered(address="\x1b[2J")},
+        {"plan": altered(interface="two\nlines")},
+        {"plan": altered(hosts=["n1"])},
+        {"plan": altered(node_rank=True)},
+        {"plan": altered(node_rank=-1)},
+        {"plan": altered(warnings=[{"code": "HPC057"}])},
+        {"plan": without(altered(), "workers")},
+        {"patches": [{}]},
+        {"options": {"nnodes": "3"}},
+    ],
+    ids=str,
+)
+def test_what_a_stranger_may_have_written(changes):
+    """Nothing of it gets to a terminal, or into a line that is to be copied."""
+    text, here = sent(FIRST, **changes)
+    rank = described(LAUNCHES[FIRST])["plan"]["node_rank"]
+    assert description.received(sent(FIRST)[0], rank, here) is not None
+    assert description.received(text, rank, here) is None
+
+
+def keys(kind):
+    return set(kind.__annotations__)
+
+
+@each_launch
+def test_keys_are_those_of_the_types(name):
+    found = described(LAUNCHES[name])
+    assert set(found) == keys(description.Description)
+    assert set(found["plan"]) == keys(description.DescribedPlan)
+    if LAUNCHES[name].job is None:
+        assert found["job"] is None
+    else:
+        assert set(found["job"]) == keys(description.DescribedJob)
+        assert set(found["job"]["task"]) == keys(description.DescribedTask)
+    sourced = [
+        *found["options"].values(),
+        *found["plan"]["options"].values(),
+        *found["plan"]["environment"].values(),
+        *([found["plan"]["site"]] if found["plan"]["site"] else []),
+    ]
+    said = [x for kind in ("notes", "advice", "warnings") for x in found["plan"][kind]]
+    assert sourced
+    assert all(set(value) == keys(description.Sourced) for value in sourced)
+    assert all(set(message) == keys(description.Said) for message in said)
+    assert [set(patch) for patch in found["patches"]] == [
+        keys(description.DescribedPatch)
+    ]
+
+
+@each_launch
+def test_every_value_has_its_source(name):
+    found = described(LAUNCHES[name])
+    for where in (found["options"], found["plan"]["environment"]):
+        for option, value in where.items():
+            assert value["source"], option
+            assert isinstance(value["value"], str)
+
+
+@each_launch
+def test_typed_and_derived_options_are_all_there(name):
+    inputs = LAUNCHES[name]
+    made = plan.make_plan(inputs)
+    found = described(inputs)["options"]
+    assert set(found) == {*inputs.options, *made.options}
+    for option, value in found.items():
+        # What is derived in spite of what was typed is what torchrun gets.
+        expected = made.options.get(option) or inputs.options[option]
+        assert value == {"value": str(expected.value), "source": expected.source}
+
+
+def test_what_is_said_and_set():
+    found = described(LAUNCHES["three nodes"])
+    port = port_of("19.0")
+    assert (found["torchrun_hpc"], found["torch"]) == (__version__, "2.13.0")
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["job"] == {
+        "scheduler": "Slurm",
+        "launch_id": "19.0",
+        "start": "step",
+        "nodes": ["jwb0001", "jwb0002", "jwb0003"],
+        "node_rank": 0,
+        "task": {"rank": 0, "size": 3, "local_rank": 0, "local_size": 1},
+        "allocated_nodes": 3,
+        "provenance": dict(step().provenance),
+    }
+    made = found["plan"]
+    found_by = f"{JSC.found_by} ({JSC.file})"
+    assert made["site"] == {"value": "jsc", "source": found_by}
+    assert (made["address"], made["interface"]) == ("10.20.0.1", "ib0")
+    assert made["listen"] == f"10.20.0.1:{port}"
+    assert made["endpoint"] == f"jwb0001i:{port}"
+    assert found["exports"] == {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "ib0"}
+    assert made["environment"]["GLOO_SOCKET_IFNAME"] == {
+        "value": "ib0",
+        "source": "ib0 has 10.20.0.1",
+    }
+    assert (found["command"], found["patches"]) == (COMMAND, [PATCH])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "codes"),
+    [
+        ("three nodes", "notes", []),
+        ("a name is rewritten", "notes", ["HPC074"]),
+        ("a rank that is ignored", "notes", ["HPC075"]),
+        ("an interactive step", "notes", ["HPC073"]),
+        ("no address", "warnings", ["HPC057"]),
+        ("too many workers", "advice", ["HPC092"]),
+    ],
+)
+def test_messages_have_their_codes(name, kind, codes):
+    said = described(LAUNCHES[name])["plan"][kind]
+    assert [message["code"] for message in said] == codes
+    assert all(message["text"] for message in said)
+
+
+def test_an_address_of_ipv6_is_in_brackets():
+    found = described(LAUNCHES["an address of IPv6"])
+    assert found["plan"]["listen"] == f"[fd00::1]:{port_of('19.0')}"
+
+
+def test_the_dry_run_is_no_option_of_the_launch():
+    options = {"hpc_dry_run": "json", "hpc_site": "jsc"}
+    assert set(described(make_inputs(options=options))["options"]) >= {"hpc_site"}
+    assert "hpc_dry_run" not in described(make_inputs(options=options))["options"]
+
+
+# --- for a shell --------------------------------------------------------------------
+
+ODD = [
+    "plain",
+    "",
+    "two words",
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "it's",
+    'say "so"',
+    "back\\slash",
+    "a\nb",
+    "*",
+    "~",
+    "!x",
+    "#",
+    "a;b&c|d>e",
+    "--flag=a b",
+    "ü\u2028",
+]
+TELL = "import json, os, sys; print(json.dumps([os.environ.get('ODD'), sys.argv[1:]]))"
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_a_shell_reads_what_was_meant(value):
+    inputs = make_inputs(environ={"OMP_NUM_THREADS": "1"}, workers=1)
+    found = described(inputs)
+    found["exports"] = {"ODD": value}
+    found["command"] = [sys.executable, "-c", TELL, *ODD]
+    done = subprocess.run(
+        ["sh", "-eu"],
+        input="\n".join(description.shell_lines(found)),
+        env={**os.environ, "PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(done.stdout) == [value, ODD]
+
+
+def test_one_line_for_each_export_and_one_for_the_command():
+    found = described(LAUNCHES["three nodes"])
+    assert description.shell_lines(found) == [
+        "export OMP_NUM_THREADS=1",
+        "export GLOO_SOCKET_IFNAME=ib0",
+        "torchrun --nnodes=3 train.py --lr 0.1",
+    ]
+
+
+def test_values_that_are_no_text_are_written_as_text():
+    assert description._sourced(
+        {"standalone": Setting(value=True, source="one node")}
+    ) == {"standalone": {"value": "True", "source": "one node"}}

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.reporting import report
+from torchrun_hpc.setting import Setting
+
+HEAD = "3 nodes, 4 workers on this one, Slurm 19.0, c10d rendezvous at"
+JSC = Setting("jsc", "SYSTEMNAME=juwelsbooster")
+
+
+def plan(**changes):
+    settings = {
+        "title": "Slurm 19.0",
+        "nodes": 3,
+        "node_rank": 0,
+        "workers": 4,
+        "is_reporter": True,
+        "endpoint": "jwb0001i:25592",
+    }
+    return LaunchPlan(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"listen": ("10.20.0.1", 25592), "interface": "ib0", "site": JSC},
+            f"{HEAD} jwb0001i:25592 (10.20.0.1), interface ib0, site jsc",
+        ),
+        (
+            {},
+            f"{HEAD} jwb0001i:25592",
+        ),
+        (
+            {"endpoint": "10.20.0.1:29400", "listen": ("10.20.0.1", 29400)},
+            f"{HEAD} 10.20.0.1:29400",
+        ),
+        (
+            {"endpoint": "[fd00::1]:29400", "listen": ("fd00::1", 29400)},
+            f"{HEAD} [fd00::1]:29400",
+        ),
+        (
+            {"nodes": 1, "workers": 1, "endpoint": "localhost", "backend": "static"},
+            "1 node, 1 worker, Slurm 19.0, static rendezvous at localhost",
+        ),
+        (
+            {"nodes": 2, "endpoint": "", "title": "no scheduler"},
+            "2 nodes, 4 workers on this one, no scheduler",
+        ),
+        (
+            {"fewest": 2},
+            f"2 to {HEAD} jwb0001i:25592",
+        ),
+        (
+            {"fewest": 3},
+            f"{HEAD} jwb0001i:25592",
+        ),
+        (
+            {"shape": "3 nodes x 2 tasks"},
+            "3 nodes x 2 tasks, Slurm 19.0, c10d rendezvous at jwb0001i:25592",
+        ),
+        (
+            {"notes": (Message("HPC074", "a rewritten to b"), Message("HPC075", "c"))},
+            f"{HEAD} jwb0001i:25592; HPC074 a rewritten to b; HPC075 c",
+        ),
+    ],
+)
+def test_start_line(changes, line):
+    assert report.start_line(plan(**changes)) == Message("HPC001", line)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("error", "torchrun_hpc: error: HPC061 text\n"),
+        ("warning", "torchrun_hpc: warning: HPC061 text\n"),
+        ("", "torchrun_hpc: HPC061 text\n"),
+    ],
+)
+def test_line_is_one_write(kind, text):
+    writes = []
+
+    class Stream(io.StringIO):
+        def write(self, text):
+            writes.append(text)
+            return super().write(text)
+
+    report.line(Message("HPC061", "text"), Stream(), kind)
+    assert writes == [text]
+
+
+def test_readme_shows_the_line_that_is_printed():
+    """The port in it is the one of job 123456."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    port = port_of("123456.0")
+    shown = plan(
+        title="Slurm 123456.0",
+        nodes=4,
+        backend="scheduler",
+        endpoint=f"jwb0001i:{port}",
+        listen=("10.20.0.1", port),
+        interface="ib0",
+        site=JSC,
+    )
+    assert f"    torchrun_hpc: {report.start_line(shown)}\n" in readme
+
+
+# --- the dry run --------------------------------------------------------------------
+
+COMMAND = ["torchrun", "--nnodes=2", "train.py", "--name=two words"]
+PATCHES = [
+    {
+        "name": "report_missing_nodes",
+        "target": "a.b",
+        "reason": "it is silent",
+        "releases": ">=2.0",
+        "state": "patched",
+    },
+    {
+        "name": "host_exits_last",
+        "target": "a.c",
+        "reason": "it is loud",
+        "releases": ">=2.4",
+        "state": "left out: this torch has changed its target",
+    },
+]
+
+
+def described(rank=0, nodes=2, *, job=True, node_patches=PATCHES, **changes):
+    """Describe one node of a dry run by hand.
+
+    Args:
+        rank: Its rank.
+        nodes: Number of nodes.
+        job: Whether there is a scheduler.
+        node_patches: What is changed inside torch.
+        changes: Attributes of the plan that are others.
+    """
+    environment = changes.pop("environment", {"GLOO_SOCKET_IFNAME": ("ib0", "owner")})
+    sourced = {k: {"value": v, "source": s} for k, (v, s) in environment.items()}
+    hosts = [f"n{number}" for number in range(nodes)] if job else []
+    return {
+        "torchrun_hpc": "0.1.0",
+        "torch": "2.13.0",
+        "python": "3.11.2",
+        "job": {
+            "scheduler": "Slurm",
+            "launch_id": "19.0",
+            "start": "step",
+            "nodes": hosts,
+            "node_rank": rank,
+            "task": {"rank": rank, "size": nodes, "local_rank": 0, "local_size": 1},
+            "allocated_nodes": nodes,
+            "provenance": {"node_rank": "SLURMD_NODENAME"},
+        }
+        if job
+        else None,
+        "plan": {
+            "title": "Slurm 19.0",
+            "nodes": nodes,
+            "hosts": hosts,
+            "node_rank": rank,
+            "workers": 4,
+            "backend": "c10d",
+            "endpoint": "n0:25592",
+            "site": None,
+            "address": f"10.0.0.{rank}",
+            "interface": "ib0",
+            "listen": "10.0.0.0:25592" if rank == 0 else None,
+            "options": {},
+            "environment": sourced,
+            "notes": [],
+            "advice": [],
+            "warnings": [],
+            **changes,
+        },
+        "options": {"nproc_per_node": {"value": "4", "source": "PET_NPROC_PER_NODE"}},
+        "patches": node_patches,
+        "exports": {name: value for name, (value, _) in environment.items()},
+        "command": [*COMMAND, f"--node={rank}"],
+    }
+
+
+def paragraphs(nodes, missing=(), limit=60):
+    """Return the paragraphs of a dry run, each as its lines without alignment."""
+    text = report.dry_run(nodes, missing, limit)
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+    return [
+        [" ".join(line.split()) for line in paragraph.split("\n")]
+        for paragraph in text.removesuffix("\n").split("\n\n")
+    ]
+
+
+VERSIONS = "torchrun_hpc 0.1.0, torch 2.13.0, Python 3.11.2"
+TITLE = f"{VERSIONS}: a dry run, nothing is started"
+
+
+def test_dry_run_of_two_nodes():
+    assert paragraphs([described(0), described(1)]) == [
+        [TITLE],
+        [
+            "value is from",
+            "scheduler Slurm a step",
+            "node rank 0 SLURMD_NODENAME",
+            "workers 4 PET_NPROC_PER_NODE=4",
+            "rendezvous c10d at n0:25592",
+            "listens on 10.0.0.0:25592 this node is the host",
+            "--nproc_per_node 4 PET_NPROC_PER_NODE",
+        ],
+        [
+            "rank node address interface workers",
+            "0 n0 10.0.0.0 ib0 4",
+            "1 n1 10.0.0.1 ib0 4",
+        ],
+        ["variable is set to from", "GLOO_SOCKET_IFNAME ib0 owner"],
+        [
+            "inside torch is because",
+            "report_missing_nodes patched it is silent",
+            "host_exits_last left out: this torch has changed its target it is loud",
+        ],
+        ["The same with plain torchrun, on n0:"],
+        [
+            "export GLOO_SOCKET_IFNAME=ib0",
+            "torchrun --nnodes=2 train.py '--name=two words' --node=0",
+        ],
+        ["The same with plain torchrun, on n1:"],
+        [
+            "export GLOO_SOCKET_IFNAME=ib0",
+            "torchrun --nnodes=2 train.py '--name=two words' --node=1",
+        ],
+    ]
+
+
+def test_dry_run_of_one_node_without_scheduler():
+    node = described(
+        nodes=1, job=False, endpoint="localhost", environment={}, interface=""
+    )
+    node["options"] = {}
+    found = paragraphs([node])
+    assert found[1:3] == [
+        [
+            "value is from",
+            "workers 4 default",
+            "rendezvous c10d at localhost",
+            "listens on 10.0.0.0:25592 this node is the host",
+        ],
+        ["rank node address interface workers", "0 this node 10.0.0.0 - 4"],
+    ]
+    assert found[3][0] == "inside torch is because"  # no variable, no table
+    assert found[4:] == [
+        ["The same with plain torchrun:"],
+        ["torchrun --nnodes=2 train.py '--name=two words' --node=0"],
+    ]
+
+
+def test_dry_run_shows_what_differs_on_a_node():
+    """What is the same as on the first node is said once."""
+    nodes = [
+        described(0, 3, environment={"GLOO": ("ib0", "a"), "OMP": ("1", "default")}),
+        described(1, 3, environment={"GLOO": ("ib1", "b"), "OMP": ("1", "default")}),
+        described(2, 3, environment={"MORE": ("x", "c")}, address=None, interface=""),
+    ]
+    found = paragraphs(nodes)
+    assert found[2] == [
+        "rank node address interface workers",
+        "0 n0 10.0.0.0 ib0 4",
+        "1 n1 10.0.0.1 ib0 4",
+        "2 n2 unknown - 4",
+    ]
+    assert found[3] == [
+        "variable is set to from",
+        "GLOO ib0 a",
+        "OMP 1 default",
+        "GLOO on n1 ib1 b",
+        "MORE on n2 x c",
+        "GLOO on n2 (nothing)",
+        "OMP on n2 (nothing)",
+    ]
+
+
+def test_dry_run_names_the_nodes_that_did_not_answer():
+    nodes = [described(0, 5), described(3, 5)]
+    found = paragraphs(nodes, ["n1", "n2", "n4"], 7)
+    assert found[3] == ["No answer within 7 s from: n1, n2, n4"]
+    assert [line.split()[:2] for line in found[2][1:]] == [["0", "n0"], ["3", "n3"]]
+    assert not [x for y in paragraphs(nodes) for x in y if "No answer" in x]
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6])
+def test_dry_run_shows_the_commands_of_a_few_of_many_nodes(number):
+    found = paragraphs([described(rank, number) for rank in range(number)])
+    commands = [x for y in found for x in y if x.startswith("torchrun --nnodes")]
+    assert [line[-1] for line in commands] == [str(n) for n in range(min(number, 4))]
+    assert len(found[2]) == number + 1
+    more = [f"and {number - 4} more: --hpc-dry-run=json"]
+    assert (found[-1] == more) is (number > 4)
+
+
+def said(code, text):
+    return {"code": code, "text": text}
+
+
+def test_dry_run_says_what_a_launch_would_say():
+    """Notes and advice are the same on all nodes, warnings are of one."""
+    shared = {
+        "notes": [said("HPC074", "a rewritten to b")],
+        "advice": [said("HPC096", "fewer GPUs")],
+    }
+    nodes = [
+        described(0, 3, **shared),
+        described(1, 3, **shared, warnings=[said("HPC056", "not here")]),
+        described(2, 3, **shared, warnings=[said("HPC057", "none")]),
+    ]
+    found = paragraphs(nodes)
+    assert found[5] == [
+        "HPC074 a rewritten to b",
+        "HPC096 fewer GPUs",
+        "HPC056 n1: not here",
+        "HPC057 n2: none",
+    ]
+
+
+def test_dry_run_names_the_site():
+    site = {"value": "jsc", "source": "SYSTEMNAME=juwels"}
+    assert "site jsc SYSTEMNAME=juwels" in paragraphs([described(site=site)])[1]
+
+
+def test_columns_of_a_dry_run_are_aligned():
+    text = report.dry_run([described(0), described(1)], (), 60)
+    rows = text.split("\n\n")[2].split("\n")
+    columns = [[m.start() for m in re.finditer(r"\S+", row)] for row in rows]
+    assert columns[0] == columns[1] == columns[2]
+    assert all(line == line.rstrip() for line in text.split("\n"))

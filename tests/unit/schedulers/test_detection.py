@@ -1,0 +1,323 @@
+"""All sources together: which of them speaks, and that none of them ever crashes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nodes import changed, outcome, recorded, recordings
+
+from torchrun_hpc import schedulers
+from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pals, pbs, pmi, slurm
+from torchrun_hpc.schedulers.job import LaunchContext, Task
+from torchrun_hpc.schedulers.pmi import Exchanged
+from torchrun_hpc.schedulers.process import Process
+
+# --- who speaks ---------------------------------------------------------------------
+
+# The first task of a launch by each of them, in this order: whoever started this
+# process, not whoever started that.
+STARTED_BY = {
+    "jsrun": {
+        "JSM_NAMESPACE_RANK": "0",
+        "JSM_NAMESPACE_SIZE": "2",
+        "JSM_NAMESPACE_LOCAL_RANK": "0",
+        "JSM_NAMESPACE_LOCAL_SIZE": "1",
+    },
+    "Open MPI": recorded("openmpi-4.1.4-3-nodes")[0][0],
+    "Hydra": recorded("mpich-4.0.2-3-nodes")[0][0],
+    "Flux": {
+        "FLUX_JOB_ID": "\u0192D2e73NP",
+        "FLUX_TASK_RANK": "0",
+        "FLUX_JOB_SIZE": "2",
+        "FLUX_JOB_NNODES": "2",
+        "FLUX_TASK_LOCAL_ID": "0",
+    },
+    "Slurm": recorded("slurm-srun-3-nodes")[0][0],
+    "PALS": {
+        "PALS_RANKID": "0",
+        "PALS_NODEID": "0",
+        "PALS_LOCAL_RANKID": "0",
+        "PALS_LOCAL_SIZE": "1",
+        "PMI_SIZE": "3",
+    },
+}
+# Two of these are decided by evidence: test_evidence.py.
+UNCLEAR = {"Open MPI", "Hydra", "Flux"}
+PAIRS = [
+    (inner, outer)
+    for inner in STARTED_BY
+    for outer in STARTED_BY
+    if list(STARTED_BY).index(inner) < list(STARTED_BY).index(outer)
+    and not {inner, outer} <= UNCLEAR
+]
+
+
+@pytest.mark.parametrize("name", STARTED_BY)
+def test_each_alone(name):
+    job = schedulers.detect(Process(STARTED_BY[name], "jwb0001"))
+    assert job.scheduler == name
+
+
+@pytest.mark.parametrize(("inner", "outer"), PAIRS)
+def test_two_at_once(inner, outer):
+    environ = STARTED_BY[outer] | STARTED_BY[inner]
+    job = schedulers.detect(Process(environ, "jwb0001"))
+    expected = f"{inner} in Slurm" if outer == "Slurm" else inner
+    assert job.scheduler == expected
+    assert schedulers.is_first_task(environ)
+
+
+@pytest.mark.parametrize("hostname", ["laptop", "", "localhost"])
+def test_nobody(hostname):
+    environ = {"HOME": "/root", "PATH": "/usr/bin", "OMP_NUM_THREADS": "1"}
+    assert schedulers.detect(Process(environ, hostname)) is None
+    assert schedulers.is_first_task(environ)
+
+
+@pytest.mark.parametrize("name", recordings(""))
+def test_one_task_of_every_recorded_launch_speaks(name):
+    speaking = [schedulers.is_first_task(environ) for environ, _ in recorded(name)]
+    first = 2 if name == "pbs-pbsdsh-split-chunks" else 1  # PBS tells no ranks
+    assert speaking == [True] * first + [False] * (len(speaking) - first)
+
+
+# --- anything -----------------------------------------------------------------------
+
+SLURM = [
+    *slurm.JOB_ID,
+    slurm.ARRAY_JOB_ID,
+    slurm.ARRAY_TASK_ID,
+    slurm.RESTART_COUNT,
+    *slurm.STEP_ID,
+    *slurm.JOB_NODES,
+    slurm.HET_SIZE,
+    *slurm.JOB_NUM_NODES,
+    slurm.STEP_NODES,
+    slurm.STEP_NUM_NODES,
+    *slurm.STEP_TASKS_PER_NODE,
+    slurm.NODE_NAME,
+    slurm.NODE_ID,
+    slurm.TASK_RANK,
+    slurm.LOCAL_RANK,
+    slurm.PTY_PORT,
+    slurm.TASK_PID,
+]
+OPEN_MPI = [
+    openmpi.RANK,
+    openmpi.SIZE,
+    openmpi.LOCAL_RANK,
+    openmpi.LOCAL_SIZE,
+    openmpi.INSTANCE,
+    openmpi.MACHINE,
+    openmpi.NODES,
+    openmpi.DAEMON,
+]
+HYDRA = [pmi.RANK, pmi.SIZE, hydra.LOCAL_RANK, hydra.LOCAL_SIZE]
+PALS = [
+    pals.RANK,
+    pals.NODE_RANK,
+    pals.LOCAL_RANK,
+    *pals.LOCAL_SIZE,
+    pals.APPLICATION,
+    pmi.SIZE,
+]
+FLUX = [flux.JOB_ID, flux.RANK, flux.SIZE, flux.NODES, flux.LOCAL_RANK]
+PBS = [
+    pbs.JOB_ID,
+    pbs.NODE_FILE,
+    pbs.ENVIRONMENT,
+    pbs.TASK_NUMBER,
+    pbs.NODE_NUMBER,
+]
+LSF = [lsf.JOB_ID, lsf.ARRAY_INDEX, *lsf.HOST_FILES, lsf.HOST_COUNTS, lsf.HOSTS]
+JSRUN = [lsf.RANK, lsf.SIZE, lsf.LOCAL_RANK, lsf.LOCAL_SIZE, lsf.INSTANCE]
+JSRUN += [lsf.JSRUN_JOB]
+LAUNCHERS = [OPEN_MPI, HYDRA, PALS, FLUX, JSRUN]
+FAMILIES = [SLURM, PBS, LSF, *LAUNCHERS]
+READ = sorted({name for family in FAMILIES for name in family})
+
+FILE = "/var/spool/pbs/aux/17[3].server"
+small = st.integers(0, 6).map(str)
+odd = st.one_of(
+    st.sampled_from(
+        [
+            *(
+                "",
+                " ",
+                "-1",
+                "1.0",
+                "0x1",
+                "\u0663",
+                "\u00bd",
+                "00",
+                "65537",
+                "9" * 400,
+            ),
+            *("jwb0001", "jwb[0001-0003]", "1(x3)", "2(x2),1", "jwb0001 2 jwb0002 1"),
+            *("jwb0001 jwb0001 jwb0002", "17[3].server", "17[].server", FILE, "."),
+            *("00000002", "PBS_INTERACTIVE", "-6", "4294967290", "\u0192D2e73NP"),
+            *("prterun-jwb0001-8511@1", "1.0;tcp://10.10.0.1,fd00::1:43695", "a.0;b"),
+            "1.0;tcp6://[fd00::2]:59375",
+        ]
+    ),
+    st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12),
+)
+values = small | small | odd
+files = st.dictionaries(
+    st.sampled_from([FILE, "1", "jwb0001", pbs.USUAL_FILE.format("1")]),
+    st.sampled_from(["", "jwb0001\njwb0002\njwb0001\n", "jwb0002\n\n \n", " \n"])
+    | st.text(max_size=12),
+)
+hostnames = st.sampled_from(["jwb0001", "jwb0002.site", "login01", ""])
+
+
+def family(names):
+    """Return environments that have all variables of a family, or most of them."""
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(names, values)) | (
+        st.fixed_dictionaries(dict.fromkeys(names, small))
+    )
+
+
+@st.composite
+def environments(draw):
+    """Variables of one launcher, or several, in a job, or none."""
+    environ = {}
+    for names in draw(st.lists(st.sampled_from(FAMILIES), max_size=3)):
+        environ |= draw(family(names))
+    return environ | draw(st.dictionaries(st.sampled_from(READ), values, max_size=3))
+
+
+@st.composite
+def mutated_recordings(draw):
+    """An environment that was recorded, and a few accidents."""
+    environ, _ = draw(
+        st.sampled_from(recordings("")).flatmap(lambda n: st.sampled_from(recorded(n)))
+    )
+    changes = st.dictionaries(st.sampled_from(READ), values | st.none(), max_size=3)
+    return changed(environ, draw(changes))
+
+
+def exchanged(said):
+    """Return a process manager that says this, as far as there are so many tasks."""
+
+    def exchange(environ):
+        if said is None or not environ.get("PMI_SIZE", "").isdecimal():
+            return None
+        size = int(environ["PMI_SIZE"])
+        places = said.node_of_rank[:size] if len(said.node_of_rank) >= size else ()
+        hosts = said.hosts[: max(places, default=-1) + 1]
+        return Exchanged(said.head, said.instance, places, hosts)
+
+    return exchange
+
+
+said = st.sampled_from(
+    [
+        None,
+        Exchanged("jwb0001", "0badcafe"),
+        Exchanged("jwb0001", "0badcafe", (0, 0, 1, 1, 2, 3, 3)),
+        Exchanged("jwb0001", "0badcafe", (0, 1, 2, 0, 1, 2, 0)),
+        Exchanged("jwb0001", "0badcafe", (0, 1, 0, 2), ("jwb0001", "jwb0003", "x")),
+        Exchanged("x", "0badcafe", (0, 1, 2), ("", "jwb0001", "jwb0001")),
+    ]
+)
+
+
+def assert_sound(job):
+    assert re.fullmatch("[A-Za-z0-9._-]+", job.launch_id)
+    assert 1 <= len(job.nodes) <= job.allocated_nodes
+    known = [name for name in job.nodes if name]
+    assert len(set(known)) == len(known) in {0, 1, len(job.nodes)}
+    task = job.task
+    assert 0 <= task.rank < task.size
+    assert 0 <= task.local_rank < task.local_size <= task.size
+    if job.start is LaunchContext.STEP:
+        assert len(job.nodes) <= task.size
+    else:
+        assert task == Task()
+    if job.node_rank is None:
+        assert job.start in {LaunchContext.ALLOCATION_SHELL, LaunchContext.BATCH_SCRIPT}
+        assert job.start is LaunchContext.ALLOCATION_SHELL or len(job.nodes) == 1
+    else:
+        assert 0 <= job.node_rank < len(job.nodes)
+    assert {"nodes", "launch_id"} <= set(job.provenance)
+    if job.start is LaunchContext.STEP:
+        assert {"nodes", "launch_id", "node_rank", "tasks", "task"} <= set(
+            job.provenance
+        )
+    assert all(job.head_candidates)
+    line = job.line("python -m torchrun_hpc train.py")
+    assert line.startswith(job.launcher.line.partition(" ")[0])
+    assert "{" not in line
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    environments() | mutated_recordings(),
+    hostnames,
+    files,
+    said,
+    st.sampled_from([(), ("slurmstepd",), ("sh", "pbs_mom"), ("res",), ("orted", "x")]),
+)
+def test_any_environment_is_understood_or_refused(
+    environ, hostname, texts, heard, ancestors
+):
+    before = dict(environ)
+    found = outcome(
+        Process(
+            environ,
+            hostname,
+            terminal=len(ancestors) == 1,
+            pid=1,
+            ancestors=ancestors,
+            read=texts.get,
+            exchange=exchanged(heard),
+        )
+    )
+    assert environ == before
+    assert isinstance(schedulers.is_first_task(environ), bool)
+    if isinstance(found, str):
+        assert found.isprintable()
+        assert re.match("HPC(0[23][0-9]|139|14[0-4]) ", found)
+    elif found is not None:
+        assert_sound(found)
+
+
+MANY = "999999999"
+LARGE = {
+    "Open MPI": {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": MANY,
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    },
+    "Flux": STARTED_BY["Flux"] | {"FLUX_JOB_SIZE": MANY, "FLUX_JOB_NNODES": MANY},
+}
+DETECT = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+from torchrun_hpc import schedulers
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.schedulers.process import Process
+try:
+    schedulers.detect(Process({!r}, "jwb0001"))
+except LaunchError:
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_number_of_nodes_that_nobody_has_takes_no_memory(name):
+    done = subprocess.run(
+        [sys.executable, "-c", DETECT.format(LARGE[name])],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,391 @@
+"""Variables that another job has left: by evidence, or refused by name."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+from nodes import node_file, outcome, reader, recorded
+
+from torchrun_hpc import schedulers
+from torchrun_hpc.launching import direct
+from torchrun_hpc.schedulers.job import LaunchContext
+from torchrun_hpc.schedulers.process import Process, this_process
+from torchrun_hpc.sites.__main__ import main
+
+LSF_FILE = "/home/user/.lsbatch/1.1234.hostfile"
+PBS_FILE = "/var/spool/pbs/aux/0.desched1"
+LSF = {"LSB_JOBID": "1234", "LSB_DJOB_HOSTFILE": LSF_FILE}
+FILES = {PBS_FILE: node_file("pbs-script"), LSF_FILE: "hostA\nhostB\n"}
+
+
+class Real(NamedTuple):
+    """What a job really is: for each task its variables and its host."""
+
+    tasks: list[tuple[dict[str, str], str]]
+    ancestors: tuple[str, ...]  # of a task, the nearest first
+    family: str  # whose variables those are
+
+
+JSRUN = LSF | {
+    "JSM_NAMESPACE_RANK": "0",
+    "JSM_NAMESPACE_SIZE": "1",
+    "JSM_NAMESPACE_LOCAL_RANK": "0",
+    "JSM_NAMESPACE_LOCAL_SIZE": "1",
+}
+
+
+SLURMSTEPD = ("sh", "slurmstepd", "systemd")
+SHELL = ("bash", "pbs_mom", "systemd")
+JOBS = {
+    "srun": Real(recorded("slurm-srun-3-nodes"), ("slurmstepd",), "Slurm"),
+    "sbatch": Real(recorded("slurm-sbatch-script"), SLURMSTEPD, "Slurm"),
+    "an array": Real(recorded("slurm-array-1"), SLURMSTEPD, "Slurm"),
+    "srun --mpi=pmi2": Real(recorded("slurm-srun-pmi2"), ("slurmstepd",), "Slurm"),
+    "salloc": Real(
+        recorded("slurm-salloc-shell"), ("bash", "salloc", "bash", "sshd"), "Slurm"
+    ),
+    "qsub": Real(recorded("pbs-script"), SHELL, "PBS"),
+    "pbsdsh": Real(recorded("pbs-pbsdsh"), ("pbs_mom",), "PBS"),
+    "bsub": Real([(LSF, "hostA")], ("1.1234", "res", "sbatchd"), "LSF"),
+    "jsrun": Real([(JSRUN, "hostB")], ("jsmd",), "LSF"),
+}
+# mpirun inside a job.
+MPIRUN = {
+    "Open MPI in Slurm": Real(
+        recorded("slurm-openmpi-4-ppr"), ("orted", *SLURMSTEPD), "Slurm"
+    ),
+    "Open MPI 5 in Slurm": Real(
+        recorded("slurm-openmpi-5"), ("sh", "prterun", *SLURMSTEPD), "Slurm"
+    ),
+    "Hydra in Slurm": Real(
+        recorded("slurm-mpich-4"), ("hydra_pmi_proxy", "slurmstepd"), "Slurm"
+    ),
+    "Open MPI in PBS": Real(
+        recorded("pbs-openmpi-4.1.4-tm"), ("python", "mpirun.openmpi", *SHELL), "PBS"
+    ),
+    "Hydra in PBS": Real(
+        recorded("pbs-mpich-4.0.2"),
+        ("hydra_pmi_proxy", "mpiexec.hydra", *SHELL),
+        "PBS",
+    ),
+}
+LEFT = {"Slurm": ["srun", "sbatch"], "PBS": ["qsub", "pbsdsh"], "LSF": ["bsub"]}
+PAIRS = [
+    (real, left)
+    for real, job in (JOBS | MPIRUN).items()
+    for family, names in LEFT.items()
+    if family != job.family
+    for left in names
+]
+
+
+def found(job, left, *, ancestors=(), files=FILES, host=None, **about):
+    """Return what every task finds, with what is left over besides."""
+    return [
+        outcome(
+            Process(
+                {**left, **environ},
+                host or hostname,
+                ancestors=ancestors,
+                read=reader(files),
+                **about,
+            )
+        )
+        for environ, hostname in job.tasks
+    ]
+
+
+def left_by(name):
+    """Return the variables of the last task of a job, on another host."""
+    environ, _ = JOBS[name].tasks[-1]
+    return environ
+
+
+@pytest.mark.parametrize(("real", "left"), PAIRS)
+def test_the_process_above_shows_whose_job_this_is(real, left):
+    """Wherever the names of hosts are of no help."""
+    job = (JOBS | MPIRUN)[real]
+    alone = found(job, {}, ancestors=job.ancestors)
+    assert not [text for text in alone if isinstance(text, str)]
+    assert found(job, left_by(left), ancestors=job.ancestors) == alone
+
+
+@pytest.mark.parametrize(("real", "left"), [p for p in PAIRS if p[0] != "salloc"])
+def test_the_host_shows_whose_job_this_is(real, left):
+    """In a container with process numbers of its own."""
+    job = (JOBS | MPIRUN)[real]
+    assert found(job, left_by(left)) == found(job, {})
+
+
+@pytest.mark.parametrize("left", LEFT["Slurm"])
+def test_three_tasks_of_pbsdsh_are_one_world_although_qsub_had_a_shell_of_slurms(left):
+    jobs = found(JOBS["pbsdsh"], left_by(left))
+    assert {job.scheduler for job in jobs} == {"PBS"}
+    assert [(job.node_rank, len(job.nodes)) for job in jobs] == [(0, 3), (1, 3), (2, 3)]
+
+
+PREFIXES = {"Slurm": "SLURM", "PBS": "PBS_", "LSF": "LSB_"}
+UNCLEAR = {
+    "no host of either": {"host": "elsewhere"},
+    "a host of both": {"host": "dec0001"},
+    "no file that can be read": {
+        "host": "dec0001",
+        "files": {},
+        "may_be_renamed": True,
+    },
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+@pytest.mark.parametrize(("real", "left"), PAIRS)
+def test_what_nothing_decides_is_refused_by_name(real, left, case):
+    """Never by the order in which they are asked."""
+    job, about = (JOBS | MPIRUN)[real], UNCLEAR[case]
+    others = {
+        **left_by(left),
+        **(
+            {"SLURM_JOB_NODELIST": "dec[0001-0003]"} if case == "a host of both" else {}
+        ),
+    }
+    if case == "a host of both":
+        about = {
+            **about,
+            "files": {PBS_FILE: "dec0001\n", LSF_FILE: "batch\ndec0001\n"},
+        }
+        job = job._replace(
+            tasks=[({**e, **_slurms(e)}, hostname) for e, hostname in job.tasks]
+        )
+    for text in found(job, others, **about):
+        assert text.startswith("HPC142 there are variables of ")
+        assert job.family in text
+        assert f"unset ${{!{PREFIXES[job.family]}*}}" in text
+        assert text.isprintable()
+
+
+ON_OTHER_NODES = {
+    "MPICH over ssh": ("hydra_pmi_proxy", "sshd", "systemd"),
+    "PALS": ("palsd", "systemd"),
+    "nothing shows": (),
+}
+PALS = {
+    "PALS_RANKID": "1",
+    "PALS_NODEID": "1",
+    "PALS_LOCAL_RANKID": "0",
+    "PALS_LOCAL_SIZE": "1",
+    "PALS_APID": "5b0de0e3-7c5f",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "3",
+}
+
+
+@pytest.mark.parametrize("launcher", ON_OTHER_NODES)
+@pytest.mark.parametrize("left", LEFT["Slurm"])
+def test_a_list_that_lacks_this_host_is_left_over(left, launcher):
+    """PBS writes its node file on the first host only."""
+    ancestors = ON_OTHER_NODES[launcher]
+    job = JOBS["qsub"] if launcher == "PALS" else MPIRUN["Hydra in PBS"]
+    extra = PALS if launcher == "PALS" else {}
+    others = job._replace(
+        tasks=[(extra | environ, "dec0009") for environ, _ in job.tasks[-2:]]
+    )
+    about = {"ancestors": ancestors, "files": {}}
+    alone = found(others, {}, **about)
+    assert not [text for text in alone if isinstance(text, str)]
+    assert found(others, left_by(left), **about) == alone
+    # A container's own name is in no list.
+    if launcher == "nothing shows":
+        for text in found(others, left_by(left), may_be_renamed=True, **about):
+            assert text.startswith("HPC142 there are variables of ")
+
+
+@pytest.mark.parametrize(
+    ("number", "is_one"), [("", True), (".desched1", True), ("0.desched1", False)]
+)
+@pytest.mark.parametrize("real", ["srun", "sbatch", "an array"])
+def test_a_prolog_sets_the_variables_of_pbs_for_a_job_of_slurm(real, number, is_one):
+    """In a container, where no process above shows: one job, of one number."""
+    job = JOBS[real]
+    for environ, hostname in job.tasks:
+        pbs = {
+            "PBS_JOBID": environ["SLURM_JOB_ID"] + number,
+            "PBS_NODEFILE": PBS_FILE,
+        }
+        read = reader({PBS_FILE: f"{hostname}\n"})
+        text = outcome(Process(pbs | environ, hostname, read=read))
+        if is_one:
+            assert text == outcome(Process(environ, hostname))
+        else:
+            assert text.startswith("HPC142 ")
+            assert "a node of several of them" in text
+
+
+def _slurms(environ):
+    """Return a list of nodes for a job of Slurm."""
+    if "SLURM_JOB_ID" not in environ:
+        return {}
+    return {"SLURM_JOB_NODELIST": "dec[0001-0003]", "SLURM_STEP_NODELIST": ""}
+
+
+# --- what mpirun has left -----------------------------------------------------------
+
+TASKS = {
+    "Open MPI 4": recorded("openmpi-4.1.4-3-nodes")[2][0],
+    "Open MPI 5": recorded("openmpi-5.0.11-3-nodes")[2][0],
+    "MPICH": recorded("mpich-4.0.2-3-nodes")[2][0],
+    "Intel MPI": recorded("intelmpi-2021-3-nodes")[2][0],
+    "Flux": {
+        "FLUX_JOB_ID": "\u0192D2e73NP",
+        "FLUX_TASK_RANK": "2",
+        "FLUX_JOB_SIZE": "3",
+        "FLUX_JOB_NNODES": "3",
+        "FLUX_TASK_LOCAL_ID": "0",
+    },
+}
+
+
+@pytest.mark.parametrize("left", TASKS)
+@pytest.mark.parametrize("real", [name for name in JOBS if name != "jsrun"])
+def test_a_job_that_was_submitted_in_a_task_of_mpirun(real, left):
+    job = JOBS[real]
+    leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
+    alone = found(job, {}, ancestors=job.ancestors)
+    assert found(job, leftovers, ancestors=job.ancestors) == alone
+    for environ, hostname in job.tasks:
+        process = Process(leftovers | environ, hostname, ancestors=job.ancestors)
+        cleaned = Process(environ, hostname, ancestors=job.ancestors)
+        assert schedulers.is_reporter(process) == schedulers.is_reporter(cleaned)
+
+
+@pytest.mark.parametrize("left", TASKS)
+def test_the_process_that_slurm_has_started_itself(left):
+    """Its number is in a variable, also where other processes are hidden."""
+    environ, hostname = recorded("slurm-srun-3-nodes")[1]
+    leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
+    process = Process(leftovers | environ | {"SLURM_TASK_PID": "7"}, hostname, pid=7)
+    job = schedulers.detect(process)
+    assert (job.scheduler, job.start, job.node_rank) == ("Slurm", LaunchContext.STEP, 1)
+
+
+# Names and numbers above a process of number 9, where those of root are hidden.
+HIDDEN = {
+    "in a batch script": (("bash",), (7, 6)),
+    "in a shell of it": (("time", "sh", "bash"), (8, 81, 7, 6)),
+    "hidden itself": ((), (7,)),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+@pytest.mark.parametrize("left", TASKS)
+@pytest.mark.parametrize("real", ["srun", "sbatch", "an array"])
+def test_what_slurm_has_started_is_above_where_others_are_hidden(real, left, case):
+    names, pids = HIDDEN[case]
+    leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
+    for environ, hostname in JOBS[real].tasks:
+        own = environ | {"SLURM_TASK_PID": "7"}
+        about = {"pid": 9, "ancestors": names, "ancestor_pids": pids}
+        alone = outcome(Process(own, hostname, **about))
+        assert not isinstance(alone, str)
+        assert outcome(Process(leftovers | own, hostname, **about)) == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "ancestors"),
+    [
+        ("Open MPI in Slurm", ("mpirun", "bash")),
+        ("Open MPI 5 in Slurm", ("sh", "prterun", "bash")),
+        ("Hydra in Slurm", ("hydra_pmi_proxy", "mpiexec.hydra", "bash")),
+    ],
+)
+def test_a_launcher_in_a_batch_script_is_nearer(name, ancestors):
+    """The script is what Slurm has started; slurmstepd above is hidden."""
+    environ, hostname = MPIRUN[name].tasks[0]
+    pids = (*range(10, 10 - len(ancestors) + 1, -1), 7, 6)
+    own = environ | {"SLURM_TASK_PID": "7"}
+    process = Process(own, hostname, pid=11, ancestors=ancestors, ancestor_pids=pids)
+    assert outcome(process) == outcome(Process(environ, hostname))
+
+
+@pytest.mark.parametrize("name", MPIRUN)
+def test_mpirun_in_a_job_is_no_contradiction(name):
+    job = MPIRUN[name]
+    alone = found(job, {})
+    assert not [text for text in alone if isinstance(text, str)]
+    for ancestors in (job.ancestors, ("bash", "sshd", "systemd")):
+        assert found(job, {}, ancestors=ancestors) == alone
+
+
+LAUNCHED_BY = {
+    "Open MPI 4": ("sh", "orted", "slurmstepd"),
+    "Open MPI 5": ("prted", "sshd"),
+    "MPICH": ("hydra_pmi_proxy", "mpiexec.hydra", "bash"),
+    "Intel MPI": ("env", "hydra_pmi_proxy", "hydra_bstrap_pr"),
+    "Flux": ("flux-shell", "flux-broker", "slurmstepd"),
+}
+TWO = [
+    (inner, outer)
+    for inner in TASKS
+    for outer in TASKS
+    if inner.split()[0] != outer.split()[0] and {inner, outer} != {"MPICH", "Intel MPI"}
+]
+
+
+@pytest.mark.parametrize(("inner", "outer"), TWO)
+def test_a_launcher_in_a_task_of_another(inner, outer):
+    environ = TASKS[outer] | TASKS[inner]
+    process = Process(environ, "jwb0003", ancestors=LAUNCHED_BY[inner])
+    alone = Process(TASKS[inner], "jwb0003")
+    assert schedulers.detect(process).scheduler == schedulers.detect(alone).scheduler
+    text = outcome(Process(environ, "jwb0003"))
+    assert text.startswith("HPC142 there are variables of ")
+
+
+# --- this process -------------------------------------------------------------------
+
+
+def test_the_processes_above_this_one():
+    code = "from torchrun_hpc.schedulers.process import this_process as p; print(p())"
+    done = subprocess.run(
+        ["sh", "-c", f'{sys.executable} -c "$0"; true', code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    above = this_process().ancestors
+    with open(f"/proc/{os.getpid()}/comm", encoding="utf-8") as file:  # noqa: PTH123
+        own = file.read().strip()
+    assert f"ancestors={('sh', own, *above)}" in done.stdout
+    pids = this_process().ancestor_pids
+    assert pids[0] == os.getppid()
+    assert f", {(os.getpid(), *pids)}"[3:] in done.stdout
+
+
+@pytest.fixture
+def with_leftovers(monkeypatch, tmp_path):
+    """Put this process into a job of PBS that has the variables of Slurm's as well."""
+    file = tmp_path / "nodes"
+    file.write_text(f"{socket.gethostname()}\n", encoding="utf-8")
+    left = left_by("srun") | {"SLURM_GPUS_ON_NODE": "8", "SLURM_CLUSTER_NAME": "lumi"}
+    own = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(file), "PATH": "/usr/bin"}
+    monkeypatch.setattr("os.environ", left | own)
+
+
+@pytest.mark.usefixtures("with_leftovers")
+def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
+    assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
+    job = schedulers.detect(this_process())
+    inputs, _ = direct.plan_of(direct.Line({}, "", ()), job, "COMMAND")
+    assert (job.scheduler, inputs.site) == ("PBS", None)
+    assert not [name for name in inputs.environ if name.startswith("SLURM")]
+
+
+@pytest.mark.usefixtures("with_leftovers")
+def test_all_variables_count_where_nothing_shows_which_are_left_over():
+    for name in ("PBS_NODEFILE", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        del os.environ[name]
+    assert outcome(this_process()).startswith("HPC142 ")
+    assert schedulers.environment() == os.environ

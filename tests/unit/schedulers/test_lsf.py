@@ -1,0 +1,277 @@
+"""LSF and jsrun: documented, not recorded.
+
+As in IBM's "Environment variables set for job execution", and in users' scripts for
+systems with jsrun, where the first host is that of the script and runs no tasks.
+"""
+
+from __future__ import annotations
+
+import pytest
+from nodes import changed, outcome, reader, tasks_at
+
+from torchrun_hpc import schedulers
+from torchrun_hpc.schedulers import lsf, openmpi
+from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
+from torchrun_hpc.schedulers.process import Process
+
+TWO = ("hostA", "hostB")
+LSF = {
+    "LSB_JOBID": "1234",
+    "LSB_JOBINDEX": "0",
+    "LSB_HOSTS": "hostA hostA hostB hostB",
+    "LSB_MCPU_HOSTS": "hostA 2 hostB 2",
+    "LSB_DJOB_HOSTFILE": "/home/user/.lsbatch/1.1234.hostfile",
+    "LSB_DJOB_RANKFILE": "/home/user/.lsbatch/1.1234.hostfile",
+}
+FILE = LSF["LSB_DJOB_RANKFILE"]
+FILES = {FILE: "hostA\nhostA\nhostB\nhostB\n"}
+
+SUMMIT = LSF | {
+    "CSM_ALLOCATION_ID": "42",
+    "LSB_HOSTS": "batch5 a01n01 a01n01 a01n02 a01n02",
+    "LSB_MCPU_HOSTS": "batch5 1 a01n01 2 a01n02 2",
+}
+SUMMIT_FILES = {FILE: "batch5\na01n01\na01n01\na01n02\na01n02\n"}
+COMPUTE = ("a01n01", "a01n02")
+
+
+def script(changes=None, hostname="hostA", files=FILES, environ=LSF):
+    return outcome(
+        Process(changed(environ, changes or {}), hostname, read=reader(files))
+    )
+
+
+# --- scripts ------------------------------------------------------------------------
+
+
+def test_script():
+    assert script() == Job(
+        "LSF",
+        "1234",
+        LaunchContext.BATCH_SCRIPT,
+        openmpi.MPIRUN,
+        TWO,
+        0,
+        Task(),
+        2,
+        {"nodes": "LSB_DJOB_RANKFILE", "launch_id": "LSB_JOBID"},
+        host_file="$LSB_DJOB_HOSTFILE",
+    )
+
+
+def test_script_on_a_system_with_jsrun():
+    """It runs on a host of its own, and starts nothing there."""
+    assert script(None, "batch5", SUMMIT_FILES, SUMMIT) == Job(
+        "LSF",
+        "1234",
+        LaunchContext.ALLOCATION_SHELL,
+        lsf.JSRUN,
+        COMPUTE,
+        None,
+        Task(),
+        2,
+        {"nodes": "LSB_DJOB_RANKFILE", "launch_id": "LSB_JOBID"},
+    )
+
+
+# What is set besides, and what names the nodes.
+PLACES = {
+    "a file": ({}, FILES, "LSB_DJOB_RANKFILE"),
+    "the other file": ({"LSB_DJOB_RANKFILE": None}, FILES, "LSB_DJOB_HOSTFILE"),
+    "a file that cannot be read": ({}, {}, "LSB_MCPU_HOSTS"),
+    "an empty file": ({}, {FILE: "\n"}, "LSB_MCPU_HOSTS"),
+    "a file with counts": ({}, {FILE: "hostA 2\nhostB 2\n"}, "LSB_DJOB_RANKFILE"),
+    "a file with a blank line": (
+        {},
+        {FILE: "hostA\n\n  \nhostB\n"},
+        "LSB_DJOB_RANKFILE",
+    ),
+    "hosts only": ({"LSB_MCPU_HOSTS": ""}, {}, "LSB_HOSTS"),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_where_the_nodes_are_named(case):
+    changes, files, source = PLACES[case]
+    job = script(changes, files=files)
+    assert (job.nodes, job.provenance["nodes"]) == (TWO, source)
+
+
+# What is set besides, the file, and what is shown.
+WRONG_LISTS = {
+    "words in a file": ({}, "hostA slots=2", "RANKFILE", "1 is 'hostA slots=2'"),
+    "too many counts": ({}, "hostA 1 2", "RANKFILE", "1 is 'hostA 1 2'"),
+    "a binary file": ({}, "hostA\n\0\1", "RANKFILE", r"2 is '\x00\x01'"),
+    "counts": (
+        {"LSB_MCPU_HOSTS": "hostB 2 hostA\0 2"}, "",
+        "LSB_MCPU_HOSTS", r"2 is 'hostA\x00'",
+    ),
+    "hosts": (
+        {"LSB_MCPU_HOSTS": "", "LSB_HOSTS": f"hostA {'b' * 300}"}, "",
+        "LSB_HOSTS", f"2 is '{'b' * 40}...'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_LISTS)
+def test_a_list_of_hosts_that_is_none(case):
+    changes, text, source, shown = WRONG_LISTS[case]
+    found = script(changes, files={FILE: text})
+    assert found.startswith("HPC140 LSB_")
+    assert f"{source} does not list the job's hosts: entry {shown}" in found
+    assert found.isprintable()
+    assert len(found) < 400
+
+
+def test_comments_in_a_file():
+    job = script(files={FILE: "# LSF\nhostA # one\n\nhostB 2\n"})
+    assert job.nodes == TWO
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"LSB_JOBID": None},
+        {"LSB_JOBID": ""},
+    ],
+)
+def test_no_job(changes):
+    assert script(changes, files={}) is None
+
+
+def test_a_job_whose_hosts_nothing_names():
+    changes = {"LSB_HOSTS": "", "LSB_MCPU_HOSTS": None}
+    found = script(changes, files={})
+    assert found.startswith("HPC139 LSB_JOBID=")
+
+
+@pytest.mark.parametrize(
+    ("index", "launch_id", "source"),
+    [
+        (None, "1234", "LSB_JOBID"),
+        ("", "1234", "LSB_JOBID"),
+        ("0", "1234", "LSB_JOBID"),
+        ("7", "1234_7", "LSB_JOBID, LSB_JOBINDEX"),
+    ],
+)
+def test_launch_id(index, launch_id, source):
+    job = script({"LSB_JOBINDEX": index})
+    assert (job.launch_id, job.provenance["launch_id"]) == (launch_id, source)
+
+
+@pytest.mark.parametrize(
+    ("hostname", "start", "rank"),
+    [
+        ("hostA.site", LaunchContext.BATCH_SCRIPT, 0),
+        ("hostB", LaunchContext.BATCH_SCRIPT, 1),
+        ("login", LaunchContext.ALLOCATION_SHELL, None),
+    ],
+)
+def test_where_the_script_is(hostname, start, rank):
+    job = script(hostname=hostname)
+    assert (job.start, job.node_rank) == (start, rank)
+
+
+def test_script_of_one_node():
+    job = script({"LSB_MCPU_HOSTS": "hostA 8"}, files={})
+    assert (job.start, job.nodes) == (LaunchContext.BATCH_SCRIPT, ("hostA",))
+
+
+# --- jsrun --------------------------------------------------------------------------
+
+
+def launch(places, environ=SUMMIT, files=SUMMIT_FILES, namespace="csm-42-1"):
+    """Return the processes of jsrun, which sets the variables of Open MPI too."""
+    return [
+        Process(
+            {
+                **environ,
+                "JSM_NAMESPACE_RANK": f"{task.rank}",
+                "JSM_NAMESPACE_SIZE": f"{task.size}",
+                "JSM_NAMESPACE_LOCAL_RANK": f"{task.local_rank}",
+                "JSM_NAMESPACE_LOCAL_SIZE": f"{task.local_size}",
+                "OMPI_COMM_WORLD_RANK": f"{task.rank}",
+                "OMPI_COMM_WORLD_SIZE": f"{task.size}",
+                "OMPI_COMM_WORLD_LOCAL_RANK": f"{task.local_rank}",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": f"{task.local_size}",
+                "PMIX_NAMESPACE": namespace,
+            },
+            COMPUTE[node],
+            read=reader(files),
+        )
+        for node, task in zip(places, tasks_at(places), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("places", [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1]])
+def test_jsrun(places):
+    found = [schedulers.detect(task) for task in launch(places)]
+    assert found == [
+        Job(
+            scheduler="jsrun in LSF",
+            launch_id="1234.csm-42-1",
+            start=LaunchContext.STEP,
+            launcher=lsf.JSRUN,
+            nodes=COMPUTE,
+            node_rank=node,
+            task=task,
+            allocated_nodes=2,
+            provenance={
+                "nodes": "LSB_DJOB_RANKFILE",
+                "node_rank": "host name" if len(places) > 2 else "JSM_NAMESPACE_RANK",
+                "tasks": "JSM_NAMESPACE_SIZE",
+                "task": "JSM_NAMESPACE_RANK",
+                "launch_id": "LSB_JOBID, PMIX_NAMESPACE",
+            },
+            head_candidates=COMPUTE[:1],
+            hostname=COMPUTE[node],
+        )
+        for node, task in zip(places, tasks_at(places), strict=True)
+    ]
+
+
+def test_two_launches_in_one_job_differ():
+    first = schedulers.detect(launch([0, 1], namespace="csm-42-1")[0]).launch_id
+    second = schedulers.detect(launch([0, 1], namespace="csm-42-2")[0]).launch_id
+    assert first != second
+
+
+def test_the_host_of_the_script_is_left_out_without_a_sign_of_the_system_too():
+    environ = changed(SUMMIT, {"CSM_ALLOCATION_ID": None})
+    job = schedulers.detect(launch([0, 1], environ)[1])
+    assert (job.nodes, job.node_rank) == (COMPUTE, 1)
+
+
+def test_mpirun_in_a_job_of_lsf():
+    (_, process) = launch([0, 1], LSF, FILES)
+    environ = {k: v for k, v in process.environ.items() if not k.startswith("JSM_")}
+    job = schedulers.detect(Process(environ, "hostB", read=process.read))
+    assert (job.scheduler, job.launcher) == ("Open MPI in LSF", openmpi.MPIRUN)
+    assert (job.nodes, job.node_rank, job.launch_id) == (TWO, 1, "csm-42-1")
+
+
+WRONG = {
+    "no size": ({"JSM_NAMESPACE_SIZE": None}, "HPC020 JSM_NAMESPACE_SIZE is not set"),
+    "a local rank that is none": (
+        {"JSM_NAMESPACE_LOCAL_RANK": "x"},
+        "HPC021 JSM_NAMESPACE_LOCAL_RANK='x' is not a whole number",
+    ),
+    "a rank beyond the size": (
+        {"JSM_NAMESPACE_RANK": "2"},
+        "HPC033 jsrun says that this is task 2 of 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_contradiction(fault):
+    changes, message = WRONG[fault]
+    process = launch([0, 1])[1]
+    environ = changed(process.environ, changes)
+    assert outcome(Process(environ, "a01n02", read=process.read)).startswith(message)
+
+
+@pytest.mark.parametrize("task", range(2))
+def test_the_first_task_is_known(task):
+    environ = launch([0, 1])[task].environ
+    assert schedulers.is_first_task(environ) is (task == 0)

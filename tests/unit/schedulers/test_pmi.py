@@ -1,0 +1,714 @@
+"""PMI-1 on the wire, against a process manager that speaks as the real ones do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+import psutil
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from torchrun_hpc import main
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.schedulers import pmi
+
+MAPPING = "(vector,(0,3,1))"
+
+
+class Dialect(NamedTuple):
+    """What a process manager answers."""
+
+    init: str
+    kvsname: str
+    found: str
+    not_found: str
+    put: str
+    barrier: str
+
+
+MPICH_4 = Dialect(
+    init="cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+    kvsname="cmd=my_kvsname kvsname=kvs_10_0_553459019_jwb0001",
+    found="cmd=get_result rc=0 msg=success value={}",
+    not_found="cmd=get_result rc=-1 msg=key_{}_not_found value=unknown",
+    put="cmd=put_result rc=0 msg=success",
+    barrier="cmd=barrier_out",
+)
+# Its name of the store is not unique: the number of mpiexec on one machine.
+INTEL = MPICH_4._replace(kvsname="cmd=my_kvsname kvsname=kvs_17_0")
+MPICH_5 = Dialect(
+    init="cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=2",
+    kvsname="cmd=my_kvsname rc=0 kvsname=kvs_26_0_1322969334_jwb0001",
+    found="cmd=get_result rc=0 value={}",
+    not_found="cmd=get_result rc=1",
+    put="cmd=put_result rc=0",
+    barrier="cmd=barrier_out tag=0",
+)
+DIALECTS = {"MPICH 4": MPICH_4, "Intel MPI": INTEL, "MPICH 5": MPICH_5}
+
+
+class Manager:
+    """A process manager with a thread for each task."""
+
+    def __init__(self, dialect=MPICH_4, tasks=3, mapping=MAPPING):
+        self.dialect = dialect
+        self.kvsname = dialect.kvsname.rpartition("=")[2]
+        self.store = {"PMI_process_mapping": mapping} if mapping else {}
+        self.barrier = threading.Barrier(tasks, timeout=20)
+        self.asked = [[] for _ in range(tasks)]
+        self.sockets = []
+        self.environs = []
+        for rank in range(tasks):
+            ours, theirs = socket.socketpair()
+            self.sockets += [ours, theirs]
+            self.environs.append(
+                {
+                    "PMI_FD": f"{theirs.fileno()}",
+                    "PMI_RANK": f"{rank}",
+                    "PMI_SIZE": f"{tasks}",
+                }
+            )
+            threading.Thread(target=self.serve, args=(ours, rank), daemon=True).start()
+
+    def serve(self, connection, rank):
+        # The task may be gone before it has heard the answer.
+        with (
+            contextlib.suppress(OSError),
+            connection.makefile("rwb", buffering=0) as stream,
+        ):
+            for line in stream:
+                text = line.decode().removesuffix("\n")
+                self.asked[rank].append(text)
+                words = dict(word.split("=", 1) for word in text.split())
+                stream.write(f"{self.answer(words)}\n".encode())
+
+    def answer(self, words):
+        """Answer as the table says; anything else is a fault of the test."""
+        command, key = words.pop("cmd"), words.get("key")
+        if command in {"get", "put"}:
+            assert words.pop("kvsname") == self.kvsname
+        if command == "init":
+            assert words == {"pmi_version": "1", "pmi_subversion": "1"}
+        if command == "barrier_in":
+            self.barrier.wait()
+        if command == "put":
+            self.store[key] = words["value"]
+        if command == "get":
+            known = key in self.store
+            form = self.dialect.found if known else self.dialect.not_found
+            return form.format(self.store.get(key, key))
+        return {
+            "init": self.dialect.init,
+            "get_my_kvsname": self.dialect.kvsname,
+            "put": self.dialect.put,
+            "barrier_in": self.dialect.barrier,
+            "finalize": "cmd=finalize_ack",
+        }[command]
+
+    def exchange(self, hosts=None, machines=None):
+        """Let all tasks ask; return what each was told."""
+        found = [None] * len(self.environs)
+        hosts = hosts or [f"jwb000{rank + 1}" for rank in range(len(found))]
+        machines = machines or [""] * len(found)
+
+        def ask(rank):
+            found[rank] = pmi.exchange(
+                self.environs[rank], hosts[rank], machine=machines[rank]
+            )
+
+        threads = [
+            threading.Thread(target=ask, args=(rank,)) for rank in range(len(found))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+        return found
+
+    def close(self):
+        for one in self.sockets:
+            one.close()
+
+
+@pytest.fixture
+def manager():
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(Manager(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+# --- who answers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_all_tasks_hear_the_same(manager, name):
+    first, *others = manager(DIALECTS[name]).exchange()
+    assert others == [first, first]
+    assert (first.head, first.node_of_rank) == ("jwb0001", (0, 1, 2))
+    assert first.hosts == ("jwb0001", "jwb0002", "jwb0003")
+    assert len(first.instance) == 8
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_two_launches_differ(manager, name):
+    """Also where the process manager gives both the same name."""
+    instances = [manager(DIALECTS[name]).exchange()[0].instance for _ in range(2)]
+    assert len(set(instances)) == 2
+
+
+def test_the_connection_stays_usable(manager):
+    """MPI_Init comes later; after finalize it would fail."""
+    asked = manager()
+    asked.exchange()
+    for lines in asked.asked:
+        assert not [line for line in lines if "finalize" in line]
+    assert asked.asked[0][0] == "cmd=init pmi_version=1 pmi_subversion=1"
+    descriptor = int(asked.environs[1]["PMI_FD"])
+    os.write(descriptor, b"cmd=get_my_kvsname\n")
+    assert os.read(descriptor, 100).decode() == f"{MPICH_4.kvsname}\n"
+
+
+@pytest.mark.parametrize("mapping", ["(vector,(0,2,2))", "(vector,(0,2,1))"])
+def test_one_task_of_each_node_says_where_it_is_and_the_first_asks_all(
+    manager, mapping
+):
+    """The others ask as many questions on a thousand nodes as on two."""
+    asked = manager(tasks=4, mapping=mapping)
+    places = pmi.parse_mapping(mapping, 4)
+    found = asked.exchange(hosts=[f"jwb000{1 + node}" for node in places])
+    assert {task.hosts for task in found} == {("jwb0001", "jwb0002")}
+    assert {task.node_of_rank for task in found} == {places}
+    leaders = [places.index(0), places.index(1)]
+    for rank, lines in enumerate(asked.asked):
+        puts = [line for line in lines if "_host_" in line and "cmd=put" in line]
+        gets = [line for line in lines if "cmd=get " in line]
+        assert len(puts) == (rank in leaders)
+        assert len(gets) == (5 if rank == 0 else 3)
+
+
+# For each rank where it is, and what the process manager calls its node.
+TWICE = {
+    "a host between": ("aba", "(vector,(0,3,1))", (0, 1, 0), "ab"),
+    "several hosts between": ("abcab", "(vector,(0,5,1))", (0, 1, 2, 0, 1), "abc"),
+    "several tasks each time": ("aabbaa", "(vector,(0,3,2))", (0, 0, 1, 1, 0, 0), "ab"),
+    "side by side": ("aab", "(vector,(0,3,1))", (0, 0, 1), "ab"),
+    "always the same": ("aaa", "(vector,(0,3,1))", (0, 0, 0), "a"),
+    "no mapping": ("abab", None, (0, 1, 0, 1), "ab"),
+    "in turn, no mapping": ("abcabc", None, (0, 1, 2, 0, 1, 2), "abc"),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_host_that_is_there_twice_is_one_node(manager, name, case):
+    hosts, mapping, places, nodes = TWICE[case]
+    asked = manager(DIALECTS[name], tasks=len(hosts), mapping=mapping)
+    found = asked.exchange(hosts=list(hosts))
+    assert {(task.node_of_rank, task.hosts) for task in found} == {
+        (places, tuple(nodes))
+    }
+
+
+def test_machines_of_one_name_are_several_nodes(manager):
+    """Containers, or ``localhost``: what tells them apart is asked for, too."""
+    found = manager().exchange(hosts=["a", "a", "a"], machines=["1", "2", "1"])
+    assert {(task.node_of_rank, task.hosts) for task in found} == {
+        ((0, 1, 0), ("a", "a"))
+    }
+
+
+def test_a_host_without_a_name_is_like_no_other(manager):
+    found = manager().exchange(hosts=["", "b", ""])
+    assert {(task.node_of_rank, task.hosts) for task in found} == {
+        ((0, 1, 2), ("", "b", ""))
+    }
+
+
+@pytest.mark.parametrize("name", ["a,b", "#0", "a b", "a=b", "a/b", "\u0142"])
+def test_a_name_that_no_host_has_is_understood(manager, name):
+    """Between them the list has commas; and a line ends at a blank."""
+    found = manager().exchange(hosts=["n9", name, name])
+    assert {task.node_of_rank for task in found} == {(0, 1, 1)}
+
+
+def test_long_lists_are_told_in_parts(manager):
+    tasks = 60
+    asked = manager(tasks=tasks, mapping=f"(vector,(0,{tasks},1))")
+    hosts = [f"{rank}.{'x' * 40}" for rank in range(tasks)]
+    first, *others = asked.exchange(hosts=hosts)
+    assert others == [first] * (tasks - 1)
+    assert first.hosts == tuple(hosts)
+    assert max(len(line) for lines in asked.asked for line in lines) < 700
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_process_manager_that_does_not_say_where_tasks_are(manager, name):
+    """The tasks themselves say it."""
+    found = manager(DIALECTS[name], mapping=None).exchange()
+    assert {task.node_of_rank for task in found} == {(0, 1, 2)}
+    assert {task.head for task in found} == {"jwb0001"}
+
+
+def test_an_answer_may_come_in_pieces(manager, monkeypatch):
+    asked = manager(tasks=1)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    (found,) = asked.exchange()
+    assert found.head == "jwb0001"
+    assert asked.asked[0][0] == "cmd=init pmi_version=1 pmi_subversion=1"
+
+
+def test_late_tasks_are_waited_for_and_reported(manager, monkeypatch):
+    monkeypatch.setattr(pmi, "_REPORT", 0.05)
+    monkeypatch.setattr(pmi, "_ANSWER", 0.01)
+    asked = manager(tasks=2)
+    reported = []
+    found = []
+
+    def wait(seconds):
+        reported.append(seconds)
+        if len(reported) == 3:
+            late.start()
+
+    late = threading.Thread(
+        target=lambda: found.append(pmi.exchange(asked.environs[1], "jwb0002"))
+    )
+    # The server's threads may be slower than a hundredth of a second.
+    monkeypatch.setattr(pmi, "_ANSWER", 20)
+    first = pmi.exchange(asked.environs[0], "jwb0001", wait)
+    late.join(timeout=20)
+    assert found == [first]
+    assert len(reported) >= 3
+    assert reported == sorted(reported)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, rank):
+    monkeypatch.setattr(pmi, "_REPORT", 0.05)
+    asked = manager(tasks=2)
+    environs = [environ | {"MPI_LOCALRANKID": "0"} for environ in asked.environs]
+    thread = threading.Thread(target=main._exchange, args=(environs[rank],))
+    thread.start()
+    time.sleep(0.5)
+    pmi.exchange(environs[1 - rank], "jwb0002")
+    thread.join(timeout=20)
+    said = capsys.readouterr()
+    message = "HPC131 waiting for 1 other task to start, for [0-9]+ s; the limit is 900"
+    for line in said.err.splitlines():
+        assert re.search(message, line)
+    assert (bool(said.err), said.out) == (rank == 0, "")
+
+
+def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
+    monkeypatch.setattr(pmi, "_REPORT", 0.05)
+    monkeypatch.setattr(main.plan, "JOIN_TIMEOUT", 0.2)
+    (tmp_path / "nodes").write_text("dec0001\ndec0002\n")
+    monkeypatch.setenv("PBS_JOBID", "1.desched1")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    environ = manager(tasks=3).environs[1] | {"MPI_LOCALRANKID": "0"}
+    with pytest.raises(LaunchError) as caught:
+        main._exchange(environ)
+    assert caught.value.code == "HPC166"
+    tasks = (
+        "waited for 2 other tasks on the nodes of the job (dec0001, dec0002) to start"
+    )
+    assert str(caught.value).startswith(tasks)
+
+
+# --- who does not -------------------------------------------------------------------
+
+
+def answered_with(*answers, close=True):
+    """Ask a process manager that says this, whatever it is asked."""
+    ours, theirs = socket.socketpair()
+
+    def serve():
+        with contextlib.suppress(OSError):
+            for answer in answers:
+                ours.recv(1000)
+                ours.sendall(answer)
+            if close:
+                ours.shutdown(socket.SHUT_RDWR)
+
+    threading.Thread(target=serve, daemon=True).start()
+    with ours, theirs:
+        environ = {"PMI_FD": f"{theirs.fileno()}", "PMI_RANK": "1", "PMI_SIZE": "2"}
+        return pmi.exchange(environ, "jwb0001")
+
+
+INIT = f"{MPICH_4.init}\n".encode()
+NAME = f"{MPICH_4.kvsname}\n".encode()
+NONE = b"cmd=get_result rc=-1 value=unknown\n"
+PUT = f"{MPICH_4.put}\n".encode()
+OUT = b"cmd=barrier_out\n"
+TOLD = [INIT, NAME, NONE, PUT, OUT, OUT]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [],
+        [INIT],
+        [INIT, NAME],
+        [INIT, NAME, NONE],
+        [INIT, NAME, NONE, PUT],
+        [INIT, NAME, NONE, PUT, OUT],
+        TOLD,
+        [*TOLD, NONE],
+        [*TOLD, b"cmd=get_result rc=0\n"],
+        [*TOLD, b"cmd=get_result rc=0 value=\n"],
+        [*TOLD, b"cmd=get_result rc=0 value=jwb0001\n"],
+        [*TOLD, b"cmd=get_result rc=0 value=jwb0001/0badcafe/x\n"],
+        [INIT, NAME, OUT, b"cmd=get_result rc=0 value=jwb0001/\n"],
+        [b"\n"] * 5,
+        [b"=\n"] * 5,
+        [b"\xff\xfe\n"] * 5,
+        [b"HTTP/1.1 400 Bad Request\n"] * 5,
+        [b"cmd"],
+        [b"x" * 70_000],
+    ],
+)
+def test_what_is_no_answer(answers):
+    assert answered_with(*answers) is None
+
+
+def test_no_answer_at_all(monkeypatch):
+    monkeypatch.setattr(pmi, "_ANSWER", 0.1)
+    assert answered_with(close=False) is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"cmd=get_result rc=0 value=jwb0001/0badcafe msg=success\n",
+        b"value=jwb0001/0badcafe rc=0 cmd=get_result\n",
+        b"  cmd=get_result   rc=0 value=jwb0001/0badcafe  \n",
+    ],
+)
+@pytest.mark.parametrize("mapping", [b"\xff\n", b"cmd=get_result rc=0 value=(0)\n"])
+def test_fields_in_any_order(answer, mapping):
+    found = answered_with(INIT, NAME, mapping, PUT, OUT, OUT, answer)
+    assert found == pmi.Exchanged("jwb0001", "0badcafe")
+
+
+@pytest.mark.parametrize("hosts", ["a", "a,b,c", "a,#7x", ",,"])
+def test_a_list_of_hosts_that_is_not_of_these_nodes(hosts):
+    """It is the same for all tasks, so that all of them do without, or none is told."""
+    answers = (f"cmd=get_result rc=0 value={v}\n" for v in ("a/0badcafe/1", hosts))
+    found = answered_with(*TOLD, *(answer.encode() for answer in answers))
+    assert found in {None, pmi.Exchanged("a", "0badcafe")}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"PMI_RANK": "2"},
+        {"PMI_RANK": "-1"},
+        {"PMI_SIZE": "999999999"},
+        {"PMI_FD": None},
+        {"PMI_FD": ""},
+        {"PMI_FD": "x"},
+        {"PMI_FD": "-1"},
+        {"PMI_FD": "99999"},
+        {"PMI_FD": "9" * 30},
+        {"PMI_RANK": None},
+        {"PMI_RANK": "x"},
+        {"PMI_SIZE": ""},
+        {"PMI_FD": None, "PMI_PORT": "nonsense"},
+        {"PMI_FD": None, "PMI_PORT": ":1"},
+        {"PMI_FD": None, "PMI_PORT": "127.0.0.1:x"},
+        {"PMI_FD": None, "PMI_PORT": "127.0.0.1:99999"},
+        {"PMI_FD": None, "PMI_PORT": "127.0.0.1:1"},
+        {"PMI_FD": None, "PMI_PORT": f"{'x' * 70}.invalid:1"},
+    ],
+)
+def test_variables_that_name_no_process_manager(changes):
+    environ = {"PMI_FD": "99999", "PMI_RANK": "0", "PMI_SIZE": "2"} | changes
+    environ = {name: value for name, value in environ.items() if value is not None}
+    assert pmi.exchange(environ, "jwb0001") is None
+
+
+def test_a_descriptor_of_something_else():
+    with open(os.devnull, "rb") as file:  # noqa: PTH123 - not to be written to
+        environ = {"PMI_FD": f"{file.fileno()}", "PMI_RANK": "0", "PMI_SIZE": "2"}
+        assert pmi.exchange(environ, "jwb0001") is None
+
+
+# --- on a port ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pmi_id", "expected"), [({"PMI_ID": "7"}, "7"), ({}, "0")], ids=["id", "rank"]
+)
+def test_on_a_port(manager, pmi_id, expected):
+    answers = manager(tasks=1)
+    heard = []
+
+    def serve():
+        connection, _ = server.accept()
+        with connection, connection.makefile("rwb", buffering=0) as stream:
+            heard.append(stream.readline().decode())
+            stream.write(b"cmd=initack\ncmd=set size=1\ncmd=set rank=0\n")
+            stream.write(b"cmd=set debug=0\n")
+            answers.serve(connection, 0)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        port = server.getsockname()[1]
+        environ = {"PMI_PORT": f"127.0.0.1:{port}", "PMI_RANK": "0", "PMI_SIZE": "1"}
+        found = pmi.exchange(environ | pmi_id, "jwb0001")
+        thread.join(timeout=20)
+    assert (found.head, found.node_of_rank) == ("jwb0001", (0,))
+    assert heard == [f"cmd=initack pmiid={expected}\n"]
+
+
+# --- the end ------------------------------------------------------------------------
+
+ENDS = {
+    "exits": "sys.stdin.read(1)",
+    "becomes another program": (
+        "os.execvp(sys.executable, [sys.executable, '-c', 'input()'])"
+    ),
+    "is killed": "sys.stdin.read(1); os.kill(os.getpid(), 9)",
+}
+
+
+@pytest.fixture
+def task():
+    """Run a program that is a task, until a line is written to it."""
+    started = []
+
+    def start(program):
+        ours, theirs = socket.socketpair()
+        ours.settimeout(20)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", f"import os, sys\n{program}"],
+                env=os.environ | {"PMI_FD": f"{theirs.fileno()}"},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        theirs.close()
+        return started[-1], ours
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+AT_END = """
+from torchrun_hpc.schedulers import pmi
+pmi.finalize_at_end(os.environ)
+print("ready", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_the_exchange_ends_with_the_script(task, how):
+    process, ours = task(AT_END + ENDS[how])
+    with ours:
+        assert process.stdout.readline() == "ready\n"
+        ours.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            ours.recv(100)
+        ours.settimeout(20)
+        process.communicate("\n", timeout=20)
+        assert ours.recv(100) == b"cmd=finalize\n"
+        ours.sendall(b"cmd=finalize_ack\n")
+        assert ours.recv(100) == b""
+
+
+def test_a_script_that_has_ended_the_exchange_itself(task):
+    """As MPI_Finalize does: the process manager hangs up."""
+    process, ours = task(AT_END + ENDS["exits"])
+    assert process.stdout.readline() == "ready\n"
+    (waiting,) = psutil.Process(process.pid).children()
+    ours.close()
+    end = time.monotonic() + 20
+    while waiting.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert process.poll() is None
+
+
+def test_finalize():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"cmd=finalize_ack\n")
+        pmi.finalize({"PMI_FD": f"{theirs.fileno()}"})
+        assert ours.recv(100) == b"cmd=finalize\n"
+
+
+@pytest.mark.parametrize("environ", [{}, {"PMI_FD": ""}, {"PMI_FD": "x"}])
+def test_nothing_to_finalize(environ):
+    pmi.finalize(environ)
+    pmi.finalize_at_end(environ)
+
+
+# --- where tasks are ----------------------------------------------------------------
+
+# What was typed, what Hydra said, and where the tasks were; as seen.
+MAPPINGS = {
+    "-ppn 1 -n 3": [("(vector,(0,3,1))", "012")],
+    "-hosts a:2,b:1 -n 3": [
+        ("(vector,(0,1,2),(1,1,1))", "001"),
+        ("(vector,(0,1,2),1)", "001"),
+    ],
+    "-ppn 1 -n 4, in turn": [
+        ("(vector,(0,2,1))", "0101"),
+        ("(vector,(0,2,1),(0,2,1))", "0101"),
+        ("(vector,[(0,2,1)]x2)", "0101"),
+    ],
+    "-n 4, Intel": [("(vector,(0,2,2))", "0011")],
+    "-ppn 2 -n 4": [("(vector,(0,2,2))", "0011")],
+    "-ppn 2 -n 3": [
+        ("(vector,(0,2,2))", "001"),
+        ("(vector,(0,1,2),(1,1,1))", "001"),
+        ("(vector,(0,1,2),1)", "001"),
+    ],
+    "-hosts a:1,b:2 -n 5": [
+        ("(vector,(0,1,1),(1,1,2))", "01101"),
+        ("(vector,(0,2,2),(0,1,1))", "00110"),
+        ("(vector,0,(1,1,2),(0,2,1))", "01101"),
+    ],
+    "-hosts a:2,b:1,c:2 -n 5": [
+        ("(vector,(0,1,2),(1,1,1),(2,1,2))", "00122"),
+        ("(vector,(0,2,2),(2,1,1))", "00112"),
+        ("(vector,(0,1,2),1,(2,1,2))", "00122"),
+    ],
+    "not seen": [
+        ("(vector,5)", "0"),
+        ("(vector,1,0)", "01"),  # numbered in the order of the ranks
+        ("(vector,(3,2,1))", "01"),
+        ("(vector,0,[1]x3,2)", "01112"),
+        ("(vector,[0,1]x2,[2]x2)", "010122"),
+        ("(vector,(0,2,0),(0,1,1))", "0"),
+    ],
+}
+CASES = [(text, places) for rows in MAPPINGS.values() for text, places in rows]
+
+
+@pytest.mark.parametrize(("text", "places"), CASES)
+def test_mapping(text, places):
+    assert pmi.parse_mapping(text, len(places)) == tuple(map(int, places))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "unknown",
+        "(vector)",
+        "(vector,)",
+        "(vector,())",
+        "(vector,(0,0,1))",
+        "(vector,(0,3,0))",
+        "(vector,(0,3,1)",
+        "vector,(0,3,1)",
+        "(vector,(0,3,-1))",
+        "(vector,(0,3,1))\n(vector,(0,3,1))",
+        "(cyclic,(0,3,1))",
+    ],
+)
+def test_what_is_no_mapping(text):
+    assert pmi.parse_mapping(text, 3) == ()
+
+
+numbers = st.integers(0, 99).map(str)
+blocks = st.recursive(
+    numbers | st.tuples(numbers, numbers, numbers).map(lambda b: f"({','.join(b)})"),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(",".join),
+        st.tuples(inner, numbers).map(lambda pair: f"[{pair[0]}]x{pair[1]}"),
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.text()
+    | st.text("(),[]x0123").map(lambda text: f"(vector,{text})")
+    | blocks.map(lambda text: f"(vector,{text})"),
+    st.integers(0, 50),
+)
+@example("(vector,[[1]x99999]x99999)", 3)
+@example("(vector,99999999999999999999)", 3)
+def test_any_text_is_a_mapping_of_all_tasks_or_none(text, size):
+    found = pmi.parse_mapping(text, size)
+    assert len(found) in {0, size}
+    if found:
+        assert found[0] == 0
+        assert set(found) == set(range(max(found) + 1))
+
+
+# No process manager says this: it must not cost the launch either.
+LONG = {
+    "many nodes without a task": "'(vector,(0,99999999999,0),(0,1,1))'",
+    "more digits than an integer may have": "'(vector,' + '9' * 5000 + ')'",
+    "very often": "'(vector,' + '[1]x1,' * 9999 + '0)'",
+    "all very often": "'(vector,[' + '1,' * 9999 + '1]x999999)'",
+    "never ending": "'(vector,' + '[' * 30_000 + ')'",
+    "always beginning": "'(vector,' + '[1]' * 10_000 + ')'",
+}
+PARSE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+from torchrun_hpc.schedulers import pmi
+assert len(pmi.parse_mapping({}, 3)) in (0, 3)
+"""
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_what_nobody_says_takes_no_time_and_no_memory(case):
+    program = PARSE.format(LONG[case])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.fail("it takes more than five seconds")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- a connection that is announced, and not there -----------------------------------
+
+
+@pytest.mark.parametrize("name", ["PMI_FD", "PMI_PORT"])
+def test_a_process_manager_that_does_not_answer_is_named(name):
+    value = {"PMI_FD": "99", "PMI_PORT": "127.0.0.1:1"}[name]
+    environ = {"PMI_RANK": "0", "PMI_SIZE": "2", name: value}
+    with pytest.raises(LaunchError, match=f"^{name}={value} does not") as caught:
+        main._exchange(environ)
+    assert caught.value.code == "HPC138"
+    assert main._exchange(environ | {"PMI_SIZE": "1"}) is None  # nobody to talk to
+    assert main._exchange({"PMI_RANK": "0", "PMI_SIZE": "2"}) is None
+
+
+def test_an_end_without_the_connection_is_no_error():
+    environ = {"PMI_FD": "99"}
+    pmi.finalize_at_end(environ)
+    pmi.finalize(environ)

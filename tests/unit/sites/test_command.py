@@ -1,0 +1,230 @@
+"""``python -m torchrun_hpc.sites``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nodes import recorded
+
+from torchrun_hpc import sites
+from torchrun_hpc.sites.__main__ import main
+
+MINE = """centre = "A centre"
+[mine]
+title = "My machines"
+source = "a/page"
+recognise = [{ host = 'm[0-9]+' }]
+[other]
+title = "Others"
+source = "a/page"
+"""
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch, tmp_path):
+    """Make an empty environment on a machine called m1."""
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(socket, "gethostname", lambda: "m1")
+    monkeypatch.setattr(sites, "ADMINISTRATORS", tmp_path / "etc")
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*args):
+        code = main(args)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / ".config" / "torchrun_hpc" / "sites" / "mine.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(MINE, encoding="utf-8")
+    return file
+
+
+def marked(out):
+    return [line.split()[1] for line in out.splitlines() if line.startswith("*")]
+
+
+@pytest.mark.parametrize("args", [(), ("list",)])
+def test_list(args, run):
+    code, out, err = run(*args)
+    assert (code, err, marked(out)) == (0, "", [])
+    lines = out.splitlines()
+    for site in sites.load({}, folders=()):
+        (line,) = [line for line in lines if line.split()[0] == site.name]
+        assert line.endswith(f" {site.title}; {site.centre}")
+    assert "SYSTEMNAME=juwels or juwelsbooster or jurecadc or jusuf" in out
+    assert "jwb0001 -> jwb0001i\n" in out
+    assert "NCCL_SOCKET_IFNAME=hsn, and 7 more\n" in out
+    assert out.count("by name only") == 3
+
+
+def test_list_marks_the_site_of_this_machine(run, mine, monkeypatch):
+    assert mine.exists()
+    assert marked(run()[1]) == ["mine"]
+    monkeypatch.setenv("PET_HPC_SITE", "lumi")
+    assert marked(run()[1]) == ["lumi"]
+    monkeypatch.setenv("PET_HPC_SITE", "none")
+    assert marked(run()[1]) == []
+
+
+def test_show(run):
+    code, out, err = run("show", "aurora")
+    assert (code, err) == (0, "")
+    site = {site.name: site for site in sites.load({}, folders=())}["aurora"]
+    for text in (site.name, site.title, site.centre, site.source, site.file):
+        assert f" {text}\n" in out
+    assert "FI_MR_CACHE_MONITOR=userfaultfd\n" in out
+    for host, fast in site.examples.items():
+        assert f" {host} -> {fast}\n" in out
+    assert f"'{site.pattern}' -> '{site.replacement}'\n" in out
+    assert all(f" {sign}\n" in out for sign in site.signs)
+
+
+def test_show_a_file(run, mine):
+    code, out, _ = run("show", str(mine))
+    assert code == 0
+    assert "My machines" in out
+    assert "Others" in out
+    assert "by name only" in out
+    assert "host names" not in out
+
+
+def test_show_none(run):
+    assert run("show", "none")[0::2] == (0, "")
+
+
+def test_show_what_there_is_not(run):
+    code, out, err = run("show", "jcs")
+    assert (code, out) == (2, "")
+    assert err.startswith("torchrun_hpc: error: HPC040 site=jcs: there is no such site")
+    assert "Did you mean jsc?" in err
+    assert err.count("\n") == 1
+
+
+def test_here(run, monkeypatch):
+    monkeypatch.setenv("NCAR_HOST", "derecho")
+    code, out, err = run("here")
+    assert (code, err) == (0, "")
+    assert out.split()[0] == "derecho"
+    assert "NCAR_HOST=derecho\n" in out
+    assert "ncar.toml" in out
+
+
+def test_here_as_it_was_typed(run, monkeypatch, mine):
+    monkeypatch.setenv("PET_HPC_SITE", "jsc")
+    assert "PET_HPC_SITE=jsc\n" in run("here")[1]
+    monkeypatch.setenv("PET_HPC_SITE", str(mine))
+    assert f"PET_HPC_SITE={mine}, host name m1\n" in run("here")[1]
+    monkeypatch.setenv("PET_HPC_SITE", "none")
+    code, out, err = run("here")
+    assert (code, err) == (1, "")
+    assert out.split() == ["none", "PET_HPC_SITE=none"]
+    monkeypatch.setenv("PET_HPC_SITE", "jcs")
+    code, out, err = run("here")
+    assert (code, out) == (2, "")
+    assert "error: HPC040 PET_HPC_SITE=jcs: there is no such site" in err
+
+
+def test_here_is_none(run, monkeypatch):
+    monkeypatch.setenv("CLUSTER_NAME", "eiger")
+    code, out, err = run("here")
+    assert (code, err) == (1, "")
+    assert out.split()[0] == "none"
+    assert "host name m1\n" in out
+    assert "CLUSTER_NAME=eiger\n" in out
+    for name in sites.VARIABLES:
+        assert (f" {name} is not set\n" in out) is (name != "CLUSTER_NAME")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"PBS_JOBID": "7.server", "PBS_NODEFILE": "{file}"},
+        {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "{file}"},
+    ],
+)
+@pytest.mark.parametrize("command", ["list", "here"])
+def test_the_jobs_nodes_are_read_from_its_file(run, monkeypatch, mine, job, command):
+    """As by the launcher itself."""
+    hosts = mine.parents[3] / "hosts"
+    hosts.write_text("m8\nm9\n", encoding="utf-8")
+    for name, value in job.items():
+        monkeypatch.setenv(name, value.format(file=hosts))
+    code, out, err = run(command)
+    assert (code, err) == (0, "")
+    assert marked(out) == ["mine"] if command == "list" else "host name m8" in out
+
+
+def test_here_is_where_the_jobs_first_node_is(run, monkeypatch, mine):
+    mine.write_text(MINE.replace("m[0-9]+", "jwb0001"), encoding="utf-8")
+    environ, _ = recorded("slurm-srun-3-nodes")[2]
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(mine.parents[3]))
+    monkeypatch.delenv("SYSTEMNAME", raising=False)
+    assert "host name jwb0001\n" in run("here")[1]
+
+
+def test_check(run, mine):
+    ours = Path(sites.__file__).parent / "alcf.toml"
+    code, out, err = run("check", str(ours), str(mine))
+    assert (code, err) == (0, "")
+    assert out == f"{ours}: ok: polaris, aurora\n{mine}: ok: mine, other\n"
+
+
+def test_check_says_what_is_wrong_in_each(run, mine, tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text(MINE.replace("title", "titel"), encoding="utf-8")
+    missing = tmp_path / "missing.toml"
+    code, out, err = run("check", str(broken), str(mine), str(missing))
+    assert (code, out) == (2, f"{mine}: ok: mine, other\n")
+    first, second = err.splitlines()
+    assert first.startswith(
+        f"torchrun_hpc: error: HPC043 {broken}, line 3, mine.titel: there is no such"
+    )
+    assert second.startswith(f"torchrun_hpc: error: HPC041 {missing} cannot be read")
+
+
+@pytest.mark.parametrize("args", [(), ("here",), ("show", "jsc")])
+def test_a_broken_file_of_the_user(args, run, mine):
+    mine.write_text("[", encoding="utf-8")
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"torchrun_hpc: error: HPC042 {mine}, line 1: ")
+
+
+@pytest.mark.parametrize("args", [("shwo",), ("show",), ("check",), ("here", "x")])
+def test_wrong_use(args, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(args)
+    assert left.value.code == 2
+    assert "usage: python -m torchrun_hpc.sites" in capsys.readouterr().err
+
+
+def test_as_a_program(tmp_path):
+    """It imports no torch, and says what it says in any locale."""
+    (tmp_path / "torch.py").write_text("raise SystemExit(77)", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+    done = subprocess.run(
+        [sys.executable, "-m", "torchrun_hpc.sites", "show", "jsc"],
+        env={"PYTHONPATH": path, "HOME": str(tmp_path), "LC_ALL": "C"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Jülich" in done.stdout

@@ -1,0 +1,191 @@
+"""The value of ``--rdzv-conf``, read and written as torch does.
+
+Whether a value can be used is a matter of the backend that reads it. What that one does
+not read may be anything, and so may all that somebody else's backend reads.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torchrun_hpc.setting import Setting
+
+# torch's RendezvousParameters.get_as_bool
+TRUE = ("1", "true", "t", "yes", "y")
+FALSE = ("0", "false", "f", "no", "n")
+
+# What torch passes to RendezvousParameters beside the keys, and what sets it.
+_TAKEN = {
+    "self": "torch",
+    "backend": "--rdzv-backend",
+    "endpoint": "--rdzv-endpoint",
+    "run_id": "--rdzv-id",
+    "min_nodes": "--nnodes",
+    "max_nodes": "--nnodes",
+    "local_addr": "--local-addr",
+}
+
+
+# --- how a value is read: an error if it cannot be ----------------------------------
+
+
+def _boolean(text: str) -> bool:
+    return (*FALSE, *TRUE).index(text.lower()) >= len(FALSE)
+
+
+def _store(text: str) -> int:
+    return ("tcp", "file").index(text.lower())
+
+
+def _protocol(text: str) -> int:
+    return ("http", "https").index(text)
+
+
+def _positive(text: str) -> int:
+    if int(text) <= 0:
+        raise ValueError
+    return int(text)
+
+
+def _seconds(text: str) -> timedelta:
+    return timedelta(seconds=_positive(text))
+
+
+def _until(text: str) -> datetime:
+    return datetime.now() + _seconds(text)  # noqa: DTZ005 - only whether there is one
+
+
+def _since(text: str) -> datetime:
+    return datetime.now() - _seconds(text)  # noqa: DTZ005 - as above
+
+
+_Reader = tuple["Callable[[str], object]", str]
+
+# The second is what to say of a value that cannot be read, behind it.
+_WHOLE: _Reader = (int, " is not a whole number")
+_SECONDS: _Reader = (_seconds, " is not a number of seconds")
+_PROTOCOL: _Reader = (_protocol, ": type one of http, https")
+
+# torch's dynamic_rendezvous.create_handler. The last two may be 0 there, or less, and
+# the nodes never meet.
+_DYNAMIC: dict[str, _Reader] = {
+    "join_timeout": _SECONDS,
+    "last_call_timeout": (_until, _SECONDS[1]),
+    "close_timeout": _SECONDS,
+    "heartbeat_timeout": _SECONDS,
+    "keep_alive_interval": (_since, " is not a whole number above 0"),
+    "keep_alive_max_attempt": (_since, " is not a whole number above 0"),
+}
+# torch's c10d_rendezvous_backend.create_backend
+_FILE = {"store_type": (_store, ": type one of tcp, file"), **_DYNAMIC}
+_C10D = {
+    "is_host": (_boolean, " is neither true nor false"),
+    "read_timeout": _SECONDS,
+    **_FILE,
+}
+_READERS: dict[str, dict[str, _Reader]] = {
+    "c10d": _C10D,
+    "scheduler": _C10D,  # it stands in for that
+    "static": {"timeout": _SECONDS},
+    "etcd": {"timeout": _WHOLE, "last_call_timeout": _WHOLE, "protocol": _PROTOCOL},
+    "etcd-v2": {
+        "read_timeout": (_positive, _SECONDS[1]),
+        "protocol": (lambda text: _protocol(text.lower()), _PROTOCOL[1]),
+        **_DYNAMIC,
+    },
+}
+
+
+def _readers(conf: Mapping[str, str], backend: str) -> Mapping[str, _Reader]:
+    """Return how a backend reads the keys that it reads."""
+    readers = _READERS.get(backend, {})
+    return _FILE if readers is _C10D and _is_file(conf) else readers
+
+
+def parse(explicit: Setting | None) -> dict[str, str]:
+    """Read ``key=value,key=value``.
+
+    Raises:
+        LaunchError: It has another form, or a key that is an option.
+    """
+    conf: dict[str, str] = {}
+    if explicit is None:
+        return conf
+    for part in str(explicit.value).split(","):
+        key, _, value = (text.strip() for text in part.partition("="))
+        if key and value:
+            conf[key] = value
+        elif part.strip():
+            raise _error(
+                explicit,
+                f"{part!r} is not of the form key=value. Type pairs with commas "
+                "between them: join_timeout=900,read_timeout=600",
+            )
+    for key in _TAKEN.keys() & conf.keys():
+        raise _error(explicit, f"{key} is set by {_TAKEN[key]}. Leave it out here")
+    return conf
+
+
+def check(explicit: Setting | None, backend: str) -> None:
+    """Check the values of those keys that a backend reads.
+
+    Args:
+        explicit: What was typed.
+        backend: The backend that is in force.
+
+    Raises:
+        LaunchError: It could not read one.
+    """
+    conf = parse(explicit)
+    readers = _readers(conf, backend)
+    for key in readers.keys() & conf.keys():
+        read, fault = readers[key]
+        try:
+            read(conf[key])
+        except (ValueError, OverflowError):
+            raise _error(explicit, f"{key}={conf[key]}{fault}") from None
+
+
+def _error(explicit: Setting | None, fault: str) -> LaunchError:
+    return LaunchError("HPC019", f"{explicit}: {fault}", everywhere=True)
+
+
+def seconds(explicit: Setting | None, backend: str, key: str, default: int) -> int:
+    """Return a number of seconds, by default if it was not typed for a backend.
+
+    Args:
+        explicit: What was typed, and checked.
+        backend: The backend that is in force.
+        key: One of those that some backends read.
+        default: What it is else.
+    """
+    conf = parse(explicit)
+    return int(conf.get(key, default)) if key in _readers(conf, backend) else default
+
+
+def uses_file(explicit: Setting | None) -> bool:
+    """Say whether the store of c10d is a file, so that the endpoint is a path."""
+    return _is_file(parse(explicit))
+
+
+def _is_file(conf: Mapping[str, str]) -> bool:
+    return conf.get("store_type", "").lower() == "file"
+
+
+def filled(explicit: Setting | None, **defaults: object) -> dict[str, str]:
+    """Return what was typed, and the defaults of what was not."""
+    conf = parse(explicit)
+    for key, value in defaults.items():
+        conf.setdefault(key, str(value))
+    return conf
+
+
+def join(conf: Mapping[str, str]) -> str:
+    """Write it again."""
+    return ",".join(f"{key}={value}" for key, value in conf.items())

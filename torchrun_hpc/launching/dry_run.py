@@ -1,0 +1,199 @@
+"""The dry run: the nodes meet, tell each other what they would do, and do nothing.
+
+They meet in the store of the real rendezvous, on its endpoint and port, so that what
+would keep them apart shows. Node 0 prints; it is the only output on stdout that the
+launcher ever makes, because there is no script to have it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+
+from torchrun_hpc.commandline import rdzv_conf
+from torchrun_hpc.errors import Message
+from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
+from torchrun_hpc.rendezvous import handler, messages
+from torchrun_hpc.rendezvous.coordinator import ranks_by_site
+from torchrun_hpc.rendezvous.handler import AgentStore, SchedulerRendezvous
+from torchrun_hpc.reporting import description, report
+from torchrun_hpc.setting import Setting
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.reporting.description import Description
+
+# Seconds that node 0 waits for the others, where --rdzv-conf has no join_timeout.
+LIMIT = 60
+
+# Seconds that the host of the store stays for nodes that should be leaving.
+_LAST = 5
+
+_PAUSE = 0.05
+_PREFIX = "torchrun_hpc/dry_run"
+_ARRIVED, _ANSWERED, _LEFT = (
+    f"{_PREFIX}/{key}" for key in ("arrived", "answered", "left")
+)
+
+
+def print_dry_run(
+    args: argparse.Namespace, plan: LaunchPlan, own: Description, limit: int
+) -> bool:
+    """Print what would be done, on node 0.
+
+    Args:
+        args: Arguments of torchrun, filled in.
+        plan: What is planned on this node.
+        own: Its description.
+        limit: Seconds to wait for other nodes.
+
+    Returns:
+        Whether all nodes answered, as far as this one knows.
+
+    Raises:
+        RendezvousError: The store of the rendezvous could not be reached, or is lost.
+    """
+    found = {plan.node_rank: own}
+    missing: list[str] = []
+    if plan.nodes > 1 and plan.hosts and _has_store(args, plan):
+        try:
+            with _opened(args, plan, limit) as store:
+                found = _exchange(store, plan, own, limit)
+        except RuntimeError as error:  # what stores raise, in each release
+            raise RendezvousConnectionError(str(error)) from None
+        absent = (r for r in range(plan.nodes) if r not in found)
+        missing = [plan.hosts[rank] or f"node {rank}" for rank in absent]
+    if not plan.is_reporter:
+        return True
+    nodes = [found[rank] for rank in sorted(found)]
+    nodes[0]["plan"]["advice"] += description.said(_disagreement(found, plan))
+    report.print_dry_run(args.hpc_dry_run, nodes, missing, limit)
+    return not missing
+
+
+def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Message]:
+    """Say on which nodes another site is used, if there are any."""
+    plans = {rank: node["plan"] for rank, node in found.items()}
+    by_site = ranks_by_site(
+        {
+            rank: made["site"]["value"] if made["site"] else ""
+            for rank, made in plans.items()
+        }
+    )
+    return [messages.disagreement(by_site, plan)] if len(by_site) > 1 else []
+
+
+def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
+    """Say whether the nodes meet in a store that is gone afterwards: not in a file."""
+    conf = Setting(args.rdzv_conf, "--rdzv_conf")
+    if plan.backend == C10D:
+        return not rdzv_conf.uses_file(conf)
+    return plan.backend in {SCHEDULER, STATIC}
+
+
+@contextlib.contextmanager
+def _opened(args: argparse.Namespace, plan: LaunchPlan, limit: int) -> Iterator[Any]:
+    """Open the store of the rendezvous."""
+    if plan.backend == SCHEDULER:
+        rendezvous = SchedulerRendezvous(
+            plan, handler.parameters(args, plan), args.max_restarts
+        )
+        try:
+            yield AgentStore(rendezvous.connect(limit))
+        finally:
+            rendezvous.leave()
+    else:
+        yield create_backend(_parameters(args, plan, limit))[1]
+
+
+def _exchange(
+    store: Any, plan: LaunchPlan, own: Description, limit: int
+) -> dict[int, Description]:
+    """Return the descriptions of all nodes that answer, on node 0."""
+    store.set(_key(plan.node_rank), json.dumps(own))
+    store.add(_there(plan.node_rank), 1)
+    store.add(_ARRIVED, 1)
+    found = {}
+    if plan.node_rank == 0:
+        arrived = functools.partial(store.add, _ARRIVED, 0)
+        _wait(
+            lambda: arrived() >= plan.nodes,
+            limit,
+            lambda: f"{arrived()} of {plan.nodes} nodes have answered",
+        )
+        ranks = [rank for rank in range(plan.nodes) if store.add(_there(rank), 0)]
+        texts = {rank: store.get(_key(rank)) for rank in ranks}
+        received = {r: description.received(t, r, plan) for r, t in texts.items()}
+        found = {rank: node for rank, node in received.items() if node is not None}
+        store.add(_ANSWERED, len(found))
+    elif not _wait(
+        lambda: store.add(_ANSWERED, 0) > 0,
+        2 * limit,
+        (lambda: "node 0 has not answered") if plan.reports_wait_for(0) else None,
+    ):
+        raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")
+    # The host leaves last: the others are connected to it.
+    store.add(_LEFT, 1)
+    if plan.is_coordinator:
+        answered = store.add(_ANSWERED, 0)
+        _wait(lambda: store.add(_LEFT, 0) >= answered, _LAST)
+    return found
+
+
+def _parameters(
+    args: argparse.Namespace, plan: LaunchPlan, limit: int
+) -> RendezvousParameters:
+    """Return those of torch's c10d; the static rendezvous has the same store."""
+    conf: dict[str, str] = {"is_host": str(int(plan.node_rank == 0))}
+    if plan.backend == C10D:
+        conf = rdzv_conf.parse(Setting(args.rdzv_conf, "--rdzv_conf"))
+    conf["read_timeout"] = str(limit)
+    return RendezvousParameters(
+        C10D, args.rdzv_endpoint, args.rdzv_id, 1, plan.nodes, plan.address, **conf
+    )
+
+
+def _wait(
+    condition: Callable[[], bool], limit: float, state: Callable[[], str] | None = None
+) -> bool:
+    """Wait in steps, so that signals are acted on; say whether it came true.
+
+    Args:
+        condition: What is waited for.
+        limit: Seconds to wait.
+        state: Says how far it is, for whoever watches.
+    """
+    start = time.monotonic()
+    report_at = report.FIRST_REPORT
+    while not condition():
+        waited = time.monotonic() - start
+        if waited > limit:
+            return False
+        if state is not None and waited > report_at:
+            report_at += report.NEXT_REPORT
+            text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
+            report.line(Message("HPC100", text), sys.stderr)
+        time.sleep(_PAUSE)
+    return True
+
+
+def _key(rank: int) -> str:
+    return f"{_PREFIX}/{rank}"
+
+
+def _there(rank: int) -> str:
+    return f"{_key(rank)}/there"

@@ -1,0 +1,83 @@
+"""What a plan is made from: the inputs of all decisions, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.commandline import rdzv_conf
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchrun_hpc.network import Network
+    from torchrun_hpc.schedulers.job import Job
+    from torchrun_hpc.setting import Setting
+    from torchrun_hpc.sites import Site
+
+
+STATIC = "static"
+C10D = "c10d"
+SCHEDULER = "scheduler"  # ours, for nodes that the scheduler has numbered
+DIRECT = "direct"  # none: each task is a worker
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a plan is made from.
+
+    Attributes:
+        job: What the scheduler says; ``None`` without one.
+        site: The computing centre; ``None`` if unknown or switched off.
+        network: This node's network.
+        options: What the user typed, or set by ``PET_*``, by the names that torchrun's
+            parser gives them. An empty value is not there.
+        environ: Environment of this process.
+        workers: Number of workers on this node.
+        cpus: Number of CPUs that this process may run on (its affinity mask).
+        gpus: Number of GPUs that torch sees here.
+        command: The command as typed, for messages.
+        hostname: Name of this machine; empty if it is not known.
+        of_release: Variables that c10d of the installed torch needs to be right.
+    """
+
+    job: Job | None
+    site: Site | None
+    network: Network
+    options: Mapping[str, Setting]
+    environ: Mapping[str, str]
+    workers: int
+    cpus: int
+    gpus: int
+    command: str
+    hostname: str = ""
+    of_release: Mapping[str, Setting] = field(default_factory=dict)
+
+    def explicit(self, name: str) -> Any:
+        """Return what was typed for an option, ``None`` if nothing."""
+        option = self.options.get(name)
+        return None if option is None else option.value
+
+    def rewrite(self, host: str) -> str:
+        """Return the site's name for a node on the fast network."""
+        return host if self.site is None else self.site.rewrite(host)
+
+    @property
+    def backend(self) -> str:
+        """The kind of the rendezvous that torchrun itself would take."""
+        if self.explicit("standalone"):
+            return C10D  # torchrun ignores what is typed
+        static_only = ("node_rank", "master_addr", "master_port")
+        is_static = any(name in self.options for name in static_only)
+        return str(self.explicit("rdzv_backend") or (STATIC if is_static else C10D))
+
+    @property
+    def is_static(self) -> bool:
+        """Whether that is its static one."""
+        return self.backend == STATIC
+
+    @property
+    def is_c10d(self) -> bool:
+        """Whether that is its c10d, over TCP."""
+        conf = self.options.get("rdzv_conf")
+        return self.backend == C10D and not rdzv_conf.uses_file(conf)

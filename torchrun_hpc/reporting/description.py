@@ -1,0 +1,277 @@
+"""What is known and decided about a launch, as plain data.
+
+The dry run prints it, its nodes send it to each other, and other programs ask for it
+by `torchrun_hpc.describe`.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shlex
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TypedDict,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import torchrun_hpc
+from torchrun_hpc.planning.endpoints import join_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torchrun_hpc.errors import Message
+    from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.schedulers.job import Job
+    from torchrun_hpc.setting import Setting
+
+
+class Sourced(TypedDict):
+    """A value, as text, and where it came from."""
+
+    value: str
+    source: str
+
+
+class Said(TypedDict):
+    """A message, and the code under which the documentation lists it."""
+
+    code: str
+    text: str
+
+
+class DescribedTask(TypedDict):
+    """One of the processes that a launcher started together."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+class DescribedJob(TypedDict):
+    """`torchrun_hpc.job.Job`; each attribute is described there."""
+
+    scheduler: str
+    launch_id: str
+    start: str
+    nodes: list[str]
+    node_rank: int | None
+    task: DescribedTask
+    allocated_nodes: int
+    provenance: dict[str, str]
+
+
+class DescribedPlan(TypedDict):
+    """`torchrun_hpc.plan.LaunchPlan`; each attribute is described there."""
+
+    title: str
+    nodes: int
+    hosts: list[str]
+    node_rank: int
+    workers: int
+    backend: str
+    endpoint: str
+    site: Sourced | None
+    address: str | None
+    interface: str
+    listen: str | None
+    options: dict[str, Sourced]
+    environment: dict[str, Sourced]
+    notes: list[Said]
+    advice: list[Said]
+    warnings: list[Said]
+
+
+class DescribedPatch(TypedDict):
+    """A change inside torch, and what became of it."""
+
+    name: str
+    target: str
+    reason: str
+    releases: str
+    state: str
+
+
+class Description(TypedDict):
+    """A launch, as one of its nodes sees it.
+
+    Attributes:
+        torchrun_hpc: Version of this package.
+        torch: Version of torch.
+        python: Version of Python.
+        job: What the scheduler says; ``None`` without one.
+        plan: What is decided.
+        options: All options of torchrun that were typed, set by ``PET_*``, or derived,
+            by their names in its parser.
+        patches: What is changed inside torch.
+        exports: Variables to export for the same with plain torchrun.
+        command: The same with plain torchrun, on this node.
+    """
+
+    torchrun_hpc: str
+    torch: str
+    python: str
+    job: DescribedJob | None
+    plan: DescribedPlan
+    options: dict[str, Sourced]
+    patches: list[DescribedPatch]
+    exports: dict[str, str]
+    command: list[str]
+
+
+def description(
+    inputs: Inputs,
+    plan: LaunchPlan,
+    torch: str,
+    patches: Iterable[DescribedPatch],
+    command: Sequence[str],
+) -> Description:
+    """Describe a launch.
+
+    Args:
+        inputs: What the plan was made from.
+        plan: The plan.
+        torch: Version of torch.
+        patches: What is changed inside torch.
+        command: The same with plain torchrun.
+    """
+    return {
+        "torchrun_hpc": torchrun_hpc.__version__,
+        "torch": torch,
+        "python": platform.python_version(),
+        "job": _job(inputs.job) if inputs.job else None,
+        "plan": _plan(plan),
+        "options": _sourced(_options(inputs, plan)),
+        "patches": list(patches),
+        "exports": {name: str(v.value) for name, v in plan.environment.items()},
+        "command": list(command),
+    }
+
+
+def _options(inputs: Inputs, plan: LaunchPlan) -> dict[str, Setting]:
+    options = {**inputs.options, **plan.options}
+    options.pop("hpc_dry_run", None)  # of that, not of the launch
+    return options
+
+
+def _job(job: Job) -> DescribedJob:
+    return {
+        "scheduler": job.scheduler,
+        "launch_id": job.launch_id,
+        "start": job.start.value,
+        "nodes": list(job.nodes),
+        "node_rank": job.node_rank,
+        "task": {
+            "rank": job.task.rank,
+            "size": job.task.size,
+            "local_rank": job.task.local_rank,
+            "local_size": job.task.local_size,
+        },
+        "allocated_nodes": job.allocated_nodes,
+        "provenance": dict(job.provenance),
+    }
+
+
+def _plan(plan: LaunchPlan) -> DescribedPlan:
+    return {
+        "title": plan.title,
+        "nodes": plan.nodes,
+        "hosts": list(plan.hosts),
+        "node_rank": plan.node_rank,
+        "workers": plan.workers,
+        "backend": plan.backend,
+        "endpoint": plan.endpoint,
+        "site": _sourced({"site": plan.site})["site"] if plan.site else None,
+        "address": plan.address,
+        "interface": plan.interface,
+        "listen": join_endpoint(*plan.listen) if plan.listen else None,
+        "options": _sourced(plan.options),
+        "environment": _sourced(plan.environment),
+        "notes": said(plan.notes),
+        "advice": said(plan.advice),
+        "warnings": said(plan.warnings),
+    }
+
+
+def _sourced(values: Mapping[str, Setting]) -> dict[str, Sourced]:
+    return {
+        name: {"value": str(v.value), "source": v.source} for name, v in values.items()
+    }
+
+
+def said(messages: Iterable[Message]) -> list[Said]:
+    """Write messages as plain data."""
+    return [{"code": message.code, "text": message.text} for message in messages]
+
+
+def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
+    """Read the description of another node; ``None`` if it is none.
+
+    Whoever reaches the store can write into it, so it must be of the same form as one
+    that is made here, with nothing in it that a terminal or a shell would act on.
+
+    Args:
+        text: What stood in the store.
+        rank: Rank of the node that it should be of.
+        plan: The plan of this node.
+    """
+    try:
+        found = json.loads(text)
+        _check_form(found, Description)
+        same = found["plan"]["node_rank"] == rank
+        same &= _agree(found["plan"]["hosts"], plan.hosts)
+        same &= found["command"][:1] == ["torchrun"]
+        same &= all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return cast("Description", found) if same else None
+
+
+def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Compare names of nodes where both are known: some launchers tell none."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a == b or not a or not b for a, b in pairs)
+
+
+def _check_form(value: Any, form: Any) -> None:
+    """Compare a value of JSON with a type of this module.
+
+    Raises:
+        TypeError: It is of another type, or has unprintable characters.
+        KeyError: A key is missing.
+    """
+    kinds = [kind for kind in get_args(form) if kind is not type(None)]
+    if len(kinds) < len(get_args(form)):  # ... | None
+        if value is not None:
+            _check_form(value, kinds[0])
+        return
+    plain = dict if is_typeddict(form) else get_origin(form) or form
+    if type(value) is not plain or (plain is str and not str(value).isprintable()):
+        raise TypeError
+    if is_typeddict(form):
+        for name, kind in get_type_hints(form).items():
+            _check_form(value[name], kind)
+    elif plain is dict:
+        _check_form([*value], list[kinds[0]])  # type: ignore[valid-type]
+        _check_form([*value.values()], list[kinds[1]])  # type: ignore[valid-type]
+    elif plain is list:
+        for part in value:
+            _check_form(part, kinds[0])
+
+
+def shell_lines(described: Description) -> list[str]:
+    """Write exports and command for a shell, ready to copy."""
+    exports = [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in described["exports"].items()
+    ]
+    return [*exports, shlex.join(described["command"])]

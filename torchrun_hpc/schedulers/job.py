@@ -1,0 +1,196 @@
+"""What the launcher of this process says about the job, whichever launcher it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+# What says which node this is, where no variable does: its place in the list of nodes.
+BY_NAME = "host name"
+
+
+class LaunchContext(Enum):
+    """How this process was started inside the job."""
+
+    STEP = "step"  # once per task, by srun, mpirun or their like
+    BATCH_SCRIPT = "batch script"  # once, on the job's first node
+    INTERACTIVE_STEP = "interactive step"  # a shell on one of the job's nodes
+    ALLOCATION_SHELL = "allocation shell"  # a shell outside the job's nodes
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What starts tasks, and what a person types for that.
+
+    Attributes:
+        name: Its name.
+        line: How to start ``{command}`` once on each of ``{nodes}`` nodes; without
+            ``{nodes}`` on all that there are.
+        cpus: Option with which a task may use ``{cpus}`` CPUs, or all of them; empty
+            if there is none. One without ``{cpus}`` is right in any line that starts
+            one task on each node, and these have it: many launchers bind to a core.
+        block: Option that puts ``{tasks}`` neighbouring ranks on each node.
+        hosts: Option for a file of hosts; empty if it asks the scheduler in any case.
+        spreads: Whether it uses all nodes of the job if nothing else is typed. The
+            others fill one after the other.
+        fail_together: Command and option with which one task that fails ends all; empty
+            where it does so by itself, or has no such option.
+    """
+
+    name: str
+    line: str
+    cpus: str
+    block: str
+    hosts: str = ""
+    spreads: bool = False
+    fail_together: str = ""
+
+    @property
+    def takes_number(self) -> bool:
+        """Whether its line can be written for any number of nodes."""
+        return "{nodes}" in self.line
+
+    def once_on_each(
+        self, nodes: int | str, command: str, host_file: str = "", options: str = ""
+    ) -> str:
+        """Write how to start a command once on each node.
+
+        Args:
+            nodes: Number of nodes.
+            command: The command.
+            host_file: Where the hosts are, if it has to be told.
+            options: More options.
+        """
+        hosts = f"{self.hosts} {host_file}" if self.hosts and host_file else ""
+        all_cpus = "" if "{cpus}" in self.cpus or self.cpus == options else self.cpus
+        words = " ".join(filter(None, (hosts, all_cpus, options, command)))
+        return self.line.format(nodes=nodes, command=words)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the processes that a launcher started together.
+
+    Attributes:
+        rank: Its rank among all of them, from 0.
+        size: Number of all of them.
+        local_rank: Its rank among those of its node, from 0.
+        local_size: Number of those of its node.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, seen from one of its processes.
+
+    Attributes:
+        scheduler: Name of the source, as a person writes it (``Slurm``,
+            ``Open MPI in PBS``).
+        launch_id: Names this launch and no other: job, array element, step, restart,
+            for example ``123456_7.0-r1``. Characters ``[A-Za-z0-9._-]``. The same
+            text on all nodes.
+        start: How this process was started.
+        launcher: What starts tasks in this job.
+        nodes: The names of the nodes, in rank order if ``is_ranked``; an empty text
+            for one that nothing tells. In a step, the step's nodes; in an interactive
+            step, only this one; elsewhere, the job's.
+        node_rank: Rank of this node; ``None`` outside of them.
+        task: This process in the step; alone outside a step, where tasks have not
+            been started.
+        allocated_nodes: Number of nodes of the whole job, of which ``nodes`` may be
+            a part.
+        provenance: For each field the variable that it came from.
+        head_candidates: Where rank 0 probably is: a name, or addresses of one machine.
+            Rank 0 knows whether they are its own. Empty where it is known.
+        hostname: Name of this machine, where ``head_candidates`` is to be compared.
+        nodelist_is_shared: Whether all nodes find the same ``nodes``. Open MPI over ssh
+            leaves those without a scheduler's variables that have not typed mpirun.
+        pmi_is_open: Whether the tasks have told each other where they are, on a
+            connection to their process manager that is still open.
+        host_file: What to tell a launcher that does not ask the scheduler; empty if
+            each does, or if there is nothing to tell.
+        listed_at: Index of this node in ``nodes`` where these are in an order of
+            their own, so that nobody knows the rank of another node; ``None`` where
+            it is ``node_rank``.
+    """
+
+    scheduler: str
+    launch_id: str
+    start: LaunchContext
+    launcher: Launcher
+    nodes: tuple[str, ...]
+    node_rank: int | None
+    task: Task
+    allocated_nodes: int
+    provenance: Mapping[str, str]
+    head_candidates: tuple[str, ...] = ()
+    hostname: str = ""
+    nodelist_is_shared: bool = True
+    pmi_is_open: bool = False
+    host_file: str = ""
+    listed_at: int | None = None
+
+    @property
+    def index(self) -> int | None:
+        """Index of this node in ``nodes``; ``None`` outside of them."""
+        return self.node_rank if self.listed_at is None else self.listed_at
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether ``nodes`` are in the order of their ranks."""
+        return self.listed_at is None
+
+    @property
+    def own_name(self) -> str:
+        """Name of this node."""
+        name = "" if self.index is None else self.nodes[self.index]
+        return name or self.hostname
+
+    @property
+    def has_several_tasks(self) -> bool:
+        """Whether the step has more than one task on any node."""
+        return self.task.size > len(self.nodes)
+
+    @property
+    def a_node(self) -> str:
+        """Name of a node, the same on all where possible: the first that is known."""
+        return next(filter(None, self.nodes), self.hostname)
+
+    def line(self, command: str, options: str = "", nodes: int | None = None) -> str:
+        """Write how to start a command once on each node.
+
+        Args:
+            command: The command.
+            options: Options of the launcher.
+            nodes: Number of nodes; by default those that were meant: all of ``nodes``,
+                or all of the job where the launcher has filled the first ones.
+        """
+        if nodes is None:
+            filled = self.has_several_tasks and not self.launcher.spreads
+            nodes = self.allocated_nodes if filled else len(self.nodes)
+        return self.launcher.once_on_each(nodes, command, self.host_file, options)
+
+
+def same_host(one: str, other: str) -> bool:
+    """Say whether two names mean one host, where either may lack its domain."""
+    if one == other:
+        return True
+    label, _, domain = one.partition(".")
+    other_label, _, other_domain = other.partition(".")
+    return label == other_label and not (domain and other_domain)
+
+
+def node_index(host: str, nodes: Sequence[str]) -> int | None:
+    """Return the index of a host in a list of nodes; ``None`` if it is not there."""
+    found = (rank for rank, node in enumerate(nodes) if same_host(node, host))
+    return next(found, None)

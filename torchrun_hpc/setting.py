@@ -1,0 +1,18 @@
+"""A value and where it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value and where it came from: an option, a variable, a rule."""
+
+    value: Any
+    source: str
+
+    def __str__(self) -> str:
+        """Show it as it was typed: ``--nnodes=4``."""
+        return f"{self.source}={self.value}"

@@ -1,0 +1,215 @@
+"""What the installed torch has: all that depends on its release.
+
+A capability is found by looking at torch. The releases are those that have it, from
+reading each from 2.0 to 2.15 and running the checks of docs/compatibility.md on it; a
+newer one is expected to have what 2.15 has. A torch that is expected to have something,
+and seems not to, has changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from torch import distributed
+from torch.distributed import run as torch_run
+from torch.distributed.elastic import rendezvous
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.setting import Setting
+
+if TYPE_CHECKING:
+    import argparse
+    import socket
+    from collections.abc import Callable
+
+OLDEST = "2.0"
+_NEWEST = "9999"  # of a build that does not say its release
+
+_numbers = re.match(r"\d+(\.\d+)*", torch.__version__)
+RELEASE = Version(_numbers[0] if _numbers else _NEWEST)
+
+_torch: Any = distributed
+_Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+_private: Any = dynamic_rendezvous
+
+
+@dataclass(frozen=True)
+class Capability:
+    """Something that not every release of torch has.
+
+    Attributes:
+        releases: Those that have it, as a version specifier.
+        present: Whether the installed torch has it.
+        is_fault: Whether it is a fault: one that is not there is mended, by whomever.
+    """
+
+    releases: str
+    present: bool
+    is_fault: bool = False
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the installed release should have it."""
+        return RELEASE in SpecifierSet(self.releases)
+
+
+def _found(look: Callable[[], bool]) -> bool:
+    """Look at torch, which may be newer than all that is known here."""
+    try:
+        return look()
+    except Exception:  # noqa: BLE001 - whatever a future torch does
+        return False
+
+
+def _builds_without_address() -> bool:
+    build = rendezvous.RendezvousStoreInfo.build
+    return "local_addr" not in inspect.signature(build).parameters
+
+
+def _warns_of_default() -> bool:
+    code = torch_run.config_from_args.__code__
+    return "master_addr" in code.co_consts and "rdzv_endpoint" not in code.co_names
+
+
+def _stop_closes_rendezvous() -> bool:
+    agent: Any = local_elastic_agent.LocalElasticAgent
+    return (
+        "_rdzv_handler" in _names(agent._shutdown)
+        and "is_restart" not in inspect.signature(agent._shutdown).parameters
+    )
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    """Return the names of attributes and globals that a function uses."""
+    names: tuple[str, ...] = function.__code__.co_names
+    return names
+
+
+EVERY = Capability(f">={OLDEST}", present=True)
+# ``next_rendezvous`` says where the workers meet, and a handler whether an agent keeps
+# their store. Before, the agent of rank 0 puts its address into the agents' store.
+RENDEZVOUS_INFO = Capability(">=2.4", hasattr(rendezvous, "RendezvousInfo"))
+# It asks for the host's full name, not for ``--local-addr`` (pytorch#125743).
+ADDRESS_IS_LOST = Capability(
+    "==2.4.*",
+    RENDEZVOUS_INFO.present and _found(_builds_without_address),
+    is_fault=True,
+)
+# The agent of rank 0 keeps a store for the workers.
+SHARED_STORE = Capability(
+    ">=2.5", _found(lambda: "_shared_tcp_store_server" in _names(_Handler.__init__))
+)
+# It is the store of the rendezvous itself, with a prefix from the number of restarts,
+# of which each agent counts its own: after a restart the workers do not meet.
+SHARED_RENDEZVOUS_STORE = Capability(
+    "==2.5.*",
+    SHARED_STORE.present and _found(lambda: "host" in _names(_Handler.next_rendezvous)),
+    is_fault=True,
+)
+# A store can listen on a socket that somebody else has bound.
+LISTENING_SOCKET = Capability(
+    ">=2.1", _found(lambda: "master_listen_fd" in _torch.TCPStore.__init__.__doc__)
+)
+# So can libuv's, which is the default since 2.4. Nothing in Python shows it.
+LIBUV_TAKES_SOCKET = Capability(">=2.8", Version("2.8") <= RELEASE)
+# Times in the state of the rendezvous have a time zone.
+AWARE_TIMES = Capability(
+    ">=2.6",
+    not _found(
+        lambda: (
+            "utcnow" in _names(_private._DistributedRendezvousOpExecutor._keep_alive)
+        )
+    ),
+)
+# An agent that stops its workers for a restart closes the rendezvous (pytorch#123678).
+STOP_CLOSES_RENDEZVOUS = Capability(
+    "==2.3.*", _found(_stop_closes_rendezvous), is_fault=True
+)
+# It warns of the default of ``--master-addr`` (pytorch#111085).
+WARNS_OF_DEFAULT = Capability("<2.2", _found(_warns_of_default), is_fault=True)
+
+# What a store raises that has no answer in time.
+STORE_ERROR: type[Exception] = getattr(_torch, "DistStoreError", RuntimeError)  # 2.2
+
+# With "1", worker 0 keeps the store of the workers.
+UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+# Options that not every release has, and what it does as if they said it.
+_OPTIONS = {
+    "event_log_handler": "null",  # since 2.8
+    "numa_binding": None,  # since 2.9
+    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # since 2.10
+}
+
+
+def check_release() -> None:
+    """Check that torch is not too old.
+
+    Raises:
+        LaunchError: It is.
+    """
+    if not EVERY.is_expected:
+        raise LaunchError(
+            "HPC086",
+            f"torch {torch.__version__} is too old for torchrun_hpc, which needs "
+            f"{OLDEST} or newer. Load a newer one, or start the program with torchrun",
+        )
+
+
+def number_of_xpus() -> int:
+    """Return how many GPUs of Intel's this torch sees."""
+    xpu = getattr(torch, "xpu", None)  # since 2.3
+    return int(xpu.device_count()) if xpu else 0
+
+
+def option(args: argparse.Namespace, name: str) -> Any:
+    """Return an option of torchrun, also if this one does not have it."""
+    return getattr(args, name, _OPTIONS[name])
+
+
+def variables() -> dict[str, Setting]:
+    """Return the variables that torch's own rendezvous needs to be right."""
+    found = {}
+    if SHARED_RENDEZVOUS_STORE.present:
+        found[UNSHARED] = Setting("1", f"torch {torch.__version__}")
+    return found
+
+
+def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:
+    """Return what torch expects of ``next_rendezvous``.
+
+    Args:
+        store: For the agents. Where it is asked for ``MASTER_ADDR`` and
+            ``MASTER_PORT``, it has to know them.
+        rank: Group rank of this node.
+        nodes: How many there are.
+        address: Where the workers meet: host.
+        port: And port.
+    """
+    if not RENDEZVOUS_INFO.present:
+        return store, rank, nodes
+    where = rendezvous.RendezvousStoreInfo(address, port)
+    return rendezvous.RendezvousInfo(store, rank, nodes, where)
+
+
+def listening_on(opened: socket.socket) -> dict[str, Any]:
+    """Return options with which a TCPStore takes over a listening socket."""
+    options = {"master_listen_fd": opened.detach()}
+    return options if LIBUV_TAKES_SOCKET.present else {**options, "use_libuv": False}
+
+
+def warning_of_all_interfaces() -> Message:
+    """Return what is to be said where `LISTENING_SOCKET` is missing."""
+    text = (
+        f"torch {torch.__version__} cannot listen on one address: the store of the "
+        "rendezvous listens on all interfaces"
+    )
+    return Message("HPC087", text)

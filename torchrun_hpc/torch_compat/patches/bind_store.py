@@ -1,0 +1,205 @@
+"""The stores listen on the one address that the job uses, and are waited for.
+
+Torch's TCPStore listens on all interfaces, warns where there is no IPv6, and asks the
+name server for every peer because it sees IPv4 peers as IPv6 ones. A client that comes
+before its server lets no signal through until it is connected, and prints C++ traces
+where the server's network cannot be reached yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import socket
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.network import bound_socket, port_is_taken, port_problem
+from torchrun_hpc.reporting import report
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches import host_exits_last
+from torchrun_hpc.torch_compat.patches.replacing import has, replace
+
+if TYPE_CHECKING:
+    from torchrun_hpc.planning.plan import LaunchPlan
+
+TARGET = "TCPStore of torch.distributed.elastic.rendezvous"
+REASON = "stores listen on all interfaces (pytorch#155741, #173909)"
+IS_FOR = capabilities.EVERY
+
+_torch: Any = dynamic_rendezvous
+_Handler = _torch.DynamicRendezvousHandler
+_MODULES: tuple[Any, ...] = (c10d_rendezvous_backend, static_tcp_rendezvous)
+_STORE = "TCPStore"
+_SOCKET = "master_listen_fd"
+_SERVER = "_create_tcp_store_server"
+_SERVER_PARAMETERS = (
+    ("self", "bootstrap_store_info"),
+    ("self", "master_addr", "master_port"),
+)
+
+# Seconds.
+_PROBE_TIMEOUT = 5.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+def fits() -> bool:
+    """Check the names that are replaced, and what they are called with."""
+    if not all(has(module, _STORE) for module in _MODULES):
+        return False
+    if capabilities.LISTENING_SOCKET.is_expected:
+        for module in _MODULES:
+            if _SOCKET not in getattr(module, _STORE).__init__.__doc__:
+                return False
+    if not capabilities.SHARED_STORE.present:
+        return True
+    server = inspect.signature(vars(_Handler)[_SERVER])
+    return tuple(server.parameters) in _SERVER_PARAMETERS
+
+
+def apply(plan: LaunchPlan) -> None:
+    """Open the stores of this process on the plan's addresses."""
+    for module in _MODULES:
+        replace(module, _STORE, _maker(getattr(module, _STORE), plan))
+    takes_socket = capabilities.LISTENING_SOCKET.present
+    if plan.address is not None and takes_socket and has(_Handler, _SERVER):
+        replace(_Handler, _SERVER, _server(vars(_Handler)[_SERVER], plan))
+
+
+def _maker(original: Any, plan: LaunchPlan) -> Any:
+    """Wrap TCPStore where the nodes' rendezvous makes it."""
+
+    @functools.wraps(original)
+    def make(
+        host: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,  # noqa: FBT001, FBT002
+        timeout: timedelta = timedelta(seconds=300),
+        **options: Any,
+    ) -> Any:
+        options.update(world_size=world_size, timeout=timeout)
+        if is_master:
+            try:
+                store = _open(original, host, port, plan, options)
+            except LaunchError as error:
+                if not plan.may_join or not _is_taken(plan, port):
+                    raise
+                text = f"{error}: taken for an agent of this world, and joined"
+                report.line(Message("HPC156", text), sys.stderr)
+            else:
+                host_exits_last.hosts(store)
+                return store
+        _wait_for(host, port, timeout.total_seconds(), plan)
+        return original(host, port, is_master=False, **options)
+
+    return make
+
+
+def _is_taken(plan: LaunchPlan, port: int) -> bool:
+    """Say whether somebody listens where this process would: perhaps an agent."""
+    return plan.listen is not None and port_is_taken(plan.listen[0], port)
+
+
+def _open(
+    original: Any, host: str, port: int, plan: LaunchPlan, options: dict[str, Any]
+) -> Any:
+    """Open the store that others connect to.
+
+    Raises:
+        LaunchError: It is known why the plan's address cannot be listened on.
+    """
+    if plan.listen is not None and plan.listen[1] == 0:
+        port = 0  # torch's own may be fixed, as with --standalone in 2.0
+    if plan.listen is not None and capabilities.LISTENING_SOCKET.present:
+        return _serve(original, plan.listen[0], port, options)
+    try:
+        return original(host, port, is_master=True, **options)
+    except RuntimeError:
+        if plan.listen is not None:
+            _check_free(plan.listen[0], port)
+        raise
+
+
+def _server(original: Any, plan: LaunchPlan) -> Any:
+    """Wrap the method that opens the store of the workers."""
+
+    @functools.wraps(original)
+    def create_server(_self: Any, *where: Any) -> Any:
+        # Host and port, or an object that has both.
+        master_port = where[1] if len(where) > 1 else where[0].master_port
+        store = getattr(_torch.dist, _STORE)
+        return _serve(store, str(plan.address), master_port, {"multi_tenant": True})
+
+    return create_server
+
+
+def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
+    try:
+        opened = bound_socket(address, port)
+        opened.listen(socket.SOMAXCONN)
+    except OSError as error:
+        _check_free(address, port, str(error.strerror))
+        raise
+    port = opened.getsockname()[1]
+    options = {**options, **capabilities.listening_on(opened)}
+    return store(address, port, is_master=True, **options)
+
+
+def _check_free(address: str, port: int, reason: str = "") -> None:
+    """Say who has a port on which we could not listen.
+
+    Raises:
+        LaunchError: Somebody has it; or it is known why we could not.
+    """
+    problem = port_problem(address, port) or reason
+    if problem:
+        raise LaunchError(
+            "HPC081", f"cannot listen on {address} port {port}: {problem}"
+        ) from None
+
+
+def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
+    """Wait until the head node listens, with plain sockets.
+
+    Raises:
+        RendezvousConnectionError: It does not, within ``limit`` seconds.
+    """
+    start = time.monotonic()
+    # One node speaks for all first; who waits longer than that may be alone.
+    is_first = plan.reports_wait_for(plan.head)
+    report_at = report.FIRST_REPORT if is_first else report.ALONE
+    while True:
+        waited = time.monotonic() - start
+        try:
+            socket.create_connection((host, port), timeout=_PROBE_TIMEOUT).close()
+        except OSError as error:
+            if waited > limit:
+                raise RendezvousConnectionError(
+                    "HPC082 the head node did not answer at "
+                    f"{plan.endpoint} ({host}) within {limit:.0f} s "
+                    f"(read_timeout): {error}"
+                ) from None
+            if waited > report_at:
+                report_at = waited + report.NEXT_REPORT
+                text = (
+                    f"waiting for the head node at {plan.endpoint} ({host}) for "
+                    f"{waited:.0f} s: {error}"
+                )
+                report.line(Message("HPC083", text), sys.stderr)
+            # Short at first, when all start together; spread among the nodes.
+            pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+        else:
+            return

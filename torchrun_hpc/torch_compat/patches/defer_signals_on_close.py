@@ -1,0 +1,66 @@
+"""A second SIGTERM does not cut short what the first one began.
+
+The agent passes a death signal on to its workers, and waits while they write their
+checkpoints. Torch's handler raises an exception, in this waiting too: the workers are
+signalled again, and with one more signal the agent ends without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import signal
+import sys
+import threading
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import api
+
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches.replacing import has, replace
+
+TARGET = "PContext.close"
+REASON = "it may leave workers behind if it is signalled twice (since pytorch#61602)"
+IS_FOR = capabilities.EVERY
+
+_torch: Any = api
+_NAME = "close"
+_HANDLER = "_terminate_process_handler"
+
+
+def fits() -> bool:
+    """Check that workers are ended here, and that we know who raises exceptions."""
+    return (
+        has(_torch.PContext, _NAME)
+        and list(inspect.signature(_torch.PContext.close).parameters)
+        == ["self", "death_sig", "timeout"]
+        and has(_torch, _HANDLER, "SignalException")
+        and _HANDLER in _torch.PContext.start.__code__.co_names
+    )
+
+
+def apply(_plan: object) -> None:
+    """Let torch's handler wait until the workers have ended."""
+    original = _torch.PContext.close
+    handler = getattr(_torch, _HANDLER)
+
+    @functools.wraps(original)
+    def close(self: Any, *args: Any, **options: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return original(self, *args, **options)
+        repeated = isinstance(sys.exc_info()[1], _torch.SignalException)
+        noted: list[int] = []
+        held = [n for n in signal.valid_signals() if signal.getsignal(n) is handler]
+        for number in held:
+            signal.signal(number, lambda number, _frame: noted.append(number))
+        try:
+            closed = original(self, *args, **options)
+        finally:
+            for number in held:
+                signal.signal(number, handler)
+        # In a restart it is the first one, and the agent has to end of it.
+        if noted and not repeated:
+            signal.raise_signal(noted[0])
+        return closed
+
+    replace(_torch.PContext, _NAME, close)

@@ -1,0 +1,82 @@
+"""The host of the rendezvous leaves last.
+
+When a job ends well, the host's agent may be gone before the others have read that it
+ended: they print a warning, or a trace from the exit barrier, for a store that is no
+more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.patches.report_missing_nodes import HANDLERS
+
+if TYPE_CHECKING:
+    from torchrun_hpc.planning.plan import LaunchPlan
+
+TARGET = "RendezvousHandler.shutdown"
+REASON = "nodes may print errors at the end of a job that went well (pytorch#69520)"
+IS_FOR = capabilities.EVERY
+
+_KEY = "torchrun_hpc/left"
+
+# Seconds.
+_LIMIT = 5.0
+_PAUSE = 0.02
+
+# The stores whose servers are in this process; only torch knows, when it makes them.
+_hosted: list[Any] = []
+
+
+def hosts(store: Any) -> None:
+    """Take note that the server of a store is in this process."""
+    _hosted.append(store)
+
+
+def fits() -> bool:
+    """Check that the handlers have a store, and leave in this method."""
+    return all(
+        has(handler, "shutdown") and "_store" in handler.__init__.__code__.co_names
+        for handler in HANDLERS
+    )
+
+
+def apply(plan: LaunchPlan) -> None:
+    """Count the nodes that have left, and let the host wait for all."""
+    _hosted.clear()
+    if plan.nodes == 1 and not plan.elastic:
+        return
+    for handler in HANDLERS:
+        replace(handler, "shutdown", _counting(handler.shutdown, plan))
+
+
+def _counting(original: Any, plan: LaunchPlan) -> Any:
+    @functools.wraps(original)
+    def shutdown(self: Any) -> Any:
+        went_well = sys.exc_info()[0] is None
+        closed = original(self)
+        with contextlib.suppress(Exception):  # the store is gone: nothing to wait for
+            self._store.add(_KEY, 1)
+            if went_well and any(self._store is store for store in _hosted):
+                _wait(self._store, _participants(self, plan))
+        return closed
+
+    return shutdown
+
+
+def _participants(handler: Any, plan: LaunchPlan) -> int:
+    """Return how many nodes there were; fewer than planned in an elastic range."""
+    holder = getattr(handler, "_state_holder", None)
+    return plan.nodes if holder is None else len(holder.state.participants)
+
+
+def _wait(store: Any, nodes: int) -> None:
+    end = time.monotonic() + _LIMIT
+    while store.add(_KEY, 0) < nodes and time.monotonic() < end:
+        time.sleep(_PAUSE)

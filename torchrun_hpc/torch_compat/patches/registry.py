@@ -1,0 +1,170 @@
+"""The patches, and what became of each.
+
+A patch wraps what it replaces and calls it. It names its target, the reason, the
+releases that it is for, and checks that it still fits; one that does not fit
+leaves torch alone and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.torch_compat.patches import (
+    agent,
+    bind_store,
+    defer_signals_on_close,
+    forward_signals,
+    fresh_store,
+    host_exits_last,
+    host_name,
+    keep_open_on_restart,
+    local_addr,
+    master_addr,
+    node_order,
+    parent_death_signal,
+    replacing,
+    report_missing_nodes,
+    state_as_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.reporting.description import DescribedPatch
+    from torchrun_hpc.torch_compat.capabilities import Capability
+
+
+class Patch(Protocol):
+    """A module of this package.
+
+    Attributes:
+        TARGET: What is replaced, as a dotted name.
+        REASON: What goes wrong without it, with the issue's number.
+        IS_FOR: What a torch has for which it is.
+    """
+
+    __name__: str
+    TARGET: str
+    REASON: str
+    IS_FOR: Capability
+
+    def fits(self) -> bool:
+        """Say whether torch looks as the patch expects."""
+
+    def apply(self, plan: Any) -> None:
+        """Replace the target as the plan says."""
+
+
+# What is right for any launch, and what follows a plan.
+ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
+PATCHES: tuple[Patch, ...] = (
+    *(
+        *ALWAYS,
+        node_order,
+        local_addr,
+        bind_store,
+        report_missing_nodes,
+        host_exits_last,
+    ),
+    *(
+        agent,
+        keep_open_on_restart,
+        forward_signals,
+        defer_signals_on_close,
+        parent_death_signal,
+        host_name,
+        master_addr,
+    ),
+)
+
+
+class State(Enum):
+    """What became of a patch."""
+
+    APPLIED = "patched"
+    NOT_NEEDED = "not needed by this torch"
+    DOES_NOT_FIT = "left out: this torch has changed its target"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A patch, and what became of it.
+
+    Attributes:
+        name: Name of its module.
+        patch: The module.
+        state: What became of it.
+    """
+
+    name: str
+    patch: Patch
+    state: State
+
+
+def apply_patches(plan: LaunchPlan | None = None) -> tuple[Outcome, ...]:
+    """Apply the patches that this torch needs and that fit it.
+
+    Those of an earlier launch of this process are taken back first.
+
+    Args:
+        plan: What will be launched; without it, only what needs no plan is applied.
+
+    Returns:
+        What became of each patch.
+    """
+    replacing.restore()
+    outcomes = examine(ALWAYS if plan is None else PATCHES)
+    for outcome in outcomes:
+        if outcome.state is State.APPLIED:
+            outcome.patch.apply(plan)
+    return outcomes
+
+
+def examine(patches: Sequence[Patch] = PATCHES) -> tuple[Outcome, ...]:
+    """Return what becomes of patches with this torch, without applying any."""
+    return tuple(
+        Outcome(patch.__name__.rpartition(".")[2], patch, _state(patch))
+        for patch in patches
+    )
+
+
+def described(outcome: Outcome) -> DescribedPatch:
+    """Write what became of a patch as plain data."""
+    return {
+        "name": outcome.name,
+        "target": outcome.patch.TARGET,
+        "reason": outcome.patch.REASON,
+        "releases": outcome.patch.IS_FOR.releases,
+        "state": outcome.state.value,
+    }
+
+
+def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
+    """Return a message for each patch that does not fit."""
+    found = []
+    for outcome in outcomes:
+        if outcome.state is State.DOES_NOT_FIT:
+            patch = outcome.patch
+            text = (
+                f"torch {torch.__version__} has changed {patch.TARGET}; it is left as "
+                f"it is, and {patch.REASON}"
+            )
+            found.append(Message("HPC080", text))
+    return found
+
+
+def _state(patch: Patch) -> State:
+    wanted = patch.IS_FOR
+    if not wanted.present and (wanted.is_fault or not wanted.is_expected):
+        return State.NOT_NEEDED
+    try:
+        fits = wanted.present and patch.fits()
+    except Exception:  # noqa: BLE001 - whatever a future torch does
+        fits = False
+    return State.APPLIED if fits else State.DOES_NOT_FIT

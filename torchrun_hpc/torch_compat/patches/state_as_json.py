@@ -1,0 +1,143 @@
+"""The rendezvous state travels as JSON of one fixed form, and nothing is unpickled.
+
+Whoever reaches the port of the rendezvous can write to its store, and torch unpickles
+what it finds there: a program of a stranger's choice would run in every agent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches.node_order import RankedNode
+from torchrun_hpc.torch_compat.patches.replacing import has, replace
+
+TARGET = "torch.distributed.elastic.rendezvous.dynamic_rendezvous.pickle"
+REASON = "anybody who reaches its port can run programs in it (pytorch#127403)"
+IS_FOR = capabilities.EVERY
+
+_torch: Any = dynamic_rendezvous
+_FLAGS = ("complete", "closed")
+_SETS = ("wait_list", "redundancy_list")
+_NODES = "nodes"  # not torch's: each of its participants once
+
+
+class StateAsJson:
+    """Stands in for the module ``pickle`` where torch keeps the rendezvous state.
+
+    A node is written once, as a list of its fields, ``[addr, pid, local_id]``, with its
+    rank behind if it has one; elsewhere it is its index in that list. A time is a
+    number of microseconds since 1970; a dictionary is a list of pairs.
+    """
+
+    PickleError = pickle.PickleError
+
+    @staticmethod
+    def dumps(state: Any) -> bytes:
+        """Write a rendezvous state."""
+        names = dict.fromkeys([*state.participants, *state.last_heartbeats])
+        for name in _SETS:
+            names.update(dict.fromkeys(getattr(state, name, ())))
+        index = {node: number for number, node in enumerate(names)}
+        beats = state.last_heartbeats.items()
+        fields = dict(vars(state))
+        fields[_NODES] = [[*vars(node).values()] for node in names]
+        fields["deadline"] = state.deadline and _microseconds(state.deadline)
+        fields["participants"] = [[index[n], r] for n, r in state.participants.items()]
+        fields["last_heartbeats"] = [[index[n], _microseconds(t)] for n, t in beats]
+        for name in _SETS:
+            if name in fields:
+                fields[name] = [index[node] for node in fields[name]]
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        """Read a rendezvous state.
+
+        Raises:
+            pickle.PickleError: It is something else.
+        """
+        try:
+            return _read(json.loads(data))
+        except Exception as error:  # noqa: BLE001 - whatever a stranger wrote
+            raise pickle.PickleError(
+                f"this is not the state of a rendezvous: {error}"
+            ) from None
+
+
+def _read(fields: Any) -> Any:
+    state = _torch._RendezvousState()
+    if set(_of(dict, fields)) != {*vars(state), _NODES}:
+        raise ValueError("other fields")
+    nodes = dict(enumerate(map(_node, _of(list, fields[_NODES]))))
+    state.round = _of(int, fields["round"])
+    for name in _FLAGS:
+        setattr(state, name, _of(bool, fields[name]))
+    if fields["deadline"] is not None:
+        state.deadline = _time(fields["deadline"])
+    state.participants = {
+        nodes[_of(int, n)]: _of(int, rank)
+        for n, rank in _of(list, fields["participants"])
+    }
+    state.last_heartbeats = {
+        nodes[_of(int, n)]: _time(time)
+        for n, time in _of(list, fields["last_heartbeats"])
+    }
+    for name in _SETS:
+        if name in fields:
+            setattr(state, name, {nodes[_of(int, n)] for n in _of(list, fields[name])})
+    return state
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is not of type {kind.__name__}")
+    return value
+
+
+def _microseconds(time: datetime) -> int:
+    return (time - _epoch(aware=time.tzinfo is not None)) // timedelta(microseconds=1)
+
+
+def _time(number: Any) -> datetime:
+    epoch = _epoch(aware=capabilities.AWARE_TIMES.present)
+    return epoch + timedelta(microseconds=_of(int, number))
+
+
+def _epoch(*, aware: bool) -> datetime:
+    """Return the first moment of 1970, as torch's times are: UTC, and aware of it."""
+    return datetime(1970, 1, 1, tzinfo=timezone.utc if aware else None)
+
+
+def _node(values: Any) -> Any:
+    # Address, numbers of process and node; where torch is patched, its name.
+    kind: Any = _torch._NodeDesc
+    if len(_of(list, values)) > len(dataclasses.fields(kind)):
+        kind = RankedNode
+    types = (str if f.type in {"str", str} else int for f in dataclasses.fields(kind))
+    return kind(*(_of(t, value) for t, value in zip(types, values, strict=True)))
+
+
+def fits() -> bool:
+    """Check that torch pickles by the module's name, and that we know the state."""
+    if not has(_torch, "pickle"):
+        return False
+    state = _torch._RendezvousState()
+    ranked = RankedNode("n9", 1, 0, node_rank=1)
+    plain = _torch._NodeDesc("n10", 1, 0)
+    state.participants = {ranked: 0, plain: 1}
+    state.wait_list = {ranked, plain}
+    state.deadline = _time(1)
+    state.last_heartbeats = {ranked: _time(2), plain: _time(3)}
+    return bool(vars(StateAsJson.loads(StateAsJson.dumps(state))) == vars(state))
+
+
+def apply(_plan: object) -> None:
+    """Put the reader and writer of JSON in the place of ``pickle``."""
+    replace(_torch, "pickle", StateAsJson)
