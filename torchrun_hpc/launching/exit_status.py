@@ -23,7 +23,7 @@ from torchrun_hpc.reporting import report
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.handler import Creator
 
 # Seconds that an agent looks for the others only to say that it cannot go on.
@@ -109,7 +109,7 @@ def _judge(
     if isinstance(problem, OSError):
         text = str(problem.strerror or problem)
         text += f": {problem.filename}" if problem.filename else ""
-        said = f"on {plan.hosts[plan.node_rank]}: {text}"
+        said = f"on {plan.world.hosts[plan.world.node_rank]}: {text}"
         report.line(Message("HPC127", said), sys.stderr, "error")
         return Failure(Kind.AGENT, text=text), FAILED
     name = type(problem).__name__

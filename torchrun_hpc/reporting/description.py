@@ -22,14 +22,14 @@ from typing import (
 )
 
 import torchrun_hpc
-from torchrun_hpc.planning.endpoints import join_endpoint
+from torchrun_hpc.network import join_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.setting import Setting
 
@@ -183,22 +183,24 @@ def _job(job: Job) -> DescribedJob:
 
 def _plan(plan: LaunchPlan) -> DescribedPlan:
     return {
-        "title": plan.title,
-        "nodes": plan.nodes,
-        "hosts": list(plan.hosts),
-        "node_rank": plan.node_rank,
-        "workers": plan.workers,
-        "backend": plan.backend,
-        "endpoint": plan.endpoint,
+        "title": plan.messages.title,
+        "nodes": plan.world.nodes,
+        "hosts": list(plan.world.hosts),
+        "node_rank": plan.world.node_rank,
+        "workers": plan.world.workers,
+        "backend": plan.rendezvous.backend,
+        "endpoint": plan.rendezvous.endpoint,
         "site": _sourced({"site": plan.site})["site"] if plan.site else None,
-        "address": plan.address,
+        "address": plan.rendezvous.local_address,
         "interface": plan.interface,
-        "listen": join_endpoint(*plan.listen) if plan.listen else None,
+        "listen": join_endpoint(*plan.rendezvous.listen)
+        if plan.rendezvous.listen
+        else None,
         "options": _sourced(plan.options),
         "environment": _sourced(plan.environment),
-        "notes": said(plan.notes),
-        "advice": said(plan.advice),
-        "warnings": said(plan.warnings),
+        "notes": said(plan.messages.notes),
+        "advice": said(plan.messages.advice),
+        "warnings": said(plan.messages.warnings),
     }
 
 
@@ -228,7 +230,7 @@ def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
         found = json.loads(text)
         _check_form(found, Description)
         same = found["plan"]["node_rank"] == rank
-        same &= _agree(found["plan"]["hosts"], plan.hosts)
+        same &= _agree(found["plan"]["hosts"], plan.world.hosts)
         same &= found["command"][:1] == ["torchrun"]
         same &= all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"])
     except (ValueError, TypeError, KeyError, RecursionError):

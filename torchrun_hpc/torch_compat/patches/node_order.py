@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+from torchrun_hpc.planning.inputs import STATIC
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 TARGET = "DynamicRendezvousHandler._node_desc_generator"
 REASON = "nodes are ranked by the text of their addresses (pytorch#137402, #191190)"
@@ -111,7 +113,10 @@ def fits() -> bool:
 
 def apply(plan: LaunchPlan) -> None:
     """Rank the nodes in the order of the plan."""
-    if not plan.ordered:
+    where = plan.rendezvous
+    if plan.mode is not Mode.SEVERAL_NODES or where.backend == STATIC:
         return
     original = _Handler._node_desc_generator
-    replace(_Handler, "_node_desc_generator", _Generator(original, plan.node_rank))
+    replace(
+        _Handler, "_node_desc_generator", _Generator(original, plan.world.node_rank)
+    )
