@@ -60,7 +60,7 @@ def _faults_raised() -> Iterator[None]:
 def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     argv = sys.argv[1:] if args is None else args
     with _faults_raised():
-        torchrun_parser.parser()  # of a variable that cannot be read torch speaks here
+        torchrun_parser.parser(os.environ)  # of a variable that cannot be read torch speaks here
     with main.faults_reported():  # and argparse ends the program
         parsed, explicit = torchrun_parser.parse(argv, os.environ)
     setattr(parsed, _EXPLICIT, explicit)

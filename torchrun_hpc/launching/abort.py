@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, network, schedulers, sites
-from torchrun_hpc.commandline import options as hpc_options
+from torchrun_hpc.commandline import command_line
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints, plan
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
@@ -44,7 +44,12 @@ _HEAD_START = 2.0
 # Seconds without the head after which the user reads the message in any case.
 _SOON = 5
 
-# Of the options that say where the nodes meet, those that do not say how.
+# The options that say whether nodes meet, and where.
+_SAY_WHERE = (
+    *("standalone", "nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+    *("master_addr", "master_port", "node_rank", "hpc_rendezvous", "hpc_site"),
+)
+# Of these, those that do not say how.
 _MAY_BE_WRONG = ("nnodes", "rdzv_conf", "rdzv_endpoint")
 
 
@@ -131,11 +136,9 @@ def meeting_place(known: Known) -> LaunchPlan | None:
     """
     found, job, explicit = known.plan, known.job, known.options
     if explicit is None:
-        explicit = hpc_options.endpoint_options(known.argv)
+        explicit = command_line.parse(known.argv, os.environ).options
     if found is None and job is not None and job.start is LaunchContext.STEP:
-        options = {
-            name: explicit[name] for name in hpc_options.ENDPOINT if name in explicit
-        }
+        options = {name: explicit[name] for name in _SAY_WHERE if name in explicit}
         # What is typed may be the fault: then all that have it meet without it.
         rest = {name: options[name] for name in options if name not in _MAY_BE_WRONG}
         found = _planned(job, options) or _planned(job, rest)

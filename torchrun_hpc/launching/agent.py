@@ -29,7 +29,7 @@ from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.reporting import description, report, streams
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.torch_compat.patches import master_addr, registry
 
 if TYPE_CHECKING:
     import argparse
@@ -89,7 +89,7 @@ def launch_parsed(
         if job is not None and job.pmi_is_open:
             pmi.finalize(os.environ)
         if explicit is None:
-            torchrun_parser.add_ours(args)
+            torchrun_parser.add_ours(args, os.environ)
             explicit = torchrun_parser.changed(args, os.environ)
         _check_possible(problem, explicit)
         _launch(run, args, explicit, known, command)
@@ -138,7 +138,7 @@ def _launch(
     os.environ.update({k: str(v.value) for k, v in made.environment.items()})
     try:
         with _rendezvous(args, made):
-            validation.configure(args)
+            validation.check_configuration(master_addr.without(args), os.environ)
             _check_port(made)
             outcomes = registry.apply_patches(made)
             if getattr(args, "hpc_dry_run", None):
@@ -196,7 +196,7 @@ def _plan(
     made = plan.make_plan(inputs)
     for name, option in made.options.items():
         setattr(args, name, option.value)
-    validation.check(args, explicit)
+    validation.check_options(args, explicit)
     return inputs, made
 
 
@@ -252,7 +252,8 @@ def _description(
     made: LaunchPlan,
     outcomes: Sequence[registry.Outcome],
 ) -> Description:
-    command = torchrun_parser.plain_command(args, {**inputs.options, **made.options})
+    settings = {**inputs.options, **made.options}
+    command = torchrun_parser.plain_command(args, settings, os.environ)
     patched = [registry.described(outcome) for outcome in outcomes]
     return description.description(inputs, made, torch.__version__, patched, command)
 

@@ -11,11 +11,13 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import network, schedulers, sites
-from torchrun_hpc.commandline import options as hpc_options
+from torchrun_hpc.commandline import command_line, script
+from torchrun_hpc.commandline.command_line import CommandLine
+from torchrun_hpc.commandline.options import variable_of
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.launching import signals
 from torchrun_hpc.planning import endpoints, network_env, plan, resources
@@ -42,19 +44,7 @@ _ROLE = "default"
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A command line of direct mode.
-
-    Attributes:
-        options: The options that were typed, by their names in torchrun's parser.
-        script: The script, the module or the program.
-        arguments: Its arguments.
-    """
-
-    options: Mapping[str, Setting]
-    script: str
-    arguments: tuple[str, ...]
+Line = CommandLine
 
 
 def line_of(argv: Sequence[str], job: Job | None) -> Line | None:
@@ -87,72 +77,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], job: Job) -> Line | N
     Raises:
         LaunchError: The line is wrong, or has an option of the agent.
     """
-    made = _parser()
-    args, others = made.parse_known_args(list(argv))
-    nodes = {"nnodes": Setting(args.nnodes, "--nnodes")} if args.nnodes else {}
-    if args.help or args.standalone or plan.asks_for_one_node(nodes):
+    line = command_line.parse(argv, environ)
+    if line.wants_help or plan.asks_for_one_node(line.options):
         return None
-    if others and any(word.startswith(("--nn", "--stand")) for word in argv):
-        return None  # what follows an unknown option may be its value
-    bare, _ = hpc_options.without_defaults(_parser()).parse_known_args(list(argv))
-    options = hpc_options.options_of(made)
-    explicit = {
-        action.dest: Setting(
-            getattr(args, action.dest),
-            action.option_strings[-1]
-            if hasattr(bare, action.dest)
-            else hpc_options.variable_of(action.dest),
-        )
-        for action in options
-        if getattr(args, action.dest) not in _UNSET
-    }
-    known = {hpc_options.variable_of(action.dest) for action in options}
-    refused = [option for option in others if option.startswith("-")]
-    refused += [str(explicit["nnodes"])] if "nnodes" in explicit else []
-    refused += [
-        f"{name}={value}"
-        for name, value in environ.items()
-        if name.startswith("PET_") and name not in known
-    ]
-    form = explicit.get("hpc_dry_run")
-    if form is not None and form.value not in hpc_options.DRY_RUN:
-        hpc_options.wrong_line(f"{form}: type one of {', '.join(hpc_options.DRY_RUN)}")
-    if refused:
-        raise LaunchError(
-            "HPC134",
-            f"{refused[0]} is no option where each task is a worker. Options of the "
-            "script stand behind it; torchrun's are for its agent, which is there if "
-            "the launcher is started once on each node: "
-            f"{job.line(shlex.join(['python', '-m', 'torchrun_hpc', *argv]))}",
-            everywhere=True,
-        )
-    words = args.script[1:] if args.script[:1] == ["--"] else args.script
-    if not words:
-        hpc_options.wrong_line("the script is missing")
-    return Line(explicit, words[0], tuple(words[1:]))
-
-
-_UNSET = (None, "", False)
-
-
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(hpc_options.PROGRAM, add_help=False)
-    flag, value = hpc_options.Flag, hpc_options.OrVariable
-    try:
-        hpc_options.add_ours(made)
-        made.add_argument("-h", "--help", action="store_true")
-        made.add_argument("-m", "--module", action=flag)
-        made.add_argument("--no-python", "--no_python", action=flag)
-        made.add_argument("--virtual-local-rank", "--virtual_local_rank", action=flag)
-        made.add_argument("--nproc-per-node", "--nproc_per_node", action=value)
-        # With these a user asks for one node.
-        made.add_argument("--standalone", action=flag)
-        made.add_argument("--nnodes", action=value)
-    except ValueError as error:
-        hpc_options.wrong_variable(error)
-    made.add_argument("script", nargs=argparse.REMAINDER)
-    made.error = hpc_options.wrong_line  # type: ignore[method-assign]
-    return made
+    own = job.line(shlex.join(["python", "-m", "torchrun_hpc", *argv]))
+    problem = command_line.direct_mode_problem(line, environ, own)
+    if problem is not None:
+        raise problem
+    return line
 
 
 # --- the plan -----------------------------------------------------------------------
@@ -405,7 +337,7 @@ def set_up(job: Job | None, hostname: str, command: str) -> dict[str, str]:
     """
     job = job or _no_job(hostname)
     ours = ("hpc_site", "hpc_omp_threads")
-    variables_of = {name: hpc_options.variable_of(name) for name in ours}
+    variables_of = {name: variable_of(name) for name in ours}
     explicit = {
         name: Setting(os.environ[variable], variable)
         for name, variable in variables_of.items()
@@ -483,9 +415,9 @@ def _check_script(line: Line) -> None:
         LaunchError: There is not.
     """
     if "no_python" in line.options:
-        hpc_options.check_program(line.script)
+        script.check_program(line.script, os.environ)
     elif not line.options.keys() & {"module", "hpc_dry_run"}:
-        hpc_options.check_script(line.script)  # a dry run needs none
+        script.check_script(line.script, os.environ)  # a dry run needs none
 
 
 def _program(line: Line) -> list[str]:

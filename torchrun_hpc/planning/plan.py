@@ -8,12 +8,12 @@ ignores is taken back.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
+from torchrun_hpc.commandline.options import names_folder
 from torchrun_hpc.errors import LaunchError, Message, choices, count
 from torchrun_hpc.planning import endpoints, network_env, resources
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC, Inputs
@@ -35,9 +35,6 @@ STATIC_PORT = 29500
 C10D_PORT = 29400
 
 LOOPBACK = "127.0.0.1"
-
-# Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
-LONGEST_ID = 246
 
 NO_SCHEDULER = "no scheduler"
 
@@ -383,11 +380,6 @@ def _has_static_store(inputs: Inputs) -> bool:
     return inputs.explicit("rdzv_backend") == STATIC or (
         inputs.is_static and "master_port" in inputs.options
     )
-
-
-def names_folder(run_id: str) -> bool:
-    """Say whether torch can name its folder for logs by an id."""
-    return "/" not in run_id and len(os.fsencode(run_id)) <= LONGEST_ID
 
 
 def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, ...]:
