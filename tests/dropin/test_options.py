@@ -16,7 +16,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc.commandline import torchrun_parser
+from torchrun_hpc.commandline import command_line, options, torchrun_parser
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.setting import Setting
 
@@ -452,6 +452,97 @@ def test_changed_with_few_attributes() -> None:
     assert {k: v.value for k, v in found.items()} == {"nnodes": "2"}
 
 
+# --- without torch ----------------------------------------------------------------
+
+
+def test_the_table_has_the_options_of_this_torch() -> None:
+    for action in ACTIONS:
+        kind = options.TORCHRUN[action.dest]
+        assert options.names_of(action.dest) == tuple(action.option_strings)
+        assert (kind is bool) is (action.nargs == 0), action.dest
+        assert action.nargs in (0, None)
+        if kind in (int, float) or action.type in (int, float):
+            assert kind is action.type
+        has_variable = action.dest not in options.WITHOUT_VARIABLE
+        assert has_variable is (action in FROM_ENVIRON), action.dest
+
+
+# What is parsed with torch and without; each with arguments of the script.
+PARSED = [
+    *([], ["--"], ["-"], ["-1"], ["--nnodes"], [""], ["-m"], ["--standalone"]),
+    *(["--nnod=4"], ["--nn", "4:5"], ["--standa"], ["--rdzv-e", "a:1"], ["--nod=1"]),
+    *(["--max-r=0"], ["--max", "0"], ["--st"], ["--no-p"], ["--hpc-s=jsc"], ["--hpc"]),
+    *(["-r3"], ["-t", "0:1,1:2", "-r=3"], ["-mr3"], ["-mr", "3"], ["-x"], ["-mx"]),
+    *(["--nnodes", "-1"], ["--node-rank", "-1"], ["--node-rank=-1"], ["-r", "-1"]),
+    *(["--nnodes", "--standalone"], ["--nnodes", "--", "2"]),
+    *(["--nnodes", "2", "--"], ["--", "--nnodes", "2"], ["--role", "a b"], ["--a b"]),
+    *(["--node-rank=x"], ["--master_port=29_500"], ["--monitor-interval=1e-1"]),
+    *(["--rdzv-id="], ["--rdzv-id", ""], ["--nnodes=2", "--nnodes=3", "--nnodes="]),
+    *(["--standalone=1"], ["--bogus"], ["--bogus", "3"], ["--bogus=3", "-m"]),
+    *(["--hpc-dry-run=json"], ["--hpc_dry_run", "--hpc-debug"]),
+    *(["--rdzv_backend", "c10d", "--rdzv-conf", "a=1,b=2", "--local_addr=::1"],),
+    *(["--run-path", "--no_python", "--module", "--log-dir=x", "--start_method=fork"],),
+]
+AND_VARIABLES: list[dict[str, str]] = [
+    {},
+    {"PET_NNODES": "3", "PET_STANDALONE": "1", "PET_HPC_DEBUG": "1", "PET_X": "y"},
+    {"PET_MASTER_PORT": "3", "PET_NODE_RANK": "0", "PET_MODULE": "0", "PET_TEE": ""},
+    {"PET_NODE_RANK": "x", "PET_HPC_DRY_RUN": "1", "PET_HPC_SITE": "jsc"},
+    {"PET_RUN_PATH": "yes"},
+]
+
+
+_Parsed = tuple[str, list[str], dict[str, tuple[Any, str]]]
+
+
+def _with_torch(argv: Sequence[str]) -> _Parsed | LaunchError | None:
+    """Return script, arguments and options, or why there are none; None for help."""
+    try:
+        args, explicit = torchrun_parser.parse(argv, os.environ)
+    except LaunchError as refused:
+        return refused
+    except SystemExit:
+        return None
+    found = {
+        dest: (setting.value, setting.source.partition("=")[0])
+        for dest, setting in explicit.items()
+        if setting.value is not False
+    }
+    return args.training_script, args.training_script_args, found
+
+
+@pytest.mark.parametrize("environ", AND_VARIABLES, ids=str)
+@pytest.mark.parametrize("own", PARSED, ids=" ".join)
+def test_parsed_as_torch_does(
+    own: list[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    for rest in ([], [SCRIPT], *([SCRIPT, *words] for words in SCRIPT_ARGS)):
+        expected = _with_torch([*own, *rest])
+        line = command_line.parse([*own, *rest], environ)
+        assert line.wants_help is (expected is None)
+        if isinstance(expected, LaunchError):
+            refused = (expected.code, str(expected))
+            if line.problem is None:  # left to torch's parser
+                assert line.unknown or not line.script
+            else:
+                assert (line.problem.code, str(line.problem)) == refused
+        elif expected is not None:
+            found = {k: (v.value, v.source) for k, v in line.options.items()}
+            assert (line.script, list(line.arguments), found) == expected
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["-h"], ["--help", SCRIPT], ["--nnodes=2", "--h"], ["-mh"], ["--bogus", "-h"]],
+)
+def test_help_is_wanted(argv: list[str]) -> None:
+    assert command_line.parse(argv, {}).wants_help
+    with pytest.raises(SystemExit, match=r"^0$"):
+        torchrun_parser.parse(argv, {})
+
+
 # --- the same with plain torchrun -------------------------------------------------
 
 OPTIONS = [
@@ -494,7 +585,7 @@ def _of_torchrun(args: argparse.Namespace) -> dict[str, Any]:
 def _assert_again_the_same(argv: Sequence[str]) -> None:
     """Write a line for plain torchrun, and let both parsers read it."""
     args, explicit = torchrun_parser.parse(argv, os.environ)
-    words = torchrun_parser.plain_command(args, explicit)
+    words = torchrun_parser.plain_command(args, explicit, os.environ)
     assert words[0] == "torchrun"
     own = words[: len(words) - len(args.training_script_args)]
     assert not [word for word in own if word.startswith("--hpc")]
@@ -524,7 +615,7 @@ def test_plain_command_has_what_variables_say(
     variable = f"PET_{action.dest.upper()}"
     monkeypatch.setenv(variable, "1" if action in FLAGS else _sample(action))
     args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
-    words = torchrun_parser.plain_command(args, explicit)
+    words = torchrun_parser.plain_command(args, explicit, os.environ)
     monkeypatch.delenv(variable)
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
     assert len(words) == 3
@@ -535,9 +626,9 @@ def test_plain_command_has_what_was_derived() -> None:
     options = {
         **explicit,
         "rdzv_id": Setting("19.0", ""),
-        "standalone": Setting(False, ""),
+        "standalone": Setting(value=False, source=""),
     }
-    assert torchrun_parser.plain_command(args, options) == [
+    assert torchrun_parser.plain_command(args, options, os.environ) == [
         *("torchrun", "--nnodes=2", "--rdzv_id=19.0"),
         *(SCRIPT, "--lr=1"),
     ]

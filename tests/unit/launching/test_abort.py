@@ -12,69 +12,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from torchrun_hpc import network
-from torchrun_hpc.commandline import options as hpc_options
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.network import Interface
 from torchrun_hpc.planning.plan import LaunchPlan
-
-EXPLICIT = {
-    "nothing": (["main.py"], {}, {}),
-    "both spellings": (
-        ["--rdzv-endpoint=n9:1", "--rdzv_id", "x", "main.py"],
-        {},
-        {"rdzv_endpoint": "n9:1", "rdzv_id": "x"},
-    ),
-    "behind options that are not known": (
-        ["--log-dir", "logs", "--nproc-per-node=gpu", "--nnodes", "2:3", "main.py"],
-        {},
-        {"nnodes": "2:3"},
-    ),
-    "variables": (
-        ["--master-port=1"],
-        {"PET_NNODES": "3", "PET_RDZV_ID": "", "PET_STANDALONE": "1"},
-        {"nnodes": "3", "master_port": 1, "standalone": True},
-    ),
-    "the script's own": (
-        ["--rdzv-id=x", "main.py", "--standalone", "--nnodes", "x"],
-        {},
-        {"rdzv_id": "x"},
-    ),
-    "the script's own, behind a value": (
-        ["--nproc-per-node", "4", "main.py", "--master_port=29500"],
-        {},
-        {},
-    ),
-    "the script's own, behind a flag": (
-        ["--rdzv-id=x", "--no-python", "main.sh", "--nnodes", "x"],
-        {},
-        {"rdzv_id": "x"},
-    ),
-    "node rank 0": (["--node-rank=0", "main.py"], {}, {"node_rank": 0}),
-    "a wrong value": (["--master-port=x", "--rdzv-id=y"], {}, {}),
-    "a wrong variable": (["--rdzv-id=y"], {"PET_STANDALONE": "yes"}, {}),
-    "no value": (["--rdzv-id"], {}, {}),
-}
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "expected"), EXPLICIT.values(), ids=EXPLICIT
-)
-def test_endpoint_options(monkeypatch, argv, environ, expected):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    found = hpc_options.endpoint_options(argv)
-    assert {name: option.value for name, option in found.items()} == expected
-
-
-@given(st.lists(st.text()))
-def test_no_command_line_is_too_wrong(argv):
-    assert set(hpc_options.endpoint_options(argv)) <= set(hpc_options.ENDPOINT)
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
