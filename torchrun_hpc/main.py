@@ -18,7 +18,7 @@ from torchrun_hpc import network, sites
 from torchrun_hpc.commandline import command_line
 from torchrun_hpc.launching import direct, environment, signals
 from torchrun_hpc.launching.abort import Known, faults_reported
-from torchrun_hpc.launching.choice import count_workers, starter_of
+from torchrun_hpc.launching.choice import count_workers, parse, starter_of
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.planning.inputs import Inputs
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         environment.drop_empty_options()
         command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
         seen = known.preflight = preflight(command, ask=True)
-        line = command_line.parse(argv, seen.environ)
+        line = parse(argv, seen)
         known.options = line.options
         mode = choose_mode(seen, line.options, count_workers)
         starter = starter_of(mode, seen, line, argv)
@@ -93,7 +93,7 @@ def describe(argv: Sequence[str]) -> Description:
     argv = [*argv, "SCRIPT"]
     with environment.without_empty_options():
         seen = preflight(shlex.join(["python", "-m", "torchrun_hpc", *argv]))
-        line = command_line.parse(argv, seen.environ)
+        line = parse(argv, seen)
         mode = choose_mode(seen, line.options, count_workers)
         starter = starter_of(mode, seen, line, argv, is_launch=False)
         inputs, plan = plan_of(mode, seen, starter)

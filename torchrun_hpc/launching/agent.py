@@ -53,6 +53,7 @@ class AgentStarter:
         self.options = options
         self._args = args
         self._run = run
+        self._environ = preflight.environ
         self._is_scheduled = preflight.job is not None
         self._outcomes = registry.examine()
 
@@ -77,7 +78,7 @@ class AgentStarter:
         """
         for name, option in plan.options.items():
             setattr(self._args, name, option.value)
-        validation.check(self._args, self.options)
+        validation.check_options(self._args, self.options)
 
     @contextlib.contextmanager
     def ready(self, plan: LaunchPlan) -> Iterator[None]:
@@ -90,8 +91,8 @@ class AgentStarter:
         args = self._args
         try:
             with self._rendezvous(plan):
-                validation.configure(args)
                 self._outcomes = registry.apply_patches(plan)
+                validation.check_configuration(args, self._environ)
                 yield
         except ImportError as error:  # a backend's package; torch has a stub for one
             raise LaunchError(
@@ -140,7 +141,7 @@ class AgentStarter:
     def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
         """Describe what this node would do."""
         options = {**self.options, **plan.options}
-        command = torchrun_parser.plain_command(self._args, options)
+        command = torchrun_parser.plain_command(self._args, options, self._environ)
         patches = [registry.described(outcome) for outcome in self._outcomes]
         return description.description(
             inputs, plan, torch.__version__, patches, command

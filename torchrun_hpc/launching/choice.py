@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import gc
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline.command_line import check_direct
+from torchrun_hpc.commandline import command_line
+from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
@@ -18,11 +20,32 @@ from torchrun_hpc.schedulers import pmi
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torchrun_hpc.commandline.command_line import CommandLine
     from torchrun_hpc.launching.start import Starter
     from torchrun_hpc.planning.mode import Mode
     from torchrun_hpc.planning.preflight import Preflight
     from torchrun_hpc.setting import Setting
+
+
+def parse(argv: Sequence[str], preflight: Preflight) -> CommandLine:
+    """Parse the command line, without torch if that is possible.
+
+    It is not for help, and for an option that is newer than this: what stands behind
+    one cannot be understood.
+
+    Raises:
+        LaunchError: It is wrong; or there is no torch.
+        SystemExit: It asks for help.
+    """
+    line = command_line.parse(argv, preflight.environ)
+    job = preflight.job
+    may_be_direct = job is not None and job.has_several_tasks
+    if not line.wants_help and (may_be_direct or not line.unknown):
+        return line
+    import_torch()
+    from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
+
+    _, options = torchrun_parser.parse(argv, preflight.environ)
+    return replace(line, options=options)
 
 
 def starter_of(
@@ -45,10 +68,14 @@ def starter_of(
     Raises:
         LaunchError: The command line is wrong, or there is no torch.
     """
-    if mode.is_direct:
-        check_direct(line, preflight, argv)
-        return DirectStarter(preflight, line)
     job = preflight.job
+    if mode.is_direct and job is not None:
+        problem = command_line.direct_mode_problem(
+            line, preflight.environ, job.line(preflight.command)
+        )
+        if problem is not None:
+            raise problem
+        return DirectStarter(preflight, line)
     if is_launch and job is not None and job.pmi_is_open:
         pmi.finalize(preflight.environ)  # the workers have no way to it
     if is_launch and "hpc_debug" in line.options:

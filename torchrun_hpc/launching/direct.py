@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import network
-from torchrun_hpc.commandline.options import check_program, check_script
+from torchrun_hpc.commandline.script import check_program, check_script
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching import signals
 from torchrun_hpc.launching.start import Answers
@@ -111,9 +111,9 @@ class DirectStarter(WorkerStarter):
             LaunchError: There is not.
         """
         if "no_python" in self.options:
-            check_program(self._line.script)
+            check_program(self._line.script, self.environ)
         elif not self.options.keys() & {"module", "hpc_dry_run"}:
-            check_script(self._line.script)  # a dry run needs none
+            check_script(self._line.script, self.environ)  # a dry run needs none
 
     def command(self) -> list[str]:
         """Return what is run, as torchrun writes it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
-from torchrun_hpc.commandline.rdzv_conf import names_folder
+from torchrun_hpc.commandline.options import names_folder
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints, local_endpoint, messages, resources
 from torchrun_hpc.planning.endpoints import LOOPBACK
