@@ -25,6 +25,7 @@ from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import Mode, choose_mode, direct_mode
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import streams
+from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,11 +103,20 @@ def describe(argv: Sequence[str]) -> Description:
 
 def setup_environment() -> Mapping[str, str]:
     """Set the environment of a worker; see `torchrun_hpc.setup_environment`."""
+    if direct.is_set_up(this_process().environ):
+        return {}
     streams.open_closed()
     seen = preflight(shlex.join(["python", *sys.argv]), ask=True)
-    if direct.is_set_up(seen.environ):
-        return {}
     choose_mode(seen, {})  # whatever it is, unless it is refused
+    return set_up_worker(seen)
+
+
+def set_up_worker(seen: Preflight) -> Mapping[str, str]:
+    """Set the environment of this process, which is a worker, and return it.
+
+    Raises:
+        LaunchError: It cannot work.
+    """
     job = seen.job or direct.job_of_nobody(seen.hostname)
     seen = replace(seen, job=job)
     options = command_line.parse([], seen.environ).options

@@ -140,9 +140,11 @@ def _announce(
     plan: LaunchPlan, own: Sequence[Message], shared: Sequence[Message]
 ) -> None:
     """Print the start line, and what is probably wrong."""
+    is_first = is_reporter(plan.world.report_rank)
     warnings = [*plan.messages.warnings, *own]
-    if is_reporter(plan.world.report_rank):
+    if is_first:
         report.line(report.start_line(plan), sys.stderr)
+    if is_first or plan.mode.is_direct:  # there each task is advised on its own
         warnings += [*plan.messages.advice, *shared]
     for warning in warnings:
         report.line(warning, sys.stderr, "warning")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.planning.inputs import STATIC
+from torchrun_hpc.planning.mode import Mode
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchrun_hpc.errors import Message
-    from torchrun_hpc.planning.mode import Mode
     from torchrun_hpc.setting import Setting
 
 
@@ -117,3 +119,9 @@ class LaunchPlan:
     interface: str = ""
     options: Mapping[str, Setting] = field(default_factory=dict)
     environment: Mapping[str, Setting] = field(default_factory=dict)
+
+    @property
+    def ranks_follow_scheduler(self) -> bool:
+        """Whether nodes are ranked by ``node_rank``, and torch may rank otherwise."""
+        is_static = self.rendezvous.backend == STATIC
+        return self.mode is Mode.SEVERAL_NODES and not is_static

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchrun_hpc.commandline import command_line, options
 from torchrun_hpc.commandline.command_line import direct_mode_problem
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning import plan
+from torchrun_hpc.planning import mode
 
 # --- what is set --------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ ONE_NODE = [
 @pytest.mark.parametrize("line", ONE_NODE)
 def test_one_node_and_help_are_seen(line):
     found = command_line.parse(line.split(), {})
-    assert found.wants_help or plan.asks_for_one_node(found.options)
+    assert found.wants_help or mode.asks_for_one_node(found.options)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_one_node_and_help_are_seen(line):
 def test_one_node_by_a_variable(variable, value):
     environ = {variable: value, "PET_MAX_RESTARTS": "3"}
     found = command_line.parse(["train.py"], environ)
-    assert plan.asks_for_one_node(found.options)
+    assert mode.asks_for_one_node(found.options)
 
 
 # torchrun's options that are for its agent; with a value, if they take one.

@@ -12,27 +12,27 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from nodes import make_launch_plan
 
 from torchrun_hpc import network
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.network import Interface
-from torchrun_hpc.planning.plan import LaunchPlan
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
     monkeypatch.delenv("SLURM_PROCID", raising=False)
-    abort.give_up(LaunchError("HPC018", "no torch"), Known(["main.py"]))
+    abort.give_up(LaunchError("HPC018", "no torch"), Known())
     assert capfd.readouterr().err == "torchrun_hpc: error: HPC018 no torch\n"
 
 
 def place(rank, port):
     """Return where the nodes of a job of two meet, all of them here."""
-    return LaunchPlan(
-        title="", nodes=2, node_rank=rank, workers=1, is_reporter=rank == 0,
+    return make_launch_plan(
+        nodes=2, node_rank=rank, workers=1, report_rank=rank,
         endpoint="n9", launch_id="19.0", backend="scheduler", connect_host="127.0.0.1",
-        ports=(port,), head=0, is_coordinator=rank == 0, hosts=("n9", "n10"),
+        ports=(port,), coordinator=0, is_coordinator=rank == 0, hosts=("n9", "n10"),
         listen=("127.0.0.1", port) if rank == 0 else None,
     )  # fmt: skip
 
@@ -68,14 +68,17 @@ import contextlib, ctypes, resource
 with contextlib.suppress(OSError):
     ctypes.CDLL("libgcc_s.so.1")
 from torchrun_hpc.launching import abort
-from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.rendezvous import server, client, protocol
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
-for is_head in (True, False):
+for is_coordinator in (True, False):
     plan = LaunchPlan(
-        title="", nodes=2, node_rank=0, workers=1, is_reporter=True, endpoint="",
-        launch_id="19.0", ports=(1,), hosts=("n9", "n10"), is_coordinator=is_head,
+        mode=Mode.SEVERAL_NODES,
+        world=World(nodes=2, node_rank=0, workers=1, hosts=("n9", "n10")),
+        rendezvous=Rendezvous("scheduler", ports=(1,), is_coordinator=is_coordinator),
+        launch_id="19.0",
     )
     assert abort.tell(plan, "x", 1)
 """

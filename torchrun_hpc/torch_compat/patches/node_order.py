@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc.planning.inputs import STATIC
-from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
 
@@ -113,8 +111,7 @@ def fits() -> bool:
 
 def apply(plan: LaunchPlan) -> None:
     """Rank the nodes in the order of the plan."""
-    where = plan.rendezvous
-    if plan.mode is not Mode.SEVERAL_NODES or where.backend == STATIC:
+    if not plan.ranks_follow_scheduler:
         return
     original = _Handler._node_desc_generator
     replace(
