@@ -36,7 +36,7 @@ SCRIPT, SCRIPT_ARGS = "training_script", "training_script_args"
 # thousands of arguments, and no right line has as many.
 _LONGEST = 256
 
-# Of torchrun's options, those of direct mode. The last is typed, or 0, by a variable.
+# The options of torchrun that direct mode takes. PET_STANDALONE may be 0.
 _OF_DIRECT_MODE = (
     *("module", "no_python", "virtual_local_rank", "nproc_per_node", "standalone"),
 )
@@ -48,16 +48,19 @@ class CommandLine:
 
     Attributes:
         options: The options that are set, by their names in torchrun's parsed
-            arguments. A value is text as it was typed, a number where torchrun's parser
-            makes one, or True. What is empty, or a flag's variable that is 0, is not
-            set.
+            arguments. A value is text, a number where torchrun's parser returns one, or
+            True. An empty value, or 0 in the variable of a flag, counts as not set.
         script: The script, the module or the program; empty if there is none.
-        arguments: Those of the script, which are not ours to look at.
-        unknown: Words in front of the script that are no option of any release. Behind
-            them, a value cannot be told from the script.
-        words: The options of the command line as they are written there, by name.
-        wants_help: Whether to print something, and end; nothing else is known then.
-        problem: Why the rest could not be found out: a value is wrong, or missing.
+        arguments: Those of the script.
+        unknown: Words in front of the script that are an option of no known release.
+            If one takes a value, that value is mistaken for the script.
+        words: The options of the command line as they are written there, by the same
+            names.
+        wants_help: Whether torchrun is to print something and end. Then nothing else is
+            known.
+        problem: Why the command line cannot be parsed: a value is wrong or missing, an
+            abbreviation has two meanings, or the variable of a flag is no number. Then
+            nothing else is known.
     """
 
     options: Mapping[str, Setting] = field(default_factory=dict)
@@ -89,20 +92,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     found.pop(SCRIPT_ARGS, None)
     options, words = dict[str, Setting](), dict[str, str]()
     for dest, value in found.items():
-        if isinstance(value, _Typed):
-            options[dest] = Setting(value.value, f"--{dest}")
+        setting = Setting(value, variable_of(dest))
+        if isinstance(value, _Word):
+            setting = Setting(value.value, f"--{dest}")
             words[dest] = str(value)
-        else:
-            options[dest] = Setting(value, variable_of(dest))
-    for dest, setting in options.items():
         if isinstance(setting.value, list):  # Python makes one of --hpc-site=--
             return CommandLine(problem=wrong_line(f"{dest} has no value"))
+        if setting.value not in {None, ""} and setting.value is not False:
+            options[dest] = setting
     return CommandLine(
-        options={
-            dest: setting
-            for dest, setting in options.items()
-            if setting.value not in {None, ""} and setting.value is not False
-        },
+        options=options,
         script=script,
         arguments=tuple(script_args),
         unknown=tuple(word for word in others if word != "--"),
@@ -136,6 +135,8 @@ def split(
 
 def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
     """Treat ``--`` among the script's arguments as argparse does."""
+    if "--" not in words:
+        return list(words)
     neutral = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     neutral.add_argument(SCRIPT)
     neutral.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
@@ -163,8 +164,8 @@ class _Parser(argparse.ArgumentParser):
         raise wrong_line(message)
 
 
-class _Typed(NamedTuple):
-    """What was typed, in contrast to what a variable says."""
+class _Word(NamedTuple):
+    """An option of the command line; of a variable, the parser has the plain value."""
 
     value: Any
     spelling: str
@@ -184,7 +185,7 @@ class _Option(argparse.Action):
         self, _parser: Any, namespace: Any, values: Any, spelling: Any = None
     ) -> None:
         value = values if self.const is None else self.const
-        setattr(namespace, self.dest, _Typed(value, spelling))
+        setattr(namespace, self.dest, _Word(value, spelling))
 
 
 class _Help(argparse.Action):
@@ -199,12 +200,13 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         LaunchError: The variable of a flag is not a number.
     """
     parser = _Parser(PROGRAM, add_help=False)
+    group = parser.add_argument_group()  # of one, argparse tries no help texts
     # --h was an abbreviation of --help before there were two options with an h.
-    parser.add_argument("-h", "--help", "--h", action=_Help, nargs=0)
+    group.add_argument("-h", "--help", "--h", action=_Help, nargs=0)
     try:
         for dest, kind in TORCHRUN.items():
             if kind is bool:
-                parser.add_argument(
+                group.add_argument(
                     *names_of(dest),
                     action=_Option,
                     const=True,
@@ -213,7 +215,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
             else:
                 has_variable = dest not in WITHOUT_VARIABLE
                 text = environ.get(variable_of(dest)) if has_variable else None
-                parser.add_argument(
+                group.add_argument(
                     *names_of(dest),
                     action=_Help if dest == "print_completion" else _Option,
                     type=kind,
@@ -222,8 +224,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         add_ours(parser, environ, _Option)
     except ValueError as error:
         raise wrong_variable(error, environ) from None
-    script = parser.add_argument(SCRIPT, default=argparse.SUPPRESS)
-    rest = parser.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
+    script = group.add_argument(SCRIPT, default=argparse.SUPPRESS)
+    rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
     script.required = rest.required = False
     return parser
 

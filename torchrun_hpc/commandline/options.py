@@ -101,7 +101,7 @@ def add_ours(
     environ: Mapping[str, str],
     action: type[argparse.Action] | None = None,
 ) -> None:
-    """Add our group to a parser. A default is what the variable of the option says.
+    """Add our group to a parser. The default of an option is in its variable.
 
     Args:
         parser: torchrun's, or another one for its command line.
