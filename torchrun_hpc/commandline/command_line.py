@@ -8,7 +8,6 @@ values it takes, is for that one to say, where there is a torch: `torchrun_parse
 from __future__ import annotations
 
 import argparse
-import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -18,7 +17,7 @@ from torchrun_hpc.commandline.options import (
     TORCHRUN,
     WITHOUT_VARIABLE,
     add_ours,
-    flag_of,
+    default_of,
     names_of,
     variable_of,
     wrong_line,
@@ -117,17 +116,18 @@ def split(
     The script's own arguments are not ours to look at: argparse would find ambiguous
     abbreviations among them.
 
+    Args:
+        parser: Raises LaunchError where a command line is wrong.
+        argv: Arguments, without the program's name.
+
     Returns:
-        The words of the parser, and the arguments of the script, as argparse would
-        read them.
+        The words of the parser, and the arguments of the script as argparse reads them.
     """
-    quiet = copy.copy(parser)
-    quiet.error = _is_incomplete  # type: ignore[method-assign]
     for end in range(1, min(len(argv), _LONGEST) + 1):
         try:
-            args, _ = quiet.parse_known_args(argv[:end])
-        except _Incomplete:
-            continue
+            args, _ = parser.parse_known_args(argv[:end])
+        except LaunchError:
+            continue  # not a whole command line yet, or a wrong one
         if hasattr(args, SCRIPT):
             return argv[:end], _script_args(argv[end:], argv[:end])
     return argv, ()
@@ -144,16 +144,8 @@ def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
     return list(getattr(neutral.parse_args([*before, "script", *words]), SCRIPT_ARGS))
 
 
-class _Incomplete(Exception):  # noqa: N818 - never leaves this module
-    """Not a whole command line yet, or a wrong one."""
-
-
 class _HelpWanted(Exception):  # noqa: N818 - never leaves this module
     """The parser of torchrun would print something, and end."""
-
-
-def _is_incomplete(message: str) -> NoReturn:
-    raise _Incomplete(message)
 
 
 # --- the parser ---------------------------------------------------------------------
@@ -205,22 +197,14 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     group.add_argument("-h", "--help", "--h", action=_Help, nargs=0)
     try:
         for dest, kind in TORCHRUN.items():
-            if kind is bool:
-                group.add_argument(
-                    *names_of(dest),
-                    action=_Option,
-                    const=True,
-                    default=flag_of(dest, environ) or argparse.SUPPRESS,
-                )
-            else:
-                has_variable = dest not in WITHOUT_VARIABLE
-                text = environ.get(variable_of(dest)) if has_variable else None
-                group.add_argument(
-                    *names_of(dest),
-                    action=_Help if dest == "print_completion" else _Option,
-                    type=kind,
-                    default=text or argparse.SUPPRESS,
-                )
+            default = default_of(dest, kind, environ)
+            group.add_argument(
+                *names_of(dest),
+                action=_Help if dest == "print_completion" else _Option,
+                const=kind is bool or None,
+                type=kind,
+                default=None if dest in WITHOUT_VARIABLE else default,
+            )
         add_ours(parser, environ, _Option)
     except ValueError as error:
         raise wrong_variable(error, environ) from None
