@@ -37,8 +37,8 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _actions() -> list[argparse.Action]:
-    made = torch_run.get_args_parser()
-    return [a for a in made._actions if a.option_strings and a.dest != "help"]
+    parser = torch_run.get_args_parser()
+    return [a for a in parser._actions if a.option_strings and a.dest != "help"]
 
 
 ACTIONS = _actions()
@@ -249,14 +249,14 @@ def test_variable_is_reported_as_the_source(
     variable = f"PET_{action.dest.upper()}"
     text = "1" if action in FLAGS else _sample(action)
     monkeypatch.setenv(variable, text)
-    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
-    assert {k: v.source for k, v in explicit.items()} == {action.dest: variable}
-    assert explicit[action.dest].value == getattr(args, action.dest)
+    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    assert {k: v.source for k, v in settings.items()} == {action.dest: variable}
+    assert settings[action.dest].value == getattr(args, action.dest)
 
     line = [option] if action in FLAGS else [option, _other(action)]
-    args, explicit = torchrun_parser.parse([*line, SCRIPT], os.environ)
-    assert {k: v.source for k, v in explicit.items()} == {action.dest: option}
-    assert explicit[action.dest].value == getattr(args, action.dest)
+    args, settings = torchrun_parser.parse([*line, SCRIPT], os.environ)
+    assert {k: v.source for k, v in settings.items()} == {action.dest: option}
+    assert settings[action.dest].value == getattr(args, action.dest)
 
 
 @pytest.mark.parametrize("action", [a for a in VALUED if a.type is str], ids=_name)
@@ -269,8 +269,8 @@ def test_empty_variable_was_not_typed(
 
 def test_flag_variable_zero_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_STANDALONE", "0")
-    _, explicit = torchrun_parser.parse([SCRIPT], os.environ)
-    assert (explicit["standalone"].value, explicit["standalone"].source) == (
+    _, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    assert (settings["standalone"].value, settings["standalone"].source) == (
         False,
         "PET_STANDALONE",
     )
@@ -306,9 +306,9 @@ SCRIPT_ARGS = [
 def test_script_arguments_are_left_alone(
     own: list[str], script_args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args, explicit = torchrun_parser.parse([*own, SCRIPT, *script_args], os.environ)
+    args, settings = torchrun_parser.parse([*own, SCRIPT, *script_args], os.environ)
     assert (args.training_script, args.training_script_args) == (SCRIPT, script_args)
-    assert explicit == torchrun_parser.parse([*own, SCRIPT], os.environ)[1]
+    assert settings == torchrun_parser.parse([*own, SCRIPT], os.environ)[1]
     if own[:1] == ["--hpc-site"]:
         return
     # Stock refuses arguments of the script that would be ambiguous for it, with the
@@ -348,7 +348,7 @@ def test_many_script_arguments_behind_a_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "explicit"),
+    ("argv", "expected"),
     [
         ([], {}),
         (["--nnodes", "1:1"], {"nnodes": ("1:1", "--nnodes")}),
@@ -368,9 +368,9 @@ def test_many_script_arguments_behind_a_mistake() -> None:
         ),
     ],
 )
-def test_typed(argv: list[str], explicit: dict[str, tuple[Any, str]]) -> None:
+def test_typed(argv: list[str], expected: dict[str, tuple[Any, str]]) -> None:
     found = torchrun_parser.parse([*argv, SCRIPT, "--nnodes", "9", "-t"], os.environ)[1]
-    assert {k: (v.value, v.source) for k, v in found.items()} == explicit
+    assert {k: (v.value, v.source) for k, v in found.items()} == expected
 
 
 @pytest.mark.parametrize("action", STORED, ids=_name)
@@ -389,9 +389,9 @@ def test_typed_although_it_is_the_default(action: argparse.Action) -> None:
 
 def test_site_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_HPC_SITE", "jsc")
-    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
+    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
     assert args.hpc_site == "jsc"
-    assert (explicit["hpc_site"].value, explicit["hpc_site"].source) == (
+    assert (settings["hpc_site"].value, settings["hpc_site"].source) == (
         "jsc",
         "PET_HPC_SITE",
     )
@@ -498,14 +498,14 @@ _Parsed = tuple[str, list[str], dict[str, tuple[Any, str]]]
 def _with_torch(argv: Sequence[str]) -> _Parsed | LaunchError | None:
     """Return script, arguments and options, or why there are none; None for help."""
     try:
-        args, explicit = torchrun_parser.parse(argv, os.environ)
+        args, settings = torchrun_parser.parse(argv, os.environ)
     except LaunchError as refused:
         return refused
     except SystemExit:
         return None
     found = {
         dest: (setting.value, setting.source.partition("=")[0])
-        for dest, setting in explicit.items()
+        for dest, setting in settings.items()
         if setting.value is not False
     }
     return args.training_script, args.training_script_args, found
@@ -584,15 +584,15 @@ def _of_torchrun(args: argparse.Namespace) -> dict[str, Any]:
 
 def _assert_again_the_same(argv: Sequence[str]) -> None:
     """Write a line for plain torchrun, and let both parsers read it."""
-    args, explicit = torchrun_parser.parse(argv, os.environ)
-    words = torchrun_parser.plain_command(args, explicit, os.environ)
+    args, settings = torchrun_parser.parse(argv, os.environ)
+    words = torchrun_parser.plain_command(args, settings, os.environ)
     assert words[0] == "torchrun"
     own = words[: len(words) - len(args.training_script_args)]
     assert not [word for word in own if word.startswith("--hpc")]
-    again, explicit_again = torchrun_parser.parse(words[1:], os.environ)
+    again, settings_again = torchrun_parser.parse(words[1:], os.environ)
     assert _of_torchrun(again) == _of_torchrun(args)
-    assert {k: v.value for k, v in explicit_again.items()} == {
-        k: v.value for k, v in explicit.items() if not k.startswith("hpc_")
+    assert {k: v.value for k, v in settings_again.items()} == {
+        k: v.value for k, v in settings.items() if not k.startswith("hpc_")
     }
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
 
@@ -614,17 +614,17 @@ def test_plain_command_has_what_variables_say(
 ) -> None:
     variable = f"PET_{action.dest.upper()}"
     monkeypatch.setenv(variable, "1" if action in FLAGS else _sample(action))
-    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
-    words = torchrun_parser.plain_command(args, explicit, os.environ)
+    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    words = torchrun_parser.plain_command(args, settings, os.environ)
     monkeypatch.delenv(variable)
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
     assert len(words) == 3
 
 
 def test_plain_command_has_what_was_derived() -> None:
-    args, explicit = torchrun_parser.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
+    args, settings = torchrun_parser.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
     options = {
-        **explicit,
+        **settings,
         "rdzv_id": Setting("19.0", ""),
         "standalone": Setting(value=False, source=""),
     }
@@ -843,8 +843,8 @@ def test_wrong_line(
     file.touch()
     (tmp_path / SCRIPT).write_text("print('started')\n")
     code, expected = _on_this_torch(argv, code, expected)
-    explicit = [word.replace("{file}", str(file)) for word in argv]
-    result = launcher.ours(explicit, environ=variables, cwd=tmp_path, limit=15)
+    words = [word.replace("{file}", str(file)) for word in argv]
+    result = launcher.ours(words, environ=variables, cwd=tmp_path, limit=15)
     assert "Traceback" not in result.err
     assert result.code == 2, result.err
     (line,) = result.err.splitlines()

@@ -8,7 +8,6 @@ values it takes, is for that one to say, where there is a torch: `torchrun_parse
 from __future__ import annotations
 
 import argparse
-import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -18,7 +17,7 @@ from torchrun_hpc.commandline.options import (
     TORCHRUN,
     WITHOUT_VARIABLE,
     add_ours,
-    flag_of,
+    default_of,
     names_of,
     variable_of,
     wrong_line,
@@ -36,7 +35,7 @@ SCRIPT, SCRIPT_ARGS = "training_script", "training_script_args"
 # thousands of arguments, and no right line has as many.
 _LONGEST = 256
 
-# Of torchrun's options, those of direct mode. The last is typed, or 0, by a variable.
+# The options of torchrun that direct mode takes. PET_STANDALONE may be 0.
 _OF_DIRECT_MODE = (
     *("module", "no_python", "virtual_local_rank", "nproc_per_node", "standalone"),
 )
@@ -48,16 +47,19 @@ class CommandLine:
 
     Attributes:
         options: The options that are set, by their names in torchrun's parsed
-            arguments. A value is text as it was typed, a number where torchrun's parser
-            makes one, or True. What is empty, or a flag's variable that is 0, is not
-            set.
+            arguments. A value is text, a number where torchrun's parser returns one, or
+            True. An empty value, or 0 in the variable of a flag, counts as not set.
         script: The script, the module or the program; empty if there is none.
-        arguments: Those of the script, which are not ours to look at.
-        unknown: Words in front of the script that are no option of any release. Behind
-            them, a value cannot be told from the script.
-        words: The options of the command line as they are written there, by name.
-        wants_help: Whether to print something, and end; nothing else is known then.
-        problem: Why the rest could not be found out: a value is wrong, or missing.
+        arguments: Those of the script.
+        unknown: Words in front of the script that are an option of no known release.
+            If one takes a value, that value is mistaken for the script.
+        words: The options of the command line as they are written there, by the same
+            names.
+        wants_help: Whether torchrun is to print something and end. Then nothing else is
+            known.
+        problem: Why the command line cannot be parsed: a value is wrong or missing, an
+            abbreviation has two meanings, or the variable of a flag is no number. Then
+            nothing else is known.
     """
 
     options: Mapping[str, Setting] = field(default_factory=dict)
@@ -89,20 +91,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     found.pop(SCRIPT_ARGS, None)
     options, words = dict[str, Setting](), dict[str, str]()
     for dest, value in found.items():
-        if isinstance(value, _Typed):
-            options[dest] = Setting(value.value, f"--{dest}")
+        setting = Setting(value, variable_of(dest))
+        if isinstance(value, _Word):
+            setting = Setting(value.value, f"--{dest}")
             words[dest] = str(value)
-        else:
-            options[dest] = Setting(value, variable_of(dest))
-    for dest, setting in options.items():
         if isinstance(setting.value, list):  # Python makes one of --hpc-site=--
             return CommandLine(problem=wrong_line(f"{dest} has no value"))
+        if setting.value not in {None, ""} and setting.value is not False:
+            options[dest] = setting
     return CommandLine(
-        options={
-            dest: setting
-            for dest, setting in options.items()
-            if setting.value not in {None, ""} and setting.value is not False
-        },
+        options=options,
         script=script,
         arguments=tuple(script_args),
         unknown=tuple(word for word in others if word != "--"),
@@ -118,17 +116,18 @@ def split(
     The script's own arguments are not ours to look at: argparse would find ambiguous
     abbreviations among them.
 
+    Args:
+        parser: Raises LaunchError where a command line is wrong.
+        argv: Arguments, without the program's name.
+
     Returns:
-        The words of the parser, and the arguments of the script, as argparse would
-        read them.
+        The words of the parser, and the arguments of the script as argparse reads them.
     """
-    quiet = copy.copy(parser)
-    quiet.error = _is_incomplete  # type: ignore[method-assign]
     for end in range(1, min(len(argv), _LONGEST) + 1):
         try:
-            args, _ = quiet.parse_known_args(argv[:end])
-        except _Incomplete:
-            continue
+            args, _ = parser.parse_known_args(argv[:end])
+        except LaunchError:
+            continue  # not a whole command line yet, or a wrong one
         if hasattr(args, SCRIPT):
             return argv[:end], _script_args(argv[end:], argv[:end])
     return argv, ()
@@ -136,6 +135,8 @@ def split(
 
 def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
     """Treat ``--`` among the script's arguments as argparse does."""
+    if "--" not in words:
+        return list(words)
     neutral = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     neutral.add_argument(SCRIPT)
     neutral.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
@@ -143,16 +144,8 @@ def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
     return list(getattr(neutral.parse_args([*before, "script", *words]), SCRIPT_ARGS))
 
 
-class _Incomplete(Exception):  # noqa: N818 - never leaves this module
-    """Not a whole command line yet, or a wrong one."""
-
-
 class _HelpWanted(Exception):  # noqa: N818 - never leaves this module
     """The parser of torchrun would print something, and end."""
-
-
-def _is_incomplete(message: str) -> NoReturn:
-    raise _Incomplete(message)
 
 
 # --- the parser ---------------------------------------------------------------------
@@ -163,8 +156,8 @@ class _Parser(argparse.ArgumentParser):
         raise wrong_line(message)
 
 
-class _Typed(NamedTuple):
-    """What was typed, in contrast to what a variable says."""
+class _Word(NamedTuple):
+    """An option of the command line; of a variable, the parser has the plain value."""
 
     value: Any
     spelling: str
@@ -184,7 +177,7 @@ class _Option(argparse.Action):
         self, _parser: Any, namespace: Any, values: Any, spelling: Any = None
     ) -> None:
         value = values if self.const is None else self.const
-        setattr(namespace, self.dest, _Typed(value, spelling))
+        setattr(namespace, self.dest, _Word(value, spelling))
 
 
 class _Help(argparse.Action):
@@ -199,31 +192,24 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         LaunchError: The variable of a flag is not a number.
     """
     parser = _Parser(PROGRAM, add_help=False)
+    group = parser.add_argument_group()  # of one, argparse tries no help texts
     # --h was an abbreviation of --help before there were two options with an h.
-    parser.add_argument("-h", "--help", "--h", action=_Help, nargs=0)
+    group.add_argument("-h", "--help", "--h", action=_Help, nargs=0)
     try:
         for dest, kind in TORCHRUN.items():
-            if kind is bool:
-                parser.add_argument(
-                    *names_of(dest),
-                    action=_Option,
-                    const=True,
-                    default=flag_of(dest, environ) or argparse.SUPPRESS,
-                )
-            else:
-                has_variable = dest not in WITHOUT_VARIABLE
-                text = environ.get(variable_of(dest)) if has_variable else None
-                parser.add_argument(
-                    *names_of(dest),
-                    action=_Help if dest == "print_completion" else _Option,
-                    type=kind,
-                    default=text or argparse.SUPPRESS,
-                )
+            default = default_of(dest, kind, environ)
+            group.add_argument(
+                *names_of(dest),
+                action=_Help if dest == "print_completion" else _Option,
+                const=kind is bool or None,
+                type=kind,
+                default=None if dest in WITHOUT_VARIABLE else default,
+            )
         add_ours(parser, environ, _Option)
     except ValueError as error:
         raise wrong_variable(error, environ) from None
-    script = parser.add_argument(SCRIPT, default=argparse.SUPPRESS)
-    rest = parser.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
+    script = group.add_argument(SCRIPT, default=argparse.SUPPRESS)
+    rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
     script.required = rest.required = False
     return parser
 

@@ -6,7 +6,7 @@ Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_S
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
 
@@ -87,13 +87,14 @@ def variable_of(dest: str) -> str:
     return f"PET_{dest.upper()}"
 
 
-def flag_of(dest: str, environ: Mapping[str, str]) -> bool:
-    """Read the variable of a flag, which is 1 or 0.
+def default_of(dest: str, kind: type, environ: Mapping[str, str]) -> Any:
+    """Return the default of an option, which its variable has; of a flag, 1 or 0.
 
     Raises:
-        ValueError: It is not a number.
+        ValueError: The variable of a flag is not a number.
     """
-    return bool(int(environ.get(variable_of(dest)) or 0))
+    text = environ.get(variable_of(dest)) or None
+    return bool(int(text or 0)) if kind is bool else text
 
 
 def add_ours(
@@ -101,7 +102,7 @@ def add_ours(
     environ: Mapping[str, str],
     action: type[argparse.Action] | None = None,
 ) -> None:
-    """Add our group to a parser. A default is what the variable of the option says.
+    """Add our group to a parser. The default of an option is in its variable.
 
     Args:
         parser: torchrun's, or another one for its command line.
@@ -118,11 +119,11 @@ def add_ours(
             *names_of(dest),
             action=action or "store",
             type=str,
-            default=environ.get(variable_of(dest)),
+            default=default_of(dest, str, environ),
             metavar=metavar,
             help=text,
         )
-    by_variable = environ.get(variable_of("hpc_dry_run"), "")
+    by_variable = default_of("hpc_dry_run", str, environ)
     for form, text in DRY_RUN.items():
         names = names_of("hpc_dry_run")
         group.add_argument(
@@ -131,14 +132,14 @@ def add_ours(
             dest="hpc_dry_run",
             action=action or "store_const",
             const=form,
-            default={"": None, "0": None, "1": "table"}.get(by_variable, by_variable),
+            default={"0": None, "1": "table"}.get(by_variable, by_variable),
             help=text,
         )
     group.add_argument(
         *names_of("hpc_debug"),
         action=action or "store_const",
         const=True,
-        default=flag_of("hpc_debug", environ),
+        default=default_of("hpc_debug", bool, environ),
         help="Log what torch and the launcher do, on every node, with host name and "
         "rank before each line.",
     )

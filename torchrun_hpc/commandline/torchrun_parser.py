@@ -79,18 +79,16 @@ def parse(
         if dest.startswith(_OURS) and isinstance(value, list):
             _refuse(f"{dest} has no value")  # of --hpc-site=-- Python makes a list
     setattr(args, SCRIPT_ARGS, list(script_args))
-    explicit = _by_variable(torchrun, args, environ)
+    settings = _by_variable(torchrun, args, environ)
     for action in _options_of(torchrun):
         action.default = argparse.SUPPRESS
-    typed = vars(torchrun.parse_args(own))
-    explicit |= {
-        action.dest: Setting(typed[action.dest], action.option_strings[-1])
+    bare = vars(torchrun.parse_args(own))
+    settings |= {
+        action.dest: Setting(bare[action.dest], action.option_strings[-1])
         for action in _options_of(torchrun)
-        if action.dest in typed
+        if action.dest in bare
     }
-    return args, {
-        dest: setting for dest, setting in explicit.items() if setting.value != ""
-    }
+    return args, {k: setting for k, setting in settings.items() if setting.value != ""}
 
 
 def add_ours(args: argparse.Namespace, environ: Mapping[str, str]) -> None:

@@ -29,13 +29,17 @@ if TYPE_CHECKING:
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
-def number_of_workers(args: argparse.Namespace, explicit: Mapping[str, Setting]) -> int:
+def number_of_workers(args: argparse.Namespace, options: Mapping[str, Setting]) -> int:
     """Return the number of workers on this node.
+
+    Args:
+        args: Arguments of torchrun; of these, ``nproc_per_node``.
+        options: Of these, what the user set.
 
     Raises:
         LaunchError: ``--nproc-per-node`` is no number, or counts what is not there.
     """
-    name = explicit.get("nproc_per_node") or f"--nproc_per_node={args.nproc_per_node}"
+    name = options.get("nproc_per_node") or f"--nproc_per_node={args.nproc_per_node}"
     try:
         workers = int(torch_run.determine_local_world_size(args.nproc_per_node))
     except ValueError as error:
@@ -53,14 +57,18 @@ def number_of_gpus() -> int:
     return int(torch.cuda.device_count() or capabilities.number_of_xpus())
 
 
-def check_options(args: argparse.Namespace, explicit: Mapping[str, Setting]) -> None:
+def check_options(args: argparse.Namespace, options: Mapping[str, Setting]) -> None:
     """Look at the options that torch uses without checking them.
+
+    Args:
+        args: Arguments of torchrun, filled in.
+        options: Of these, what the user set.
 
     Raises:
         LaunchError: A value cannot be used.
     """
     for dest, problem in _problems(args):
-        name = explicit.get(dest) or f"--{dest}={getattr(args, dest)}"
+        name = options.get(dest) or f"--{dest}={getattr(args, dest)}"
         # The GPUs may be others on each node.
         everywhere = dest != "numa_binding"
         raise LaunchError("HPC014", f"{name}: {problem}", everywhere=everywhere)
