@@ -110,10 +110,13 @@ def test_program_that_is_no_python():
 def test_program_that_is_not_there(options, script, code):
     worker, plan = starter(options, script), planned_at(BLOCK, 0)
     if code is None:
-        worker.check(plan)
-        return
-    with pytest.raises(LaunchError, match=f"^{script}[: ]") as caught:
-        worker.check(plan)
+        with worker.ready(plan):
+            return
+    with (
+        pytest.raises(LaunchError, match=f"^{script}[: ]") as caught,
+        worker.ready(plan),
+    ):
+        pytest.fail("it is ready")
     assert caught.value.code == code
 
 
