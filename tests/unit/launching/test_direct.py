@@ -6,17 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from nodes import (
-    BLOCK,
-    COMMAND,
-    explicit,
-    job_at,
-    juelich,
-    make_direct_plan,
-    make_inputs,
-    planned_at,
-    worker_environment,
-)
+from nodes import COMMAND, explicit, juelich, make_inputs
+from plans import BLOCK, job_at, make_direct_plan, planned_at, worker_environment
 
 from torchrun_hpc import main
 from torchrun_hpc.commandline.command_line import CommandLine

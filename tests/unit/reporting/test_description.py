@@ -9,15 +9,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from nodes import (
-    INTERACTIVE,
-    JSC,
-    juelich,
-    make_inputs,
-    make_launch_plan,
-    outside_a_step,
-    step,
-)
+from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
+from plans import make_launch_plan
 
 from torchrun_hpc import __version__
 from torchrun_hpc.planning.endpoints import port_of

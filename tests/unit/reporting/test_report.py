@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from nodes import make_launch_plan
+from plans import make_launch_plan
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning.endpoints import port_of

@@ -6,15 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import (
-    RECORDED,
-    changed,
-    juelich,
-    make_direct_plan,
-    make_inputs,
-    outcome,
-    recorded,
-)
+from nodes import RECORDED, changed, juelich, make_inputs, outcome, recorded
+from plans import make_direct_plan
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
