@@ -111,7 +111,8 @@ def look_around(
     for name in [n for n in os.environ if n.startswith("PET_") and not os.environ[n]]:
         del os.environ[name]
     try:
-        job = schedulers.detect(this_process(_exchange if ask else None, command))
+        process = this_process(_exchange if ask else None, command)
+        job = schedulers.detect(schedulers.weigh(process))
     except LaunchError as fault:
         return None, fault
     return job, plan.refusal(job, command) if job else None
@@ -133,7 +134,7 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
                 "Look at what each node said. The launcher has to start torchrun_hpc "
                 "in all of its tasks",
             )
-        if schedulers.is_first_task(environ):
+        if not schedulers.task_rank(environ):
             text = f"waiting {waited}; the limit is {plan.JOIN_TIMEOUT} s"
             report.line(Message("HPC131", text), sys.stderr)
 
@@ -154,7 +155,7 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
 def _other_tasks(environ: Mapping[str, str]) -> str:
     """Say how many other tasks there are, and on which nodes they may be."""
     tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
-    nodes = schedulers.nodes_of_job(this_process())
+    nodes = schedulers.nodes_of_job(schedulers.weigh(this_process()))
     if not nodes:
         return tasks
     shown = ", ".join(nodes[:_SHOWN]) + (", ..." if len(nodes) > _SHOWN else "")

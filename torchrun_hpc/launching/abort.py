@@ -132,7 +132,7 @@ def meeting_place(known: Known) -> LaunchPlan | None:
     found, job, explicit = known.plan, known.job, known.options
     if explicit is None:
         explicit = hpc_options.endpoint_options(known.argv)
-    if found is None and job is not None and job.start is LaunchContext.STEP:
+    if found is None and job is not None and job.context is LaunchContext.STEP:
         options = {
             name: explicit[name] for name in hpc_options.ENDPOINT if name in explicit
         }
@@ -259,7 +259,7 @@ def _host(job: Job | None) -> str:
 
 def _advice(job: Job | None) -> str:
     """Say what ends all tasks where they cannot be told."""
-    if job is None or job.start is not LaunchContext.STEP or job.task.size == 1:
+    if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
     option = job.launcher.fail_together
     return f". Other tasks may wait: {option} ends all when one fails" if option else ""

@@ -123,7 +123,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], job: Job) -> Line | N
             f"{refused[0]} is no option where each task is a worker. Options of the "
             "script stand behind it; torchrun's are for its agent, which is there if "
             "the launcher is started once on each node: "
-            f"{job.line(shlex.join(['python', '-m', 'torchrun_hpc', *argv]))}",
+            f"{job.once_per_node(shlex.join(['python', '-m', 'torchrun_hpc', *argv]))}",
             everywhere=True,
         )
     words = args.script[1:] if args.script[:1] == ["--"] else args.script
@@ -436,7 +436,7 @@ def _no_job(hostname: str) -> Job:
     return Job(
         scheduler=plan.NO_SCHEDULER,
         launch_id=as_launch_id(f"{hostname.partition('.')[0]}.{os.getpid()}"),
-        start=LaunchContext.STEP,
+        context=LaunchContext.STEP,
         launcher=SRUN,
         nodes=(hostname,),
         node_rank=0,

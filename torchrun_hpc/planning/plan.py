@@ -204,9 +204,9 @@ def refusal(job: Job, command: str) -> LaunchError | None:
         job: What the scheduler says.
         command: The command as typed, for the srun line in the message.
     """
-    line = job.line(command)
+    line = job.once_per_node(command)
     nodes = count(len(job.nodes), "node")
-    if job.start is LaunchContext.ALLOCATION_SHELL:
+    if job.context is LaunchContext.ALLOCATION_SHELL:
         more = ",…" if len(job.nodes) > _SHOWN else ""
         return LaunchError(
             "HPC060",
@@ -215,7 +215,7 @@ def refusal(job: Job, command: str) -> LaunchError | None:
             f"Type: {line}",
             everywhere=True,
         )
-    if job.start is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
+    if job.context is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
         return LaunchError(
             "HPC061",
             f"started in the batch script of a job of {nodes} "
@@ -267,8 +267,8 @@ def several_tasks(job: Job, command: str, explicit: Setting | None) -> LaunchErr
         "HPC062",
         f"{job.launcher.name} started {tasks} on {count(len(job.nodes), 'node')} "
         f"({job.provenance['tasks']}), and {wanted} on each would start more workers. "
-        f"Start it once on each node: {job.line(command)}   (or let each task be a "
-        "worker: leave --nproc_per_node out; or --standalone for one world per task)",
+        f"Start it once on each node: {job.once_per_node(command)}   (or let each task "
+        "be a worker: leave --nproc_per_node out; or --standalone for one world per task)",
         everywhere=True,
     )
 
@@ -556,12 +556,12 @@ def _check_resolves(inputs: Inputs, host: str, explicit: Setting | None) -> None
 
 
 def _interactive_note(inputs: Inputs) -> tuple[Message, ...]:
-    if inputs.job is None or inputs.job.start is not LaunchContext.INTERACTIVE_STEP:
+    if inputs.job is None or inputs.job.context is not LaunchContext.INTERACTIVE_STEP:
         return ()
     total = inputs.job.allocated_nodes
     if total == 1 or asks_for_one_node(inputs.options):
         return ()
-    line = inputs.job.line(inputs.command, nodes=total)
+    line = inputs.job.once_per_node(inputs.command, nodes=total)
     text = f"this is 1 of {total} nodes of the job; for all of them: {line}"
     return (Message("HPC073", text),)
 
@@ -767,7 +767,7 @@ def _check_nnodes(inputs: Inputs, job: Job, low: int, high: int) -> None:
     wanted = min(high, job.allocated_nodes)
     fix = f"start it on {str(explicit.value).replace(':', ' to ')} nodes"
     if wanted >= low and job.launcher.takes_number:
-        fix = f"type: {job.line(inputs.command, nodes=wanted)}"
+        fix = f"type: {job.once_per_node(inputs.command, nodes=wanted)}"
     raise LaunchError(
         "HPC070",
         f"{explicit}, but this was started on {count(nodes, 'node')} "
@@ -896,6 +896,6 @@ def title_of(inputs: Inputs, nodes: int) -> str:
     if inputs.job is None or inputs.job.scheduler == NO_SCHEDULER:
         return NO_SCHEDULER
     title = f"{inputs.job.scheduler} {inputs.job.launch_id}"
-    if inputs.job.start is LaunchContext.STEP and nodes < inputs.job.allocated_nodes:
+    if inputs.job.context is LaunchContext.STEP and nodes < inputs.job.allocated_nodes:
         title += f" ({nodes} of {count(inputs.job.allocated_nodes, 'node')})"
     return title

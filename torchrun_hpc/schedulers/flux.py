@@ -1,6 +1,6 @@
 """Flux. Not tried on a real one: from its documentation.
 
-It tells ranks and sizes, and no names of nodes; the tasks tell each other, by PMI.
+It sets ranks and sizes, and no names of nodes; the tasks exchange these by PMI.
 In the script of ``flux batch`` and the shell of ``flux alloc`` none of these variables
 is set. Source: flux-environment(7).
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Launcher, Task
-from torchrun_hpc.schedulers.process import Variables
 from torchrun_hpc.schedulers.task_layout import TaskLayout, with_exchanged
+from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
@@ -25,33 +26,40 @@ LOCAL_RANK = "FLUX_TASK_LOCAL_ID"
 
 RUN = Launcher(
     name="flux run",
-    line="flux run --nodes={nodes} --tasks-per-node=1 --exclusive {command}",
-    cpus="-o cpu-affinity=off",
-    block="--taskmap=block",
+    template="flux run --nodes={nodes} --tasks-per-node=1 --exclusive {command}",
+    cpu_option="-o cpu-affinity=off",
+    block_option="--taskmap=block",
     fail_together="flux run -o exit-on-error",
 )
 
 
-def task_layout(process: Process) -> TaskLayout | None:
-    """Say where Flux has put this task; ``None`` if it did not start it.
+def task_layout(process: Process) -> TaskLayout:
+    """Say where Flux has put this task.
 
     Raises:
-        LaunchError: The variables are there but cannot be read.
+        LaunchError: The variables cannot be read.
     """
     flux = Variables(process.environ, "Flux", "FLUX_*")
-    if not flux.first(RANK):
-        return None
     rank, size, nodes = (flux.integer(name) for name in (RANK, SIZE, NODES))
-    local_rank = flux.integer(LOCAL_RANK)  # how many there are, PMI tells
+    local_rank = flux.integer(LOCAL_RANK)  # how many there are, only PMI knows
     # Job ids begin with a letter that is not ASCII: ƒD2e73NP.
     launch_id = flux.first(JOB_ID).replace("\u0192", "f")
-    place = TaskLayout(
-        name="Flux",
-        launcher=RUN,
+    layout = TaskLayout(
         task=Task(rank, size, local_rank, -(-size // max(nodes, 1))),
         provenance={"tasks": SIZE, "task": RANK, "nodes": NODES, "launch_id": JOB_ID},
         nodes=nodes,
     )
-    place = with_exchanged(place, process)
-    provenance = {**place.provenance, "launch_id": JOB_ID}
-    return replace(place, instance=launch_id, provenance=provenance)
+    layout = with_exchanged(layout, process)
+    provenance = {**layout.provenance, "launch_id": JOB_ID}
+    return replace(layout, instance=launch_id, provenance=provenance)
+
+
+DETECTOR = Detector(
+    name="Flux",
+    signs=(RANK,),
+    rank=(RANK,),
+    prefix="FLUX_",
+    daemons=frozenset({"flux-shell"}),
+    launcher=RUN,
+    task_layout=task_layout,
+)

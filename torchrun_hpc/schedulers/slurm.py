@@ -12,28 +12,31 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, unique
+from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.hostlist import (
     HostlistError,
     expand_counts,
     expand_hostlist,
 )
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
-from torchrun_hpc.schedulers.process import Variables
+from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from torchrun_hpc.schedulers.process import Process
 
+NAME = "Slurm"
+
 # All three: srun takes what is not typed from what sbatch was told, and with more
 # tasks than nodes ignores the third.
-_ONCE = "--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {command}"
+_ONCE_PER_NODE = "--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {command}"
 SRUN = Launcher(
     name="srun",
-    line=f"srun {_ONCE}",
-    cpus="--cpus-per-task={cpus}",
-    block="--distribution=block",
-    spreads=True,
+    template=f"srun {_ONCE_PER_NODE}",
+    cpu_option="--cpus-per-task={cpus}",
+    block_option="--distribution=block",
+    fills_all_nodes=True,
     fail_together="srun --kill-on-bad-exit=1",
 )
 
@@ -119,12 +122,9 @@ def allocation(process: Process) -> Allocation | None:
     if not slurm.first(*JOB_ID) or not (slurm.first(*JOB_NODES) or _components(slurm)):
         return None
     nodes, source = _job_hosts(slurm)
-    return Allocation(
-        scheduler="Slurm",
-        launch_id=_launch_id(slurm, ""),
-        nodes=nodes,
-        provenance={"nodes": source, "launch_id": _launch_id_source(slurm, step=False)},
-    )
+    launch_id, id_source = _launch_id(slurm, "")
+    provenance = {"nodes": source, "launch_id": id_source}
+    return Allocation(NAME, launch_id, nodes, provenance)
 
 
 def port_of_hook(environ: Mapping[str, str]) -> str:
@@ -140,7 +140,7 @@ class _Variables(Variables):
     """Slurm's variables, also as lists."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__(environ, "Slurm", "SLURM_*")
+        super().__init__(environ, NAME, "SLURM_*")
 
     def hosts(self, *names: str) -> tuple[str, ...]:
         """Return the first of the variables that is set, as node names."""
@@ -193,11 +193,13 @@ def _srun(slurm: _Variables, nodes: Collection[str], *options: str) -> Launcher:
         for name, hosts in _components(slurm).items()
         if (number := len(set(hosts).intersection(nodes)))
     ]
-    lines = [
-        " ".join(filter(None, (group, *options, _ONCE.replace("{nodes}", number))))
+    once = [
+        " ".join(filter(None, (group, *options, _ONCE_PER_NODE))).replace(
+            "{nodes}", number
+        )
         for group, number in parts or [("", "{nodes}")]
     ]
-    return replace(SRUN, line=f"srun {' : '.join(lines)}")
+    return replace(SRUN, template=f"srun {' : '.join(once)}")
 
 
 def _components(slurm: _Variables) -> dict[str, tuple[str, ...]]:
@@ -211,6 +213,55 @@ def _components(slurm: _Variables) -> dict[str, tuple[str, ...]]:
 
 def _step(slurm: _Variables) -> Job:
     nodes = slurm.hosts(STEP_NODES)
+    tasks_per_node = _tasks_per_node(slurm, nodes)
+    tasks_source = slurm.name(*STEP_TASKS_PER_NODE)
+    size = sum(tasks_per_node)
+    task_rank = slurm.integer(TASK_RANK)
+    if task_rank >= size:
+        raise LaunchError(
+            "HPC027",
+            f"{TASK_RANK}={task_rank}, but the step has only {size} tasks "
+            f"({tasks_source}). {_STALE}",
+        )
+    index, node_source = _index(slurm, nodes)
+    local_size = tasks_per_node[index]
+    local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
+    if local_rank >= local_size:
+        raise LaunchError(
+            "HPC032",
+            f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
+            f"node ({tasks_source}). {_STALE}",
+        )
+    # With a task on each node, its rank is the node's. srun sorts the list of nodes,
+    # and their numbers, also where the user's own list of hosts says the order of the
+    # tasks, which is shown to none of them (seen with 22.05).
+    node_rank = task_rank if size == len(nodes) else index
+    order = _own_order(slurm, nodes) or ("" if node_rank == index else TASK_RANK)
+    is_ranked = len(nodes) == 1 or not order
+    launch_id, id_source = _launch_id(slurm, slurm.first(*STEP_ID) or "step")
+    return Job(
+        scheduler=NAME,
+        launcher=_srun(slurm, nodes),
+        launch_id=launch_id,
+        context=LaunchContext.STEP,
+        nodes=nodes,
+        node_rank=node_rank,
+        task=Task(task_rank, size, local_rank, local_size),
+        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(nodes)),
+        provenance={
+            "nodes": STEP_NODES,
+            "node_rank": node_source if node_rank == index else TASK_RANK,
+            "tasks": tasks_source,
+            "task": TASK_RANK,
+            "launch_id": id_source,
+            **({} if is_ranked else {"order": order}),
+        },
+        listed_at=None if is_ranked else index,
+    )
+
+
+def _tasks_per_node(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the number of tasks on each of the step's nodes."""
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
         raise LaunchError(
             "HPC025",
@@ -220,56 +271,14 @@ def _step(slurm: _Variables) -> Job:
         )
     tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
     if len(tasks_per_node) != len(nodes):
-        name = slurm.name(*STEP_TASKS_PER_NODE)
         raise LaunchError(
             "HPC026",
-            f"{slurm.shown(name)} counts the tasks of {len(tasks_per_node)} "
-            f"nodes, but {slurm.shown(STEP_NODES)} names {len(nodes)}. "
-            f"{_STALE}",
+            f"{slurm.shown(*STEP_TASKS_PER_NODE)} counts the tasks of "
+            f"{len(tasks_per_node)} nodes, but {slurm.shown(STEP_NODES)} names "
+            f"{len(nodes)}. {_STALE}",
             everywhere=True,
         )
-    task_rank = slurm.integer(TASK_RANK)
-    if task_rank >= sum(tasks_per_node):
-        raise LaunchError(
-            "HPC027",
-            f"{TASK_RANK}={task_rank}, but the step has only {sum(tasks_per_node)} "
-            f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
-        )
-    index, node_source = _index(slurm, nodes)
-    local_size = tasks_per_node[index]
-    local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
-    if local_rank >= local_size:
-        raise LaunchError(
-            "HPC032",
-            f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
-            f"node ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
-        )
-    # With a task on each node, its rank is the node's. srun sorts the list of nodes,
-    # and their numbers, also where the user's own list of hosts says the order of the
-    # tasks, which is shown to none of them (seen with 22.05).
-    one_each = sum(tasks_per_node) == len(nodes)
-    node_rank = task_rank if one_each else index
-    order = _own_order(slurm, nodes) or ("" if node_rank == index else TASK_RANK)
-    is_ranked = len(nodes) == 1 or not order
-    return Job(
-        scheduler="Slurm",
-        launcher=_srun(slurm, nodes),
-        launch_id=_launch_id(slurm, slurm.first(*STEP_ID) or "step"),
-        start=LaunchContext.STEP,
-        nodes=nodes,
-        node_rank=node_rank,
-        task=Task(task_rank, sum(tasks_per_node), local_rank, local_size),
-        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(nodes)),
-        provenance={
-            "nodes": STEP_NODES,
-            "node_rank": node_source if node_rank == index else TASK_RANK,
-            "tasks": slurm.name(*STEP_TASKS_PER_NODE),
-            "task": TASK_RANK,
-            "launch_id": _launch_id_source(slurm),
-            **({} if is_ranked else {"order": order}),
-        },
-        listed_at=None if is_ranked else index,
-    )
+    return tasks_per_node
 
 
 def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
@@ -313,30 +322,12 @@ def _interactive_step(slurm: _Variables) -> Job:
     """Describe a shell on a node of the job: one node, whatever the job has."""
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
     everywhere = [host for hosts in _components(slurm).values() for host in hosts]
-    return Job(
-        scheduler="Slurm",
-        # What the step of srun --pty has, srun would otherwise wait for.
-        launcher=_srun(slurm, everywhere, "--overlap"),
-        launch_id=_launch_id(slurm, "interactive"),
-        start=LaunchContext.INTERACTIVE_STEP,
-        nodes=(node,),
-        node_rank=0,
-        task=Task(),
-        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1),
-        provenance={
-            "nodes": NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES,
-            "launch_id": _launch_id_source(slurm),
-        },
-    )
-
-
-def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
-    """Return the nodes of the job, of all components if it is heterogeneous."""
-    groups = _components(slurm)
-    if not groups:
-        return slurm.hosts(*JOB_NODES), slurm.name(*JOB_NODES)
-    nodes = unique(host for hosts in groups.values() for host in hosts)
-    return nodes, ", ".join(groups)
+    allocated = max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1)
+    source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
+    job = _without_tasks(slurm, LaunchContext.INTERACTIVE_STEP, (node,), source, 0)
+    # What the step of srun --pty has, srun would otherwise wait for.
+    launcher = _srun(slurm, everywhere, "--overlap")
+    return replace(job, launcher=launcher, allocated_nodes=allocated)
 
 
 def _batch_script(slurm: _Variables) -> Job:
@@ -358,47 +349,58 @@ def _batch_script(slurm: _Variables) -> Job:
             f"this node, {slurm.shown(NODE_NAME)}, is not among the job's nodes, "
             f"{slurm.shown(source)}. {_STALE}",
         )
-    return Job(
-        scheduler="Slurm",
-        launcher=_srun(slurm, nodes),
-        launch_id=_launch_id(slurm, "batch"),
-        start=LaunchContext.BATCH_SCRIPT,
-        nodes=nodes,
-        node_rank=nodes.index(node),
-        task=Task(),
-        allocated_nodes=len(nodes),
-        provenance={
-            "nodes": source,
-            "node_rank": NODE_NAME if slurm.first(NODE_NAME) else NODE_ID,
-            "launch_id": _launch_id_source(slurm),
-        },
-    )
+    context, rank = LaunchContext.BATCH_SCRIPT, nodes.index(node)
+    job = _without_tasks(slurm, context, nodes, source, rank)
+    node_source = NODE_NAME if slurm.first(NODE_NAME) else NODE_ID
+    return replace(job, provenance={**job.provenance, "node_rank": node_source})
 
 
 def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
     nodes, source = _job_hosts(slurm)
     if hostname.partition(".")[0] in {node.partition(".")[0] for node in nodes}:
         return None  # a login into one of the job's nodes
+    context = LaunchContext.ALLOCATION_SHELL
+    return _without_tasks(slurm, context, nodes, source, None)
+
+
+def _without_tasks(
+    slurm: _Variables,
+    context: LaunchContext,
+    nodes: tuple[str, ...],
+    source: str,
+    node_rank: int | None,
+) -> Job:
+    """Describe a job whose tasks have not been started: ``123456.batch``, for one."""
+    # Of "batch script" and "interactive step" the first word, of a shell the last.
+    words = context.value.split()
+    step = words[context is LaunchContext.ALLOCATION_SHELL]
+    launch_id, id_source = _launch_id(slurm, step)
     return Job(
-        scheduler="Slurm",
+        scheduler=NAME,
         launcher=_srun(slurm, nodes),
-        launch_id=_launch_id(slurm, "shell"),
-        start=LaunchContext.ALLOCATION_SHELL,
+        launch_id=launch_id,
+        context=context,
         nodes=nodes,
-        node_rank=None,
+        node_rank=node_rank,
         task=Task(),
         allocated_nodes=len(nodes),
-        provenance={
-            "nodes": source,
-            "launch_id": _launch_id_source(slurm),
-        },
+        provenance={"nodes": source, "launch_id": id_source},
     )
 
 
-def _launch_id(slurm: _Variables, step: str) -> str:
+def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
+    """Return the nodes of the job, of all components if it is heterogeneous."""
+    groups = _components(slurm)
+    if not groups:
+        return slurm.hosts(*JOB_NODES), slurm.name(*JOB_NODES)
+    nodes = unique(host for hosts in groups.values() for host in hosts)
+    return nodes, ", ".join(groups)
+
+
+def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     """Name this launch: ``123456.0``, ``123456_7.0`` in an array, ``-r1`` requeued.
 
-    Without a step it names the job: ``123456``.
+    Without a step it names the job: ``123456``. The variables come second.
     """
     job = slurm.first(*JOB_ID)
     if slurm.first(ARRAY_JOB_ID) and slurm.first(ARRAY_TASK_ID):
@@ -407,20 +409,25 @@ def _launch_id(slurm: _Variables, step: str) -> str:
         slurm.name(*JOB_ID[1:])
     restart = slurm.first(RESTART_COUNT)
     suffix = f"-r{restart}" if restart not in ("", "0") else ""
-    return as_launch_id(f"{job}.{step}{suffix}" if step else job + suffix)
-
-
-def _launch_id_source(slurm: _Variables, *, step: bool = True) -> str:
-    names = [slurm.name(*JOB_ID)] if slurm.first(*JOB_ID) else []
-    names += [
-        name
-        for name in (ARRAY_JOB_ID, ARRAY_TASK_ID, STEP_ID[0], RESTART_COUNT)
-        if slurm.first(name) and (step or name != STEP_ID[0])
-    ]
-    return ", ".join(names)
+    names = [next(filter(slurm.first, JOB_ID), ""), ARRAY_JOB_ID, ARRAY_TASK_ID]
+    names += [STEP_ID[0], RESTART_COUNT] if step else [RESTART_COUNT]
+    launch_id = as_launch_id(f"{job}.{step}{suffix}" if step else job + suffix)
+    return launch_id, ", ".join(filter(slurm.first, names))
 
 
 _STALE = (
     "The variables may have been left over from another step or job: start this "
     "with srun, or unset the SLURM_* variables"
+)
+
+DETECTOR = Detector(
+    name=NAME,
+    signs=(*JOB_ID, STEP_NODES),
+    rank=(TASK_RANK, STEP_NODES),
+    prefix="SLURM",
+    # psid is ParaStation's, which stands in for slurmd at Jülich.
+    daemons=frozenset({"slurmstepd", "salloc", "psid", "psidforwarder"}),
+    launcher=SRUN,
+    detect=detect,
+    allocation=allocation,
 )

@@ -119,7 +119,7 @@ def _check_file(file: str) -> int:
 
 def _host() -> str:
     """Return the name of the job's first node, else of this machine."""
-    job = schedulers.detect(this_process())
+    job = schedulers.detect(schedulers.weigh(this_process()))
     return socket.gethostname() if job is None else job.a_node
 
 

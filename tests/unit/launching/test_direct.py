@@ -11,6 +11,7 @@ from nodes import (
     JSC,
     THREE,
     changed,
+    detected,
     explicit,
     juelich,
     make_inputs,
@@ -20,7 +21,6 @@ from nodes import (
     tasks_at,
 )
 
-from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import direct
 from torchrun_hpc.planning import plan, resources
@@ -776,7 +776,7 @@ def test_a_port_that_is_none(places, address, port):
 def jobs_of(name, changes=None, exchange=None):
     """Return the jobs of all tasks of a recorded launch."""
     return [
-        schedulers.detect(
+        detected(
             Process(changed(environ, changes or {}), host, exchange=lambda _: exchange)
         )
         for environ, host in recorded(name)
@@ -972,7 +972,7 @@ def test_mpirun_on_other_nodes_than_the_first_ones(name, first):
     """Slurm's list is then a wrong guess; rank 0 sees that it is elsewhere."""
     slurm = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "jwb000[1-3]"}
     environ, _ = recorded(name)[0]
-    job = schedulers.detect(Process(environ | slurm, THREE[first]))
+    job = detected(Process(environ | slurm, THREE[first]))
     inputs = make_inputs(job=job, network=juelich(first), workers=1)
     message = f"rank 0 is on {THREE[first]}, but the other nodes will look for it on"
     with pytest.raises(LaunchError, match=message) as caught:
@@ -1074,7 +1074,7 @@ def test_a_program_that_cannot_be_run(monkeypatch, tmp_path):
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF of nothing")
     program.chmod(0o755)
-    job = replace(job_at([0, 0], 1), start=LaunchContext.STEP)
+    job = replace(job_at([0, 0], 1), context=LaunchContext.STEP)
     monkeypatch.setattr("os.environ", {"PATH": "/usr/bin"})
     line = direct.Line(explicit({"no_python": True}), str(program), ())
     with pytest.raises(LaunchError, match="cannot be run: ") as caught:

@@ -17,6 +17,7 @@ from nodes import (
     RECORDED,
     SHELL,
     THREE,
+    detected,
     juelich,
     make_inputs,
     make_network,
@@ -25,7 +26,6 @@ from nodes import (
     step,
 )
 
-from torchrun_hpc import schedulers
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints, plan
@@ -383,7 +383,9 @@ def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     assert made.options["rdzv_id"].value == job.launch_id
     assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
     codes = [note.code for note in made.notes]
-    assert codes == (["HPC073"] if job.start is LaunchContext.INTERACTIVE_STEP else [])
+    assert codes == (
+        ["HPC073"] if job.context is LaunchContext.INTERACTIVE_STEP else []
+    )
 
 
 # What a second agent types, on which node, and whether it may be the host.
@@ -1750,7 +1752,7 @@ REFUSED_LAUNCHES = {
 @pytest.mark.parametrize(("name", "code"), REFUSED_LAUNCHES.items())
 def test_recorded_launch_is_refused(name, code):
     for environ, hostname in recorded(name):
-        job = schedulers.detect(Process(environ, hostname))
+        job = detected(Process(environ, hostname))
         with pytest.raises(LaunchError, match=": srun --nodes=") as caught:
             planned(job=job, network=juelich(job.node_rank or 0))
         assert (caught.value.code, caught.value.everywhere) == (code, True)
@@ -1759,7 +1761,7 @@ def test_recorded_launch_is_refused(name, code):
 @pytest.mark.parametrize("name", sorted(set(RECORDED) - set(REFUSED_LAUNCHES)))
 def test_recorded_launch_is_planned(name):
     for rank, (environ, hostname) in enumerate(recorded(name)):
-        job = schedulers.detect(Process(environ, hostname))
+        job = detected(Process(environ, hostname))
         made = planned(job=job, network=juelich(int(hostname[-1]) - 1))
         assert (made.nodes, made.node_rank) == (len(job.nodes), rank)
         assert (made.listen is not None) is (rank == 0)

@@ -9,10 +9,20 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import changed, outcome, recorded, recordings
+from nodes import changed, detected, outcome, recorded, recordings
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pals, pbs, pmi, slurm
+from torchrun_hpc.schedulers import (
+    flux,
+    hydra,
+    jsrun,
+    lsf,
+    openmpi,
+    pals,
+    pbs,
+    pmi,
+    slurm,
+)
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
@@ -59,29 +69,29 @@ PAIRS = [
 
 @pytest.mark.parametrize("name", STARTED_BY)
 def test_each_alone(name):
-    job = schedulers.detect(Process(STARTED_BY[name], "jwb0001"))
+    job = detected(Process(STARTED_BY[name], "jwb0001"))
     assert job.scheduler == name
 
 
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_two_at_once(inner, outer):
     environ = STARTED_BY[outer] | STARTED_BY[inner]
-    job = schedulers.detect(Process(environ, "jwb0001"))
+    job = detected(Process(environ, "jwb0001"))
     expected = f"{inner} in Slurm" if outer == "Slurm" else inner
     assert job.scheduler == expected
-    assert schedulers.is_first_task(environ)
+    assert not schedulers.task_rank(environ)
 
 
 @pytest.mark.parametrize("hostname", ["laptop", "", "localhost"])
 def test_nobody(hostname):
     environ = {"HOME": "/root", "PATH": "/usr/bin", "OMP_NUM_THREADS": "1"}
-    assert schedulers.detect(Process(environ, hostname)) is None
-    assert schedulers.is_first_task(environ)
+    assert detected(Process(environ, hostname)) is None
+    assert not schedulers.task_rank(environ)
 
 
 @pytest.mark.parametrize("name", recordings(""))
 def test_one_task_of_every_recorded_launch_speaks(name):
-    speaking = [schedulers.is_first_task(environ) for environ, _ in recorded(name)]
+    speaking = [not schedulers.task_rank(environ) for environ, _ in recorded(name)]
     first = 2 if name == "pbs-pbsdsh-split-chunks" else 1  # PBS tells no ranks
     assert speaking == [True] * first + [False] * (len(speaking) - first)
 
@@ -135,8 +145,8 @@ PBS = [
     pbs.NODE_NUMBER,
 ]
 LSF = [lsf.JOB_ID, lsf.ARRAY_INDEX, *lsf.HOST_FILES, lsf.HOST_COUNTS, lsf.HOSTS]
-JSRUN = [lsf.RANK, lsf.SIZE, lsf.LOCAL_RANK, lsf.LOCAL_SIZE, lsf.INSTANCE]
-JSRUN += [lsf.JSRUN_JOB]
+JSRUN = [jsrun.RANK, jsrun.SIZE, jsrun.LOCAL_RANK, jsrun.LOCAL_SIZE, jsrun.INSTANCE]
+JSRUN += [jsrun.ALLOCATION_ID]
 LAUNCHERS = [OPEN_MPI, HYDRA, PALS, FLUX, JSRUN]
 FAMILIES = [SLURM, PBS, LSF, *LAUNCHERS]
 READ = sorted({name for family in FAMILIES for name in family})
@@ -211,7 +221,7 @@ def exchanged(said):
         size = int(environ["PMI_SIZE"])
         places = said.node_of_rank[:size] if len(said.node_of_rank) >= size else ()
         hosts = said.hosts[: max(places, default=-1) + 1]
-        return Exchanged(said.head, said.instance, places, hosts)
+        return Exchanged(said.first_host, said.instance, places, hosts)
 
     return exchange
 
@@ -236,23 +246,26 @@ def assert_sound(job):
     task = job.task
     assert 0 <= task.rank < task.size
     assert 0 <= task.local_rank < task.local_size <= task.size
-    if job.start is LaunchContext.STEP:
+    if job.context is LaunchContext.STEP:
         assert len(job.nodes) <= task.size
     else:
         assert task == Task()
     if job.node_rank is None:
-        assert job.start in {LaunchContext.ALLOCATION_SHELL, LaunchContext.BATCH_SCRIPT}
-        assert job.start is LaunchContext.ALLOCATION_SHELL or len(job.nodes) == 1
+        assert job.context in {
+            LaunchContext.ALLOCATION_SHELL,
+            LaunchContext.BATCH_SCRIPT,
+        }
+        assert job.context is LaunchContext.ALLOCATION_SHELL or len(job.nodes) == 1
     else:
         assert 0 <= job.node_rank < len(job.nodes)
     assert {"nodes", "launch_id"} <= set(job.provenance)
-    if job.start is LaunchContext.STEP:
+    if job.context is LaunchContext.STEP:
         assert {"nodes", "launch_id", "node_rank", "tasks", "task"} <= set(
             job.provenance
         )
     assert all(job.head_candidates)
-    line = job.line("python -m torchrun_hpc train.py")
-    assert line.startswith(job.launcher.line.partition(" ")[0])
+    line = job.once_per_node("python -m torchrun_hpc train.py")
+    assert line.startswith(job.launcher.template.partition(" ")[0])
     assert "{" not in line
 
 
@@ -280,7 +293,7 @@ def test_any_environment_is_understood_or_refused(
         )
     )
     assert environ == before
-    assert isinstance(schedulers.is_first_task(environ), bool)
+    assert isinstance(schedulers.task_rank(environ), int | None)
     if isinstance(found, str):
         assert found.isprintable()
         assert re.match("HPC(0[23][0-9]|139|14[0-4]) ", found)
@@ -305,7 +318,7 @@ from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers.process import Process
 try:
-    schedulers.detect(Process({!r}, "jwb0001"))
+    schedulers.detect(schedulers.weigh(Process({!r}, "jwb0001")))
 except LaunchError:
     pass
 """

@@ -9,7 +9,7 @@ import sys
 from typing import NamedTuple
 
 import pytest
-from nodes import node_file, outcome, reader, recorded
+from nodes import detected, node_file, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.launching import direct
@@ -267,8 +267,12 @@ def test_the_process_that_slurm_has_started_itself(left):
     environ, hostname = recorded("slurm-srun-3-nodes")[1]
     leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
     process = Process(leftovers | environ | {"SLURM_TASK_PID": "7"}, hostname, pid=7)
-    job = schedulers.detect(process)
-    assert (job.scheduler, job.start, job.node_rank) == ("Slurm", LaunchContext.STEP, 1)
+    job = detected(process)
+    assert (job.scheduler, job.context, job.node_rank) == (
+        "Slurm",
+        LaunchContext.STEP,
+        1,
+    )
 
 
 # Names and numbers above a process of number 9, where those of root are hidden.
@@ -339,7 +343,7 @@ def test_a_launcher_in_a_task_of_another(inner, outer):
     environ = TASKS[outer] | TASKS[inner]
     process = Process(environ, "jwb0003", ancestors=LAUNCHED_BY[inner])
     alone = Process(TASKS[inner], "jwb0003")
-    assert schedulers.detect(process).scheduler == schedulers.detect(alone).scheduler
+    assert detected(process).scheduler == detected(alone).scheduler
     text = outcome(Process(environ, "jwb0003"))
     assert text.startswith("HPC142 there are variables of ")
 
@@ -377,7 +381,7 @@ def with_leftovers(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("with_leftovers")
 def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
     assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
-    job = schedulers.detect(this_process())
+    job = detected(this_process())
     inputs, _ = direct.plan_of(direct.Line({}, "", ()), job, "COMMAND")
     assert (job.scheduler, inputs.site) == ("PBS", None)
     assert not [name for name in inputs.environ if name.startswith("SLURM")]

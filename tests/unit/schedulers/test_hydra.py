@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from nodes import changed, node_file, reader, recorded, recordings, tasks_at
+from nodes import changed, detected, node_file, reader, recorded, recordings, tasks_at
 
-from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers import hydra, task_layout
+from torchrun_hpc.schedulers import hydra
 from torchrun_hpc.schedulers.allocation import Allocation
 from torchrun_hpc.schedulers.job import Job, LaunchContext
+from torchrun_hpc.schedulers.launched_job import launched_job
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
@@ -96,7 +96,7 @@ def detect(name, task=0, changes=None, exchange=nobody):
     process = Process(
         changed(environ, changes or {}), hostname, read=files(name), exchange=exchange
     )
-    return schedulers.detect(process)
+    return detected(process)
 
 
 HOST_FILES = {"Slurm": "", "PBS": "$PBS_NODEFILE", "": "HOSTFILE"}
@@ -122,7 +122,7 @@ def expected_jobs(name, launch_id, *, exchanged, mapping=True):
         Job(
             scheduler=f"Hydra in {launch.scheduler}" if launch.scheduler else "Hydra",
             launch_id=launch_id,
-            start=LaunchContext.STEP,
+            context=LaunchContext.STEP,
             launcher=hydra.MPIEXEC,
             nodes=nodes,
             node_rank=node,
@@ -226,7 +226,7 @@ def test_a_node_file_that_only_the_first_node_can_read():
     """The number of nodes is that of the tasks; names are then missing elsewhere."""
     name = "pbs-mpich-4.0.2"
     environ, hostname = recorded(name)[1]
-    job = schedulers.detect(Process(environ, hostname, exchange=said(name)))
+    job = detected(Process(environ, hostname, exchange=said(name)))
     assert job.nodes == ("", "", "")
     assert (job.node_rank, job.launch_id) == (1, "0.0badcafe")
     assert job.head_candidates == ("dec0001",)
@@ -239,7 +239,7 @@ def test_a_node_file_that_only_the_first_node_can_read():
 def test_srun_with_pmi2_is_not_hydra(task):
     environ, hostname = recorded("slurm-srun-pmi2")[task]
     assert environ["PMI_RANK"] == str(task)
-    assert schedulers.detect(Process(environ, hostname)).scheduler == "Slurm"
+    assert detected(Process(environ, hostname)).scheduler == "Slurm"
 
 
 @pytest.mark.parametrize("name", ["mpich-4.0.2-3-nodes", "intelmpi-2021-3-nodes"])
@@ -262,9 +262,9 @@ def test_the_process_manager_is_not_asked_by_others():
         pytest.fail("asked")
 
     environ, hostname = recorded("openmpi-4.1.4-3-nodes")[0]
-    assert schedulers.detect(Process(environ, hostname, exchange=asked))
+    assert detected(Process(environ, hostname, exchange=asked))
     environ, hostname = recorded("slurm-srun-pmi2")[0]
-    assert schedulers.detect(Process(environ, hostname, exchange=asked))
+    assert detected(Process(environ, hostname, exchange=asked))
 
 
 # --- contradictions -----------------------------------------------------------------
@@ -328,7 +328,7 @@ def test_names_are_in_the_order_of_the_ranks(case):
         environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(len(hosts))}
         environ |= {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
         process = Process(environ, host, exchange=lambda _: heard)
-        jobs.append(schedulers.detect(process))
+        jobs.append(detected(process))
     assert {job.nodes for job in jobs} == {expected}
     assert [job.node_rank for job in jobs] == list(range(len(hosts)))
 
@@ -341,6 +341,7 @@ def test_a_part_of_the_job_begins_where_rank_0_is():
         environ |= {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
         said = Exchanged("jwb0002", "0badcafe", (0, 1))
         process = Process(environ, host, exchange=lambda _environ, said=said: said)
-        job = task_layout.job_of(hydra.task_layout(process), allocation, host)
+        layout = hydra.task_layout(process)
+        job = launched_job(hydra.DETECTOR, layout, allocation, process)
         assert (job.nodes, job.node_rank) == (("jwb0002", ""), rank)
         assert job.launch_id == "7.0badcafe"

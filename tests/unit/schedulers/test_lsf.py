@@ -7,10 +7,10 @@ systems with jsrun, where the first host is that of the script and runs no tasks
 from __future__ import annotations
 
 import pytest
-from nodes import changed, outcome, reader, tasks_at
+from nodes import changed, detected, outcome, reader, tasks_at
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.schedulers import lsf, openmpi
+from torchrun_hpc.schedulers import jsrun, openmpi
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
 
@@ -65,7 +65,7 @@ def test_script_on_a_system_with_jsrun():
         "LSF",
         "1234",
         LaunchContext.ALLOCATION_SHELL,
-        lsf.JSRUN,
+        jsrun.JSRUN,
         COMPUTE,
         None,
         Task(),
@@ -169,12 +169,12 @@ def test_launch_id(index, launch_id, source):
 )
 def test_where_the_script_is(hostname, start, rank):
     job = script(hostname=hostname)
-    assert (job.start, job.node_rank) == (start, rank)
+    assert (job.context, job.node_rank) == (start, rank)
 
 
 def test_script_of_one_node():
     job = script({"LSB_MCPU_HOSTS": "hostA 8"}, files={})
-    assert (job.start, job.nodes) == (LaunchContext.BATCH_SCRIPT, ("hostA",))
+    assert (job.context, job.nodes) == (LaunchContext.BATCH_SCRIPT, ("hostA",))
 
 
 # --- jsrun --------------------------------------------------------------------------
@@ -205,13 +205,13 @@ def launch(places, environ=SUMMIT, files=SUMMIT_FILES, namespace="csm-42-1"):
 
 @pytest.mark.parametrize("places", [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1]])
 def test_jsrun(places):
-    found = [schedulers.detect(task) for task in launch(places)]
+    found = [detected(task) for task in launch(places)]
     assert found == [
         Job(
             scheduler="jsrun in LSF",
             launch_id="1234.csm-42-1",
-            start=LaunchContext.STEP,
-            launcher=lsf.JSRUN,
+            context=LaunchContext.STEP,
+            launcher=jsrun.JSRUN,
             nodes=COMPUTE,
             node_rank=node,
             task=task,
@@ -231,21 +231,21 @@ def test_jsrun(places):
 
 
 def test_two_launches_in_one_job_differ():
-    first = schedulers.detect(launch([0, 1], namespace="csm-42-1")[0]).launch_id
-    second = schedulers.detect(launch([0, 1], namespace="csm-42-2")[0]).launch_id
+    first = detected(launch([0, 1], namespace="csm-42-1")[0]).launch_id
+    second = detected(launch([0, 1], namespace="csm-42-2")[0]).launch_id
     assert first != second
 
 
 def test_the_host_of_the_script_is_left_out_without_a_sign_of_the_system_too():
     environ = changed(SUMMIT, {"CSM_ALLOCATION_ID": None})
-    job = schedulers.detect(launch([0, 1], environ)[1])
+    job = detected(launch([0, 1], environ)[1])
     assert (job.nodes, job.node_rank) == (COMPUTE, 1)
 
 
 def test_mpirun_in_a_job_of_lsf():
     (_, process) = launch([0, 1], LSF, FILES)
     environ = {k: v for k, v in process.environ.items() if not k.startswith("JSM_")}
-    job = schedulers.detect(Process(environ, "hostB", read=process.read))
+    job = detected(Process(environ, "hostB", read=process.read))
     assert (job.scheduler, job.launcher) == ("Open MPI in LSF", openmpi.MPIRUN)
     assert (job.nodes, job.node_rank, job.launch_id) == (TWO, 1, "csm-42-1")
 
@@ -274,4 +274,4 @@ def test_contradiction(fault):
 @pytest.mark.parametrize("task", range(2))
 def test_the_first_task_is_known(task):
     environ = launch([0, 1])[task].environ
-    assert schedulers.is_first_task(environ) is (task == 0)
+    assert schedulers.task_rank(environ) == task

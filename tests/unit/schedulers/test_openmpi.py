@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from nodes import changed, outcome, recorded, recordings, tasks_at
+from nodes import changed, detected, outcome, recorded, recordings, tasks_at
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
@@ -91,7 +91,7 @@ UNCLEAR = [
 
 def detect(name, task=0, changes=None):
     environ, hostname = recorded(name)[task]
-    return schedulers.detect(Process(changed(environ, changes or {}), hostname))
+    return detected(Process(changed(environ, changes or {}), hostname))
 
 
 def expected_jobs(name):
@@ -102,7 +102,7 @@ def expected_jobs(name):
         Job(
             scheduler="Open MPI in Slurm" if launch.nodes else "Open MPI",
             launch_id=launch.launch_id,
-            start=LaunchContext.STEP,
+            context=LaunchContext.STEP,
             launcher=openmpi.MPIRUN,
             nodes=nodes,
             node_rank=node,
@@ -345,4 +345,4 @@ def test_without_a_rank_mpirun_has_not_started_this():
 @pytest.mark.parametrize("task", range(3))
 def test_the_first_task_is_known(task):
     environ, _ = recorded("openmpi-5.0.11-3-nodes")[task]
-    assert schedulers.is_first_task(environ) is (task == 0)
+    assert schedulers.task_rank(environ) == task

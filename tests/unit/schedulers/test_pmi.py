@@ -159,7 +159,7 @@ def manager():
 def test_all_tasks_hear_the_same(manager, name):
     first, *others = manager(DIALECTS[name]).exchange()
     assert others == [first, first]
-    assert (first.head, first.node_of_rank) == ("jwb0001", (0, 1, 2))
+    assert (first.first_host, first.node_of_rank) == ("jwb0001", (0, 1, 2))
     assert first.hosts == ("jwb0001", "jwb0002", "jwb0003")
     assert len(first.instance) == 8
 
@@ -261,7 +261,7 @@ def test_a_process_manager_that_does_not_say_where_tasks_are(manager, name):
     """The tasks themselves say it."""
     found = manager(DIALECTS[name], mapping=None).exchange()
     assert {task.node_of_rank for task in found} == {(0, 1, 2)}
-    assert {task.head for task in found} == {"jwb0001"}
+    assert {task.first_host for task in found} == {"jwb0001"}
 
 
 def test_an_answer_may_come_in_pieces(manager, monkeypatch):
@@ -269,7 +269,7 @@ def test_an_answer_may_come_in_pieces(manager, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
     (found,) = asked.exchange()
-    assert found.head == "jwb0001"
+    assert found.first_host == "jwb0001"
     assert asked.asked[0][0] == "cmd=init pmi_version=1 pmi_subversion=1"
 
 
@@ -474,7 +474,7 @@ def test_on_a_port(manager, pmi_id, expected):
         environ = {"PMI_PORT": f"127.0.0.1:{port}", "PMI_RANK": "0", "PMI_SIZE": "1"}
         found = pmi.exchange(environ | pmi_id, "jwb0001")
         thread.join(timeout=20)
-    assert (found.head, found.node_of_rank) == ("jwb0001", (0,))
+    assert (found.first_host, found.node_of_rank) == ("jwb0001", (0,))
     assert heard == [f"cmd=initack pmiid={expected}\n"]
 
 
