@@ -101,9 +101,8 @@ def _has_host(scheduler: Detector, process: Process) -> bool | None:
         job = scheduler.allocation(process) if scheduler.allocation else None
     except LaunchError:
         return None
-    if job is None or not job.nodes:
-        return None
-    return node_index(process.hostname, job.nodes) is not None
+    known = job is not None and job.nodes
+    return node_index(process.hostname, known) is not None if known else None
 
 
 def _job_number(scheduler: Detector, process: Process) -> str:

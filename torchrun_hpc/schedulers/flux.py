@@ -34,11 +34,7 @@ RUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where Flux has put this task.
-
-    Raises:
-        LaunchError: The variables cannot be read.
-    """
+    """Say where Flux has put this task."""
     flux = Variables(process.environ, "Flux", "FLUX_*")
     rank, size, nodes = (flux.integer(name) for name in (RANK, SIZE, NODES))
     local_rank = flux.integer(LOCAL_RANK)  # how many there are, only PMI knows
@@ -59,7 +55,7 @@ DETECTOR = Detector(
     signs=(RANK,),
     rank=(RANK,),
     prefix="FLUX_",
-    daemons=frozenset({"flux-shell"}),
+    daemons={"flux-shell"},
     launcher=RUN,
     task_layout=task_layout,
 )

@@ -34,11 +34,7 @@ MPIEXEC = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where Hydra has put this task.
-
-    Raises:
-        LaunchError: The variables cannot be read.
-    """
+    """Say where Hydra has put this task."""
     hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
     layout = TaskLayout(
         task=hydra.task(pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE),
@@ -52,7 +48,7 @@ DETECTOR = Detector(
     signs=(LOCAL_RANK,),
     rank=(pmi.RANK, LOCAL_RANK),
     prefix="MPI_LOCAL",
-    daemons=frozenset({"hydra_pmi_proxy", "hydra_bstrap_pr"}),
+    daemons={"hydra_pmi_proxy", "hydra_bstrap_pr"},
     launcher=MPIEXEC,
     task_layout=task_layout,
 )

@@ -35,11 +35,7 @@ JSRUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where jsrun has put this task.
-
-    Raises:
-        LaunchError: The variables cannot be read.
-    """
+    """Say where jsrun has put this task."""
     jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
     return TaskLayout(
         task=jsm.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
@@ -53,7 +49,7 @@ DETECTOR = Detector(
     signs=(RANK,),
     rank=(RANK,),
     prefix="",  # its daemon counts as LSF's
-    daemons=frozenset(),
+    daemons=(),
     launcher=JSRUN,
     task_layout=task_layout,
 )

@@ -52,11 +52,7 @@ def allocation(process: Process) -> Allocation:
 
 
 def detect(process: Process) -> Job:
-    """Describe the LSF job of a script.
-
-    Raises:
-        LaunchError: The job's hosts cannot be read.
-    """
+    """Describe the LSF job of a script."""
     job = allocation(process)
     if not job.nodes:
         raise LaunchError(
@@ -87,7 +83,7 @@ DETECTOR = Detector(
     signs=(JOB_ID,),
     rank=(),
     prefix="LSB_",
-    daemons=frozenset({"res", "sbatchd", "blaunch", "jsmd"}),
+    daemons={"res", "sbatchd", "blaunch", "jsmd"},
     launcher=MPIRUN,
     detect=detect,
     allocation=allocation,

@@ -46,13 +46,7 @@ MPIRUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where Open MPI has put this task.
-
-    Over ssh, the other nodes do not get the variables of a scheduler.
-
-    Raises:
-        LaunchError: The variables cannot be read.
-    """
+    """Say where Open MPI has put this task."""
     ompi = Variables(process.environ, "Open MPI", "OMPI_* and PMIX_*")
     machine, source = _machine(ompi)
     daemon = re.match(r"[^;]*\.([0-9]{1,6});", ompi.first(DAEMON))
@@ -70,7 +64,7 @@ def task_layout(process: Process) -> TaskLayout:
         most_nodes=nodes or None,
         instance=ompi.first(INSTANCE),
         head_candidates=machine,
-        nodelist_is_shared=False,
+        nodelist_is_shared=False,  # ssh passes no variables of a scheduler on
     )
 
 
@@ -90,9 +84,7 @@ DETECTOR = Detector(
     signs=(RANK,),
     rank=(RANK,),
     prefix="OMPI_",
-    daemons=frozenset(
-        {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"}
-    ),
+    daemons={"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"},
     launcher=MPIRUN,
     task_layout=task_layout,
 )

@@ -37,11 +37,7 @@ MPIEXEC = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where PALS has put this task.
-
-    Raises:
-        LaunchError: The variables cannot be read.
-    """
+    """Say where PALS has put this task."""
     pals = Variables(process.environ, "PALS", "PALS_* and PMI_*")
     return TaskLayout(
         task=pals.task(RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE),
@@ -61,7 +57,7 @@ DETECTOR = Detector(
     signs=(RANK,),
     rank=(RANK,),
     prefix="",  # its daemons are not known
-    daemons=frozenset(),
+    daemons=(),
     launcher=MPIEXEC,
     task_layout=task_layout,
 )

@@ -73,12 +73,7 @@ def allocation(process: Process) -> Allocation:
 
 
 def detect(process: Process) -> Job:
-    """Describe the job of a script, or of a task that PBS itself has started.
-
-    Raises:
-        LaunchError: The variables cannot be read, or do not say how many tasks there
-            are.
-    """
+    """Describe the job of a script, or of a task that PBS itself has started."""
     pbs = Variables(process.environ, "PBS", "PBS_*")
     found = allocation(process)
     if not found.nodes:
@@ -154,7 +149,7 @@ DETECTOR = Detector(
     signs=(JOB_ID,),
     rank=(NODE_NUMBER,),
     prefix="PBS_",
-    daemons=frozenset({"pbs_mom"}),
+    daemons={"pbs_mom"},
     launcher=ANY_MPIEXEC,
     detect=detect,
     allocation=allocation,

@@ -104,29 +104,26 @@ def exchange(
         if not 0 <= rank < size <= MOST_TASKS:
             return None
         with _connection(environ) as manager:
-            manager.ask("cmd=init pmi_version=1 pmi_subversion=1")
-            store = manager.ask("cmd=get_my_kvsname").get("kvsname", "")
-            mapping = parse_mapping(manager.get(store, _MAPPING), size)
+            manager.start()
+            mapping = parse_mapping(manager.get(_MAPPING), size)
             nodes = mapping or tuple(range(size))
             if rank == nodes.index(nodes[rank]):
                 host = f"{_in_value(hostname)}/{_in_value(machine)}"
-                manager.put(store, _HOST.format(nodes[rank]), host)
+                manager.put(_HOST.format(nodes[rank]), host)
             manager.ask("cmd=barrier_in", wait)
             if rank == 0:
                 names = (_HOST.format(node) for node in range(max(nodes) + 1))
-                hosts = _each_once([manager.get(store, name) for name in names])
+                hosts = _each_once([manager.get(name) for name in names])
                 parts = range(0, len(hosts), _LONGEST_VALUE)
                 for number, at in enumerate(parts):
-                    part = hosts[at : at + _LONGEST_VALUE]
-                    manager.put(store, _HOSTS.format(number), part)
-                launch = f"{hostname}/{os.urandom(4).hex()}/{len(parts)}"
-                manager.put(store, _KEY, launch)
+                    manager.put(_HOSTS.format(number), hosts[at : at + _LONGEST_VALUE])
+                manager.put(_KEY, f"{hostname}/{os.urandom(4).hex()}/{len(parts)}")
             manager.ask("cmd=barrier_in", wait)
-            first, instance, count, *_ = *manager.get(store, _KEY).split("/"), "", ""
+            first, instance, count, *_ = *manager.get(_KEY).split("/"), "", ""
             if not instance:
                 return None
             keys = (_HOSTS.format(part) for part in range(int(count or 0)))
-            hosts = "".join(manager.get(store, key) for key in keys)
+            hosts = "".join(map(manager.get, keys))
             return Exchanged(first, instance, *_joined(nodes, hosts, mapping))
     except (PmiError, ValueError, OSError, OverflowError):
         return None
@@ -272,6 +269,12 @@ class _Manager:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._store = ""
+
+    def start(self) -> None:
+        """Begin the exchange."""
+        self.ask("cmd=init pmi_version=1 pmi_subversion=1")
+        self._store = self.ask("cmd=get_my_kvsname").get("kvsname", "")
 
     def ask(
         self, line: str, wait: Callable[[float], None] | None = None
@@ -287,13 +290,13 @@ class _Manager:
         words = (word.partition("=") for word in self.read(wait).split())
         return {name: value for name, _, value in words}
 
-    def put(self, store: str, key: str, value: str) -> None:
+    def put(self, key: str, value: str) -> None:
         """Write a value, which all tasks can get after the next barrier."""
-        self.ask(f"cmd=put kvsname={store} key={key} value={value}")
+        self.ask(f"cmd=put kvsname={self._store} key={key} value={value}")
 
-    def get(self, store: str, key: str) -> str:
+    def get(self, key: str) -> str:
         """Return a value that a task or the process manager has put; empty if none."""
-        answer = self.ask(f"cmd=get kvsname={store} key={key}")
+        answer = self.ask(f"cmd=get kvsname={self._store} key={key}")
         return answer.get("value", "") if answer.get("rc") == "0" else ""
 
     def read(self, wait: Callable[[float], None] | None = None) -> str:

@@ -27,14 +27,6 @@ _MOST_ANCESTORS = 64
 _LONGEST = 2**24
 
 
-def _no_file(_path: str) -> None:
-    return None
-
-
-def _nobody(_environ: Mapping[str, str]) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Process:
     """This process, as far as a launcher may have left its marks on it.
@@ -66,8 +58,8 @@ class Process:
     ancestors: tuple[str, ...] = ()
     ancestor_pids: tuple[int, ...] = ()
     may_be_renamed: bool = False
-    read: Callable[[str], str | None] = _no_file
-    exchange: Callable[[Mapping[str, str]], Exchanged | None] = _nobody
+    read: Callable[[str], str | None] = lambda _path: None
+    exchange: Callable[[Mapping[str, str]], Exchanged | None] = lambda _environ: None
 
 
 WeighedProcess = NewType("WeighedProcess", Process)
@@ -96,7 +88,7 @@ def this_process(
         ancestor_pids=pids,
         may_be_renamed=_may_be_renamed(),
         read=read,
-        exchange=exchange or _nobody,
+        exchange=exchange or (lambda _environ: None),
     )
 
 

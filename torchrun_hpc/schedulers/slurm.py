@@ -11,7 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, unique
+from torchrun_hpc.schedulers.allocation import (
+    Allocation,
+    as_launch_id,
+    script_job,
+    unique,
+)
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.hostlist import (
     HostlistError,
@@ -85,23 +90,16 @@ def detect(process: Process) -> Job | None:
     Returns:
         The job, or ``None`` when Slurm did not start this process: no job, or a
         login into one of the job's nodes, which brings only some of the variables.
-
-    Raises:
-        LaunchError: The variables are there but cannot be read, or contradict each
-            other.
     """
     slurm = _Variables(process.environ)
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
-        in_shell = (
+        in_shell = slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
             process.terminal
             and process.in_own_group
+            and slurm.first(PTY_PORT)
             and slurm.first(TASK_PID) != str(process.pid)
         )
-        if slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
-            in_shell and slurm.first(PTY_PORT)
-        ):
-            return _interactive_step(slurm)
-        return _step(slurm)
+        return _interactive_step(slurm) if in_shell else _step(slurm)
     if not slurm.first(*JOB_ID):
         return None
     if slurm.first(NODE_ID) and slurm.first(TASK_RANK):
@@ -113,18 +111,11 @@ def detect(process: Process) -> Job | None:
 
 
 def allocation(process: Process) -> Allocation | None:
-    """Return the nodes of the Slurm job in which mpirun or the like started this.
-
-    Raises:
-        LaunchError: The list of nodes cannot be read.
-    """
+    """Return the nodes of the Slurm job in which mpirun or the like started this."""
     slurm = _Variables(process.environ)
     if not slurm.first(*JOB_ID) or not (slurm.first(*JOB_NODES) or _components(slurm)):
         return None
-    nodes, source = _job_hosts(slurm)
-    launch_id, id_source = _launch_id(slurm, "")
-    provenance = {"nodes": source, "launch_id": id_source}
-    return Allocation(NAME, launch_id, nodes, provenance)
+    return _allocation(slurm, "", *_job_hosts(slurm))
 
 
 def port_of_hook(environ: Mapping[str, str]) -> str:
@@ -145,33 +136,24 @@ class _Variables(Variables):
     def hosts(self, *names: str) -> tuple[str, ...]:
         """Return the first of the variables that is set, as node names."""
         name = self.name(*names)
-        value = self.environ[name]
         try:
-            hosts = expand_hostlist(value)
+            hosts = expand_hostlist(self.environ[name])
         except HostlistError as error:
-            raise LaunchError(
-                "HPC022",
-                f"{self.shown(name)} is not a list of nodes: {error}",
-                everywhere=True,
-            ) from None
+            text = f"{self.shown(name)} is not a list of nodes: {error}"
+            raise LaunchError("HPC022", text, everywhere=True) from None
         if len(set(hosts)) < len(hosts):
-            raise LaunchError(
-                "HPC023", f"{self.shown(name)} names a node twice", everywhere=True
-            )
+            text = f"{self.shown(name)} names a node twice"
+            raise LaunchError("HPC023", text, everywhere=True)
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
         """Return the first of the variables that is set, as numbers of tasks."""
         name = self.name(*names)
-        value = self.environ[name]
         try:
-            return expand_counts(value)
+            return expand_counts(self.environ[name])
         except HostlistError as error:
-            raise LaunchError(
-                "HPC024",
-                f"{self.shown(name)} gives no counts: {error}",
-                everywhere=True,
-            ) from None
+            text = f"{self.shown(name)} gives no counts: {error}"
+            raise LaunchError("HPC024", text, everywhere=True) from None
 
 
 def _is_left_over(slurm: _Variables) -> bool:
@@ -193,13 +175,12 @@ def _srun(slurm: _Variables, nodes: Collection[str], *options: str) -> Launcher:
         for name, hosts in _components(slurm).items()
         if (number := len(set(hosts).intersection(nodes)))
     ]
-    once = [
-        " ".join(filter(None, (group, *options, _ONCE_PER_NODE))).replace(
-            "{nodes}", number
-        )
+    words = [
+        (group, *options, _ONCE_PER_NODE.replace("{nodes}", number))
         for group, number in parts or [("", "{nodes}")]
     ]
-    return replace(SRUN, template=f"srun {' : '.join(once)}")
+    once = " : ".join(" ".join(filter(None, part)) for part in words)
+    return replace(SRUN, template=f"srun {once}")
 
 
 def _components(slurm: _Variables) -> dict[str, tuple[str, ...]]:
@@ -218,19 +199,19 @@ def _step(slurm: _Variables) -> Job:
     size = sum(tasks_per_node)
     task_rank = slurm.integer(TASK_RANK)
     if task_rank >= size:
-        raise LaunchError(
+        raise _left_over(
             "HPC027",
             f"{TASK_RANK}={task_rank}, but the step has only {size} tasks "
-            f"({tasks_source}). {_STALE}",
+            f"({tasks_source})",
         )
     index, node_source = _index(slurm, nodes)
     local_size = tasks_per_node[index]
     local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
     if local_rank >= local_size:
-        raise LaunchError(
+        raise _left_over(
             "HPC032",
             f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
-            f"node ({tasks_source}). {_STALE}",
+            f"node ({tasks_source})",
         )
     # With a task on each node, its rank is the node's. srun sorts the list of nodes,
     # and their numbers, also where the user's own list of hosts says the order of the
@@ -263,21 +244,15 @@ def _step(slurm: _Variables) -> Job:
 def _tasks_per_node(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, ...]:
     """Return the number of tasks on each of the step's nodes."""
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
-        raise LaunchError(
-            "HPC025",
-            f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but "
-            f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}",
-            everywhere=True,
-        )
+        number = f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}"
+        text = f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but {number}"
+        raise _left_over("HPC025", text, everywhere=True)
     tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
     if len(tasks_per_node) != len(nodes):
-        raise LaunchError(
-            "HPC026",
-            f"{slurm.shown(*STEP_TASKS_PER_NODE)} counts the tasks of "
-            f"{len(tasks_per_node)} nodes, but {slurm.shown(STEP_NODES)} names "
-            f"{len(nodes)}. {_STALE}",
-            everywhere=True,
-        )
+        counts = slurm.shown(*STEP_TASKS_PER_NODE)
+        number = f"{counts} counts the tasks of {len(tasks_per_node)} nodes"
+        text = f"{number}, but {slurm.shown(STEP_NODES)} names {len(nodes)}"
+        raise _left_over("HPC026", text, everywhere=True)
     return tasks_per_node
 
 
@@ -303,17 +278,16 @@ def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
     if name in nodes:
         return nodes.index(name), NODE_NAME
     if name:
-        raise LaunchError(
-            "HPC028",
-            f"this node, {slurm.shown(NODE_NAME)}, is not among the step's nodes, "
-            f"{slurm.shown(STEP_NODES)}. {_STALE}",
+        of_step = f"the step's nodes, {slurm.shown(STEP_NODES)}"
+        raise _left_over(
+            "HPC028", f"this node, {slurm.shown(NODE_NAME)}, is not among {of_step}"
         )
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
-        raise LaunchError(
+        raise _left_over(
             "HPC029",
             f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
-            f"{slurm.shown(STEP_NODES)}. {_STALE}",
+            f"{slurm.shown(STEP_NODES)}",
         )
     return rank, NODE_ID
 
@@ -321,13 +295,15 @@ def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
 def _interactive_step(slurm: _Variables) -> Job:
     """Describe a shell on a node of the job: one node, whatever the job has."""
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
-    everywhere = [host for hosts in _components(slurm).values() for host in hosts]
-    allocated = max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1)
     source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
-    job = _without_tasks(slurm, LaunchContext.INTERACTIVE_STEP, (node,), source, 0)
-    # What the step of srun --pty has, srun would otherwise wait for.
-    launcher = _srun(slurm, everywhere, "--overlap")
-    return replace(job, launcher=launcher, allocated_nodes=allocated)
+    everywhere = [host for hosts in _components(slurm).values() for host in hosts]
+    return replace(
+        _script(slurm, "interactive", (node,), source, node),
+        context=LaunchContext.INTERACTIVE_STEP,
+        # What the step of srun --pty has, srun would otherwise wait for.
+        launcher=_srun(slurm, everywhere, "--overlap"),
+        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1),
+    )
 
 
 def _batch_script(slurm: _Variables) -> Job:
@@ -335,22 +311,17 @@ def _batch_script(slurm: _Variables) -> Job:
         # The script runs on the first node: srun started this, but its list is gone,
         # or that of another step is in its place.
         slurm.name(STEP_NODES)
-        raise LaunchError(
-            "HPC030",
-            f"{slurm.shown(STEP_NODES)} names nodes that are not in "
-            f"{slurm.shown(*JOB_NODES)}. {_STALE}",
-            everywhere=True,
-        )
+        of_job = slurm.shown(*JOB_NODES)
+        text = f"{slurm.shown(STEP_NODES)} names nodes that are not in {of_job}"
+        raise _left_over("HPC030", text, everywhere=True)
     nodes, source = _job_hosts(slurm)
     node = slurm.first(NODE_NAME) or nodes[0]
     if node not in nodes:
-        raise LaunchError(
-            "HPC031",
-            f"this node, {slurm.shown(NODE_NAME)}, is not among the job's nodes, "
-            f"{slurm.shown(source)}. {_STALE}",
+        of_job = f"the job's nodes, {slurm.shown(source)}"
+        raise _left_over(
+            "HPC031", f"this node, {slurm.shown(NODE_NAME)}, is not among {of_job}"
         )
-    context, rank = LaunchContext.BATCH_SCRIPT, nodes.index(node)
-    job = _without_tasks(slurm, context, nodes, source, rank)
+    job = _script(slurm, "batch", nodes, source, node)
     node_source = NODE_NAME if slurm.first(NODE_NAME) else NODE_ID
     return replace(job, provenance={**job.provenance, "node_rank": node_source})
 
@@ -359,33 +330,24 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
     nodes, source = _job_hosts(slurm)
     if hostname.partition(".")[0] in {node.partition(".")[0] for node in nodes}:
         return None  # a login into one of the job's nodes
-    context = LaunchContext.ALLOCATION_SHELL
-    return _without_tasks(slurm, context, nodes, source, None)
+    job = _script(slurm, "shell", nodes, source, hostname)
+    return replace(job, context=LaunchContext.ALLOCATION_SHELL)
 
 
-def _without_tasks(
-    slurm: _Variables,
-    context: LaunchContext,
-    nodes: tuple[str, ...],
-    source: str,
-    node_rank: int | None,
+def _script(
+    slurm: _Variables, step: str, nodes: tuple[str, ...], source: str, node: str
 ) -> Job:
-    """Describe a job whose tasks have not been started: ``123456.batch``, for one."""
-    # Of "batch script" and "interactive step" the first word, of a shell the last.
-    words = context.value.split()
-    step = words[context is LaunchContext.ALLOCATION_SHELL]
+    """Describe the job of a script or a shell on this node: no task is started yet."""
+    job = _allocation(slurm, step, nodes, source)
+    return script_job(job, node, _srun(slurm, nodes))
+
+
+def _allocation(
+    slurm: _Variables, step: str, nodes: tuple[str, ...], source: str
+) -> Allocation:
     launch_id, id_source = _launch_id(slurm, step)
-    return Job(
-        scheduler=NAME,
-        launcher=_srun(slurm, nodes),
-        launch_id=launch_id,
-        context=context,
-        nodes=nodes,
-        node_rank=node_rank,
-        task=Task(),
-        allocated_nodes=len(nodes),
-        provenance={"nodes": source, "launch_id": id_source},
-    )
+    provenance = {"nodes": source, "launch_id": id_source}
+    return Allocation(NAME, launch_id, nodes, provenance)
 
 
 def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
@@ -415,18 +377,22 @@ def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     return launch_id, ", ".join(filter(slurm.first, names))
 
 
-_STALE = (
-    "The variables may have been left over from another step or job: start this "
-    "with srun, or unset the SLURM_* variables"
-)
+def _left_over(code: str, text: str, *, everywhere: bool = False) -> LaunchError:
+    return LaunchError(
+        code,
+        f"{text}. The variables may have been left over from another step or job: "
+        "start this with srun, or unset the SLURM_* variables",
+        everywhere=everywhere,
+    )
+
 
 DETECTOR = Detector(
     name=NAME,
-    signs=(*JOB_ID, STEP_NODES),
+    signs=(*JOB_ID, STEP_NODES, STEP_NUM_NODES),
     rank=(TASK_RANK, STEP_NODES),
     prefix="SLURM",
     # psid is ParaStation's, which stands in for slurmd at Jülich.
-    daemons=frozenset({"slurmstepd", "salloc", "psid", "psidforwarder"}),
+    daemons={"slurmstepd", "salloc", "psid", "psidforwarder"},
     launcher=SRUN,
     detect=detect,
     allocation=allocation,

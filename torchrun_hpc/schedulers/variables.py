@@ -31,7 +31,7 @@ class Variables:
 
     def first(self, *names: str) -> str:
         """Return the first of the variables that is set, or an empty text."""
-        return next((self.environ[n] for n in names if self.environ.get(n)), "")
+        return next(filter(None, map(self.environ.get, names)), "")
 
     def name(self, *names: str) -> str:
         """Return the name of the first of the variables that is set.
@@ -39,9 +39,9 @@ class Variables:
         Raises:
             LaunchError: None is.
         """
-        for name in names:
-            if self.environ.get(name):
-                return name
+        name = next(filter(self.environ.get, names), "")
+        if name:
+            return name
         raise LaunchError(
             "HPC020",
             f"{names[0]} is not set, although other variables say that {self._source} "
@@ -52,7 +52,7 @@ class Variables:
 
     def shown(self, *names: str) -> str:
         """Write the first of the variables that is set, as a message quotes it."""
-        name = next((n for n in names if self.environ.get(n)), names[0])
+        name = next(filter(self.environ.get, names), names[0])
         value = self.first(name)
         short = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
         return f"{name}={short!r}"
@@ -66,30 +66,21 @@ class Variables:
         name = self.name(*names)
         value = self.environ[name]
         if not re.fullmatch("[0-9]{1,9}", value):
-            raise LaunchError(
-                "HPC021",
-                f"{self.shown(name)} is not a whole number",
-                everywhere=True,
-            )
+            text = f"{self.shown(name)} is not a whole number"
+            raise LaunchError("HPC021", text, everywhere=True)
         return int(value)
 
     def task(self, rank: str, size: str, local_rank: str, *local_size: str) -> Task:
-        """Return the task that four variables describe.
-
-        Args:
-            rank: Name of the variable of its rank.
-            size: Of the number of tasks.
-            local_rank: Of its rank on its node.
-            local_size: Of the number of tasks there; the first that is set counts.
+        """Return the task that variables of these names describe, see `Task`.
 
         Raises:
             LaunchError: One is not set, or is not a number.
         """
         return Task(
-            rank=self.integer(rank),
-            size=self.integer(size),
-            local_rank=self.integer(local_rank),
-            local_size=self.integer(*local_size),
+            self.integer(rank),
+            self.integer(size),
+            self.integer(local_rank),
+            self.integer(*local_size),
         )
 
     def integer_or_zero(self, *names: str) -> int:
