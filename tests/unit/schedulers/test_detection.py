@@ -1,4 +1,4 @@
-"""All sources together: which of them speaks, and that none of them ever crashes."""
+"""All detectors together: which of them wins, and that none of them ever crashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
-# --- who speaks ---------------------------------------------------------------------
+# --- who wins -----------------------------------------------------------------------
 
 # The first task of a launch by each of them, in this order: whoever started this
 # process, not whoever started that.
@@ -67,6 +67,11 @@ PAIRS = [
 ]
 
 
+def test_the_order_is_that_of_the_table():
+    names = [detector.name for detector in schedulers.DETECTORS]
+    assert names == [*STARTED_BY, "PBS", "LSF"]
+
+
 @pytest.mark.parametrize("name", STARTED_BY)
 def test_each_alone(name):
     job = detected(Process(STARTED_BY[name], "jwb0001"))
@@ -79,21 +84,27 @@ def test_two_at_once(inner, outer):
     job = detected(Process(environ, "jwb0001"))
     expected = f"{inner} in Slurm" if outer == "Slurm" else inner
     assert job.scheduler == expected
-    assert not schedulers.task_rank(environ)
+    assert schedulers.task_rank(environ) == 0
 
 
 @pytest.mark.parametrize("hostname", ["laptop", "", "localhost"])
 def test_nobody(hostname):
     environ = {"HOME": "/root", "PATH": "/usr/bin", "OMP_NUM_THREADS": "1"}
     assert detected(Process(environ, hostname)) is None
-    assert not schedulers.task_rank(environ)
+    assert schedulers.task_rank(environ) is None
+    assert schedulers.is_reporter(Process(environ, hostname))
 
 
 @pytest.mark.parametrize("name", recordings(""))
-def test_one_task_of_every_recorded_launch_speaks(name):
-    speaking = [not schedulers.task_rank(environ) for environ, _ in recorded(name)]
-    first = 2 if name == "pbs-pbsdsh-split-chunks" else 1  # PBS tells no ranks
-    assert speaking == [True] * first + [False] * (len(speaking) - first)
+def test_ranks_of_the_tasks_of_every_recorded_launch(name):
+    ranks = [schedulers.task_rank(environ) for environ, _ in recorded(name)]
+    # Outside a step there is no rank; PBS numbers hosts, not tasks.
+    others = {
+        "pbs-pbsdsh-split-chunks": [0, 0, 1],
+        "slurm-salloc-shell": [None],
+        "slurm-sbatch-script": [None],
+    }
+    assert ranks == others.get(name, [*range(len(ranks))])
 
 
 # --- anything -----------------------------------------------------------------------
@@ -212,21 +223,21 @@ def mutated_recordings(draw):
     return changed(environ, draw(changes))
 
 
-def exchanged(said):
+def exchanging(answer):
     """Return a process manager that says this, as far as there are so many tasks."""
 
     def exchange(environ):
-        if said is None or not environ.get("PMI_SIZE", "").isdecimal():
+        if answer is None or not environ.get("PMI_SIZE", "").isdecimal():
             return None
         size = int(environ["PMI_SIZE"])
-        places = said.node_of_rank[:size] if len(said.node_of_rank) >= size else ()
-        hosts = said.hosts[: max(places, default=-1) + 1]
-        return Exchanged(said.first_host, said.instance, places, hosts)
+        places = answer.node_of_rank[:size] if len(answer.node_of_rank) >= size else ()
+        hosts = answer.hosts[: max(places, default=-1) + 1]
+        return Exchanged(answer.first_host, answer.instance, places, hosts)
 
     return exchange
 
 
-said = st.sampled_from(
+answers = st.sampled_from(
     [
         None,
         Exchanged("jwb0001", "0badcafe"),
@@ -274,11 +285,11 @@ def assert_sound(job):
     environments() | mutated_recordings(),
     hostnames,
     files,
-    said,
+    answers,
     st.sampled_from([(), ("slurmstepd",), ("sh", "pbs_mom"), ("res",), ("orted", "x")]),
 )
 def test_any_environment_is_understood_or_refused(
-    environ, hostname, texts, heard, ancestors
+    environ, hostname, texts, answer, ancestors
 ):
     before = dict(environ)
     found = outcome(
@@ -289,11 +300,11 @@ def test_any_environment_is_understood_or_refused(
             pid=1,
             ancestors=ancestors,
             read=texts.get,
-            exchange=exchanged(heard),
+            exchange=exchanging(answer),
         )
     )
     assert environ == before
-    assert isinstance(schedulers.task_rank(environ), int | None)
+    assert (schedulers.task_rank(environ) or 0) >= 0
     if isinstance(found, str):
         assert found.isprintable()
         assert re.match("HPC(0[23][0-9]|139|14[0-4]) ", found)

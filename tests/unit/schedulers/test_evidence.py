@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -314,6 +312,15 @@ def test_a_launcher_in_a_batch_script_is_nearer(name, ancestors):
     assert outcome(process) == outcome(Process(environ, hostname))
 
 
+@pytest.mark.parametrize(("real", "left"), [p for p in PAIRS if p[0] != "salloc"])
+def test_what_is_weighed_stays_as_it_is(real, left):
+    environ, hostname = (JOBS | MPIRUN)[real].tasks[0]
+    process = Process(left_by(left) | environ, hostname, read=reader(FILES))
+    weighed = schedulers.weigh(process)
+    assert weighed.environ.items() < process.environ.items()
+    assert schedulers.weigh(weighed) is weighed
+
+
 @pytest.mark.parametrize("name", MPIRUN)
 def test_mpirun_in_a_job_is_no_contradiction(name):
     job = MPIRUN[name]
@@ -349,23 +356,6 @@ def test_a_launcher_in_a_task_of_another(inner, outer):
 
 
 # --- this process -------------------------------------------------------------------
-
-
-def test_the_processes_above_this_one():
-    code = "from torchrun_hpc.schedulers.process import this_process as p; print(p())"
-    done = subprocess.run(
-        ["sh", "-c", f'{sys.executable} -c "$0"; true', code],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    above = this_process().ancestors
-    with open(f"/proc/{os.getpid()}/comm", encoding="utf-8") as file:  # noqa: PTH123
-        own = file.read().strip()
-    assert f"ancestors={('sh', own, *above)}" in done.stdout
-    pids = this_process().ancestor_pids
-    assert pids[0] == os.getppid()
-    assert f", {(os.getpid(), *pids)}"[3:] in done.stdout
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ FIRST_FEW = [0, 1, 1, 2, 2]
 
 def launch(places, environ=None, *, exchange=True):
     """Return the processes of a launch; ``places`` has for each rank its node."""
-    said = Exchanged("jwb0001", "0badcafe", tuple(places)) if exchange else None
+    exchanged = Exchanged("jwb0001", "0badcafe", tuple(places)) if exchange else None
     return [
         Process(
             {
@@ -52,7 +52,7 @@ def launch(places, environ=None, *, exchange=True):
                 "PMI_FD": "19",
             },
             THREE[node],
-            exchange=lambda _: said,
+            exchange=lambda _: exchanged,
         )
         for node, task in zip(places, tasks_at(places), strict=True)
     ]
@@ -101,7 +101,7 @@ def test_without_a_process_manager_as_many_are_on_each_node(places):
 
 @pytest.mark.parametrize("places", [UNEVEN, FIRST_FEW])
 def test_uneven_tasks_without_a_process_manager_cannot_meet(places):
-    """How many are on each node is not said; and without a head they are refused."""
+    """How many are on each node is not known, and they have no head node."""
     found = [detected(task) for task in launch(places, exchange=False)]
     assert {(job.nodes, job.head_candidates) for job in found} == {(("", "", ""), ())}
     assert {job.has_several_tasks for job in found} == {True}
@@ -131,7 +131,7 @@ def test_script_of_flux_inside_of_slurm():
 
 
 def test_two_launches_differ():
-    """Flux numbers them; what the first task has said is not needed for that."""
+    """Flux numbers them; what the first task tells is not needed for that."""
     process = launch(EACH)[0]
     other = changed(process.environ, {"FLUX_JOB_ID": "\u0192D2e73NQ"})
     identities = {

@@ -83,7 +83,7 @@ def nobody(_environ):
     return None
 
 
-def said(name, *, mapping=True):
+def exchange_of(name, *, mapping=True):
     """Return a process manager: what the first task has told all of them."""
     places = tuple(LAUNCHES[name].places) if mapping else ()
     named = {place: recorded(name)[rank][1] for rank, place in enumerate(places)}
@@ -158,7 +158,7 @@ def test_recorded_launch_whose_tasks_tell_each_other(name):
     """All that the variables leave open: names, an instance, cyclic and uneven."""
     job = LAUNCHES[name].job
     tasks = range(len(LAUNCHES[name].places))
-    found = [detect(name, task, exchange=said(name)) for task in tasks]
+    found = [detect(name, task, exchange=exchange_of(name)) for task in tasks]
     launch_id = f"{job}.0badcafe" if job else "0badcafe"
     assert found == expected_jobs(name, launch_id, exchanged=True)
 
@@ -193,7 +193,7 @@ def test_cyclic_tasks_without_a_process_manager_have_ranks_and_cannot_meet(name)
 @pytest.mark.parametrize("name", CLEAR)
 def test_a_process_manager_that_does_not_say_where_tasks_are(name):
     launch = LAUNCHES[name]
-    exchange = said(name, mapping=False)
+    exchange = exchange_of(name, mapping=False)
     found = [
         detect(name, task, exchange=exchange) for task in range(len(launch.places))
     ]
@@ -205,7 +205,7 @@ def test_a_process_manager_that_does_not_say_where_tasks_are(name):
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_two_launches_with_the_same_variables_differ_by_what_the_first_task_said(name):
+def test_two_launches_with_the_same_variables_differ_by_what_the_first_task_tells(name):
     places = tuple(LAUNCHES[name].places)
     identities = {
         detect(name, exchange=lambda _, i=i: Exchanged("h", i, places)).launch_id
@@ -226,7 +226,7 @@ def test_a_node_file_that_only_the_first_node_can_read():
     """The number of nodes is that of the tasks; names are then missing elsewhere."""
     name = "pbs-mpich-4.0.2"
     environ, hostname = recorded(name)[1]
-    job = detected(Process(environ, hostname, exchange=said(name)))
+    job = detected(Process(environ, hostname, exchange=exchange_of(name)))
     assert job.nodes == ("", "", "")
     assert (job.node_rank, job.launch_id) == (1, "0.0badcafe")
     assert job.head_candidates == ("dec0001",)
@@ -284,7 +284,7 @@ WRONG = {
 
 @pytest.mark.parametrize("fault", WRONG)
 @pytest.mark.parametrize(
-    "exchange", [nobody, said("mpich-4.0.2-3-nodes")], ids=["alone", "exchanged"]
+    "exchange", [nobody, exchange_of("mpich-4.0.2-3-nodes")], ids=["alone", "exchanged"]
 )
 def test_contradiction(fault, exchange):
     changes, code, message = WRONG[fault]
@@ -334,13 +334,13 @@ def test_names_are_in_the_order_of_the_ranks(case):
 
 
 def test_a_part_of_the_job_begins_where_rank_0_is():
-    """mpiexec -hosts jwb0002,jwb0003 in a job of three nodes: rank 0 has said so."""
+    """mpiexec -hosts jwb0002,jwb0003 in a job of three nodes: rank 0 has told so."""
     allocation = Allocation("Slurm", "7", THREE, {"nodes": "A", "launch_id": "B"})
+    exchanged = Exchanged("jwb0002", "0badcafe", (0, 1))
     for rank, host in enumerate(THREE[1:]):
         environ = {"PMI_RANK": str(rank), "PMI_SIZE": "2"}
         environ |= {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-        said = Exchanged("jwb0002", "0badcafe", (0, 1))
-        process = Process(environ, host, exchange=lambda _environ, said=said: said)
+        process = Process(environ, host, exchange=lambda _environ: exchanged)
         layout = hydra.task_layout(process)
         job = launched_job(hydra.DETECTOR, layout, allocation, process)
         assert (job.nodes, job.node_rank) == (("jwb0002", ""), rank)

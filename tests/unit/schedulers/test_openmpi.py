@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 from nodes import changed, detected, outcome, recorded, recordings, tasks_at
 
-from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import openmpi
 from torchrun_hpc.schedulers.job import Job, LaunchContext
@@ -340,9 +339,3 @@ def test_no_node_at_all_is_no_answer(nodes):
 
 def test_without_a_rank_mpirun_has_not_started_this():
     assert detect("openmpi-4.1.4-3-nodes", 1, {"OMPI_COMM_WORLD_RANK": None}) is None
-
-
-@pytest.mark.parametrize("task", range(3))
-def test_the_first_task_is_known(task):
-    environ, _ = recorded("openmpi-5.0.11-3-nodes")[task]
-    assert schedulers.task_rank(environ) == task

@@ -167,7 +167,7 @@ def test_contradiction(fault):
 
 @pytest.mark.parametrize("node", ["3", "999"])
 def test_a_node_beyond_the_last_one(node):
-    """Uneven tasks, of which too many are said to be on the nodes before."""
+    """Uneven tasks, of which too many would be on the nodes before."""
     found = detect(launch(BLOCK)[5], PALS_NODEID=node)
     assert isinstance(found, str)
 

@@ -23,7 +23,6 @@ from nodes import (
     recordings,
 )
 
-from torchrun_hpc import schedulers
 from torchrun_hpc.planning import plan
 from torchrun_hpc.schedulers import openmpi, pbs
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
@@ -175,14 +174,6 @@ def test_a_node_file_that_only_the_first_node_can_read(name):
     assert len({job.launch_id for job in jobs}) == 1
     assert [job.nodes for job in jobs] == [THREE, NOBODY, NOBODY]
     assert [job.node_rank for job in jobs] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("task", [0, 1, 2])
-def test_the_first_task_is_known(task):
-    for name in PBS_LAUNCHES:
-        if name != "pbs-pbsdsh-split-chunks" and task < len(recorded(name)):
-            environ, _ = recorded(name)[task]
-            assert schedulers.task_rank(environ) == task, name
 
 
 # --- the node file ------------------------------------------------------------------

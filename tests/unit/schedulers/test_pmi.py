@@ -307,11 +307,11 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
     time.sleep(0.5)
     pmi.exchange(environs[1 - rank], "jwb0002")
     thread.join(timeout=20)
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     message = "HPC131 waiting for 1 other task to start, for [0-9]+ s; the limit is 900"
-    for line in said.err.splitlines():
+    for line in printed.err.splitlines():
         assert re.search(message, line)
-    assert (bool(said.err), said.out) == (rank == 0, "")
+    assert (bool(printed.err), printed.out) == (rank == 0, "")
 
 
 def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
@@ -567,7 +567,7 @@ def test_nothing_to_finalize(environ):
 
 # --- where tasks are ----------------------------------------------------------------
 
-# What was typed, what Hydra said, and where the tasks were; as seen.
+# What was typed, what Hydra answered, and where the tasks were; as seen.
 MAPPINGS = {
     "-ppn 1 -n 3": [("(vector,(0,3,1))", "012")],
     "-hosts a:2,b:1 -n 3": [

@@ -829,11 +829,18 @@ def test_the_only_task_of_a_node_needs_no_local_rank():
 
 @pytest.mark.parametrize("value", ["abc", "-1", "²", "1" * 30, "", None])
 def test_task_rank_that_cannot_be_read_is_never_silent(value):
-    """Nobody knows who the first task is, so that each must speak."""
-    with pytest.raises(LaunchError, match="SLURM_PROCID") as caught:
-        detect("slurm-srun-3-nodes", 1, {"SLURM_PROCID": value})
-    environ = {} if value is None else {"SLURM_PROCID": value}
-    assert not caught.value.everywhere or not schedulers.task_rank(environ)
+    """No task knows whether it is the first one, so each reports it."""
+    changes = {"SLURM_PROCID": value}
+    with pytest.raises(LaunchError, match="SLURM_PROCID"):
+        detect("slurm-srun-3-nodes", 1, changes)
+    environ = changed(recorded("slurm-srun-3-nodes")[1][0], changes)
+    assert schedulers.task_rank(environ) is None
+    assert schedulers.is_reporter(Process(environ, "jwb0002"))
+
+
+def test_a_number_of_nodes_alone_shows_that_a_list_was_lost():
+    found = outcome(Process({"SLURM_STEP_NUM_NODES": "3"}, "jwb0001"))
+    assert found.startswith("HPC020 SLURM_STEP_NODELIST is not set")
 
 
 @pytest.mark.parametrize("task", [1, 2])
