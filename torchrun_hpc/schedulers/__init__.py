@@ -53,16 +53,14 @@ def detect(process: WeighedProcess) -> Job | None:
     Raises:
         LaunchError: The variables are contradictory or unreadable.
     """
-    jobs = (_job(detector, process) for detector in DETECTORS)
-    return next((job for job in jobs if job is not None), None)
-
-
-def _job(detector: Detector, process: WeighedProcess) -> Job | None:
-    if detector.task_layout is not None and detector.has_rank(process.environ):
-        layout = detector.task_layout(process)
-        return launched_job(detector, layout, _allocation(process), process)
-    if detector.detect is not None and detector.is_set(process.environ):
-        return detector.detect(process)
+    for detector in DETECTORS:
+        if detector.task_layout is not None and detector.has_rank(process.environ):
+            layout = detector.task_layout(process)
+            return launched_job(detector, layout, _allocation(process), process)
+        if detector.detect is not None and detector.is_set(process.environ):
+            job = detector.detect(process)
+            if job is not None:
+                return job
     return None
 
 
@@ -90,7 +88,7 @@ def task_rank(environ: Mapping[str, str]) -> int | None:
     Args:
         environ: Variables of which none is left over.
     """
-    ranks = (environ[one.rank[0]] for one in DETECTORS if one.has_rank(environ))
+    ranks = (environ[d.rank[0]] for d in DETECTORS if d.has_rank(environ))
     rank = next(ranks, "")
     return int(rank) if re.fullmatch("[0-9]{1,9}", rank) else None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from torchrun_hpc.schedulers.allocation import Allocation
     from torchrun_hpc.schedulers.job import Job, Launcher
@@ -49,7 +49,7 @@ class Detector:
     signs: tuple[str, ...]
     rank: tuple[str, ...]
     prefix: str
-    daemons: Collection[str]
+    daemons: tuple[str, ...]
     launcher: Launcher
     task_layout: Callable[[Process], TaskLayout] | None = None
     detect: Callable[[Process], Job | None] | None = None

@@ -1,7 +1,7 @@
 """Whose variables count, where there are those of several schedulers or launchers.
 
 An environment is passed on: ``qsub -V`` or ``sbatch`` in a shell inside another job,
-or inside a task of mpirun, leaves the variables of that in the new one. They are
+or inside a task of mpirun, leaves that job's variables in the new one. They are
 compared with what can be seen: which daemon is above this process, and whether this
 host is one of the job's. In a container with process numbers of its own, or where the
 processes of others are hidden, mostly only the host can be seen.
@@ -34,7 +34,7 @@ def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Proces
     Raises:
         LaunchError: There are those of several, and nothing shows whose count.
     """
-    present = [one for one in detectors if one.daemons and one.is_set(process.environ)]
+    present = [d for d in detectors if d.daemons and d.is_set(process.environ)]
     launchers = [detector for detector in present if detector.task_layout]
     schedulers = [detector for detector in present if detector.detect]
     if len(schedulers) > 1:
@@ -63,7 +63,7 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
     has_host = [(scheduler, _has_host(scheduler, process)) for scheduler in schedulers]
     here = [scheduler for scheduler, is_here in has_host if is_here]
     where = "several" if here else "none"
-    if slurm.DETECTOR in here and len({_job_number(one, process) for one in here}) == 1:
+    if slurm.DETECTOR in here and len({_job_number(s, process) for s in here}) == 1:
         return slurm.DETECTOR  # one job: a site's prolog sets the others' variables
     if not here and not process.may_be_renamed:
         # PBS writes the node file for the first host only.
@@ -118,8 +118,8 @@ def _without(detectors: Sequence[Detector], process: Process) -> Process:
 
 
 def _unclear(detectors: Sequence[Detector], process: Process, why: str) -> LaunchError:
-    names = " and of ".join(one.shown(process.environ) for one in detectors)
-    unset = "; or ".join(f"unset ${{!{one.prefix}*}}" for one in detectors)
+    names = " and of ".join(d.shown(process.environ) for d in detectors)
+    unset = "; or ".join(f"unset ${{!{d.prefix}*}}" for d in detectors)
     return LaunchError(
         "HPC142",
         f"there are variables of {names}, and nothing shows whose count: {why}. An "

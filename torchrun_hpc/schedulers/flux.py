@@ -55,7 +55,7 @@ DETECTOR = Detector(
     signs=(RANK,),
     rank=(RANK,),
     prefix="FLUX_",
-    daemons={"flux-shell"},
+    daemons=("flux-shell",),
     launcher=RUN,
     task_layout=task_layout,
 )

@@ -48,7 +48,7 @@ DETECTOR = Detector(
     signs=(LOCAL_RANK,),
     rank=(pmi.RANK, LOCAL_RANK),
     prefix="MPI_LOCAL",
-    daemons={"hydra_pmi_proxy", "hydra_bstrap_pr"},
+    daemons=("hydra_pmi_proxy", "hydra_bstrap_pr"),
     launcher=MPIEXEC,
     task_layout=task_layout,
 )

@@ -59,14 +59,7 @@ class Launcher:
     def once_per_node(
         self, nodes: int | str, command: str, host_file: str = "", options: str = ""
     ) -> str:
-        """Write how to start a command once on each node.
-
-        Args:
-            nodes: Number of nodes.
-            command: The command.
-            host_file: The file of hosts, if the launcher has to be told.
-            options: More options.
-        """
+        """Write how to start a command once on each node, with more options."""
         has_file = self.host_file_option and host_file
         hosts = f"{self.host_file_option} {host_file}" if has_file else ""
         has_cpus = "{cpus}" in self.cpu_option or self.cpu_option == options

@@ -50,6 +50,7 @@ def launched_job(
             there are.
     """
     launcher = detector.launcher
+    scheduler = f" in {allocation.scheduler}" if allocation else ""
     listed = allocation.nodes if allocation else ()
     index = node_index(process.hostname, listed)
     _check_ranks(detector, layout, layout.nodes)
@@ -69,9 +70,7 @@ def launched_job(
     names = _names(layout, listed, nodes)
     launch_id, id_source = _launch_id(layout, allocation)
     return Job(
-        scheduler=f"{detector.name} in {allocation.scheduler}"
-        if allocation
-        else detector.name,
+        scheduler=detector.name + scheduler,
         launch_id=launch_id or launcher.name,
         context=LaunchContext.STEP,
         launcher=launcher,

@@ -84,7 +84,7 @@ DETECTOR = Detector(
     signs=(RANK,),
     rank=(RANK,),
     prefix="OMPI_",
-    daemons={"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"},
+    daemons=("mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"),
     launcher=MPIRUN,
     task_layout=task_layout,
 )

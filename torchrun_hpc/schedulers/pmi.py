@@ -186,22 +186,19 @@ def finalize_at_end(environ: Mapping[str, str]) -> None:
     try:
         manager = int(environ[DESCRIPTOR])
         process = os.pidfd_open(os.getpid())
+        try:
+            subprocess.Popen(  # noqa: S603
+                [sys.executable, "-ISc", _AT_END, str(manager), str(process)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(manager, process),
+                start_new_session=True,
+            )
+        finally:
+            os.close(process)
     except (ValueError, OSError):  # an old kernel, a container
         finalize(environ)
-        return
-    try:
-        subprocess.Popen(  # noqa: S603
-            [sys.executable, "-ISc", _AT_END, str(manager), str(process)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(manager, process),
-            start_new_session=True,
-        )
-    except OSError:
-        finalize(environ)
-    finally:
-        os.close(process)
 
 
 # The manager hangs up when the script has called MPI_Finalize.

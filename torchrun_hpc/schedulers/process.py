@@ -1,4 +1,4 @@
-"""This process, as launchers and schedulers have left their marks on it."""
+"""This process: its variables, its host, the processes above it, and files."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ _LONGEST = 2**24
 
 @dataclass(frozen=True)
 class Process:
-    """This process, as far as a launcher may have left its marks on it.
+    """What a launcher or a scheduler can be recognised by.
 
     Attributes:
         environ: Its environment. An empty variable counts as unset.
         hostname: Name of this machine, with or without a domain.
         terminal: Whether standard input is a terminal.
         in_own_group: Whether it is in another process group than the leader of its
-            session: so does a shell with a terminal start programs, and what stands in
-            front of a program in a container does not.
+            session. An interactive shell starts programs in groups of their own; a
+            wrapper or the start of a container does not.
         pid: Its number.
         command: The command as typed, for messages.
-        ancestors: Names of the processes above it, the nearest first, as far as they
-            show: at most 15 characters each.
+        ancestors: Names of the processes above it that can be seen, the nearest first;
+            at most 15 characters each.
         ancestor_pids: Their numbers, and that of the next one, which may be hidden.
-        may_be_renamed: Whether the host name may be a container's, which no list has.
+        may_be_renamed: Whether the host name may be a container's own, which is in no
+            list of nodes.
         read: Returns the text of a file; ``None`` if it cannot be read.
         exchange: Asks the process manager, see `pmi.exchange`; ``None`` if there is
             none.

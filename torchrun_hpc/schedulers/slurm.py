@@ -159,7 +159,7 @@ class _Variables(Variables):
 def _is_left_over(slurm: _Variables) -> bool:
     """Say whether the step's variables belong to another job than the job's.
 
-    sbatch hands the environment on: a job that is submitted from a shell inside a
+    sbatch passes the environment on: a job that is submitted from a shell inside a
     step finds that step's variables in its batch script (seen with 22.05).
     """
     step, job = slurm.first(STEP_NODES), slurm.first(*JOB_NODES)
@@ -199,7 +199,7 @@ def _step(slurm: _Variables) -> Job:
     size = sum(tasks_per_node)
     task_rank = slurm.integer(TASK_RANK)
     if task_rank >= size:
-        raise _left_over(
+        raise _stale(
             "HPC027",
             f"{TASK_RANK}={task_rank}, but the step has only {size} tasks "
             f"({tasks_source})",
@@ -208,7 +208,7 @@ def _step(slurm: _Variables) -> Job:
     local_size = tasks_per_node[index]
     local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
     if local_rank >= local_size:
-        raise _left_over(
+        raise _stale(
             "HPC032",
             f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
             f"node ({tasks_source})",
@@ -246,13 +246,13 @@ def _tasks_per_node(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, ...
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
         number = f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}"
         text = f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but {number}"
-        raise _left_over("HPC025", text, everywhere=True)
+        raise _stale("HPC025", text, everywhere=True)
     tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
     if len(tasks_per_node) != len(nodes):
-        counts = slurm.shown(*STEP_TASKS_PER_NODE)
-        number = f"{counts} counts the tasks of {len(tasks_per_node)} nodes"
-        text = f"{number}, but {slurm.shown(STEP_NODES)} names {len(nodes)}"
-        raise _left_over("HPC026", text, everywhere=True)
+        counts = f"{slurm.shown(*STEP_TASKS_PER_NODE)} counts the tasks of"
+        listed = f"{slurm.shown(STEP_NODES)} names {len(nodes)}"
+        text = f"{counts} {len(tasks_per_node)} nodes, but {listed}"
+        raise _stale("HPC026", text, everywhere=True)
     return tasks_per_node
 
 
@@ -279,12 +279,12 @@ def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
         return nodes.index(name), NODE_NAME
     if name:
         of_step = f"the step's nodes, {slurm.shown(STEP_NODES)}"
-        raise _left_over(
+        raise _stale(
             "HPC028", f"this node, {slurm.shown(NODE_NAME)}, is not among {of_step}"
         )
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
-        raise _left_over(
+        raise _stale(
             "HPC029",
             f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
             f"{slurm.shown(STEP_NODES)}",
@@ -313,12 +313,12 @@ def _batch_script(slurm: _Variables) -> Job:
         slurm.name(STEP_NODES)
         of_job = slurm.shown(*JOB_NODES)
         text = f"{slurm.shown(STEP_NODES)} names nodes that are not in {of_job}"
-        raise _left_over("HPC030", text, everywhere=True)
+        raise _stale("HPC030", text, everywhere=True)
     nodes, source = _job_hosts(slurm)
     node = slurm.first(NODE_NAME) or nodes[0]
     if node not in nodes:
         of_job = f"the job's nodes, {slurm.shown(source)}"
-        raise _left_over(
+        raise _stale(
             "HPC031", f"this node, {slurm.shown(NODE_NAME)}, is not among {of_job}"
         )
     job = _script(slurm, "batch", nodes, source, node)
@@ -377,7 +377,7 @@ def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     return launch_id, ", ".join(filter(slurm.first, names))
 
 
-def _left_over(code: str, text: str, *, everywhere: bool = False) -> LaunchError:
+def _stale(code: str, text: str, *, everywhere: bool = False) -> LaunchError:
     return LaunchError(
         code,
         f"{text}. The variables may have been left over from another step or job: "
@@ -392,7 +392,7 @@ DETECTOR = Detector(
     rank=(TASK_RANK, STEP_NODES),
     prefix="SLURM",
     # psid is ParaStation's, which stands in for slurmd at Jülich.
-    daemons={"slurmstepd", "salloc", "psid", "psidforwarder"},
+    daemons=("slurmstepd", "salloc", "psid", "psidforwarder"),
     launcher=SRUN,
     detect=detect,
     allocation=allocation,
