@@ -32,8 +32,8 @@ class Detector:
         signs: Variables of which it sets one at least.
         rank: Variable of a task's rank, and those that have to be set with it; empty
             if it tells none. A launcher has started a task that has all of them.
-        prefix: Beginning of the names of its variables, to remove them if they are
-            left over. Empty, as ``daemons``, for what nothing can show to be left over.
+        prefixes: Beginnings of the names of its variables, to remove those that are
+            left over. Empty, as ``daemons``, where nothing can show that they are.
         daemons: Names of the processes with which it starts others.
         launcher: What a person types to start tasks.
         task_layout: Says which task this is, among how many. Called if ``rank`` is set.
@@ -48,7 +48,7 @@ class Detector:
     name: str
     signs: tuple[str, ...]
     rank: tuple[str, ...]
-    prefix: str
+    prefixes: tuple[str, ...]
     daemons: tuple[str, ...]
     launcher: Launcher
     task_layout: Callable[[Process], TaskLayout] | None = None
@@ -58,14 +58,17 @@ class Detector:
     def __post_init__(self) -> None:
         """Check that the parts belong together."""
         is_scheduler = self.detect is not None
+        has_nodes = self.allocation is not None
+        are_kept = not all(sign.startswith(self.prefixes) for sign in self.signs)
         rules = {
             "a name and signs": self.name and self.signs,
             "either task_layout or detect": is_scheduler is (self.task_layout is None),
-            "allocation if it has detect, and only then": is_scheduler
-            is (self.allocation is not None),
-            "rank if it has task_layout": is_scheduler or self.rank,
-            "prefix and daemons, or neither": bool(self.prefix) is bool(self.daemons),
+            "allocation if it has detect, and only then": has_nodes is is_scheduler,
+            "rank if it has task_layout": self.rank or is_scheduler,
             "daemons if it has detect": self.daemons or not is_scheduler,
+            "prefixes and daemons, or neither": (not self.prefixes)
+            is (not self.daemons),
+            "signs that begin with its prefixes": not (self.prefixes and are_kept),
         }
         for rule, holds in rules.items():
             if not holds:

@@ -112,14 +112,15 @@ def _job_number(scheduler: Detector, process: Process) -> str:
 
 
 def _without(detectors: Sequence[Detector], process: Process) -> Process:
-    prefixes = tuple(detector.prefix for detector in detectors)
+    prefixes = tuple(prefix for d in detectors for prefix in d.prefixes)
     kept = {k: v for k, v in process.environ.items() if not k.startswith(prefixes)}
     return replace(process, environ=kept) if prefixes else process
 
 
 def _unclear(detectors: Sequence[Detector], process: Process, why: str) -> LaunchError:
     names = " and of ".join(d.shown(process.environ) for d in detectors)
-    unset = "; or ".join(f"unset ${{!{d.prefix}*}}" for d in detectors)
+    bash = [" ".join(f"${{!{p}*}}" for p in d.prefixes) for d in detectors]
+    unset = "; or ".join(f"unset {variables}" for variables in bash)
     return LaunchError(
         "HPC142",
         f"there are variables of {names}, and nothing shows whose count: {why}. An "

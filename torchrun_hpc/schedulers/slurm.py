@@ -390,7 +390,7 @@ DETECTOR = Detector(
     name=NAME,
     signs=(*JOB_ID, STEP_NODES, STEP_NUM_NODES),
     rank=(TASK_RANK, STEP_NODES),
-    prefix="SLURM",
+    prefixes=("SLURM",),
     # psid is ParaStation's, which stands in for slurmd at Jülich.
     daemons=("slurmstepd", "salloc", "psid", "psidforwarder"),
     launcher=SRUN,

@@ -17,7 +17,7 @@ def parts(detector, **changes):
 
 
 @pytest.mark.parametrize(
-    "name", ["name", "signs", "rank", "prefix", "daemons", "launcher"]
+    "name", ["name", "signs", "rank", "prefixes", "daemons", "launcher"]
 )
 def test_a_part_that_was_forgotten(name):
     with pytest.raises(TypeError, match=f"missing .* '{name}'"):
@@ -41,11 +41,12 @@ WRONG = {
         "allocation if it has",
     ),
     "a launcher without ranks": (flux, {"rank": ()}, "rank if it has task_layout"),
-    "a prefix alone": (flux, {"daemons": ()}, "prefix and daemons, or neither"),
-    "daemons alone": (flux, {"prefix": ""}, "prefix and daemons, or neither"),
+    "a prefix alone": (flux, {"daemons": ()}, "prefixes and daemons, or neither"),
+    "daemons alone": (flux, {"prefixes": ()}, "prefixes and daemons, or neither"),
+    "a sign that would stay": (flux, {"signs": ("JOB_ID",)}, "signs that begin with"),
     "a scheduler that cannot be seen": (
         slurm,
-        {"prefix": "", "daemons": ()},
+        {"prefixes": (), "daemons": ()},
         "daemons if it has detect",
     ),
 }
