@@ -59,6 +59,15 @@ def test_parts_that_do_not_belong_together(case):
         Detector(**parts(module.DETECTOR, **changes))
 
 
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.name)
+def test_what_a_person_types(detector):
+    line = detector.launcher.once_per_node(2, "COMMAND")
+    assert line.startswith(f"{detector.launcher.name} ")
+    assert "COMMAND" in line
+    assert "2" in line
+    assert "{" not in line
+
+
 def test_names_differ():
     assert len({detector.name for detector in DETECTORS}) == len(DETECTORS)
 
