@@ -7,7 +7,6 @@ is set. Source: flux-environment(7).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers.detector import Detector
@@ -38,16 +37,14 @@ def task_layout(process: Process) -> TaskLayout:
     flux = Variables(process.environ, "Flux", "FLUX_*")
     rank, size, nodes = (flux.integer(name) for name in (RANK, SIZE, NODES))
     local_rank = flux.integer(LOCAL_RANK)  # how many there are, only PMI knows
-    # Job ids begin with a letter that is not ASCII: ƒD2e73NP.
-    launch_id = flux.first(JOB_ID).replace("\u0192", "f")
     layout = TaskLayout(
         task=Task(rank, size, local_rank, -(-size // max(nodes, 1))),
         provenance={"tasks": SIZE, "task": RANK, "nodes": NODES, "launch_id": JOB_ID},
         nodes=nodes,
+        # Job ids begin with a letter that is not ASCII: ƒD2e73NP.
+        instance=flux.first(JOB_ID).replace("\u0192", "f"),
     )
-    layout = with_exchanged(layout, process)
-    provenance = {**layout.provenance, "launch_id": JOB_ID}
-    return replace(layout, instance=launch_id, provenance=provenance)
+    return with_exchanged(layout, process)
 
 
 DETECTOR = Detector(

@@ -68,10 +68,10 @@ def launched_job(
     else:
         node_rank = _usual_node_rank(layout, nodes)
     names = _names(layout, listed, nodes)
-    launch_id, id_source = _launch_id(layout, allocation)
+    launch_id, id_source = _launch_id(detector, layout, allocation)
     return Job(
         scheduler=detector.name + scheduler,
-        launch_id=launch_id or launcher.name,
+        launch_id=launch_id,
         context=LaunchContext.STEP,
         launcher=launcher,
         nodes=names,
@@ -183,11 +183,13 @@ def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
     return min(node_rank, nodes - 1)
 
 
-def _launch_id(layout: TaskLayout, allocation: Allocation | None) -> tuple[str, str]:
-    """Return what names this launch, if anything does, and the variables."""
+def _launch_id(
+    detector: Detector, layout: TaskLayout, allocation: Allocation | None
+) -> tuple[str, str]:
+    """Return what names this launch, and the variables that it came from."""
     parts = [(layout.instance, layout.provenance.get("launch_id", ""))]
     if allocation and layout.nodelist_is_shared:
         parts.insert(0, (allocation.launch_id, allocation.provenance["launch_id"]))
     parts = [(text, source) for text, source in parts if text]
-    text = ".".join(text for text, _ in parts)
+    text = ".".join(text for text, _ in parts) or detector.launcher.name
     return as_launch_id(text), ", ".join(source for _, source in parts)

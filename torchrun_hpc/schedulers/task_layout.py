@@ -45,12 +45,15 @@ class TaskLayout:
 
 
 def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:
-    """Add what the tasks can tell each other."""
+    """Add what the tasks can tell each other: it goes before the variables."""
     exchanged = process.exchange(process.environ)
     if exchanged is None:
         return layout
     changes: dict[str, Any] = {}
-    provenance = {**layout.provenance, "head": "PMI", "launch_id": "PMI"}
+    provenance = {**layout.provenance, "head": "PMI"}
+    if not layout.instance:
+        changes["instance"] = exchanged.instance
+        provenance["launch_id"] = "PMI"
     task, nodes = layout.task, exchanged.node_of_rank
     if task.rank < len(nodes):
         node = nodes[task.rank]
@@ -63,7 +66,6 @@ def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:
         provenance["node_rank"] = "PMI"
     return replace(
         layout,
-        instance=exchanged.instance,
         head_candidates=(exchanged.first_host,),
         pmi_is_open=True,
         provenance=provenance,

@@ -141,6 +141,16 @@ def test_two_launches_differ():
     assert identities == {"fD2e73NP", "fD2e73NQ"}
 
 
+@pytest.mark.parametrize(
+    ("exchange", "launch_id"), [(True, "0badcafe"), (False, "flux-run")]
+)
+def test_without_the_number_of_the_job(exchange, launch_id):
+    process = launch(EACH, exchange=exchange)[1]
+    environ = changed(process.environ, {"FLUX_JOB_ID": None})
+    job = detected(Process(environ, "jwb0002", exchange=process.exchange))
+    assert job.launch_id == launch_id
+
+
 def test_it_sets_the_variables_of_pals_too():
     process = launch(EACH)[1]
     environ = {**process.environ, "PALS_RANKID": "1", "PALS_NODEID": "1"}
