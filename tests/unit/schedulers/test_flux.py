@@ -134,11 +134,11 @@ def test_two_launches_differ():
     """Flux numbers them; what the first task tells is not needed for that."""
     process = launch(EACH)[0]
     other = changed(process.environ, {"FLUX_JOB_ID": "\u0192D2e73NQ"})
-    identities = {
+    launch_ids = {
         detected(Process(environ, "jwb0001")).launch_id
         for environ in (process.environ, other)
     }
-    assert identities == {"fD2e73NP", "fD2e73NQ"}
+    assert launch_ids == {"fD2e73NP", "fD2e73NQ"}
 
 
 @pytest.mark.parametrize(

@@ -201,17 +201,17 @@ def test_a_process_manager_that_does_not_say_where_tasks_are(name):
     assert found == expected_jobs(name, launch_id, exchanged=True, mapping=False)
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_two_launches_with_the_same_variables_differ_by_what_the_first_task_tells(name):
     places = tuple(LAUNCHES[name].places)
-    identities = {
+    launch_ids = {
         detect(name, exchange=lambda _, i=i: Exchanged("h", i, places)).launch_id
         for i in ("11111111", "22222222")
     }
-    assert len(identities) == 2
+    assert len(launch_ids) == 2
 
 
 @pytest.mark.parametrize("name", IN_A_JOB)
@@ -298,8 +298,8 @@ def test_contradiction(fault, exchange):
 def test_two_chunks_on_one_host_are_workers_with_ranks_of_their_own(hosts):
     """Each has MPI_LOCALRANKID=0 of 1, which would be two workers on one GPU."""
     name = "pbs-mpich-4.0.2-split-chunks"
-    heard = Exchanged(hosts[0], "0badcafe", (0, 1, 0), hosts)
-    jobs = [detect(name, task, exchange=lambda _: heard) for task in range(3)]
+    exchanged = Exchanged(hosts[0], "0badcafe", (0, 1, 0), hosts)
+    jobs = [detect(name, task, exchange=lambda _: exchanged) for task in range(3)]
     assert all(job.has_several_tasks for job in jobs)
     assert {job.nodes for job in jobs} == {TWO_DECS}
     assert [job.task.local_rank for job in jobs] == [0, 0, 1]
@@ -321,13 +321,13 @@ ORDERS = {
 def test_names_are_in_the_order_of_the_ranks(case):
     """Not of the scheduler's list: mpiexec -hosts c,b,a."""
     hosts, expected = ORDERS[case]
-    heard = Exchanged(hosts[0], "0badcafe", tuple(range(len(hosts))), hosts)
+    exchanged = Exchanged(hosts[0], "0badcafe", tuple(range(len(hosts))), hosts)
     jobs = []
     for rank, host in enumerate(hosts):
         environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "jwb[0001-0003]"}
         environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(len(hosts))}
         environ |= {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-        process = Process(environ, host, exchange=lambda _: heard)
+        process = Process(environ, host, exchange=lambda _: exchanged)
         jobs.append(detected(process))
     assert {job.nodes for job in jobs} == {expected}
     assert [job.node_rank for job in jobs] == list(range(len(hosts)))

@@ -273,9 +273,9 @@ def test_ranks_of_nodes_with_as_many_tasks_on_each(kind, case):
     assert [job.node_rank for job in launch(kind, places)] == places
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
-IDENTITIES = {
+LAUNCH_IDS = {
     "Open MPI 4": ("959053825", "959053825"),
     "Open MPI 5": ("prterun-jwb0001-8511-1", "prterun-jwb0001-8511-1"),
     "Hydra": ("0badcafe", "17_3.0badcafe"),
@@ -288,7 +288,7 @@ IDENTITIES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_launch_id(kind):
-    alone, in_a_job = IDENTITIES[kind]
+    alone, in_a_job = LAUNCH_IDS[kind]
     assert {job.launch_id for job in jobs_of(kind, [0, 1])} == {alone}
     assert {job.launch_id for job in jobs_of(kind, [0, 1], 0)} == {in_a_job}
 
@@ -309,8 +309,8 @@ def test_two_launches_in_one_job_differ(kind, extra, monkeypatch):
 
     monkeypatch.setitem(KINDS, kind, (another, answers))
     if kind == "Hydra":
-        made = Exchanged
-        monkeypatch.setitem(globals(), "Exchanged", lambda h, _, p: made(h, "face", p))
+        real = Exchanged
+        monkeypatch.setitem(globals(), "Exchanged", lambda h, _, p: real(h, "face", p))
     assert jobs_of(kind, [0, 1], extra)[0].launch_id != one
 
 
@@ -327,14 +327,14 @@ def test_two_launches_in_one_job_differ(kind, extra, monkeypatch):
 )
 def test_launch_id_of_the_job(kind, job_id, expected):
     job = PBS | {"PBS_JOBID": job_id}
-    identities = {job.launch_id for job in jobs_of(kind, [0, 1], 0, job)}
-    alone, in_a_job = IDENTITIES[kind]
+    launch_ids = {job.launch_id for job in jobs_of(kind, [0, 1], 0, job)}
+    alone, in_a_job = LAUNCH_IDS[kind]
     same = {alone} if alone == in_a_job else {in_a_job.replace("17_3", expected)}
-    assert identities == same
+    assert launch_ids == same
 
 
 @given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1))
-def test_characters_of_an_launch_id(name):
+def test_characters_of_a_launch_id(name):
     environ = {
         **{k: f"{v}" for k, v in open_mpi_5(tasks_at([0])[0], 0, [0]).items()},
         "PMIX_NAMESPACE": name,

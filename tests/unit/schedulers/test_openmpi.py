@@ -167,7 +167,7 @@ def test_unclear_number_of_nodes_is_clear_in_a_job_of_slurm(name):
     assert {len(job.nodes) for job in jobs} == {max(places) + 1}
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
@@ -177,9 +177,9 @@ def test_all_tasks_of_a_launch_agree(name):
         assert len({getattr(job, value) for job in jobs}) == 1, value
 
 
-def test_different_launches_have_different_identities():
-    identities = [detect(name).launch_id for name in LAUNCHES]
-    assert len(set(identities)) == len(identities)
+def test_different_launches_have_different_launch_ids():
+    launch_ids = [detect(name).launch_id for name in LAUNCHES]
+    assert len(set(launch_ids)) == len(launch_ids)
 
 
 def test_launch_id_needs_nothing_that_mpirun_does_not_pass_on():

@@ -23,7 +23,7 @@ from nodes import (
     recordings,
 )
 
-from torchrun_hpc.planning import plan
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers import openmpi, pbs
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
@@ -275,7 +275,7 @@ def test_script_on_a_host_that_is_not_in_the_file(lines, start):
     assert (job.context, job.node_rank) == (start, None)
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -430,9 +430,9 @@ def test_open_mpi_over_ssh_meets_although_one_node_knows_the_list(told):
         address = f"10.30.0.{rank + 1}"
         here = make_network({"eth0": f"{address}/24"}, DECS)
         inputs = make_inputs(job=job, site=None, network=here, environ=told)
-        made = plan.make_plan(inputs)
-        found.append((made.connect_host, made.ports[0], made.launch_id))
-        assert made.is_coordinator is (rank == 0)
-        assert made.listen is None or made.listen[0] == "10.30.0.1"
+        plan = make_plan(inputs)
+        found.append((plan.connect_host, plan.ports[0], plan.launch_id))
+        assert plan.is_coordinator is (rank == 0)
+        assert plan.listen is None or plan.listen[0] == "10.30.0.1"
     assert len(set(found)) == 1
     assert found[0][0] == "10.30.0.1"

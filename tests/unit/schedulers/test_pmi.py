@@ -1,4 +1,4 @@
-"""PMI-1 on the wire, against a process manager that speaks as the real ones do."""
+"""PMI-1 on the wire, against a process manager that answers as the real ones do."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Manager:
             threading.Thread(target=self.serve, args=(ours, rank), daemon=True).start()
 
     def serve(self, connection, rank):
-        # The task may be gone before it has heard the answer.
+        # The task may be gone before it has read the answer.
         with (
             contextlib.suppress(OSError),
             connection.makefile("rwb", buffering=0) as stream,
@@ -141,14 +141,14 @@ class Manager:
 
 @pytest.fixture
 def manager():
-    made = []
+    managers = []
 
     def make(*args, **kwargs):
-        made.append(Manager(*args, **kwargs))
-        return made[-1]
+        managers.append(Manager(*args, **kwargs))
+        return managers[-1]
 
     yield make
-    for one in made:
+    for one in managers:
         one.close()
 
 
@@ -457,12 +457,12 @@ def test_a_descriptor_of_something_else():
 )
 def test_on_a_port(manager, pmi_id, expected):
     answers = manager(tasks=1)
-    heard = []
+    received = []
 
     def serve():
         connection, _ = server.accept()
         with connection, connection.makefile("rwb", buffering=0) as stream:
-            heard.append(stream.readline().decode())
+            received.append(stream.readline().decode())
             stream.write(b"cmd=initack\ncmd=set size=1\ncmd=set rank=0\n")
             stream.write(b"cmd=set debug=0\n")
             answers.serve(connection, 0)
@@ -475,7 +475,7 @@ def test_on_a_port(manager, pmi_id, expected):
         found = pmi.exchange(environ | pmi_id, "jwb0001")
         thread.join(timeout=20)
     assert (found.first_host, found.node_of_rank) == ("jwb0001", (0,))
-    assert heard == [f"cmd=initack pmiid={expected}\n"]
+    assert received == [f"cmd=initack pmiid={expected}\n"]
 
 
 # --- the end ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from nodes import RECORDED, changed, detected, juelich, make_inputs, outcome, re
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import direct
-from torchrun_hpc.planning import plan
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers import slurm
 from torchrun_hpc.schedulers.hostlist import expand_hostlist
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
@@ -180,7 +180,7 @@ def test_a_container_that_hides_the_node_name_changes_no_rank(name):
     assert [job.nodes for job in found] == [j.nodes for j in EXPECTED[name]]
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_lines_for_a_heterogeneous_job(case):
     assert typed == line.format(command="python x.py")
 
 
-def test_different_launches_have_different_identities():
+def test_different_launches_have_different_launch_ids():
     restart = {"SLURM_RESTART_COUNT": "1"}
     step = {"SLURM_STEP_ID": "1", "SLURM_STEPID": "1"}
     jobs = [detect(name) for name in RECORDED]
@@ -285,8 +285,8 @@ def test_different_launches_have_different_identities():
             for name in RECORDED
             if EXPECTED[name][0].context is LaunchContext.STEP
         ]
-    identities = [job.launch_id for job in jobs]
-    assert len(set(identities)) == len(identities) == 11 + 3 * 9
+    launch_ids = [job.launch_id for job in jobs]
+    assert len(set(launch_ids)) == len(launch_ids) == 11 + 3 * 9
 
 
 # --- ways to start ------------------------------------------------------------------
@@ -354,16 +354,16 @@ def test_all_agents_meet_in_an_order_of_the_users_own(case):
     plans = []
     for job in arbitrary(case):
         inputs = make_inputs(job=job, network=juelich(job.index))
-        plans.append(plan.make_plan(inputs))
-    assert [made.node_rank for made in plans] == [0, 1, 2]
-    assert [made.is_coordinator for made in plans] == [node == 0 for node in places]
-    assert {(made.connect_host, made.ports, made.head) for made in plans} == {
+        plans.append(make_plan(inputs))
+    assert [plan.node_rank for plan in plans] == [0, 1, 2]
+    assert [plan.is_coordinator for plan in plans] == [node == 0 for node in places]
+    assert {(plan.connect_host, plan.ports, plan.head) for plan in plans} == {
         ("10.20.0.1", plans[0].ports, None)
     }
     hosts = listed.split()
-    assert [made.hosts for made in plans] == [
-        tuple(host if rank == made.node_rank else "" for rank, host in enumerate(hosts))
-        for made in plans
+    assert [plan.hosts for plan in plans] == [
+        tuple(host if rank == plan.node_rank else "" for rank, host in enumerate(hosts))
+        for plan in plans
     ]
 
 
@@ -413,14 +413,14 @@ def test_the_static_rendezvous_in_an_order_of_the_users_own():
         here = juelich(job.index)
         inputs = make_inputs(job=job, network=here, options={"rdzv_backend": "static"})
         with pytest.raises(LaunchError) as caught:
-            plan.make_plan(inputs)
+            make_plan(inputs)
         assert (caught.value.code, caught.value.everywhere) == ("HPC141", True)
         assert "Tell the others: --master_addr=" in str(caught.value)
         inputs = make_inputs(job=job, network=here, options={"master_addr": "jwb0003"})
-        made = plan.make_plan(inputs)
-        assert (made.connect_host, made.is_coordinator) == (
+        plan = make_plan(inputs)
+        assert (plan.connect_host, plan.is_coordinator) == (
             "10.20.0.3",
-            made.node_rank == 0,
+            plan.node_rank == 0,
         )
 
 
@@ -429,8 +429,8 @@ def test_a_typed_endpoint_in_an_order_of_the_users_own(host):
     for job in arbitrary("reversed"):
         options = {"rdzv_endpoint": f"{host}:29400"}
         inputs = make_inputs(job=job, network=juelich(job.index), options=options)
-        made = plan.make_plan(inputs)
-        assert (made.connect_host, made.is_coordinator) == (
+        plan = make_plan(inputs)
+        assert (plan.connect_host, plan.is_coordinator) == (
             "10.20.0.2",
             job.own_name == "jwb0002",
         )
@@ -470,7 +470,7 @@ def test_all_nodes_of_several_components_refuse_or_none(case, each):
             job=job, network=juelich(job.index), options=options, workers=1
         )
         try:
-            plan.make_plan(inputs) if each == 1 else direct.make_plan(inputs, job)
+            make_plan(inputs) if each == 1 else direct.make_plan(inputs, job)
         except LaunchError as error:
             is_named = "(SLURM_JOB_NODELIST_HET_GROUP_0, " in str(error)
             found.add((error.code, error.everywhere, is_named))
