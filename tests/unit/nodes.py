@@ -56,10 +56,15 @@ def reader(files):
     return files.get
 
 
+def detected(process):
+    """Return the job of a process, by the variables that are not left over."""
+    return schedulers.detect(schedulers.weigh(process))
+
+
 def outcome(process):
     """Return the job, or the code and the message of a refusal."""
     try:
-        return schedulers.detect(process)
+        return detected(process)
     except LaunchError as error:
         return f"{error.code} {error}"
 
@@ -135,7 +140,7 @@ def step(rank=0, *, nodes=THREE, **changes):
     job = Job(
         scheduler="Slurm",
         launch_id="19.0",
-        start=LaunchContext.STEP,
+        context=LaunchContext.STEP,
         nodes=nodes,
         node_rank=rank,
         launcher=SRUN,
@@ -146,12 +151,12 @@ def step(rank=0, *, nodes=THREE, **changes):
     return replace(job, **changes)
 
 
-def outside_a_step(start, nodes=THREE, rank=0):
+def outside_a_step(context, nodes=THREE, rank=0):
     """Describe a job as seen from its batch script, or from a shell."""
     return Job(
         scheduler="Slurm",
-        launch_id=f"19.{start.name.lower()}",
-        start=start,
+        launch_id=f"19.{context.name.lower()}",
+        context=context,
         nodes=nodes,
         node_rank=rank,
         launcher=SRUN,

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import command_line
-from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
@@ -19,6 +18,7 @@ from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
+    from torchrun_hpc.commandline.command_line import CommandLine
     from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.launching.start import Starter

@@ -152,7 +152,7 @@ def job_of_nobody(hostname: str) -> Job:
     return Job(
         scheduler=NO_SCHEDULER,
         launch_id=as_launch_id(f"{hostname.partition('.')[0]}.{os.getpid()}"),
-        start=LaunchContext.STEP,
+        context=LaunchContext.STEP,
         launcher=SRUN,
         nodes=(hostname,),
         node_rank=0,

@@ -167,7 +167,9 @@ def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     assert plan.options["rdzv_id"].value == job.launch_id
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
     codes = [note.code for note in plan.messages.notes]
-    assert codes == (["HPC073"] if job.start is LaunchContext.INTERACTIVE_STEP else [])
+    assert codes == (
+        ["HPC073"] if job.context is LaunchContext.INTERACTIVE_STEP else []
+    )
 
 
 # What a second agent types, on which node, and whether it may be the host.

@@ -224,7 +224,7 @@ def test_what_is_said_and_set():
     assert found["job"] == {
         "scheduler": "Slurm",
         "launch_id": "19.0",
-        "start": "step",
+        "context": "step",
         "nodes": ["jwb0001", "jwb0002", "jwb0003"],
         "node_rank": 0,
         "task": {"rank": 0, "size": 3, "local_rank": 0, "local_size": 1},
