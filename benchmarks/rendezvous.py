@@ -132,7 +132,7 @@ def make_handler(job: Job, plan: LaunchPlan) -> RendezvousHandler:
     if job.kind == STOCK:
         return get_rendezvous_handler(parameters)
     with _registry:
-        register(plan, 0)
+        register(plan, 0, os.environ)
         return get_rendezvous_handler(parameters)
 
 

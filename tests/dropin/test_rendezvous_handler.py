@@ -33,14 +33,15 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.rendezvous import handler as handlers
+from torchrun_hpc.rendezvous import listening
+from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
-    AgentStore,
     CoordinatorMissingError,
     Creator,
-    JobFailedError,
     SchedulerRendezvous,
 )
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import report
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
@@ -105,6 +106,7 @@ class Job:
         run_id: str = "mine",
         max_restarts: int = 0,
         conf: dict[str, Any] | None = None,
+        environ: dict[str, str] | None = None,
         **changes: Any,
     ) -> SchedulerRendezvous:
         """Make the handler of a node, as torch does."""
@@ -112,13 +114,15 @@ class Job:
         parameters = RendezvousParameters(
             "scheduler", f"{HERE}:{self.ports[0]}", run_id, 2, 2, HERE, **conf
         )
-        made = SchedulerRendezvous(self.plan(rank, **changes), parameters, max_restarts)
+        made = SchedulerRendezvous(
+            self.plan(rank, **changes), parameters, max_restarts, environ or {}
+        )
         self._handlers.append(made)
         return made
 
     def close(self) -> None:
-        for each in sorted(self._handlers, key=lambda h: h._head is not None):
-            each.leave()  # the head last
+        for each in sorted(self._handlers, key=lambda h: h._server is not None):
+            each.leave()  # the coordinator last
 
 
 @pytest.fixture
@@ -235,12 +239,10 @@ def test_the_workers_store_listens_on_one_address_and_works(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("value", "shares"), [("1", False), ("0", True), ("", True)])
-def test_a_store_of_worker_0s_own(
-    job: Job, value: str, *, shares: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", value)
+def test_a_store_of_worker_0s_own(job: Job, value: str, *, shares: bool) -> None:
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": value}
     shares = shares and capabilities.RENDEZVOUS_INFO.present
-    made = [job.handler(rank) for rank in (0, 1)]
+    made = [job.handler(rank, environ=environ) for rank in (0, 1)]
     assert made[0].use_agent_store is shares
     given = _together(*(each.next_rendezvous for each in made))
     where = [_where(each) for each in given][1]
@@ -303,10 +305,10 @@ def test_node_0_need_not_be_the_head(job: Job) -> None:
 def test_what_counts_of_rdzv_conf(
     job: Job, conf: dict[str, str], silence: int, join: int
 ) -> None:
-    terms = job.handler(0, conf=conf, max_restarts=5)._terms
-    assert (terms.silence_timeout, terms.join_timeout) == (silence, join)
-    assert (terms.job, terms.run_id, terms.nodes) == ("19.0", "mine", 2)
-    assert (terms.head, terms.max_restarts) == (0, 5)
+    settings = job.handler(0, conf=conf, max_restarts=5)._settings
+    assert (settings.silence_timeout, settings.join_timeout) == (silence, join)
+    assert (settings.job, settings.run_id, settings.nodes) == ("19.0", "mine", 2)
+    assert (settings.coordinator, settings.max_restarts) == (0, 5)
 
 
 # --- failures -----------------------------------------------------------------------
@@ -349,9 +351,9 @@ def test_no_head(job: Job) -> None:
     made = job.handler(1, conf={"join_timeout": 1})
     with pytest.raises(CoordinatorMissingError) as caught:
         made.next_rendezvous()
-    said = caught.value.said
-    assert said.code == "HPC112"
-    assert said.text == (
+    message = caught.value.message
+    assert message.code == "HPC112"
+    assert message.text == (
         f"no head node at n0:{job.ports[0]} ({HERE}) within 1 s (join_timeout): port "
         f"{job.ports[0]}: nobody listens (not started there yet, or ended). Has the "
         "job started there?"
@@ -430,10 +432,9 @@ def test_a_launch_inside_a_worker(
     outer = [job.handler(number) for number in (0, 1)]
     _together(*(each.connect for each in outer))
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    environ = {"RANK": "5", "TORCHELASTIC_RUN_ID": "mine"}
     with pytest.raises(LaunchError) as caught:
-        job.handler(rank, run_id=run_id).connect()
+        job.handler(rank, run_id=run_id, environ=environ).connect()
     assert caught.value.code == "HPC164"
     assert "inside worker 5 of the same launch" in str(caught.value)
     assert [each.failure for each in outer] == [None, None]
@@ -441,7 +442,7 @@ def test_a_launch_inside_a_worker(
 
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.handler(0).connect()
-    monkeypatch.setattr("torchrun_hpc.rendezvous.client.VERSION", 2)
+    monkeypatch.setattr("torchrun_hpc.rendezvous.search.VERSION", 2)
     with pytest.raises(LaunchError) as caught:
         job.handler(1).connect()
     assert caught.value.code == "HPC116"
@@ -453,7 +454,7 @@ def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_a_head_that_does_not_say_where_the_workers_meet(store: Any) -> None:
     with pytest.raises(RendezvousError, match="did not say where"):
-        handlers._address({"go": 0, "store": store})
+        handlers._workers_address({"go": 0, "store": store})
 
 
 # --- open files ---------------------------------------------------------------------
@@ -514,7 +515,7 @@ def test_a_limit_of_open_files(
 
 
 def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    handlers._complain("Too many open files")
+    listening.report_problem("Too many open files")
     assert capsys.readouterr().err == (
         "torchrun_hpc: warning: HPC162 cannot take a connection of another node: Too "
         f"many open files (ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
@@ -527,7 +528,7 @@ def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_agents_store(job: Job) -> None:
     made = [job.handler(rank) for rank in (0, 1)]
-    stores: list[Any] = [AgentStore(member) for member in _together(
+    stores: list[Any] = [AgentStore(client) for client in _together(
         *(each.connect for each in made)
     )]  # fmt: skip
     stores[0].set("text", "jülich €")
@@ -555,15 +556,15 @@ def test_the_agents_store(job: Job) -> None:
 
 
 class NobodyToAsk:
-    """A member of a job whose head does not answer."""
+    """A client that must not be asked."""
 
     def ask(self, question: Any, _limit: float) -> Any:
         raise AssertionError(question)
 
 
 def test_known_keys_are_there_without_asking() -> None:
-    head: Any = NobodyToAsk()
-    store = AgentStore(head, {"MASTER_ADDR": HERE, "MASTER_PORT": "1"})
+    client: Any = NobodyToAsk()
+    store = AgentStore(client, {"MASTER_ADDR": HERE, "MASTER_PORT": "1"})
     known = ["MASTER_ADDR", "MASTER_PORT"]
     store.wait(known)
     store.wait(known, timedelta(seconds=1))
@@ -581,14 +582,14 @@ def test_known_keys_are_there_without_asking() -> None:
 
 def test_a_second_launch_in_one_process(job: Job) -> None:
     for nodes in (2, 3):
-        creator = handlers.register(job.plan(1, nodes=nodes), 4)
+        creator = handlers.register(job.plan(1, nodes=nodes), 4, {})
         parameters = RendezvousParameters(
             "scheduler", "", "mine", nodes, nodes, join_timeout=1
         )
         made = rendezvous_handler_registry.create_handler(parameters)
         assert made is creator.handler
         assert isinstance(made, SchedulerRendezvous)
-        assert (made._terms.nodes, made._terms.max_restarts) == (nodes, 4)
+        assert (made._settings.nodes, made._settings.max_restarts) == (nodes, 4)
     assert creator != object()
 
 
@@ -599,7 +600,7 @@ class Spoken(Creator):
     """A creator whose handler records what the others would hear."""
 
     def __init__(self, plan: LaunchPlan, failure: Failure | None = None) -> None:
-        super().__init__(plan, 0)
+        super().__init__(plan, 0, {})
         self.said: list[Failure] = []
         self.left = 0
         spoken = self

@@ -187,7 +187,7 @@ def tell(
         for the same reason before.
     """
     # Most launches need none of these, and direct mode has no time for them.
-    from torchrun_hpc.rendezvous import client, server  # noqa: PLC0415
+    from torchrun_hpc.rendezvous import client, search, server  # noqa: PLC0415
     from torchrun_hpc.rendezvous.protocol import (  # noqa: PLC0415
         Failure,
         JoinRequest,
@@ -204,7 +204,7 @@ def tell(
         if place.is_coordinator:
             server.serve_failure(place, failure, limit)
             return True
-        where = client.CoordinatorAddress(
+        where = search.CoordinatorAddress(
             host=place.connect_host,
             ports=place.ports,
             timeout=limit,
@@ -220,11 +220,15 @@ def tell(
             pid=os.getpid(),
             release=__version__,
         )
-        agent = client.Client(hello, where, wait, gives_up=failure)
+        agent = client.Client(hello, where, wait, own_failure=failure)
         try:
             agent.connect()
             agent.fail(failure)  # if it was let in as one that had been there before
-        except (client.JobFailed, client.CoordinatorNotFound, client.Refused):
+        except (
+            client.JobFailedError,
+            search.CoordinatorNotFoundError,
+            search.RefusedError,
+        ):
             pass
         finally:
             agent.leave()

@@ -25,7 +25,7 @@ from torchrun_hpc.launching import abort, debug, direct, dry_run, exit_status, s
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.planning import endpoints, plan
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
-from torchrun_hpc.rendezvous import handler, messages
+from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import description, report, streams
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.torch_compat import capabilities
@@ -155,11 +155,11 @@ def _launch(
             f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
             f"installed: {error.name or error}",
         ) from None
-    except handler.JobFailedError as error:  # in a dry run
+    except client.JobFailedError as error:  # in a dry run
         report.line(messages.failed(error.failure, made), sys.stderr, "error")
         raise SystemExit(FAILED) from error
     except handler.CoordinatorMissingError as error:
-        report.line(error.said, sys.stderr, "error")
+        report.line(error.message, sys.stderr, "error")
         raise SystemExit(FAILED) from error
     except RendezvousError as error:
         cause = f": {error.__cause__}" if error.__cause__ else ""
@@ -206,7 +206,7 @@ def _rendezvous(args: argparse.Namespace, made: LaunchPlan) -> Iterator[None]:
     if made.backend != SCHEDULER or getattr(args, "hpc_dry_run", None):
         yield
         return
-    creator = handler.register(made, args.max_restarts)
+    creator = handler.register(made, args.max_restarts, os.environ)
     names = capabilities.option(args, "signals_to_handle")
     backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
     try:

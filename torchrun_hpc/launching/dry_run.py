@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,9 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
 from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.rendezvous.coordinator import ranks_by_site
-from torchrun_hpc.rendezvous.handler import AgentStore, SchedulerRendezvous
-from torchrun_hpc.reporting import description, report
+from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
+from torchrun_hpc.rendezvous.store import AgentStore
+from torchrun_hpc.reporting import description, intervals, report
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ def _opened(args: argparse.Namespace, plan: LaunchPlan, limit: int) -> Iterator[
     """Open the store of the rendezvous."""
     if plan.backend == SCHEDULER:
         rendezvous = SchedulerRendezvous(
-            plan, handler.parameters(args, plan), args.max_restarts
+            plan, handler.parameters(args, plan), args.max_restarts, os.environ
         )
         try:
             yield AgentStore(rendezvous.connect(limit))
@@ -178,13 +180,13 @@ def _wait(
         state: Says how far it is, for whoever watches.
     """
     start = time.monotonic()
-    report_at = report.FIRST_REPORT
+    report_at = intervals.FIRST_REPORT
     while not condition():
         waited = time.monotonic() - start
         if waited > limit:
             return False
         if state is not None and waited > report_at:
-            report_at += report.NEXT_REPORT
+            report_at += intervals.NEXT_REPORT
             text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
             report.line(Message("HPC100", text), sys.stderr)
         time.sleep(_PAUSE)

@@ -1,21 +1,26 @@
-"""What a person reads about the rendezvous."""
+"""What the user reads about the rendezvous."""
 
 from __future__ import annotations
 
 import signal
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.errors import Message, count
+from torchrun_hpc import __version__
+from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.network import path_problem
-from torchrun_hpc.rendezvous.client import NOBODY
-from torchrun_hpc.rendezvous.coordinator import SILENCE
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, unpacked
-from torchrun_hpc.reporting import report
+from torchrun_hpc.planning.endpoints import join_endpoint
+from torchrun_hpc.planning.plan import nested
+from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked
+from torchrun_hpc.rendezvous.search import NOBODY
+from torchrun_hpc.reporting import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.search import RefusedError
 
 # How many names a message quotes.
 _SHOWN = 10
@@ -23,12 +28,18 @@ _SHOWN = 10
 # Characters of the name of a site.
 _SHORT = 50
 
+# --- what happens meanwhile -------------------------------------------------------
 
-def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Write what the head tells the user, and what this node found out by itself."""
-    if "looking" in message:
-        return _looking(message, plan)
-    for verb, write in (
+
+def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Write what the coordinator reports, or this node's client; ``None`` if nothing.
+
+    Args:
+        event: What happened: one of the keys below, and others that belong to it.
+        plan: What is planned on this node.
+    """
+    for key, write in (
+        ("looking", _looking),
         ("waiting", _waiting),
         ("finishing", _finishing),
         ("silent", _silent),
@@ -36,75 +47,81 @@ def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         ("lost", _lost),
         ("restart", _restart),
         ("sites", _sites),
+        ("coordinator_silent", _coordinator_silent),
+        ("coordinator_answers", _coordinator_answers),
     ):
-        if verb in message:
-            return write(message, plan)
-    if plan.reports_wait_for(plan.head):
-        return _of_head(message, plan)
+        if key in event:
+            return write(event, plan)
     return None
 
 
-def _of_head(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    head = f"the head node at {plan.endpoint}"
-    if "head_silent" in message:
-        text = (
-            f"no sign of {head} for {message['head_silent']} s; the job ends in "
-            f"{message['left']} s if it stays so"
-        )
-        return Message("HPC124", text)
-    if "head_answers" in message:
-        seconds = message["head_answers"]
-        return Message("HPC161", f"{head} answers again, after {seconds} s")
-    return None
+def _coordinator_silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    if not plan.reports_wait_for(plan.head):
+        return None
+    text = (
+        f"no sign of the head node at {plan.endpoint} for "
+        f"{event['coordinator_silent']} s; the job ends in {event['left']} s if it "
+        "stays so"
+    )
+    return Message("HPC124", text)
 
 
-def _waiting(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    missing = message["waiting"]
+def _coordinator_answers(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    if not plan.reports_wait_for(plan.head):
+        return None
+    seconds = event["coordinator_answers"]
+    text = f"the head node at {plan.endpoint} answers again, after {seconds} s"
+    return Message("HPC161", text)
+
+
+def _waiting(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    missing = event["waiting"]
     text = (
         f"{plan.nodes - len(missing)} of {plan.nodes} nodes are there after "
-        f"{message['seconds']} s; waiting for {names(missing, plan)}"
+        f"{event['seconds']} s; waiting for {names(missing, plan)}"
     )
-    return Message("HPC114", f"{text}.{_how_to_fail_together(plan)}".rstrip("."))
+    advice = fail_together(plan.fail_together)
+    return Message("HPC114", f"{text}. {advice}".rstrip(". "))
 
 
-def _finishing(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    unfinished = message["finishing"]
+def _finishing(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    unfinished = event["finishing"]
     text = (
         f"{plan.nodes - len(unfinished)} of {plan.nodes} nodes have finished, the last "
-        f"one {message['seconds']} s ago; still at work: {names(unfinished, plan)}"
+        f"one {event['seconds']} s ago; still at work: {names(unfinished, plan)}"
     )
     return Message("HPC120", text)
 
 
-def _silent(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+def _silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
     text = (
-        f"no sign of {names(message['silent'], plan)} for {SILENCE} s; the job ends in "
-        f"{message['left']} s if it stays so"
+        f"no sign of {names(event['silent'], plan)} for {SILENCE_REPORT} s; the job "
+        f"ends in {event['left']} s if it stays so"
     )
     return Message("HPC121", text)
 
 
-def _answering(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    ranks = message["answering"]
+def _answering(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    ranks = event["answering"]
     verb = "answers" if len(ranks) == 1 else "answer"
     return Message("HPC160", f"{names(ranks, plan)} {verb} again")
 
 
-def _lost(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+def _lost(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
     text = (
-        f"the agent on {names([message['lost']], plan)} is gone; waiting for it to be "
+        f"the agent on {names([event['lost']], plan)} is gone; waiting for it to be "
         "started again"
     )
     return Message("HPC123", text)
 
 
-def _restart(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    cause = _cause(unpacked(message["because"]), plan)
-    return Message("HPC128", f"restart {message['restart']} of all workers: {cause}")
+def _restart(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    cause = _cause(unpacked(event["because"]), plan)
+    return Message("HPC128", f"restart {event['restart']} of all workers: {cause}")
 
 
-def _sites(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    return disagreement(message["sites"], plan)
+def _sites(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    return disagreement(event["sites"], plan)
 
 
 def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Message:
@@ -127,39 +144,109 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
     return Message("HPC163", text)
 
 
-def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Report a wait for the head: soon from one node, later from any."""
-    waited = message["looking"]
-    is_first = plan.reports_wait_for(plan.head)
-    first = report.FIRST_REPORT if is_first else report.ALONE
-    if waited < first or (waited - first) % report.NEXT_REPORT:
+def _looking(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Report a wait for the coordinator: soon from one node, later from any."""
+    waited = event["looking"]
+    is_reporter = plan.reports_wait_for(plan.head)
+    if not intervals.is_report_due(waited, is_reporter=is_reporter):
         return None
     text = (
-        f"waiting for the head node at {plan.endpoint} ({plan.connect_host}) for {waited} s: "
-        f"{head_search(message['found'], plan)}"
+        f"waiting for the head node at {plan.endpoint} ({plan.connect_host}) for "
+        f"{waited} s: {_search_problem(event['found'], plan)}"
     )
     return Message("HPC113", text)
 
 
-def head_search(found: str, plan: LaunchPlan) -> str:
-    """Say why the head was not found: the first cause, not what follows from it.
+# --- why a launch ends ------------------------------------------------------------
+
+
+def coordinator_missing(found: str, timeout: float, plan: LaunchPlan) -> Message:
+    """Say that the coordinator was not found.
 
     Args:
         found: What was found on its ports.
-        plan: The plan of this node.
+        timeout: Seconds that it was looked for.
+        plan: What is planned on this node.
     """
+    text = (
+        f"no head node at {plan.endpoint} ({plan.connect_host}) within {timeout:.0f} s "
+        f"(join_timeout): {_search_problem(found, plan)}"
+    )
+    return Message("HPC112", text)
+
+
+def _search_problem(found: str, plan: LaunchPlan) -> str:
+    """Say why the coordinator was not found: the cause, not what follows from it."""
     if NOBODY in found:  # its node is reached
-        return f"{found}. Has the job started there?" + _how_to_fail_together(plan)
+        advice = fail_together(plan.fail_together)
+        return f"{found}. Has the job started there? {advice}".rstrip()
     problem, is_cause = path_problem(plan.address)
     if is_cause:
         return problem
     return (found or "no answer yet") + (f"; {problem}" if problem else "")
 
 
-def _how_to_fail_together(plan: LaunchPlan) -> str:
-    if not plan.fail_together:
-        return ""
-    return f" {plan.fail_together} ends all tasks when one fails"
+def fail_together(option: str) -> str:
+    """Say what ends all tasks of a launch; empty if nothing is known.
+
+    Args:
+        option: Command and option of the launcher, or empty.
+    """
+    return f"{option} ends all tasks when one fails" if option else ""
+
+
+def refusal(
+    refused: RefusedError,
+    plan: LaunchPlan,
+    request: JoinRequest,
+    environ: Mapping[str, str],
+) -> LaunchError:
+    """Say why the coordinator refuses this agent.
+
+    Args:
+        refused: What it answered.
+        plan: What is planned on this node.
+        request: What it was asked.
+        environ: Environment of this process.
+    """
+    node = f"the head node at {join_endpoint(plan.connect_host, refused.port)}"
+    reason, value = refused.reason, refused.value
+    if reason in (Refusal.TAKEN, Refusal.RUN_ID):
+        run_id = value if reason is Refusal.RUN_ID else request.run_id
+        inside = nested(environ, run_id)
+        if inside is not None:
+            return inside
+    if reason is Refusal.TAKEN:
+        code = "HPC115"
+        text = (
+            f"{node} has another agent of node {plan.node_rank} already: {value}. "
+            "Start torchrun_hpc once on each node"
+        )
+    elif reason is Refusal.VERSION:
+        code = "HPC116"
+        text = (
+            f"{node} has torchrun_hpc {value}, which speaks another protocol than "
+            f"{__version__} here. Load the same environment on all nodes"
+        )
+    elif reason is Refusal.RUN_ID:
+        code = "HPC117"
+        text = (
+            f"--rdzv_id={request.run_id} here, but {value} on {node}. Was it $RANDOM, "
+            "expanded on each node? Leave the option out"
+        )
+    elif reason is Refusal.NODES:
+        code = "HPC118"
+        text = (
+            f"this is node {plan.node_rank} of {plan.nodes}, but {node} waits for "
+            f"{value}. Start one job step with the same command on all nodes"
+        )
+    else:
+        code = "HPC119"
+        text = (
+            f"{node} is of another job than this one, {request.job}. Type another "
+            "port, or leave the endpoint out"
+        )
+    return LaunchError(code, text, others_know=reason is not Refusal.UNKNOWN)
 
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
@@ -187,10 +274,10 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
         )
     elif failure.kind is Kind.REFUSED:
         text = f"the agent on {where} does not belong here ({failure.text}); see there"
-    elif failure.kind is Kind.HEAD:
+    elif failure.kind is Kind.COORDINATOR:
         what = f"did not answer for {failure.code} s" if failure.code else "is gone"
-        head = plan.endpoint if plan.head is None else names([plan.head], plan)
-        text = f"the agent on the head node, {head}, {what}"
+        node = plan.endpoint if plan.head is None else names([plan.head], plan)
+        text = f"the agent on the head node, {node}, {what}"
     else:
         text = f"the agent on {where} gave up: {failure.text}"
     if failure.finished:
@@ -200,15 +287,13 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
 
 
 def is_reporter(failure: Failure, plan: LaunchPlan) -> bool:
-    """Say whether this node reports the failure: the first one that is there."""
-    if failure.kind is Kind.HEAD:
+    """Say whether this node reports the failure: the first one that is connected."""
+    if failure.kind is Kind.COORDINATOR:
         return plan.reports_wait_for(plan.head)
-    absent = set(failure.nodes) if failure.kind in _ABSENT else set()
-    there = (rank for rank in range(plan.nodes) if rank not in absent)
-    return plan.node_rank == next(there, 0)
-
-
-_ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING)
+    is_absent = failure.kind in (Kind.LOST, Kind.SILENT, Kind.MISSING)
+    absent = set(failure.nodes) if is_absent else set()
+    connected = (rank for rank in range(plan.nodes) if rank not in absent)
+    return plan.node_rank == next(connected, 0)
 
 
 def ending(code: int) -> str:

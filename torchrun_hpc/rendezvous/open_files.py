@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from torchrun_hpc.errors import count
+from torchrun_hpc.errors import LaunchError, Message, count
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
@@ -59,10 +59,25 @@ def raise_limit(wanted: int) -> int:
     return allowed
 
 
-def too_few(limit: int, needed: Need, plan: LaunchPlan) -> str:
-    """Say that a node needs more open files than it may have."""
+def check_limit(limit: int, needed: Need, plan: LaunchPlan) -> Message | None:
+    """Return a warning if this node may have too few open files for the whole job.
+
+    Args:
+        limit: How many it may have.
+        needed: How many it needs.
+        plan: What is planned on this node.
+
+    Raises:
+        LaunchError: They are too few in any case.
+    """
+    if limit >= needed.all:
+        return None
     nodes, workers = count(plan.nodes, "node"), count(plan.workers, "worker")
-    return (
+    error = LaunchError(
+        "HPC122",
         f"this node may have {limit} open files (ulimit -Hn), and needs {needed.all} "
-        f"for {nodes} with {workers} each: ask for more"
+        f"for {nodes} with {workers} each: ask for more",
     )
+    if limit < needed.least:
+        raise error
+    return Message(error.code, str(error))

@@ -103,7 +103,7 @@ TOLD = {
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_what_the_head_tells_is_written_where_it_is_heard(case, node_rank):
     message, expected = TOLD[case]
-    said = messages.told(message, plan(node_rank))
+    said = messages.render(message, plan(node_rank))
     assert (said and str(said)) == expected
 
 
@@ -113,7 +113,7 @@ def test_what_the_head_tells_is_written_where_it_is_heard(case, node_rank):
 )
 def test_looking_for_the_head_is_reported_soon_by_one_node(node_rank, seconds):
     said = {
-        second: messages.told({"looking": second, "found": FOUND}, plan(node_rank))
+        second: messages.render({"looking": second, "found": FOUND}, plan(node_rank))
         for second in range(1, 101)
     }
     assert [second for second, message in said.items() if message] == seconds
@@ -125,7 +125,7 @@ def test_looking_for_the_head_is_reported_soon_by_one_node(node_rank, seconds):
 
 KILL = "srun --kill-on-bad-exit=1"
 SILENT = "port 25592: no answer to the connection"
-DOWN = "interface ib0 of this node, with 10.20.0.2, is down"
+DOWN = "interface ib0, which has 10.20.0.2, is down"
 CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
 
 
@@ -148,7 +148,7 @@ def test_the_first_cause_is_said(monkeypatch, found, problem, said):
     monkeypatch.setattr(
         messages, "path_problem", lambda _address: (problem, problem == DOWN)
     )
-    assert messages.head_search(found, plan(1, fail_together=KILL)) == said
+    assert messages._search_problem(found, plan(1, fail_together=KILL)) == said
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_the_first_cause_is_said(monkeypatch, found, problem, said):
     ("message", "text"),
     [
         (
-            {"head_silent": 30, "left": 90},
+            {"coordinator_silent": 30, "left": 90},
             (
                 "HPC124 no sign of the head node at jwb0001i:25592 for 30 s; the job "
                 "ends in 90 s if it stays so"
             ),
         ),
         (
-            {"head_answers": 42},
+            {"coordinator_answers": 42},
             "HPC161 the head node at jwb0001i:25592 answers again, after 42 s",
         ),
         (
@@ -178,7 +178,7 @@ def test_the_first_cause_is_said(monkeypatch, found, problem, said):
     ],
 )
 def test_one_node_speaks_where_the_head_cannot(head, speakers, message, text):
-    said = [messages.told(message, plan(rank, head=head)) for rank in range(3)]
+    said = [messages.render(message, plan(rank, head=head)) for rank in range(3)]
     expected = [text if rank in speakers else None for rank in range(3)]
     assert [message and str(message) for message in said] == expected
 
@@ -252,11 +252,11 @@ FAILED = {
         ),
     ),
     "the head is gone": (
-        Failure(Kind.HEAD),
+        Failure(Kind.COORDINATOR),
         "the agent on the head node, jwb0001 (node 0), is gone",
     ),
     "the head is silent": (
-        Failure(Kind.HEAD, code=120),
+        Failure(Kind.COORDINATOR, code=120),
         "the agent on the head node, jwb0001 (node 0), did not answer for 120 s",
     ),
     "no restart any more": (
@@ -288,7 +288,7 @@ def test_every_kind_of_failure_is_written():
 
 
 def test_the_head_where_only_its_address_is_known():
-    said = messages.failed(Failure(Kind.HEAD), plan(1, head=None))
+    said = messages.failed(Failure(Kind.COORDINATOR), plan(1, head=None))
     assert said.text.endswith("the agent on the head node, jwb0001i:25592, is gone")
 
 
@@ -349,8 +349,8 @@ def test_any_failure_is_one_line(failure, head):
         (Failure(Kind.SILENT, (0,)), 1),
         (Failure(Kind.MISSING, (0, 1)), 2),
         (Failure(Kind.MISSING, (0, 1, 2)), 0),
-        (Failure(Kind.HEAD), 1),
-        (Failure(Kind.HEAD, code=120), 1),
+        (Failure(Kind.COORDINATOR), 1),
+        (Failure(Kind.COORDINATOR, code=120), 1),
     ],
 )
 def test_the_first_node_that_is_there_speaks(failure, speaker):
@@ -362,7 +362,7 @@ def test_the_first_node_that_is_there_speaks(failure, speaker):
     ("head", "expected"), [(None, [0, 1]), (0, [1]), (1, [0]), (2, [0])]
 )
 def test_who_speaks_where_the_head_is_gone(head, expected):
-    failure = Failure(Kind.HEAD)
+    failure = Failure(Kind.COORDINATOR)
     speakers = [
         rank
         for rank in range(3)
