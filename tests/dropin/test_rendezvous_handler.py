@@ -33,7 +33,6 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.rendezvous import handler as handlers
-from torchrun_hpc.rendezvous import listening
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
     CoordinatorMissingError,
@@ -187,8 +186,8 @@ def test_nodes_that_use_different_sites(
     derecho = Setting("derecho", "NCAR_HOST=derecho")
     made = [job.handler(0, site=derecho), job.handler(1)]
     _together(*(each.next_rendezvous for each in made))
-    said = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
-    assert capfd.readouterr().err.startswith(said)
+    warning = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
+    assert capfd.readouterr().err.startswith(warning)
 
 
 def test_what_is_known_is_not_asked_for(job: Job) -> None:
@@ -281,7 +280,7 @@ def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
             socket.create_connection((address, port), timeout=5).close()
 
 
-def test_node_0_need_not_be_the_head(job: Job) -> None:
+def test_node_0_need_not_run_the_coordinator(job: Job) -> None:
     listen = (HERE, job.ports[0])
     made = [
         job.handler(0, is_coordinator=False, listen=None, head=1),
@@ -347,7 +346,7 @@ def test_a_failure_of_an_own_worker_is_for_torch_to_report(job: Job) -> None:
         made[0].num_nodes_waiting()
 
 
-def test_no_head(job: Job) -> None:
+def test_no_coordinator(job: Job) -> None:
     made = job.handler(1, conf={"join_timeout": 1})
     with pytest.raises(CoordinatorMissingError) as caught:
         made.next_rendezvous()
@@ -360,7 +359,7 @@ def test_no_head(job: Job) -> None:
     )
 
 
-def test_a_head_whose_port_is_taken(job: Job) -> None:
+def test_a_coordinator_whose_port_is_taken(job: Job) -> None:
     with (
         socket.create_server((HERE, job.ports[0])),
         pytest.raises(LaunchError) as caught,
@@ -375,7 +374,7 @@ def test_a_head_whose_port_is_taken(job: Job) -> None:
         assert part in str(caught.value)
 
 
-def test_a_head_takes_the_first_port_that_is_free(job: Job) -> None:
+def test_the_coordinator_takes_the_first_port_that_is_free(job: Job) -> None:
     job.ports = tuple(_free_port() for _ in range(3))
     with socket.create_server((HERE, job.ports[0])):
         made = [job.handler(rank) for rank in (0, 1)]
@@ -384,7 +383,7 @@ def test_a_head_takes_the_first_port_that_is_free(job: Job) -> None:
     socket.create_connection((HERE, job.ports[1]), timeout=5).close()
 
 
-def test_a_head_whose_ports_are_all_taken(job: Job) -> None:
+def test_a_coordinator_whose_ports_are_all_taken(job: Job) -> None:
     job.ports = tuple(_free_port() for _ in range(2))
     with (
         socket.create_server((HERE, job.ports[0])),
@@ -405,15 +404,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("code", REFUSED)
-def test_an_agent_that_the_head_does_not_let_in(
+def test_an_agent_that_is_refused(
     job: Job, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes, text = REFUSED[code]
     job.handler(0).connect()
     if code == "HPC115":
         job.handler(1).connect()
-        pid = os.getpid()
-        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(LaunchError) as caught:
         job.handler(1, **changes).connect()
     assert caught.value.code == code
@@ -452,7 +450,7 @@ def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "store", [None, "x", [], [HERE], [HERE, 0], [HERE, 65536], [5, 5], [HERE, "5"]]
 )
-def test_a_head_that_does_not_say_where_the_workers_meet(store: Any) -> None:
+def test_no_address_of_the_workers_store(store: Any) -> None:
     with pytest.raises(RendezvousError, match="did not say where"):
         handlers._workers_address({"go": 0, "store": store})
 
@@ -460,13 +458,13 @@ def test_a_head_that_does_not_say_where_the_workers_meet(store: Any) -> None:
 # --- open files ---------------------------------------------------------------------
 
 
-# For two nodes with a worker each: agent, logs, head, nodes, store, workers.
+# For two nodes with a worker each: agent, logs, coordinator, nodes, store, workers.
 _NEEDS = 8 + 2 + 4 + 2 + 12 + 2
 
 
 @shares_store
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "kind"),
     [
         ((2000, 1), None),
         ((0, 1), None),
@@ -479,7 +477,7 @@ _NEEDS = 8 + 2 + 4 + 2 + 12 + 2
 def test_a_limit_of_open_files(
     job: Job,
     case: tuple[int, int],
-    said: str | None,
+    kind: str | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -502,20 +500,20 @@ def test_a_limit_of_open_files(
         f"this node may have {limit} open files (ulimit -Hn), and needs {needed} for 2 "
         f"nodes with {counted} each: ask for more"
     )
-    assert code == ("HPC122" if said == "error" else "")
+    assert code == ("HPC122" if kind == "error" else "")
     assert text == {
         None: "",
         "warning": f"torchrun_hpc: warning: HPC122 {expected}\n",
         "error": expected,
-    }.get(said)
-    if said == "error":  # and others can hear of it
+    }.get(kind)
+    if kind == "error":  # and the others are informed
         made[0].give_up(Failure(Kind.AGENT, text=text))
         with pytest.raises(JobFailedError):
             made[1].next_rendezvous()
 
 
 def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    listening.report_problem("Too many open files")
+    handlers._report_problem("Too many open files")
     assert capsys.readouterr().err == (
         "torchrun_hpc: warning: HPC162 cannot take a connection of another node: Too "
         f"many open files (ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
@@ -596,14 +594,14 @@ def test_a_second_launch_in_one_process(job: Job) -> None:
 # --- how a launch ends --------------------------------------------------------------
 
 
-class Spoken(Creator):
-    """A creator whose handler records what the others would hear."""
+class RecordingCreator(Creator):
+    """A creator whose handler records what the others are informed of."""
 
     def __init__(self, plan: LaunchPlan, failure: Failure | None = None) -> None:
         super().__init__(plan, 0, {})
-        self.said: list[Failure] = []
+        self.given_up: list[Failure] = []
         self.left = 0
-        spoken = self
+        recorded = self
 
         class Recording:
             took_part = True
@@ -611,12 +609,12 @@ class Spoken(Creator):
             def __init__(self) -> None:
                 self.failure = failure
 
-            def give_up(self, said: Failure) -> None:
-                spoken.said.append(said)
-                self.failure = self.failure or said
+            def give_up(self, given: Failure) -> None:
+                recorded.given_up.append(given)
+                self.failure = self.failure or given
 
             def leave(self) -> None:
-                spoken.left += 1
+                recorded.left += 1
 
         self.handler: Any = Recording()
 
@@ -649,7 +647,7 @@ def _child_failed() -> ChildFailedError:
     return ChildFailedError("train.py", {5: failure})
 
 
-# What is raised; what the others hear; the exit code, or the exception that stays.
+# What is raised; what the others are informed of; the exit code, or the exception.
 ENDINGS = {
     "well": (None, None, None),
     "workers that failed": (
@@ -695,9 +693,9 @@ ENDINGS = {
 def test_an_end(
     job: Job, case: str, at_exit: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raised, said, code = ENDINGS[case]
+    raised, given, code = ENDINGS[case]
     there = Failure(Kind.LOST, (1,)) if case == "a failure elsewhere" else None
-    creator = Spoken(job.plan(0), there)
+    creator = RecordingCreator(job.plan(0), there)
 
     def launch() -> None:
         with exit_status.together(job.plan(0), creator, SIGNALS):
@@ -719,7 +717,7 @@ def test_an_end(
     else:
         with pytest.raises(code):
             launch()
-    assert creator.said == ([] if said is None else [said])
+    assert creator.given_up == ([] if given is None else [given])
     assert creator.left == 1
     assert len(at_exit) == (code is not None)
     err = capsys.readouterr().err
@@ -731,7 +729,7 @@ def test_an_end(
 def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -> None:
     failure = Failure(Kind.WORKER, (1,), rank=5, code=-9)
     for rank in (0, 1):
-        creator = Spoken(job.plan(rank), failure)
+        creator = RecordingCreator(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
             exit_status.together(job.plan(rank), creator, SIGNALS),
@@ -748,7 +746,7 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
 
 @pytest.mark.usefixtures("signals_again")
 def test_signals_before_there_are_workers(job: Job) -> None:
-    creator = Spoken(job.plan(1))
+    creator = RecordingCreator(job.plan(1))
 
     def launch() -> None:
         with exit_status.together(
@@ -760,14 +758,14 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     with pytest.raises(SystemExit) as caught:
         launch()
     assert caught.value.code == 143
-    assert creator.said == [Failure(Kind.SIGNAL, code=15)]
+    assert creator.given_up == [Failure(Kind.SIGNAL, code=15)]
 
 
 def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def launch() -> None:
-        with exit_status.together(job.plan(0), Spoken(job.plan(0)), SIGNALS):
+        with exit_status.together(job.plan(0), RecordingCreator(job.plan(0)), SIGNALS):
             pass
 
     thread = threading.Thread(target=launch)

@@ -11,7 +11,6 @@ same connection then carries what concerns all: a restart, the end, a failure.
                    network
 `key_value_store`  the values that torch's agents share, as the coordinator keeps them
 `server`           the coordinator's server
-`listening`        the server's socket, on the first port that is free
 `search`           how an agent finds the coordinator
 `client`           an agent's connection to the coordinator, in a thread of its own
 `open_files`       how many open files that takes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,12 +21,14 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from torchrun_hpc import __version__
 from torchrun_hpc.commandline import rdzv_conf
-from torchrun_hpc.planning.endpoints import notice_ports
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.network import port_holder
+from torchrun_hpc.planning.endpoints import join_endpoint, notice_ports
 from torchrun_hpc.planning.inputs import SCHEDULER
-from torchrun_hpc.rendezvous import listening, messages, open_files
+from torchrun_hpc.rendezvous import messages, open_files
 from torchrun_hpc.rendezvous.client import Client, JobFailedError
 from torchrun_hpc.rendezvous.coordinator import Settings
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest
+from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Refusal
 from torchrun_hpc.rendezvous.search import (
     CoordinatorAddress,
     CoordinatorNotFoundError,
@@ -38,9 +42,9 @@ from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
 
-    from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.plan import LaunchPlan
 
 _torch: Any = distributed
@@ -50,6 +54,9 @@ _JOIN_TIMEOUT = "join_timeout"
 _INTERVAL, _ATTEMPTS = "keep_alive_interval", "keep_alive_max_attempt"
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
+
+# Seconds to find out which program has a port.
+_CHECK_TIMEOUT = 2
 
 
 class CoordinatorMissingError(RendezvousConnectionError):
@@ -187,11 +194,11 @@ class SchedulerRendezvous(RendezvousHandler):
         limit = open_files.raise_limit(needed.all + unknown_peers)
         ports = plan.ports
         if plan.is_coordinator:
-            opened = listening.open_socket(plan, request, self._environ)
+            opened = self._listen(request)
             ports = (opened.getsockname()[1],)
             unknown_peers = min(max(limit - needed.all, 0), UNKNOWN_PEERS)
             self._server = CoordinatorServer(
-                opened, settings, unknown_peers, listening.report_problem
+                opened, settings, unknown_peers, _report_problem
             )
             self._server.start()
         address = CoordinatorAddress(
@@ -205,7 +212,7 @@ class SchedulerRendezvous(RendezvousHandler):
         try:
             self._client.connect()
         except RefusedError as refused:
-            raise messages.refusal(refused, plan, request, self._environ) from None
+            raise self._refusal(refused, request) from None
         except CoordinatorNotFoundError as error:
             message = messages.coordinator_missing(str(error), address.timeout, plan)
             raise CoordinatorMissingError(message) from None
@@ -258,6 +265,59 @@ class SchedulerRendezvous(RendezvousHandler):
 
     def _is_own_worker(self, failure: Failure) -> bool:
         return failure.rank >= 0 and failure.nodes == (self._plan.node_rank,)
+
+    def _listen(self, request: JoinRequest) -> socket.socket:
+        """Listen for agents on the first port that is free.
+
+        Raises:
+            LaunchError: There is none, or the job has a coordinator already.
+        """
+        plan, problems, opened = self._plan, {}, None
+        address = plan.listen[0] if plan.listen else None
+        for port in plan.ports:
+            try:
+                opened = listen(address, port)
+                break
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise  # whichever the port
+                problems[port] = error
+        taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
+        if taken:
+            self._check_no_coordinator(taken, request)
+        if opened is not None:
+            return opened
+        first, *others = plan.ports
+        holder = "" if others else f", taken by {port_holder(first)}"
+        listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
+        raise LaunchError(
+            "HPC111",
+            f"cannot listen on {address or 'any address'}: {listed}{holder}. Type "
+            f"another port: --rdzv_endpoint={join_endpoint(plan.connect_host, 'PORT')}",
+        )
+
+    def _check_no_coordinator(self, ports: Sequence[int], request: JoinRequest) -> None:
+        """Find out whether one of the ports is taken by the coordinator of this job.
+
+        Raises:
+            LaunchError: It is, and this agent is the second one of its node.
+        """
+        address = CoordinatorAddress(
+            self._plan.connect_host, ports, _CHECK_TIMEOUT, _CHECK_TIMEOUT
+        )
+        client = Client(request, address, lambda _: None)
+        try:
+            client.connect()
+        except RefusedError as refused:
+            if refused.reason is not Refusal.UNKNOWN:
+                raise self._refusal(refused, request) from None
+        except (CoordinatorNotFoundError, JobFailedError):
+            pass
+        finally:
+            client.leave()
+
+    def _refusal(self, refused: RefusedError, request: JoinRequest) -> LaunchError:
+        return messages.refusal(refused, self._plan, request, self._environ)
 
     def _open_workers_store(self) -> tuple[str, int]:
         """Open a store for the workers of one round; return its address and port.
@@ -317,6 +377,15 @@ def _join_request(plan: LaunchPlan, settings: Settings) -> JoinRequest:
         release=__version__,
         site=str(plan.site.value) if plan.site else "",
     )
+
+
+def _report_problem(reason: str) -> None:
+    """Report that a connection to the coordinator has to wait."""
+    text = (
+        f"cannot take a connection of another node: {reason} (ulimit -n is "
+        f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}); trying on"
+    )
+    report.line(Message("HPC162", text), sys.stderr, "warning")
 
 
 def _workers_address(go: Mapping[str, Any]) -> tuple[str, int]:

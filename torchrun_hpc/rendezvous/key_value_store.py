@@ -9,6 +9,8 @@ from torchrun_hpc.rendezvous.protocol import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
+    Answer = tuple[Hashable, Mapping[str, Any]]  # where to send it, and what
+
 # Characters that agents may store; torch needs 100 per node.
 LIMIT = 64 * 2**20
 
@@ -30,20 +32,14 @@ class KeyValueStore:
         self._size = 0
         self._waiting: dict[str, list[_Get]] = {}  # by the first key that is missing
 
-    def ask(
-        self, connection: Hashable, message: Mapping[str, Any]
-    ) -> list[tuple[Hashable, Mapping[str, Any]]]:
-        """Handle a question.
-
-        Returns:
-            Pairs of a connection and an answer: of this question, and of others that
-            can be answered now.
+    def ask(self, connection: Hashable, message: Mapping[str, Any]) -> list[Answer]:
+        """Answer a question, and others that waited for what it sets.
 
         Raises:
             ProtocolError: It is no question, or there would be too many values.
         """
         number = message["ask"]
-        answers: list[tuple[Hashable, Mapping[str, Any]]] = []
+        answers: list[Answer] = []
         try:
             if "set" in message:
                 new = {str(k): str(v) for k, v in message["set"].items()}
@@ -62,9 +58,7 @@ class KeyValueStore:
             raise ProtocolError("not a question to the store") from None
         return [*answers, (connection, {"answer": number, "value": value})]
 
-    def _set(
-        self, values: Mapping[str, str]
-    ) -> Iterator[tuple[Hashable, Mapping[str, Any]]]:
+    def _set(self, values: Mapping[str, str]) -> Iterator[Answer]:
         for key, value in values.items():
             old = len(key) + len(self._values[key]) if key in self._values else 0
             size = self._size + len(key) + len(value) - old
@@ -76,7 +70,7 @@ class KeyValueStore:
             for question in self._waiting.pop(key, ()):
                 yield from self._get(question)
 
-    def _get(self, question: _Get) -> Iterator[tuple[Hashable, Mapping[str, Any]]]:
+    def _get(self, question: _Get) -> Iterator[Answer]:
         """Answer now, or when all keys exist."""
         for index in range(question.start, len(question.keys)):
             key = question.keys[index]

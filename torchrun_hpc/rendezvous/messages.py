@@ -32,12 +32,7 @@ _SHORT = 50
 
 
 def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Write what the coordinator reports, or this node's client; ``None`` if nothing.
-
-    Args:
-        event: What happened: one of the keys below, and others that belong to it.
-        plan: What is planned on this node.
-    """
+    """Write what the coordinator or this node's client reports; it may be nothing."""
     for key, write in (
         ("looking", _looking),
         ("waiting", _waiting),
@@ -48,7 +43,7 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         ("restart", _restart),
         ("sites", _sites),
         ("coordinator_silent", _coordinator_silent),
-        ("coordinator_answers", _coordinator_answers),
+        ("coordinator_answers", _coordinator_silent),
     ):
         if key in event:
             return write(event, plan)
@@ -56,22 +51,18 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
 
 
 def _coordinator_silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Report that the coordinator does not answer, or answers again."""
     if not plan.reports_wait_for(plan.head):
         return None
+    node = f"the head node at {plan.endpoint}"
+    if "coordinator_answers" in event:
+        seconds = event["coordinator_answers"]
+        return Message("HPC161", f"{node} answers again, after {seconds} s")
     text = (
-        f"no sign of the head node at {plan.endpoint} for "
-        f"{event['coordinator_silent']} s; the job ends in {event['left']} s if it "
-        "stays so"
+        f"no sign of {node} for {event['coordinator_silent']} s; the job ends in "
+        f"{event['left']} s if it stays so"
     )
     return Message("HPC124", text)
-
-
-def _coordinator_answers(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    if not plan.reports_wait_for(plan.head):
-        return None
-    seconds = event["coordinator_answers"]
-    text = f"the head node at {plan.endpoint} answers again, after {seconds} s"
-    return Message("HPC161", text)
 
 
 def _waiting(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
@@ -161,13 +152,7 @@ def _looking(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
 
 
 def coordinator_missing(found: str, timeout: float, plan: LaunchPlan) -> Message:
-    """Say that the coordinator was not found.
-
-    Args:
-        found: What was found on its ports.
-        timeout: Seconds that it was looked for.
-        plan: What is planned on this node.
-    """
+    """Say what was found on the coordinator's ports, after ``timeout`` seconds."""
     text = (
         f"no head node at {plan.endpoint} ({plan.connect_host}) within {timeout:.0f} s "
         f"(join_timeout): {_search_problem(found, plan)}"
@@ -187,11 +172,7 @@ def _search_problem(found: str, plan: LaunchPlan) -> str:
 
 
 def fail_together(option: str) -> str:
-    """Say what ends all tasks of a launch; empty if nothing is known.
-
-    Args:
-        option: Command and option of the launcher, or empty.
-    """
+    """Say which command and option end all tasks of a launch, if there are any."""
     return f"{option} ends all tasks when one fails" if option else ""
 
 
@@ -201,14 +182,7 @@ def refusal(
     request: JoinRequest,
     environ: Mapping[str, str],
 ) -> LaunchError:
-    """Say why the coordinator refuses this agent.
-
-    Args:
-        refused: What it answered.
-        plan: What is planned on this node.
-        request: What it was asked.
-        environ: Environment of this process.
-    """
+    """Say why the coordinator refuses this agent."""
     node = f"the head node at {join_endpoint(plan.connect_host, refused.port)}"
     reason, value = refused.reason, refused.value
     if reason in (Refusal.TAKEN, Refusal.RUN_ID):

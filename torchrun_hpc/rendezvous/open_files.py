@@ -60,15 +60,10 @@ def raise_limit(wanted: int) -> int:
 
 
 def check_limit(limit: int, needed: Need, plan: LaunchPlan) -> Message | None:
-    """Return a warning if this node may have too few open files for the whole job.
-
-    Args:
-        limit: How many it may have.
-        needed: How many it needs.
-        plan: What is planned on this node.
+    """Return a warning if the limit may be too low, because others start more workers.
 
     Raises:
-        LaunchError: They are too few in any case.
+        LaunchError: It is too low in any case.
     """
     if limit >= needed.all:
         return None

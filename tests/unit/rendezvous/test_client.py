@@ -1,4 +1,4 @@
-"""Agents and their head over loopback: real sockets, no torch."""
+"""Agents and their coordinator over loopback: real sockets, no torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def failure_of(client):
 
 
 class Job:
-    """A head, if there is one, and what is to be put away behind the test."""
+    """A coordinator, if it is started, and clients to close after the test."""
 
     def __init__(self):
         self.server = None
@@ -96,18 +96,25 @@ class Job:
         self.server.start()
 
     def client(
-        self, rank, ports=None, *, where=None, on_event=None, own_failure=None, **said
+        self,
+        rank,
+        ports=None,
+        *,
+        where=None,
+        on_event=None,
+        own_failure=None,
+        **request,
     ):
-        """Make an agent's part, by default of node ``rank`` of the head's job."""
+        """Make the client of an agent, by default of node ``rank`` of the job."""
         where = {
             "host": HERE,
             "ports": ports or (self.port,),
             "timeout": LIMIT,
             "silence_timeout": 120,
         } | (where or {})
-        said = {"rank": rank, "host": f"n{rank}", "pid": 100 + rank} | said
+        request = {"rank": rank, "host": f"n{rank}", "pid": 100 + rank} | request
         made = Client(
-            replace(REQUEST, **said),
+            replace(REQUEST, **request),
             CoordinatorAddress(**where),
             on_event or (lambda _: None),
             own_failure,
@@ -156,7 +163,7 @@ def quick(monkeypatch):
 
 
 class Raw:
-    """Somebody who writes and reads lines."""
+    """A peer that writes and reads lines."""
 
     def __init__(self, port):
         self._socket = socket.create_connection((HERE, port), timeout=LIMIT)
@@ -165,15 +172,15 @@ class Raw:
     def send(self, data):
         self._socket.sendall(data)
 
-    def say(self, **message):
+    def send_message(self, **message):
         self.send(protocol.encode(message))
 
     def request(self, rank, **changes):
-        said = replace(REQUEST, rank=rank, host=f"n{rank}", pid=100 + rank)
-        self.say(protocol=protocol.VERSION, **asdict(said) | changes)
+        request = replace(REQUEST, rank=rank, host=f"n{rank}", pid=100 + rank)
+        self.send_message(protocol=protocol.VERSION, **asdict(request) | changes)
 
     def receive(self):
-        """Return the next message but beats; None at the end."""
+        """Return the next message but heartbeats; None at the end."""
         with suppress(ConnectionResetError):
             for line in self._file:
                 message = json.loads(line)
@@ -188,7 +195,7 @@ class Raw:
 
 @pytest.fixture
 def raw(job):
-    """Somebody who can be anybody to the head."""
+    """Connect peers that may send anything to the coordinator."""
     made = []
 
     def connect():
@@ -290,14 +297,14 @@ def test_the_first_failure_is_everybodys(job):
     first = Failure(Kind.SIGNAL, (1,), code=15)
     made[1].fail(first)
     wait_until(lambda: job.server.coordinator.failure)
-    made[2].failure = None  # it has not heard yet
+    made[2].failure = None  # as if it was not informed yet
     made[2].fail(Failure(Kind.AGENT, (2,), text="mine"))
     made[2].leave()
     wait_until(lambda: made[0].failure)
     assert {made[0].failure, made[1].failure} == {first}
 
 
-def test_who_comes_after_the_failure_hears_of_it(job):
+def test_a_late_agent_is_informed_of_the_failure(job):
     job.start_server()
     early = job.client(1)
     early.connect()
@@ -312,7 +319,7 @@ def test_who_comes_after_the_failure_hears_of_it(job):
     assert caught.value.failure == gone
 
 
-def test_the_head_stays_until_all_know(job, raw):
+def test_the_coordinator_stays_until_all_are_informed(job, raw):
     job.start_server()
     made = job.client(0)
     made.connect()
@@ -327,18 +334,18 @@ def test_the_head_stays_until_all_know(job, raw):
     closing.start()
     time.sleep(0.3)
     assert closing.is_alive()
-    silent.say(read=True)
+    silent.send_message(read=True)
     time.sleep(0.3)
     assert closing.is_alive()  # node 2 has not been there yet
     late = raw()
     late.request(2)
     assert late.receive()["failed"]["text"] == "why"
-    late.say(read=True)
+    late.send_message(read=True)
     closing.join(LIMIT)
     assert 0.3 < time.monotonic() - start < servers.CLOSE_TIMEOUT
 
 
-def test_the_head_does_not_stay_for_ever(job, raw):
+def test_the_coordinator_does_not_stay_for_ever(job, raw):
     job.start_server()
     silent = raw()
     silent.request(1)
@@ -349,7 +356,7 @@ def test_the_head_does_not_stay_for_ever(job, raw):
     job.server.close()  # it is closed already
 
 
-def test_a_failure_of_the_heads_own(job):
+def test_a_failure_of_the_head_node(job):
     job.start_server()
     made = job.all_at_work()
     own = Failure(Kind.AGENT, (0,), text="why")
@@ -375,20 +382,20 @@ def cut(client):
 
 def test_an_agent_that_is_gone(job):
     job.start_server()
-    told = []
-    made = [job.client(0, on_event=told.append), job.client(1), job.client(2)]
+    events = []
+    made = [job.client(0, on_event=events.append), job.client(1), job.client(2)]
     together(*(client.connect for client in made))
     join_all(made)
     cut(made[2])
     for client in made[:2]:
         assert failure_of(client) == Failure(Kind.LOST, (2,))
-    assert told == []  # nobody is waited for
+    assert events == []  # nobody is waited for
 
 
 def test_an_agent_that_is_started_again(job):
     job.start_server(max_restarts=1)
-    told = []
-    made = [job.client(0, on_event=told.append), job.client(1), job.client(2)]
+    events = []
+    made = [job.client(0, on_event=events.append), job.client(1), job.client(2)]
     together(*(client.connect for client in made))
     join_all(made)
     cut(made[2])
@@ -399,10 +406,10 @@ def test_an_agent_that_is_started_again(job):
     made[2] = again
     for go in join_all(made):
         assert go["go"] == 1
-    assert told == [{"lost": 2}]
+    assert events == [{"lost": 2}]
 
 
-def test_the_head_is_gone(job):
+def test_the_coordinator_is_gone(job):
     job.start_server()
     made = job.all_at_work()
     job.server._loop.call_soon_threadsafe(job.server._loop.stop)
@@ -410,7 +417,7 @@ def test_the_head_is_gone(job):
         assert failure_of(client) == Failure(Kind.COORDINATOR)
 
 
-def test_the_end_of_the_head_is_no_loss_to_who_has_finished(job):
+def test_the_end_of_the_coordinator_is_no_loss_to_an_agent_that_has_finished(job):
     job.start_server()
     made = job.all_at_work()
     together(*(client.finish for client in made))
@@ -422,23 +429,23 @@ def test_the_end_of_the_head_is_no_loss_to_who_has_finished(job):
 @pytest.mark.usefixtures("quick")
 def test_an_agent_that_does_not_answer(job, raw):
     job.start_server(silence_timeout=60)
-    told = []
-    made = [job.client(0, on_event=told.append), job.client(1)]
+    events = []
+    made = [job.client(0, on_event=events.append), job.client(1)]
     silent = raw()
     silent.request(2)
-    silent.say(join=0)
+    silent.send_message(join=0)
     together(*(client.connect for client in made))
     join_all(made)
     for client in made:
         assert failure_of(client) == Failure(Kind.SILENT, (2,), code=60)
     # All others have answered all the time.
-    said = [message for message in told if "silent" in message]
-    assert said == [{"silent": [2], "left": 30}]
+    reported = [event for event in events if "silent" in event]
+    assert reported == [{"silent": [2], "left": 30}]
 
 
 @pytest.fixture
-def silent_head(job):
-    """Start a head that says welcome, and nothing any more."""
+def silent_coordinator(job):
+    """Start a coordinator that sends a welcome, and nothing after it."""
     server = listening()
     job.port = server.getsockname()[1]
     ended = threading.Event()
@@ -459,49 +466,49 @@ def silent_head(job):
     server.close()
 
 
-@pytest.mark.usefixtures("quick", "silent_head")
-def test_a_head_that_does_not_answer(job):
-    told = []
+@pytest.mark.usefixtures("quick", "silent_coordinator")
+def test_a_coordinator_that_does_not_answer(job):
+    events = []
     where = {"silence_timeout": 50}
-    client = job.client(1, where=where, on_event=told.append)
+    client = job.client(1, where=where, on_event=events.append)
     client.connect()
     with pytest.raises(JobFailedError) as caught:
         client.join(None)
     assert caught.value.failure == Failure(Kind.COORDINATOR, code=50)
-    assert told == [{"coordinator_silent": coordinator.SILENCE_REPORT, "left": 20}]
+    assert events == [{"coordinator_silent": coordinator.SILENCE_REPORT, "left": 20}]
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_head_that_answers_again(job):
+def test_a_coordinator_that_answers_again(job):
     with other_program(line(welcome=protocol.VERSION, job="19.0", round=0)) as port:
-        told = []
+        events = []
         where = {"silence_timeout": 1000}
-        client = job.client(1, (port,), where=where, on_event=told.append)
+        client = job.client(1, (port,), where=where, on_event=events.append)
         client.connect()
-        wait_until(lambda: told)
+        wait_until(lambda: events)
         for number in range(3):
             client.send({"ask": number})
             time.sleep(0.2)
-    said = [message for message in told if "welcome" not in message]
-    assert [*map(list, said)] == [
+    reported = [event for event in events if "welcome" not in event]
+    assert [*map(list, reported)] == [
         ["coordinator_silent", "left"],
         ["coordinator_answers"],
     ]
-    assert coordinator.SILENCE_REPORT < said[1]["coordinator_answers"] < 1000
+    assert coordinator.SILENCE_REPORT < reported[1]["coordinator_answers"] < 1000
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_head_that_is_stopped_for_a_while(job):
+def test_a_coordinator_that_is_stopped_for_a_while(job):
     """As all of them, by the scheduler: nobody is older than what it did itself."""
     job.start_server(silence_timeout=60)
-    told = []
+    events = []
     where = {"silence_timeout": 60}
-    client = job.client(0, where=where, on_event=told.append)
+    client = job.client(0, where=where, on_event=events.append)
     client.connect()
     for loop in (job.server._loop, client._loop):
         loop.call_soon_threadsafe(time.sleep, 1.5)  # 75 of their seconds
     time.sleep(1.7)
-    assert told == []
+    assert events == []
     assert client.failure is None
 
 
@@ -551,12 +558,12 @@ def test_no_answer_any_more(job):
     together(ask, fail)
 
 
-# --- where the head is --------------------------------------------------------------
+# --- where the coordinator is -------------------------------------------------------
 
 
 @contextmanager
 def other_program(answer):
-    """Serve somebody else.
+    """Serve another program.
 
     Args:
         answer: What it answers to what it gets; None if it keeps silent.
@@ -567,9 +574,9 @@ def other_program(answer):
     def talk(connection):
         with suppress(OSError):
             while data := connection.recv(4096):
-                said = answer(data)
-                if said is not None:
-                    connection.sendall(said)
+                answered = answer(data)
+                if answered is not None:
+                    connection.sendall(answered)
 
     def serve():
         with suppress(OSError):
@@ -606,7 +613,7 @@ OTHER_PROGRAMS = {
     "a refusal without a reason": line(refused="bored", value=""),
     "a failure that is none": line(failed=1),
     "a failure of nothing": line(failed={}),
-    "a beat": line(heartbeat=True),
+    "a heartbeat": line(heartbeat=True),
 }
 
 
@@ -653,7 +660,7 @@ def test_a_web_server_on_the_first_port(job, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_head_of_another_job_on_the_first_port(job):
+def test_the_coordinator_of_another_job_on_the_first_port(job):
     other = Job()
     other.start_server(job="20.0")
     job.start_server(nodes=1)
@@ -670,19 +677,19 @@ def test_the_head_of_another_job_on_the_first_port(job):
         other.close()
 
 
-def test_a_head_that_is_late(job):
-    port, told = free_port(), []
-    client = job.client(0, (port,), nodes=1, on_event=told.append)
+def test_a_coordinator_that_is_late(job):
+    port, events = free_port(), []
+    client = job.client(0, (port,), nodes=1, on_event=events.append)
     starting = threading.Timer(1.3, lambda: job.start_server(port, nodes=1))
     starting.start()
     client.connect()
     starting.join()
     found = f"port {port}: {NOT_YET}"
-    assert told == [{"looking": 1, "found": found}]
+    assert events == [{"looking": 1, "found": found}]
 
 
-def test_a_late_head_on_its_last_port(job):
-    """The others are looked at now and then: the head may find its first one taken."""
+def test_a_late_coordinator_on_its_last_port(job):
+    """All ports are tried now and then: the first one may be taken."""
     ports = [free_port() for _ in range(4)]
     client = job.client(0, ports, nodes=1)
     starting = threading.Timer(0.3, lambda: job.start_server(ports[-1], nodes=1))
@@ -691,7 +698,7 @@ def test_a_late_head_on_its_last_port(job):
     starting.join()
 
 
-def test_no_head_at_all(job):
+def test_no_coordinator_at_all(job):
     ports = (free_port(), free_port())
     client = job.client(0, ports, where={"timeout": 0.4})
     start = time.monotonic()
@@ -701,7 +708,7 @@ def test_no_head_at_all(job):
     assert str(caught.value) == f"port {ports[0]}, {ports[1]}: {NOT_YET}"
 
 
-def test_a_head_that_has_ended(job):
+def test_a_coordinator_that_has_ended(job):
     """Whoever took a connection was there; a port that refuses each may be early."""
     with listening() as opened:
         port = opened.getsockname()[1]
@@ -731,7 +738,7 @@ def test_an_agent_that_cannot_start_ends_all(job):
     assert [failure_of(client) for client in (*others, last)] == [CANNOT] * 3
 
 
-def test_an_agent_that_cannot_start_hears_what_was_first(job):
+def test_an_agent_that_cannot_start_is_informed_of_the_first_failure(job):
     job.start_server()
     job.server.fail(FAILURE_BEFORE)
     last = job.client(2, own_failure=CANNOT, run_id="")
@@ -777,7 +784,7 @@ def test_a_second_agent_that_cannot_start_ends_nothing(job):
 FAILURE_BEFORE = Failure(Kind.AGENT, (0,), text="HPC111 cannot listen")
 
 
-def test_a_head_that_cannot_start_tells_all(job):
+def test_a_coordinator_that_cannot_start_informs_all(job):
     """On a port of its own if those of the job are taken."""
     with listening() as taken:
         plan = LaunchPlan(
@@ -793,13 +800,13 @@ def test_a_head_that_cannot_start_tells_all(job):
         start = time.monotonic()
         failures = together(
             lambda: servers.serve_failure(plan, FAILURE_BEFORE, LIMIT),
-            *(lambda client=client: told_of(client) for client in others),
+            *(lambda client=client: failure_after(client) for client in others),
         )
         assert time.monotonic() - start < LIMIT - 1
     assert failures == [None, FAILURE_BEFORE, FAILURE_BEFORE]
 
 
-def told_of(client):
+def failure_after(client):
     with suppress(JobFailedError):
         client.connect()
     client.leave()
@@ -820,7 +827,7 @@ def test_a_name_that_does_not_resolve(job, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "value"),
+    ("changes", "reason", "value"),
     [
         ({"job": "20.0"}, Refusal.UNKNOWN, ""),
         ({"run_id": "x"}, Refusal.RUN_ID, "mine"),
@@ -828,9 +835,9 @@ def test_a_name_that_does_not_resolve(job, monkeypatch):
         ({"nodes": 1}, Refusal.NODES, "3"),
     ],
 )
-def test_an_agent_that_is_not_let_in(job, said, reason, value):
+def test_an_agent_that_is_refused(job, changes, reason, value):
     job.start_server()
-    client = job.client(1, **said)
+    client = job.client(1, **changes)
     with pytest.raises(RefusedError) as caught:
         client.connect()
     refused = caught.value
@@ -870,33 +877,33 @@ def test_what_a_refusal_may_not_write_on_the_terminal(job):
     assert len(caught.value.value) == 200
 
 
-# --- who comes to the head ----------------------------------------------------------
+# --- what connects to the coordinator -----------------------------------------------
 
 NO_AGENTS = {
     "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "noise": b"\0\xff\xfe" * 50 + b"\n",
     "a number": b"1\n",
-    "no hello": b"{}\n",
+    "an empty message": b"{}\n",
     "a verb of an agent": b'{"join":0}\n',
-    "half a hello": b'{"hello":1,"job":"19.0"}\n',
+    "half a join request": b'{"protocol":1,"job":"19.0"}\n',
     "a long line": b"x" * (protocol.JOIN_REQUEST_LIMIT + 1),
     "a deep line": b"[" * 4000 + b"\n",
 }
 
 
 @pytest.mark.parametrize("case", NO_AGENTS)
-def test_who_is_no_agent_is_sent_away(job, raw, case, caplog, capfd):
+def test_a_peer_that_is_no_agent_is_disconnected(job, raw, case, caplog, capfd):
     job.start_server(nodes=1)
-    somebody = raw()
-    somebody.send(NO_AGENTS[case])
-    assert somebody.receive() is None
+    peer = raw()
+    peer.send(NO_AGENTS[case])
+    assert peer.receive() is None
     client = job.client(0, nodes=1)
     client.connect()
     assert client.join(STORE)
     assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
-WRONG_WORDS = [
+INVALID_MESSAGES = [
     {"join": 5},
     {"failed": 5},
     {"died": {}, "round": 0},
@@ -906,38 +913,38 @@ WRONG_WORDS = [
 ]
 
 
-@pytest.mark.parametrize("message", WRONG_WORDS)
-def test_an_agent_that_says_what_it_must_not(job, raw, message, caplog, capfd):
+@pytest.mark.parametrize("message", INVALID_MESSAGES)
+def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd):
     job.start_server()
     made = [job.client(0), job.client(1)]
     together(*(client.connect for client in made))
     odd = raw()
     odd.request(2)
     assert "welcome" in odd.receive()
-    odd.say(join=0)
+    odd.send_message(join=0)
     join_all(made)
     assert "go" in odd.receive()
-    odd.say(**message)
+    odd.send_message(**message)
     while odd.receive() is not None:
         pass
     assert failure_of(made[0]) == Failure(Kind.LOST, (2,))
     assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
-def test_who_says_nothing_is_sent_away(job, raw, monkeypatch):
+def test_a_peer_that_sends_nothing_is_disconnected(job, raw, monkeypatch):
     monkeypatch.setattr(servers, "_JOIN_REQUEST_TIMEOUT", 0.3)
     job.start_server()
     silent, slow, agent = raw(), raw(), raw()
     agent.request(1)
     assert "welcome" in agent.receive()
-    slow.send(b'{"hello"')
+    slow.send(b'{"protocol"')
     assert silent.receive() is None
     assert slow.receive() is None
-    agent.say(ask=1, check=["a"])  # who has spoken may be silent
+    agent.send_message(ask=1, check=["a"])  # after its request it may be silent
     assert agent.receive() == {"answer": 1, "value": False}
 
 
-def test_the_oldest_who_says_nothing_makes_room_for_the_next(job, raw):
+def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
     job.start_server(nodes=1, unknown_peers=2)
     there = [raw() for _ in range(3)]
     time.sleep(0.2)
@@ -947,7 +954,7 @@ def test_the_oldest_who_says_nothing_makes_room_for_the_next(job, raw):
     client.connect()
     assert there[1].receive() is None
     for other in there[2:]:  # the others are there, and the agent is not counted
-        other.say(protocol=1, job="20.0")
+        other.send_message(protocol=1, job="20.0")
         assert "refused" in other.receive()
     assert client.failure is None
 
@@ -964,7 +971,7 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
     client.ask({"set": {"a": "x" * 1_000_000}}, LIMIT)
     for number in range(100):
         with suppress(OSError):
-            silent.say(ask=number, get=["a"])
+            silent.send_message(ask=number, get=["a"])
         if 1 not in job.server.coordinator._agents:
             break
         time.sleep(0.05)
@@ -975,16 +982,16 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
 # --- signals ------------------------------------------------------------------------
 
 
-class Told(Exception):  # noqa: N818
+class Signalled(Exception):  # noqa: N818
     """What torch's handler raises."""
 
 
 @pytest.fixture
-def told_soon():
+def signal_soon():
     """Send this process SIGTERM in a moment, which raises in the main thread."""
 
     def handle(_number, _frame):
-        raise Told
+        raise Signalled
 
     old = signal.signal(signal.SIGTERM, handle)
     started = []
@@ -995,7 +1002,7 @@ def told_soon():
         started.append(timer)
         start = time.monotonic()
         timer.start()
-        with pytest.raises(Told):
+        with pytest.raises(Signalled):
             yield
         assert time.monotonic() - start < 1.3
 
@@ -1014,49 +1021,49 @@ def leave_at_once(client):
 
 
 @pytest.mark.parametrize("who", ["nobody", *list(OTHER_PROGRAMS)[:2]])
-def test_a_signal_while_the_head_is_looked_for(job, who, told_soon):
+def test_a_signal_while_the_coordinator_is_looked_for(job, who, signal_soon):
     nobody = free_port()
     with other_program(OTHER_PROGRAMS.get(who, OTHER_PROGRAMS["noise"])) as port:
         client = job.client(0, (nobody if who == "nobody" else port,))
-        with told_soon():
+        with signal_soon():
             client.connect()
         leave_at_once(client)
 
 
-def test_a_signal_while_others_are_waited_for(job, told_soon):
+def test_a_signal_while_others_are_waited_for(job, signal_soon):
     job.start_server()
     client, other = job.client(0), job.client(1)
     client.connect()
     other.connect()
-    with told_soon():
+    with signal_soon():
         client.join(STORE)
     leave_at_once(client)
     assert failure_of(other) == Failure(Kind.SIGNAL, (0,), code=15)
 
 
-def test_a_signal_while_an_answer_is_waited_for(job, told_soon):
+def test_a_signal_while_an_answer_is_waited_for(job, signal_soon):
     job.start_server()
     made = job.all_at_work()
-    with told_soon():
+    with signal_soon():
         made[0].ask({"get": ["a"]}, LIMIT)
     leave_at_once(made[0])
     wait_until(lambda: made[1].failure)
 
 
-def test_a_signal_while_others_are_at_work(job, told_soon):
+def test_a_signal_while_others_are_at_work(job, signal_soon):
     job.start_server()
     made = job.all_at_work()
-    with told_soon():
+    with signal_soon():
         made[1].finish()
     leave_at_once(made[1])
     assert failure_of(made[2]) == Failure(Kind.SIGNAL, (1,), code=15)
 
 
-@pytest.mark.usefixtures("silent_head")
-def test_a_signal_and_a_head_that_does_not_answer(job, told_soon):
+@pytest.mark.usefixtures("silent_coordinator")
+def test_a_signal_and_a_coordinator_that_does_not_answer(job, signal_soon):
     client = job.client(1)
     client.connect()
-    with told_soon():
+    with signal_soon():
         client.join(None)
     start = time.monotonic()
     client.fail(Failure(Kind.SIGNAL, (1,), code=15))

@@ -44,7 +44,7 @@ DIED = failure(rank=5, code=-9)
 
 
 class Job:
-    """A meeting, and what each connection has heard of it.
+    """A coordinator, and what it has sent to each connection.
 
     A connection is the rank of its agent, unless a test says otherwise.
     """
@@ -54,7 +54,7 @@ class Job:
         self.nodes = self.coordinator.settings.nodes
         self.news = []
 
-    def heard(self):
+    def sent(self):
         """Return what was sent since the last time: connection to messages.
 
         But for the news of a restart, which has a test of its own.
@@ -68,41 +68,41 @@ class Job:
         self.coordinator.outbox.clear()
         return dict(sent)
 
-    def say(self, connection, **message):
+    def send(self, connection, **message):
         self.coordinator.receive(connection, message)
-        return self.heard()
+        return self.sent()
 
     def connect(self, connection, **changes):
-        return self.say(
+        return self.send(
             connection, **request_of(connection, nodes=self.nodes) | changes
         )
 
     def lose(self, connection):
         self.coordinator.disconnected(connection)
-        return self.heard()
+        return self.sent()
 
     def wait(self, seconds, *answering):
-        """Let time pass; return the messages by second, without beats.
+        """Let time pass; return the messages by second, without heartbeats.
 
         Args:
             seconds: How long.
-            answering: The connections that answer a beat.
+            answering: The connections that answer a heartbeat.
         """
-        told = {}
+        sent = {}
         for second in range(1, seconds + 1):
             self.coordinator.tick()
-            for connection, messages in self.heard().items():
+            for connection, messages in self.sent().items():
                 for message in messages:
                     if message != {"heartbeat": True}:
-                        told.setdefault(second, []).append((connection, message))
+                        sent.setdefault(second, []).append((connection, message))
                     elif connection in answering:
                         self.coordinator.receive(connection, {"heartbeat": True})
-        return told
+        return sent
 
     def join(self, *ranks, number=None):
         wanted = self.coordinator.round if number is None else number
         for rank in ranks:
-            self.say(rank, join=wanted, **({"store": STORE} if rank == 0 else {}))
+            self.send(rank, join=wanted, **({"store": STORE} if rank == 0 else {}))
 
     def all_there(self):
         for rank in range(self.nodes):
@@ -112,10 +112,10 @@ class Job:
         self.all_there()
         self.join(*range(self.nodes))
         assert self.coordinator.running
-        self.heard()
+        self.sent()
 
     def failed(self, value):
-        """Return what all hear of a failure."""
+        """Return what is sent to all after a failure."""
         return to(range(self.nodes), {"failed": protocol.packed(value)})
 
 
@@ -127,24 +127,24 @@ def test_a_job_from_its_beginning_to_its_end():
     welcome = {"welcome": 1, "job": "19.0", "round": 0}
     for rank in (2, 0, 1):
         assert job.connect(rank) == {rank: [welcome]}
-    assert job.say(1, join=0) == {}
-    assert job.say(0, join=0, store=STORE) == {}
+    assert job.send(1, join=0) == {}
+    assert job.send(0, join=0, store=STORE) == {}
     go = {"go": 0, "store": STORE}
-    assert job.say(2, join=0) == to(range(3), go)
-    assert job.say(2, done=0) == {}
-    assert job.say(0, done=0) == {}
+    assert job.send(2, join=0) == to(range(3), go)
+    assert job.send(2, done=0) == {}
+    assert job.send(0, done=0) == {}
     assert not job.coordinator.finished
-    assert job.say(1, done=0) == to(range(3), {"finished": 0})
+    assert job.send(1, done=0) == to(range(3), {"finished": 0})
     assert job.coordinator.finished
     for rank in range(3):
         assert not job.coordinator.all_informed
-        assert job.say(rank, bye=True) == {rank: ["close"]}
+        assert job.send(rank, bye=True) == {rank: ["close"]}
     assert job.coordinator.all_informed
     assert job.coordinator.failure is None
 
 
 @pytest.mark.parametrize(
-    ("sites", "told"),
+    ("sites", "reported"),
     [
         (("", "", ""), None),
         (("jsc", "jsc", "jsc"), None),
@@ -153,20 +153,20 @@ def test_a_job_from_its_beginning_to_its_end():
         (("a", "b", "c"), {"a": [0], "b": [1], "c": [2]}),
     ],
 )
-def test_nodes_that_use_different_sites_are_named_once(sites, told):
+def test_nodes_that_use_different_sites_are_named_once(sites, reported):
     job = Job(max_restarts=1)
     for rank in (2, 1, 0):
         job.connect(rank, site=sites[rank])
     job.join(0, 1)
-    heard = job.say(2, join=0)
+    sent = job.send(2, join=0)
     go = {"go": 0, "store": STORE}
     expected = to(range(3), go)
-    assert heard == (
-        expected if told is None else expected | {0: [{"sites": told}, go]}
+    assert sent == (
+        expected if reported is None else expected | {0: [{"sites": reported}, go]}
     )
-    job.say(1, died=protocol.packed(DIED), round=0)
+    job.send(1, died=protocol.packed(DIED), round=0)
     job.join(0, 1)
-    assert job.say(2, join=1) == to(range(3), {"go": 1, "store": STORE})
+    assert job.send(2, join=1) == to(range(3), {"go": 1, "store": STORE})
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -187,30 +187,30 @@ def test_joining_twice_counts_once():
     assert not job.coordinator.running
 
 
-def test_where_the_workers_meet_is_node_0s_to_say():
+def test_node_0_gives_the_address_of_the_workers_store():
     job = Job()
     job.all_there()
-    job.say(0, join=0, store=STORE)
-    job.say(1, join=0, store=["10.9.9.9", 1])
-    heard = job.say(2, join=0, store=["10.9.9.9", 1])
-    assert heard[1] == [{"go": 0, "store": STORE}]
+    job.send(0, join=0, store=STORE)
+    job.send(1, join=0, store=["10.9.9.9", 1])
+    sent = job.send(2, join=0, store=["10.9.9.9", 1])
+    assert sent[1] == [{"go": 0, "store": STORE}]
 
 
 def test_one_node_is_a_job_too():
     job = Job(nodes=1)
     job.connect(0)
-    assert job.say(0, join=0, store=STORE) == {0: [{"go": 0, "store": STORE}]}
-    assert job.say(0, done=0) == {0: [{"finished": 0}]}
+    assert job.send(0, join=0, store=STORE) == {0: [{"go": 0, "store": STORE}]}
+    assert job.send(0, done=0) == {0: [{"finished": 0}]}
 
 
-def test_what_is_said_of_another_round_is_not_meant_for_this_one():
+def test_messages_of_another_round_are_ignored():
     job = Job(max_restarts=2)
     job.all_at_work()
-    job.say(1, died=protocol.packed(DIED), round=0)
+    job.send(1, died=protocol.packed(DIED), round=0)
     job.join(0, 1, 2)
-    job.heard()
+    job.sent()
     for message in ({"done": 0}, {"done": 2}, {"died": None, "round": 0}):
-        assert job.say(2, **message) == {}
+        assert job.send(2, **message) == {}
     assert job.coordinator.round == 1
     assert job.coordinator.running
 
@@ -220,7 +220,7 @@ def test_nobody_joins_another_round_than_the_next(wanted):
     job = Job(max_restarts=9)
     job.all_there()
     with pytest.raises(ProtocolError):
-        job.say(1, join=wanted)
+        job.send(1, join=wanted)
 
 
 # --- restarts -----------------------------------------------------------------------
@@ -229,29 +229,29 @@ def test_nobody_joins_another_round_than_the_next(wanted):
 def test_a_worker_that_dies_is_a_restart_for_all():
     job = Job(max_restarts=1)
     job.all_at_work()
-    heard = job.say(1, died=protocol.packed(DIED), round=0)
-    assert heard == to(range(3), {"over": 0})
+    sent = job.send(1, died=protocol.packed(DIED), round=0)
+    assert sent == to(range(3), {"over": 0})
     assert not job.coordinator.running
     # The others' workers end because of it.
-    assert job.say(2, died=protocol.packed(failure(node=2)), round=0) == {}
+    assert job.send(2, died=protocol.packed(failure(node=2)), round=0) == {}
     job.join(0, 1)
-    heard = job.say(2, join=1)
-    assert heard == to(range(3), {"go": 1, "store": STORE})
+    sent = job.send(2, join=1)
+    assert sent == to(range(3), {"go": 1, "store": STORE})
 
 
-def test_an_agent_that_says_by_joining_that_it_restarts():
+def test_an_agent_that_joins_the_next_round_restarts_all():
     """Where torch's agent saw it first."""
     job = Job(max_restarts=1)
     job.all_at_work()
-    assert job.say(1, join=1) == to(range(3), {"over": 0})
+    assert job.send(1, join=1) == to(range(3), {"over": 0})
     job.join(0)
-    assert job.say(2, join=1)[1] == [{"go": 1, "store": STORE}]
+    assert job.send(2, join=1)[1] == [{"go": 1, "store": STORE}]
 
 
 def test_an_agent_that_wants_one_restart_too_many():
     job = Job()
     job.all_at_work()
-    job.say(1, join=1)
+    job.send(1, join=1)
     assert job.coordinator.failure == failure(
         Kind.AGENT, text="it wanted another restart"
     )
@@ -264,43 +264,43 @@ def test_restarts_are_counted_for_the_job(max_restarts):
     job.all_at_work()
     for number in range(max_restarts):
         died = failure(node=number % 3, code=1)
-        job.say(number % 3, died=protocol.packed(died), round=number)
+        job.send(number % 3, died=protocol.packed(died), round=number)
         assert job.coordinator.round == number + 1
         job.join(0, 1, 2)
-        job.heard()
-    heard = job.say(1, died=protocol.packed(DIED), round=max_restarts)
-    assert heard == job.failed(DIED)
+        job.sent()
+    sent = job.send(1, died=protocol.packed(DIED), round=max_restarts)
+    assert sent == job.failed(DIED)
     assert job.coordinator.failure == DIED
 
 
 def test_the_store_is_empty_after_a_restart():
     job = Job(max_restarts=1)
     job.all_at_work()
-    job.say(1, ask=1, set={"torchelastic/role_info/1": "old"})
-    job.say(1, died=protocol.packed(DIED), round=0)
+    job.send(1, ask=1, set={"torchelastic/role_info/1": "old"})
+    job.send(1, died=protocol.packed(DIED), round=0)
     job.join(0, 1, 2)
-    job.heard()
-    heard = job.say(0, ask=7, check=["torchelastic/role_info/1"])
-    assert heard == {0: [{"answer": 7, "value": False}]}
+    job.sent()
+    sent = job.send(0, ask=7, check=["torchelastic/role_info/1"])
+    assert sent == {0: [{"answer": 7, "value": False}]}
 
 
 def test_no_restart_after_others_have_finished():
     """They would never come."""
     job = Job(max_restarts=3)
     job.all_at_work()
-    job.say(0, done=0)
-    job.say(2, done=0)
-    heard = job.say(1, died=protocol.packed(DIED), round=0)
-    assert heard == job.failed(replace(DIED, finished=2))
+    job.send(0, done=0)
+    job.send(2, done=0)
+    sent = job.send(1, died=protocol.packed(DIED), round=0)
+    assert sent == job.failed(replace(DIED, finished=2))
 
 
-def test_no_restart_if_one_finished_before_it_heard_of_it():
+def test_no_restart_if_one_finished_before_it_was_informed():
     """The end of its workers and the restart have crossed each other."""
     job = Job(max_restarts=3)
     job.all_at_work()
-    job.say(1, died=protocol.packed(DIED), round=0)
+    job.send(1, died=protocol.packed(DIED), round=0)
     job.join(1)
-    assert job.say(2, done=0) == job.failed(replace(DIED, finished=1))
+    assert job.send(2, done=0) == job.failed(replace(DIED, finished=1))
     assert not job.coordinator.finished
 
 
@@ -308,46 +308,46 @@ def test_no_restart_if_one_finished_before_it_heard_of_it():
 def test_no_end_of_a_round_that_does_not_run(done):
     job = Job(max_restarts=3)
     job.all_there()
-    assert job.say(2, done=done) == {}
+    assert job.send(2, done=done) == {}
     job.join(0, 1, 2)
-    job.heard()
-    assert job.say(2, done=done) == {}
+    job.sent()
+    assert job.send(2, done=done) == {}
     assert job.coordinator.running
 
 
 # --- agents that are gone -----------------------------------------------------------
 
 
-def test_the_user_hears_of_a_restart_and_why():
+def test_a_restart_is_reported_with_its_cause():
     job = Job(max_restarts=1)
     job.all_at_work()
-    job.say(1, died=protocol.packed(DIED), round=0)
+    job.send(1, died=protocol.packed(DIED), round=0)
     assert job.news == [(0, {"restart": 1, "because": protocol.packed(DIED)})]
 
 
 def test_an_agent_is_lost_for_good():
     job = Job()
     job.all_at_work()
-    heard = job.lose(2)
+    sent = job.lose(2)
     expected = job.failed(Failure(Kind.LOST, (2,)))
-    assert heard == {rank: expected[rank] for rank in (0, 1)} | {2: ["close"]}
+    assert sent == {rank: expected[rank] for rank in (0, 1)} | {2: ["close"]}
 
 
 def test_an_agent_is_lost_and_started_again():
     job = Job(max_restarts=1)
     job.all_at_work()
-    heard = job.lose(2)
-    assert heard == {
+    sent = job.lose(2)
+    assert sent == {
         0: [{"over": 0}, {"lost": 2}],
         1: [{"over": 0}],
         2: ["close"],
     }
     job.join(0, 1)
-    assert job.say("again", **request_of(2, pid=999)) == {
+    assert job.send("again", **request_of(2, pid=999)) == {
         "again": [{"welcome": 1, "job": "19.0", "round": 1}]
     }
-    heard = job.say("again", join=1)
-    assert heard == to((0, 1, "again"), {"go": 1, "store": STORE})
+    sent = job.send("again", join=1)
+    assert sent == to((0, 1, "again"), {"go": 1, "store": STORE})
 
 
 def test_an_agent_is_lost_while_others_are_waited_for():
@@ -356,11 +356,11 @@ def test_an_agent_is_lost_while_others_are_waited_for():
     job.all_there()
     job.join(0, 2)
     assert job.lose(2) == {0: [{"lost": 2}], 2: ["close"]}
-    job.say("again", **request_of(2, pid=999))
+    job.send("again", **request_of(2, pid=999))
     assert (job.coordinator.round, job.coordinator.failure) == (0, None)
     job.join(1)
     assert not job.coordinator.running
-    job.say("again", join=0)
+    job.send("again", join=0)
     assert job.coordinator.running
 
 
@@ -368,8 +368,8 @@ def test_an_agent_is_lost_while_others_are_waited_for_and_none_is_left():
     job = Job()
     job.all_there()
     job.join(0, 2)
-    heard = job.lose(2)
-    assert heard[0] == job.failed(Failure(Kind.LOST, (2,)))[0]
+    sent = job.lose(2)
+    assert sent[0] == job.failed(Failure(Kind.LOST, (2,)))[0]
     assert job.coordinator.failure == Failure(Kind.LOST, (2,))
 
 
@@ -385,7 +385,7 @@ def test_an_agent_that_has_only_looked_may_go():
 def test_an_agent_that_leaves_as_it_should_is_no_loss():
     job = Job()
     job.all_at_work()
-    assert job.say(2, bye=True) == {2: ["close"]}
+    assert job.send(2, bye=True) == {2: ["close"]}
     assert job.lose(2) == {}
     assert job.coordinator.failure is None
 
@@ -393,22 +393,22 @@ def test_an_agent_that_leaves_as_it_should_is_no_loss():
 def test_an_agent_that_has_finished_is_no_loss():
     job = Job()
     job.all_at_work()
-    job.say(2, done=0)
+    job.send(2, done=0)
     assert job.lose(2) == {2: ["close"]}
-    job.say(0, done=0)
-    job.say(1, done=0)
+    job.send(0, done=0)
+    job.send(1, done=0)
     assert job.coordinator.finished
 
 
 def test_an_agent_that_is_started_again_after_it_has_finished():
     job = Job(max_restarts=1)
     job.all_at_work()
-    job.say(2, done=0)
+    job.send(2, done=0)
     job.lose(2)
-    heard = job.say("again", **request_of(2, pid=999))
+    sent = job.send("again", **request_of(2, pid=999))
     assert (
         protocol.packed(Failure(Kind.LOST, (2,), finished=1))
-        == (heard["again"][0]["failed"])
+        == (sent["again"][0]["failed"])
     )
     assert job.coordinator.failure is not None
 
@@ -417,21 +417,21 @@ def test_the_last_agents_of_a_job_that_has_finished():
     job = Job(max_restarts=1)
     job.all_at_work()
     for rank in range(3):
-        job.say(rank, done=0)
+        job.send(rank, done=0)
     assert job.lose(2) == {2: ["close"]}
-    job.heard()
-    assert job.say(1, failed=protocol.packed(DIED)) == {}
-    assert job.say(1, join=1) == {}
+    job.sent()
+    assert job.send(1, failed=protocol.packed(DIED)) == {}
+    assert job.send(1, join=1) == {}
     assert job.coordinator.failure is None
 
 
-def test_who_speaks_where_node_0_is_gone():
-    for head, expected in ((0, None), (1, 1), (2, 2)):
-        job = Job(max_restarts=1, coordinator=head)
+def test_which_node_reports_where_node_0_is_gone():
+    for node, expected in ((0, None), (1, 1), (2, 2)):
+        job = Job(max_restarts=1, coordinator=node)
         job.all_at_work()
-        heard = job.lose(0)
-        tellers = [c for c, sent in heard.items() if {"lost": 0} in sent]
-        assert tellers == ([] if expected is None else [expected])
+        sent = job.lose(0)
+        reporters = [c for c, messages in sent.items() if {"lost": 0} in messages]
+        assert reporters == ([] if expected is None else [expected])
 
 
 # --- two agents of one rank ---------------------------------------------------------
@@ -440,11 +440,11 @@ def test_who_speaks_where_node_0_is_gone():
 def test_the_first_one_answers_and_the_second_is_refused():
     job = Job()
     job.all_at_work()
-    assert job.say("second", **request_of(1, pid=999)) == {1: [{"heartbeat": True}]}
+    assert job.send("second", **request_of(1, pid=999)) == {1: [{"heartbeat": True}]}
     value = "process 101 on n1"
     refused = {"refused": "taken", "value": value}
-    assert job.say(1, heartbeat=True) == {"second": [refused, "close"]}
-    assert job.say(1, heartbeat=True) == {}
+    assert job.send(1, heartbeat=True) == {"second": [refused, "close"]}
+    assert job.send(1, heartbeat=True) == {}
     assert job.lose("second") == {}
     assert job.coordinator.failure is None
 
@@ -452,54 +452,54 @@ def test_the_first_one_answers_and_the_second_is_refused():
 def test_whatever_the_first_one_says_is_an_answer():
     job = Job()
     job.all_at_work()
-    job.say("second", **request_of(1, pid=999))
-    assert job.say(1, done=0)["second"][1] == "close"
+    job.send("second", **request_of(1, pid=999))
+    assert job.send(1, done=0)["second"][1] == "close"
 
 
-def test_the_first_one_is_gone_and_the_second_let_in():
+def test_the_first_one_is_gone_and_the_second_is_accepted():
     job = Job(max_restarts=1)
     job.all_at_work()
-    job.say("second", **request_of(1, pid=999))
-    heard = job.lose(1)
-    assert heard["second"] == [{"welcome": 1, "job": "19.0", "round": 1}]
-    assert heard[0] == [{"over": 0}, {"lost": 1}]
+    job.send("second", **request_of(1, pid=999))
+    sent = job.lose(1)
+    assert sent["second"] == [{"welcome": 1, "job": "19.0", "round": 1}]
+    assert sent[0] == [{"over": 0}, {"lost": 1}]
     job.join(0, 2)
-    assert job.say("second", join=1)["second"] == [{"go": 1, "store": STORE}]
+    assert job.send("second", join=1)["second"] == [{"go": 1, "store": STORE}]
 
 
 def test_the_first_one_is_gone_and_the_job_with_it():
     job = Job()
     job.all_at_work()
-    job.say("second", **request_of(1, pid=999))
-    heard = job.lose(1)
-    assert heard["second"] == job.failed(Failure(Kind.LOST, (1,)))[0]
+    job.send("second", **request_of(1, pid=999))
+    sent = job.lose(1)
+    assert sent["second"] == job.failed(Failure(Kind.LOST, (1,)))[0]
 
 
-def test_the_first_one_says_nothing_and_the_second_is_let_in():
+def test_the_first_one_says_nothing_and_the_second_is_accepted():
     """Its node is lost: nothing closes its connection."""
     job = Job(max_restarts=1)
     job.all_at_work()
-    job.say("second", **request_of(1, pid=999))
+    job.send("second", **request_of(1, pid=999))
     assert job.wait(coordinator.CANDIDATE_TIMEOUT - 1, 0, 2) == {}
-    told = job.wait(1, 0, 2)[1]
-    assert ("second", {"welcome": 1, "job": "19.0", "round": 1}) in told
-    assert (1, "close") in told
-    assert (0, {"lost": 1}) in told
+    sent = job.wait(1, 0, 2)[1]
+    assert ("second", {"welcome": 1, "job": "19.0", "round": 1}) in sent
+    assert (1, "close") in sent
+    assert (0, {"lost": 1}) in sent
 
 
 def test_the_second_one_does_not_wait():
     job = Job()
     job.all_at_work()
-    job.say("second", **request_of(1, pid=999))
+    job.send("second", **request_of(1, pid=999))
     assert job.lose("second") == {}
-    assert job.say(1, heartbeat=True) == {}
+    assert job.send(1, heartbeat=True) == {}
 
 
 def test_a_third_one():
     job = Job(max_restarts=1)
     job.all_at_work()
-    job.say("second", **request_of(1, pid=998))
-    job.say("third", **request_of(1, pid=999))
+    job.send("second", **request_of(1, pid=998))
+    job.send("third", **request_of(1, pid=999))
     assert job.lose("second") == {}
     assert job.lose(1)["third"][0]["welcome"] == 1
 
@@ -508,16 +508,16 @@ def test_an_agent_that_gave_up_one_connection():
     """The second one may arrive before the end of the first."""
     job = Job()
     job.connect(1)
-    heard = job.say("again", **request_of(1))
-    assert heard[1] == ["close"]
-    assert heard["again"] == [{"welcome": 1, "job": "19.0", "round": 0}]
+    sent = job.send("again", **request_of(1))
+    assert sent[1] == ["close"]
+    assert sent["again"] == [{"welcome": 1, "job": "19.0", "round": 0}]
     assert job.lose(1) == {}
     assert job.coordinator.failure is None
 
 
-# --- who is not let in --------------------------------------------------------------
+# --- which agents are refused -------------------------------------------------------
 
-# What is said otherwise; what the agent hears; what the others hear, if anything.
+# What is different; the answer; the failure that the others receive, if any.
 REFUSED = {
     "another job": (
         {"job": "20.0", "nodes": 9, "protocol": 7},
@@ -562,24 +562,24 @@ def test_one_too_many_of_a_node_is_no_failure_of_the_job(changes):
     """A worker that launches once more, for example."""
     job = Job()
     job.all_at_work()
-    heard = job.say("new", **request_of(1, pid=999) | changes)
-    assert list(heard) == ["new"]
-    assert "refused" in heard["new"][0]
+    sent = job.send("new", **request_of(1, pid=999) | changes)
+    assert list(sent) == ["new"]
+    assert "refused" in sent["new"][0]
     assert job.lose("new") == {}
     assert job.coordinator.failure is None
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_who_is_not_let_in(case):
+def test_an_agent_that_is_refused(case):
     changes, answer, others = REFUSED[case]
     job = Job()
     job.connect(0)
     job.connect(2)
-    heard = job.say("new", **request_of(1) | changes)
-    assert heard["new"] == [answer, "close"]
+    sent = job.send("new", **request_of(1) | changes)
+    assert sent["new"] == [answer, "close"]
     assert job.coordinator.failure == others
     expected = [] if others is None else [{"failed": protocol.packed(others)}]
-    assert heard.get(0, []) == heard.get(2, []) == expected
+    assert sent.get(0, []) == sent.get(2, []) == expected
     assert job.lose("new") == {}
 
 
@@ -602,7 +602,7 @@ def test_what_is_no_beginning(message):
     job = Job()
     job.connect(0)
     with pytest.raises(ProtocolError):
-        job.say("new", **message)
+        job.send("new", **message)
     assert job.coordinator.failure is None
 
 
@@ -613,34 +613,34 @@ def test_an_agent_that_gives_up():
     job = Job(max_restarts=3)
     job.all_at_work()
     gone = failure(Kind.SIGNAL, code=15)
-    assert job.say(1, failed=protocol.packed(gone)) == job.failed(gone)
+    assert job.send(1, failed=protocol.packed(gone)) == job.failed(gone)
     assert not job.coordinator.all_informed
-    job.say(0, read=True)
-    job.say(2, bye=True)
+    job.send(0, read=True)
+    job.send(2, bye=True)
     assert not job.coordinator.all_informed
     job.lose(1)
     assert job.coordinator.all_informed
 
 
-def test_a_reason_of_the_heads_own():
+def test_a_failure_of_the_head_node():
     job = Job()
     job.all_there()
     own = failure(Kind.AGENT, 0, text="why")
     job.coordinator.fail(own)
-    assert job.heard() == job.failed(own)
+    assert job.sent() == job.failed(own)
 
 
 def test_the_first_failure_counts():
     job = Job(max_restarts=3)
     job.all_at_work()
-    job.say(1, failed=protocol.packed(DIED))
+    job.send(1, failed=protocol.packed(DIED))
     other = failure(Kind.SIGNAL, 2, code=15)
-    assert job.say(2, failed=protocol.packed(other)) == {}
-    assert job.say(2, died=protocol.packed(other), round=0) == {}
-    assert job.say(2, join=1) == {}
-    assert job.say(2, done=0) == {}
+    assert job.send(2, failed=protocol.packed(other)) == {}
+    assert job.send(2, died=protocol.packed(other), round=0) == {}
+    assert job.send(2, join=1) == {}
+    assert job.send(2, done=0) == {}
     job.coordinator.fail(other)
-    assert job.heard() == {}
+    assert job.sent() == {}
     assert job.lose(2) == {2: ["close"]}  # nor is anybody waited for
     assert job.coordinator.failure == DIED
     assert job.coordinator.round == 0
@@ -651,21 +651,21 @@ def test_a_job_that_has_failed_does_not_finish():
     job = Job()
     job.all_at_work()
     job.coordinator.fail(DIED)
-    job.heard()
+    job.sent()
     for rank in range(3):
-        assert job.say(rank, done=0) == {}
+        assert job.send(rank, done=0) == {}
     assert not job.coordinator.finished
 
 
-def test_who_comes_too_late_hears_why():
+def test_a_late_agent_is_informed_of_the_failure():
     job = Job()
     job.connect(0)
     job.connect(1)
-    job.say(1, failed=protocol.packed(DIED))
+    job.send(1, failed=protocol.packed(DIED))
     assert job.connect(2) == {2: [{"failed": protocol.packed(DIED)}]}
     for rank in range(3):
         assert not job.coordinator.all_informed
-        job.say(rank, read=True)
+        job.send(rank, read=True)
     assert job.coordinator.all_informed
 
 
@@ -689,7 +689,7 @@ def test_a_failure_that_is_none(message):
     job = Job(max_restarts=1)
     job.all_at_work()
     with pytest.raises(ProtocolError):
-        job.say(1, **message)
+        job.send(1, **message)
     assert job.coordinator.failure is None
     assert job.coordinator.running
 
@@ -703,7 +703,7 @@ def test_everybody_is_asked_within_five_seconds_and_not_all_at_once():
     asked = defaultdict(list)
     for second in range(20):
         job.coordinator.tick()
-        for connection in job.heard():
+        for connection in job.sent():
             asked[connection].append(second)
     assert [len(seconds) for seconds in asked.values()] == [4, 4, 4]
     assert len(set(map(tuple, asked.values()))) == 3
@@ -712,12 +712,12 @@ def test_everybody_is_asked_within_five_seconds_and_not_all_at_once():
 def test_an_agent_that_does_not_answer_is_named_and_ends_the_job():
     job = Job(max_restarts=9)
     job.all_at_work()
-    told = job.wait(119, 0, 2)
-    assert told == {30: [(0, {"silent": [1], "left": 90})]}
+    sent = job.wait(119, 0, 2)
+    assert sent == {30: [(0, {"silent": [1], "left": 90})]}
     silent = failure(Kind.SILENT, code=120)
     message = {"failed": protocol.packed(silent)}
     assert job.wait(1, 0, 2) == {1: [(rank, message) for rank in range(3)]}
-    assert job.wait(200, 0, 2) == {}  # it is said once
+    assert job.wait(200, 0, 2) == {}  # it is reported once
 
 
 def test_several_that_do_not_answer_are_named_together():
@@ -727,11 +727,11 @@ def test_several_that_do_not_answer_are_named_together():
 
 
 @pytest.mark.parametrize("last", [29, 30, 119])
-def test_a_word_ends_the_silence(last):
+def test_a_message_ends_the_silence(last):
     job = Job()
     job.all_at_work()
     job.wait(last, 0, 2)
-    job.say(1, heartbeat=True)
+    job.send(1, heartbeat=True)
     # Who has been named as silent is named once more.
     again = {} if last < 30 else {1: [(0, {"answering": [1]})]}
     assert job.wait(29, 0, 2) == again
@@ -745,7 +745,7 @@ def test_several_that_answer_again_are_named_together():
     job.wait(60, 0)
     for _ in range(2):
         for rank in (1, 2):
-            job.say(rank, heartbeat=True)
+            job.send(rank, heartbeat=True)
     assert job.wait(50, 0, 1, 2) == {1: [(0, {"answering": [1, 2]})]}
 
 
@@ -764,8 +764,8 @@ def test_a_limit_below_the_first_report():
     """As of --rdzv-conf=keep_alive_interval=5,keep_alive_max_attempt=3."""
     job = Job(silence_timeout=15)
     job.all_at_work()
-    told = job.wait(100, 0, 2)
-    assert list(told) == [15]
+    sent = job.wait(100, 0, 2)
+    assert list(sent) == [15]
     assert job.coordinator.failure == failure(Kind.SILENT, code=15)
 
 
@@ -776,22 +776,22 @@ def test_no_time_passes_but_its_own():
     job.wait(29, 0)
     # An hour later, and what had been sent arrives.
     for rank in (1, 2):
-        job.say(rank, heartbeat=True)
+        job.send(rank, heartbeat=True)
     assert job.wait(29, 0) == {}
 
 
 # --- waiting ------------------------------------------------------------------------
 
 
-def test_what_is_waited_for_is_said_and_when_it_ends():
+def test_missing_nodes_are_reported_until_the_timeout():
     job = Job(join_timeout=100)
     job.all_there()
     assert job.wait(50, 0, 1, 2) == {}  # nobody has joined: a dry run
     job.join(2)
-    told = job.wait(100, 0, 1, 2)
+    sent = job.wait(100, 0, 1, 2)
     missing = Failure(Kind.MISSING, (0, 1), code=100)
     message = {"failed": protocol.packed(missing)}
-    assert told == {
+    assert sent == {
         10: [(0, {"waiting": [0, 1], "seconds": 10})],
         40: [(0, {"waiting": [0, 1], "seconds": 40})],
         70: [(0, {"waiting": [0, 1], "seconds": 70})],
@@ -803,13 +803,13 @@ def test_what_is_waited_for_is_said_and_when_it_ends():
     assert job.wait(100, 0, 1, 2) == {}
 
 
-def test_nobody_is_told_where_neither_node_0_nor_the_head_is_there():
+def test_no_report_without_node_0_and_the_head_node():
     job = Job(join_timeout=100, coordinator=-1)
     job.connect(2)
     job.join(2)
-    told = job.wait(100, 2)
+    sent = job.wait(100, 2)
     missing = Failure(Kind.MISSING, (0, 1), code=100)
-    assert told == {100: [(2, {"failed": protocol.packed(missing)})]}
+    assert sent == {100: [(2, {"failed": protocol.packed(missing)})]}
 
 
 def test_a_restart_has_all_the_time_of_a_start():
@@ -819,7 +819,7 @@ def test_a_restart_has_all_the_time_of_a_start():
     job.wait(99, 0, 1, 2)
     job.join(1, 2)
     assert job.wait(1000, 0, 1, 2) == {}  # at work
-    job.say(1, died=protocol.packed(DIED), round=0)
+    job.send(1, died=protocol.packed(DIED), round=0)
     assert job.wait(50, 0, 1, 2) == {}  # their workers end first
     job.join(0, 1)
     assert sorted(job.wait(99, 0, 1, 2)) == [10, 40, 70]
@@ -828,19 +828,19 @@ def test_a_restart_has_all_the_time_of_a_start():
     assert job.coordinator.failure == Failure(Kind.MISSING, (2,), code=100)
 
 
-def test_who_is_still_at_work_is_said_and_nothing_ends_it():
+def test_nodes_at_work_are_reported_without_a_timeout():
     job = Job(join_timeout=20)
     job.all_at_work()
     assert job.wait(100, 0, 1, 2) == {}
-    job.say(2, done=0)
-    told = job.wait(45, 0, 1, 2)
-    assert told == {
+    job.send(2, done=0)
+    sent = job.wait(45, 0, 1, 2)
+    assert sent == {
         10: [(0, {"finishing": [0, 1], "seconds": 10})],
         40: [(0, {"finishing": [0, 1], "seconds": 40})],
     }
-    job.say(0, done=0)
+    job.send(0, done=0)
     assert job.wait(12, 0, 1, 2) == {10: [(0, {"finishing": [1], "seconds": 10})]}
-    job.say(1, done=0)
+    job.send(1, done=0)
     assert job.wait(100, 0, 1, 2) == {}
     assert job.coordinator.failure is None
 
@@ -849,8 +849,8 @@ def test_who_is_still_at_work_is_said_and_nothing_ends_it():
 
 
 def answers(job, connection, **question):
-    heard = job.say(connection, ask=1, **question)
-    (answer,) = heard[connection]
+    sent = job.send(connection, ask=1, **question)
+    (answer,) = sent[connection]
     assert set(answer) == {"answer", "value"}
     return answer["value"]
 
@@ -873,23 +873,23 @@ def test_the_store():
 def test_an_answer_waits_until_all_keys_are_there():
     job = Job()
     job.all_at_work()
-    assert job.say(1, ask=4, get=["a", "b"]) == {}
-    assert job.say(2, ask=5, get=["b"]) == {}
-    assert job.say(0, ask=1, set={"b": "2"}) == {
+    assert job.send(1, ask=4, get=["a", "b"]) == {}
+    assert job.send(2, ask=5, get=["b"]) == {}
+    assert job.send(0, ask=1, set={"b": "2"}) == {
         2: [{"answer": 5, "value": ["2"]}],
         0: [{"answer": 1, "value": True}],
     }
-    heard = job.say(0, ask=2, add="a", by=1)
-    assert heard[1] == [{"answer": 4, "value": ["1", "2"]}]
+    sent = job.send(0, ask=2, add="a", by=1)
+    assert sent[1] == [{"answer": 4, "value": ["1", "2"]}]
 
 
-def test_a_question_of_somebody_who_has_gone():
+def test_a_question_of_an_agent_that_is_gone():
     job = Job(max_restarts=1)
     job.all_at_work()
-    job.say(1, ask=4, get=["a"])
+    job.send(1, ask=4, get=["a"])
     job.lose(1)
-    heard = job.say(0, ask=1, set={"a": "1"})
-    assert heard[0] == [{"answer": 1, "value": True}]
+    sent = job.send(0, ask=1, set={"a": "1"})
+    assert sent[0] == [{"answer": 1, "value": True}]
 
 
 NO_QUESTIONS = [
@@ -914,9 +914,9 @@ NO_QUESTIONS = [
 def test_what_is_no_question(question):
     job = Job()
     job.all_at_work()
-    job.say(0, ask=0, set={"text": "x"})
+    job.send(0, ask=0, set={"text": "x"})
     with pytest.raises(ProtocolError):
-        job.say(1, ask=1, **question)
+        job.send(1, ask=1, **question)
 
 
 def test_the_store_has_its_limit(monkeypatch):
@@ -926,7 +926,7 @@ def test_the_store_has_its_limit(monkeypatch):
     for value in ("12345678", "x", "1234567"):  # a value replaced is gone
         assert answers(job, 0, set={"a": value}) is True
     with pytest.raises(ProtocolError, match="too much"):
-        job.say(0, ask=1, set={"b": "123"})
+        job.send(0, ask=1, set={"b": "123"})
     assert answers(job, 1, set={"b": "1"}) is True  # the others' goes on
 
 
@@ -934,12 +934,12 @@ def test_the_store_has_its_limit(monkeypatch):
 
 
 @pytest.mark.parametrize("nodes", [10, 1000])
-def test_each_node_hears_the_same_amount_in_a_job_of_any_size(nodes):
+def test_each_node_receives_the_same_amount_in_a_job_of_any_size(nodes):
     job = Job(nodes=nodes, max_restarts=1)
     sent = defaultdict(int)
 
     def count():
-        for connection, messages in job.heard().items():
+        for connection, messages in job.sent().items():
             for message in messages:
                 sent[connection] += len(protocol.encode(message))
 
@@ -998,7 +998,7 @@ ODD = {0: {"nodes": 4}, 1: {"run_id": "x"}, 2: {"job": "x"}, 3: {"protocol": 5}}
 
 
 class AnyCoordinator(RuleBasedStateMachine):
-    """Agents that do what agents do, and somebody who says anything at all."""
+    """Agents that do what agents do, and a peer that sends anything at all."""
 
     def __init__(self):
         super().__init__()
@@ -1012,7 +1012,7 @@ class AnyCoordinator(RuleBasedStateMachine):
         self.next = 0
 
     def receive(self, connection, message):
-        """Do what the head does."""
+        """Do what the server does."""
         try:
             self.coordinator.receive(connection, json.loads(json.dumps(message)))
         except ProtocolError:
@@ -1111,7 +1111,7 @@ class AnyCoordinator(RuleBasedStateMachine):
         behind=st.sampled_from([0, 0, 0, 1]),
         failure=failures,
     )
-    def speak(self, data, message, behind, failure):
+    def send(self, data, message, behind, failure):
         connection = data.draw(st.sampled_from(sorted(self.open)))
         number = self.coordinator.round - behind
         value = {"done": number, "died": failure, "failed": failure}.get(message, True)
@@ -1119,7 +1119,7 @@ class AnyCoordinator(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), message=st.dictionaries(verbs, json_values, max_size=3))
-    def speak_anything(self, data, message):
+    def send_anything(self, data, message):
         connection = data.draw(st.sampled_from(sorted(self.open)))
         self.receive(connection, message)
 
