@@ -349,8 +349,6 @@ def test_any_failure_is_one_line(failure, head):
         (Failure(Kind.SILENT, (0,)), 1),
         (Failure(Kind.MISSING, (0, 1)), 2),
         (Failure(Kind.MISSING, (0, 1, 2)), 0),
-        (Failure(Kind.COORDINATOR), 1),
-        (Failure(Kind.COORDINATOR, code=120), 1),
     ],
 )
 def test_the_first_node_that_is_connected_reports(failure, reporter):
