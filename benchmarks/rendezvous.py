@@ -10,11 +10,11 @@ the same functions here, with torch as it is installed; they differ in how a han
 made, and in nothing else. Torch's own gets more and more nodes until they do not meet
 within the bound.
 
-The head, which is node 0, is a process of its own, as on a cluster. The others are
+The head node, node 0, is a process of its own, as on a cluster. The others are
 threads, 16 in a process, or more where that would be more than 32 processes; one more
 thread of each process asks all its handlers in turn. A node of ours has four open files
 in its process (a connection, and an event loop with three), one of torch's has one;
-each has one at the head.
+each has one on the head node.
 
 Everything runs in a network namespace that holds nothing else (``unshare``), so that
 the counter of its loopback interface is the traffic: with the headers of TCP and IP,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 NODES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-PROCESSES, NODES_PER_PROCESS = 32, 16  # at most, at least; beside the head's
+PROCESSES, NODES_PER_PROCESS = 32, 16  # at most, at least; beside the head node's
 RATE = 10  # per second: torch's monitor_interval is 0.1 s
 BEAT = 5  # seconds, of both kinds: a window holds whole ones
 HOST = "127.0.0.1"
@@ -102,7 +102,7 @@ class Job:
     Attributes:
         kind: Of the rendezvous, by its name in torch's registry.
         nodes: Number of nodes.
-        port: Of the head.
+        port: Of the coordinator or store.
         bound: Seconds that the nodes may take to meet.
         window: Seconds for which they are asked afterwards.
     """
@@ -268,7 +268,7 @@ class Result:
         others: Share of the machine that was not free for these nodes then.
         join_bytes: Until then, or until the bound.
         rate: Bytes per second afterwards.
-        head: Share of a core that the head's process used then.
+        head_node: Share of a core that the head node's process used then.
         asked: How often each node was asked, as a share of what was meant.
         problem: Why there are no such numbers.
         is_late: Whether that is the bound.
@@ -279,7 +279,7 @@ class Result:
     others: float = 0
     join_bytes: int = 0
     rate: float = 0
-    head: float = 0
+    head_node: float = 0
     asked: float = 0
     problem: str = ""
     is_late: bool = False
@@ -349,7 +349,7 @@ def _measure_window(pipes: Sequence[Connection], result: Result) -> None:
     result.rate = (traffic() - before) / (time.monotonic() - start)
     asked: list[Asked] = hear(pipes, result.job.bound)
     _raise_for([text for part in asked for text in part.problems])
-    result.head = asked[0].cpu / result.job.window
+    result.head_node = asked[0].cpu / result.job.window
     result.asked = min(part.rounds for part in asked) / (result.job.window * RATE)
 
 
@@ -474,7 +474,7 @@ COLUMNS = (
         lambda r: f">{scaled(r.join_bytes)}",
     ),
     Column("then, bytes/s", 7, lambda r: scaled(r.rate)),
-    Column("head, % of a core", 12, lambda r: f"{100 * r.head:.1f}"),
+    Column("head node, % core", 12, lambda r: f"{100 * r.head_node:.1f}"),
 )
 
 

@@ -287,8 +287,8 @@ class SchedulerRendezvous(RendezvousHandler):
             self._check_no_coordinator(taken, request)
         if opened is not None:
             return opened
-        first, *others = plan.ports
-        holder = "" if others else f", taken by {port_holder(first)}"
+        is_only = len(plan.ports) == 1
+        holder = f", taken by {port_holder(plan.ports[0])}" if is_only else ""
         listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
         raise LaunchError(
             "HPC111",
