@@ -15,9 +15,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import schedulers, sites
+from torchrun_hpc import sites
+from torchrun_hpc.commandline.command_line import CommandLine
+from torchrun_hpc.launching.preflight import of_process
 from torchrun_hpc.network import Network, this_node
 from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers.process import Process
 from torchrun_hpc.setting import Setting
@@ -62,10 +65,10 @@ def resolve(host: str) -> tuple[ipaddress.IPv4Address, ...]:
 def plan_once(options: Mapping[str, Setting]) -> float:
     """Return the seconds from the environment to the plan."""
     start = time.perf_counter()
-    process = schedulers.weigh(Process(ENVIRON, ENVIRON["SLURMD_NODENAME"]))
-    job = schedulers.detect(process)
+    seen = of_process(Process(ENVIRON, ENVIRON["SLURMD_NODENAME"]))
     inputs = Inputs(
-        job=job,
+        mode=choose_mode(seen, CommandLine(options)),
+        job=seen.job,
         site=sites.find(ENVIRON, "jwb0001"),
         network=Network(this_node().interfaces, resolve, lambda _address: None),
         options=options,
@@ -77,7 +80,7 @@ def plan_once(options: Mapping[str, Setting]) -> float:
     )
     plan = make_plan(inputs)
     seconds = time.perf_counter() - start
-    if plan.nodes != NODES or plan.node_rank != NODES // 2:
+    if (plan.world.nodes, plan.world.node_rank) != (NODES, NODES // 2):
         sys.exit("this is not the plan of that node")
     return seconds
 

@@ -10,11 +10,11 @@ the same functions here, with torch as it is installed; they differ in how a han
 made, and in nothing else. Torch's own gets more and more nodes until they do not meet
 within the bound.
 
-The head, which is node 0, is a process of its own, as on a cluster. The others are
+The head node, node 0, is a process of its own, as on a cluster. The others are
 threads, 16 in a process, or more where that would be more than 32 processes; one more
 thread of each process asks all its handlers in turn. A node of ours has four open files
 in its process (a connection, and an event loop with three), one of torch's has one;
-each has one at the head.
+each has one on the head node.
 
 Everything runs in a network namespace that holds nothing else (``unshare``), so that
 the counter of its loopback interface is the traffic: with the headers of TCP and IP,
@@ -57,7 +57,12 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER
-from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.launch_plan import (
+    LaunchPlan,
+    Rendezvous,
+    World,
+)
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.rendezvous.handler import register
 
 if TYPE_CHECKING:
@@ -68,7 +73,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 NODES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-PROCESSES, NODES_PER_PROCESS = 32, 16  # at most, at least; beside the head's
+PROCESSES, NODES_PER_PROCESS = 32, 16  # at most, at least; beside the head node's
 RATE = 10  # per second: torch's monitor_interval is 0.1 s
 BEAT = 5  # seconds, of both kinds: a window holds whole ones
 HOST = "127.0.0.1"
@@ -102,7 +107,7 @@ class Job:
     Attributes:
         kind: Of the rendezvous, by its name in torch's registry.
         nodes: Number of nodes.
-        port: Of the head.
+        port: Of the coordinator or store.
         bound: Seconds that the nodes may take to meet.
         window: Seconds for which they are asked afterwards.
     """
@@ -121,18 +126,18 @@ def make_handler(job: Job, plan: LaunchPlan) -> RendezvousHandler:
     """Make the handler of one node; only torch's own connects already."""
     parameters = RendezvousParameters(
         backend=job.kind,
-        endpoint=plan.endpoint,
+        endpoint=plan.rendezvous.endpoint,
         run_id=plan.launch_id,
         min_nodes=job.nodes,
         max_nodes=job.nodes,
         local_addr=HOST,
         join_timeout=job.bound + 60,
-        is_host=int(plan.is_coordinator),  # only torch's own asks
+        is_host=int(plan.rendezvous.is_coordinator),  # only torch's own asks
     )
     if job.kind == STOCK:
         return get_rendezvous_handler(parameters)
     with _registry:
-        register(plan, 0)
+        register(plan, 0, os.environ)
         return get_rendezvous_handler(parameters)
 
 
@@ -141,21 +146,19 @@ def make_plans(job: Job, ranks: Iterable[int]) -> list[LaunchPlan]:
     hosts = tuple(f"n{number:04}" for number in range(job.nodes))
     return [
         LaunchPlan(
-            title="benchmark",
-            nodes=job.nodes,
-            node_rank=rank,
-            workers=1,
-            is_reporter=rank == 0,
-            endpoint=f"{HOST}:{job.port}",
+            mode=Mode.SEVERAL_NODES,
+            world=World(nodes=job.nodes, node_rank=rank, workers=1, hosts=hosts),
+            rendezvous=Rendezvous(
+                backend=SCHEDULER,
+                endpoint=f"{HOST}:{job.port}",
+                connect_host=HOST,
+                ports=(job.port,),
+                coordinator=0,
+                is_coordinator=rank == 0,
+                local_address=HOST,
+                listen=(HOST, job.port) if rank == 0 else None,
+            ),
             launch_id="benchmark",
-            backend=SCHEDULER,
-            connect_host=HOST,
-            ports=(job.port,),
-            head=0,
-            is_coordinator=rank == 0,
-            hosts=hosts,
-            address=HOST,
-            listen=(HOST, job.port) if rank == 0 else None,
         )
         for rank in ranks
     ]
@@ -217,7 +220,7 @@ def run_nodes(job: Job, ranks: range, parent: Connection) -> None:
             handler = make_handler(job, plan)
             kept.append(handler.next_rendezvous())
         except Exception as error:  # noqa: BLE001 - is reported
-            problems.append(f"node {plan.node_rank}: {error!r}")
+            problems.append(f"node {plan.world.node_rank}: {error!r}")
         else:
             times.append(time.monotonic())
             handlers.append(handler)
@@ -268,7 +271,7 @@ class Result:
         others: Share of the machine that was not free for these nodes then.
         join_bytes: Until then, or until the bound.
         rate: Bytes per second afterwards.
-        head: Share of a core that the head's process used then.
+        head_node: Share of a core that the head node's process used then.
         asked: How often each node was asked, as a share of what was meant.
         problem: Why there are no such numbers.
         is_late: Whether that is the bound.
@@ -279,7 +282,7 @@ class Result:
     others: float = 0
     join_bytes: int = 0
     rate: float = 0
-    head: float = 0
+    head_node: float = 0
     asked: float = 0
     problem: str = ""
     is_late: bool = False
@@ -349,7 +352,7 @@ def _measure_window(pipes: Sequence[Connection], result: Result) -> None:
     result.rate = (traffic() - before) / (time.monotonic() - start)
     asked: list[Asked] = hear(pipes, result.job.bound)
     _raise_for([text for part in asked for text in part.problems])
-    result.head = asked[0].cpu / result.job.window
+    result.head_node = asked[0].cpu / result.job.window
     result.asked = min(part.rounds for part in asked) / (result.job.window * RATE)
 
 
@@ -474,7 +477,7 @@ COLUMNS = (
         lambda r: f">{scaled(r.join_bytes)}",
     ),
     Column("then, bytes/s", 7, lambda r: scaled(r.rate)),
-    Column("head, % of a core", 12, lambda r: f"{100 * r.head:.1f}"),
+    Column("head node, % core", 12, lambda r: f"{100 * r.head_node:.1f}"),
 )
 
 

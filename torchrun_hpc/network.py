@@ -201,7 +201,7 @@ def path_problem(address: str | None) -> tuple[str, bool]:
     if here is None:
         return "", False
     if not here.up:
-        return f"interface {here.name} of this node, with {address}, is down", True
+        return f"interface {here.name}, which has {address}, is down", True
     others = [
         i.name
         for i in interfaces

@@ -44,8 +44,8 @@ HURRIED = "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=5"
 # An agent is asked every 5 seconds, so the last answer may be as old.
 SILENT = pytest.approx(30 - 5 / 2, abs=6)
 GONE = pytest.approx(35 - 5 / 2, abs=8)
-# The head stays for a while, for those who have not heard of the end.
-OVER = pytest.approx(35 + server.STAY, abs=12)
+# The coordinator stays for a while, for nodes that are not informed of the end.
+OVER = pytest.approx(35 + server.CLOSE_TIMEOUT, abs=12)
 
 # The first line, and that others are waited for, where that takes long.
 ORDINARY = re.compile("HPC001|HPC113|HPC114")
@@ -241,7 +241,7 @@ def worker_killed(job: Job) -> Seconds:
     The last worker of the other nodes has ended {others} s later, and the job {end} s
     later. Node 0 says why, as its last line.
     """
-    job.context()
+    job.start()
     workers = job.workers()
     workers[1].kill()
     others = job.wait(lambda: ended(*workers), 10)
@@ -263,7 +263,7 @@ def worker_killed_and_others_fail(job: Job) -> Seconds:
 
     Named is the one that was first. The job has ended {end} s later.
     """
-    job.context(words="raises")
+    job.start(words="raises")
     job.workers()[1].kill()
     end = job.end(30)
     assert job.codes() == [1, 1, 1]
@@ -278,7 +278,7 @@ def worker_killed_and_restarted(job: Job) -> Seconds:
 
     All workers start again, with TORCHELASTIC_RESTART_COUNT=1 on every rank.
     """
-    job.context("--max-restarts=1")
+    job.start("--max-restarts=1")
     workers = job.workers()
     workers[1].kill()
     others = job.wait(lambda: ended(*workers), 10)
@@ -295,7 +295,7 @@ def agent_killed(job: Job) -> Seconds:
     Its workers have ended {orphans} s later, those of the other nodes {others} s later,
     the job {end} s later.
     """
-    job.context()
+    job.start()
     workers, agents = job.workers(), job.agents()
     agents[1].kill()
     orphans = job.wait(lambda: ended(workers[1]), 10)
@@ -316,7 +316,7 @@ def agent_killed_and_started_again(job: Job) -> Seconds:
     agents wait, and all start with the next round, on every rank
     TORCHELASTIC_RESTART_COUNT=1.
     """
-    job.context("--max-restarts=1")
+    job.start("--max-restarts=1")
     workers, agents = job.workers(), job.agents()
     command, environ = agents[1].cmdline(), agents[1].environ()
     agents[1].kill()
@@ -339,7 +339,7 @@ def agent_killed_and_started_again(job: Job) -> Seconds:
 
 @fault("A node is cut off")
 def cut_off(job: Job) -> Seconds:
-    """Nothing goes through to node 2 or back, and nobody is told.
+    """No packet goes to node 2 or back, and no connection is closed.
 
     Here an agent may be silent for 35 s, by `keep_alive_interval=5` and
     `keep_alive_max_attempt=7` in `--rdzv-conf`; without, for 120 s. An agent at rest
@@ -348,7 +348,7 @@ def cut_off(job: Job) -> Seconds:
     Node 0 names the silent one after {named} s. After {others} s all workers have
     ended, those of the silent node too, and after {end} s the job has.
     """
-    job.context(PATIENT)
+    job.start(PATIENT)
     workers = job.workers()
     job.cluster.cut(job.hosts[2])
     named = job.says("no sign of", 40)
@@ -365,11 +365,11 @@ def cut_off(job: Job) -> Seconds:
 def cut_off_while_joining(job: Job) -> Seconds:
     """Node 2 has not come yet when node 1 is cut off; again for 35 s at most.
 
-    Node 0 names it after {named} s. After {end} s both agents have ended. Node 1, which
-    cannot know better, takes the head node for silent.
+    Node 0 names it after {named} s. After {end} s both agents have ended. Node 1 cannot
+    know better, and reports that the head node does not answer.
     """
     first = 'test "$SLURM_NODEID" = 2 && exec sleep 200'
-    job.context(PATIENT, first=first, at_work=False)
+    job.start(PATIENT, first=first, at_work=False)
     job.wait(lambda: len(job.agents()) == 2)
     job.wait(lambda: "2 of 3 nodes are there" in job.output())
     agents = job.agents()
@@ -390,7 +390,7 @@ def cut_off_for_a_while(job: Job) -> Seconds:
 
     It goes on {after} s after the network does: as long as TCP takes to try again.
     """
-    job.context(PATIENT)
+    job.start(PATIENT)
     job.cluster.cut(job.hosts[2])
     time.sleep(2)
     steps = [beat["steps"] for beat in job.beats()]
@@ -407,13 +407,13 @@ def cut_off_for_a_while(job: Job) -> Seconds:
 
 @fault("The head node's processes are killed")
 def head_killed(job: Job) -> Seconds:
-    """All at once, by SIGKILL. The head is node 0, if no endpoint says otherwise.
+    """All at once, by SIGKILL. The head node is node 0, if no endpoint says otherwise.
 
     The other workers have ended {others} s later, the job {end} s later.
     """
-    job.context()
-    workers, head = job.workers(), job.processes(node=0)
-    for process in head:
+    job.start()
+    workers, processes = job.workers(), job.processes(node=0)
+    for process in processes:
         process.kill()
     others = job.wait(lambda: ended(*workers), 10)
     end = others + job.end(30)
@@ -426,13 +426,13 @@ def head_killed(job: Job) -> Seconds:
 
 @fault("The head node is cut off")
 def head_cut_off(job: Job) -> Seconds:
-    """Nothing goes through to it or back; again for 35 s at most.
+    """No packet goes to it or back; again for 35 s at most.
 
     Node 1 names it after {named} s. After {others} s all workers have ended, and after
-    {end} s the job has. The head itself, which cannot know better, takes the others for
-    silent.
+    {end} s the job has. The coordinator on the head node cannot know better, and
+    reports that the others do not answer.
     """
-    job.context(PATIENT)
+    job.start(PATIENT)
     workers = job.workers()
     job.cluster.cut(job.hosts[0])
     named = job.says("no sign of the head node", 40)
@@ -445,7 +445,7 @@ def head_cut_off(job: Job) -> Seconds:
     return {"named": named, "others": others, "end": end}
 
 
-STRANGER = """
+OTHER_PROGRAM = """
 import socket, sys
 server = socket.create_server((sys.argv[1], int(sys.argv[2])))
 print("listening", flush=True)
@@ -457,29 +457,29 @@ while True:
 
 @fault("The port is taken")
 def port_taken(job: Job) -> Seconds:
-    """By others, who take connections and never answer.
+    """By other programs, which accept connections and never answer.
 
     The derived port is taken before the start, and the second one while the launcher
-    starts: the head listens on the third, and the other nodes have found it there
-    {found} s later.
+    starts: the coordinator listens on the third, and the other nodes have found it
+    there {found} s later.
     """
     first = 'until test -e "$0/go"; do sleep 0.05; done'
-    job.context(first=first, at_work=False)
+    job.start(first=first, at_work=False)
     job.wait(job.launch_id)
     ports = endpoints.ports_of(job.launch_id())
     address = job.run(0, f"getent hosts {job.hosts[0]}i").split()[0]
-    stranger = partial(_stranger, job, address)
+    occupy = partial(_other_program, job, address)
     with STARTING:
-        stranger(ports[0])
+        occupy(ports[0])
         (job.folder / "go").touch()
         job.wait(lambda: len(job.agents()) == 3)
-        head = job.agents()[0]
-        head.suspend()  # while it imports torch
+        agent = job.agents()[0]
+        agent.suspend()  # while it imports torch
         # The others have found nobody on the second port by then.
         job.wait(lambda: "HPC113" in job.output())
-        stranger(ports[1])
-        head.resume()
-        job.wait(lambda: _listens(head.pid, ports[2]))
+        occupy(ports[1])
+        agent.resume()
+        job.wait(lambda: _listens(agent.pid, ports[2]))
         found = job.wait(lambda: len(job.workers()) == 3)
         job.wait(job.trains)
     job.stop()
@@ -489,9 +489,11 @@ def port_taken(job: Job) -> Seconds:
     return {"found": found}
 
 
-def _stranger(job: Job, address: str, port: int) -> None:
+def _other_program(job: Job, address: str, port: int) -> None:
     program = job.cluster.popen(
-        ["python3", "-c", STRANGER, address, str(port)], host=job.hosts[0], env=JUELICH
+        ["python3", "-c", OTHER_PROGRAM, address, str(port)],
+        host=job.hosts[0],
+        env=JUELICH,
     )
     assert program.stdout is not None
     assert program.stdout.readline() == "listening\n"
@@ -530,7 +532,7 @@ def clock_wrong(job: Job) -> Seconds:
     }
     exports = " ".join(f"{name}='{value}'" for name, value in names.items())
     first = f'test "$SLURM_NODEID" = 0 && export {exports}'
-    job.context("--max-restarts=1", first=first)
+    job.start("--max-restarts=1", first=first)
     assert _offset(job) == pytest.approx(3600, abs=30)
     (job.folder / "new").write_text("-3600\n")
     (job.folder / "new").rename(job.folder / "clock")
@@ -566,11 +568,11 @@ def _mount(job: Job, size: str) -> Path:
 def disk_full(job: Job) -> Seconds:
     """On node 1, when the workers are to start: with `--log-dir=FOLDER --tee=3`.
 
-    Node 1 says so, the others hear of it, and {end} s after the first line all agents
-    have ended.
+    Node 1 reports it, the others are informed, and {end} s after the first line all
+    agents have ended.
     """
     disk = _mount(job, "nr_inodes=2")
-    job.context(f"--log-dir={disk}", "--tee=3", at_work=False)
+    job.start(f"--log-dir={disk}", "--tee=3", at_work=False)
     job.says("No space left on device")
     end = job.end()
     assert job.codes() == [1, 1, 1]
@@ -582,11 +584,11 @@ def disk_full(job: Job) -> Seconds:
 def disk_full_at_first(job: Job) -> Seconds:
     """On node 1, as before, but even before the nodes have met.
 
-    Node 1 says so, the others hear of it, and {end} s after the first line all agents
-    have ended.
+    Node 1 reports it, the others are informed, and {end} s after the first line all
+    agents have ended.
     """
     disk = _mount(job, "nr_inodes=1")
-    job.context(f"--log-dir={disk}/logs", "--tee=3", at_work=False)
+    job.start(f"--log-dir={disk}/logs", "--tee=3", at_work=False)
     job.says("No space left on device")
     end = job.end(20)
     assert all(job.codes())
@@ -602,7 +604,7 @@ def disk_fills(job: Job) -> Seconds:
     is no room for its traceback either: nothing that is printed says why.
     """
     disk = _mount(job, "size=64k")
-    job.context(f"--log-dir={disk}", "--tee=3", words="prints", at_work=False)
+    job.start(f"--log-dir={disk}", "--tee=3", words="prints", at_work=False)
     job.wait(job.trains)
     job.end()
     assert job.codes() == [1, 1, 1]
@@ -617,7 +619,7 @@ def suspended(job: Job) -> Seconds:
 
     Nothing follows: the seconds in which an agent itself does not run do not count.
     """
-    job.context(HURRIED)
+    job.start(HURRIED)
     number, _, _ = job.launch_id().partition(".")
     job.cluster.run(["scontrol", "suspend", number], check=True)
     processes = [*job.agents(), *job.workers()]
@@ -640,7 +642,7 @@ def agent_terminated(job: Job) -> Seconds:
     Here each takes 1 s to save its state; the last one has ended after {others} s, the
     job after {end} s.
     """
-    job.context(words="saves")
+    job.start(words="saves")
     workers = job.workers()
     job.agents()[1].terminate()
     others = job.wait(lambda: ended(*workers), 40)

@@ -112,7 +112,7 @@ def wait_for(path: Path, timeout: float = 60) -> None:
 def test_a_signal_while_nodes_are_missing(
     unpadded: Cluster, late: int, host: str, name: str
 ) -> None:
-    """The head is looked for (late 0), or other nodes are waited for (late 2)."""
+    """In the search for the coordinator (late 0), in a wait for nodes (late 2)."""
     command = LATE.format(node=late) + " ".join([*HPC, WORLD])
     with step(unpadded, "sh", "-c", command) as job:
         job.says("HPC001" if late else "HPC113", timeout=40)
@@ -294,7 +294,7 @@ def test_the_kind_that_was_asked_for(unpadded: Cluster, kind: str) -> None:
     assert f"{expected} rendezvous at n9:" in line
 
 
-# --- strangers --------------------------------------------------------------------
+# --- hostile clients --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_hostile_clients(unpadded: Cluster, tmp_path: Path, phase: str) -> None:
     assert did["garbage"] >= 11
     assert did["held"] == 300
     assert did["pretended"] == 3
-    assert did["told"] == 0  # what it must know to pretend
+    assert did["disclosed"] == 0  # what it must know to pretend
     assert phase != "training" or did["spoiled"] > 10
     assert not marker.exists()
     assert time.monotonic() - start < 60

@@ -41,7 +41,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning.plan import LaunchPlan
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import intervals
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import (
     bind_store,
@@ -1093,8 +1093,8 @@ SOON = 0.3
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report a wait within the patience of a test."""
-    monkeypatch.setattr(report, "FIRST_REPORT", SOON)
-    monkeypatch.setattr(report, "NEXT_REPORT", 60.0)
+    monkeypatch.setattr(intervals, "FIRST_REPORT", SOON)
+    monkeypatch.setattr(intervals, "NEXT_REPORT", 60.0)
 
 
 @pytest.mark.usefixtures("torch_again", "soon")
@@ -1141,7 +1141,7 @@ def test_node_0_says_that_it_waits_for_others(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(report, "FIRST_REPORT", first_report)
+    monkeypatch.setattr(intervals, "FIRST_REPORT", first_report)
     _patch_all(**values)
     parameters = _parameters(
         f"127.0.0.2:{_free_port('127.0.0.2')}", is_host=1, nodes=2, join_timeout=1

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch.distributed as dist
+from plans import make_launch_plan
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
@@ -31,16 +32,16 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import exit_status
-from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.launch_plan import LaunchPlan
 from torchrun_hpc.rendezvous import handler as handlers
+from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
-    AgentStore,
     CoordinatorMissingError,
     Creator,
-    JobFailedError,
     SchedulerRendezvous,
 )
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import report
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
@@ -84,19 +85,19 @@ class Job:
             "nodes": 2,
             "node_rank": rank,
             "workers": 1,
-            "is_reporter": rank == 0,
+            "report_rank": rank,
             "endpoint": f"n0:{self.ports[0]}",
             "launch_id": "19.0",
             "backend": "scheduler",
             "connect_host": HERE,
             "ports": self.ports,
-            "head": 0,
+            "coordinator": 0,
             "is_coordinator": rank == 0,
             "hosts": HOSTS,
-            "address": HERE,
+            "local_address": HERE,
             "listen": (HERE, self.ports[0]) if rank == 0 else None,
         }
-        return LaunchPlan(**values | changes)
+        return make_launch_plan(**values | changes)
 
     def handler(
         self,
@@ -105,6 +106,7 @@ class Job:
         run_id: str = "mine",
         max_restarts: int = 0,
         conf: dict[str, Any] | None = None,
+        environ: dict[str, str] | None = None,
         **changes: Any,
     ) -> SchedulerRendezvous:
         """Make the handler of a node, as torch does."""
@@ -112,13 +114,15 @@ class Job:
         parameters = RendezvousParameters(
             "scheduler", f"{HERE}:{self.ports[0]}", run_id, 2, 2, HERE, **conf
         )
-        made = SchedulerRendezvous(self.plan(rank, **changes), parameters, max_restarts)
+        made = SchedulerRendezvous(
+            self.plan(rank, **changes), parameters, max_restarts, environ or {}
+        )
         self._handlers.append(made)
         return made
 
     def close(self) -> None:
-        for each in sorted(self._handlers, key=lambda h: h._head is not None):
-            each.leave()  # the head last
+        for each in sorted(self._handlers, key=lambda h: h._server is not None):
+            each.leave()  # the coordinator last
 
 
 @pytest.fixture
@@ -183,8 +187,8 @@ def test_nodes_that_use_different_sites(
     derecho = Setting("derecho", "NCAR_HOST=derecho")
     made = [job.handler(0, site=derecho), job.handler(1)]
     _together(*(each.next_rendezvous for each in made))
-    said = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
-    assert capfd.readouterr().err.startswith(said)
+    warning = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
+    assert capfd.readouterr().err.startswith(warning)
 
 
 def test_what_is_known_is_not_asked_for(job: Job) -> None:
@@ -235,12 +239,10 @@ def test_the_workers_store_listens_on_one_address_and_works(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("value", "shares"), [("1", False), ("0", True), ("", True)])
-def test_a_store_of_worker_0s_own(
-    job: Job, value: str, *, shares: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", value)
+def test_a_store_of_worker_0s_own(job: Job, value: str, *, shares: bool) -> None:
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": value}
     shares = shares and capabilities.RENDEZVOUS_INFO.present
-    made = [job.handler(rank) for rank in (0, 1)]
+    made = [job.handler(rank, environ=environ) for rank in (0, 1)]
     assert made[0].use_agent_store is shares
     given = _together(*(each.next_rendezvous for each in made))
     where = [_where(each) for each in given][1]
@@ -279,7 +281,7 @@ def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
             socket.create_connection((address, port), timeout=5).close()
 
 
-def test_node_0_need_not_be_the_head(job: Job) -> None:
+def test_node_0_need_not_run_the_coordinator(job: Job) -> None:
     listen = (HERE, job.ports[0])
     made = [
         job.handler(0, is_coordinator=False, listen=None, head=1),
@@ -303,10 +305,10 @@ def test_node_0_need_not_be_the_head(job: Job) -> None:
 def test_what_counts_of_rdzv_conf(
     job: Job, conf: dict[str, str], silence: int, join: int
 ) -> None:
-    terms = job.handler(0, conf=conf, max_restarts=5)._terms
-    assert (terms.silence_timeout, terms.join_timeout) == (silence, join)
-    assert (terms.job, terms.run_id, terms.nodes) == ("19.0", "mine", 2)
-    assert (terms.head, terms.max_restarts) == (0, 5)
+    settings = job.handler(0, conf=conf, max_restarts=5)._settings
+    assert (settings.silence_timeout, settings.join_timeout) == (silence, join)
+    assert (settings.job, settings.run_id, settings.nodes) == ("19.0", "mine", 2)
+    assert (settings.coordinator, settings.max_restarts) == (0, 5)
 
 
 # --- failures -----------------------------------------------------------------------
@@ -345,20 +347,20 @@ def test_a_failure_of_an_own_worker_is_for_torch_to_report(job: Job) -> None:
         made[0].num_nodes_waiting()
 
 
-def test_no_head(job: Job) -> None:
+def test_no_coordinator(job: Job) -> None:
     made = job.handler(1, conf={"join_timeout": 1})
     with pytest.raises(CoordinatorMissingError) as caught:
         made.next_rendezvous()
-    said = caught.value.said
-    assert said.code == "HPC112"
-    assert said.text == (
+    message = caught.value.message
+    assert message.code == "HPC112"
+    assert message.text == (
         f"no head node at n0:{job.ports[0]} ({HERE}) within 1 s (join_timeout): port "
         f"{job.ports[0]}: nobody listens (not started there yet, or ended). Has the "
         "job started there?"
     )
 
 
-def test_a_head_whose_port_is_taken(job: Job) -> None:
+def test_a_coordinator_whose_port_is_taken(job: Job) -> None:
     with (
         socket.create_server((HERE, job.ports[0])),
         pytest.raises(LaunchError) as caught,
@@ -373,7 +375,7 @@ def test_a_head_whose_port_is_taken(job: Job) -> None:
         assert part in str(caught.value)
 
 
-def test_a_head_takes_the_first_port_that_is_free(job: Job) -> None:
+def test_the_coordinator_takes_the_first_port_that_is_free(job: Job) -> None:
     job.ports = tuple(_free_port() for _ in range(3))
     with socket.create_server((HERE, job.ports[0])):
         made = [job.handler(rank) for rank in (0, 1)]
@@ -382,7 +384,7 @@ def test_a_head_takes_the_first_port_that_is_free(job: Job) -> None:
     socket.create_connection((HERE, job.ports[1]), timeout=5).close()
 
 
-def test_a_head_whose_ports_are_all_taken(job: Job) -> None:
+def test_a_coordinator_whose_ports_are_all_taken(job: Job) -> None:
     job.ports = tuple(_free_port() for _ in range(2))
     with (
         socket.create_server((HERE, job.ports[0])),
@@ -403,15 +405,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("code", REFUSED)
-def test_an_agent_that_the_head_does_not_let_in(
+def test_an_agent_that_is_refused(
     job: Job, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes, text = REFUSED[code]
     job.handler(0).connect()
     if code == "HPC115":
         job.handler(1).connect()
-        pid = os.getpid()
-        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(LaunchError) as caught:
         job.handler(1, **changes).connect()
     assert caught.value.code == code
@@ -430,10 +431,9 @@ def test_a_launch_inside_a_worker(
     outer = [job.handler(number) for number in (0, 1)]
     _together(*(each.connect for each in outer))
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    environ = {"RANK": "5", "TORCHELASTIC_RUN_ID": "mine"}
     with pytest.raises(LaunchError) as caught:
-        job.handler(rank, run_id=run_id).connect()
+        job.handler(rank, run_id=run_id, environ=environ).connect()
     assert caught.value.code == "HPC164"
     assert "inside worker 5 of the same launch" in str(caught.value)
     assert [each.failure for each in outer] == [None, None]
@@ -441,7 +441,7 @@ def test_a_launch_inside_a_worker(
 
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.handler(0).connect()
-    monkeypatch.setattr("torchrun_hpc.rendezvous.client.VERSION", 2)
+    monkeypatch.setattr("torchrun_hpc.rendezvous.search.VERSION", 2)
     with pytest.raises(LaunchError) as caught:
         job.handler(1).connect()
     assert caught.value.code == "HPC116"
@@ -451,21 +451,21 @@ def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "store", [None, "x", [], [HERE], [HERE, 0], [HERE, 65536], [5, 5], [HERE, "5"]]
 )
-def test_a_head_that_does_not_say_where_the_workers_meet(store: Any) -> None:
+def test_no_address_of_the_workers_store(store: Any) -> None:
     with pytest.raises(RendezvousError, match="did not say where"):
-        handlers._address({"go": 0, "store": store})
+        handlers._workers_address({"go": 0, "store": store})
 
 
 # --- open files ---------------------------------------------------------------------
 
 
-# For two nodes with a worker each: agent, logs, head, nodes, store, workers.
+# For two nodes with a worker each: agent, logs, coordinator, nodes, store, workers.
 _NEEDS = 8 + 2 + 4 + 2 + 12 + 2
 
 
 @shares_store
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "kind"),
     [
         ((2000, 1), None),
         ((0, 1), None),
@@ -478,7 +478,7 @@ _NEEDS = 8 + 2 + 4 + 2 + 12 + 2
 def test_a_limit_of_open_files(
     job: Job,
     case: tuple[int, int],
-    said: str | None,
+    kind: str | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -501,20 +501,20 @@ def test_a_limit_of_open_files(
         f"this node may have {limit} open files (ulimit -Hn), and needs {needed} for 2 "
         f"nodes with {counted} each: ask for more"
     )
-    assert code == ("HPC122" if said == "error" else "")
+    assert code == ("HPC122" if kind == "error" else "")
     assert text == {
         None: "",
         "warning": f"torchrun_hpc: warning: HPC122 {expected}\n",
         "error": expected,
-    }.get(said)
-    if said == "error":  # and others can hear of it
+    }.get(kind)
+    if kind == "error":  # and the others are informed
         made[0].give_up(Failure(Kind.AGENT, text=text))
         with pytest.raises(JobFailedError):
             made[1].next_rendezvous()
 
 
 def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    handlers._complain("Too many open files")
+    handlers._report_problem("Too many open files")
     assert capsys.readouterr().err == (
         "torchrun_hpc: warning: HPC162 cannot take a connection of another node: Too "
         f"many open files (ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
@@ -527,7 +527,7 @@ def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_agents_store(job: Job) -> None:
     made = [job.handler(rank) for rank in (0, 1)]
-    stores: list[Any] = [AgentStore(member) for member in _together(
+    stores: list[Any] = [AgentStore(client) for client in _together(
         *(each.connect for each in made)
     )]  # fmt: skip
     stores[0].set("text", "jülich €")
@@ -555,15 +555,15 @@ def test_the_agents_store(job: Job) -> None:
 
 
 class NobodyToAsk:
-    """A member of a job whose head does not answer."""
+    """A client that must not be asked."""
 
     def ask(self, question: Any, _limit: float) -> Any:
         raise AssertionError(question)
 
 
 def test_known_keys_are_there_without_asking() -> None:
-    head: Any = NobodyToAsk()
-    store = AgentStore(head, {"MASTER_ADDR": HERE, "MASTER_PORT": "1"})
+    client: Any = NobodyToAsk()
+    store = AgentStore(client, {"MASTER_ADDR": HERE, "MASTER_PORT": "1"})
     known = ["MASTER_ADDR", "MASTER_PORT"]
     store.wait(known)
     store.wait(known, timedelta(seconds=1))
@@ -581,28 +581,28 @@ def test_known_keys_are_there_without_asking() -> None:
 
 def test_a_second_launch_in_one_process(job: Job) -> None:
     for nodes in (2, 3):
-        creator = handlers.register(job.plan(1, nodes=nodes), 4)
+        creator = handlers.register(job.plan(1, nodes=nodes), 4, {})
         parameters = RendezvousParameters(
             "scheduler", "", "mine", nodes, nodes, join_timeout=1
         )
         made = rendezvous_handler_registry.create_handler(parameters)
         assert made is creator.handler
         assert isinstance(made, SchedulerRendezvous)
-        assert (made._terms.nodes, made._terms.max_restarts) == (nodes, 4)
+        assert (made._settings.nodes, made._settings.max_restarts) == (nodes, 4)
     assert creator != object()
 
 
 # --- how a launch ends --------------------------------------------------------------
 
 
-class Spoken(Creator):
-    """A creator whose handler records what the others would hear."""
+class RecordingCreator(Creator):
+    """A creator whose handler records what the others are informed of."""
 
     def __init__(self, plan: LaunchPlan, failure: Failure | None = None) -> None:
-        super().__init__(plan, 0)
-        self.said: list[Failure] = []
+        super().__init__(plan, 0, {})
+        self.given_up: list[Failure] = []
         self.left = 0
-        spoken = self
+        recorded = self
 
         class Recording:
             took_part = True
@@ -610,12 +610,12 @@ class Spoken(Creator):
             def __init__(self) -> None:
                 self.failure = failure
 
-            def give_up(self, said: Failure) -> None:
-                spoken.said.append(said)
-                self.failure = self.failure or said
+            def give_up(self, given: Failure) -> None:
+                recorded.given_up.append(given)
+                self.failure = self.failure or given
 
             def leave(self) -> None:
-                spoken.left += 1
+                recorded.left += 1
 
         self.handler: Any = Recording()
 
@@ -648,7 +648,7 @@ def _child_failed() -> ChildFailedError:
     return ChildFailedError("train.py", {5: failure})
 
 
-# What is raised; what the others hear; the exit code, or the exception that stays.
+# What is raised; what the others are informed of; the exit code, or the exception.
 ENDINGS = {
     "well": (None, None, None),
     "workers that failed": (
@@ -694,9 +694,9 @@ ENDINGS = {
 def test_an_end(
     job: Job, case: str, at_exit: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raised, said, code = ENDINGS[case]
+    raised, given, code = ENDINGS[case]
     there = Failure(Kind.LOST, (1,)) if case == "a failure elsewhere" else None
-    creator = Spoken(job.plan(0), there)
+    creator = RecordingCreator(job.plan(0), there)
 
     def launch() -> None:
         with exit_status.together(job.plan(0), creator, SIGNALS):
@@ -718,7 +718,7 @@ def test_an_end(
     else:
         with pytest.raises(code):
             launch()
-    assert creator.said == ([] if said is None else [said])
+    assert creator.given_up == ([] if given is None else [given])
     assert creator.left == 1
     assert len(at_exit) == (code is not None)
     err = capsys.readouterr().err
@@ -730,7 +730,7 @@ def test_an_end(
 def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -> None:
     failure = Failure(Kind.WORKER, (1,), rank=5, code=-9)
     for rank in (0, 1):
-        creator = Spoken(job.plan(rank), failure)
+        creator = RecordingCreator(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
             exit_status.together(job.plan(rank), creator, SIGNALS),
@@ -747,7 +747,7 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
 
 @pytest.mark.usefixtures("signals_again")
 def test_signals_before_there_are_workers(job: Job) -> None:
-    creator = Spoken(job.plan(1))
+    creator = RecordingCreator(job.plan(1))
 
     def launch() -> None:
         with exit_status.together(
@@ -759,14 +759,14 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     with pytest.raises(SystemExit) as caught:
         launch()
     assert caught.value.code == 143
-    assert creator.said == [Failure(Kind.SIGNAL, code=15)]
+    assert creator.given_up == [Failure(Kind.SIGNAL, code=15)]
 
 
 def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def launch() -> None:
-        with exit_status.together(job.plan(0), Spoken(job.plan(0)), SIGNALS):
+        with exit_status.together(job.plan(0), RecordingCreator(job.plan(0)), SIGNALS):
             pass
 
     thread = threading.Thread(target=launch)

@@ -204,5 +204,5 @@ def test_a_torch_that_cannot_be_imported(python, task, error):
         f"torchrun_hpc: error: HPC018 on jwb000{task + 1}: torch cannot be imported by "
         f"{sys.executable}: libtorch_cuda.so: cannot open shared object file. Load the "
         "module, or activate the environment, that has it. Other tasks may wait: srun "
-        "--kill-on-bad-exit=1 ends all when one fails\n"
+        "--kill-on-bad-exit=1 ends all tasks when one fails\n"
     )

@@ -203,7 +203,7 @@ def tell(
         for the same reason before.
     """
     # Most launches need none of these, and direct mode has no time for them.
-    from torchrun_hpc.rendezvous import client, server  # noqa: PLC0415
+    from torchrun_hpc.rendezvous import client, search, server  # noqa: PLC0415
     from torchrun_hpc.rendezvous.protocol import (  # noqa: PLC0415
         Failure,
         JoinRequest,
@@ -220,7 +220,7 @@ def tell(
         if place.rendezvous.is_coordinator:
             server.serve_failure(place, failure, limit)
             return True
-        where = client.CoordinatorAddress(
+        where = search.CoordinatorAddress(
             host=place.rendezvous.connect_host,
             ports=place.rendezvous.ports,
             timeout=limit,
@@ -236,11 +236,15 @@ def tell(
             pid=os.getpid(),
             release=__version__,
         )
-        agent = client.Client(hello, where, wait, gives_up=failure)
+        agent = client.Client(hello, where, wait, own_failure=failure)
         try:
             agent.connect()
             agent.fail(failure)  # if it was let in as one that had been there before
-        except (client.JobFailed, client.CoordinatorNotFound, client.Refused):
+        except (
+            client.JobFailedError,
+            search.CoordinatorNotFoundError,
+            search.RefusedError,
+        ):
             pass
         finally:
             agent.leave()
@@ -277,5 +281,8 @@ def _advice(job: Job | None) -> str:
     """Say what ends all tasks where they cannot be told."""
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
-    option = job.launcher.fail_together
-    return f". Other tasks may wait: {option} ends all when one fails" if option else ""
+    # Only where something is wrong: direct mode has no time for this.
+    from torchrun_hpc.rendezvous.messages import fail_together  # noqa: PLC0415
+
+    option = fail_together(job.launcher.fail_together)
+    return f". Other tasks may wait: {option}" if option else ""

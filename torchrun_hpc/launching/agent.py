@@ -17,7 +17,7 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching import dry_run, exit_status, signals
 from torchrun_hpc.launching.start import FAILED, Answers
 from torchrun_hpc.planning.inputs import SCHEDULER
-from torchrun_hpc.rendezvous import handler, messages
+from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import description, report
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
@@ -100,10 +100,10 @@ class AgentStarter:
                 f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
                 f"installed: {error.name or error}",
             ) from None
-        except handler.JobFailedError as error:  # in a dry run
+        except client.JobFailedError as error:  # in a dry run
             _fail(messages.failed(error.failure, plan), error)
         except handler.CoordinatorMissingError as error:
-            _fail(error.said, error)
+            _fail(error.message, error)
         except RendezvousError as error:
             cause = f": {error.__cause__}" if error.__cause__ else ""
             text = (
@@ -119,7 +119,7 @@ class AgentStarter:
             yield
             return
         args = self._args
-        creator = handler.register(plan, args.max_restarts)
+        creator = handler.register(plan, args.max_restarts, self._environ)
         names = capabilities.option(args, "signals_to_handle")
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:
@@ -151,7 +151,7 @@ class AgentStarter:
         """Meet the other nodes, and return what all would do."""
         conf, backend = self.options.get("rdzv_conf"), plan.rendezvous.backend
         limit = rdzv_conf.seconds(conf, backend, "join_timeout", dry_run.LIMIT)
-        return dry_run.meet(self._args, plan, own, limit)
+        return dry_run.meet(self._args, plan, own, limit, self._environ)
 
     def run(self, _plan: LaunchPlan) -> None:
         """Hand over to torch."""

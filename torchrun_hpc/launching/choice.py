@@ -18,9 +18,9 @@ from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
-    from torchrun_hpc.commandline.command_line import CommandLine
     from collections.abc import Iterator, Sequence
 
+    from torchrun_hpc.commandline.command_line import CommandLine
     from torchrun_hpc.launching.start import Starter
     from torchrun_hpc.planning.mode import Mode
     from torchrun_hpc.planning.preflight import Preflight

@@ -27,8 +27,9 @@ from torchrun_hpc.launching.start import Answers
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
 from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.rendezvous.coordinator import ranks_by_site
-from torchrun_hpc.rendezvous.handler import AgentStore, SchedulerRendezvous
-from torchrun_hpc.reporting import description, report
+from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
+from torchrun_hpc.rendezvous.store import AgentStore
+from torchrun_hpc.reporting import description, intervals, report
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.setting import Setting
 
@@ -53,7 +54,11 @@ _ARRIVED, _ANSWERED, _LEFT = (
 
 
 def meet(
-    args: argparse.Namespace, plan: LaunchPlan, own: Description, limit: int
+    args: argparse.Namespace,
+    plan: LaunchPlan,
+    own: Description,
+    limit: int,
+    environ: Mapping[str, str],
 ) -> Answers:
     """Meet the other nodes, and return what they would do, on the one that reports.
 
@@ -62,6 +67,7 @@ def meet(
         plan: What is planned on this node.
         own: Its description.
         limit: Seconds to wait for other nodes.
+        environ: Environment of this process.
 
     Raises:
         RendezvousError: The store of the rendezvous could not be reached, or is lost.
@@ -70,7 +76,7 @@ def meet(
     missing: list[str] = []
     if plan.world.nodes > 1 and plan.world.hosts and _has_store(args, plan):
         try:
-            with _opened(args, plan, limit) as store:
+            with _opened(args, plan, limit, environ) as store:
                 found = _exchange(store, plan, own, limit)
         except RuntimeError as error:  # what stores raise, in each release
             raise RendezvousConnectionError(str(error)) from None
@@ -103,11 +109,13 @@ def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(args: argparse.Namespace, plan: LaunchPlan, limit: int) -> Iterator[Any]:
+def _opened(
+    args: argparse.Namespace, plan: LaunchPlan, limit: int, environ: Mapping[str, str]
+) -> Iterator[Any]:
     """Open the store of the rendezvous."""
     if plan.rendezvous.backend == SCHEDULER:
         rendezvous = SchedulerRendezvous(
-            plan, handler.parameters(args, plan), args.max_restarts
+            plan, handler.parameters(args, plan), args.max_restarts, environ
         )
         try:
             yield AgentStore(rendezvous.connect(limit))
@@ -183,13 +191,14 @@ def _wait(
         state: Says how far it is, for whoever watches.
     """
     start = time.monotonic()
-    report_at = report.FIRST_REPORT
+    times = intervals.report_times()
+    report_at = next(times)
     while not condition():
         waited = time.monotonic() - start
         if waited > limit:
             return False
         if state is not None and waited > report_at:
-            report_at += report.NEXT_REPORT
+            report_at = next(times)
             text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
             report.line(Message("HPC100", text), sys.stderr)
         time.sleep(_PAUSE)

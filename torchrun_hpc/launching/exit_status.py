@@ -16,7 +16,8 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching import abort
 from torchrun_hpc.rendezvous import messages
-from torchrun_hpc.rendezvous.handler import CoordinatorMissingError, JobFailedError
+from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.reporting import report
 
@@ -169,7 +170,7 @@ def _leave(plan: LaunchPlan, creator: Creator) -> None:
     if (
         failure is not None
         and handler.took_part
-        and messages.is_reporter(failure, plan)
+        and messages.reports_failure(failure, plan)
     ):
         # Behind the report of torch's agent, which Python prints when it ends.
         atexit.register(

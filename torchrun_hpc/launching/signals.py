@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import intervals, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -209,7 +209,7 @@ class _Forwarder:
                 noted.reached.add(pid)
             return
         waited = min(age, now - missing[0].when)
-        if waited >= report.FIRST_REPORT and not self._reported:
+        if waited >= intervals.FIRST_REPORT and not self._reported:
             self._reported = True
             text = (
                 f"{number.name} is held back from the worker of local rank {rank} "

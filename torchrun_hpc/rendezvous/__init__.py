@@ -1,15 +1,21 @@
 """A rendezvous for nodes that the scheduler has already numbered.
 
 With torch's own, all nodes change one text by compare-and-set until it has the address
-and the rank of each. Under a scheduler every node knows its rank: each connects to one
-of them, the head, and is told when all are there. The same connection then carries
-whatever concerns all: a restart, the end, a failure.
+and the rank of each. Under a scheduler every node knows its rank: each connects to the
+coordinator, which runs on one of them, and is informed when all have connected. The
+same connection then carries what concerns all: a restart, the end, a failure.
 
-==============  ======================================================================
-`protocol`      what agents say to each other
-`meeting`       what the head decides: a state machine, without clock or network
-`head`          the head's server
-`member`        an agent's connection to the head, in a thread of its own
-`handler`       what torch's agent sees of all that; the only room that knows torch
-==============  ======================================================================
+=================  ===================================================================
+`protocol`         the messages between agents and coordinator
+`coordinator`      what the coordinator decides: a state machine, without clock or
+                   network
+`key_value_store`  the values that torch's agents share, as the coordinator keeps them
+`server`           the coordinator's server
+`search`           how an agent finds the coordinator
+`client`           an agent's connection to the coordinator, in a thread of its own
+`open_files`       how many open files that takes
+`messages`         what the user reads about it
+`handler`          what torch's agent asks; it imports torch, and so does
+`store`            the store that torch's agents share
+=================  ===================================================================
 """

@@ -1,18 +1,19 @@
-"""What the head decides: who is there, when a round starts, and when all is over.
+"""What the coordinator decides: which agents it accepts, when a round starts and ends.
 
-A state machine without clock or network. It is told what arrives and that a second
-has passed, and leaves what is to be sent in `Coordinator.outbox`.
+A state machine without clock or network: each message and each second is passed to it,
+and it leaves what is to be sent in `Coordinator.outbox`.
 
-Time is counted in its own seconds, so that a job that is suspended for an hour is an
-hour younger, and a clock that is set back or forth does nothing.
+It counts its own seconds. So a job that was suspended for an hour has not aged by that
+hour, and a clock that is set back or forth changes nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
+from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
 from torchrun_hpc.rendezvous.protocol import (
     VERSION,
     Failure,
@@ -20,28 +21,24 @@ from torchrun_hpc.rendezvous.protocol import (
     Kind,
     ProtocolError,
     Refusal,
-    hello,
+    join_request,
     packed,
     unpacked,
 )
+from torchrun_hpc.reporting import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-# Seconds. After `SILENCE`, an agent that does not answer is named to the user.
-BEAT = 5
-PATIENCE = 10  # with an agent whose node rank another one claims
-SILENCE = 30
-FIRST_REPORT = 10
-NEXT_REPORT = 30
+# Seconds.
+HEARTBEAT_INTERVAL = 5
+CANDIDATE_TIMEOUT = 10  # for an agent whose node rank another one claims, to answer
+SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 
-# Characters that agents may leave in the store; torch needs 100 per node.
-STORE_LIMIT = 64 * 2**20
+# How a job may fail while some nodes have not connected yet.
+_WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
 
-# What may happen before all nodes are there, while the others are on their way.
-_EARLY = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
-
-CLOSE: dict[str, Any] = {}  # in the outbox: end this connection
+CLOSE: dict[str, Any] = {}  # in the outbox: close this connection
 
 
 @dataclass(frozen=True)
@@ -52,16 +49,17 @@ class Settings:
         job: The launch's identity.
         run_id: Torch's rendezvous id.
         nodes: Number of nodes.
-        head: Node rank of the head.
+        coordinator: Node rank of the coordinator; -1 where it is another node.
         max_restarts: How often the job may restart.
         join_timeout: Seconds that a round waits for all nodes.
-        silence_timeout: Seconds after which a silent agent ends the job.
+        silence_timeout: Seconds after which an agent that does not answer ends the
+            job.
     """
 
     job: str
     run_id: str
     nodes: int
-    head: int
+    coordinator: int
     max_restarts: int
     join_timeout: int
     silence_timeout: int
@@ -69,18 +67,18 @@ class Settings:
 
 @dataclass
 class _Agent:
-    """An agent that was let in."""
+    """An agent that was accepted, or claims the node rank of one."""
 
     connection: Hashable
-    said: JoinRequest
-    quiet: int = 0  # seconds since it last said anything
-    is_named: bool = False  # to the user, as silent
+    request: JoinRequest
+    silent_for: int = 0  # seconds since its last message
+    is_reported: bool = False  # to the user, as silent
     has_joined: bool = False  # any round yet
 
     @property
     def answers_again(self) -> bool:
-        """Whether it has said something since it was named."""
-        return self.is_named and self.quiet < SILENCE
+        """Whether it has sent something since it was reported."""
+        return self.is_reported and self.silent_for < SILENCE_REPORT
 
 
 def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
@@ -91,30 +89,21 @@ def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
     return found
 
 
-class _Question(NamedTuple):
-    """A question to the store."""
-
-    connection: Hashable
-    number: int
-    keys: list[str]
-    start: int = 0  # the keys before this one are there
-
-
 @dataclass
 class Coordinator:
-    """The head's view of a job.
+    """The coordinator's view of a job.
 
     Attributes:
-        terms: What all agree on.
+        settings: What all agents agree on.
         outbox: Pairs of a connection and a message to send there, in order.
         round: The round that is waited for, or running. It is also the number of
             restarts.
         running: Whether it has started.
         failure: Why the job failed.
-        finished: Whether it ended well.
+        finished: Whether all nodes have finished.
     """
 
-    terms: Settings
+    settings: Settings
     outbox: list[tuple[Hashable, Mapping[str, Any]]] = field(default_factory=list)
     round: int = 0
     running: bool = False
@@ -122,73 +111,71 @@ class Coordinator:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        """Start with nobody there."""
-        self._beat = min(BEAT, max(1, self.terms.silence_timeout // 3))
+        """Start without any agent."""
+        limit = self.settings.silence_timeout // 3
+        self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
         self._agents: dict[int, _Agent] = {}
         self._ranks: dict[Hashable, int] = {}
         self._candidates: dict[int, _Agent] = {}
         self._joined: set[int] = set()
         self._done: set[int] = set()
-        self._unread: set[Hashable] = set()
-        self._heard: set[int] = set()  # of the failure
+        self._informed: set[int] = set()  # node ranks to which the failure was sent
+        self._unread: set[Hashable] = set()  # connections that have not confirmed it
         self._has_run = False  # any round
         self._cause: Failure | None = None  # of the latest restart
         self._workers_store: Any = None
         self._waited = 0
         self._seconds = 0
-        self._store: dict[str, str] = {}
-        self._stored = 0
-        # Questions that cannot be answered yet, by a key that is not there.
-        self._questions: dict[str, list[_Question]] = {}
+        self._store = KeyValueStore()
 
     @property
-    def all_know(self) -> bool:
-        """Whether there is nobody left who has to hear how it ended."""
+    def all_informed(self) -> bool:
+        """Whether every agent knows how the job ended."""
         if self.failure is None:
             return not self._agents
-        return not self._unread and not self.some_come
+        return not self._unread and not self.expects_nodes
 
     @property
-    def some_come(self) -> bool:
-        """Whether the job failed before all were there, so that others still come."""
+    def expects_nodes(self) -> bool:
+        """Whether the job failed while some nodes had not connected yet."""
         return (
             self.failure is not None
-            and self.failure.kind in _EARLY
+            and self.failure.kind in _WHILE_STARTING
             and not self._has_run
-            and len(self._heard) < self.terms.nodes
+            and len(self._informed) < self.settings.nodes
         )
 
-    # --- what happens -------------------------------------------------------------
+    # --- events -------------------------------------------------------------------
 
     def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        """Take a message.
+        """Handle a message.
 
         Raises:
-            ProtocolError: It makes no sense; the connection is to be closed.
+            ProtocolError: It is not valid; the connection is to be closed.
         """
         rank = self._ranks.get(connection)
         if rank is None:
-            self._greet(connection, message)
+            self._handle_request(connection, message)
             return
         agent = self._agents[rank]
-        agent.quiet = 0
-        self._decide_candidate(rank)
-        for verb, take in (
+        agent.silent_for = 0
+        self._refuse_candidate(rank)
+        for key, handle in (
             ("join", self._join),
-            ("died", self._died),
-            ("failed", self._failed),
-            ("done", self._take_done),
+            ("died", self._worker_died),
+            ("failed", self._agent_failed),
+            ("done", self._node_done),
             ("ask", self._ask),
         ):
-            if verb in message:
-                take(agent, message)
+            if key in message:
+                handle(agent, message)
         if "read" in message:
             self._unread.discard(connection)
         if "bye" in message:
-            self._forget(rank)
+            self._remove(rank)
 
-    def lost(self, connection: Hashable) -> None:
-        """Take note that a connection has ended."""
+    def disconnected(self, connection: Hashable) -> None:
+        """Handle the end of a connection."""
         rank = self._ranks.get(connection)
         if rank is None:
             self._candidates = {
@@ -198,124 +185,134 @@ class Coordinator:
             }
             return
         had_joined = self._agents[rank].has_joined
-        self._forget(rank)
+        self._remove(rank)
         candidate = self._candidates.pop(rank, None)
         if had_joined and not self.finished and rank not in self._done:
             self._agent_lost(rank)
         if candidate is not None:
-            self._let_in(candidate.connection, candidate.said)
+            self._accept(candidate.connection, candidate.request)
 
     def tick(self) -> None:
-        """Take note that a second has passed."""
+        """Handle that a second has passed."""
         self._seconds += 1
+        timeout = self.settings.silence_timeout
         silent = []
         answering = [r for r, a in self._agents.items() if a.answers_again]
         for rank, agent in list(self._agents.items()):
-            agent.quiet += 1
-            agent.is_named = agent.quiet >= SILENCE
-            if (self._seconds + rank) % self._beat == 0:  # not all at once
-                self._send(agent, {"beat": True})
-            if agent.quiet == SILENCE:
+            agent.silent_for += 1
+            agent.is_reported = agent.silent_for >= SILENCE_REPORT
+            if (self._seconds + rank) % self._heartbeat_interval == 0:  # spread
+                self._send(agent, {"heartbeat": True})
+            if agent.silent_for == SILENCE_REPORT:
                 silent.append(rank)
-            if agent.quiet >= self.terms.silence_timeout:
-                self._fail(
-                    Failure(Kind.SILENT, (rank,), code=self.terms.silence_timeout)
-                )
+            if agent.silent_for >= timeout:
+                self.fail(Failure(Kind.SILENT, (rank,), code=timeout))
         for rank, candidate in list(self._candidates.items()):
-            candidate.quiet += 1
-            if candidate.quiet >= PATIENCE:  # the first has not answered
-                self.lost(self._agents[rank].connection)
+            candidate.silent_for += 1
+            if candidate.silent_for >= CANDIDATE_TIMEOUT:  # the first did not answer
+                self.disconnected(self._agents[rank].connection)
         if self.failure is not None or self.finished:
             return
-        left = self.terms.silence_timeout - SILENCE
-        self._tell_of(silent, {"silent": silent, "left": left})
-        self._tell_of(answering, {"answering": answering})
+        if silent:
+            self._report({"silent": silent, "left": timeout - SILENCE_REPORT})
+        if answering:
+            self._report({"answering": answering})
         self._wait()
 
     def fail(self, failure: Failure) -> None:
-        """End the job, for a reason of the head's own."""
-        self._fail(failure)
+        """End the job, and inform all agents; only the first failure counts."""
+        if self.failure is not None or self.finished:
+            return
+        self.failure = failure
+        if failure.kind in _WHILE_STARTING:
+            self._informed.update(failure.nodes)
+        for rank, agent in self._agents.items():
+            self._inform(rank, agent.connection, failure)
 
-    # --- who is there -------------------------------------------------------------
+    # --- which agents are accepted ------------------------------------------------
 
-    def _greet(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        version = message.get("hello")
+    def _handle_request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        version = message.get("protocol")
         if type(version) is not int:
-            raise ProtocolError("not a hello")
-        if message.get("job") != self.terms.job:
-            self._refuse(connection, Refusal.STRANGER, "")  # whoever asks
+            raise ProtocolError("not a join request")
+        if message.get("job") != self.settings.job:
+            self._refuse(connection, Refusal.UNKNOWN, "")  # whoever asks
             return
         if version != VERSION:
             self._refuse(connection, Refusal.VERSION, __version__)
             rank = message.get("rank")
             nodes = (rank,) if type(rank) is int else ()
-            self._fail(Failure(Kind.REFUSED, nodes, text="another torchrun_hpc"))
+            self.fail(Failure(Kind.REFUSED, nodes, text="another torchrun_hpc"))
             return
-        said = hello(message)
-        misfit = self._misfit(said)
-        # Who comes only to tell a failure, or only to be told one, need not agree.
-        if misfit is not None and self.failure is None and "failed" not in message:
-            self._refuse(connection, *misfit)
-            if said.rank not in self._agents:  # else it is one too many
-                text = f"it has --rdzv_id={said.run_id} and {said.nodes} nodes"
-                self._fail(Failure(Kind.REFUSED, (said.rank,), text=text))
+        request = join_request(message)
+        mismatch = self._mismatch(request)
+        # An agent that connects only to report a failure, or that would only be
+        # informed of one, need not agree.
+        if mismatch is not None and self.failure is None and "failed" not in message:
+            self._refuse(connection, *mismatch)
+            if request.rank not in self._agents:  # else it is a second agent
+                text = f"it has --rdzv_id={request.run_id} and {request.nodes} nodes"
+                self.fail(Failure(Kind.REFUSED, (request.rank,), text=text))
             return
-        self._admit(connection, said, message.get("failed"))
+        self._check_rank(connection, request, message.get("failed"))
 
-    def _admit(self, connection: Hashable, said: JoinRequest, failure: Any) -> None:
-        """Let an agent in, unless another one has its node rank."""
-        there = self._agents.get(said.rank)
-        if there is None:
-            if failure is not None:
-                self._fail(unpacked(failure))
-            self._let_in(connection, said)
-        elif (there.said.host, there.said.pid) == (said.host, said.pid):
-            # It gave up one connection, and this one was faster.
-            self._forget(said.rank)
-            self._let_in(connection, said)
-        else:
-            # Two, or one that was started again where the end of the first was not
-            # seen: ask whether it is still there.
-            older = self._candidates.get(said.rank)
-            if older is not None:
-                self.outbox.append((older.connection, CLOSE))
-            self._candidates[said.rank] = _Agent(connection, said)
-            self._send(there, {"beat": True})
-
-    def _misfit(self, said: JoinRequest) -> tuple[Refusal, str] | None:
-        """Return in what an agent differs from the job, and how that is here."""
-        if said.nodes != self.terms.nodes or not 0 <= said.rank < said.nodes:
-            return Refusal.NODES, str(self.terms.nodes)
-        if said.run_id != self.terms.run_id:
-            return Refusal.RUN_ID, self.terms.run_id
+    def _mismatch(self, request: JoinRequest) -> tuple[Refusal, str] | None:
+        """Return in what an agent differs from the job, and the value of the job."""
+        if (
+            request.nodes != self.settings.nodes
+            or not 0 <= request.rank < request.nodes
+        ):
+            return Refusal.NODES, str(self.settings.nodes)
+        if request.run_id != self.settings.run_id:
+            return Refusal.RUN_ID, self.settings.run_id
         return None
 
-    def _decide_candidate(self, rank: int) -> None:
-        """Send away the second agent of a node rank whose first has just spoken."""
+    def _check_rank(
+        self, connection: Hashable, request: JoinRequest, failure: Any
+    ) -> None:
+        """Accept an agent, unless another one has its node rank."""
+        first = self._agents.get(request.rank)
+        if first is None:
+            if failure is not None:
+                self.fail(unpacked(failure))
+            self._accept(connection, request)
+        elif (first.request.host, first.request.pid) == (request.host, request.pid):
+            # It has closed its first connection, of which the end is yet to come.
+            self._remove(request.rank)
+            self._accept(connection, request)
+        else:
+            # A second agent; or it was started again, and the end of the first one's
+            # connection was not seen: a heartbeat shows whether that one still runs.
+            older = self._candidates.get(request.rank)
+            if older is not None:
+                self.outbox.append((older.connection, CLOSE))
+            self._candidates[request.rank] = _Agent(connection, request)
+            self._send(first, {"heartbeat": True})
+
+    def _refuse_candidate(self, rank: int) -> None:
+        """Refuse the second agent of a node rank whose first one has just answered."""
         if rank in self._candidates:
             connection = self._candidates.pop(rank).connection
-            there = self._agents[rank].said
-            value = f"process {there.pid} on {there.host}"
+            first = self._agents[rank].request
+            value = f"process {first.pid} on {first.host}"
             self._refuse(connection, Refusal.TAKEN, value)
 
-    def _let_in(self, connection: Hashable, said: JoinRequest) -> None:
-        self._agents[said.rank] = _Agent(connection, said)
-        self._ranks[connection] = said.rank
+    def _accept(self, connection: Hashable, request: JoinRequest) -> None:
+        self._agents[request.rank] = _Agent(connection, request)
+        self._ranks[connection] = request.rank
         if self.failure is not None:
-            self.outbox.append((connection, {"failed": packed(self.failure)}))
-            self._unread.add(connection)
-            self._heard.add(said.rank)
+            self._inform(request.rank, connection, self.failure)
             return
         if self.running:  # it was started again, and takes part in the next round
-            self._round_over(Failure(Kind.LOST, (said.rank,)))
-        welcome = {"welcome": VERSION, "job": self.terms.job, "round": self.round}
+            self._end_round(Failure(Kind.LOST, (request.rank,)))
+        welcome = {"welcome": VERSION, "job": self.settings.job, "round": self.round}
         self.outbox.append((connection, welcome))
 
     def _refuse(self, connection: Hashable, reason: Refusal, value: str) -> None:
         self.outbox.append((connection, {"refused": reason.value, "value": value}))
         self.outbox.append((connection, CLOSE))
 
-    def _forget(self, rank: int) -> None:
+    def _remove(self, rank: int) -> None:
         connection = self._agents.pop(rank).connection
         del self._ranks[connection]
         self._unread.discard(connection)
@@ -328,10 +325,10 @@ class Coordinator:
         wanted = message["join"]
         if self.finished:
             return
-        rank = agent.said.rank
+        rank = agent.request.rank
         if self.running and wanted == self.round + 1:
             text = "it wanted another restart"
-            self._round_over(Failure(Kind.AGENT, (rank,), text=text))
+            self._end_round(Failure(Kind.AGENT, (rank,), text=text))
         if self.failure is not None:
             return
         if self.running or wanted != self.round:
@@ -340,28 +337,26 @@ class Coordinator:
         self._joined.add(rank)
         if rank == 0:
             self._workers_store = message.get("store")
-        if len(self._joined) == self.terms.nodes:
-            self._go()
+        if len(self._joined) == self.settings.nodes:
+            self._start_round()
 
-    def _go(self) -> None:
+    def _start_round(self) -> None:
         if not self._has_run:
-            sites = {rank: agent.said.site for rank, agent in self._agents.items()}
+            sites = {rank: agent.request.site for rank, agent in self._agents.items()}
             if len(by_site := ranks_by_site(sites)) > 1:
-                self._tell({"sites": by_site})
+                self._report({"sites": by_site})
         self.running = True
         self._has_run = True
         self._done.clear()
-        self._store.clear()
-        self._questions.clear()
-        self._stored = 0
+        self._store = KeyValueStore()
         for agent in self._agents.values():
             self._send(agent, {"go": self.round, "store": self._workers_store})
 
-    def _round_over(self, failure: Failure) -> None:
+    def _end_round(self, failure: Failure) -> None:
         """Let all join the next round, or end the job if there is none."""
         has_ended = self.failure is not None or self.finished
-        if has_ended or self._done or self.round >= self.terms.max_restarts:
-            self._fail(replace(failure, finished=len(self._done)))
+        if has_ended or self._done or self.round >= self.settings.max_restarts:
+            self.fail(replace(failure, finished=len(self._done)))
             return
         self._cause = failure
         self.running = False
@@ -371,130 +366,73 @@ class Coordinator:
             self._send(agent, {"over": self.round})
         self.round += 1
         if failure.kind is not Kind.LOST:
-            self._tell({"restart": self.round, "because": packed(failure)})
+            self._report({"restart": self.round, "because": packed(failure)})
 
-    def _died(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
+    def _worker_died(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
         if self.running and message.get("round") == self.round:
-            self._round_over(unpacked(message["died"]))
+            self._end_round(unpacked(message["died"]))
+
+    def _agent_failed(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
+        self.fail(unpacked(message["failed"]))
 
     def _agent_lost(self, rank: int) -> None:
-        """Wait for it to be started again, if the job may restart."""
+        """Wait for an agent to be started again, if the job may restart."""
         failure = Failure(Kind.LOST, (rank,))
         if self.running:
-            self._round_over(failure)
-        elif self.round >= self.terms.max_restarts:
-            self._fail(failure)
+            self._end_round(failure)
+        elif self.round >= self.settings.max_restarts:
+            self.fail(failure)
         if self.failure is None:
-            self._tell({"lost": rank})
+            self._report({"lost": rank})
 
-    def _take_done(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        rank, done = agent.said.rank, message["done"]
+    def _node_done(self, agent: _Agent, message: Mapping[str, Any]) -> None:
+        done = message["done"]
         if self.failure is not None:
             return
         if not self.running:
             # It had finished before it heard of the restart, and takes no part in it.
             if self._cause is not None and done == self.round - 1:
-                self._fail(replace(self._cause, finished=1))
+                self.fail(replace(self._cause, finished=1))
             return
         if done != self.round:
             return
-        self._done.add(rank)
+        self._done.add(agent.request.rank)
         self._waited = 0
-        if len(self._done) == self.terms.nodes:
+        if len(self._done) == self.settings.nodes:
             self.finished = True
             for other in self._agents.values():
                 self._send(other, {"finished": self.round})
 
-    # --- the end ------------------------------------------------------------------
-
-    def _failed(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
-        self._fail(unpacked(message["failed"]))
-
-    def _fail(self, failure: Failure) -> None:
-        """Let everybody know; the first failure counts."""
-        if self.failure is not None or self.finished:
-            return
-        self.failure = failure
-        if failure.kind in _EARLY:
-            self._heard.update(failure.nodes)
-        for rank, agent in self._agents.items():
-            self._send(agent, {"failed": packed(failure)})
-            self._unread.add(agent.connection)
-            self._heard.add(rank)
-
-    # --- waiting ------------------------------------------------------------------
-
     def _wait(self) -> None:
-        """Say what is waited for, and for how long."""
-        there = self._done if self.running else self._joined
-        if not there:  # all at work, or a dry run
+        """Report which nodes are waited for, and give up in time."""
+        ready = self._done if self.running else self._joined
+        if not ready:  # all are at work; or a dry run, which joins nothing
             return
         self._waited += 1
-        missing = [rank for rank in range(self.terms.nodes) if rank not in there]
-        if self._waited >= FIRST_REPORT and (
-            (self._waited - FIRST_REPORT) % NEXT_REPORT == 0
-        ):
-            verb = "finishing" if self.running else "waiting"
-            self._tell({verb: missing, "seconds": self._waited})
-        if not self.running and self._waited >= self.terms.join_timeout:
-            waited = self.terms.join_timeout
-            self._fail(Failure(Kind.MISSING, tuple(missing), code=waited))
+        missing = [rank for rank in range(self.settings.nodes) if rank not in ready]
+        if intervals.is_report_due(self._waited):
+            key = "finishing" if self.running else "waiting"
+            self._report({key: missing, "seconds": self._waited})
+        timeout = self.settings.join_timeout
+        if not self.running and self._waited >= timeout:
+            self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        """Send something to the node that speaks to the user."""
-        speaker = self._agents.get(0) or self._agents.get(self.terms.head)
-        if speaker is not None:
-            self._send(speaker, message)
+    # --- what is sent -------------------------------------------------------------
 
-    def _tell_of(self, ranks: list[int], message: Mapping[str, Any]) -> None:
-        if ranks:
-            self._tell(message)
+    def _ask(self, agent: _Agent, message: Mapping[str, Any]) -> None:
+        self.outbox += self._store.ask(agent.connection, message)
+
+    def _report(self, message: Mapping[str, Any]) -> None:
+        """Send something for the user to the node that reports."""
+        reporter = self._agents.get(0) or self._agents.get(self.settings.coordinator)
+        if reporter is not None:
+            self._send(reporter, message)
+
+    def _inform(self, rank: int, connection: Hashable, failure: Failure) -> None:
+        """Send the failure to an agent, which is to confirm it."""
+        self.outbox.append((connection, {"failed": packed(failure)}))
+        self._unread.add(connection)
+        self._informed.add(rank)
 
     def _send(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         self.outbox.append((agent.connection, message))
-
-    # --- the store of torch's agents ----------------------------------------------
-
-    def _ask(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        number = message["ask"]
-        try:
-            if "set" in message:
-                self._set({str(k): str(v) for k, v in message["set"].items()})
-                answer: Any = True
-            elif "add" in message:
-                key = str(message["add"])
-                answer = int(self._store.get(key, "0")) + int(message["by"])
-                self._set({key: str(answer)})
-            elif "check" in message:
-                answer = all(key in self._store for key in message["check"])
-            else:
-                keys = [str(key) for key in message["get"]]
-                self._answer(_Question(agent.connection, number, keys))
-                return
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-            raise ProtocolError("not a question to the store") from None
-        self._send(agent, {"answer": number, "value": answer})
-
-    def _set(self, values: Mapping[str, str]) -> None:
-        for key, value in values.items():
-            old = len(key) + len(self._store[key]) if key in self._store else 0
-            stored = self._stored + len(key) + len(value) - old
-            if stored > STORE_LIMIT:
-                raise ProtocolError("too much for the store")
-            self._stored = stored
-            self._store[key] = value
-        for key in values:
-            for question in self._questions.pop(key, ()):
-                self._answer(question)
-
-    def _answer(self, question: _Question) -> None:
-        """Answer now, or when all keys are there."""
-        for number in range(question.start, len(question.keys)):
-            key = question.keys[number]
-            if key not in self._store:
-                later = question._replace(start=number)
-                self._questions.setdefault(key, []).append(later)
-                return
-        values = [self._store[key] for key in question.keys]
-        answer = {"answer": question.number, "value": values}
-        self.outbox.append((question.connection, answer))

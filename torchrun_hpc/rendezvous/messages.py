@@ -1,22 +1,26 @@
-"""What a person reads about the rendezvous."""
+"""What the user reads about the rendezvous."""
 
 from __future__ import annotations
 
 import signal
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.errors import Message, count
-from torchrun_hpc.network import path_problem
-from torchrun_hpc.rendezvous.client import NOBODY
-from torchrun_hpc.rendezvous.coordinator import SILENCE
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, unpacked
-from torchrun_hpc.reporting import report
-from torchrun_hpc.reporting.reporter import reports_wait_for
+from torchrun_hpc import __version__
+from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.network import join_endpoint, path_problem
+from torchrun_hpc.planning.messages import nested
+from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked
+from torchrun_hpc.rendezvous.search import NOBODY
+from torchrun_hpc.reporting import intervals
+from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.search import RefusedError
 
 # How many names a message quotes.
 _SHOWN = 10
@@ -24,12 +28,13 @@ _SHOWN = 10
 # Characters of the name of a site.
 _SHORT = 50
 
+# --- what happens meanwhile -------------------------------------------------------
 
-def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Write what the head tells the user, and what this node found out by itself."""
-    if "looking" in message:
-        return _looking(message, plan)
-    for verb, write in (
+
+def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Write what the coordinator or this node's client reports; it may be nothing."""
+    for key, write in (
+        ("looking", _looking),
         ("waiting", _waiting),
         ("finishing", _finishing),
         ("silent", _silent),
@@ -37,75 +42,77 @@ def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         ("lost", _lost),
         ("restart", _restart),
         ("sites", _sites),
+        ("coordinator_silent", _coordinator_silent),
+        ("coordinator_answers", _coordinator_silent),
     ):
-        if verb in message:
-            return write(message, plan)
-    if reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator):
-        return _of_head(message, plan)
+        if key in event:
+            return write(event, plan)
     return None
 
 
-def _of_head(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    head = f"the head node at {plan.rendezvous.endpoint}"
-    if "head_silent" in message:
-        text = (
-            f"no sign of {head} for {message['head_silent']} s; the job ends in "
-            f"{message['left']} s if it stays so"
-        )
-        return Message("HPC124", text)
-    if "head_answers" in message:
-        seconds = message["head_answers"]
-        return Message("HPC161", f"{head} answers again, after {seconds} s")
-    return None
+def _coordinator_silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Report that the coordinator does not answer, or answers again."""
+    if not reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator):
+        return None
+    node = f"the head node at {plan.rendezvous.endpoint}"
+    if "coordinator_answers" in event:
+        seconds = event["coordinator_answers"]
+        return Message("HPC161", f"{node} answers again, after {seconds} s")
+    text = (
+        f"no sign of {node} for {event['coordinator_silent']} s; the job ends in "
+        f"{event['left']} s if it stays so"
+    )
+    return Message("HPC124", text)
 
 
-def _waiting(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    missing = message["waiting"]
+def _waiting(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    missing = event["waiting"]
     text = (
         f"{plan.world.nodes - len(missing)} of {plan.world.nodes} nodes are there after "
-        f"{message['seconds']} s; waiting for {names(missing, plan)}"
+        f"{event['seconds']} s; waiting for {names(missing, plan)}"
     )
-    return Message("HPC114", f"{text}.{_how_to_fail_together(plan)}".rstrip("."))
+    advice = fail_together(plan.messages.fail_together)
+    return Message("HPC114", f"{text}. {advice}".rstrip(". "))
 
 
-def _finishing(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    unfinished = message["finishing"]
+def _finishing(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    unfinished = event["finishing"]
     text = (
         f"{plan.world.nodes - len(unfinished)} of {plan.world.nodes} nodes have finished, the last "
-        f"one {message['seconds']} s ago; still at work: {names(unfinished, plan)}"
+        f"one {event['seconds']} s ago; still at work: {names(unfinished, plan)}"
     )
     return Message("HPC120", text)
 
 
-def _silent(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+def _silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
     text = (
-        f"no sign of {names(message['silent'], plan)} for {SILENCE} s; the job ends in "
-        f"{message['left']} s if it stays so"
+        f"no sign of {names(event['silent'], plan)} for {SILENCE_REPORT} s; the job "
+        f"ends in {event['left']} s if it stays so"
     )
     return Message("HPC121", text)
 
 
-def _answering(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    ranks = message["answering"]
+def _answering(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    ranks = event["answering"]
     verb = "answers" if len(ranks) == 1 else "answer"
     return Message("HPC160", f"{names(ranks, plan)} {verb} again")
 
 
-def _lost(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
+def _lost(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
     text = (
-        f"the agent on {names([message['lost']], plan)} is gone; waiting for it to be "
+        f"the agent on {names([event['lost']], plan)} is gone; waiting for it to be "
         "started again"
     )
     return Message("HPC123", text)
 
 
-def _restart(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    cause = _cause(unpacked(message["because"]), plan)
-    return Message("HPC128", f"restart {message['restart']} of all workers: {cause}")
+def _restart(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    cause = _cause(unpacked(event["because"]), plan)
+    return Message("HPC128", f"restart {event['restart']} of all workers: {cause}")
 
 
-def _sites(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    return disagreement(message["sites"], plan)
+def _sites(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
+    return disagreement(event["sites"], plan)
 
 
 def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Message:
@@ -128,39 +135,94 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
     return Message("HPC163", text)
 
 
-def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Report a wait for the head: soon from one node, later from any."""
-    waited = message["looking"]
-    is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
-    first = report.FIRST_REPORT if is_first else report.ALONE
-    if waited < first or (waited - first) % report.NEXT_REPORT:
+def _looking(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Report a wait for the coordinator: soon from one node, later from any."""
+    waited = event["looking"]
+    is_reporter = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
+    if not intervals.is_report_due(waited, is_reporter=is_reporter):
         return None
     text = (
-        f"waiting for the head node at {plan.rendezvous.endpoint} ({plan.rendezvous.connect_host}) for {waited} s: "
-        f"{head_search(message['found'], plan)}"
+        f"waiting for the head node at {plan.rendezvous.endpoint} ({plan.rendezvous.connect_host}) for "
+        f"{waited} s: {_search_problem(event['found'], plan)}"
     )
     return Message("HPC113", text)
 
 
-def head_search(found: str, plan: LaunchPlan) -> str:
-    """Say why the head was not found: the first cause, not what follows from it.
+# --- why a launch ends ------------------------------------------------------------
 
-    Args:
-        found: What was found on its ports.
-        plan: The plan of this node.
-    """
+
+def coordinator_missing(found: str, timeout: float, plan: LaunchPlan) -> Message:
+    """Say what was found on the coordinator's ports, after ``timeout`` seconds."""
+    text = (
+        f"no head node at {plan.rendezvous.endpoint} ({plan.rendezvous.connect_host}) within {timeout:.0f} s "
+        f"(join_timeout): {_search_problem(found, plan)}"
+    )
+    return Message("HPC112", text)
+
+
+def _search_problem(found: str, plan: LaunchPlan) -> str:
+    """Say why the coordinator was not found: the cause, not what follows from it."""
     if NOBODY in found:  # its node is reached
-        return f"{found}. Has the job started there?" + _how_to_fail_together(plan)
+        advice = fail_together(plan.messages.fail_together)
+        return f"{found}. Has the job started there? {advice}".rstrip()
     problem, is_cause = path_problem(plan.rendezvous.local_address)
     if is_cause:
         return problem
     return (found or "no answer yet") + (f"; {problem}" if problem else "")
 
 
-def _how_to_fail_together(plan: LaunchPlan) -> str:
-    if not plan.messages.fail_together:
-        return ""
-    return f" {plan.messages.fail_together} ends all tasks when one fails"
+def fail_together(option: str) -> str:
+    """Say which command and option end all tasks of a launch, if there are any."""
+    return f"{option} ends all tasks when one fails" if option else ""
+
+
+def refusal(
+    refused: RefusedError,
+    plan: LaunchPlan,
+    request: JoinRequest,
+    environ: Mapping[str, str],
+) -> LaunchError:
+    """Say why the coordinator refuses this agent."""
+    node = (
+        f"the head node at {join_endpoint(plan.rendezvous.connect_host, refused.port)}"
+    )
+    reason, value = refused.reason, refused.value
+    if reason in (Refusal.TAKEN, Refusal.RUN_ID):
+        run_id = value if reason is Refusal.RUN_ID else request.run_id
+        inside = nested(environ, run_id)
+        if inside is not None:
+            return inside
+    if reason is Refusal.TAKEN:
+        code = "HPC115"
+        text = (
+            f"{node} has another agent of node {plan.world.node_rank} already: {value}. "
+            "Start torchrun_hpc once on each node"
+        )
+    elif reason is Refusal.VERSION:
+        code = "HPC116"
+        text = (
+            f"{node} has torchrun_hpc {value}, which speaks another protocol than "
+            f"{__version__} here. Load the same environment on all nodes"
+        )
+    elif reason is Refusal.RUN_ID:
+        code = "HPC117"
+        text = (
+            f"--rdzv_id={request.run_id} here, but {value} on {node}. Was it $RANDOM, "
+            "expanded on each node? Leave the option out"
+        )
+    elif reason is Refusal.NODES:
+        code = "HPC118"
+        text = (
+            f"this is node {plan.world.node_rank} of {plan.world.nodes}, but {node} waits for "
+            f"{value}. Start one job step with the same command on all nodes"
+        )
+    else:
+        code = "HPC119"
+        text = (
+            f"{node} is of another job than this one, {request.job}. Type another "
+            "port, or leave the endpoint out"
+        )
+    return LaunchError(code, text, others_know=reason is not Refusal.UNKNOWN)
 
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
@@ -188,14 +250,14 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
         )
     elif failure.kind is Kind.REFUSED:
         text = f"the agent on {where} does not belong here ({failure.text}); see there"
-    elif failure.kind is Kind.HEAD:
+    elif failure.kind is Kind.COORDINATOR:
         what = f"did not answer for {failure.code} s" if failure.code else "is gone"
-        head = (
+        node = (
             plan.rendezvous.endpoint
             if plan.rendezvous.coordinator is None
             else names([plan.rendezvous.coordinator], plan)
         )
-        text = f"the agent on the head node, {head}, {what}"
+        text = f"the agent on the head node, {node}, {what}"
     else:
         text = f"the agent on {where} gave up: {failure.text}"
     if failure.finished:
@@ -204,16 +266,14 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
     return text
 
 
-def is_reporter(failure: Failure, plan: LaunchPlan) -> bool:
-    """Say whether this node reports the failure: the first one that is there."""
-    if failure.kind is Kind.HEAD:
-        return reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
-    absent = set(failure.nodes) if failure.kind in _ABSENT else set()
-    there = (rank for rank in range(plan.world.nodes) if rank not in absent)
-    return plan.world.node_rank == next(there, 0)
-
-
-_ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING)
+def reports_failure(failure: Failure, plan: LaunchPlan) -> bool:
+    """Say whether this node reports the failure."""
+    world = plan.world
+    if failure.kind is Kind.COORDINATOR:
+        return reports_wait_for(world.node_rank, plan.rendezvous.coordinator)
+    is_absent = failure.kind in (Kind.LOST, Kind.SILENT, Kind.MISSING)
+    absent = {r for r in failure.nodes if is_absent and 0 <= r < world.nodes}
+    return is_reporter(world.node_rank, absent if len(absent) < world.nodes else ())
 
 
 def ending(code: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from torchrun_hpc.errors import count
+from torchrun_hpc.errors import LaunchError, Message, count
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
@@ -59,13 +59,23 @@ def raise_limit(wanted: int) -> int:
     return allowed
 
 
-def too_few(limit: int, needed: Need, plan: LaunchPlan) -> str:
-    """Say that a node needs more open files than it may have."""
+def check_limit(limit: int, needed: Need, plan: LaunchPlan) -> Message | None:
+    """Return a warning if the limit may be too low, because others start more workers.
+
+    Raises:
+        LaunchError: It is too low in any case.
+    """
+    if limit >= needed.all:
+        return None
     nodes, workers = (
         count(plan.world.nodes, "node"),
         count(plan.world.workers, "worker"),
     )
-    return (
+    error = LaunchError(
+        "HPC122",
         f"this node may have {limit} open files (ulimit -Hn), and needs {needed.all} "
-        f"for {nodes} with {workers} each: ask for more"
+        f"for {nodes} with {workers} each: ask for more",
     )
+    if limit < needed.least:
+        raise error
+    return Message(error.code, str(error))

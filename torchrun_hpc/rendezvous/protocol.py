@@ -1,37 +1,41 @@
-"""What the agents of a job say to each other: lines of JSON, of limited length.
+"""The messages between agents and coordinator: lines of JSON, of limited length.
 
-An agent says hello, and is welcomed or refused; then either side speaks whenever it
-has something to say. Nothing in a message is ever run or unpickled.
+An agent's first line says who it is, and is answered by ``welcome``, ``refused`` or
+``failed``. After that, each side sends a message whenever there is something to send.
+Nothing in a message is ever run or unpickled.
 
-==================================  ====================================================
-from an agent to the head            meaning
-==================================  ====================================================
-``hello`` and the fields of `JoinRequest` the first line of a connection
-``join: ROUND``                     ready for the next round; ``store`` from node 0 only
-``died: FAILURE``                   a worker has ended with an error
-``failed: FAILURE``                 this agent gives up
-``done: ROUND``                     all workers of this node have finished
-``read: true``                      the failure has arrived here
-``bye: true``                       this agent leaves, as it should
-``beat: true``                      the answer to ``beat``
-``ask: NUMBER``                     ``set``, ``add``, ``get`` or ``check`` of the store
-==================================  ====================================================
+============================  ==========================================================
+from an agent                 meaning
+============================  ==========================================================
+``protocol: VERSION``         first line of a connection, with all of `JoinRequest`
+``join: ROUND``               it is ready for this round; node 0 adds the ``store`` of
+                              the workers
+``died: FAILURE``             one of its workers has ended with an error
+``failed: FAILURE``           it gives up
+``done: ROUND``               all workers of its node have finished this round
+``read: true``                it has received the failure
+``bye: true``                 it closes the connection; that is no fault
+``heartbeat: true``           the answer to ``heartbeat``
+``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` of the store that
+                              torch's agents share
+============================  ==========================================================
 
-==================================  ====================================================
-from the head to an agent            meaning
-==================================  ====================================================
-``welcome: VERSION``                with the job's identity and the next ``round``
-``refused: REASON``                 see `Refusal`
-``go: ROUND``                       all have joined; where the workers meet
-``over: ROUND``                     join the next one
-``finished: ROUND``                 all nodes are done
-``failed: FAILURE``                 the job has failed, why, and who was first
-``waiting``, ``silent``, ``lost``,  for the node that speaks to the user
-``finishing``, ``restart``,
-``answering``, ``sites``
-``beat: true``                      are you there?
-``answer: NUMBER``                  to an ``ask``
-==================================  ====================================================
+============================  ==========================================================
+from the coordinator          meaning
+============================  ==========================================================
+``welcome: VERSION``          the agent is accepted; with ``job`` and the next ``round``
+``refused: REASON``           it is not, see `Refusal`; the connection is closed
+``go: ROUND``                 all nodes have joined this round; with the ``store``
+``over: ROUND``               this round has ended; join the next one
+``finished: ROUND``           all nodes have finished
+``failed: FAILURE``           the job has failed, and this was the first failure
+``heartbeat: true``           to be answered by ``heartbeat``
+``answer: NUMBER``            the answer to ``ask``
+``waiting``, ``finishing``,   for the user, on the node that reports: see
+``silent``, ``answering``,    `messages.render`
+``lost``, ``restart``,
+``sites``
+============================  ==========================================================
 """
 
 from __future__ import annotations
@@ -54,13 +58,13 @@ _TEXT_LIMIT = 500
 
 
 class ProtocolError(Exception):
-    """The other side does not speak this protocol, or says what it must not."""
+    """What was received does not follow the protocol."""
 
 
 class Refusal(Enum):
-    """Why an agent is not let in."""
+    """Why the coordinator refuses an agent."""
 
-    STRANGER = "stranger"  # of another job
+    UNKNOWN = "unknown"  # it is of another job
     VERSION = "version"  # of the protocol
     RUN_ID = "run_id"  # --rdzv-id
     NODES = "nodes"  # number of nodes
@@ -70,14 +74,14 @@ class Refusal(Enum):
 class Kind(Enum):
     """How a job fails."""
 
-    WORKER = "worker"  # a worker ended with an error, for good
-    SIGNAL = "signal"  # an agent was told to end
+    WORKER = "worker"  # a worker ended with an error, and no restart is left
+    SIGNAL = "signal"  # an agent received a signal
     AGENT = "agent"  # an agent cannot go on
-    LOST = "lost"  # an agent is gone without a word
+    LOST = "lost"  # an agent's connection ended without ``bye``
     SILENT = "silent"  # an agent does not answer
-    MISSING = "missing"  # nodes were not there in time
-    REFUSED = "refused"  # an agent of this job was not let in
-    HEAD = "head"  # the head is gone, or silent
+    MISSING = "missing"  # nodes did not join in time
+    REFUSED = "refused"  # an agent of this job was refused
+    COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,11 @@ class JoinRequest:
 
     Attributes:
         job: The launch's identity, as the scheduler gives it.
-        run_id: Torch's rendezvous id: the same, or typed.
+        run_id: Torch's rendezvous id: the same, or what the user set.
         nodes: Number of nodes.
         rank: Its node rank.
         host: Its node's name.
-        pid: Its process.
+        pid: Its process id.
         release: Of torchrun_hpc.
         site: Name of the computing centre whose rules it uses; empty without.
     """
@@ -114,7 +118,7 @@ class Failure:
         nodes: Ranks of the nodes that it is about.
         rank: Of a worker, its global rank.
         code: Exit code of a worker (negative: the signal that killed it); number of
-            the signal that an agent got; seconds that were waited.
+            the signal that an agent received; seconds that were waited.
         text: More about it, in one line.
         finished: How many nodes had finished, so that there was no restart.
     """
@@ -140,45 +144,38 @@ def unpacked(value: Any) -> Failure:
         ProtocolError: It is none.
     """
     try:
-        failure = Failure(
-            kind=Kind(value["kind"]),
-            nodes=tuple(value["nodes"]),
-            rank=value["rank"],
-            code=value["code"],
-            text=value["text"],
-            finished=value["finished"],
-        )
+        values = {field.name: value[field.name] for field in fields(Failure)}
+        values["nodes"] = tuple(values["nodes"])
+        failure = Failure(**values | {"kind": Kind(values["kind"])})
     except (KeyError, TypeError, ValueError):
         raise ProtocolError("not a failure") from None
     numbers = (*failure.nodes, failure.rank, failure.code, failure.finished)
-    if not all(type(number) is int for number in numbers):
+    if not _are(int, *numbers) or not _are(str, failure.text):
         raise ProtocolError("not a failure")
-    if not isinstance(failure.text, str) or not failure.text.isprintable():
+    if not failure.text.isprintable():
         raise ProtocolError("not a failure")
     return failure
 
 
-def hello(message: Mapping[str, Any]) -> JoinRequest:
-    """Read the fields of a first line.
+def join_request(message: Mapping[str, Any]) -> JoinRequest:
+    """Read the first line of a connection.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: Something is missing, or of another type.
     """
     try:
-        said = JoinRequest(
-            **{field.name: message[field.name] for field in fields(JoinRequest)}
-        )
+        request = JoinRequest(**{f.name: message[f.name] for f in fields(JoinRequest)})
     except KeyError:
-        raise ProtocolError("not a hello") from None
-    texts, numbers = (
-        (said.job, said.run_id, said.host, said.release, said.site),
-        (said.nodes, said.rank, said.pid),
-    )
-    if not all(isinstance(text, str) for text in texts) or not all(
-        type(number) is int for number in numbers
+        raise ProtocolError("not a join request") from None
+    if not _are(int, request.nodes, request.rank, request.pid) or not _are(
+        str, request.job, request.run_id, request.host, request.release, request.site
     ):
-        raise ProtocolError("not a hello")
-    return said
+        raise ProtocolError("not a join request")
+    return request
+
+
+def _are(kind: type, *values: Any) -> bool:
+    return all(type(value) is kind for value in values)  # True is no number here
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -187,7 +184,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class Lines:
-    """Cuts what arrives into messages.
+    """Splits received bytes into messages.
 
     Args:
         limit: The longest line, in bytes.

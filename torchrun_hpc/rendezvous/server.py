@@ -1,4 +1,4 @@
-"""The head's server: it carries what agents say to the `Coordinator`, and back."""
+"""The coordinator's server: it passes messages from the agents to it, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.network import bound_socket
 from torchrun_hpc.planning.endpoints import notice_ports
-from torchrun_hpc.rendezvous.coordinator import CLOSE, SILENCE, Coordinator, Settings
+from torchrun_hpc.rendezvous.coordinator import (
+    CLOSE,
+    SILENCE_REPORT,
+    Coordinator,
+    Settings,
+)
 from torchrun_hpc.rendezvous.protocol import (
     JOIN_REQUEST_LIMIT,
     LINE_LIMIT,
@@ -28,25 +33,26 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.protocol import Failure
 
-# As many as the kernel allows (net.core.somaxconn): thousands come at once.
+# As many as the kernel allows (net.core.somaxconn): thousands connect at once.
 BACKLOG = 65535
 
 # Seconds.
 _TICK = 1.0
 _JOIN_REQUEST_TIMEOUT = 30.0
-STAY = 5.0
-STAY_FOR_LATE = 30.0  # for nodes that come when the job has failed already
+CLOSE_TIMEOUT = 5.0
+LATE_NODES_TIMEOUT = 30.0  # for nodes that connect when the job has failed already
 
-# Connections beside one for each node, of unknown peers: they have not said hello yet.
+# Connections of unknown peers, which have sent no join request yet, beside one for each
+# node.
 UNKNOWN_PEERS = 1024
 
-# What accept(2) gives where there is no room for another open file.
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# Errors of accept(2) where no other file can be opened.
+_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+# Bytes that are kept for an agent that does not read.
+_UNSENT_LIMIT = 2 * LINE_LIMIT
 
 _numbers = itertools.count()
-
-# Bytes that wait for an agent that does not read.
-_UNSENT = 2 * LINE_LIMIT
 
 
 def listen(address: str | None, port: int) -> socket.socket:
@@ -72,91 +78,96 @@ def listen(address: str | None, port: int) -> socket.socket:
 
 
 def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
-    """Let the other nodes in, only to tell them why the head cannot start.
+    """Accept the other nodes only to inform them why this one cannot start.
 
     Args:
-        plan: Where they look for it.
-        failure: Why.
-        limit: Seconds to stay for those that have not come.
+        plan: Where they look for the coordinator, which is this node.
+        failure: Why it cannot start.
+        limit: Seconds to wait for nodes that have not connected.
     """
     address = plan.rendezvous.listen[0] if plan.rendezvous.listen else None
-    terms = Settings(
+    settings = Settings(
         job=plan.launch_id,
         run_id="",
         nodes=plan.world.nodes,
-        head=plan.world.node_rank,
+        coordinator=plan.world.node_rank,
         max_restarts=0,
         join_timeout=0,
-        silence_timeout=SILENCE,
+        silence_timeout=SILENCE_REPORT,
     )
     for port in (*plan.rendezvous.ports, *notice_ports(plan.launch_id)):
         with contextlib.suppress(OSError):
-            head = CoordinatorServer(listen(address, port), terms)
+            server = CoordinatorServer(listen(address, port), settings)
             break
     else:
         return
-    head.fail(failure)  # before anybody is let in
-    head.start()
-    head.close(late=limit)
+    server.fail(failure)  # before any node is accepted
+    server.start()
+    server.close(late_timeout=limit)
 
 
 class CoordinatorServer:
-    """Serves a meeting, in a thread of its own.
+    """Serves a coordinator, in a thread of its own.
 
     Args:
-        listening: The socket to listen on; bound, and from now on the head's.
-        terms: What all agents agree on.
-        room: How many connections it may hold beside one for each node. Where there
-            are more, the oldest that has not said hello yet makes room for a new one,
-            which may be an agent.
-        complain: Called from the thread, once, where a connection cannot be taken all
-            the same, with the system's reason.
+        listening: The socket to listen on; bound, and closed by this server.
+        settings: What all agents agree on.
+        unknown_peers: How many connections it may hold beside one for each node. Where
+            there are more, the oldest one without a join request is closed, because
+            the next one may be an agent.
+        on_problem: Called from the thread, once, where a connection cannot be accepted
+            all the same, with the system's reason.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        terms: Settings,
-        room: int = UNKNOWN_PEERS,
-        complain: Callable[[str], None] = lambda _: None,
+        settings: Settings,
+        unknown_peers: int = UNKNOWN_PEERS,
+        on_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.meeting = Coordinator(terms)
+        self.coordinator = Coordinator(settings)
         self._listening = listening
         self._listening.settimeout(0)
-        self._complain = complain
-        self._has_complained = False
+        self._on_problem = on_problem
+        self._has_reported = False
         self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
         self._connections: dict[Hashable, _Connection] = {}
-        self._allowed = terms.nodes + room
+        self._limit = settings.nodes + unknown_peers
         self._opening: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
-        self._all_know = threading.Event()
-        self._leaving = False
-        self._thread = threading.Thread(target=self._run, name="head", daemon=True)
+        self._all_informed = threading.Event()
+        self._is_closing = False
+        self._thread = threading.Thread(
+            target=self._run, name="coordinator", daemon=True
+        )
 
     def start(self) -> None:
         """Start to serve."""
         self._thread.start()
 
-    def close(self, limit: float = STAY, late: float = STAY_FOR_LATE) -> None:
-        """Stop to serve as soon as all agents know how it ended.
+    def close(
+        self, timeout: float = CLOSE_TIMEOUT, late_timeout: float = LATE_NODES_TIMEOUT
+    ) -> None:
+        """Stop to serve as soon as all agents know how the job ended.
 
         Args:
-            limit: Seconds after which they have to do without.
-            late: The same for nodes that are still on their way.
+            timeout: Seconds to wait for that.
+            late_timeout: The same for nodes that have not connected yet.
         """
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._leave)
+        self._loop.call_soon_threadsafe(self._begin_closing)
         start = time.monotonic()
-        while not self._all_know.wait(0.05):
-            if time.monotonic() - start > (late if self.meeting.some_come else limit):
+        while not self._all_informed.wait(0.05):
+            limit = late_timeout if self.coordinator.expects_nodes else timeout
+            if time.monotonic() - start > limit:
                 break
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1)
 
     def fail(self, failure: Failure) -> None:
-        """End the job, also where this node's own agent cannot say so any more."""
+        """End the job, also where this node's own agent is not connected any more."""
         self._loop.call_soon_threadsafe(self._fail, failure)
 
     # --- in the thread ------------------------------------------------------------
@@ -170,30 +181,30 @@ class CoordinatorServer:
         finally:
             self._loop.remove_reader(self._listening)
             self._listening.close()
-            self._loop.run_until_complete(self._end())
+            self._loop.run_until_complete(self._close_all())
             self._loop.close()
 
-    async def _end(self) -> None:
+    async def _close_all(self) -> None:
         await asyncio.gather(*self._opening, return_exceptions=True)
         for connection in self._connections.values():
-            connection.end()
+            connection.close()
         await asyncio.sleep(0)  # sends what it can
 
     def _listen(self) -> None:
         # Not asyncio's own server, which writes a traceback for each connection for
-        # which there is no open file left.
+        # which no file can be opened.
         self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        """Take one connection; the loop calls again while there are more."""
+        """Accept one connection; the loop calls again while there are more."""
         try:
             opened, _ = self._listening.accept()
         except OSError as error:
-            if error.errno in _NO_ROOM and not self._drop_oldest():
-                self._wait_for_room(str(error.strerror))
-            return  # it is gone already, or waits
-        if len(self._connections) >= self._allowed:
-            self._drop_oldest()
+            if error.errno in _NO_FILES and not self._abort_oldest():
+                self._pause_accepting(str(error.strerror))
+            return  # it has ended already, or waits
+        if len(self._connections) >= self._limit:
+            self._abort_oldest()
         opened.settimeout(0)
         task = self._loop.create_task(
             self._loop.connect_accepted_socket(lambda: _Connection(self), opened)
@@ -201,70 +212,70 @@ class CoordinatorServer:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    def _drop_oldest(self) -> bool:
-        """End the oldest connection of an unknown peer, if there is any."""
+    def _abort_oldest(self) -> bool:
+        """Abort the oldest connection of an unknown peer, if there is any."""
         oldest = next(iter(self._unknown), None)
         if oldest is None:
             return False
-        self._unknown.pop(oldest).drop()
+        self._unknown.pop(oldest).abort()
         return True
 
-    def _wait_for_room(self, reason: str) -> None:
+    def _pause_accepting(self, reason: str) -> None:
         self._loop.remove_reader(self._listening)
         self._loop.call_later(_TICK, self._listen)
-        if not self._has_complained:
-            self._has_complained = True
-            self._complain(reason)
+        if not self._has_reported:
+            self._has_reported = True
+            self._on_problem(reason)
 
     def _tick(self) -> None:
         self._loop.call_later(_TICK, self._tick)
-        self.meeting.tick()
+        self.coordinator.tick()
         self.flush()
 
-    def _leave(self) -> None:
-        self._leaving = True
+    def _begin_closing(self) -> None:
+        self._is_closing = True
         self.flush()
 
     def _fail(self, failure: Failure) -> None:
-        self.meeting.fail(failure)
+        self.coordinator.fail(failure)
         self.flush()
 
     def flush(self) -> None:
-        """Send what the meeting has left to be sent."""
-        outbox, self.meeting.outbox = self.meeting.outbox, []
+        """Send what the coordinator has left to be sent."""
+        outbox, self.coordinator.outbox = self.coordinator.outbox, []
         for number, message in outbox:
             connection = self._connections.get(number)
             if connection is None:
                 continue
             if message is CLOSE:
-                connection.end()
+                connection.close()
             else:
                 connection.send(message)
-        if self._leaving and self.meeting.all_know:
-            self._all_know.set()
+        if self._is_closing and self.coordinator.all_informed:
+            self._all_informed.set()
 
-    def comes(self, connection: _Connection) -> None:
-        """Take note of a new connection."""
+    def connected(self, connection: _Connection) -> None:
+        """Keep a new connection."""
         self._unknown[connection.number] = connection
         self._connections[connection.number] = connection
 
-    def has_spoken(self, connection: _Connection) -> None:
-        """Take note that a connection has said hello."""
+    def identified(self, connection: _Connection) -> None:
+        """Take note that a connection has sent its first line."""
         self._unknown.pop(connection.number, None)
 
-    def lost(self, connection: _Connection) -> None:
-        """Take note that a connection has ended."""
+    def disconnected(self, connection: _Connection) -> None:
+        """Forget a connection that has ended."""
         self._unknown.pop(connection.number, None)
         if self._connections.pop(connection.number, None) is not None:
-            self.meeting.lost(connection.number)
+            self.coordinator.disconnected(connection.number)
             self.flush()
 
 
 class _Connection(asyncio.Protocol):
-    """One agent, or somebody else."""
+    """The connection of an agent, or of an unknown peer."""
 
-    def __init__(self, head: CoordinatorServer) -> None:
-        self._head = head
+    def __init__(self, server: CoordinatorServer) -> None:
+        self._server = server
         self._lines = Lines(JOIN_REQUEST_LIMIT)
         self._transport: Any = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -272,7 +283,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._head.comes(self)
+        self._server.connected(self)
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(_JOIN_REQUEST_TIMEOUT, transport.abort)
 
@@ -285,26 +296,26 @@ class _Connection(asyncio.Protocol):
                     self._deadline.cancel()
                     self._deadline = None
                     self._lines.limit = LINE_LIMIT
-                    self._head.has_spoken(self)
-                self._head.meeting.receive(self.number, message)
+                    self._server.identified(self)
+                self._server.coordinator.receive(self.number, message)
         except ProtocolError:
             self._transport.abort()
-        self._head.flush()
+        self._server.flush()
 
     def connection_lost(self, _error: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._head.lost(self)
+        self._server.disconnected(self)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        if self._transport.get_write_buffer_size() > _UNSENT:
+        if self._transport.get_write_buffer_size() > _UNSENT_LIMIT:
             self._transport.abort()
         else:
             self._transport.write(encode(message))
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         self._transport.abort()
 
-    def end(self) -> None:
+    def close(self) -> None:
         with contextlib.suppress(OSError):
             self._transport.close()

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 
 PREFIX = "torchrun_hpc: "
 
-# Seconds after which a wait is reported, for the first time and again.
-FIRST_REPORT = 10.0
-NEXT_REPORT = 30.0
-ALONE = 60.0  # by a node that does not speak for all
-
 # How many nodes' commands a dry run shows.
 _SHOWN = 4
 

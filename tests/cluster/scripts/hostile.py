@@ -48,10 +48,10 @@ def connected(place: tuple[str, int]) -> socket.socket:
 
 
 def garbage(place: tuple[str, int]) -> None:
-    """Send what is no message, and messages that make no sense."""
+    """Send invalid messages."""
     lines = [
         b"\x00\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[]\n", b"null\n",
-        b'{"hello":1}\n', b'{"hello":1,"job":[]}\n', b"[" * 100000 + b"\n",
+        b'{"protocol":1}\n', b'{"protocol":1,"job":[]}\n', b"[" * 100000 + b"\n",
         pickle.dumps(Payload()), b'{"failed":{"kind":"worker"}}\n', b'{"join":0}\n',
     ]  # fmt: skip
     for line in lines:
@@ -70,7 +70,7 @@ def flood(place: tuple[str, int]) -> None:
 
 
 def hold(place: tuple[str, int]) -> None:
-    """Hold connections open, and say nothing."""
+    """Hold connections open, and send nothing."""
     held = []
     with contextlib.suppress(OSError):
         for _ in range(300):
@@ -80,16 +80,16 @@ def hold(place: tuple[str, int]) -> None:
 
 
 def pretend(place: tuple[str, int]) -> None:
-    """Say hello as an agent of each node rank, with the words of a real one."""
+    """Send the join request of an agent of each node rank."""
     with contextlib.suppress(OSError), connected(place) as opened:
-        opened.sendall(b'{"hello":1,"job":"?"}\n')
-        did["told"] += JOB in opened.makefile().readline()
+        opened.sendall(b'{"protocol":1,"job":"?"}\n')
+        did["disclosed"] += JOB in opened.makefile().readline()
     for rank in range(3):
-        said = {"hello": 1, "job": JOB, "run_id": JOB, "nodes": 3, "rank": rank,
-                "host": "evil", "pid": 1, "release": "1", "site": ""}  # fmt: skip
+        request = {"protocol": 1, "job": JOB, "run_id": JOB, "nodes": 3, "rank": rank,
+                   "host": "evil", "pid": 1, "release": "1", "site": ""}  # fmt: skip
         with contextlib.suppress(OSError), connected(place) as opened:
             did["pretended"] += 1
-            opened.sendall(json.dumps(said).encode() + b"\n")
+            opened.sendall(json.dumps(request).encode() + b"\n")
             opened.recv(1000)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_hpc.launching import signals
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import intervals
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -244,7 +244,7 @@ def test_one_with_a_thread_that_would_die(agent, worker):
 
 
 def test_one_that_never_catches_it_is_named_once(agent, worker, monkeypatch, capsys):
-    monkeypatch.setattr(report, "FIRST_REPORT", 0.5)
+    monkeypatch.setattr(intervals, "FIRST_REPORT", 0.5)
     one, other = worker(), worker(None)
     send()
     forward(agent, one, other, seconds=0.3)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import make_launch_plan
 
-from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.rendezvous import messages, protocol
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed
 
@@ -15,24 +15,24 @@ def plan(node_rank=0, **changes):
         "nodes": 3,
         "node_rank": node_rank,
         "workers": 4,
-        "is_reporter": node_rank == 0,
+        "report_rank": node_rank,
         "endpoint": "jwb0001i:25592",
         "connect_host": "10.20.0.1",
         "hosts": ("jwb0001", "jwb0002", "jwb0003"),
-        "head": 0,
+        "coordinator": 0,
     }
-    return LaunchPlan(**values | changes)
+    return make_launch_plan(**values | changes)
 
 
 def many(number=1500, **changes):
     return plan(nodes=number, hosts=tuple(f"n{i}" for i in range(number)), **changes)
 
 
-# --- what is told meanwhile ---------------------------------------------------------
+# --- what happens meanwhile ---------------------------------------------------------
 
 FOUND = "port 25592: nobody listens"
 STARTED = f"{FOUND}. Has the job started there?"
-TOLD = {
+EVENTS = {
     "waiting for nodes": (
         {"waiting": [1, 2], "seconds": 10},
         (
@@ -99,25 +99,25 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("case", TOLD)
+@pytest.mark.parametrize("case", EVENTS)
 @pytest.mark.parametrize("node_rank", [0, 1])
-def test_what_the_head_tells_is_written_where_it_is_heard(case, node_rank):
-    message, expected = TOLD[case]
-    said = messages.told(message, plan(node_rank))
-    assert (said and str(said)) == expected
+def test_an_event_is_written_where_it_arrives(case, node_rank):
+    message, expected = EVENTS[case]
+    written = messages.render(message, plan(node_rank))
+    assert (written and str(written)) == expected
 
 
 @pytest.mark.parametrize(
     ("node_rank", "seconds"),
     [(1, [10, 40, 70, 100]), (2, [60, 90]), (0, [60, 90])],
 )
-def test_looking_for_the_head_is_reported_soon_by_one_node(node_rank, seconds):
-    said = {
-        second: messages.told({"looking": second, "found": FOUND}, plan(node_rank))
+def test_looking_for_the_head_node_is_reported_soon_by_one_node(node_rank, seconds):
+    written = {
+        second: messages.render({"looking": second, "found": FOUND}, plan(node_rank))
         for second in range(1, 101)
     }
-    assert [second for second, message in said.items() if message] == seconds
-    assert str(said[90 if node_rank != 1 else 100]) == (
+    assert [second for second, message in written.items() if message] == seconds
+    assert str(written[90 if node_rank != 1 else 100]) == (
         "HPC113 waiting for the head node at jwb0001i:25592 (10.20.0.1) for "
         f"{90 if node_rank != 1 else 100} s: {STARTED}"
     )
@@ -125,12 +125,12 @@ def test_looking_for_the_head_is_reported_soon_by_one_node(node_rank, seconds):
 
 KILL = "srun --kill-on-bad-exit=1"
 SILENT = "port 25592: no answer to the connection"
-DOWN = "interface ib0 of this node, with 10.20.0.2, is down"
+DOWN = "interface ib0, which has 10.20.0.2, is down"
 CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
 
 
 @pytest.mark.parametrize(
-    ("found", "problem", "said"),
+    ("found", "problem", "expected"),
     [
         ("", "", "no answer yet"),
         (
@@ -144,28 +144,28 @@ CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
         ("", DOWN, DOWN),
     ],
 )
-def test_the_first_cause_is_said(monkeypatch, found, problem, said):
+def test_the_cause_is_named(monkeypatch, found, problem, expected):
     monkeypatch.setattr(
         messages, "path_problem", lambda _address: (problem, problem == DOWN)
     )
-    assert messages.head_search(found, plan(1, fail_together=KILL)) == said
+    assert messages._search_problem(found, plan(1, fail_together=KILL)) == expected
 
 
 @pytest.mark.parametrize(
-    ("head", "speakers"), [(0, [1]), (1, [0]), (2, [0]), (None, [0, 1])]
+    ("head", "reporters"), [(0, [1]), (1, [0]), (2, [0]), (None, [0, 1])]
 )
 @pytest.mark.parametrize(
     ("message", "text"),
     [
         (
-            {"head_silent": 30, "left": 90},
+            {"coordinator_silent": 30, "left": 90},
             (
                 "HPC124 no sign of the head node at jwb0001i:25592 for 30 s; the job "
                 "ends in 90 s if it stays so"
             ),
         ),
         (
-            {"head_answers": 42},
+            {"coordinator_answers": 42},
             "HPC161 the head node at jwb0001i:25592 answers again, after 42 s",
         ),
         (
@@ -177,10 +177,12 @@ def test_the_first_cause_is_said(monkeypatch, found, problem, said):
         ),
     ],
 )
-def test_one_node_speaks_where_the_head_cannot(head, speakers, message, text):
-    said = [messages.told(message, plan(rank, head=head)) for rank in range(3)]
-    expected = [text if rank in speakers else None for rank in range(3)]
-    assert [message and str(message) for message in said] == expected
+def test_one_node_reports_what_the_coordinator_cannot(head, reporters, message, text):
+    written = [
+        messages.render(message, plan(rank, coordinator=head)) for rank in range(3)
+    ]
+    expected = [text if rank in reporters else None for rank in range(3)]
+    assert [message and str(message) for message in written] == expected
 
 
 # --- why a job failed ---------------------------------------------------------------
@@ -251,12 +253,12 @@ FAILED = {
             "see there"
         ),
     ),
-    "the head is gone": (
-        Failure(Kind.HEAD),
+    "the head node is gone": (
+        Failure(Kind.COORDINATOR),
         "the agent on the head node, jwb0001 (node 0), is gone",
     ),
-    "the head is silent": (
-        Failure(Kind.HEAD, code=120),
+    "the head node is silent": (
+        Failure(Kind.COORDINATOR, code=120),
         "the agent on the head node, jwb0001 (node 0), did not answer for 120 s",
     ),
     "no restart any more": (
@@ -279,17 +281,17 @@ FAILED = {
 @pytest.mark.parametrize("case", FAILED)
 def test_why_a_job_failed(case):
     failure, expected = FAILED[case]
-    said = messages.failed(failure, plan())
-    assert str(said) == f"HPC125 the job has failed: {expected}"
+    message = messages.failed(failure, plan())
+    assert str(message) == f"HPC125 the job has failed: {expected}"
 
 
 def test_every_kind_of_failure_is_written():
     assert {failure.kind for failure, _ in FAILED.values()} == set(Kind)
 
 
-def test_the_head_where_only_its_address_is_known():
-    said = messages.failed(Failure(Kind.HEAD), plan(1, head=None))
-    assert said.text.endswith("the agent on the head node, jwb0001i:25592, is gone")
+def test_the_head_node_where_only_its_address_is_known():
+    message = messages.failed(Failure(Kind.COORDINATOR), plan(1, coordinator=None))
+    assert message.text.endswith("the agent on the head node, jwb0001i:25592, is gone")
 
 
 @pytest.mark.parametrize(
@@ -326,18 +328,18 @@ def test_a_failure_of_all_nodes_is_no_flood(kind):
 )
 def test_any_failure_is_one_line(failure, head):
     failure = protocol.unpacked(protocol.packed(failure))
-    said = messages.failed(failure, plan(head=head))
-    assert str(said).isprintable()
-    assert [messages.is_reporter(failure, plan(r, head=head)) for r in range(3)].count(
-        True
-    )
+    message = messages.failed(failure, plan(coordinator=head))
+    assert str(message).isprintable()
+    assert [
+        messages.reports_failure(failure, plan(r, coordinator=head)) for r in range(3)
+    ].count(True)
 
 
-# --- who says so --------------------------------------------------------------------
+# --- which node reports -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("failure", "speaker"),
+    ("failure", "reporter"),
     [
         (Failure(Kind.WORKER, (0,)), 0),
         (Failure(Kind.WORKER, (2,)), 0),
@@ -349,26 +351,26 @@ def test_any_failure_is_one_line(failure, head):
         (Failure(Kind.SILENT, (0,)), 1),
         (Failure(Kind.MISSING, (0, 1)), 2),
         (Failure(Kind.MISSING, (0, 1, 2)), 0),
-        (Failure(Kind.HEAD), 1),
-        (Failure(Kind.HEAD, code=120), 1),
     ],
 )
-def test_the_first_node_that_is_there_speaks(failure, speaker):
-    speakers = [rank for rank in range(3) if messages.is_reporter(failure, plan(rank))]
-    assert speakers == [speaker]
+def test_the_first_node_that_is_connected_reports(failure, reporter):
+    reporters = [
+        rank for rank in range(3) if messages.reports_failure(failure, plan(rank))
+    ]
+    assert reporters == [reporter]
 
 
 @pytest.mark.parametrize(
     ("head", "expected"), [(None, [0, 1]), (0, [1]), (1, [0]), (2, [0])]
 )
-def test_who_speaks_where_the_head_is_gone(head, expected):
-    failure = Failure(Kind.HEAD)
-    speakers = [
+def test_which_node_reports_that_the_head_node_is_gone(head, expected):
+    failure = Failure(Kind.COORDINATOR)
+    reporters = [
         rank
         for rank in range(3)
-        if messages.is_reporter(failure, plan(rank, head=head))
+        if messages.reports_failure(failure, plan(rank, coordinator=head))
     ]
-    assert speakers == expected
+    assert reporters == expected
 
 
 # --- parts --------------------------------------------------------------------------

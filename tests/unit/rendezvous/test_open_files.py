@@ -12,8 +12,8 @@ from dataclasses import asdict
 
 import psutil
 import pytest
+from plans import make_launch_plan
 
-from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.rendezvous import open_files, protocol
 from torchrun_hpc.rendezvous.protocol import JoinRequest
 
@@ -26,24 +26,23 @@ def plan(**changes):
         "nodes": 3,
         "node_rank": 0,
         "workers": 4,
-        "is_reporter": True,
         "endpoint": "jwb0001i:25592",
-        "head": 0,
+        "coordinator": 0,
         "is_coordinator": True,
     }
-    return LaunchPlan(**values | changes)
+    return make_launch_plan(**values | changes)
 
 
 # What is otherwise, whether node 0 has the store, and what is needed beside 10.
 NEEDS = {
     "all on node 0": ({}, True, (8 + 8 + 4 + 3 + 12 + 4, 8 + 8 + 4 + 3 + 12 + 12)),
     "the store is worker 0's": ({}, False, (8 + 8 + 4 + 3,) * 2),
-    "the head is node 1": (
+    "the coordinator is node 1": (
         {"is_coordinator": False},
         True,
         (8 + 8 + 16, 8 + 8 + 12 + 12),
     ),
-    "node 1 as the head": ({"node_rank": 1}, True, (8 + 8 + 4 + 3,) * 2),
+    "node 1, the coordinator": ({"node_rank": 1}, True, (8 + 8 + 4 + 3,) * 2),
     "any other node": ({"node_rank": 1, "is_coordinator": False}, True, (8 + 8,) * 2),
     "many nodes": ({"nodes": 400}, True, (436, 436 - 4 + 1600)),
 }
@@ -78,35 +77,37 @@ def test_the_limit_is_raised_as_far_as_needed(limits, raised, allowed, monkeypat
 
 # --- real sockets -------------------------------------------------------------------
 
-HEAD = """
+SERVER = """
 import resource, socket, sys, time
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 from torchrun_hpc.rendezvous.coordinator import Settings
 
 listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
-terms = Settings("19.0", "mine", 3, 0, 0, 60, 120)
-room, limit = map(int, sys.argv[1:])
-head = CoordinatorServer(listening, terms, room, lambda reason: print("complains:", reason))
-head.start()
+settings = Settings("19.0", "mine", 3, 0, 0, 60, 120)
+unknown_peers, limit = map(int, sys.argv[1:])
+server = CoordinatorServer(
+    listening, settings, unknown_peers, lambda reason: print("problem:", reason)
+)
+server.start()
 time.sleep(0.2)
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 print(listening.getsockname()[1], flush=True)
 sys.stdin.read()
-head.close(0, 0)
+server.close(0, 0)
 print(time.process_time())
 """
 
 
 @contextmanager
-def head(room, limit):
-    """Start a head of three nodes in a process of its own.
+def server(unknown_peers, limit):
+    """Start a coordinator of three nodes in a process of its own.
 
     Yields:
         Its port, and a function that ends it and returns its output by line, the CPU
         time at the end, and its standard error.
     """
     program = subprocess.Popen(
-        [sys.executable, "-c", HEAD, str(room), str(limit)],
+        [sys.executable, "-c", SERVER, str(unknown_peers), str(limit)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -115,8 +116,8 @@ def head(room, limit):
 
     def end():
         output, errors = program.communicate("", timeout=10)
-        *said, seconds = output.splitlines()
-        return said, float(seconds), errors
+        *printed, seconds = output.splitlines()
+        return printed, float(seconds), errors
 
     try:
         yield int(program.stdout.readline()), end
@@ -125,23 +126,23 @@ def head(room, limit):
         program.communicate()
 
 
-class Client:
-    """Somebody who connects, and perhaps says hello."""
+class Peer:
+    """A peer that connects, and perhaps sends a join request."""
 
     def __init__(self, port):
         self._socket = socket.create_connection((HERE, port), timeout=10)
         self._file = self._socket.makefile("rb")
 
-    def hello(self, rank, within=10):
+    def join(self, rank, within=10):
         self._socket.settimeout(within)
-        said = JoinRequest("19.0", "mine", 3, rank, f"n{rank}", 100 + rank, "0.1.0")
-        self.say(hello=protocol.VERSION, **asdict(said))
-        return self.hear()
+        request = JoinRequest("19.0", "mine", 3, rank, f"n{rank}", 100 + rank, "0.1.0")
+        self.send(protocol=protocol.VERSION, **asdict(request))
+        return self.receive()
 
-    def say(self, **message):
+    def send(self, **message):
         self._socket.sendall(protocol.encode(message))
 
-    def hear(self):
+    def receive(self):
         line = self._file.readline()
         return json.loads(line) if line else None
 
@@ -155,7 +156,7 @@ def client():
     made = []
 
     def connect(port):
-        made.append(Client(port))
+        made.append(Peer(port))
         return made[-1]
 
     yield connect
@@ -163,57 +164,58 @@ def client():
         each.close()
 
 
-# Idle connections of unknown peers, the room for them, and the limit.
+# Idle connections, how many the server holds, and the limit of open files.
 FLOODS = {
-    "room for all": (100, 1024, 256),
-    "more than there is room for": (1500, 100, 256),
-    "no room at all": (100, 0, 32),
-    "no reserve": (100, 1024, 24),
+    "fewer than it holds": (100, 1024, 256),
+    "more than it holds": (1500, 100, 256),
+    "it holds none": (100, 0, 32),
+    "no spare files": (100, 1024, 24),
 }
 
 
 @pytest.mark.parametrize("case", FLOODS)
-def test_agents_get_in_whoever_else_is_there(case, client):
-    number, room, limit = FLOODS[case]
-    with head(room, limit) as (port, end):
+def test_agents_are_accepted_whoever_else_is_connected(case, client):
+    number, unknown_peers, limit = FLOODS[case]
+    with server(unknown_peers, limit) as (port, end):
         idle = [client(port) for _ in range(number)]
         agents = [client(port) for _ in range(3)]
         for rank, agent in enumerate(agents):
-            assert "welcome" in agent.hello(rank)
+            assert "welcome" in agent.join(rank)
         idle += [client(port) for _ in range(number)]
         for agent in agents:
-            agent.say(join=0)
-        assert ["go" in agent.hear() for agent in agents] == [True] * 3
+            agent.send(join=0)
+        assert ["go" in agent.receive() for agent in agents] == [True] * 3
         again = client(port)
-        again.say(hello=1, job="20.0")  # who is there is answered, whoever it is
-        assert "refused" in again.hear()
-        said, seconds, errors = end()
-    assert (said, errors) == ([], "")
+        again.send(protocol=1, job="20.0")  # a peer that is connected is answered
+        assert "refused" in again.receive()
+        printed, seconds, errors = end()
+    assert (printed, errors) == ([], "")
     assert seconds < 3
 
 
-def test_a_connection_that_has_to_wait_is_said_once_and_costs_nothing(client):
-    with head(1024, 9) as (port, end):  # two connections, beside what a process has
+def test_a_connection_that_has_to_wait_is_reported_once_and_costs_nothing(client):
+    with server(1024, 9) as (port, end):  # two connections, beside what a process has
         first, second = client(port), client(port)
         for rank, agent in enumerate((first, second)):
-            assert "welcome" in agent.hello(rank)
+            assert "welcome" in agent.join(rank)
         third = client(port)
         with pytest.raises(TimeoutError):
-            third.hello(2, within=2.5)
+            third.join(2, within=2.5)
         third.close()
         first.close()
-        assert "welcome" in client(port).hello(2)
-        said, seconds, errors = end()
-    assert (said, errors) == (["complains: Too many open files"], "")
+        assert "welcome" in client(port).join(2)
+        printed, seconds, errors = end()
+    assert (printed, errors) == (["problem: Too many open files"], "")
     assert seconds < 2
 
 
-MEMBER = """
+AGENT = """
 import os, resource, sys, time
-from torchrun_hpc.rendezvous.client import Client, CoordinatorAddress
+from torchrun_hpc.rendezvous.client import Client
+from torchrun_hpc.rendezvous.search import CoordinatorAddress
 from torchrun_hpc.rendezvous.protocol import JoinRequest
 
-member = Client(
+client = Client(
     JoinRequest("19.0", "mine", 3, 1, "n1", 100, "0.1.0"),
     CoordinatorAddress("127.0.0.1", (1, 2), 30, 120),
     print,
@@ -222,14 +224,14 @@ before = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
 start = time.monotonic()
 try:
-    member.connect()
+    client.connect()
 except OSError as error:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
     print(error.strerror, time.monotonic() - start < 5)
 """
 
 
-def test_a_member_without_an_open_file_does_not_look_for_long():
-    argv = [sys.executable, "-c", MEMBER]
+def test_an_agent_without_an_open_file_does_not_look_for_long():
+    argv = [sys.executable, "-c", AGENT]
     done = subprocess.run(argv, capture_output=True, check=True, text=True, timeout=20)
     assert (done.stdout, done.stderr) == ("Too many open files True\n", "")

@@ -17,7 +17,7 @@ from torchrun_hpc.rendezvous.protocol import (
     ProtocolError,
 )
 
-HELLO = JoinRequest("19.0", "mine", 3, 1, "jwb0002", 4711, "0.1.0")
+REQUEST = JoinRequest("19.0", "mine", 3, 1, "jwb0002", 4711, "0.1.0")
 FAILURE = Failure(Kind.WORKER, (1, 2), rank=5, code=-9, text="why", finished=1)
 
 values = st.recursive(
@@ -79,13 +79,13 @@ def test_what_would_be_too_much_for_json(line):
 
 
 def test_the_limit_may_grow_between_two_messages():
-    """It is small until the other side has said who it is."""
+    """It is small until the other side has sent who it is."""
     lines = Lines(protocol.JOIN_REQUEST_LIMIT)
     long = protocol.encode({"set": "x" * protocol.JOIN_REQUEST_LIMIT})
     with pytest.raises(ProtocolError, match="more than 4096 bytes"):
         lines.feed(long)
     lines = Lines(protocol.JOIN_REQUEST_LIMIT)
-    assert len(lines.feed(protocol.encode({"hello": 1}))) == 1
+    assert len(lines.feed(protocol.encode({"protocol": 1}))) == 1
     lines.limit = protocol.LINE_LIMIT
     assert lines.feed(long) == [{"set": "x" * protocol.JOIN_REQUEST_LIMIT}]
 
@@ -115,45 +115,46 @@ def test_any_bytes(pieces):
                 assert type(message) is dict
 
 
-# --- hello --------------------------------------------------------------------------
+# --- join requests ----------------------------------------------------------------
 
 
-def test_a_hello_arrives_as_it_was_said():
-    message = as_sent({"hello": protocol.VERSION, **asdict(HELLO)})
-    assert protocol.hello(message) == HELLO
+def test_a_join_request_arrives_as_it_was_sent():
+    message = as_sent({"protocol": protocol.VERSION, **asdict(REQUEST)})
+    assert protocol.join_request(message) == REQUEST
 
 
-@pytest.mark.parametrize("name", list(asdict(HELLO)))
+@pytest.mark.parametrize("name", list(asdict(REQUEST)))
 @pytest.mark.parametrize("value", [None, True, 1.0, [], {}, b"x"])
-def test_a_hello_with_another_type(name, value):
-    with pytest.raises(ProtocolError, match="not a hello"):
-        protocol.hello({**asdict(HELLO), name: value})
+def test_a_join_request_with_another_type(name, value):
+    with pytest.raises(ProtocolError, match="not a join request"):
+        protocol.join_request({**asdict(REQUEST), name: value})
 
 
-@pytest.mark.parametrize("name", list(asdict(HELLO)))
-def test_a_hello_without(name):
-    message = {k: v for k, v in asdict(HELLO).items() if k != name}
-    with pytest.raises(ProtocolError, match="not a hello"):
-        protocol.hello(message)
+@pytest.mark.parametrize("name", list(asdict(REQUEST)))
+def test_a_join_request_without(name):
+    message = {k: v for k, v in asdict(REQUEST).items() if k != name}
+    with pytest.raises(ProtocolError, match="not a join request"):
+        protocol.join_request(message)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("rank", "1"), ("nodes", "3"), ("pid", ""), ("job", 19)]
 )
-def test_a_hello_of_numbers_and_texts_exchanged(name, value):
+def test_a_join_request_of_numbers_and_texts_exchanged(name, value):
     with pytest.raises(ProtocolError):
-        protocol.hello({**asdict(HELLO), name: value})
+        protocol.join_request({**asdict(REQUEST), name: value})
 
 
 @given(
-    messages | st.fixed_dictionaries({}, optional=dict.fromkeys(asdict(HELLO), values))
+    messages
+    | st.fixed_dictionaries({}, optional=dict.fromkeys(asdict(REQUEST), values))
 )
-def test_any_hello(message):
+def test_any_join_request(message):
     try:
-        said = protocol.hello(message)
+        request = protocol.join_request(message)
     except ProtocolError:
         return
-    assert asdict(said).items() <= message.items()
+    assert asdict(request).items() <= message.items()
 
 
 # --- failures -----------------------------------------------------------------------
@@ -262,7 +263,7 @@ def test_words_of_the_protocol_do_not_change(enum):
     assert [member.value for member in enum] == {
         Kind: [
             *("worker", "signal", "agent", "lost"),
-            *("silent", "missing", "refused", "head"),
+            *("silent", "missing", "refused", "coordinator"),
         ],
-        protocol.Refusal: ["stranger", "version", "run_id", "nodes", "taken"],
+        protocol.Refusal: ["unknown", "version", "run_id", "nodes", "taken"],
     }[enum]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.agent.server import api, local_elastic_agent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from torchrun_hpc.rendezvous.client import exit_code_of
-from torchrun_hpc.rendezvous.handler import RoundOverError, SchedulerRendezvous
+from torchrun_hpc.rendezvous.client import RoundOverError, exit_code_of
+from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
 import socket
 import sys
 import time
@@ -26,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import bound_socket, port_is_taken, port_problem
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import intervals, report
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import host_exits_last
@@ -52,7 +51,6 @@ _SERVER_PARAMETERS = (
 
 # Seconds.
 _PROBE_TIMEOUT = 5.0
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 def fits() -> bool:
@@ -189,9 +187,10 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         RendezvousConnectionError: It does not, within ``limit`` seconds.
     """
     start = time.monotonic()
-    # One node speaks for all first; who waits longer than that may be alone.
-    is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
-    report_at = report.FIRST_REPORT if is_first else report.ALONE
+    # One node reports for all first; one that waits longer than that may be alone.
+    is_reporter = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
+    times = intervals.report_times(is_reporter=is_reporter)
+    report_at = next(times)
     while True:
         waited = time.monotonic() - start
         try:
@@ -204,14 +203,12 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
                     f"(read_timeout): {error}"
                 ) from None
             if waited > report_at:
-                report_at = waited + report.NEXT_REPORT
+                report_at = next(times)
                 text = (
                     f"waiting for the head node at {plan.rendezvous.endpoint} ({host}) for "
                     f"{waited:.0f} s: {error}"
                 )
                 report.line(Message("HPC083", text), sys.stderr)
-            # Short at first, when all start together; spread among the nodes.
-            pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
-            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+            time.sleep(intervals.backoff(waited))
         else:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -13,7 +14,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
 )
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import intervals, report
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
@@ -60,13 +61,13 @@ def _reporting(original: Any, plan: LaunchPlan) -> Any:
 
 
 def _report(met: threading.Event, plan: LaunchPlan) -> None:
-    waited = pause = report.FIRST_REPORT
-    while not met.wait(pause):
+    start = time.monotonic()
+    for waited in intervals.report_times():
+        if met.wait(start + waited - time.monotonic()):
+            return
         text = (
             f"waiting at {plan.rendezvous.endpoint} for other nodes of {plan.world.nodes}, for "
             f"{waited:.0f} s"
             + (f"; {plan.messages.suspicion}" if plan.messages.suspicion else "")
         )
         report.line(Message("HPC084", text), sys.stderr)
-        pause = report.NEXT_REPORT
-        waited += pause

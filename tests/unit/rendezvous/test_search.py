@@ -1,0 +1,239 @@
+"""How an agent finds the coordinator, over loopback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from loopback import (
+    FAILURE_BEFORE,
+    HERE,
+    NOT_YET,
+    OTHER_PROGRAMS,
+    STORE,
+    Job,
+    failure_of,
+    free_port,
+    line,
+    listening,
+    other_program,
+    together,
+)
+
+from torchrun_hpc.rendezvous import search
+from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.search import (
+    CoordinatorNotFoundError,
+    RefusedError,
+)
+
+
+@pytest.mark.parametrize("case", OTHER_PROGRAMS)
+def test_another_program_on_the_first_port(job, case):
+    job.start_server(nodes=1)
+    with other_program(OTHER_PROGRAMS[case]) as port:
+        # One that says nothing keeps a port for longer than the others are tried.
+        client = job.client(0, (port, job.port), nodes=1)
+        start = time.monotonic()
+        client.connect()
+        assert time.monotonic() - start < 4
+        assert client.join(STORE)["store"] == list(STORE)
+
+
+@pytest.mark.parametrize("case", OTHER_PROGRAMS)
+def test_another_program_and_nobody_else(job, case, monkeypatch):
+    monkeypatch.setattr(search, "_ANSWER_TIMEOUT", 0.2)
+    with other_program(OTHER_PROGRAMS[case]) as port:
+        client = job.client(0, (port,), where={"timeout": 0.3})
+        with pytest.raises(CoordinatorNotFoundError) as caught:
+            client.connect()
+    silent = case == "one that never answers"
+    what = "somebody who says nothing" if silent else "somebody else"
+    assert str(caught.value) == f"port {port}: {what}"
+
+
+def test_a_web_server_on_the_first_port(job, capfd):
+    class Quiet(BaseHTTPRequestHandler):
+        def log_message(self, *_args):
+            pass
+
+    job.start_server(nodes=1)
+    server = HTTPServer((HERE, 0), Quiet)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        client = job.client(0, (server.server_port, job.port), nodes=1)
+        client.connect()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_coordinator_of_another_job_on_the_first_port(job):
+    other = Job()
+    other.start_server(job="20.0")
+    job.start_server(nodes=1)
+    try:
+        client = job.client(0, (other.port, job.port), nodes=1)
+        client.connect()
+        assert other.server.coordinator.failure is None
+        lonely = job.client(1, (other.port, free_port()), where={"timeout": 0.2})
+        with pytest.raises(
+            CoordinatorNotFoundError, match=f"port {other.port}: another job; port "
+        ):
+            lonely.connect()
+    finally:
+        other.close()
+
+
+def test_a_coordinator_that_is_late(job):
+    port, events = free_port(), []
+    client = job.client(0, (port,), nodes=1, on_event=events.append)
+    starting = threading.Timer(1.3, lambda: job.start_server(port, nodes=1))
+    starting.start()
+    client.connect()
+    starting.join()
+    found = f"port {port}: {NOT_YET}"
+    assert events == [{"looking": 1, "found": found}]
+
+
+def test_a_late_coordinator_on_its_last_port(job):
+    """All ports are tried now and then: the first one may be taken."""
+    ports = [free_port() for _ in range(4)]
+    client = job.client(0, ports, nodes=1)
+    starting = threading.Timer(0.3, lambda: job.start_server(ports[-1], nodes=1))
+    starting.start()
+    client.connect()
+    starting.join()
+
+
+def test_no_coordinator_at_all(job):
+    ports = (free_port(), free_port())
+    client = job.client(0, ports, where={"timeout": 0.4})
+    start = time.monotonic()
+    with pytest.raises(CoordinatorNotFoundError) as caught:
+        client.connect()
+    assert 0.4 < time.monotonic() - start < 2
+    assert str(caught.value) == f"port {ports[0]}, {ports[1]}: {NOT_YET}"
+
+
+def test_a_coordinator_that_has_ended(job):
+    """Whoever took a connection was there; a port that refuses each may be early."""
+    with listening() as opened:
+        port = opened.getsockname()[1]
+        client = job.client(0, (port,), where={"timeout": 1})
+        ending = threading.Thread(
+            target=lambda: (opened.accept()[0].close(), opened.close())
+        )
+        ending.start()
+        with pytest.raises(
+            CoordinatorNotFoundError, match=f"port {port}: nobody listens any more"
+        ):
+            client.connect()
+        ending.join()
+
+
+CANNOT = Failure(Kind.AGENT, (2,), text="HPC018 torch cannot be imported")
+
+
+def test_an_agent_that_cannot_start_ends_all(job):
+    """Its --rdzv-id and number of nodes may be unknown, as where torch is missing."""
+    job.start_server()
+    others = [job.client(0), job.client(1)]
+    together(*(client.connect for client in others))
+    last = job.client(2, own_failure=CANNOT, run_id="")
+    with suppress(JobFailedError):
+        last.connect()
+    assert [failure_of(client) for client in (*others, last)] == [CANNOT] * 3
+
+
+def test_an_agent_that_cannot_start_is_informed_of_the_first_failure(job):
+    job.start_server()
+    job.server.fail(FAILURE_BEFORE)
+    last = job.client(2, own_failure=CANNOT, run_id="")
+    with suppress(JobFailedError):
+        last.connect()
+    assert failure_of(last) == FAILURE_BEFORE
+
+
+def test_an_agent_that_comes_back_and_cannot_start(job):
+    """It takes the place of one that is gone, or that it has been itself."""
+    job.start_server()
+    others = [job.client(0), job.client(1)]
+    together(*(client.connect for client in others))
+    same = job.client(1, own_failure=replace(CANNOT, nodes=(1,)), run_id="")
+    with suppress(JobFailedError):
+        same.connect()
+        same.fail(replace(CANNOT, nodes=(1,)))
+    assert failure_of(others[0]) == replace(CANNOT, nodes=(1,))
+
+
+def test_another_job_on_a_port_for_notices(job):
+    other = Job()
+    other.start_server(job="20.0")
+    try:
+        where = {"notice_ports": (other.port,), "timeout": 0.5}
+        client = job.client(1, (free_port(),), where=where)
+        with pytest.raises(CoordinatorNotFoundError):
+            client.connect()
+    finally:
+        other.close()
+
+
+def test_a_second_agent_that_cannot_start_ends_nothing(job):
+    """A launch within a worker, say: its node's own agent is at work."""
+    job.start_server()
+    first, *_ = job.all_at_work()
+    second = job.client(1, pid=999, own_failure=replace(CANNOT, nodes=(1,)))
+    with pytest.raises(RefusedError):
+        second.connect()
+    assert first.failure is None
+
+
+def test_a_name_that_does_not_resolve(job, monkeypatch):
+    def resolve(*_args, **_options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    where = {"timeout": 0.2, "host": "no-such-host"}
+    client = job.client(0, (1,), where=where)
+    with pytest.raises(
+        CoordinatorNotFoundError, match="port 1: Name or service not known"
+    ):
+        client.connect()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "value"),
+    [
+        ({"job": "20.0"}, Refusal.UNKNOWN, ""),
+        ({"run_id": "x"}, Refusal.RUN_ID, "mine"),
+        ({"nodes": 4}, Refusal.NODES, "3"),
+        ({"nodes": 1}, Refusal.NODES, "3"),
+    ],
+)
+def test_an_agent_that_is_refused(job, changes, reason, value):
+    job.start_server()
+    client = job.client(1, **changes)
+    with pytest.raises(RefusedError) as caught:
+        client.connect()
+    refused = caught.value
+    assert (refused.reason, refused.value, refused.port) == (reason, value, job.port)
+
+
+def test_what_a_refusal_may_not_write_on_the_terminal(job):
+    answer = line(refused="taken", value="\x1b[2Jx" + "y" * 500)
+    with other_program(answer) as port:
+        client = job.client(0, (port,))
+        with pytest.raises(RefusedError) as caught:
+            client.connect()
+    assert caught.value.value.isprintable()
+    assert len(caught.value.value) == 200

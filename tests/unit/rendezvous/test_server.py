@@ -1,0 +1,203 @@
+"""What connects to the coordinator, and how it ends, over loopback."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from loopback import (
+    FAILURE_BEFORE,
+    HERE,
+    LIMIT,
+    STORE,
+    failure_of,
+    join_all,
+    listening,
+    together,
+)
+from plans import make_launch_plan
+
+from torchrun_hpc.planning.endpoints import notice_ports
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous import server as servers
+from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
+
+
+def test_the_coordinator_stays_until_all_are_informed(job, raw):
+    job.start_server()
+    made = job.client(0)
+    made.connect()
+    silent = raw()
+    silent.request(1)
+    assert "welcome" in silent.receive()
+    made.fail(Failure(Kind.AGENT, (0,), text="why"))
+    assert silent.receive()["failed"]["text"] == "why"
+    made.leave()
+    start = time.monotonic()
+    closing = threading.Thread(target=job.server.close)
+    closing.start()
+    time.sleep(0.3)
+    assert closing.is_alive()
+    silent.send_message(read=True)
+    time.sleep(0.3)
+    assert closing.is_alive()  # node 2 has not been there yet
+    late = raw()
+    late.request(2)
+    assert late.receive()["failed"]["text"] == "why"
+    late.send_message(read=True)
+    closing.join(LIMIT)
+    assert 0.3 < time.monotonic() - start < servers.CLOSE_TIMEOUT
+
+
+def test_the_coordinator_does_not_stay_for_ever(job, raw):
+    job.start_server()
+    silent = raw()
+    silent.request(1)
+    silent.receive()
+    start = time.monotonic()
+    job.server.close(0.4, 0.4)
+    assert 0.4 <= time.monotonic() - start < 2
+    job.server.close()  # it is closed already
+
+
+def test_a_failure_of_the_head_node(job):
+    job.start_server()
+    made = job.all_at_work()
+    own = Failure(Kind.AGENT, (0,), text="why")
+    job.server.fail(own)
+    for client in made:
+        assert failure_of(client) == own
+
+
+def test_a_coordinator_that_cannot_start_informs_all(job):
+    """On a port of its own if those of the job are taken."""
+    with listening() as taken:
+        plan = make_launch_plan(
+            nodes=3, node_rank=0, workers=1,
+            launch_id="19.0", ports=(taken.getsockname()[1],), listen=(HERE, 1),
+        )  # fmt: skip
+        others = [
+            job.client(
+                rank,
+                plan.rendezvous.ports,
+                where={"notice_ports": notice_ports(plan.launch_id)},
+            )
+            for rank in (1, 2)
+        ]
+        start = time.monotonic()
+        failures = together(
+            lambda: servers.serve_failure(plan, FAILURE_BEFORE, LIMIT),
+            *(lambda client=client: failure_after(client) for client in others),
+        )
+        assert time.monotonic() - start < LIMIT - 1
+    assert failures == [None, FAILURE_BEFORE, FAILURE_BEFORE]
+
+
+def failure_after(client):
+    with suppress(JobFailedError):
+        client.connect()
+    client.leave()
+    return client.failure
+
+
+NO_AGENTS = {
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "noise": b"\0\xff\xfe" * 50 + b"\n",
+    "a number": b"1\n",
+    "an empty message": b"{}\n",
+    "a verb of an agent": b'{"join":0}\n',
+    "half a join request": b'{"protocol":1,"job":"19.0"}\n',
+    "a long line": b"x" * (protocol.JOIN_REQUEST_LIMIT + 1),
+    "a deep line": b"[" * 4000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("case", NO_AGENTS)
+def test_a_peer_that_is_no_agent_is_disconnected(job, raw, case, caplog, capfd):
+    job.start_server(nodes=1)
+    peer = raw()
+    peer.send(NO_AGENTS[case])
+    assert peer.receive() is None
+    client = job.client(0, nodes=1)
+    client.connect()
+    assert client.join(STORE)
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
+INVALID_MESSAGES = [
+    {"join": 5},
+    {"failed": 5},
+    {"died": {}, "round": 0},
+    {"ask": 1, "add": "a", "by": "x"},
+    {"ask": 1, "add": "a", "by": float("inf")},
+    {"ask": 1},
+]
+
+
+@pytest.mark.parametrize("message", INVALID_MESSAGES)
+def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd):
+    job.start_server()
+    made = [job.client(0), job.client(1)]
+    together(*(client.connect for client in made))
+    odd = raw()
+    odd.request(2)
+    assert "welcome" in odd.receive()
+    odd.send_message(join=0)
+    join_all(made)
+    assert "go" in odd.receive()
+    odd.send_message(**message)
+    while odd.receive() is not None:
+        pass
+    assert failure_of(made[0]) == Failure(Kind.LOST, (2,))
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
+def test_a_peer_that_sends_nothing_is_disconnected(job, raw, monkeypatch):
+    monkeypatch.setattr(servers, "_JOIN_REQUEST_TIMEOUT", 0.3)
+    job.start_server()
+    silent, slow, agent = raw(), raw(), raw()
+    agent.request(1)
+    assert "welcome" in agent.receive()
+    slow.send(b'{"protocol"')
+    assert silent.receive() is None
+    assert slow.receive() is None
+    agent.send_message(ask=1, check=["a"])  # after its request it may be silent
+    assert agent.receive() == {"answer": 1, "value": False}
+
+
+def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
+    job.start_server(nodes=1, unknown_peers=2)
+    there = [raw() for _ in range(3)]
+    time.sleep(0.2)
+    there.append(raw())
+    assert there[0].receive() is None
+    client = job.client(0, nodes=1)
+    client.connect()
+    assert there[1].receive() is None
+    for other in there[2:]:  # the others are there, and the agent is not counted
+        other.send_message(protocol=1, job="20.0")
+        assert "refused" in other.receive()
+    assert client.failure is None
+
+
+def test_an_agent_that_does_not_read(job, raw, monkeypatch):
+    """What is to be sent to it is not kept for ever."""
+    monkeypatch.setattr(servers, "_UNSENT_LIMIT", 100_000)
+    job.start_server()
+    client = job.client(0)
+    client.connect()
+    silent = raw()
+    silent.request(1)
+    silent.receive()
+    client.ask({"set": {"a": "x" * 1_000_000}}, LIMIT)
+    for number in range(100):
+        with suppress(OSError):
+            silent.send_message(ask=number, get=["a"])
+        if 1 not in job.server.coordinator._agents:
+            break
+        time.sleep(0.05)
+    assert 1 not in job.server.coordinator._agents
+    assert client.ask({"check": ["a"]}, LIMIT) is True

@@ -1,0 +1,82 @@
+"""The values that torch's agents share during a round; the coordinator keeps them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchrun_hpc.rendezvous.protocol import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping
+
+    Answer = tuple[Hashable, Mapping[str, Any]]  # where to send it, and what
+
+# Characters that agents may store; torch needs 100 per node.
+LIMIT = 64 * 2**20
+
+
+class _Get(NamedTuple):
+    """A question for the values of some keys."""
+
+    connection: Hashable
+    number: int
+    keys: list[str]
+    start: int = 0  # the keys before this one exist
+
+
+class KeyValueStore:
+    """A store of texts. Questions for keys that do not exist yet are answered later."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._size = 0
+        self._waiting: dict[str, list[_Get]] = {}  # by the first key that is missing
+
+    def ask(self, connection: Hashable, message: Mapping[str, Any]) -> list[Answer]:
+        """Answer a question, and others that waited for what it sets.
+
+        Raises:
+            ProtocolError: It is no question, or there would be too many values.
+        """
+        number = message["ask"]
+        answers: list[Answer] = []
+        try:
+            if "set" in message:
+                new = {str(k): str(v) for k, v in message["set"].items()}
+                answers += self._set(new)
+                value: Any = True
+            elif "add" in message:
+                key = str(message["add"])
+                value = int(self._values.get(key, "0")) + int(message["by"])
+                answers += self._set({key: str(value)})
+            elif "check" in message:
+                value = all(key in self._values for key in message["check"])
+            else:
+                keys = [str(key) for key in message["get"]]
+                return list(self._get(_Get(connection, number, keys)))
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+            raise ProtocolError("not a question to the store") from None
+        return [*answers, (connection, {"answer": number, "value": value})]
+
+    def _set(self, values: Mapping[str, str]) -> Iterator[Answer]:
+        for key, value in values.items():
+            old = len(key) + len(self._values[key]) if key in self._values else 0
+            size = self._size + len(key) + len(value) - old
+            if size > LIMIT:
+                raise ProtocolError("too much for the store")
+            self._size = size
+            self._values[key] = value
+        for key in values:
+            for question in self._waiting.pop(key, ()):
+                yield from self._get(question)
+
+    def _get(self, question: _Get) -> Iterator[Answer]:
+        """Answer now, or when all keys exist."""
+        for index in range(question.start, len(question.keys)):
+            key = question.keys[index]
+            if key not in self._values:
+                later = question._replace(start=index)
+                self._waiting.setdefault(key, []).append(later)
+                return
+        values = [self._values[key] for key in question.keys]
+        yield question.connection, {"answer": question.number, "value": values}

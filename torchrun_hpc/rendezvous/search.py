@@ -1,0 +1,299 @@
+"""How an agent finds the coordinator: on one of a few ports of a known host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous.protocol import (
+    LINE_LIMIT,
+    VERSION,
+    Failure,
+    JoinRequest,
+    Lines,
+    ProtocolError,
+    Refusal,
+    encode,
+    packed,
+    unpacked,
+)
+from torchrun_hpc.reporting import intervals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+# Seconds.
+_CONNECT_TIMEOUT = 10.0
+_ANSWER_TIMEOUT = 30.0  # of a coordinator that has thousands of agents to answer
+_PORT_DELAY = 0.5  # before the next port is tried, while one does not answer
+
+_ALL_PORTS_EVERY = 8  # turns
+
+# What is on a port. A connection that is refused has reached the node.
+NOBODY = "nobody listens"
+_NOT_YET = f"{NOBODY} (not started there yet, or ended)"
+_NO_MORE = f"{NOBODY} any more (it has ended there)"
+_OTHER_PROGRAM = "somebody else"
+
+
+class RefusedError(Exception):
+    """The coordinator refuses this agent."""
+
+    def __init__(self, reason: Refusal, value: str, port: int) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+        self.value = value
+        self.port = port
+
+
+class CoordinatorNotFoundError(Exception):
+    """No coordinator was found in time; the text says what was found instead."""
+
+
+class _OtherPeerError(Exception):
+    """The coordinator is not on this port; the text says what is."""
+
+
+@dataclass(frozen=True)
+class CoordinatorAddress:
+    """Where the coordinator is.
+
+    Attributes:
+        host: Its address, or its name.
+        ports: The ports that it may be on, in the order in which it tries them.
+        timeout: Seconds to look for it.
+        silence_timeout: Seconds after which a coordinator that does not answer ends
+            the job.
+        notice_ports: Ports on which it may be only to say that it cannot start.
+    """
+
+    host: str
+    ports: Sequence[int]
+    timeout: float
+    silence_timeout: int
+    notice_ports: Sequence[int] = ()
+
+
+class Channel(asyncio.Protocol):
+    """A connection to the coordinator."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        self.has_received = False  # anything, since this was last set to False
+        self.on_message: Callable[[Mapping[str, Any]], None] | None = None
+        self._messages: list[Mapping[str, Any]] = []
+        self._arrived = asyncio.Event()
+        self._lines = Lines(LINE_LIMIT)
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Keep the transport."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Split what has arrived into messages."""
+        self.has_received = True
+        try:
+            self._messages += self._lines.feed(data)
+        except ProtocolError:
+            self._transport.abort()
+            return
+        self._arrived.set()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Hand over what has arrived, once there is somebody to take it."""
+        try:
+            while self.on_message is not None and self._messages:
+                self.on_message(self._messages.pop(0))
+        except (ProtocolError, KeyError, TypeError):
+            self._transport.abort()
+
+    async def first(self) -> Mapping[str, Any]:
+        """Wait for the first message; it is empty if the connection ends before."""
+        await self._arrived.wait()
+        return self._messages.pop(0) if self._messages else {}
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Wake whoever waits."""
+        self.closed.set()
+        self._arrived.set()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message, unless the connection has ended."""
+        if not self._transport.is_closing():
+            self._transport.write(encode(message))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class Search:
+    """Looks for the coordinator.
+
+    Args:
+        request: Who this agent is.
+        address: Where the coordinator is.
+        on_event: Called each second with ``looking`` and ``found``.
+        own_failure: Why this agent cannot start, if it connects only to say that.
+    """
+
+    def __init__(
+        self,
+        request: JoinRequest,
+        address: CoordinatorAddress,
+        on_event: Callable[[Mapping[str, Any]], None],
+        own_failure: Failure | None = None,
+    ) -> None:
+        self._job = request.job
+        self._first_line: dict[str, Any] = {"protocol": VERSION, **asdict(request)}
+        if own_failure is not None:
+            self._first_line["failed"] = packed(own_failure)
+        self._address = address
+        self._on_event = on_event
+        self._attempts: dict[asyncio.Task[tuple[Channel, Mapping[str, Any]]], int] = {}
+        self._found: dict[int, str] = {}  # what is on each port
+        self._accepted: set[int] = set()  # ports on which a connection was accepted
+
+    async def run(self) -> tuple[Channel, Mapping[str, Any]]:
+        """Try the ports until the coordinator answers on one; return its answer.
+
+        Raises:
+            CoordinatorNotFoundError: It does not, in time.
+            RefusedError: It does, and refuses this agent.
+        """
+        start = time.monotonic()
+        turn = reported = 0
+        try:
+            while True:
+                found = await self._try_ports(all_ports=turn % _ALL_PORTS_EVERY == 0)
+                if found is not None:
+                    return found
+                turn += 1
+                waited = time.monotonic() - start
+                if waited > self._address.timeout:
+                    raise CoordinatorNotFoundError(self._summary())
+                while reported + 1 < waited:
+                    reported += 1
+                    self._on_event({"looking": reported, "found": self._summary()})
+                await asyncio.sleep(intervals.backoff(waited))
+        finally:
+            for task in self._attempts:
+                task.cancel()
+            await asyncio.gather(*self._attempts, return_exceptions=True)
+
+    async def _try_ports(
+        self, *, all_ports: bool
+    ) -> tuple[Channel, Mapping[str, Any]] | None:
+        """Try the ports in their order, beside those that have not answered yet.
+
+        Args:
+            all_ports: Also those behind one on which nobody listens. Most often they
+                are left out, because the coordinator takes the first one that is free.
+        """
+        ports = (*self._address.ports, *self._address.notice_ports)
+        delay = min(_PORT_DELAY, self._address.timeout / len(ports))
+        for port in ports:
+            is_new = port not in self._attempts.values()
+            if is_new:
+                self._attempts[asyncio.create_task(self._attempt(port))] = port
+            done, _ = await asyncio.wait(
+                self._attempts,
+                timeout=delay if is_new else 0,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for task in done:
+                answered = self._attempts.pop(task)
+                try:
+                    return task.result()
+                except _OtherPeerError as reason:
+                    self._found[answered] = str(reason)
+            has_ended = port not in self._attempts.values()
+            if has_ended and NOBODY in self._found[port] and not all_ports:
+                break
+        return None
+
+    def _summary(self) -> str:
+        """Say what was found on the coordinator's ports, without repetition."""
+        texts: dict[str, list[int]] = {}
+        for port in self._address.ports:
+            if port in self._found:
+                texts.setdefault(self._found[port], []).append(port)
+        return "; ".join(
+            f"port {', '.join(map(str, ports))}: {text}"
+            for text, ports in texts.items()
+        )
+
+    async def _attempt(self, port: int) -> tuple[Channel, Mapping[str, Any]]:
+        """Connect to one port, and return the coordinator's answer.
+
+        Raises:
+            _OtherPeerError: The coordinator is not there.
+            RefusedError: It is, and refuses this agent.
+        """
+        channel = await self._connect(port)
+        try:
+            channel.send(self._first_line)
+            try:
+                answer = await asyncio.wait_for(channel.first(), _ANSWER_TIMEOUT)
+            except asyncio.TimeoutError:
+                raise _OtherPeerError("somebody who says nothing") from None
+            self._check(answer, port)
+        except BaseException:
+            channel.close()
+            raise
+        return channel, answer
+
+    async def _connect(self, port: int) -> Channel:
+        """Open a connection.
+
+        Raises:
+            _OtherPeerError: That is not possible.
+        """
+        loop, channel = asyncio.get_running_loop(), Channel()
+        opening = loop.create_connection(lambda: channel, self._address.host, port)
+        try:
+            await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise _OtherPeerError("no answer to the connection") from None
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # this node's own fault
+            # asyncio's own text repeats address and port.
+            number = error.errno or 0
+            text = os.strerror(number) if number > 0 else error.strerror or str(error)
+            if error.errno == errno.ECONNREFUSED:
+                text = _NO_MORE if port in self._accepted else _NOT_YET
+            raise _OtherPeerError(text) from None
+        self._accepted.add(port)
+        return channel
+
+    def _check(self, answer: Mapping[str, Any], port: int) -> None:
+        """Find out whether this is what the coordinator of the job answers.
+
+        Raises:
+            RefusedError: It refuses this agent.
+            _OtherPeerError: It is not; or of another job, and there are other ports.
+        """
+        if answer.get("welcome") == VERSION and answer.get("job") == self._job:
+            if "round" in answer:
+                return
+        elif "failed" in answer:
+            with contextlib.suppress(ProtocolError):
+                unpacked(answer["failed"])
+                return
+        elif "refused" in answer:
+            with contextlib.suppress(ValueError):
+                reason = Refusal(answer["refused"])
+                if reason is Refusal.UNKNOWN and tuple(self._address.ports) != (port,):
+                    raise _OtherPeerError("another job")
+                value = "".join(c for c in str(answer.get("value")) if c.isprintable())
+                raise RefusedError(reason, value[:200], port)
+        raise _OtherPeerError(_OTHER_PROGRAM)

@@ -1,0 +1,100 @@
+"""The store in which torch's agents share what they know about their workers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+
+from torchrun_hpc.torch_compat import capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torchrun_hpc.rendezvous.client import Client
+
+_torch: Any = distributed
+
+
+class AgentStore(_torch.Store):  # type: ignore[misc]
+    """A store that the coordinator keeps. A wait ends when the job fails.
+
+    Each question may raise `JobFailedError`, `RoundOverError`, and torch's error of a
+    store that does not answer in time.
+
+    Args:
+        client: Asks the coordinator.
+        known: Keys that are not asked for, and their values, whatever is set.
+    """
+
+    def __init__(self, client: Client, known: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._client = client
+        self._known = known or {}
+        self._timeout = timedelta(seconds=300)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long to wait for a key."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Wait so long for a key."""
+        self._timeout = timeout
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set one key."""
+        self.multi_set([key], [value])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set some keys."""
+        texts = {k: _text(v) for k, v in zip(keys, values, strict=True)}
+        new = {k: text for k, text in texts.items() if k not in self._known}
+        if new:
+            self._ask({"set": new})
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, 0 at first, and return it."""
+        return int(self._ask({"add": key, "by": amount}))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Say whether all keys exist."""
+        asked = self._unknown(keys)
+        return not asked or bool(self._ask({"check": asked}))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key, once it exists."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of some keys, once all exist."""
+        asked = self._unknown(keys)
+        answers = self._ask({"get": asked}) if asked else []
+        values = {**dict(zip(asked, answers, strict=True)), **self._known}
+        return [str(values[key]).encode("latin-1") for key in keys]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait for some keys."""
+        asked = self._unknown(keys)
+        if asked:
+            self._ask({"get": asked}, timeout)
+
+    def _unknown(self, keys: Sequence[str]) -> list[str]:
+        return [key for key in keys if key not in self._known]
+
+    def _ask(
+        self, question: Mapping[str, Any], timeout: timedelta | None = None
+    ) -> Any:
+        limit = (self._timeout if timeout is None else timeout).total_seconds()
+        try:
+            return self._client.ask(question, limit)
+        except TimeoutError:
+            text = f"no answer within {limit:.0f} s"
+            raise capabilities.STORE_ERROR(text) from None
+
+
+def _text(value: str | bytes) -> str:
+    """Write any bytes as a text of JSON; `AgentStore.multi_get` reads them."""
+    data = value.encode() if isinstance(value, str) else bytes(value)
+    return data.decode("latin-1")
