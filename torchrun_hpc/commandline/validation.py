@@ -18,7 +18,6 @@ from torchrun_hpc.commandline import options as hpc_options
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning import plan
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import master_addr
 
 if TYPE_CHECKING:
     import argparse
@@ -108,7 +107,7 @@ def configure(args: argparse.Namespace) -> None:
         # torch makes a folder for logs where none was typed.
         trial.log_dir = args.log_dir or folder
         try:
-            torch_run.config_from_args(master_addr.without(trial))
+            torch_run.config_from_args(capabilities.without_default(trial))
             # Not every torch has made it by now.
             Path(trial.log_dir).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=trial.log_dir):

@@ -140,7 +140,7 @@ def _launch(
         with _rendezvous(args, made):
             validation.configure(args)
             _check_port(made)
-            outcomes = registry.apply_patches(made)
+            outcomes = registry.apply_patches(made, signals.forward)
             if getattr(args, "hpc_dry_run", None):
                 sys.exit(_dry_run(args, inputs, made, outcomes))
             _announce(made, registry.left_out(outcomes))

@@ -8,6 +8,7 @@ and seems not to, has changed.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from dataclasses import dataclass
@@ -181,6 +182,18 @@ def variables() -> dict[str, Setting]:
     if SHARED_RENDEZVOUS_STORE.present:
         found[UNSHARED] = Setting("1", f"torch {torch.__version__}")
     return found
+
+
+def without_default(args: argparse.Namespace) -> argparse.Namespace:
+    """Return arguments of torchrun of which it does not warn, see `WARNS_OF_DEFAULT`.
+
+    Only the static rendezvous reads the option.
+    """
+    if not WARNS_OF_DEFAULT.present or args.rdzv_backend == "static":
+        return args
+    others = copy.copy(args)
+    vars(others).pop("master_addr", None)
+    return others
 
 
 def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:

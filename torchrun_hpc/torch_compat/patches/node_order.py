@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+from torchrun_hpc.planning.inputs import STATIC
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
 
@@ -109,9 +110,9 @@ def fits() -> bool:
     return bool(state.participants == {first: 0, second: 1})
 
 
-def apply(plan: LaunchPlan) -> None:
-    """Rank the nodes in the order of the plan."""
-    if not plan.ordered:
-        return
-    original = _Handler._node_desc_generator
-    replace(_Handler, "_node_desc_generator", _Generator(original, plan.node_rank))
+def apply(plan: LaunchPlan, *_: object) -> None:
+    """Rank the nodes in the order of the plan, if it has one."""
+    is_shared = plan.nodes > 1 or plan.elastic
+    if is_shared and plan.hosts and plan.backend != STATIC:
+        original = _Handler._node_desc_generator
+        replace(_Handler, "_node_desc_generator", _Generator(original, plan.node_rank))

@@ -1,4 +1,4 @@
-"""Node 0 says that it waits for the other nodes, where torch is silent for minutes."""
+"""Node 0 reports that it waits for the other nodes, where torch prints nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
 from torchrun_hpc.errors import Message
 from torchrun_hpc.reporting import report
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
@@ -36,26 +36,20 @@ def fits() -> bool:
     return all(has(handler, "next_rendezvous") for handler in HANDLERS)
 
 
-def apply(plan: LaunchPlan) -> None:
+def apply(plan: LaunchPlan, *_: object) -> None:
     """Report from node 0 of several for as long as the nodes have not met."""
-    if not plan.is_reporter or plan.nodes == 1:
-        return
-    for handler in HANDLERS:
-        reporting = _reporting(handler.next_rendezvous, plan)
-        replace(handler, "next_rendezvous", reporting)
+    if plan.is_reporter and plan.nodes > 1:
+        for handler in HANDLERS:
+            wrap(handler, "next_rendezvous", functools.partial(_meet, plan))
 
 
-def _reporting(original: Any, plan: LaunchPlan) -> Any:
-    @functools.wraps(original)
-    def next_rendezvous(self: Any) -> Any:
-        met = threading.Event()
-        threading.Thread(target=_report, args=(met, plan), daemon=True).start()
-        try:
-            return original(self)
-        finally:
-            met.set()
-
-    return next_rendezvous
+def _meet(plan: LaunchPlan, original: Any, handler: Any) -> Any:
+    met = threading.Event()
+    threading.Thread(target=_report, args=(met, plan), daemon=True).start()
+    try:
+        return original(handler)
+    finally:
+        met.set()
 
 
 def _report(met: threading.Event, plan: LaunchPlan) -> None:

@@ -1,7 +1,7 @@
 """The rendezvous state travels as JSON of one fixed form, and nothing is unpickled.
 
 Whoever reaches the port of the rendezvous can write to its store, and torch unpickles
-what it finds there: a program of a stranger's choice would run in every agent.
+what it finds there: so anybody could run a program in every agent.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StateAsJson:
         """
         try:
             return _read(json.loads(data))
-        except Exception as error:  # noqa: BLE001 - whatever a stranger wrote
+        except Exception as error:  # noqa: BLE001 - it may be anything
             raise pickle.PickleError(
                 f"this is not the state of a rendezvous: {error}"
             ) from None
@@ -138,6 +138,6 @@ def fits() -> bool:
     return bool(vars(StateAsJson.loads(StateAsJson.dumps(state))) == vars(state))
 
 
-def apply(_plan: object) -> None:
+def apply(*_: object) -> None:
     """Put the reader and writer of JSON in the place of ``pickle``."""
     replace(_torch, "pickle", StateAsJson)

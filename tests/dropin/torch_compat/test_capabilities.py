@@ -28,10 +28,9 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import agent
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
-from torchrun_hpc.torch_compat.patches import master_addr, registry, replacing
+from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 ALL = {
@@ -406,77 +405,6 @@ def test_how_it_is_said() -> None:
     message = capabilities.warning_of_all_interfaces()
     assert message.code == "HPC087"
     assert message.text.startswith(f"torch {torch.__version__} cannot listen on one ")
-
-
-# --- the warning of a default ---------------------------------------------------------
-
-
-def _warned(
-    args: argparse.Namespace, caplog: pytest.LogCaptureFixture
-) -> tuple[Any, int]:
-    caplog.clear()
-    config, *_ = torch_run.config_from_args(args)
-    texts = [record.getMessage() for record in caplog.records]
-    return config, len([text for text in texts if "master_addr is only" in text])
-
-
-@pytest.mark.skipif(
-    not capabilities.WARNS_OF_DEFAULT.present,
-    reason="this torch warns of what was typed only",
-)
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_torch_warns_of_nothing_that_was_not_typed(
-    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    line = [f"--rdzv-backend={backend}", f"--log-dir={tmp_path}", "train.py"]
-    args = torch_run.parse_args(line)
-    before = dict(vars(args))
-    stock = _warned(args, caplog)
-    master_addr.apply(None)
-    try:
-        ours = _warned(args, caplog)
-    finally:
-        replacing.restore()
-    assert (stock[1], ours[1]) == (int(backend == "c10d"), 0)
-    assert ours[0].rdzv_endpoint == stock[0].rdzv_endpoint
-    assert vars(args) == before
-
-
-def test_what_is_patched_already_is_patched_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In a second launch of one process."""
-    monkeypatch.setattr(torch_run, "config_from_args", _warns)
-    there = replace(master_addr.IS_FOR, present=True)
-    monkeypatch.setattr(master_addr, "IS_FOR", there)
-    args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
-    assert torch_run.config_from_args(args) == "127.0.0.1"
-    master_addr.apply(None)
-    try:
-        assert torch_run.config_from_args(args) is None
-        assert not hasattr(master_addr.without(args), "master_addr")
-    finally:
-        replacing.restore()
-
-
-def _other_parameters(args: Any, _more: Any) -> Any:
-    return getattr(args, "master_addr", None)
-
-
-def _other_option(args: Any) -> Any:
-    return args
-
-
-@pytest.mark.parametrize("function", [_other_parameters, _other_option])
-def test_arguments_are_left_alone_where_the_patch_does_not_fit(
-    function: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = replace(master_addr.IS_FOR, present=True)
-    monkeypatch.setattr(master_addr, "IS_FOR", there)
-    monkeypatch.setattr(torch_run, "config_from_args", function)
-    args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
-    assert master_addr.without(args) is args
-    assert args.master_addr == "127.0.0.1"
 
 
 # --- a store in which workers do not meet again ---------------------------------------
