@@ -94,18 +94,18 @@ def make_agent(
 def test_agents_of_other_rendezvous_are_left_alone(
     make_agent: Callable[..., Any],
 ) -> None:
-    made = make_agent(object())
-    made._rendezvous("group")
-    assert made._start_workers("group") is made.pids
-    made._shutdown("signal")
-    made._exit_barrier()
-    assert made.calls == [
+    torch_agent = make_agent(object())
+    torch_agent._rendezvous("group")
+    assert torch_agent._start_workers("group") is torch_agent.pids
+    torch_agent._shutdown("signal")
+    torch_agent._exit_barrier()
+    assert torch_agent.calls == [
         ("rendezvous", ("group",)),
         ("start workers", ("group",)),
         ("shutdown", ("signal",), {}),
         ("exit barrier",),
     ]
-    assert made._remaining_restarts == 3
+    assert torch_agent._remaining_restarts == 3
 
 
 # --- restarts -----------------------------------------------------------------------
@@ -116,10 +116,10 @@ def test_all_agents_have_the_jobs_restarts_left(
     restarts: int, left: int, make_agent: Callable[..., Any]
 ) -> None:
     """An agent whose workers did not fail has counted none of them."""
-    made = make_agent(Recording(restarts=restarts))
-    made._rendezvous(made._worker_group)
-    assert len(made.calls) == 1
-    assert made._remaining_restarts == left
+    torch_agent = make_agent(Recording(restarts=restarts))
+    torch_agent._rendezvous(torch_agent._worker_group)
+    assert len(torch_agent.calls) == 1
+    assert torch_agent._remaining_restarts == left
 
 
 # --- workers ------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def test_the_workers_are_watched_by_their_global_ranks(
         for program in ("raise SystemExit(3)", "import time; time.sleep(60)")
     ]
     handler = Recording()
-    made = make_agent(handler)
-    made.pids = {local: child.pid for local, child in enumerate(children)}
-    made._pcontext.subprocess_handlers = {
+    torch_agent = make_agent(handler)
+    torch_agent.pids = {local: child.pid for local, child in enumerate(children)}
+    torch_agent._pcontext.subprocess_handlers = {
         local: SimpleNamespace(proc=child) for local, child in enumerate(children)
     }
     try:
-        assert made._start_workers(made._worker_group) == made.pids
+        assert torch_agent._start_workers(torch_agent._worker_group) == torch_agent.pids
         assert list(handler.workers) == [2, 3]
         end = time.monotonic() + 10
         while handler.workers[2]() is None:
@@ -158,10 +158,10 @@ def test_workers_of_a_function_are_watched_too(make_agent: Callable[..., Any]) -
     """There torch has no process handlers."""
     child = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"])
     handler = Recording()
-    made = make_agent(handler, workers=1)
-    made.pids = {0: child.pid}
-    del made._pcontext.subprocess_handlers
-    made._start_workers(made._worker_group)
+    torch_agent = make_agent(handler, workers=1)
+    torch_agent.pids = {0: child.pid}
+    del torch_agent._pcontext.subprocess_handlers
+    torch_agent._start_workers(torch_agent._worker_group)
     end = time.monotonic() + 10
     while handler.workers[1]() is None:
         assert time.monotonic() < end
@@ -171,16 +171,18 @@ def test_workers_of_a_function_are_watched_too(make_agent: Callable[..., Any]) -
 
 
 def _raise(number: int) -> None:
-    raise SignalException("told to end", signal.Signals(number))
+    raise SignalException("ended by a signal", signal.Signals(number))
 
 
-def test_what_ends_the_workers_is_told_first(make_agent: Callable[..., Any]) -> None:
+def test_what_ends_the_workers_is_reported_first(
+    make_agent: Callable[..., Any],
+) -> None:
     handler = Recording()
-    made = make_agent(handler)
+    torch_agent = make_agent(handler)
     try:
         _raise(15)
     except SignalException:
-        made._shutdown(15, is_restart=False)
+        torch_agent._shutdown(15, is_restart=False)
     assert handler.calls == [
         ("stop watching", False),
         Failure(Kind.SIGNAL, code=15),

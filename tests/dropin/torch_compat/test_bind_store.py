@@ -45,11 +45,11 @@ from torchrun_hpc.torch_compat.patches import (
 def test_a_second_launch_listens_on_its_own_address() -> None:
     for address in ("127.0.0.2", "127.0.0.4"):
         registry.apply_patches(make_plan(address=address, listen=(address, 0)))
-        made = c10d_rendezvous_backend._create_tcp_store(
+        store = c10d_rendezvous_backend._create_tcp_store(
             parameters_at(f"{address}:0", is_host=1)
         )
-        assert listening_at(made.port) == {address}
-        del made
+        assert listening_at(store.port) == {address}
+        del store
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -78,9 +78,9 @@ def test_who_finds_the_port_taken(
         return
     second = c10d_rendezvous_backend._create_tcp_store(parameters)
     assert second.get("key") == b"value"
-    said = capsys.readouterr().err
-    assert said.startswith(f"torchrun_hpc: HPC156 cannot listen on {where[0]} port ")
-    assert said.endswith(": taken for an agent of this world, and joined\n")
+    output = capsys.readouterr().err
+    assert output.startswith(f"torchrun_hpc: HPC156 cannot listen on {where[0]} port ")
+    assert output.endswith(": taken for an agent of this world, and joined\n")
 
 
 def _answers(address: str, port: int) -> bool:
@@ -180,18 +180,18 @@ def test_a_client_that_comes_first_waits_quietly(
 ) -> None:
     patch_all(node_rank=1)
     port = free_port("127.0.0.2")
-    made: list[Any] = []
+    stores: list[Any] = []
 
     def connect() -> None:
         parameters = parameters_at(f"127.0.0.2:{port}", is_host=0, read_timeout=30)
-        made.append(c10d_rendezvous_backend._create_tcp_store(parameters))
-        made[0].set("key", "value")
+        stores.append(c10d_rendezvous_backend._create_tcp_store(parameters))
+        stores[0].set("key", "value")
 
     client = threading.Thread(target=connect, daemon=True)
     client.start()
     client.join(2)
     assert client.is_alive()
-    assert made == []
+    assert stores == []
     server = c10d_rendezvous_backend._create_tcp_store(
         parameters_at(f"127.0.0.2:{port}", is_host=1)
     )
@@ -240,7 +240,7 @@ def test_a_port_that_is_taken() -> None:
 def test_a_client_says_for_what_it_waits(
     head: int | None, node_rank: int, reports: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One node speaks for all: they wait for the same."""
+    """One node reports for all: they wait for the same."""
     patch_all(node_rank=node_rank, head=head, endpoint="jwb0001i:1")
     endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
     with pytest.raises(RendezvousConnectionError):

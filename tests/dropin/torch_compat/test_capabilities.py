@@ -73,9 +73,9 @@ def test_which_releases(
 def _looked_again() -> Any:
     """Return what another import of the module finds; the first one stays."""
     spec: Any = importlib.util.find_spec(capabilities.__name__)
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize(
@@ -345,19 +345,19 @@ STARTS = {
 
 @pytest.mark.parametrize("start", STARTS)
 def test_starting_with_an_old_torch(start: str, tmp_path: Path) -> None:
-    statement, code, said = STARTS[start]
+    statement, code, start_of_line = STARTS[start]
     program = PRETENDING.format(start=statement)
     done = run([sys.executable, "-c", program, "train.py"], cwd=tmp_path)
     assert (done.code, done.out) == (code, "")
     *others, line = done.err.splitlines()
-    assert line.startswith(f"{said} {TOO_OLD}")
+    assert line.startswith(f"{start_of_line} {TOO_OLD}")
     assert bool(others) is (start == "auto")  # Python's own traceback
 
 
 # --- a torch that cannot listen on one address ----------------------------------------
 
 
-def _said(
+def _warned(
     monkeypatch: pytest.MonkeyPatch, *options: str, present: bool, nodes: int = 2
 ) -> list[str]:
     """Let a launch be announced, and return the codes of its warnings."""
@@ -365,12 +365,14 @@ def _said(
         monkeypatch.delenv(name)
     some = Capability(">=2.1", present)
     monkeypatch.setattr(capabilities, "LISTENING_SOCKET", some)
-    said: list[Any] = []
-    monkeypatch.setattr(agent.report, "line", lambda message, *_: said.append(message))
+    messages: list[Any] = []
+    monkeypatch.setattr(
+        agent.report, "line", lambda message, *_: messages.append(message)
+    )
     args, explicit = agent.torchrun_parser.parse([*options, "train.py"], os.environ)
-    _, made = agent._plan(args, explicit, None, "command")
-    agent._announce(replace(made, nodes=nodes), ())
-    return [message.code for message in said[1:]]
+    _, plan = agent._plan(args, explicit, None, "command")
+    agent._announce(replace(plan, nodes=nodes), ())
+    return [message.code for message in messages[1:]]
 
 
 @pytest.mark.parametrize("present", [True, False])
@@ -393,12 +395,12 @@ def _said(
 def test_who_listens_on_all_interfaces_says_so(
     options: list[str], *, opens: bool, present: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes = _said(monkeypatch, *options, present=present)
+    codes = _warned(monkeypatch, *options, present=present)
     assert ("HPC087" in codes) is (opens and not present)
 
 
 def test_one_node_by_itself_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _said(monkeypatch, present=False, nodes=1) == []
+    assert _warned(monkeypatch, present=False, nodes=1) == []
 
 
 def test_how_it_is_said() -> None:
@@ -416,7 +418,7 @@ def test_what_torchs_rendezvous_is_told(
 ) -> None:
     some = Capability("==2.5.*", present, is_fault=True)
     monkeypatch.setattr(capabilities, "SHARED_RENDEZVOUS_STORE", some)
-    told = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    wanted = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     found = capabilities.variables()
-    assert {k: v.value for k, v in found.items()} == (told if present else {})
+    assert {k: v.value for k, v in found.items()} == (wanted if present else {})
     assert {v.source for v in found.values()} <= {f"torch {torch.__version__}"}

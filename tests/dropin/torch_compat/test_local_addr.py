@@ -20,10 +20,10 @@ NAMES = ("n9", "n10", "n11")
 
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("order", [("n9", "n10"), ("n10", "n9")])
-def test_the_first_node_says_where_the_workers_meet(
+def test_the_workers_meet_where_the_first_node_is(
     order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever node it is, and whatever torch has said."""
+    """Whichever node it is, and whatever torch answers."""
     state = State()
     state.participants = {Node(name, 1, 0): order.index(name) for name in NAMES[:2]}
     holder = SimpleNamespace(state=state)
@@ -40,7 +40,7 @@ def test_the_first_node_says_where_the_workers_meet(
 @pytest.mark.parametrize(
     "ranks", [{"n9": 0, "n10": 0}, {"n9": 1, "n10": 2}, {}], ids=str
 )
-def test_what_torch_has_said_stays_where_the_first_node_is_not_known(
+def test_the_answer_of_torch_stays_where_the_first_node_is_not_known(
     ranks: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while the next round forms, in which all have rank 0 at first."""

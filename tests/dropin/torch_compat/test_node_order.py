@@ -25,7 +25,7 @@ def _ranks(nodes: list[Any]) -> dict[str, int]:
     """Let torch rank participants."""
     state = State()
     state.participants = dict.fromkeys(nodes, 0)
-    made = dynamic_rendezvous.RendezvousSettings(
+    conditions = dynamic_rendezvous.RendezvousSettings(
         run_id="test",
         min_nodes=len(nodes),
         max_nodes=len(nodes),
@@ -33,7 +33,7 @@ def _ranks(nodes: list[Any]) -> dict[str, int]:
         keep_alive_interval=timedelta(seconds=5),
         keep_alive_max_attempt=3,
     )
-    executor = Executor(nodes[0], None, made)
+    executor = Executor(nodes[0], None, conditions)
     executor._state = state
     executor._mark_rendezvous_complete()
     return {node.addr: rank for node, rank in state.participants.items()}

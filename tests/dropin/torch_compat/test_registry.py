@@ -301,7 +301,7 @@ CHANGES += [
     (agent, LocalElasticAgent, "_start_workers", None),
     (agent, LocalElasticAgent, "_shutdown", None),
 ]
-# Agents are made elsewhere, or by another name.
+# Agents are created elsewhere, or by another name.
 for _patch in (agent, forward_signals):
     CHANGES += [
         (_patch, launcher_api, "LocalElasticAgent", None),

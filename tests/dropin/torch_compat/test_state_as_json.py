@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Payload:
-    """What a stranger writes into the store: unpickling it makes a folder."""
+    """What an attacker writes into the store: unpickling it makes a folder."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker

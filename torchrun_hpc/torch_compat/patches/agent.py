@@ -18,7 +18,8 @@ from torchrun_hpc.rendezvous.client import exit_code_of
 from torchrun_hpc.rendezvous.handler import RoundOverError, SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes, uses
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ class JobAgent(LocalElasticAgent):
 
 
 def is_extensible() -> bool:
-    """Say whether agents are made by a name that can be replaced."""
+    """Say whether agents are created by a name that can be replaced."""
     return has(launcher, TARGET) and uses(launcher.launch_agent, TARGET)
 
 

@@ -166,7 +166,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         RendezvousConnectionError: It does not, within ``limit`` seconds.
     """
     start = time.monotonic()
-    # One node speaks for all first; who waits longer than that may be alone.
+    # One node reports for all at first; one that waits longer may be the only one.
     is_first = plan.reports_wait_for(plan.head)
     report_at = report.FIRST_REPORT if is_first else report.ALONE
     while True:

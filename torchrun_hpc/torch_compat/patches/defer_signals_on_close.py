@@ -15,7 +15,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import api
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, takes, uses, wrap
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import has, takes, wrap
 
 TARGET = "PContext.close"
 REASON = "it may leave workers behind if it is signalled twice (since pytorch#61602)"

@@ -13,8 +13,9 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches import agent
-from torchrun_hpc.torch_compat.patches.replacing import extend, takes, uses
+from torchrun_hpc.torch_compat.patches.replacing import extend, takes
 
 if TYPE_CHECKING:
     from torchrun_hpc.torch_compat.patches.registry import Forward

@@ -12,7 +12,8 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, uses, wrap
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 
 TARGET = "DynamicRendezvousHandler.next_rendezvous"
 REASON = "restarted workers may meet keys of dead ones (pytorch#135712, #167288)"

@@ -14,7 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, uses, wrap
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 from torchrun_hpc.torch_compat.patches.report_missing_nodes import HANDLERS
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches import agent
-from torchrun_hpc.torch_compat.patches.replacing import extend, has, uses
+from torchrun_hpc.torch_compat.patches.replacing import extend, has
 
 TARGET = "LocalElasticAgent._stop_workers"
 REASON = "a restart closes the rendezvous, and fails (pytorch#123678)"

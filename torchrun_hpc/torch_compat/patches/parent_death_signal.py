@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import api
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace, takes, uses, wrap
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import has, replace, takes, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,11 +24,6 @@ def takes(owner: Any, name: str, *parameters: str) -> bool:
     )
 
 
-def uses(function: Any, *names: str) -> bool:
-    """Say whether these attributes and globals are used in a function."""
-    return {*names} <= {*inspect.unwrap(function).__code__.co_names}
-
-
 def replace(owner: Any, name: str, value: Any) -> None:
     """Replace an attribute of a module or class."""
     _originals.append((owner, name, vars(owner)[name]))

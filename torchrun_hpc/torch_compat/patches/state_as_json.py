@@ -41,16 +41,18 @@ class StateAsJson:
     @staticmethod
     def dumps(state: Any) -> bytes:
         """Write a rendezvous state."""
-        names = dict.fromkeys([*state.participants, *state.last_heartbeats])
+        nodes = dict.fromkeys([*state.participants, *state.last_heartbeats])
         for name in _SETS:
-            names.update(dict.fromkeys(getattr(state, name, ())))
-        index = {node: number for number, node in enumerate(names)}
-        beats = state.last_heartbeats.items()
+            nodes.update(dict.fromkeys(getattr(state, name, ())))
+        index = {node: number for number, node in enumerate(nodes)}
+        heartbeats = state.last_heartbeats.items()
         fields = dict(vars(state))
-        fields[_NODES] = [[*vars(node).values()] for node in names]
+        fields[_NODES] = [[*vars(node).values()] for node in nodes]
         fields["deadline"] = state.deadline and _microseconds(state.deadline)
         fields["participants"] = [[index[n], r] for n, r in state.participants.items()]
-        fields["last_heartbeats"] = [[index[n], _microseconds(t)] for n, t in beats]
+        fields["last_heartbeats"] = [
+            [index[n], _microseconds(t)] for n, t in heartbeats
+        ]
         for name in _SETS:
             if name in fields:
                 fields[name] = [index[node] for node in fields[name]]
