@@ -319,7 +319,7 @@ if keep_open_on_restart.IS_FOR.present:
     ("patch", "owner", "name", "changed"),
     CHANGES,
     ids=[
-        f"{p.__name__.split('.')[-1]}-{n}-{getattr(c, '__name__', c)}"
+        f"{p.__name__.split('.')[-1]}-{n}-{getattr(c, '__name__', c and type(c))}"
         for p, _, n, c in CHANGES
     ],
 )
