@@ -32,7 +32,6 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import exit_status
-from torchrun_hpc.planning.launch_plan import LaunchPlan
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
@@ -47,6 +46,7 @@ from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from collections.abc import Callable, Iterator
 
 HERE = "127.0.0.2"

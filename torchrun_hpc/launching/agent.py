@@ -91,7 +91,7 @@ class AgentStarter:
         args = self._args
         try:
             with self._rendezvous(plan):
-                self._outcomes = registry.apply_patches(plan)
+                self._outcomes = registry.apply_patches(plan, signals.forward)
                 validation.check_configuration(args, self._environ)
                 yield
         except ImportError as error:  # a backend's package; torch has a stub for one

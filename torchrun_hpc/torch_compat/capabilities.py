@@ -8,6 +8,7 @@ and seems not to, has changed.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from dataclasses import dataclass
@@ -82,15 +83,14 @@ def _warns_of_default() -> bool:
 def _stop_closes_rendezvous() -> bool:
     agent: Any = local_elastic_agent.LocalElasticAgent
     return (
-        "_rdzv_handler" in _names(agent._shutdown)
+        uses(agent._shutdown, "_rdzv_handler")
         and "is_restart" not in inspect.signature(agent._shutdown).parameters
     )
 
 
-def _names(function: Any) -> tuple[str, ...]:
-    """Return the names of attributes and globals that a function uses."""
-    names: tuple[str, ...] = function.__code__.co_names
-    return names
+def uses(function: Any, *names: str) -> bool:
+    """Say whether these attributes and globals are used in a function of torch."""
+    return {*names} <= {*inspect.unwrap(function).__code__.co_names}
 
 
 EVERY = Capability(f">={OLDEST}", present=True)
@@ -105,13 +105,13 @@ ADDRESS_IS_LOST = Capability(
 )
 # The agent of rank 0 keeps a store for the workers.
 SHARED_STORE = Capability(
-    ">=2.5", _found(lambda: "_shared_tcp_store_server" in _names(_Handler.__init__))
+    ">=2.5", _found(lambda: uses(_Handler.__init__, "_shared_tcp_store_server"))
 )
 # It is the store of the rendezvous itself, with a prefix from the number of restarts,
 # of which each agent counts its own: after a restart the workers do not meet.
 SHARED_RENDEZVOUS_STORE = Capability(
     "==2.5.*",
-    SHARED_STORE.present and _found(lambda: "host" in _names(_Handler.next_rendezvous)),
+    SHARED_STORE.present and _found(lambda: uses(_Handler.next_rendezvous, "host")),
     is_fault=True,
 )
 # A store can listen on a socket that somebody else has bound.
@@ -124,9 +124,7 @@ LIBUV_TAKES_SOCKET = Capability(">=2.8", Version("2.8") <= RELEASE)
 AWARE_TIMES = Capability(
     ">=2.6",
     not _found(
-        lambda: (
-            "utcnow" in _names(_private._DistributedRendezvousOpExecutor._keep_alive)
-        )
+        lambda: uses(_private._DistributedRendezvousOpExecutor._keep_alive, "utcnow")
     ),
 )
 # An agent that stops its workers for a restart closes the rendezvous (pytorch#123678).
@@ -142,7 +140,7 @@ STORE_ERROR: type[Exception] = getattr(_torch, "DistStoreError", RuntimeError)  
 # With "1", worker 0 keeps the store of the workers.
 UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
-# Options that not every release has, and what it does as if they said it.
+# Options that not every release has: one without it behaves as with this value.
 _OPTIONS = {
     "event_log_handler": "null",  # since 2.8
     "numa_binding": None,  # since 2.9
@@ -183,6 +181,18 @@ def variables() -> dict[str, Setting]:
     return found
 
 
+def without_default(args: argparse.Namespace) -> argparse.Namespace:
+    """Return arguments of torchrun of which it does not warn, see `WARNS_OF_DEFAULT`.
+
+    Only the static rendezvous reads the option.
+    """
+    if not WARNS_OF_DEFAULT.present or args.rdzv_backend == "static":
+        return args
+    others = copy.copy(args)
+    vars(others).pop("master_addr", None)
+    return others
+
+
 def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:
     """Return what torch expects of ``next_rendezvous``.
 
@@ -207,7 +217,7 @@ def listening_on(opened: socket.socket) -> dict[str, Any]:
 
 
 def warning_of_all_interfaces() -> Message:
-    """Return what is to be said where `LISTENING_SOCKET` is missing."""
+    """Return the warning for a torch where `LISTENING_SOCKET` is missing."""
     text = (
         f"torch {torch.__version__} cannot listen on one address: the store of the "
         "rendezvous listens on all interfaces"

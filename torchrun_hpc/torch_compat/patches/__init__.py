@@ -1,5 +1,4 @@
-"""What is changed inside torch: one file per target, and no decision.
+"""What is different from torch's own: one file for each difference.
 
-`patches` lists them and applies them, `capabilities` is all that is known of torch's
-releases.
+`registry` lists them and applies them; `replacing` has the ways to do it.
 """

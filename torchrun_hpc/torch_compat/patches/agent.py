@@ -1,29 +1,28 @@
-"""Torch's agents act as one where the nodes are numbered by the scheduler.
+"""Agents of one job act as one, where they meet in the scheduler rendezvous.
 
-An agent counts its own restarts only, tells nobody that it gives up, and waits at its
-end for others that may never come, deaf to signals.
+An agent of torch counts its own restarts only, does not tell the others that it gives
+up, and waits at its end for others that may never come, without acting on signals.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.agent.server import api, local_elastic_agent
+from torch.distributed.elastic.agent.server import api
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.rendezvous.client import RoundOverError, exit_code_of
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 TARGET = "LocalElasticAgent"
 REASON = (
@@ -33,73 +32,31 @@ REASON = (
 IS_FOR = capabilities.EVERY
 
 _Simple: Any = api.SimpleElasticAgent
-_Local: Any = local_elastic_agent.LocalElasticAgent
-_RENDEZVOUS, _BARRIER = "_rendezvous", "_exit_barrier"
-_START, _SHUTDOWN = "_start_workers", "_shutdown"
-_LEFT = "_remaining_restarts"
 
 
-def fits() -> bool:
-    """Check the methods, and the number of restarts that is set."""
-    signatures = {
-        (_Simple, _RENDEZVOUS): ["self", "worker_group"],
-        (_Simple, _BARRIER): ["self"],
-        (_Local, _START): ["self", "worker_group"],
-    }
-    return (
-        all(
-            has(owner, name)
-            and list(inspect.signature(vars(owner)[name]).parameters) == parameters
-            for (owner, name), parameters in signatures.items()
-        )
-        and has(_Local, _SHUTDOWN)
-        and _LEFT in _Simple.__init__.__code__.co_names
-    )
+class JobAgent(LocalElasticAgent):
+    """An agent that acts together with the others of its job."""
 
-
-def apply(_plan: LaunchPlan) -> None:
-    """Let the agent and the handler know of each other."""
-    replace(_Simple, _RENDEZVOUS, _counting(vars(_Simple)[_RENDEZVOUS]))
-    replace(_Local, _START, _watching(vars(_Local)[_START]))
-    replace(_Local, _SHUTDOWN, _announcing(vars(_Local)[_SHUTDOWN]))
-    replace(_Simple, _BARRIER, _waiting(vars(_Simple)[_BARRIER]))
-
-
-def _handler(agent: Any) -> SchedulerRendezvous | None:
-    handler = agent._worker_group.spec.rdzv_handler
-    return handler if isinstance(handler, SchedulerRendezvous) else None
-
-
-def _counting(original: Any) -> Any:
-    """Wrap the rendezvous: all agents have as many restarts left as the job."""
-
-    @functools.wraps(original)
-    def rendezvous(self: Any, worker_group: Any) -> Any:
+    def _rendezvous(self, worker_group: Any) -> None:
+        """Meet the others; all agents have as many restarts left as the job."""
         while True:
             try:
-                answer = original(self, worker_group)
+                super()._rendezvous(worker_group)
                 break
             except RoundOverError:
                 continue  # an agent was lost before the workers could start
         handler = _handler(self)
         if handler is not None:
             left = worker_group.spec.max_restarts - handler.restarts
-            setattr(self, _LEFT, max(left, 0))
-        return answer
+            self._remaining_restarts = max(left, 0)
 
-    return rendezvous
+    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+        """Start the workers, and report the first that fails at once.
 
-
-def _watching(original: Any) -> Any:
-    """Wrap the start of the workers: their end is reported at once.
-
-    Torch's agent looks every ``--monitor-interval``, and then stops the others first,
-    which takes as long as they like.
-    """
-
-    @functools.wraps(original)
-    def start_workers(self: Any, worker_group: Any) -> Any:
-        pids = original(self, worker_group)
+        Torch's agent looks every ``--monitor-interval``, and then stops the others
+        first, which takes as long as they like.
+        """
+        pids: dict[int, Any] = super()._start_workers(worker_group)
         handler = _handler(self)
         if handler is not None:
             processes = getattr(self._pcontext, "subprocess_handlers", {})
@@ -113,7 +70,51 @@ def _watching(original: Any) -> Any:
             )
         return pids
 
-    return start_workers
+    def _shutdown(self, *args: Any, **options: Any) -> None:
+        """Stop the workers; the other agents get to know of a signal before."""
+        handler = _handler(self)
+        if handler is not None:
+            error = sys.exc_info()[1]
+            signalled = isinstance(error, SignalException)
+            handler.stop_watching(look=not signalled)
+            if isinstance(error, SignalException):
+                handler.give_up(Failure(Kind.SIGNAL, code=int(error.sigval)))
+        super()._shutdown(*args, **options)
+
+    def _exit_barrier(self) -> None:
+        """Wait until all nodes have finished, or one has failed."""
+        handler = _handler(self)
+        if handler is None:
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+        else:
+            handler.finish()
+
+
+def is_extensible() -> bool:
+    """Say whether agents are created by a name that can be replaced."""
+    return has(launcher, TARGET) and uses(launcher.launch_agent, TARGET)
+
+
+def fits() -> bool:
+    """Check the methods, and the number of restarts that is set."""
+    return (
+        is_extensible()
+        and takes(_Simple, "_rendezvous", "self", "worker_group")
+        and takes(_Simple, "_exit_barrier", "self")
+        and takes(LocalElasticAgent, "_start_workers", "self", "worker_group")
+        and has(LocalElasticAgent, "_shutdown")
+        and uses(_Simple.__init__, "_remaining_restarts")
+    )
+
+
+def apply(*_: object) -> None:
+    """Let the agent and the handler know of each other."""
+    extend(launcher, TARGET, JobAgent)
+
+
+def _handler(agent: JobAgent) -> SchedulerRendezvous | None:
+    handler = agent._worker_group.spec.rdzv_handler
+    return handler if isinstance(handler, SchedulerRendezvous) else None
 
 
 def _exit_code(pid: int, process: Any) -> Callable[[], int | None]:
@@ -124,34 +125,3 @@ def _exit_code(pid: int, process: Any) -> Callable[[], int | None]:
         return look() if collected is None else int(collected)
 
     return exit_code
-
-
-def _announcing(original: Any) -> Any:
-    """Wrap the stop of the workers: the others are told first, if it is for good."""
-
-    @functools.wraps(original)
-    def shutdown(self: Any, *args: Any, **options: Any) -> Any:
-        handler = _handler(self)
-        if handler is not None:
-            error = sys.exc_info()[1]
-            signalled = isinstance(error, SignalException)
-            handler.stop_watching(look=not signalled)
-            if isinstance(error, SignalException):
-                handler.give_up(Failure(Kind.SIGNAL, code=int(error.sigval)))
-        return original(self, *args, **options)
-
-    return shutdown
-
-
-def _waiting(original: Any) -> Any:
-    """Take the place of the exit barrier: that one is deaf, and has its own limit."""
-
-    @functools.wraps(original)
-    def exit_barrier(self: Any) -> Any:
-        handler = _handler(self)
-        if handler is None:
-            return original(self)
-        handler.finish()
-        return None
-
-    return exit_barrier

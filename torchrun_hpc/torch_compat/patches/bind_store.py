@@ -9,7 +9,6 @@ where the server's network cannot be reached yet.
 from __future__ import annotations
 
 import functools
-import inspect
 import socket
 import sys
 import time
@@ -29,7 +28,7 @@ from torchrun_hpc.reporting import intervals, report
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import host_exits_last
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.patches.replacing import has, takes, wrap
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
@@ -61,53 +60,53 @@ def fits() -> bool:
         for module in _MODULES:
             if _SOCKET not in getattr(module, _STORE).__init__.__doc__:
                 return False
-    if not capabilities.SHARED_STORE.present:
-        return True
-    server = inspect.signature(vars(_Handler)[_SERVER])
-    return tuple(server.parameters) in _SERVER_PARAMETERS
+    return not capabilities.SHARED_STORE.present or any(
+        takes(_Handler, _SERVER, *parameters) for parameters in _SERVER_PARAMETERS
+    )
 
 
-def apply(plan: LaunchPlan) -> None:
+def apply(plan: LaunchPlan, *_: object) -> None:
     """Open the stores of this process on the plan's addresses."""
     for module in _MODULES:
-        replace(module, _STORE, _maker(getattr(module, _STORE), plan))
+        wrap(module, _STORE, functools.partial(_open_or_connect, plan))
     takes_socket = capabilities.LISTENING_SOCKET.present
     if (
         plan.rendezvous.local_address is not None
         and takes_socket
         and has(_Handler, _SERVER)
     ):
-        replace(_Handler, _SERVER, _server(vars(_Handler)[_SERVER], plan))
+        wrap(
+            _Handler,
+            _SERVER,
+            functools.partial(_open_for_workers, plan.rendezvous.local_address),
+        )
 
 
-def _maker(original: Any, plan: LaunchPlan) -> Any:
-    """Wrap TCPStore where the nodes' rendezvous makes it."""
-
-    @functools.wraps(original)
-    def make(
-        host: str,
-        port: int,
-        world_size: int | None = None,
-        is_master: bool = False,  # noqa: FBT001, FBT002
-        timeout: timedelta = timedelta(seconds=300),
-        **options: Any,
-    ) -> Any:
-        options.update(world_size=world_size, timeout=timeout)
-        if is_master:
-            try:
-                store = _open(original, host, port, plan, options)
-            except LaunchError as error:
-                if not plan.rendezvous.may_join or not _is_taken(plan, port):
-                    raise
-                text = f"{error}: taken for an agent of this world, and joined"
-                report.line(Message("HPC156", text), sys.stderr)
-            else:
-                host_exits_last.hosts(store)
-                return store
-        _wait_for(host, port, timeout.total_seconds(), plan)
-        return original(host, port, is_master=False, **options)
-
-    return make
+def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
+    plan: LaunchPlan,
+    original: Any,
+    host: str,
+    port: int,
+    world_size: int | None = None,
+    is_master: bool = False,  # noqa: FBT001, FBT002
+    timeout: timedelta = timedelta(seconds=300),
+    **options: Any,
+) -> Any:
+    """Stand in for TCPStore where the nodes' rendezvous makes it."""
+    options.update(world_size=world_size, timeout=timeout)
+    if is_master:
+        try:
+            store = _open(original, host, port, plan, options)
+        except LaunchError as error:
+            if not plan.rendezvous.may_join or not _is_taken(plan, port):
+                raise
+            text = f"{error}: taken for an agent of this world, and joined"
+            report.line(Message("HPC156", text), sys.stderr)
+        else:
+            host_exits_last.hosts(store)
+            return store
+    _wait_for(host, port, timeout.total_seconds(), plan)
+    return original(host, port, is_master=False, **options)
 
 
 def _is_taken(plan: LaunchPlan, port: int) -> bool:
@@ -137,22 +136,11 @@ def _open(
         raise
 
 
-def _server(original: Any, plan: LaunchPlan) -> Any:
-    """Wrap the method that opens the store of the workers."""
-
-    @functools.wraps(original)
-    def create_server(_self: Any, *where: Any) -> Any:
-        # Host and port, or an object that has both.
-        master_port = where[1] if len(where) > 1 else where[0].master_port
-        store = getattr(_torch.dist, _STORE)
-        return _serve(
-            store,
-            str(plan.rendezvous.local_address),
-            master_port,
-            {"multi_tenant": True},
-        )
-
-    return create_server
+def _open_for_workers(address: str, _original: Any, _handler: Any, *at: Any) -> Any:
+    # Host and port, or an object that has both.
+    port = at[1] if len(at) > 1 else at[0].master_port
+    store = getattr(_torch.dist, _STORE)
+    return _serve(store, address, port, {"multi_tenant": True})
 
 
 def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
@@ -187,9 +175,9 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         RendezvousConnectionError: It does not, within ``limit`` seconds.
     """
     start = time.monotonic()
-    # One node reports for all first; one that waits longer than that may be alone.
-    is_reporter = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
-    times = intervals.report_times(is_reporter=is_reporter)
+    # One node reports for all at first; one that waits longer may be the only one.
+    is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
+    times = intervals.report_times(is_reporter=is_first)
     report_at = next(times)
     while True:
         waited = time.monotonic() - start

@@ -7,8 +7,6 @@ signalled again, and with one more signal the agent ends without them.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import signal
 import sys
 import threading
@@ -17,7 +15,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import api
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import has, takes, wrap
 
 TARGET = "PContext.close"
 REASON = "it may leave workers behind if it is signalled twice (since pytorch#61602)"
@@ -31,36 +30,32 @@ _HANDLER = "_terminate_process_handler"
 def fits() -> bool:
     """Check that workers are ended here, and that we know who raises exceptions."""
     return (
-        has(_torch.PContext, _NAME)
-        and list(inspect.signature(_torch.PContext.close).parameters)
-        == ["self", "death_sig", "timeout"]
+        takes(_torch.PContext, _NAME, "self", "death_sig", "timeout")
         and has(_torch, _HANDLER, "SignalException")
-        and _HANDLER in _torch.PContext.start.__code__.co_names
+        and uses(_torch.PContext.start, _HANDLER)
     )
 
 
-def apply(_plan: object) -> None:
+def apply(*_: object) -> None:
     """Let torch's handler wait until the workers have ended."""
-    original = _torch.PContext.close
+    wrap(_torch.PContext, _NAME, _close)
+
+
+def _close(original: Any, context: Any, *args: Any, **options: Any) -> Any:
+    if threading.current_thread() is not threading.main_thread():
+        return original(context, *args, **options)
     handler = getattr(_torch, _HANDLER)
-
-    @functools.wraps(original)
-    def close(self: Any, *args: Any, **options: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            return original(self, *args, **options)
-        repeated = isinstance(sys.exc_info()[1], _torch.SignalException)
-        noted: list[int] = []
-        held = [n for n in signal.valid_signals() if signal.getsignal(n) is handler]
+    repeated = isinstance(sys.exc_info()[1], _torch.SignalException)
+    noted: list[int] = []
+    held = [n for n in signal.valid_signals() if signal.getsignal(n) is handler]
+    for number in held:
+        signal.signal(number, lambda number, _frame: noted.append(number))
+    try:
+        closed = original(context, *args, **options)
+    finally:
         for number in held:
-            signal.signal(number, lambda number, _frame: noted.append(number))
-        try:
-            closed = original(self, *args, **options)
-        finally:
-            for number in held:
-                signal.signal(number, handler)
-        # In a restart it is the first one, and the agent has to end of it.
-        if noted and not repeated:
-            signal.raise_signal(noted[0])
-        return closed
-
-    replace(_torch.PContext, _NAME, close)
+            signal.signal(number, handler)
+    # In a restart it is the first one, and the agent has to end of it.
+    if noted and not repeated:
+        signal.raise_signal(noted[0])
+    return closed

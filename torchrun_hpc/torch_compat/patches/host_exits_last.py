@@ -1,8 +1,8 @@
 """The host of the rendezvous leaves last.
 
 When a job ends well, the host's agent may be gone before the others have read that it
-ended: they print a warning, or a trace from the exit barrier, for a store that is no
-more.
+ended: they print a warning, or a trace from the exit barrier, because the store is
+gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 from torchrun_hpc.torch_compat.patches.report_missing_nodes import HANDLERS
 
 if TYPE_CHECKING:
@@ -42,41 +43,35 @@ def hosts(store: Any) -> None:
 def fits() -> bool:
     """Check that the handlers have a store, and leave in this method."""
     return all(
-        has(handler, "shutdown") and "_store" in handler.__init__.__code__.co_names
+        has(handler, "shutdown") and uses(handler.__init__, "_store")
         for handler in HANDLERS
     )
 
 
-def apply(plan: LaunchPlan) -> None:
+def apply(plan: LaunchPlan, *_: object) -> None:
     """Count the nodes that have left, and let the host wait for all."""
     _hosted.clear()
     if plan.world.nodes == 1 and not plan.world.may_grow:
         return
     for handler in HANDLERS:
-        replace(handler, "shutdown", _counting(handler.shutdown, plan))
+        wrap(handler, "shutdown", functools.partial(_shutdown, plan))
 
 
-def _counting(original: Any, plan: LaunchPlan) -> Any:
-    @functools.wraps(original)
-    def shutdown(self: Any) -> Any:
-        went_well = sys.exc_info()[0] is None
-        closed = original(self)
-        with contextlib.suppress(Exception):  # the store is gone: nothing to wait for
-            self._store.add(_KEY, 1)
-            if went_well and any(self._store is store for store in _hosted):
-                _wait(self._store, _participants(self, plan))
-        return closed
-
-    return shutdown
+def _shutdown(plan: LaunchPlan, original: Any, handler: Any) -> Any:
+    went_well = sys.exc_info()[0] is None
+    closed = original(handler)
+    store = handler._store
+    with contextlib.suppress(Exception):  # the store is gone: nothing to wait for
+        store.add(_KEY, 1)
+        if went_well and any(store is hosted for hosted in _hosted):
+            end = time.monotonic() + _LIMIT
+            nodes = _participants(handler, plan)
+            while store.add(_KEY, 0) < nodes and time.monotonic() < end:
+                time.sleep(_PAUSE)
+    return closed
 
 
 def _participants(handler: Any, plan: LaunchPlan) -> int:
     """Return how many nodes there were; fewer than planned in an elastic range."""
     holder = getattr(handler, "_state_holder", None)
     return plan.world.nodes if holder is None else len(holder.state.participants)
-
-
-def _wait(store: Any, nodes: int) -> None:
-    end = time.monotonic() + _LIMIT
-    while store.add(_KEY, 0) < nodes and time.monotonic() < end:
-        time.sleep(_PAUSE)

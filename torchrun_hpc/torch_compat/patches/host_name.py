@@ -10,7 +10,6 @@ The original is not called: to call it is to ask.
 
 from __future__ import annotations
 
-import inspect
 import socket
 from typing import Any
 
@@ -18,7 +17,8 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import replace, takes
 
 _NAME = "_get_fq_hostname"
 
@@ -33,15 +33,13 @@ _Agent: Any = LocalElasticAgent
 def fits() -> bool:
     """Check that the name is asked for here, and given as a text."""
     return (
-        has(_torch, _NAME)
-        and has(_Agent, _NAME)
-        and list(inspect.signature(_torch._get_fq_hostname).parameters) == []
-        and list(inspect.signature(_Agent._get_fq_hostname).parameters) == ["self"]
-        and _NAME in _torch.SimpleElasticAgent._construct_event.__code__.co_names
+        takes(_torch, _NAME)
+        and takes(_Agent, _NAME, "self")
+        and uses(_torch.SimpleElasticAgent._construct_event, _NAME)
     )
 
 
-def apply(_plan: object) -> None:
+def apply(*_: object) -> None:
     """Answer with what the kernel says."""
     replace(_torch, _NAME, socket.gethostname)
     replace(_Agent, _NAME, staticmethod(socket.gethostname))

@@ -5,39 +5,43 @@ Torch 2.3 does, and so no restart succeeds in it.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches import agent
+from torchrun_hpc.torch_compat.patches.replacing import extend, has
 
 TARGET = "LocalElasticAgent._stop_workers"
 REASON = "a restart closes the rendezvous, and fails (pytorch#123678)"
 IS_FOR = capabilities.STOP_CLOSES_RENDEZVOUS
 
-_Agent: Any = LocalElasticAgent
-_NAME = "_stop_workers"
-_HANDLER = "_rdzv_handler"
+
+class OpenAgent(LocalElasticAgent):
+    """An agent that hides the rendezvous from itself while it stops its workers."""
+
+    def _stop_workers(self, *args: Any, **options: Any) -> None:
+        handler: Any = self._rdzv_handler
+        nothing: Any = None
+        self._rdzv_handler = nothing
+        try:
+            super()._stop_workers(*args, **options)
+        finally:
+            self._rdzv_handler = handler
 
 
 def fits() -> bool:
     """Check that the agent keeps the rendezvous under this name."""
-    return has(_Agent, _NAME) and _HANDLER in _Agent.__init__.__code__.co_names
+    return (
+        agent.is_extensible()
+        and has(LocalElasticAgent, "_stop_workers")
+        and uses(LocalElasticAgent.__init__, "_rdzv_handler")
+    )
 
 
-def apply(_plan: object) -> None:
-    """Hide the rendezvous meanwhile; it is closed when the agent ends."""
-    original = _Agent._stop_workers
-
-    @functools.wraps(original)
-    def stop_workers(self: Any, *args: Any, **options: Any) -> Any:
-        handler = getattr(self, _HANDLER)
-        setattr(self, _HANDLER, None)
-        try:
-            return original(self, *args, **options)
-        finally:
-            setattr(self, _HANDLER, handler)
-
-    replace(_Agent, _NAME, stop_workers)
+def apply(*_: object) -> None:
+    """Extend the agent; it closes the rendezvous when it ends."""
+    extend(launcher, agent.TARGET, OpenAgent)

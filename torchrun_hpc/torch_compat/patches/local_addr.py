@@ -6,13 +6,14 @@ The agent of rank 0 takes its host's full name instead, on whatever network that
 
 from __future__ import annotations
 
-import functools
+from inspect import unwrap
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.capabilities import uses
+from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 
 TARGET = "DynamicRendezvousHandler.next_rendezvous"
 REASON = "MASTER_ADDR is the full name of a host, not its --local-addr (pytorch#125743)"
@@ -20,29 +21,27 @@ IS_FOR = capabilities.ADDRESS_IS_LOST
 
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 _NAME = "next_rendezvous"
-_INFO, _STATE = "bootstrap_store_info", "_state_holder"
 
 
 def fits() -> bool:
-    """Check that the workers are told what the handler answers."""
+    """Check that the workers get what the handler answers."""
     return (
         has(_Handler, _NAME)
-        and _INFO in _Handler.next_rendezvous.__code__.co_varnames
-        and _STATE in _Handler.__init__.__code__.co_names
+        and "bootstrap_store_info"
+        in unwrap(_Handler.next_rendezvous).__code__.co_varnames
+        and uses(_Handler.__init__, "_state_holder")
     )
 
 
-def apply(_plan: object) -> None:
+def apply(*_: object) -> None:
     """Correct the answer; all nodes find the address among the participants."""
-    original = _Handler.next_rendezvous
+    wrap(_Handler, _NAME, _next_rendezvous)
 
-    @functools.wraps(original)
-    def next_rendezvous(self: Any) -> Any:
-        info = original(self)
-        ranks = getattr(self, _STATE).state.participants
-        first = [node.addr for node, rank in ranks.items() if rank == 0]
-        if len(first) == 1:  # more are there while the next round forms
-            getattr(info, _INFO).master_addr = first[0]
-        return info
 
-    replace(_Handler, _NAME, next_rendezvous)
+def _next_rendezvous(original: Any, handler: Any) -> Any:
+    info = original(handler)
+    ranks = handler._state_holder.state.participants
+    first = [node.addr for node, rank in ranks.items() if rank == 0]
+    if len(first) == 1:  # more are there while the next round forms
+        info.bootstrap_store_info.master_addr = first[0]
+    return info

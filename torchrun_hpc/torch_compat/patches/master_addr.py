@@ -1,4 +1,4 @@
-"""Torch does not warn of an option that nobody has typed.
+"""Torch does not warn of an option that the user has not typed.
 
 With any rendezvous but the static one it says that ``--master-addr`` has no effect,
 whose default it has set itself.
@@ -6,15 +6,13 @@ whose default it has set itself.
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import run as torch_run
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.patches.replacing import takes, wrap
 
 if TYPE_CHECKING:
     import argparse
@@ -25,34 +23,21 @@ IS_FOR = capabilities.WARNS_OF_DEFAULT
 
 _torch: Any = torch_run
 _NAME = "config_from_args"
-_OPTION = "master_addr"
 
 
 def fits() -> bool:
     """Check that the warning is written where the arguments are read."""
     original = _torch.config_from_args
     return (
-        has(_torch, _NAME)
-        and list(inspect.signature(original).parameters) == ["args"]
-        and _OPTION in inspect.unwrap(original).__code__.co_consts
+        takes(_torch, _NAME, "args")
+        and "master_addr" in inspect.unwrap(original).__code__.co_consts
     )
 
 
-def apply(_plan: object) -> None:
+def apply(*_: object) -> None:
     """Leave the option out where torch does not read it."""
-    original = _torch.config_from_args
-
-    @functools.wraps(original)
-    def config_from_args(args: argparse.Namespace) -> Any:
-        return original(without(args))
-
-    replace(_torch, _NAME, config_from_args)
+    wrap(_torch, _NAME, _config_from_args)
 
 
-def without(args: argparse.Namespace) -> argparse.Namespace:
-    """Return arguments of which torch does not warn."""
-    if not (IS_FOR.present and fits()) or args.rdzv_backend == "static":
-        return args
-    others = copy.copy(args)
-    vars(others).pop(_OPTION, None)
-    return others
+def _config_from_args(original: Any, args: argparse.Namespace) -> Any:
+    return original(capabilities.without_default(args))

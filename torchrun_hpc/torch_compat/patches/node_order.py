@@ -6,11 +6,13 @@ comes before n9, and MASTER_ADDR follows rank 0 to whatever node that is.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import operator
 from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -19,6 +21,8 @@ from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 TARGET = "DynamicRendezvousHandler._node_desc_generator"
@@ -29,56 +33,36 @@ _torch: Any = dynamic_rendezvous
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 
 
+def _comparison(operation: Callable[[Any, Any], bool]) -> Callable[..., Any]:
+    def compare(self: RankedNode, other: object) -> Any:
+        if not isinstance(other, _torch._NodeDesc):
+            return NotImplemented
+        return operation(_key(self), _key(other))
+
+    return compare
+
+
 @dataclass(frozen=True, eq=True, repr=False)
 class RankedNode(getattr(_torch, "_NodeDesc", object)):  # type: ignore[misc]
-    """A participant that knows its rank among the scheduler's nodes.
-
-    It travels through the rendezvous store, so its name and module are part of what
-    all nodes of a job must agree on.
-    """
+    """A participant that knows its rank among the scheduler's nodes."""
 
     node_rank: int = 0
 
     # All four, because the base class has all four.
-
-    def __lt__(self, other: Any) -> Any:
-        return _compare(operator.lt, self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return _compare(operator.le, self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return _compare(operator.gt, self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return _compare(operator.ge, self, other)
-
-
-def _compare(operation: Any, one: RankedNode, other: Any) -> Any:
-    """Compare by rank; a second agent on a node comes after the first.
-
-    Who has joined from outside of the job has no rank, and comes last.
-    """
-    if not isinstance(other, _torch._NodeDesc):
-        return NotImplemented
-    return operation(_key(one), _key(other))
+    __lt__ = _comparison(operator.lt)
+    __le__ = _comparison(operator.le)
+    __gt__ = _comparison(operator.gt)
+    __ge__ = _comparison(operator.ge)
 
 
 def _key(node: Any) -> tuple[float | str, ...]:
+    """Return by what nodes are compared.
+
+    A second agent on a node comes after the first. Who has joined from outside of the
+    job has no rank, and comes last.
+    """
     rank = getattr(node, "node_rank", math.inf)
     return rank, node.addr, node.pid, node.local_id
-
-
-class _Generator:
-    """Stands in for torch's generator of participants, and asks it."""
-
-    def __init__(self, original: Any, node_rank: int) -> None:
-        self._original = original
-        self._node_rank = node_rank
-
-    def generate(self, local_addr: str | None = None) -> RankedNode:
-        node = self._original.generate(local_addr)
-        return RankedNode(**vars(node), node_rank=self._node_rank)
 
 
 def fits() -> bool:
@@ -109,11 +93,14 @@ def fits() -> bool:
     return bool(state.participants == {first: 0, second: 1})
 
 
-def apply(plan: LaunchPlan) -> None:
-    """Rank the nodes in the order of the plan."""
-    if not plan.ranks_follow_scheduler:
-        return
-    original = _Handler._node_desc_generator
-    replace(
-        _Handler, "_node_desc_generator", _Generator(original, plan.world.node_rank)
-    )
+def apply(plan: LaunchPlan, *_: object) -> None:
+    """Rank the nodes in the order of the plan, if it has one."""
+    if plan.ranks_follow_scheduler:
+        original = _Handler._node_desc_generator.generate
+        generate = functools.partial(_generate, plan.world.node_rank, original)
+        ranking = SimpleNamespace(generate=generate)
+        replace(_Handler, "_node_desc_generator", ranking)
+
+
+def _generate(node_rank: int, original: Any, local_addr: str | None = None) -> Any:
+    return RankedNode(**vars(original(local_addr)), node_rank=node_rank)

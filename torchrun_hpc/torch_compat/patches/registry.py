@@ -1,8 +1,8 @@
 """The patches, and what became of each.
 
-A patch wraps what it replaces and calls it. It names its target, the reason, the
-releases that it is for, and checks that it still fits; one that does not fit
-leaves torch alone and says so.
+A patch extends a class of torch, or wraps a function, and calls the original. It names
+its target, the reason, the releases that it is for, and checks that it still fits; one
+that does not fit leaves torch as it is, and a message says so.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from torchrun_hpc.torch_compat.patches import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import DescribedPatch
     from torchrun_hpc.torch_compat.capabilities import Capability
+
+    Forward = Callable[[Mapping[int, int]], None]
 
 
 class Patch(Protocol):
@@ -57,30 +59,17 @@ class Patch(Protocol):
     def fits(self) -> bool:
         """Say whether torch looks as the patch expects."""
 
-    def apply(self, plan: Any) -> None:
-        """Replace the target as the plan says."""
+    def apply(self, plan: Any, forward: Any, /) -> None:
+        """Replace the target as the plan says; see `apply_patches`."""
 
 
 # What is right for any launch, and what follows a plan.
 ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
 PATCHES: tuple[Patch, ...] = (
-    *(
-        *ALWAYS,
-        node_order,
-        local_addr,
-        bind_store,
-        report_missing_nodes,
-        host_exits_last,
-    ),
-    *(
-        agent,
-        keep_open_on_restart,
-        forward_signals,
-        defer_signals_on_close,
-        parent_death_signal,
-        host_name,
-        master_addr,
-    ),
+    *ALWAYS,
+    *(node_order, local_addr, bind_store, report_missing_nodes, host_exits_last),
+    *(agent, keep_open_on_restart, forward_signals),
+    *(defer_signals_on_close, parent_death_signal, host_name, master_addr),
 )
 
 
@@ -107,13 +96,17 @@ class Outcome:
     state: State
 
 
-def apply_patches(plan: LaunchPlan | None = None) -> tuple[Outcome, ...]:
+def apply_patches(
+    plan: LaunchPlan | None = None, forward: Forward = lambda _: None
+) -> tuple[Outcome, ...]:
     """Apply the patches that this torch needs and that fit it.
 
     Those of an earlier launch of this process are taken back first.
 
     Args:
         plan: What will be launched; without it, only what needs no plan is applied.
+        forward: Delivers signals of this process to its workers, which it gets as local
+            ranks and process numbers.
 
     Returns:
         What became of each patch.
@@ -122,7 +115,7 @@ def apply_patches(plan: LaunchPlan | None = None) -> tuple[Outcome, ...]:
     outcomes = examine(ALWAYS if plan is None else PATCHES)
     for outcome in outcomes:
         if outcome.state is State.APPLIED:
-            outcome.patch.apply(plan)
+            outcome.patch.apply(plan, forward)
     return outcomes
 
 

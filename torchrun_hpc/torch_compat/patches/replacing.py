@@ -1,8 +1,13 @@
-"""Putting something in the place of a name of torch, and putting the original back."""
+"""Replacing a name of torch, and putting the original back."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _originals: list[tuple[Any, str, Any]] = []
 
@@ -12,10 +17,47 @@ def has(owner: Any, *names: str) -> bool:
     return all(name in vars(owner) for name in names)
 
 
+def takes(owner: Any, name: str, *parameters: str) -> bool:
+    """Say whether a module or class defines a function with these parameters itself."""
+    return has(owner, name) and parameters == tuple(
+        inspect.signature(vars(owner)[name]).parameters
+    )
+
+
 def replace(owner: Any, name: str, value: Any) -> None:
-    """Put a value in the place of an attribute of a module or class."""
+    """Replace an attribute of a module or class."""
     _originals.append((owner, name, vars(owner)[name]))
     setattr(owner, name, value)
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a function or method.
+
+    Args:
+        owner: Its module or class.
+        name: Its name there.
+        wrapper: Called in its place, with the original as first argument.
+    """
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        return wrapper(original, *args, **options)
+
+    replace(owner, name, wrapped)
+
+
+def extend(owner: Any, name: str, extension: type) -> None:
+    """Replace a class by a subclass of the same name.
+
+    Args:
+        owner: The module in which torch looks the class up.
+        name: Its name there.
+        extension: A subclass of torch's own, whose methods come first. ``super()`` in
+            them is the class that stood there: there may be several extensions.
+    """
+    base = getattr(owner, name)
+    replace(owner, name, type(base.__name__, (extension, base), {}))
 
 
 def restore() -> None:

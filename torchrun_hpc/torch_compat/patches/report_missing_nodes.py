@@ -1,4 +1,4 @@
-"""Node 0 says that it waits for the other nodes, where torch is silent for minutes."""
+"""Node 0 reports that it waits for the other nodes, where torch prints nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.reporting import intervals, report
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches.replacing import has, replace
+from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
@@ -38,26 +38,20 @@ def fits() -> bool:
     return all(has(handler, "next_rendezvous") for handler in HANDLERS)
 
 
-def apply(plan: LaunchPlan) -> None:
+def apply(plan: LaunchPlan, *_: object) -> None:
     """Report from node 0 of several for as long as the nodes have not met."""
-    if not is_reporter(plan.world.report_rank) or plan.world.nodes == 1:
-        return
-    for handler in HANDLERS:
-        reporting = _reporting(handler.next_rendezvous, plan)
-        replace(handler, "next_rendezvous", reporting)
+    if is_reporter(plan.world.report_rank) and plan.world.nodes > 1:
+        for handler in HANDLERS:
+            wrap(handler, "next_rendezvous", functools.partial(_meet, plan))
 
 
-def _reporting(original: Any, plan: LaunchPlan) -> Any:
-    @functools.wraps(original)
-    def next_rendezvous(self: Any) -> Any:
-        met = threading.Event()
-        threading.Thread(target=_report, args=(met, plan), daemon=True).start()
-        try:
-            return original(self)
-        finally:
-            met.set()
-
-    return next_rendezvous
+def _meet(plan: LaunchPlan, original: Any, handler: Any) -> Any:
+    met = threading.Event()
+    threading.Thread(target=_report, args=(met, plan), daemon=True).start()
+    try:
+        return original(handler)
+    finally:
+        met.set()
 
 
 def _report(met: threading.Event, plan: LaunchPlan) -> None:

@@ -1,7 +1,7 @@
 """The rendezvous state travels as JSON of one fixed form, and nothing is unpickled.
 
 Whoever reaches the port of the rendezvous can write to its store, and torch unpickles
-what it finds there: a program of a stranger's choice would run in every agent.
+what it finds there: so anybody could run a program in every agent.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ class StateAsJson:
     @staticmethod
     def dumps(state: Any) -> bytes:
         """Write a rendezvous state."""
-        names = dict.fromkeys([*state.participants, *state.last_heartbeats])
+        nodes = dict.fromkeys([*state.participants, *state.last_heartbeats])
         for name in _SETS:
-            names.update(dict.fromkeys(getattr(state, name, ())))
-        index = {node: number for number, node in enumerate(names)}
-        beats = state.last_heartbeats.items()
+            nodes.update(dict.fromkeys(getattr(state, name, ())))
+        index = {node: number for number, node in enumerate(nodes)}
+        heartbeats = state.last_heartbeats.items()
         fields = dict(vars(state))
-        fields[_NODES] = [[*vars(node).values()] for node in names]
+        fields[_NODES] = [[*vars(node).values()] for node in nodes]
         fields["deadline"] = state.deadline and _microseconds(state.deadline)
         fields["participants"] = [[index[n], r] for n, r in state.participants.items()]
-        fields["last_heartbeats"] = [[index[n], _microseconds(t)] for n, t in beats]
+        fields["last_heartbeats"] = [
+            [index[n], _microseconds(t)] for n, t in heartbeats
+        ]
         for name in _SETS:
             if name in fields:
                 fields[name] = [index[node] for node in fields[name]]
@@ -65,7 +67,7 @@ class StateAsJson:
         """
         try:
             return _read(json.loads(data))
-        except Exception as error:  # noqa: BLE001 - whatever a stranger wrote
+        except Exception as error:  # noqa: BLE001 - it may be anything
             raise pickle.PickleError(
                 f"this is not the state of a rendezvous: {error}"
             ) from None
@@ -138,6 +140,6 @@ def fits() -> bool:
     return bool(vars(StateAsJson.loads(StateAsJson.dumps(state))) == vars(state))
 
 
-def apply(_plan: object) -> None:
+def apply(*_: object) -> None:
     """Put the reader and writer of JSON in the place of ``pickle``."""
     replace(_torch, "pickle", StateAsJson)

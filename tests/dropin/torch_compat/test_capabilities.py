@@ -28,10 +28,9 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import agent
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
-from torchrun_hpc.torch_compat.patches import master_addr, registry, replacing
+from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 ALL = {
@@ -74,9 +73,9 @@ def test_which_releases(
 def _looked_again() -> Any:
     """Return what another import of the module finds; the first one stays."""
     spec: Any = importlib.util.find_spec(capabilities.__name__)
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize(
@@ -346,19 +345,19 @@ STARTS = {
 
 @pytest.mark.parametrize("start", STARTS)
 def test_starting_with_an_old_torch(start: str, tmp_path: Path) -> None:
-    statement, code, said = STARTS[start]
+    statement, code, start_of_line = STARTS[start]
     program = PRETENDING.format(start=statement)
     done = run([sys.executable, "-c", program, "train.py"], cwd=tmp_path)
     assert (done.code, done.out) == (code, "")
     *others, line = done.err.splitlines()
-    assert line.startswith(f"{said} {TOO_OLD}")
+    assert line.startswith(f"{start_of_line} {TOO_OLD}")
     assert bool(others) is (start == "auto")  # Python's own traceback
 
 
 # --- a torch that cannot listen on one address ----------------------------------------
 
 
-def _said(
+def _warned(
     monkeypatch: pytest.MonkeyPatch, *options: str, present: bool, nodes: int = 2
 ) -> list[str]:
     """Let a launch be announced, and return the codes of its warnings."""
@@ -366,12 +365,14 @@ def _said(
         monkeypatch.delenv(name)
     some = Capability(">=2.1", present)
     monkeypatch.setattr(capabilities, "LISTENING_SOCKET", some)
-    said: list[Any] = []
-    monkeypatch.setattr(agent.report, "line", lambda message, *_: said.append(message))
+    messages: list[Any] = []
+    monkeypatch.setattr(
+        agent.report, "line", lambda message, *_: messages.append(message)
+    )
     args, explicit = agent.torchrun_parser.parse([*options, "train.py"], os.environ)
-    _, made = agent._plan(args, explicit, None, "command")
-    agent._announce(replace(made, nodes=nodes), ())
-    return [message.code for message in said[1:]]
+    _, plan = agent._plan(args, explicit, None, "command")
+    agent._announce(replace(plan, nodes=nodes), ())
+    return [message.code for message in messages[1:]]
 
 
 @pytest.mark.parametrize("present", [True, False])
@@ -394,89 +395,18 @@ def _said(
 def test_who_listens_on_all_interfaces_says_so(
     options: list[str], *, opens: bool, present: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes = _said(monkeypatch, *options, present=present)
+    codes = _warned(monkeypatch, *options, present=present)
     assert ("HPC087" in codes) is (opens and not present)
 
 
 def test_one_node_by_itself_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _said(monkeypatch, present=False, nodes=1) == []
+    assert _warned(monkeypatch, present=False, nodes=1) == []
 
 
 def test_how_it_is_said() -> None:
     message = capabilities.warning_of_all_interfaces()
     assert message.code == "HPC087"
     assert message.text.startswith(f"torch {torch.__version__} cannot listen on one ")
-
-
-# --- the warning of a default ---------------------------------------------------------
-
-
-def _warned(
-    args: argparse.Namespace, caplog: pytest.LogCaptureFixture
-) -> tuple[Any, int]:
-    caplog.clear()
-    config, *_ = torch_run.config_from_args(args)
-    texts = [record.getMessage() for record in caplog.records]
-    return config, len([text for text in texts if "master_addr is only" in text])
-
-
-@pytest.mark.skipif(
-    not capabilities.WARNS_OF_DEFAULT.present,
-    reason="this torch warns of what was typed only",
-)
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_torch_warns_of_nothing_that_was_not_typed(
-    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    line = [f"--rdzv-backend={backend}", f"--log-dir={tmp_path}", "train.py"]
-    args = torch_run.parse_args(line)
-    before = dict(vars(args))
-    stock = _warned(args, caplog)
-    master_addr.apply(None)
-    try:
-        ours = _warned(args, caplog)
-    finally:
-        replacing.restore()
-    assert (stock[1], ours[1]) == (int(backend == "c10d"), 0)
-    assert ours[0].rdzv_endpoint == stock[0].rdzv_endpoint
-    assert vars(args) == before
-
-
-def test_what_is_patched_already_is_patched_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In a second launch of one process."""
-    monkeypatch.setattr(torch_run, "config_from_args", _warns)
-    there = replace(master_addr.IS_FOR, present=True)
-    monkeypatch.setattr(master_addr, "IS_FOR", there)
-    args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
-    assert torch_run.config_from_args(args) == "127.0.0.1"
-    master_addr.apply(None)
-    try:
-        assert torch_run.config_from_args(args) is None
-        assert not hasattr(master_addr.without(args), "master_addr")
-    finally:
-        replacing.restore()
-
-
-def _other_parameters(args: Any, _more: Any) -> Any:
-    return getattr(args, "master_addr", None)
-
-
-def _other_option(args: Any) -> Any:
-    return args
-
-
-@pytest.mark.parametrize("function", [_other_parameters, _other_option])
-def test_arguments_are_left_alone_where_the_patch_does_not_fit(
-    function: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = replace(master_addr.IS_FOR, present=True)
-    monkeypatch.setattr(master_addr, "IS_FOR", there)
-    monkeypatch.setattr(torch_run, "config_from_args", function)
-    args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
-    assert master_addr.without(args) is args
-    assert args.master_addr == "127.0.0.1"
 
 
 # --- a store in which workers do not meet again ---------------------------------------
@@ -488,7 +418,7 @@ def test_what_torchs_rendezvous_is_told(
 ) -> None:
     some = Capability("==2.5.*", present, is_fault=True)
     monkeypatch.setattr(capabilities, "SHARED_RENDEZVOUS_STORE", some)
-    told = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    wanted = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     found = capabilities.variables()
-    assert {k: v.value for k, v in found.items()} == (told if present else {})
+    assert {k: v.value for k, v in found.items()} == (wanted if present else {})
     assert {v.source for v in found.values()} <= {f"torch {torch.__version__}"}

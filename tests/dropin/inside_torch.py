@@ -1,0 +1,165 @@
+"""What tests of changes inside torch need: its places, a plan, two agents."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from typing import Any, TYPE_CHECKING
+
+import psutil
+import pytest
+import torch
+from plans import make_launch_plan
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.agent.server import api as agent_api
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.rendezvous import (
+    RendezvousParameters,
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+from torch.distributed.launcher import api as launcher_api
+
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches import registry
+
+if TYPE_CHECKING:
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+
+Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+Executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor
+State: Any = dynamic_rendezvous._RendezvousState
+Node: Any = dynamic_rendezvous._NodeDesc
+
+# Where workers are started, and by which name.
+Starting: Any = multiprocessing_api
+Starting = sys.modules[Starting.SubprocessHandler.__module__]
+POPEN = "Popen" if hasattr(Starting, "Popen") else "subprocess"
+
+# Everything that a patch may replace, and what a torch has where one does.
+_EVERY, _SHARED = capabilities.EVERY, capabilities.SHARED_STORE
+_INFO = capabilities.RENDEZVOUS_INFO
+EXPECTED = {
+    (Handler, "next_rendezvous"): _EVERY,
+    (Handler, "shutdown"): _EVERY,
+    (Handler, "_create_tcp_store_server"): _SHARED,
+    (Handler, "_node_desc_generator"): _EVERY,
+    (static_tcp_rendezvous.StaticTCPRendezvous, "next_rendezvous"): _EVERY,
+    (static_tcp_rendezvous.StaticTCPRendezvous, "shutdown"): _EVERY,
+    (c10d_rendezvous_backend, "TCPStore"): _EVERY,
+    (static_tcp_rendezvous, "TCPStore"): _EVERY,
+    (dynamic_rendezvous, "pickle"): _EVERY,
+    (launcher_api, "LocalElasticAgent"): _EVERY,
+    (LocalElasticAgent, "_get_fq_hostname"): _INFO,
+    (agent_api, "_get_fq_hostname"): _INFO,
+    (multiprocessing_api.PContext, "close"): _EVERY,
+    (Starting, POPEN): _EVERY,
+    (torch_run, "config_from_args"): capabilities.WARNS_OF_DEFAULT,
+}
+PLACES = [place for place, has in EXPECTED.items() if has.present or hasattr(*place)]
+
+
+def _needs(capability: capabilities.Capability, what: str) -> pytest.MarkDecorator:
+    reason = f"torch {torch.__version__} has no {what}"
+    return pytest.mark.skipif(not capability.present, reason=reason)
+
+
+needs_shared_store = _needs(_SHARED, "store that agents keep for workers")
+needs_listening = _needs(
+    capabilities.LISTENING_SOCKET, "store that listens on a given socket"
+)
+
+
+def targets() -> list[Any]:
+    return [getattr(owner, name) for owner, name in PLACES]
+
+
+def make_plan(**values: Any) -> LaunchPlan:
+    given_values = {
+        "nodes": 3,
+        "node_rank": 0,
+        "workers": 1,
+        "endpoint": "head:1",
+        "hosts": ("n9", "n10", "n11"),
+        "local_address": "127.0.0.2",
+    }
+    return make_launch_plan(**{**given_values, **values})
+
+
+def expected_state(patch: registry.Patch) -> registry.State:
+    """Return what is to become of a patch: none may be left out."""
+    needed = patch.IS_FOR.is_expected
+    return registry.State.APPLIED if needed else registry.State.NOT_NEEDED
+
+
+def patch_all(**values: Any) -> None:
+    """Apply all patches that this torch needs, none of which may be left out."""
+    outcomes = registry.apply_patches(make_plan(**values))
+    for outcome in outcomes:
+        assert outcome.state is expected_state(outcome.patch), outcome.name
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def parameters_at(endpoint: str, **conf: Any) -> RendezvousParameters:
+    nodes = conf.pop("nodes", 1)
+    return RendezvousParameters(
+        backend="c10d",
+        endpoint=endpoint,
+        run_id="test",
+        min_nodes=nodes,
+        max_nodes=nodes,
+        **conf,
+    )
+
+
+def two_agents(*addresses: str) -> tuple[list[Any], int]:
+    """Return the handlers of two agents, and the port of their rendezvous."""
+    port = free_port()
+    handlers = []
+    for number, address in enumerate(addresses):
+        parameters = parameters_at(
+            f"127.0.0.1:{port}",
+            is_host=int(number == 0),
+            nodes=2,
+            join_timeout=20,
+            read_timeout=20,
+        )
+        parameters.local_addr = address
+        backend, store = c10d_rendezvous_backend.create_backend(parameters)
+        handlers.append(dynamic_rendezvous.create_handler(store, backend, parameters))
+    return handlers, port
+
+
+def meet(handlers: list[Any]) -> list[Any]:
+    """Return what the handlers answer when all of them are asked."""
+    found: dict[int, Any] = {}
+
+    def join(number: int) -> None:
+        found[number] = handlers[number].next_rendezvous()
+
+    numbers = range(len(handlers))
+    threads = [threading.Thread(target=join, args=(number,)) for number in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return [found[number] for number in numbers]
+
+
+def listening_at(port: int) -> set[str]:
+    """Return the addresses on which this process listens at a port."""
+    return {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    }

@@ -1,0 +1,302 @@
+"""The stores listen on one address, and are waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+from inside_torch import (
+    Handler,
+    free_port,
+    listening_at,
+    make_plan,
+    needs_listening,
+    parameters_at,
+    patch_all,
+)
+from side_by_side import clean_environ, end_group
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches import (
+    bind_store,
+    registry,
+)
+
+
+@needs_listening
+@pytest.mark.usefixtures("torch_again")
+def test_a_second_launch_listens_on_its_own_address() -> None:
+    for address in ("127.0.0.2", "127.0.0.4"):
+        registry.apply_patches(make_plan(local_address=address, listen=(address, 0)))
+        store = c10d_rendezvous_backend._create_tcp_store(
+            parameters_at(f"{address}:0", is_host=1)
+        )
+        assert listening_at(store.port) == {address}
+        del store
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize("may_join", [True, False])
+@pytest.mark.parametrize("takes_socket", [True, False])
+def test_who_finds_the_port_taken(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    may_join: bool,
+    takes_socket: bool,
+) -> None:
+    """By another agent of this world, if the plan says that this may be."""
+    if not takes_socket:  # as up to torch 2.0
+        without = replace(capabilities.LISTENING_SOCKET, present=False)
+        monkeypatch.setattr(capabilities, "LISTENING_SOCKET", without)
+    first = dist.TCPStore("127.0.0.2", 0, is_master=True, wait_for_workers=False)
+    first.set("key", "value")
+    where = ("127.0.0.2", first.port)
+    registry.apply_patches(make_plan(listen=where, may_join=may_join))
+    parameters = parameters_at("{}:{}".format(*where), is_host=1, read_timeout=20)
+    if not may_join:
+        with pytest.raises(LaunchError, match=f"port {where[1]}: ") as caught:
+            c10d_rendezvous_backend._create_tcp_store(parameters)
+        assert caught.value.code == "HPC081"
+        return
+    second = c10d_rendezvous_backend._create_tcp_store(parameters)
+    assert second.get("key") == b"value"
+    output = capsys.readouterr().err
+    assert output.startswith(f"torchrun_hpc: HPC156 cannot listen on {where[0]} port ")
+    assert output.endswith(": taken for an agent of this world, and joined\n")
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _usable(address: str) -> bool:
+    try:
+        free_port(address)
+    except OSError:
+        return False
+    return True
+
+
+def test_stock_listens_on_all_interfaces() -> None:
+    port = free_port()
+    store = c10d_rendezvous_backend._create_tcp_store(
+        parameters_at(f"127.0.0.2:{port}", is_host=1)
+    )
+    assert _answers("127.0.0.3", port)
+    assert listening_at(port).isdisjoint({"127.0.0.2"})
+    del store
+
+
+class PlainStore:
+    """A store that opens its port itself."""
+
+    def __init__(self) -> None:
+        """Take a host and a port."""
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize(
+    ("releases", "state"),
+    [(">=2.0", registry.State.DOES_NOT_FIT), ("<2.0", registry.State.APPLIED)],
+)
+def test_a_torch_whose_stores_take_no_socket(
+    releases: str, state: registry.State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that should, and one that nobody expects to."""
+    none = capabilities.Capability(releases, present=False)
+    monkeypatch.setattr(capabilities, "LISTENING_SOCKET", none)
+    modules = (c10d_rendezvous_backend, static_tcp_rendezvous)
+    for module in modules:
+        monkeypatch.setattr(module, "TCPStore", PlainStore)
+    server = vars(Handler).get("_create_tcp_store_server")
+    monkeypatch.setattr(registry, "PATCHES", (bind_store,))
+    (outcome,) = registry.apply_patches(make_plan())
+    assert outcome.state is state
+    for module in modules:
+        replaced = vars(module)["TCPStore"] is not PlainStore
+        assert replaced is (state is registry.State.APPLIED)
+    assert vars(Handler).get("_create_tcp_store_server") is server
+
+
+@needs_listening
+@pytest.mark.usefixtures("torch_again", "quick")
+@pytest.mark.parametrize(
+    ("address", "other"), [("127.0.0.2", "127.0.0.3"), ("::1", "127.0.0.1")]
+)
+def test_all_stores_listen_on_one_address(address: str, other: str) -> None:
+    if not _usable(address):
+        pytest.skip(f"this machine has no {address}")
+    port = free_port(address)
+    patch_all(address=address, listen=(address, port))
+    host = f"[{address}]" if ":" in address else address
+    parameters = parameters_at(f"{host}:{port}", is_host=1)
+    parameters.local_addr = address
+    backend, store = c10d_rendezvous_backend.create_backend(parameters)
+    handler = dynamic_rendezvous.create_handler(store, backend, parameters)
+    try:
+        answer = handler.next_rendezvous()
+        assert store.port == port
+        ports = [store.port]
+        if capabilities.SHARED_STORE.present:
+            info = answer.bootstrap_store_info
+            assert info.master_addr == address
+            ports.append(info.master_port)
+        for found in ports:
+            assert listening_at(found) == {address}
+            assert _answers(address, found)
+            assert not _answers(other, found)
+        workers = dist.TCPStore(address, ports[-1], is_master=False)
+        workers.set("key", "value")
+        assert workers.get("key") == b"value"
+    finally:
+        handler.shutdown()
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_client_that_comes_first_waits_quietly(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    patch_all(node_rank=1)
+    port = free_port("127.0.0.2")
+    stores: list[Any] = []
+
+    def connect() -> None:
+        parameters = parameters_at(f"127.0.0.2:{port}", is_host=0, read_timeout=30)
+        stores.append(c10d_rendezvous_backend._create_tcp_store(parameters))
+        stores[0].set("key", "value")
+
+    client = threading.Thread(target=connect, daemon=True)
+    client.start()
+    client.join(2)
+    assert client.is_alive()
+    assert stores == []
+    server = c10d_rendezvous_backend._create_tcp_store(
+        parameters_at(f"127.0.0.2:{port}", is_host=1)
+    )
+    client.join(10)
+    assert not client.is_alive()
+    assert server.get("key") == b"value"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_client_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
+    registry.apply_patches(make_plan(endpoint="jwb0001i:23456", node_rank=1))
+    port = free_port("127.0.0.2")
+    start = time.monotonic()
+    with pytest.raises(RendezvousConnectionError) as caught:
+        c10d_rendezvous_backend._create_tcp_store(
+            parameters_at(f"127.0.0.2:{port}", is_host=0, read_timeout=1)
+        )
+    assert 1 <= time.monotonic() - start < 3
+    start = "HPC082 the head node did not answer at jwb0001i:23456 (127.0.0.2) within"
+    assert str(caught.value).startswith(f"{start} 1 s (read_timeout): ")
+    assert "refused" in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as holder:
+        port = holder.getsockname()[1]
+        registry.apply_patches(make_plan(listen=("127.0.0.2", port)))
+        with pytest.raises(LaunchError) as caught:
+            c10d_rendezvous_backend._create_tcp_store(
+                parameters_at(f"127.0.0.2:{port}", is_host=1)
+            )
+    assert caught.value.code == "HPC081"
+    name = psutil.Process().name()
+    for expected in ("127.0.0.2", str(port), f"{name} (pid {os.getpid()}"):
+        assert expected in str(caught.value)
+
+
+@pytest.mark.usefixtures("torch_again", "soon")
+@pytest.mark.parametrize(
+    ("head", "node_rank", "reports"),
+    [(0, 1, 1), (0, 2, 0), (1, 0, 1), (1, 2, 0), (None, 1, 1)],
+)
+def test_a_client_says_for_what_it_waits(
+    head: int | None, node_rank: int, reports: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One node reports for all: they wait for the same."""
+    patch_all(node_rank=node_rank, head=head, endpoint="jwb0001i:1")
+    endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
+    with pytest.raises(RendezvousConnectionError):
+        c10d_rendezvous_backend._create_tcp_store(
+            parameters_at(endpoint, is_host=0, read_timeout=1)
+        )
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == reports
+    for line in lines:
+        start = "torchrun_hpc: HPC083 waiting for the head node at jwb0001i:1"
+        assert line.startswith(f"{start} (127.0.0.2) for 0 s: ")
+
+
+WAITING = """
+import sys
+from torch.distributed.elastic.rendezvous import (
+    RendezvousParameters, c10d_rendezvous_backend,
+)
+
+from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.planning.mode import Mode
+
+plan = LaunchPlan(
+    mode=Mode.SEVERAL_NODES,
+    world=World(2, 1, 1, report_rank=1),
+    rendezvous=Rendezvous("c10d", "head:1", local_address="127.0.0.2"),
+)
+assert registry.left_out(registry.apply_patches(plan)) == []
+print("waiting", flush=True)
+c10d_rendezvous_backend.create_backend(
+    RendezvousParameters("c10d", sys.argv[1], "test", 2, 2, is_host=0)
+)
+"""
+
+
+# Behind SIGINT Python takes torch apart, which takes a second of its own.
+@pytest.mark.parametrize(("number", "limit"), [(signal.SIGTERM, 1), (signal.SIGINT, 5)])
+def test_a_signal_ends_the_waiting(number: int, limit: float) -> None:
+    endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, endpoint],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environ(),
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.send_signal(number)
+            start = time.monotonic()
+            process.wait(timeout=10)
+            assert time.monotonic() - start < limit
+            assert process.returncode == -number
+        finally:
+            end_group(process.pid)

@@ -1,0 +1,103 @@
+"""A worker ends when its agent ends."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from inside_torch import make_plan
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+
+from torchrun_hpc.torch_compat.patches import (
+    parent_death_signal,
+    replacing,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+Multiprocessing: Any = multiprocessing_api
+SubprocessHandler = Multiprocessing.SubprocessHandler
+
+
+def test_an_agent_that_has_ended_before_the_worker_could_ask() -> None:
+    called: list[int] = []
+    tie = parent_death_signal._before_exec(
+        lambda *args: called.append(args[0]) or 0, os.getpid()
+    )
+    child = os.fork()
+    if child == 0:  # its parent is the agent
+        tie()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    child = os.fork()
+    if child == 0:
+        parent_death_signal._before_exec(lambda *_: 0, -1)()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_program_that_is_missing(tmp_path: Path) -> None:
+    """The error that the agent reports is the same as without the patch."""
+    errors = []
+    given: dict[str, Any] = {"args": (), "env": {}, "local_rank_id": 0}
+    given["entrypoint"] = str(tmp_path / "missing")
+    names = list(inspect.signature(SubprocessHandler).parameters)
+    for applied in ((), (parent_death_signal,)):
+        for patch in applied:
+            patch.apply(make_plan())
+        with pytest.raises(FileNotFoundError) as caught:
+            SubprocessHandler(**{name: given.get(name) for name in names})
+        errors.append((caught.value.errno, caught.value.filename, str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+HOMES = {
+    "by name": {"Popen": subprocess.Popen},
+    "by module": {"subprocess": subprocess},
+}
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize("home", HOMES)
+def test_workers_are_tied_wherever_torch_starts_them(
+    home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older ones ask the module, which all others keep as it is."""
+    module: Any = types.ModuleType("home")
+    vars(module).update(HOMES[home])
+
+    class Handler:
+        def _popen(self, args: Any, env: Any) -> Any:
+            if home == "by name":
+                return module.Popen(args, env=env)
+            return module.subprocess.Popen(args, env=env)
+
+    Handler.__module__ = module.__name__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(multiprocessing_api, "SubprocessHandler", Handler)
+    before, real = dict(vars(module)), subprocess.Popen
+    assert parent_death_signal.fits()
+    parent_death_signal.apply(make_plan())
+    options: list[Any] = []
+    kept = parent_death_signal._before_exec
+    monkeypatch.setattr(
+        parent_death_signal,
+        "_before_exec",
+        lambda prctl, pid: options.append(pid) or kept(prctl, pid),
+    )
+    child = Handler()._popen([sys.executable, "-S", "-c", ""], dict(os.environ))
+    assert child.wait() == 0
+    assert options == [os.getpid()]
+    assert subprocess.Popen is real
+    if home == "by module":
+        assert module.subprocess.TimeoutExpired is subprocess.TimeoutExpired
+    replacing.restore()
+    assert vars(module) == before
