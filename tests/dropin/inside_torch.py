@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest

@@ -46,8 +46,9 @@ from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from collections.abc import Callable, Iterator
+
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 HERE = "127.0.0.2"
 
@@ -284,8 +285,8 @@ def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
 def test_node_0_need_not_run_the_coordinator(job: Job) -> None:
     listen = (HERE, job.ports[0])
     made = [
-        job.handler(0, is_coordinator=False, listen=None, head=1),
-        job.handler(1, is_coordinator=True, listen=listen, head=1),
+        job.handler(0, is_coordinator=False, listen=None, coordinator=1),
+        job.handler(1, is_coordinator=True, listen=listen, coordinator=1),
     ]
     given = _together(*(each.next_rendezvous for each in made))
     assert [_answer(each)[1] for each in given] == [0, 1]

@@ -9,7 +9,7 @@ import pytest
 from inside_torch import PLACES
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import intervals
 from torchrun_hpc.torch_compat.patches import replacing
 
 if TYPE_CHECKING:
@@ -43,5 +43,5 @@ SOON = 0.3
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report a wait within the patience of a test."""
-    monkeypatch.setattr(report, "FIRST_REPORT", SOON)
-    monkeypatch.setattr(report, "NEXT_REPORT", 60.0)
+    monkeypatch.setattr(intervals, "FIRST_REPORT", SOON)
+    monkeypatch.setattr(intervals, "NEXT_REPORT", 60.0)

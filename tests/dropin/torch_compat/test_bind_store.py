@@ -149,7 +149,7 @@ def test_all_stores_listen_on_one_address(address: str, other: str) -> None:
     if not _usable(address):
         pytest.skip(f"this machine has no {address}")
     port = free_port(address)
-    patch_all(address=address, listen=(address, port))
+    patch_all(local_address=address, listen=(address, port))
     host = f"[{address}]" if ":" in address else address
     parameters = parameters_at(f"{host}:{port}", is_host=1)
     parameters.local_addr = address

@@ -24,8 +24,14 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 import torchrun_hpc
+from torchrun_hpc.commandline import torchrun_parser
+from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import agent
+from torchrun_hpc.launching import start
+from torchrun_hpc.launching.agent import AgentStarter
+from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.main import plan_of
+from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
 from torchrun_hpc.torch_compat.patches import registry
@@ -367,11 +373,15 @@ def _warned(
     monkeypatch.setattr(capabilities, "LISTENING_SOCKET", some)
     messages: list[Any] = []
     monkeypatch.setattr(
-        agent.report, "line", lambda message, *_: messages.append(message)
+        start.report, "line", lambda message, *_: messages.append(message)
     )
-    args, explicit = agent.torchrun_parser.parse([*options, "train.py"], os.environ)
-    _, plan = agent._plan(args, explicit, None, "command")
-    agent._announce(replace(plan, nodes=nodes), ())
+    args, explicit = torchrun_parser.parse([*options, "train.py"], os.environ)
+    seen = preflight("command")
+    starter = AgentStarter(seen, args, explicit)
+    mode = choose_mode(seen, CommandLine(explicit))
+    _, plan = plan_of(mode, seen, starter)
+    plan = replace(plan, world=replace(plan.world, nodes=nodes))
+    start._announce(plan, *starter.findings(plan))
     return [message.code for message in messages[1:]]
 
 

@@ -56,7 +56,7 @@ def test_stock_keeps_the_store_of_dead_workers() -> None:
 @pytest.mark.parametrize("address", [None, "127.0.0.1"])
 def test_every_round_has_a_store_of_its_own(address: str | None) -> None:
     """With the stores opened by torch, and with those opened on one address."""
-    patch_all(address=address)
+    patch_all(local_address=address)
     seen: list[Any] = []
     port = _two_rounds(seen)
     assert len({port, seen[0][0], seen[1][0]}) == 3

@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous import (
     dynamic_rendezvous,
 )
 
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.torch_compat.patches import (
     registry,
 )
@@ -74,7 +75,8 @@ def test_the_original_is_asked_for_the_rest() -> None:
 
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
-    "values", [{"backend": "static"}, {"hosts": ()}, {"nodes": 1, "hosts": ("n9",)}]
+    "values",
+    [{"backend": "static"}, {"mode": Mode.AS_TYPED}, {"mode": Mode.ONE_NODE}],
 )
 def test_nodes_that_are_not_to_be_ranked_are_left_alone(values: dict[str, Any]) -> None:
     before = Handler._node_desc_generator

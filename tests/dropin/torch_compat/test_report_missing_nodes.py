@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import (
     dynamic_rendezvous,
 )
 
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import intervals
 
 SOON = 0.3
 ENDED = 3.0  # the report_missing_nodes, which is to last for one second
@@ -38,7 +38,7 @@ def test_node_0_says_that_it_waits_for_others(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(report, "FIRST_REPORT", first_report)
+    monkeypatch.setattr(intervals, "FIRST_REPORT", first_report)
     patch_all(**values)
     parameters = parameters_at(
         f"127.0.0.2:{free_port('127.0.0.2')}", is_host=1, nodes=2, join_timeout=1
