@@ -32,7 +32,7 @@ from testbed import Cluster
 
 from torchrun_hpc.planning import endpoints
 from torchrun_hpc.rendezvous import server
-from torchrun_hpc.reporting.report import PREFIX
+from torchrun_hpc.reporting.console import PREFIX
 
 SCRIPT = str(SCRIPTS / "training.py")
 PAGE = ROOT / "docs" / "faults.md"

@@ -535,7 +535,7 @@ def test_plain_command_has_what_was_derived() -> None:
     options = {
         **explicit,
         "rdzv_id": Setting("19.0", ""),
-        "standalone": Setting(False, ""),
+        "standalone": Setting(value=False, source=""),
     }
     assert torchrun_parser.plain_command(args, options) == [
         *("torchrun", "--nnodes=2", "--rdzv_id=19.0"),

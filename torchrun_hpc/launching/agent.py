@@ -23,7 +23,7 @@ from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching import abort, debug, direct, dry_run, exit_status, signals
 from torchrun_hpc.launching.abort import Known
-from torchrun_hpc.planning import endpoints, plan
+from torchrun_hpc.planning import plan
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
 from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.reporting import description, report, streams
@@ -225,7 +225,7 @@ def _check_port(made: LaunchPlan) -> None:
         raise LaunchError(
             "HPC055",
             f"port {port} on {address} cannot be used: {problem}. Type another "
-            f"port: --rdzv_endpoint={endpoints.join_endpoint(address, 'PORT')}",
+            f"port: --rdzv_endpoint={network.join_endpoint(address, 'PORT')}",
         )
 
 

@@ -177,7 +177,7 @@ def make_plan(inputs: Inputs, job: Job) -> LaunchPlan:
         host, port, _ = endpoints.explicit_endpoint(
             inputs, plan.LOOPBACK, endpoints.port_of(job.launch_id)
         )
-        endpoint, address = endpoints.join_endpoint(host, port), host
+        endpoint, address = network.join_endpoint(host, port), host
         source = "one node"
     else:
         meeting = endpoints.endpoint_of(inputs, job)
@@ -256,7 +256,7 @@ def _master(inputs: Inputs, job: Job) -> tuple[Setting | None, tuple[Message, ..
         address = job.nodes[0] if len(job.nodes) > 1 else plan.LOOPBACK
     if not address or (source == endpoints.MASTER_PORT and not job.is_ranked):
         return None, ()  # only the launcher knows where rank 0 is
-    where = endpoints.join_endpoint(address, port)
+    where = network.join_endpoint(address, port)
     return Setting(where, source), ()
 
 
@@ -271,7 +271,7 @@ def _is_first_node(inputs: Inputs, job: Job, address: str) -> bool:
     if any(_is_named(address, name) for name in names):
         return True
     # Only the node itself knows that of a number; rank 0 will see.
-    return bool(endpoints.is_number(address) and inputs.network.addresses_of(address))
+    return bool(network.is_number(address) and inputs.network.addresses_of(address))
 
 
 def _is_named(address: str, node: str) -> bool:
@@ -416,7 +416,7 @@ def set_up(job: Job | None, hostname: str, command: str) -> dict[str, str]:
         port = str(network.free_port(plan.LOOPBACK))
         made = replace(
             made,
-            endpoint=endpoints.join_endpoint(plan.LOOPBACK, port),
+            endpoint=network.join_endpoint(plan.LOOPBACK, port),
             environment={
                 **made.environment,
                 endpoints.MASTER_PORT: Setting(port, "alone"),
@@ -501,7 +501,7 @@ def _check_port(made: LaunchPlan) -> None:
     if made.listen is None:
         return
     address, port = made.listen
-    problem = endpoints.is_number(address) and network.port_problem(address, port)
+    problem = network.is_number(address) and network.port_problem(address, port)
     if problem:
         raise LaunchError(
             "HPC132",

@@ -80,7 +80,7 @@ def print_dry_run(
     if not plan.is_reporter:
         return True
     nodes = [found[rank] for rank in sorted(found)]
-    nodes[0]["plan"]["advice"] += description.said(_disagreement(found, plan))
+    nodes[0]["plan"]["advice"] += description.as_data(_disagreement(found, plan))
     report.print_dry_run(args.hpc_dry_run, nodes, missing, limit)
     return not missing
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.network import is_number, join_endpoint
 from torchrun_hpc.schedulers.job import same_host
 from torchrun_hpc.setting import Setting
 
@@ -453,17 +454,3 @@ def split_endpoint(explicit: Setting) -> tuple[str, int | None]:
         "port up to 65535)",
         everywhere=True,
     )
-
-
-def join_endpoint(host: str, port: int | str) -> str:
-    """Write ``host:port``, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_number(host: str) -> bool:
-    """Say whether a host is given as an address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message, choices, count
+from torchrun_hpc.network import join_endpoint
 from torchrun_hpc.planning import endpoints, network_env, resources
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC, Inputs
 from torchrun_hpc.schedulers.job import Job, LaunchContext
@@ -476,7 +477,7 @@ def _as_explicit(inputs: Inputs, nodes: int) -> LaunchPlan:
         is_host = inputs.network.local_address(host) is not None
         if backend == C10D:
             options = _explicit_c10d(inputs, own, host)
-    where = endpoints.join_endpoint(host, port)
+    where = join_endpoint(host, port)
     listen = inputs.network.own_address(host) if "rdzv_conf" in options else None
     environment = network_env.network(replace(inputs, site=None), own)
     rank = inputs.explicit("node_rank") or 0
@@ -615,7 +616,7 @@ def _many_nodes(inputs: Inputs, job: Job) -> LaunchPlan:
     source = job.provenance.get("node_rank", job.provenance["nodes"])
     options["node_rank"] = Setting(node_rank, source)
     if meets_here:
-        connect_host = endpoints.join_endpoint(here.connect_host, here.port)
+        connect_host = join_endpoint(here.connect_host, here.port)
         source = endpoint_source(inputs, job, endpoint, here)
         options["rdzv_endpoint"] = Setting(connect_host, source)
     if inputs.is_c10d:

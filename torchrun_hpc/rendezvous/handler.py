@@ -23,7 +23,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torchrun_hpc import __version__
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.network import port_holder
+from torchrun_hpc.network import join_endpoint, port_holder
 from torchrun_hpc.planning import endpoints
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.planning.plan import nested
@@ -305,7 +305,7 @@ class SchedulerRendezvous(RendezvousHandler):
             "HPC111",
             f"cannot listen on {where}: {listed}{holder}. Type another "
             "port: --rdzv_endpoint="
-            f"{endpoints.join_endpoint(self._plan.connect_host, 'PORT')}",
+            f"{join_endpoint(self._plan.connect_host, 'PORT')}",
         )
 
     def _check_no_other_head(self, ports: Sequence[int]) -> None:
@@ -556,7 +556,7 @@ def _text(value: str | bytes) -> str:
 
 def _refusal(refused: Refused, plan: LaunchPlan, terms: Settings) -> LaunchError:
     """Say why the head did not let this agent in."""
-    where = endpoints.join_endpoint(plan.connect_host, refused.port)
+    where = join_endpoint(plan.connect_host, refused.port)
     head = f"the head node at {where}"
     value = refused.value
     run_id = value if refused.reason is Refusal.RUN_ID else terms.run_id

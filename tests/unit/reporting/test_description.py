@@ -183,8 +183,8 @@ def test_keys_are_those_of_the_types(name):
     ]
     said = [x for kind in ("notes", "advice", "warnings") for x in found["plan"][kind]]
     assert sourced
-    assert all(set(value) == keys(description.Sourced) for value in sourced)
-    assert all(set(message) == keys(description.Said) for message in said)
+    assert all(set(value) == keys(description.DescribedSetting) for value in sourced)
+    assert all(set(message) == keys(description.DescribedMessage) for message in said)
     assert [set(patch) for patch in found["patches"]] == [
         keys(description.DescribedPatch)
     ]
@@ -321,6 +321,6 @@ def test_one_line_for_each_export_and_one_for_the_command():
 
 
 def test_values_that_are_no_text_are_written_as_text():
-    assert description._sourced(
+    assert description._settings(
         {"standalone": Setting(value=True, source="one node")}
     ) == {"standalone": {"value": "True", "source": "one node"}}
