@@ -30,7 +30,7 @@ def test_every_line_names_host_and_rank(unpadded: Cluster, how: str) -> None:
         own = [line for line in said if line.startswith(f"{host} node {rank}: ")]
         for part in (
             "launcher/api.py",
-            "rendezvous/member.py",
+            "rendezvous/client.py",
             "TCPStore",
             "socket.cpp",
         ):
