@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
+from commands import HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
 from testbed import Cluster
 
 from torchrun_hpc.planning import endpoints

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
     ONE_TASK,
@@ -24,8 +24,8 @@ from launching import (
     STOCK,
     WORLD,
     column,
+    read_workers,
     require,
-    workers,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_ranks_follow_the_names_and_the_address_is_on_the_endpoints_network(
         env=GLOO | patched,
     )
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
+    assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", "n10", "10.20.0.1"),
         ("2", "n11", "10.20.0.1"),
@@ -112,7 +112,7 @@ def test_torchrun_hpc_works_with_it(unpadded: Cluster, patched: dict[str, str]) 
     done = unpadded.srun("-N3", ONE_TASK, KILL, *command, env=ENVIRON | patched)
     assert done.returncode == 0, done.stderr
     assert re.findall("HPC...", done.stderr) == ["HPC001"]
-    assert column(workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
+    assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", "n10", "10.20.0.1"),
         ("2", "n11", "10.20.0.1"),
@@ -127,7 +127,7 @@ def test_a_typed_address_wins(unpadded: Cluster, patched: dict[str, str]) -> Non
         env=GLOO | patched,
     )
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "host", "MASTER_ADDR") == [
+    assert column(read_workers(done), "host", "MASTER_ADDR") == [
         (host, "n9") for host in unpadded.names
     ]
 
@@ -142,7 +142,7 @@ def test_one_node_stays_by_itself(patched: dict[str, str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "MASTER_ADDR", "RANK") == [
+    assert column(read_workers(done), "MASTER_ADDR", "RANK") == [
         ("127.0.0.1", "0"),
         ("127.0.0.1", "1"),
     ]

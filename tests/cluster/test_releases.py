@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
     ONE_TASK,
@@ -17,7 +17,7 @@ from launching import (
     WORLD,
     column,
     own_lines,
-    workers,
+    read_workers,
 )
 from test_rendezvous import LATE, SOON, step
 
@@ -48,9 +48,9 @@ def world(unpadded: Cluster, rendezvous: str) -> subprocess.CompletedProcess[str
 @pytest.mark.release("ranks")
 def test_ranks(world: subprocess.CompletedProcess[str]) -> None:
     assert world.returncode == 0, world.stderr
-    said = workers(world)
+    seen = read_workers(world)
     names = ("RANK", "host", "GROUP_RANK", "SLURM_NODEID", "LOCAL_RANK", "WORLD_SIZE")
-    assert column(said, *names) == [
+    assert column(seen, *names) == [
         (str(2 * node + local), name, str(node), str(node), str(local), "6")
         for node, name in enumerate(NAMES)
         for local in range(2)
@@ -62,9 +62,9 @@ def test_the_master_address_is_a_number_of_the_fast_network(
     world: subprocess.CompletedProcess[str],
 ) -> None:
     assert world.returncode == 0, world.stderr
-    said = workers(world)
-    assert column(said, "MASTER_ADDR") == [("10.20.0.1",)] * 6
-    assert len({worker["MASTER_PORT"] for worker in said}) == 1
+    seen = read_workers(world)
+    assert column(seen, "MASTER_ADDR") == [("10.20.0.1",)] * 6
+    assert len({worker["MASTER_PORT"] for worker in seen}) == 1
 
 
 @pytest.mark.release("interfaces")
@@ -72,7 +72,7 @@ def test_interfaces(world: subprocess.CompletedProcess[str]) -> None:
     """NCCL prefers ib0 by itself."""
     assert world.returncode == 0, world.stderr
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    assert column(workers(world), *names) == [("ib0", "")] * 6
+    assert column(read_workers(world), *names) == [("ib0", "")] * 6
 
 
 @pytest.mark.release("elastic")
@@ -85,7 +85,7 @@ def test_an_elastic_range(unpadded: Cluster) -> None:
         done = unpadded.srun(*places, ONE_TASK, *HPC, *options, WORLD, env=ENVIRON)
         assert done.returncode == 0, done.stderr
         address = f"10.10.0.{1 + NAMES.index(nodes[0])}"
-        assert column(workers(done), "RANK", "host", "MASTER_ADDR") == [
+        assert column(read_workers(done), "RANK", "host", "MASTER_ADDR") == [
             (str(rank), name, address) for rank, name in enumerate(nodes)
         ]
 
@@ -109,7 +109,7 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
     finally:
         unpadded.end(first)
     assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
-    assert column(workers(out + second.stdout), "RANK", "host", "MASTER_ADDR") == [
+    assert column(read_workers(out + second.stdout), "RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", host, "10.20.0.1"),
     ]
@@ -128,8 +128,8 @@ def test_a_program_in_the_store_of_torchs_rendezvous(
     spoil = (sys.executable, str(SCRIPTS / "spoil.py"), "torch.rendezvous.7")
     command = LATE.format(node=2) + " ".join([*HPC, *options, WORLD])
     with step(unpadded, "sh", "-c", command) as job:
-        said = job.says(r"rendezvous at n9:\d+")
-        (port,) = re.findall(r"rendezvous at n9:(\d+)", said)
+        seen = job.says(r"rendezvous at n9:\d+")
+        (port,) = re.findall(r"rendezvous at n9:(\d+)", seen)
         time.sleep(2)
         unpadded.run([*spoil, "10.10.0.1", port, marker], env=ENVIRON, check=True)
         for host in "n9", "n10":

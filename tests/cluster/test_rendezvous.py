@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
     ONE_TASK,
@@ -22,7 +22,7 @@ from launching import (
     column,
     lines,
     own_lines,
-    workers,
+    read_workers,
 )
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def test_different_numbers_of_workers_and_sites(unpadded: Cluster) -> None:
         "on n9 (node 0), n10 (node 1); derecho on n11 (node 2). Type "
         "--hpc-site=derecho, or "
     ) in warning
-    assert column(workers(done), "RANK", "GROUP_RANK", "WORLD_SIZE") == [
+    assert column(read_workers(done), "RANK", "GROUP_RANK", "WORLD_SIZE") == [
         (str(rank), group, "6") for rank, group in enumerate("011222")
     ]
 
@@ -278,7 +278,7 @@ def test_ten_jobs_on_the_same_nodes(unpadded: Cluster) -> None:
         for job in jobs:
             output, _ = job.communicate(timeout=110)
             assert job.returncode == 0, output
-            assert len(workers(output)) == 2
+            assert len(read_workers(output)) == 2
     finally:
         for job in jobs:
             unpadded.end(job)
@@ -371,6 +371,6 @@ def test_the_name_server_is_not_asked_for_peers(
     finally:
         unpadded.end(server)
     assert done.returncode == 0, done.stderr
-    assert len(workers(done)) == 3
+    assert len(read_workers(done)) == 3
     asked = [name for name in notes.read_text().splitlines() if name.endswith(".arpa")]
     assert len(asked) <= 1 if launcher == "ours" else len(asked) >= 3, asked

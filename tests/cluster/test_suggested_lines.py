@@ -10,8 +10,8 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
+from commands import ENVIRON, HPC, SCRIPTS, WORLD, column, read_workers
 from launchers import INTELMPI, MPICH_4, OPENMPI, OPENMPI_4, OPENMPI_5, Launcher
-from launching import ENVIRON, HPC, SCRIPTS, WORLD, column, workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,11 +29,11 @@ HET = "#SBATCH -N1 -n2\n#SBATCH hetjob\n#SBATCH -N2 -n4\n"
 
 def check(output: str, hosts: tuple[str, ...] = HOSTS, each: int = 1) -> None:
     """One world, with as many workers on each of the hosts."""
-    said = workers(output)
-    assert column(said, "host", "WORLD_SIZE") == [
+    seen = read_workers(output)
+    assert column(seen, "host", "WORLD_SIZE") == [
         (host, str(len(hosts) * each)) for host in hosts for _ in range(each)
     ], output
-    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in said}) == 1
+    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 1
 
 
 @pytest.mark.parametrize(

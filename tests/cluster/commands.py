@@ -38,16 +38,18 @@ def require(reason: str | None) -> None:
     pytest.skip(reason)
 
 
-def workers(output: str | subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """Return what the workers of scripts/world.py said, in the order of their ranks."""
+def read_workers(
+    output: str | subprocess.CompletedProcess[str],
+) -> list[dict[str, Any]]:
+    """Return what the workers of scripts/world.py printed, in the order of their ranks."""
     text = output if isinstance(output, str) else output.stdout
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda worker: int(worker["RANK"]))
 
 
-def column(said: list[dict[str, Any]], *names: str) -> list[tuple[str, ...]]:
+def column(seen: list[dict[str, Any]], *names: str) -> list[tuple[str, ...]]:
     """Return some values of each worker, an empty text for one that is not set."""
-    return [tuple(worker.get(name, "") for name in names) for worker in said]
+    return [tuple(worker.get(name, "") for name in names) for worker in seen]
 
 
 def own_lines(stderr: str) -> list[str]:
