@@ -122,20 +122,6 @@ def _is_reachable(address: Address) -> bool:
     )
 
 
-def join_endpoint(host: str, port: int | str) -> str:
-    """Write ``host:port``, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_number(host: str) -> bool:
-    """Say whether a host is given as an address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def this_node() -> Network:
     """Describe the network of the node that this process runs on.
 
@@ -303,3 +289,17 @@ def port_holder(port: int) -> str:
             except psutil.Error:
                 continue
     return "a program of another user"
+
+
+def join_endpoint(host: str, port: int | str) -> str:
+    """Write ``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_number(host: str) -> bool:
+    """Say whether a host is given as an address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, choices
-from torchrun_hpc.launching.debug import VARIABLES as DEBUGGING
+from torchrun_hpc.planning.debug_env import VARIABLES as DEBUGGING
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:

@@ -22,11 +22,12 @@ def test_each_line_of_stderr_has_a_name_and_the_users_variables_stay(rank, name)
     program = f"""
 import os, subprocess
 from torchrun_hpc.launching import debug
+from torchrun_hpc.planning.debug_env import VARIABLES
 environ = {{"PET_HPC_DEBUG": "2", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": ""}}
 assert not debug.is_on()
 debug.switch_on(environ, "n1.net", {rank})
 assert debug.is_on()
-assert environ == debug.VARIABLES | {{"TORCH_CPP_LOG_LEVEL": "ERROR"}}
+assert environ == VARIABLES | {{"TORCH_CPP_LOG_LEVEL": "ERROR"}}
 subprocess.run("echo one >&2; echo two >&2", shell=True)
 """
     done = subprocess.run(
