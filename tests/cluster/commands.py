@@ -41,7 +41,7 @@ def require(reason: str | None) -> None:
 def read_workers(
     output: str | subprocess.CompletedProcess[str],
 ) -> list[dict[str, Any]]:
-    """Return what the workers of scripts/world.py printed, in the order of their ranks."""
+    """Return what the workers of scripts/world.py printed, by rank."""
     text = output if isinstance(output, str) else output.stdout
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda worker: int(worker["RANK"]))

@@ -1,4 +1,4 @@
-"""CPUs and GPUs as Slurm really gives them: what the launcher says, and what mends it."""
+"""CPUs and GPUs as Slurm really gives them: what is warned of, and what mends it."""
 
 from __future__ import annotations
 

@@ -91,10 +91,10 @@ def worker():
 def agent():
     """Let this process be an agent."""
     before = {number: signal.getsignal(number) for number in signals.FORWARDED}
-    made = signals._Forwarder()
-    made.install()
-    yield made
-    made.uninstall()
+    forwarder = signals._Forwarder()
+    forwarder.install()
+    yield forwarder
+    forwarder.uninstall()
     assert {n: signal.getsignal(n) for n in signals.FORWARDED} == before
 
 
@@ -265,13 +265,13 @@ def test_one_that_never_catches_it_is_named_once(agent, worker, monkeypatch, cap
 # --- whether the workers had it -------------------------------------------------------
 
 
-def canary_of(agent):
-    return agent._canary.pid
+def probe_of(agent):
+    return agent._probe.pid
 
 
 def direct(agent, *workers, number=USR1):
     """Signal as Slurm does where it signals all descendants of a task."""
-    for pid in os.getpid(), *(worker.pid for worker in workers), canary_of(agent):
+    for pid in os.getpid(), *(worker.pid for worker in workers), probe_of(agent):
         os.kill(pid, number)
 
 
@@ -280,7 +280,7 @@ def test_the_workers_are_signalled_a_moment_later(agent, worker):
     agent.begin(scheduled=True)
     send()
     said = forward(agent, one, seconds=0.1)[0]
-    for pid in one.pid, canary_of(agent):
+    for pid in one.pid, probe_of(agent):
         os.kill(pid, USR1)
     assert said + forward(agent, one)[0] == ["SIGUSR1"]
 
@@ -328,7 +328,7 @@ def test_workers_that_came_later_have_not_had_it(agent, worker):
 
 def test_no_process_beside_the_workers_without_a_scheduler(agent, worker):
     agent.begin(scheduled=False)
-    assert agent._canary is None
+    assert agent._probe is None
     one = worker()
     send()
     assert forward(agent, one, seconds=0.1) == [["SIGUSR1"]]
@@ -338,7 +338,7 @@ def test_a_machine_without_the_program(agent, worker, monkeypatch):
     one = worker()
     monkeypatch.setenv("PATH", "")
     agent.begin(scheduled=True)
-    assert agent._canary is None
+    assert agent._probe is None
     send()
     assert forward(agent, one) == [["SIGUSR1"]]
 
@@ -346,25 +346,25 @@ def test_a_machine_without_the_program(agent, worker, monkeypatch):
 def test_one_that_is_killed_is_replaced(agent, worker):
     one = worker()
     agent.begin(scheduled=True)
-    before = canary_of(agent)
+    before = probe_of(agent)
     os.kill(before, signal.SIGKILL)
     send()
     assert forward(agent, one) == [["SIGUSR1"]]
-    assert canary_of(agent) != before
+    assert probe_of(agent) != before
     direct(agent, one)
     assert forward(agent, one) == [["SIGUSR1"]]
 
 
 def test_it_takes_no_signal_and_has_nothing_of_the_agent(agent):
     agent.begin(scheduled=True)
-    process = Path(f"/proc/{canary_of(agent)}")
+    process = Path(f"/proc/{probe_of(agent)}")
     for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
-        os.kill(canary_of(agent), number)
+        os.kill(probe_of(agent), number)
     time.sleep(0.1)
-    assert agent._canary.poll() is None
+    assert agent._probe.poll() is None
     assert (process / "cwd").readlink() == Path("/")
     assert [(process / f"fd/{fd}").readlink().name for fd in (1, 2)] == ["null"] * 2
-    assert os.getsid(canary_of(agent)) == canary_of(agent)
+    assert os.getsid(probe_of(agent)) == probe_of(agent)
     # The mask is not ours.
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
@@ -374,7 +374,7 @@ import time
 from torchrun_hpc.launching import signals
 signals.install()
 signals.begin(scheduled=True)
-print(signals._forwarder._canary.pid, flush=True)
+print(signals._forwarder._probe.pid, flush=True)
 time.sleep(60)
 """
 
@@ -383,11 +383,11 @@ def test_it_ends_with_an_agent_that_is_killed():
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True
     ) as process:
-        canary = Path(f"/proc/{int(process.stdout.readline())}")
-        assert canary.exists()
+        probe = Path(f"/proc/{int(process.stdout.readline())}")
+        assert probe.exists()
         process.kill()
     end = time.monotonic() + 5
-    while canary.exists() and "State:\tZ" not in (canary / "status").read_text():
+    while probe.exists() and "State:\tZ" not in (probe / "status").read_text():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -402,25 +402,25 @@ def theirs(_number, _frame):
 @pytest.mark.parametrize("handler", [theirs, signal.SIG_IGN])
 def test_handlers_of_others_stay(handler):
     before = signal.signal(USR1, handler)
-    made = signals._Forwarder()
+    forwarder = signals._Forwarder()
     try:
-        made.install()
+        forwarder.install()
         assert signal.getsignal(USR1) is handler
-        made.leave_to_torch(["SIGUSR1"])
-        made.uninstall()
+        forwarder.leave_to_torch(["SIGUSR1"])
+        forwarder.uninstall()
         assert signal.getsignal(USR1) is handler
     finally:
         signal.signal(USR1, before)
 
 
 def test_a_thread_installs_none():
-    made = signals._Forwarder()
-    thread = threading.Thread(target=made.install)
+    forwarder = signals._Forwarder()
+    thread = threading.Thread(target=forwarder.install)
     thread.start()
     thread.join()
     assert signal.getsignal(USR1) == signal.SIG_DFL
-    made.begin(scheduled=True)
-    assert made._canary is None
+    forwarder.begin(scheduled=True)
+    assert forwarder._probe is None
 
 
 def test_what_torch_is_to_handle(agent, worker):
