@@ -62,8 +62,6 @@ def test_an_interface_that_is_down(juelich: Cluster) -> None:
     assert done.returncode == 1
     own = [line for line in own_lines(done.stderr) if line.startswith("1: ")]
     assert "HPC165 interface ib0, which has 10.20.0.2, is down" in own[0]
-    assert own[1].endswith(
-        "for 10 s: interface ib0 of this node, with 10.20.0.2, is down"
-    )
+    assert own[1].endswith("for 10 s: interface ib0, which has 10.20.0.2, is down")
     assert "HPC112" in own[2]
     assert "port " not in own[1] + own[2]

@@ -167,7 +167,7 @@ def addresses(text):
 PATHS = {
     "unknown": ("10.20.0.9", ""),
     "none": (None, ""),
-    "down": ("10.20.0.1", "interface ib0 of this node, with 10.20.0.1, is down"),
+    "down": ("10.20.0.1", "interface ib0, which has 10.20.0.1, is down"),
     "another one is up": (
         "10.10.0.1",
         "tried from eth0 (10.10.0.1); up here, too: hsn0, hsn1",

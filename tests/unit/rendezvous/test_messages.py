@@ -125,7 +125,7 @@ def test_looking_for_the_head_is_reported_soon_by_one_node(node_rank, seconds):
 
 KILL = "srun --kill-on-bad-exit=1"
 SILENT = "port 25592: no answer to the connection"
-DOWN = "interface ib0 of this node, with 10.20.0.2, is down"
+DOWN = "interface ib0, which has 10.20.0.2, is down"
 CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
 
 
