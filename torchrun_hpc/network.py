@@ -295,7 +295,7 @@ def join_endpoint(host: str, port: int | str) -> str:
 
 
 def is_number(host: str) -> bool:
-    """Return whether a host is given as an address."""
+    """Say whether a host is given as an address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
