@@ -102,7 +102,8 @@ def test_a_module_that_decides_something_has_a_file_of_tests(name):
     *folders, last = inner.split(".")
     file = f"test_{last.strip('_')}.py"
     known = TESTED_IN.get(inner, PATCHES if "patches" in folders else "-")
-    places = (Path("unit", *folders, file), Path("dropin", file), Path(known))
+    usual = [Path("unit", *folders), Path("dropin", *folders), Path("dropin")]
+    places = [*(folder / file for folder in usual), Path(known)]
     assert [place for place in places if (TESTS / place).is_file()]
 
 
