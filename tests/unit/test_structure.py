@@ -62,6 +62,8 @@ def test_the_top_level_is_small():
     assert len(top_level(PACKAGE)) <= 13, "13 modules and folders"
 
 
+TEST_FILES = sorted(TESTS.rglob("test_*.py"))
+
 # Of those whose own file of tests has another name, or is of several modules.
 TESTED_IN = {
     "": "dropin/test_describe.py",
@@ -100,11 +102,12 @@ def test_a_module_that_decides_something_has_a_file_of_tests(name):
     if not any(isinstance(node, DECISIONS) for node in nodes):
         return
     *folders, last = inner.split(".")
-    file = f"test_{last.strip('_')}.py"
+    usual = {*(folders[:1] or ["unit"]), "dropin"}
     known = TESTED_IN.get(inner, PATCHES if "patches" in folders else "-")
-    usual = [Path("unit", *folders), Path("dropin", *folders), Path("dropin")]
-    places = [*(folder / file for folder in usual), Path(known)]
-    assert [place for place in places if (TESTS / place).is_file()]
+    file = f"test_{last.strip('_')}.py"
+    assert (TESTS / known).is_file() or usual & {
+        path.parent.name for path in TEST_FILES if path.name == file
+    }
 
 
 def names_in(tree):
