@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 WORLD = str(SCRIPTS / "world.py")
+DDP = str(ROOT / "examples" / "ddp.py")
 
 # On the hosts as a user has it: the virtual environment in front.
 BIN = Path(sys.executable).parent
@@ -27,6 +28,13 @@ STOCK = ("python", "-m", "torch.distributed.run")
 JSC = ("python", "-m", "torchrun_jsc")
 
 ONE_TASK = "--ntasks-per-node=1"
+KILL = "--kill-on-bad-exit=1"
+
+# With torchrun, what the launcher derives.
+BY_HAND = ("--nnodes=3", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
+
+# The nodes of the clusters `unpadded` and `bare`.
+NODES = ("n9", "n10", "n11")
 
 
 def require(reason: str | None) -> None:

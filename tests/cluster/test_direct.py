@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
+    DDP,
     ENVIRON,
     HPC,
     JUELICH,
-    ROOT,
     SCRIPTS,
     WORLD,
     column,
@@ -21,7 +21,6 @@ from commands import (
 if TYPE_CHECKING:
     from testbed import Cluster
 
-DDP = str(ROOT / "examples" / "ddp.py")
 TWO = ("-N2", "--ntasks-per-node=2")
 
 

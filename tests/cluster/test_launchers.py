@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
+    DDP,
     ENVIRON,
     HPC,
     JUELICH,
-    ROOT,
+    NODES,
     SCRIPTS,
     WORLD,
     column,
@@ -33,11 +34,9 @@ if TYPE_CHECKING:
 
     from testbed import Cluster
 
-HOSTS = ("n9", "n10", "n11")
 MPI = str(SCRIPTS / "mpi.py")
 # Open MPI 5 may hang where tasks end at once, whatever they are.
 LASTING = (WORLD, "--sleep", "0.5")
-DDP = str(ROOT / "examples" / "ddp.py")
 
 
 def once(launcher: Launcher, nodes: int = 3) -> list[str]:
@@ -51,7 +50,7 @@ def run(  # noqa: PLR0913
     bare: Cluster,
     launcher: Launcher,
     *words: str,
-    hosts: tuple[str, ...] = HOSTS,
+    hosts: tuple[str, ...] = NODES,
     slots: int = 2,
     on: str = "n9",
     environ: Mapping[str, str] = ENVIRON,
@@ -73,7 +72,7 @@ def test_one_task_on_each_node(bare: Cluster, launcher: Launcher) -> None:
     done = run(bare, launcher, *once(launcher), *HPC, "--nproc-per-node=2", WORLD)
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert [worker["host"] for worker in seen] == [h for h in HOSTS for _ in range(2)]
+    assert [worker["host"] for worker in seen] == [h for h in NODES for _ in range(2)]
     assert {w["MASTER_ADDR"] for w in seen} == {"10.10.0.1"}
     assert len({w["TORCHELASTIC_RUN_ID"] for w in seen}) == 1
     (line,) = own_lines(done.stderr)
@@ -87,7 +86,7 @@ def test_each_task_a_worker(bare: Cluster, launcher: Launcher) -> None:
                'python "$0"; sleep 0.$((4 + RANK))', WORLD)  # fmt: skip
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert [worker["host"] for worker in seen] == [h for h in HOSTS for _ in range(2)]
+    assert [worker["host"] for worker in seen] == [h for h in NODES for _ in range(2)]
     assert column(seen, "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE") == [
         (str(rank), str(rank % 2), str(rank // 2), "6") for rank in range(6)
     ]
@@ -122,7 +121,7 @@ def test_the_script_uses_mpi(bare: Cluster, launcher: Launcher) -> None:
 )
 def test_uneven_tasks(bare: Cluster, launcher: Launcher) -> None:
     """Two tasks on the first node, one on the second: all of them are workers."""
-    words, hosts = ["-n", "3", "-ppn", "2"], HOSTS[:2]
+    words, hosts = ["-n", "3", "-ppn", "2"], NODES[:2]
     if launcher in OPENMPI:
         words = ["-np", "3"]
     done = run(bare, launcher, *words, *HPC, *LASTING, hosts=hosts)
@@ -144,7 +143,7 @@ def test_a_host_that_is_there_twice(bare: Cluster, launcher: Launcher) -> None:
 
 
 def test_uneven_tasks_that_nobody_can_count(bare: Cluster) -> None:
-    done = run(bare, OPENMPI_5, "-np", "3", *HPC, WORLD, hosts=HOSTS[:2])
+    done = run(bare, OPENMPI_5, "-np", "3", *HPC, WORLD, hosts=NODES[:2])
     assert done.returncode == 2
     assert "HPC034 Open MPI started 2 of 3 tasks on this node" in done.stderr
     assert "Traceback" not in done.stderr
@@ -155,7 +154,7 @@ def test_tasks_in_turn(bare: Cluster, launcher: Launcher) -> None:
     words = ["-n", "4", "-ppn", "1"]
     if launcher in OPENMPI:
         words = ["-np", "4", "--map-by", "node"]
-    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=HOSTS[:2])
+    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=NODES[:2])
     assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "host", "LOCAL_RANK") == [
         ("n9", "0"),
@@ -169,7 +168,7 @@ def test_tasks_in_turn(bare: Cluster, launcher: Launcher) -> None:
 
     options = seen[0].partition(", type: ")[2].split()[1:-1]  # mpirun ... …
     words = ["-n", "4", *options]
-    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=HOSTS[:2])
+    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=NODES[:2])
     assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "host") == [("n9",), ("n9",), ("n10",), ("n10",)]
     assert "HPC079" not in done.stderr
@@ -189,12 +188,12 @@ def test_mpirun_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:
     told = ["-x", "MASTER_ADDR=n9"]
     done = run(bare, launcher, *told, *once(launcher), *words, on="login01")
     assert done.returncode == 0, done.stderr
-    assert [worker["host"] for worker in read_workers(done)] == list(HOSTS)
+    assert [worker["host"] for worker in read_workers(done)] == list(NODES)
     option = line.partition("(or ")[2].partition(")")[0]
     words = [*HPC, option, WORLD]
     done = run(bare, launcher, *once(launcher), *words, on="login01")
     assert done.returncode == 0, done.stderr
-    assert [worker["host"] for worker in read_workers(done)] == list(HOSTS)
+    assert [worker["host"] for worker in read_workers(done)] == list(NODES)
 
 
 def test_mpirun_on_a_login_node_in_direct_mode(bare: Cluster) -> None:
@@ -217,7 +216,7 @@ def test_mpiexec_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:
 
 @pytest.mark.parametrize("launcher", [OPENMPI_4, MPICH_4], indirect=True, ids=str)
 def test_two_at_once_do_not_meet(bare: Cluster, launcher: Launcher) -> None:
-    hosts = tuple(f"{h}:2" if launcher in OPENMPI else h for h in HOSTS)
+    hosts = tuple(f"{h}:2" if launcher in OPENMPI else h for h in NODES)
     command = [*launcher.command(bare, *hosts), *once(launcher), *HPC, WORLD,
                "--sleep", "3"]  # fmt: skip
     programs = [bare.popen(command, host="n9", env=ENVIRON) for _ in range(2)]
@@ -234,7 +233,7 @@ def test_exit_code_of_a_worker(bare: Cluster, launcher: Launcher) -> None:
     """As the launcher has it: the script is its own task."""
     words = ["-np" if launcher in OPENMPI else "-n", "4"]
     command = ["sh", "-c", "sleep 0.5; test $RANK != 1 || exit 7; sleep 0.5"]
-    done = run(bare, launcher, *words, *HPC, "--no-python", *command, hosts=HOSTS[:2])
+    done = run(bare, launcher, *words, *HPC, "--no-python", *command, hosts=NODES[:2])
     assert done.returncode == 7, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -251,7 +250,7 @@ def test_in_a_job_of_slurm(unpadded: Cluster, launcher: Launcher) -> None:
     done = unpadded.sbatch(script, "-N3", "--ntasks-per-node=1", env=JUELICH)
     assert done.returncode == 0, done.output
     seen = read_workers(done.output)
-    assert [worker["host"] for worker in seen] == list(HOSTS)
+    assert [worker["host"] for worker in seen] == list(NODES)
     assert {worker["MASTER_ADDR"] for worker in seen} == {"10.20.0.1"}
     assert {worker["GLOO_SOCKET_IFNAME"] for worker in seen} == {"ib0"}
     (line,) = own_lines(done.output)

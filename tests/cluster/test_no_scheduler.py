@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import ENVIRON, HPC, ROOT, WORLD, column, own_lines, read_workers
+from commands import (
+    DDP,
+    ENVIRON,
+    HPC,
+    WORLD,
+    column,
+    own_lines,
+    read_workers,
+)
 
 if TYPE_CHECKING:
     from testbed import Cluster
-
-DDP = str(ROOT / "examples" / "ddp.py")
 
 
 def type_on_each(bare: Cluster, *words: str) -> tuple[str, str]:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
+    BY_HAND,
     ENVIRON,
     HPC,
     JSC,
     JUELICH,
+    KILL,
     ONE_TASK,
     ROOT,
     STOCK,
@@ -152,8 +154,6 @@ def test_an_unknown_site_follows_the_typed_endpoint(juelich: Cluster) -> None:
 
 # What the others make of it. `--kill-on-bad-exit` because with them the node that
 # believes to be the host would wait on for the ones that have failed.
-KILL = "--kill-on-bad-exit=1"
-BY_HAND = ("--nnodes=3", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
 
 
 def try_out(cluster: Cluster, *argv: str) -> tuple[str, str]:

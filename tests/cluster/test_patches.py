@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
+    BY_HAND,
     ENVIRON,
     HPC,
+    KILL,
     ONE_TASK,
     ROOT,
     STOCK,
@@ -34,10 +36,8 @@ if TYPE_CHECKING:
 check = SimpleNamespace(**runpy.run_path(str(ROOT / "patches" / "check.py")))
 RELEASE = ".".join(version("torch").split(".")[:2])
 
-BY_HAND = ("--nnodes=3", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
 SOON = "--rdzv_conf=read_timeout=5,join_timeout=20"
 GLOO = ENVIRON | {"GLOO_SOCKET_IFNAME": "ib0"}
-KILL = "--kill-on-bad-exit=1"
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
+    DDP,
     ENVIRON,
     HPC,
+    NODES,
     ONE_TASK,
-    ROOT,
     SCRIPTS,
     WORLD,
     column,
     own_lines,
     read_workers,
 )
-from test_rendezvous import LATE, SOON, step
+from steps import LATE, SOON, step
 
 if TYPE_CHECKING:
     import subprocess
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 
     from testbed import Cluster
 
-NAMES = ("n9", "n10", "n11")
 FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
-DDP = str(ROOT / "examples" / "ddp.py")
 
 
 @pytest.fixture(scope="module", params=["scheduler", "c10d"])
@@ -52,7 +51,7 @@ def test_ranks(world: subprocess.CompletedProcess[str]) -> None:
     names = ("RANK", "host", "GROUP_RANK", "SLURM_NODEID", "LOCAL_RANK", "WORLD_SIZE")
     assert column(seen, *names) == [
         (str(2 * node + local), name, str(node), str(node), str(local), "6")
-        for node, name in enumerate(NAMES)
+        for node, name in enumerate(NODES)
         for local in range(2)
     ]
 
@@ -78,13 +77,13 @@ def test_interfaces(world: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.release("elastic")
 def test_an_elastic_range(unpadded: Cluster) -> None:
     """Two of the nodes, and then all; it is always torch's own rendezvous."""
-    for nodes, last_call_s in (NAMES[1:], 2), (NAMES, 60):
+    for nodes, last_call_s in (NODES[1:], 2), (NODES, 60):
         conf = f"--rdzv_conf=last_call_timeout={last_call_s}"
         options = ("--nnodes=2:3", conf)
         places = ("-N", str(len(nodes)), "-w", ",".join(nodes))
         done = unpadded.srun(*places, ONE_TASK, *HPC, *options, WORLD, env=ENVIRON)
         assert done.returncode == 0, done.stderr
-        address = f"10.10.0.{1 + NAMES.index(nodes[0])}"
+        address = f"10.10.0.{1 + NODES.index(nodes[0])}"
         assert column(read_workers(done), "RANK", "host", "MASTER_ADDR") == [
             (str(rank), name, address) for rank, name in enumerate(nodes)
         ]

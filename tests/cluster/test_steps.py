@@ -9,6 +9,7 @@ import pytest
 from commands import (
     ENVIRON,
     HPC,
+    NODES,
     ONE_TASK,
     WORLD,
     column,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from testbed import Cluster
 
 COMMAND = " ".join([*HPC, WORLD])
-NAMES = ("n9", "n10", "n11")
 
 
 def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
@@ -50,7 +50,7 @@ def test_what_other_jobs_have_left(unpadded: Cluster) -> None:
     done = unpadded.srun("-N3", "-n3", *HPC, WORLD, env=ENVIRON | left)
     assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "RANK", "host", "MASTER_ADDR") == [
-        (str(rank), name, "10.10.0.1") for rank, name in enumerate(NAMES)
+        (str(rank), name, "10.10.0.1") for rank, name in enumerate(NODES)
     ]
     (line,) = own_lines(done.stderr)
     assert "HPC001 3 nodes, 1 worker on this one" in line
@@ -80,7 +80,7 @@ def test_two_steps_at_once_on_the_same_nodes(unpadded: Cluster) -> None:
     for step in steps:
         mine = [worker for worker in seen if worker["TORCHELASTIC_RUN_ID"] == step]
         assert column(mine, "RANK", "host") == [
-            (str(rank), name) for rank, name in enumerate(NAMES)
+            (str(rank), name) for rank, name in enumerate(NODES)
         ]
         assert {worker["WORLD_SIZE"] for worker in mine} == {"3"}
 

@@ -10,7 +10,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import ENVIRON, HPC, SCRIPTS, WORLD, column, read_workers
+from commands import (
+    ENVIRON,
+    HPC,
+    NODES,
+    SCRIPTS,
+    WORLD,
+    column,
+    read_workers,
+)
 from launchers import INTELMPI, MPICH_4, OPENMPI, OPENMPI_4, OPENMPI_5, Launcher
 
 if TYPE_CHECKING:
@@ -18,7 +26,6 @@ if TYPE_CHECKING:
 
     from testbed import Cluster
 
-HOSTS = ("n9", "n10", "n11")
 AS_TOLD = f"python {SCRIPTS / 'as_told.py'}"
 AGENT = " ".join([*HPC, WORLD])
 TWO_EACH = " ".join([*HPC, "--nproc_per_node=2", WORLD])
@@ -27,7 +34,7 @@ MPIRUN = "mpirun -x PATH --hostfile HOSTFILE"
 HET = "#SBATCH -N1 -n2\n#SBATCH hetjob\n#SBATCH -N2 -n4\n"
 
 
-def check(output: str, hosts: tuple[str, ...] = HOSTS, each: int = 1) -> None:
+def check(output: str, hosts: tuple[str, ...] = NODES, each: int = 1) -> None:
     """One world, with as many workers on each of the hosts."""
     seen = read_workers(output)
     assert column(seen, "host", "WORLD_SIZE") == [
@@ -40,12 +47,12 @@ def check(output: str, hosts: tuple[str, ...] = HOSTS, each: int = 1) -> None:
     ("job", "wrong", "hosts", "each"),
     [
         # The job has more tasks than nodes, which srun would take over.
-        ("#SBATCH -N3 -n6\n", f"HPC061 {AGENT}", HOSTS, 1),
-        ("#SBATCH -N3 -n6\n", f"HPC062 srun -N2 -n3 {TWO_EACH}", HOSTS[:2], 2),
+        ("#SBATCH -N3 -n6\n", f"HPC061 {AGENT}", NODES, 1),
+        ("#SBATCH -N3 -n6\n", f"HPC062 srun -N2 -n3 {TWO_EACH}", NODES[:2], 2),
         ("#SBATCH -N3\n", f"HPC070 srun {' '.join(HPC)} --nnodes=2 {WORLD}",
-         HOSTS[:2], 1),
-        (HET, f"HPC061 {AGENT}", HOSTS, 1),
-        (HET, f"HPC134 srun --het-group=0,1 {RESTARTS}", HOSTS, 1),
+         NODES[:2], 1),
+        (HET, f"HPC061 {AGENT}", NODES, 1),
+        (HET, f"HPC134 srun --het-group=0,1 {RESTARTS}", NODES, 1),
     ],
     ids=["script", "step", "nodes", "het-script", "het-step"],
 )  # fmt: skip
@@ -148,7 +155,7 @@ def test_over_ssh(
     tmp_path: Path,
 ) -> None:
     path = installed(bare, launcher, tmp_path)
-    (tmp_path / "HOSTFILE").write_text("".join(f"{host}\n" * 2 for host in HOSTS))
+    (tmp_path / "HOSTFILE").write_text("".join(f"{host}\n" * 2 for host in NODES))
     command = shlex.split(f"{AS_TOLD} {wrong}")
     done = bare.run(command, host="n9", env={"PATH": path} | environ, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
