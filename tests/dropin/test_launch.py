@@ -41,7 +41,7 @@ def _known(*argv: str) -> tuple[str, ...]:
     )
 
 
-# The training script: it writes down what it sees, and then does what it is told.
+# The training script: it writes down what it sees, and does what its arguments name.
 REPORT = """
 import glob, json, os, signal, socket, sys, time
 import psutil

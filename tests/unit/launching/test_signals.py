@@ -18,7 +18,7 @@ from torchrun_hpc.reporting import report
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
-# It does what it is told, and says which signals it got.
+# It does what it reads, and says which signals it got.
 WORKER = """
 import os, signal, sys, threading, time
 def say(text):
@@ -40,7 +40,7 @@ SETTLED = 0.4
 
 
 class Worker:
-    def __init__(self, told=CATCH):
+    def __init__(self, command=CATCH):
         self.process = subprocess.Popen(
             [sys.executable, "-ISc", WORKER],
             stdin=subprocess.PIPE,
@@ -50,8 +50,8 @@ class Worker:
         )
         self.pid = self.process.pid
         assert self.says(5) == ["ready"]
-        if told:
-            self.tell(told)
+        if command:
+            self.send(command)
 
     def says(self, limit=0.0):
         """Return the lines of now, or the first within a time."""
@@ -59,7 +59,7 @@ class Worker:
             return []
         return self.process.stdout.read(4096).decode().split()
 
-    def tell(self, line):
+    def send(self, line):
         self.process.stdin.write(f"{line}\n".encode())
         assert self.says(5)[-1] == "done"
 
@@ -78,8 +78,8 @@ def worker():
     """Start workers, and end them."""
     started = []
 
-    def start(told=CATCH):
-        started.append(Worker(told))
+    def start(command=CATCH):
+        started.append(Worker(command))
         return started[-1]
 
     yield start
@@ -103,7 +103,7 @@ def send(number=USR1):
 
 
 def forward(agent, *workers, seconds=SETTLED):
-    """Forward as the agent does; return what each worker said then."""
+    """Forward as the agent does; return what each worker received then."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         agent.forward({rank: worker.pid for rank, worker in enumerate(workers)})
@@ -124,11 +124,11 @@ def test_every_worker_gets_it_once(agent, worker, number):
 
 def test_two_apart_are_two(agent, worker):
     one = worker()
-    said = []
+    received = []
     for _ in range(2):
         send()
-        said += forward(agent, one, seconds=0.2)[0]
-    assert said == ["SIGUSR1"] * 2
+        received += forward(agent, one, seconds=0.2)[0]
+    assert received == ["SIGUSR1"] * 2
 
 
 def test_two_that_wait_for_each_other_are_one(agent, worker):
@@ -152,7 +152,7 @@ def test_before_the_handler_is_there(agent, worker):
     send()
     assert forward(agent, quick, slow) == [["SIGUSR1"], []]
     assert slow.process.poll() is None
-    slow.tell(CATCH)
+    slow.send(CATCH)
     assert forward(agent, quick, slow) == [[], ["SIGUSR1"]]
 
 
@@ -193,19 +193,19 @@ time.sleep(60)
     starts = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', s])"
     parent = worker(None)
     parent.process.stdin.write(f"s={program!r}; {starts}; say(p.pid)\n".encode())
-    end, said = time.monotonic() + 5, []
-    while not any("ready" in word for word in said):
+    end, received = time.monotonic() + 5, []
+    while not any("ready" in word for word in received):
         assert time.monotonic() < end
-        said += parent.says(0.1)
-    (stranger,) = (int(word) for word in said if word.isdecimal())
+        received += parent.says(0.1)
+    (unrelated,) = (int(word) for word in received if word.isdecimal())
     try:
         send()
-        agent.forward({0: stranger})
+        agent.forward({0: unrelated})
         time.sleep(0.2)
-        status = Path(f"/proc/{stranger}/status").read_text()
+        status = Path(f"/proc/{unrelated}/status").read_text()
         assert "State:\tS" in status
     finally:
-        os.kill(stranger, signal.SIGKILL)
+        os.kill(unrelated, signal.SIGKILL)
 
 
 # --- who survives it ------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_one_that_ignores_it(agent, worker):
     one = worker("signal.signal(USR1, signal.SIG_IGN)")
     send()
     assert forward(agent, one) == [[]]
-    one.tell(CATCH)  # it has been delivered: there is none left
+    one.send(CATCH)  # it has been delivered: there is none left
     assert forward(agent, one) == [[]]
 
 
@@ -236,11 +236,11 @@ def test_one_with_a_thread_that_would_die(agent, worker):
     send()
     assert forward(agent, one) == [[]]
     assert one.process.poll() is None
-    one.tell(CATCH)
-    said = forward(agent, one)[0]
+    one.send(CATCH)
+    received = forward(agent, one)[0]
     # The thread took it, and Python tells the main thread, when that does something.
     one.process.stdin.write(b"pass\n")
-    assert "SIGUSR1" in said + one.says(5)
+    assert "SIGUSR1" in received + one.says(5)
 
 
 def test_one_that_never_catches_it_is_named_once(agent, worker, monkeypatch, capsys):
@@ -279,10 +279,10 @@ def test_the_workers_are_signalled_a_moment_later(agent, worker):
     one = worker()
     agent.begin(scheduled=True)
     send()
-    said = forward(agent, one, seconds=0.1)[0]
+    received = forward(agent, one, seconds=0.1)[0]
     for pid in one.pid, probe_of(agent):
         os.kill(pid, USR1)
-    assert said + forward(agent, one)[0] == ["SIGUSR1"]
+    assert received + forward(agent, one)[0] == ["SIGUSR1"]
 
 
 @pytest.mark.parametrize("number", signals.FORWARDED)

@@ -12,8 +12,8 @@ import pytest
 from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
 
 from torchrun_hpc import __version__
-from torchrun_hpc.planning import plan
 from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import description
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
@@ -29,8 +29,8 @@ COMMAND = ["torchrun", "--nnodes=3", "train.py", "--lr", "0.1"]
 
 
 def described(inputs):
-    made = plan.make_plan(inputs)
-    return description.description(inputs, made, "2.13.0", [PATCH], COMMAND)
+    plan = make_plan(inputs)
+    return description.description(inputs, plan, "2.13.0", [PATCH], COMMAND)
 
 
 LAUNCHES = {
@@ -74,7 +74,7 @@ def test_it_is_plain_data(name):
 def sent(name, **changes):
     """Return a description as another node would send it, and the plan here."""
     text = json.dumps(described(LAUNCHES[name]) | changes)
-    return text.encode(), plan.make_plan(LAUNCHES[name])
+    return text.encode(), make_plan(LAUNCHES[name])
 
 
 @each_launch
@@ -106,7 +106,7 @@ NAMES = [
 def test_names_are_compared_where_both_are_known(theirs, ours, agree):
     found = described(LAUNCHES[FIRST])
     found["plan"]["hosts"] = theirs
-    here = replace(plan.make_plan(LAUNCHES[FIRST]), hosts=ours)
+    here = replace(make_plan(LAUNCHES[FIRST]), hosts=ours)
     received = description.received(json.dumps(found).encode(), 0, here)
     assert (received is not None) is agree
 
@@ -181,10 +181,14 @@ def test_keys_are_those_of_the_types(name):
         *found["plan"]["environment"].values(),
         *([found["plan"]["site"]] if found["plan"]["site"] else []),
     ]
-    said = [x for kind in ("notes", "advice", "warnings") for x in found["plan"][kind]]
+    messages = [
+        x for kind in ("notes", "advice", "warnings") for x in found["plan"][kind]
+    ]
     assert sourced
     assert all(set(value) == keys(description.DescribedSetting) for value in sourced)
-    assert all(set(message) == keys(description.DescribedMessage) for message in said)
+    assert all(
+        set(message) == keys(description.DescribedMessage) for message in messages
+    )
     assert [set(patch) for patch in found["patches"]] == [
         keys(description.DescribedPatch)
     ]
@@ -202,12 +206,12 @@ def test_every_value_has_its_source(name):
 @each_launch
 def test_typed_and_derived_options_are_all_there(name):
     inputs = LAUNCHES[name]
-    made = plan.make_plan(inputs)
+    plan = make_plan(inputs)
     found = described(inputs)["options"]
-    assert set(found) == {*inputs.options, *made.options}
+    assert set(found) == {*inputs.options, *plan.options}
     for option, value in found.items():
         # What is derived in spite of what was typed is what torchrun gets.
-        expected = made.options.get(option) or inputs.options[option]
+        expected = plan.options.get(option) or inputs.options[option]
         assert value == {"value": str(expected.value), "source": expected.source}
 
 
@@ -226,14 +230,14 @@ def test_what_is_said_and_set():
         "allocated_nodes": 3,
         "provenance": dict(step().provenance),
     }
-    made = found["plan"]
+    plan = found["plan"]
     found_by = f"{JSC.found_by} ({JSC.file})"
-    assert made["site"] == {"value": "jsc", "source": found_by}
-    assert (made["address"], made["interface"]) == ("10.20.0.1", "ib0")
-    assert made["listen"] == f"10.20.0.1:{port}"
-    assert made["endpoint"] == f"jwb0001i:{port}"
+    assert plan["site"] == {"value": "jsc", "source": found_by}
+    assert (plan["address"], plan["interface"]) == ("10.20.0.1", "ib0")
+    assert plan["listen"] == f"10.20.0.1:{port}"
+    assert plan["endpoint"] == f"jwb0001i:{port}"
     assert found["exports"] == {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "ib0"}
-    assert made["environment"]["GLOO_SOCKET_IFNAME"] == {
+    assert plan["environment"]["GLOO_SOCKET_IFNAME"] == {
         "value": "ib0",
         "source": "ib0 has 10.20.0.1",
     }
@@ -252,9 +256,9 @@ def test_what_is_said_and_set():
     ],
 )
 def test_messages_have_their_codes(name, kind, codes):
-    said = described(LAUNCHES[name])["plan"][kind]
-    assert [message["code"] for message in said] == codes
-    assert all(message["text"] for message in said)
+    messages = described(LAUNCHES[name])["plan"][kind]
+    assert [message["code"] for message in messages] == codes
+    assert all(message["text"] for message in messages)
 
 
 def test_an_address_of_ipv6_is_in_brackets():

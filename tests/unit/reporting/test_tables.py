@@ -154,7 +154,7 @@ def test_dry_run_of_one_node_without_scheduler():
 
 
 def test_dry_run_shows_what_differs_on_a_node():
-    """What is the same as on the first node is said once."""
+    """What is the same as on the first node is shown once."""
     nodes = [
         described(0, 3, environment={"GLOO": ("ib0", "a"), "OMP": ("1", "default")}),
         described(1, 3, environment={"GLOO": ("ib1", "b"), "OMP": ("1", "default")}),
