@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from testbed import Cluster
 
-AS_TOLD = f"python {SCRIPTS / 'as_told.py'}"
+AS_SUGGESTED = f"python {SCRIPTS / 'as_suggested.py'}"
 AGENT = " ".join([*HPC, WORLD])
 TWO_EACH = " ".join([*HPC, "--nproc_per_node=2", WORLD])
 RESTARTS = " ".join([*HPC, "--max_restarts=1", WORLD])
@@ -59,7 +59,7 @@ def check(output: str, hosts: tuple[str, ...] = NODES, each: int = 1) -> None:
 def test_in_a_batch_script(
     unpadded: Cluster, job: str, wrong: str, hosts: tuple[str, ...], each: int
 ) -> None:
-    done = unpadded.sbatch(f"#!/bin/sh\n{job}{AS_TOLD} {wrong}\n", env=ENVIRON)
+    done = unpadded.sbatch(f"#!/bin/sh\n{job}{AS_SUGGESTED} {wrong}\n", env=ENVIRON)
     assert done.returncode == 0, done.output
     assert "srun: Warning" not in done.output
     check(done.output, hosts, each)
@@ -70,7 +70,7 @@ def test_in_a_batch_script(
 )
 def test_on_the_login_node(unpadded: Cluster, job: list[str]) -> None:
     done = unpadded.run(
-        ["salloc", *job, *shlex.split(f"{AS_TOLD} HPC060 {AGENT}")], env=ENVIRON
+        ["salloc", *job, *shlex.split(f"{AS_SUGGESTED} HPC060 {AGENT}")], env=ENVIRON
     )
     assert done.returncode == 0, done.stderr
     assert "srun: Warning" not in done.stderr
@@ -82,7 +82,7 @@ def test_in_a_shell_on_the_first_node(unpadded: Cluster, shell: str) -> None:
     """`script` gives it the terminal it wants."""
     done = unpadded.run(
         ["script", "--quiet", "--return", "--command", shell, "/dev/null"],
-        input=f"{AS_TOLD} HPC073 {AGENT}; exit $?\n",
+        input=f"{AS_SUGGESTED} HPC073 {AGENT}; exit $?\n",
         env=ENVIRON | {"SHELL": "/bin/sh"},
     )
     assert done.returncode == 0, done.stdout
@@ -156,7 +156,7 @@ def test_over_ssh(
 ) -> None:
     path = installed(bare, launcher, tmp_path)
     (tmp_path / "HOSTFILE").write_text("".join(f"{host}\n" * 2 for host in NODES))
-    command = shlex.split(f"{AS_TOLD} {wrong}")
+    command = shlex.split(f"{AS_SUGGESTED} {wrong}")
     done = bare.run(command, host="n9", env={"PATH": path} | environ, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check(done.stdout)
@@ -176,7 +176,7 @@ def test_of_mpirun_in_a_job_of_slurm(
 ) -> None:
     """Four tasks fill the first two nodes."""
     path = installed(unpadded, launcher, tmp_path, job=True)
-    script = f"#!/bin/sh\n{AS_TOLD} HPC134 {wrong}\n"
+    script = f"#!/bin/sh\n{AS_SUGGESTED} HPC134 {wrong}\n"
     done = unpadded.sbatch(script, "-N3", "-n6", env={"PATH": path}, cwd=tmp_path)
     assert done.returncode == 0, done.output
     check(done.output)
