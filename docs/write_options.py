@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from pathlib import Path
 
@@ -37,7 +38,7 @@ torchrun's; in a job of several nodes most of them are [derived](plan.md) instea
 
 def text() -> str:
     """Return the whole page."""
-    parser = torchrun_parser.parser()
+    parser = torchrun_parser.parser(os.environ)
     lines = {True: "", False: ""}
     for action in parser._actions:
         if action.option_strings and action.help != argparse.SUPPRESS:
@@ -54,7 +55,7 @@ def _spelling(action: argparse.Action) -> str:
 
 
 def _variable(action: argparse.Action) -> str:
-    read = isinstance(action, torchrun_parser.BY_VARIABLE)
+    read = torchrun_parser.reads_variable(action)
     return f"`PET_{action.dest.upper()}`" if read else ""
 
 

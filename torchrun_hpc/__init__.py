@@ -8,7 +8,8 @@ mpirun started without it; `describe` is for programs that want to know.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
 
@@ -40,9 +41,8 @@ def describe(argv: Sequence[str] = ()) -> Description:
     """
     if isinstance(argv, str):
         raise TypeError(f"a list of options is needed: describe([{argv!r}])")
-    from torchrun_hpc.launching import agent  # noqa: PLC0415 - it imports torch
-
-    return agent.describe([*argv, "SCRIPT"])
+    described: Description = _main().describe(argv)
+    return described
 
 
 def setup_environment() -> Mapping[str, str]:
@@ -60,6 +60,10 @@ def setup_environment() -> Mapping[str, str]:
         LaunchError: The world cannot be found out; its ``code`` is in the
             documentation.
     """
-    from torchrun_hpc import main  # noqa: PLC0415 - most programs do not need it
+    variables: Mapping[str, str] = _main().setup_environment()
+    return variables
 
-    return main.setup_environment()
+
+def _main() -> Any:
+    """Import the pipeline, which most programs do not need."""
+    return importlib.import_module("torchrun_hpc.main")

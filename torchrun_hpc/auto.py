@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,15 @@ from torch.distributed import run as torch_run
 from torchrun_hpc import main
 from torchrun_hpc.commandline import torchrun_parser
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-from torchrun_hpc.launching import agent
-from torchrun_hpc.reporting import report
+from torchrun_hpc.launching import abort, debug, environment, signals
+from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.launching.agent import AgentStarter
+from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.launching.start import start
+from torchrun_hpc.planning.mode import choose_mode
+from torchrun_hpc.reporting import report, streams
+from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.schedulers.process import this_process
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
@@ -35,12 +42,15 @@ if TYPE_CHECKING:
 _original_run: Any = torch_run.run
 _original_parse: Any = torch_run.parse_args
 
-_EXPLICIT = "hpc_typed"
+_OPTIONS = "hpc_explicit"
 
 
 @contextlib.contextmanager
-def _faults_raised() -> Iterator[None]:
+def _faults_raised(known: Known | None = None) -> Iterator[None]:
     """Raise what the command would report, and what it would end of.
+
+    Args:
+        known: What the launch has found out, by then; for the other nodes.
 
     Raises:
         EmbeddedLaunchError: Wrong use, for which the command has exit code 2.
@@ -49,6 +59,8 @@ def _faults_raised() -> Iterator[None]:
     try:
         yield
     except LaunchError as error:
+        if known is not None:
+            abort.give_up(error, known, is_silent=True)
         raise EmbeddedLaunchError(error.code, str(error)) from None
     except SystemExit as end:
         if isinstance(end.__cause__, Exception):
@@ -59,18 +71,46 @@ def _faults_raised() -> Iterator[None]:
 @functools.wraps(_original_parse)
 def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     argv = sys.argv[1:] if args is None else args
+    environ = this_process().environ
     with _faults_raised():
-        torchrun_parser.parser()  # of a variable that cannot be read torch speaks here
-    with main.faults_reported():  # and argparse ends the program
-        parsed, explicit = torchrun_parser.parse(argv, os.environ)
-    setattr(parsed, _EXPLICIT, explicit)
+        torchrun_parser.parser(environ)  # torch reads variables here
+    with abort.faults_reported(Known()):  # and argparse ends the program
+        parsed, options = torchrun_parser.parse(argv, environ)
+    setattr(parsed, _OPTIONS, options)
     return parsed
 
 
 @functools.wraps(_original_run)
 def _run(args: argparse.Namespace) -> None:
-    with _faults_raised():
-        agent.launch_parsed(_original_run, args, getattr(args, _EXPLICIT, None))
+    """Walk the stages of `torchrun_hpc.main` for arguments that are parsed already."""
+    known = Known()
+    with _signals_noted(), _faults_raised(known):
+        environment.drop_empty_options()
+        seen = known.preflight = preflight(shlex.join(["python", *sys.argv]), ask=True)
+        options = getattr(args, _OPTIONS, None)
+        if options is None:
+            torchrun_parser.add_ours(args, seen.environ)
+            options = torchrun_parser.changed(args, seen.environ)
+        known.options = options
+        mode = choose_mode(seen, options, has_agent=True)
+        if seen.job is not None and seen.job.pmi_is_open:
+            pmi.finalize(seen.environ)  # the workers have no way to it
+        if options.get("hpc_debug"):
+            debug.switch_on(seen.hostname, seen.job.node_rank if seen.job else None)
+        starter = AgentStarter(seen, args, options, _original_run)
+        inputs, plan = main.plan_of(mode, seen, starter)
+        known.plan = plan
+        start(inputs, plan, starter)
+
+
+@contextlib.contextmanager
+def _signals_noted() -> Iterator[None]:
+    streams.open_closed()
+    signals.install()
+    try:
+        yield
+    finally:
+        signals.uninstall()
 
 
 try:

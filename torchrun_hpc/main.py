@@ -1,41 +1,39 @@
-"""The first half of a launch: what the environment alone shows, and exit codes.
+"""A launch, in five stages.
 
-Torch is imported by the second half, `launching`, only: a fault that no option can
-cure is reported before.
+    preflight ──► parse ──► choose mode ──► plan ──► start
+
+`main` walks all of them. What only wants to know stops where it has what it needs:
+`describe` behind the plan, the dry run before the start, ``torchrun_hpc.sites`` behind
+preflight. Torch is imported behind the choice of the mode, if the mode has an agent.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
 import shlex
-import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torchrun_hpc import schedulers
-from torchrun_hpc.errors import LaunchError, Message, count
-from torchrun_hpc.launching import abort, debug, direct, signals
-from torchrun_hpc.launching.abort import Known
-from torchrun_hpc.planning import plan
-from torchrun_hpc.reporting import report, streams
-from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.schedulers.process import BOOT_ID, read, this_process
+from torchrun_hpc import network, sites
+from torchrun_hpc.commandline import command_line
+from torchrun_hpc.launching import direct, environment, signals
+from torchrun_hpc.launching.abort import Known, faults_reported
+from torchrun_hpc.launching.choice import count_workers, parse, starter_of
+from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.launching.start import start
+from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.planning.mode import Mode, choose_mode, direct_mode
+from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.reporting import streams
+from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.schedulers.job import Job
-
-WRONG_USE = 2
-
-# With these a user asks for one node, whatever the scheduler says.
-_ONE_NODE = ("--standalone", "--nnodes")
-_SHORTEST_ABBREVIATION = len("--x")
-
-# How many names of nodes a message quotes.
-_SHOWN = 10
+    from torchrun_hpc.launching.start import Starter
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.preflight import Preflight
+    from torchrun_hpc.reporting.description import Description
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,153 +52,77 @@ def main(argv: Sequence[str] | None = None) -> None:
     # And this: a scheduler may send one at any time.
     signals.install()
     argv = sys.argv[1:] if argv is None else argv
-    known = Known(argv)
+    known = Known()
     with faults_reported(known):
+        environment.drop_empty_options()
         command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
-        job, problem = look_around(command, ask=True)
-        known.job = job
-        if problem is not None and not _may_be_one_node(argv):
-            raise problem
-        line = direct.line_of(argv, job)
-        if job is not None and line is not None:
-            direct.launch(line, job, command)
-        if job is not None and job.pmi_is_open:
-            pmi.finalize(os.environ)  # the workers have no way to it
-        if debug.is_wanted(os.environ):
-            rank = job.node_rank if job else None
-            debug.switch_on(os.environ, socket.gethostname(), rank)
-        _second_half().launch(known, problem, command)
+        seen = known.preflight = preflight(command, ask=True)
+        line = parse(argv, seen)
+        known.options = line.options
+        mode = choose_mode(seen, line.options, count_workers)
+        starter = starter_of(mode, seen, line, argv)
+        inputs, plan = plan_of(mode, seen, starter)
+        known.plan = plan
+        start(inputs, plan, starter)
 
 
-def setup_environment() -> dict[str, str]:
+def plan_of(mode: Mode, seen: Preflight, starter: Starter) -> tuple[Inputs, LaunchPlan]:
+    """Make the plan, and return it with what it was made from.
+
+    Raises:
+        LaunchError: Something that the user typed, or set, cannot work.
+    """
+    host = seen.job.a_node if seen.job else seen.hostname
+    inputs = Inputs(
+        mode=mode,
+        job=seen.job,
+        site=sites.find(seen.environ, host, starter.options.get("hpc_site")),
+        network=network.this_node(),
+        options=starter.options,
+        environ=seen.environ,
+        command=seen.command,
+        hostname=seen.hostname,
+        **starter.measured(),
+    )
+    plan = make_plan(inputs)
+    starter.check(plan)
+    return inputs, plan
+
+
+def describe(argv: Sequence[str]) -> Description:
+    """Describe what would be launched; see `torchrun_hpc.describe`."""
+    argv = [*argv, "SCRIPT"]
+    with environment.without_empty_options():
+        seen = preflight(shlex.join(["python", "-m", "torchrun_hpc", *argv]))
+        line = parse(argv, seen)
+        mode = choose_mode(seen, line.options, count_workers)
+        starter = starter_of(mode, seen, line, argv, is_launch=False)
+        inputs, plan = plan_of(mode, seen, starter)
+        return starter.describe(inputs, plan)
+
+
+def setup_environment() -> Mapping[str, str]:
     """Set the environment of a worker; see `torchrun_hpc.setup_environment`."""
-    if direct.is_set_up(os.environ):
+    if direct.is_set_up(this_process().environ):
         return {}
     streams.open_closed()
-    command = shlex.join(["python", *sys.argv])
-    job, problem = look_around(command, ask=True)
-    if problem is not None:
-        raise problem
-    return direct.set_up(job, socket.gethostname(), command)
+    seen = preflight(shlex.join(["python", *sys.argv]), ask=True)
+    choose_mode(seen, {})  # whatever it is, unless it is refused
+    return set_up_worker(seen)
 
 
-@contextlib.contextmanager
-def faults_reported(known: Known | None = None) -> Iterator[None]:
-    """Turn a fault into one message and exit code 2; let the other nodes know.
-
-    Args:
-        known: What the launch has found out, by then.
-    """
-    try:
-        yield
-    except LaunchError as fault:
-        abort.give_up(fault, known or Known())
-        sys.exit(WRONG_USE)
-
-
-def look_around(
-    command: str, *, ask: bool = False
-) -> tuple[Job | None, LaunchError | None]:
-    """Return the job, and why more than one node cannot be launched from here.
-
-    Args:
-        command: The command as typed, for the message.
-        ask: Whether to ask the process manager, as all other tasks do.
-    """
-    # An empty variable is unset, to us as to the workers.
-    for name in [n for n in os.environ if n.startswith("PET_") and not os.environ[n]]:
-        del os.environ[name]
-    try:
-        job = schedulers.detect(this_process(_exchange if ask else None, command))
-    except LaunchError as fault:
-        return None, fault
-    return job, plan.refusal(job, command) if job else None
-
-
-def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
-    """Ask the process manager, and say so if others are late.
+def set_up_worker(seen: Preflight) -> Mapping[str, str]:
+    """Set the environment of this process, which is a worker, and return it.
 
     Raises:
-        LaunchError: There should be one, and it does not answer.
+        LaunchError: It cannot work.
     """
-
-    def wait(seconds: float) -> None:
-        waited = f"for {_other_tasks(environ)} to start, for {seconds:.0f} s"
-        if seconds > plan.JOIN_TIMEOUT:
-            raise LaunchError(
-                "HPC166",
-                f"waited {waited}: one of them has ended, or its node does not answer. "
-                "Look at what each node said. The launcher has to start torchrun_hpc "
-                "in all of its tasks",
-            )
-        if schedulers.is_first_task(environ):
-            text = f"waiting {waited}; the limit is {plan.JOIN_TIMEOUT} s"
-            report.line(Message("HPC131", text), sys.stderr)
-
-    boot = read(BOOT_ID) or ""  # for machines that are all called localhost
-    said = pmi.exchange(environ, socket.gethostname(), wait, boot)
-    if said is None and pmi.is_announced(environ):
-        name = pmi.DESCRIPTOR if environ.get(pmi.DESCRIPTOR) else pmi.PORT
-        raise LaunchError(
-            "HPC138",
-            f"{name}={environ[name]} does not lead to a process manager that answers, "
-            "so that the tasks cannot tell each other where they are: has a container "
-            "or a wrapper closed it? Let it through; or unset it, and export "
-            "MASTER_ADDR",
-        )
-    return said
-
-
-def _other_tasks(environ: Mapping[str, str]) -> str:
-    """Say how many other tasks there are, and on which nodes they may be."""
-    tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
-    nodes = schedulers.nodes_of_job(this_process())
-    if not nodes:
-        return tasks
-    shown = ", ".join(nodes[:_SHOWN]) + (", ..." if len(nodes) > _SHOWN else "")
-    return f"{tasks} on the nodes of the job ({shown})"
-
-
-def _may_be_one_node(argv: Sequence[str]) -> bool:
-    """Say whether the user may have asked for one node, or for help.
-
-    Only torch's parser can tell, and what looks like it waits for that. This decides
-    how soon a fault is reported, and nothing else.
-    """
-    if argv[:1] in (["-h"], ["--help"]):
-        return True
-    if os.environ.get("PET_STANDALONE", "0") != "0" or os.environ.get("PET_NNODES"):
-        return True
-    words = (word.partition("=")[0].replace("_", "-") for word in argv)
-    return any(
-        len(word) > _SHORTEST_ABBREVIATION and option.startswith(word)
-        for word in words
-        for option in _ONE_NODE
-    )
-
-
-def _second_half() -> Any:
-    """Import the module that imports torch, which takes a second or more.
-
-    Raises:
-        LaunchError: There is no torch, or it is too old.
-    """
-    # Without looking for garbage: there is none among so many objects, and it takes
-    # a sixth of the time (measured).
-    gc.disable()
-    try:
-        import torch  # noqa: F401, PLC0415
-    except Exception as error:  # noqa: BLE001 - a library of its own may be missing
-        raise LaunchError(
-            "HPC018",
-            f"torch cannot be imported by {sys.executable}: {error}. Load the module, "
-            "or activate the environment, that has it",
-        ) from None
-    from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
-
-    capabilities.check_release()
-    from torchrun_hpc.launching import agent  # noqa: PLC0415
-
-    gc.freeze()  # nor will there be: not to be looked at again
-    gc.enable()
-    return agent
+    job = seen.job or direct.job_of_nobody(seen.hostname)
+    seen = replace(seen, job=job)
+    options = command_line.parse([], seen.environ).options
+    names = ("hpc_site", "hpc_omp_threads")
+    ours = {name: options[name] for name in names if name in options}
+    starter = direct.WorkerStarter(seen, ours)
+    inputs, plan = plan_of(direct_mode(job), seen, starter)
+    start(inputs, plan, starter)
+    return {name: str(value.value) for name, value in plan.environment.items()}

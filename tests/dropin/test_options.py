@@ -16,7 +16,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc.commandline import torchrun_parser
+from torchrun_hpc.commandline import command_line, options, torchrun_parser
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.setting import Setting
 
@@ -37,8 +37,8 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _actions() -> list[argparse.Action]:
-    made = torch_run.get_args_parser()
-    return [a for a in made._actions if a.option_strings and a.dest != "help"]
+    parser = torch_run.get_args_parser()
+    return [a for a in parser._actions if a.option_strings and a.dest != "help"]
 
 
 ACTIONS = _actions()
@@ -249,14 +249,14 @@ def test_variable_is_reported_as_the_source(
     variable = f"PET_{action.dest.upper()}"
     text = "1" if action in FLAGS else _sample(action)
     monkeypatch.setenv(variable, text)
-    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
-    assert {k: v.source for k, v in explicit.items()} == {action.dest: variable}
-    assert explicit[action.dest].value == getattr(args, action.dest)
+    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    assert {k: v.source for k, v in settings.items()} == {action.dest: variable}
+    assert settings[action.dest].value == getattr(args, action.dest)
 
     line = [option] if action in FLAGS else [option, _other(action)]
-    args, explicit = torchrun_parser.parse([*line, SCRIPT], os.environ)
-    assert {k: v.source for k, v in explicit.items()} == {action.dest: option}
-    assert explicit[action.dest].value == getattr(args, action.dest)
+    args, settings = torchrun_parser.parse([*line, SCRIPT], os.environ)
+    assert {k: v.source for k, v in settings.items()} == {action.dest: option}
+    assert settings[action.dest].value == getattr(args, action.dest)
 
 
 @pytest.mark.parametrize("action", [a for a in VALUED if a.type is str], ids=_name)
@@ -269,8 +269,8 @@ def test_empty_variable_was_not_typed(
 
 def test_flag_variable_zero_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_STANDALONE", "0")
-    _, explicit = torchrun_parser.parse([SCRIPT], os.environ)
-    assert (explicit["standalone"].value, explicit["standalone"].source) == (
+    _, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    assert (settings["standalone"].value, settings["standalone"].source) == (
         False,
         "PET_STANDALONE",
     )
@@ -306,9 +306,9 @@ SCRIPT_ARGS = [
 def test_script_arguments_are_left_alone(
     own: list[str], script_args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args, explicit = torchrun_parser.parse([*own, SCRIPT, *script_args], os.environ)
+    args, settings = torchrun_parser.parse([*own, SCRIPT, *script_args], os.environ)
     assert (args.training_script, args.training_script_args) == (SCRIPT, script_args)
-    assert explicit == torchrun_parser.parse([*own, SCRIPT], os.environ)[1]
+    assert settings == torchrun_parser.parse([*own, SCRIPT], os.environ)[1]
     if own[:1] == ["--hpc-site"]:
         return
     # Stock refuses arguments of the script that would be ambiguous for it, with the
@@ -348,7 +348,7 @@ def test_many_script_arguments_behind_a_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "explicit"),
+    ("argv", "expected"),
     [
         ([], {}),
         (["--nnodes", "1:1"], {"nnodes": ("1:1", "--nnodes")}),
@@ -368,9 +368,9 @@ def test_many_script_arguments_behind_a_mistake() -> None:
         ),
     ],
 )
-def test_typed(argv: list[str], explicit: dict[str, tuple[Any, str]]) -> None:
+def test_typed(argv: list[str], expected: dict[str, tuple[Any, str]]) -> None:
     found = torchrun_parser.parse([*argv, SCRIPT, "--nnodes", "9", "-t"], os.environ)[1]
-    assert {k: (v.value, v.source) for k, v in found.items()} == explicit
+    assert {k: (v.value, v.source) for k, v in found.items()} == expected
 
 
 @pytest.mark.parametrize("action", STORED, ids=_name)
@@ -389,9 +389,9 @@ def test_typed_although_it_is_the_default(action: argparse.Action) -> None:
 
 def test_site_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_HPC_SITE", "jsc")
-    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
+    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
     assert args.hpc_site == "jsc"
-    assert (explicit["hpc_site"].value, explicit["hpc_site"].source) == (
+    assert (settings["hpc_site"].value, settings["hpc_site"].source) == (
         "jsc",
         "PET_HPC_SITE",
     )
@@ -452,6 +452,97 @@ def test_changed_with_few_attributes() -> None:
     assert {k: v.value for k, v in found.items()} == {"nnodes": "2"}
 
 
+# --- without torch ----------------------------------------------------------------
+
+
+def test_the_table_has_the_options_of_this_torch() -> None:
+    for action in ACTIONS:
+        kind = options.TORCHRUN[action.dest]
+        assert options.names_of(action.dest) == tuple(action.option_strings)
+        assert (kind is bool) is (action.nargs == 0), action.dest
+        assert action.nargs in (0, None)
+        if kind in (int, float) or action.type in (int, float):
+            assert kind is action.type
+        has_variable = action.dest not in options.WITHOUT_VARIABLE
+        assert has_variable is (action in FROM_ENVIRON), action.dest
+
+
+# What is parsed with torch and without; each with arguments of the script.
+PARSED = [
+    *([], ["--"], ["-"], ["-1"], ["--nnodes"], [""], ["-m"], ["--standalone"]),
+    *(["--nnod=4"], ["--nn", "4:5"], ["--standa"], ["--rdzv-e", "a:1"], ["--nod=1"]),
+    *(["--max-r=0"], ["--max", "0"], ["--st"], ["--no-p"], ["--hpc-s=jsc"], ["--hpc"]),
+    *(["-r3"], ["-t", "0:1,1:2", "-r=3"], ["-mr3"], ["-mr", "3"], ["-x"], ["-mx"]),
+    *(["--nnodes", "-1"], ["--node-rank", "-1"], ["--node-rank=-1"], ["-r", "-1"]),
+    *(["--nnodes", "--standalone"], ["--nnodes", "--", "2"]),
+    *(["--nnodes", "2", "--"], ["--", "--nnodes", "2"], ["--role", "a b"], ["--a b"]),
+    *(["--node-rank=x"], ["--master_port=29_500"], ["--monitor-interval=1e-1"]),
+    *(["--rdzv-id="], ["--rdzv-id", ""], ["--nnodes=2", "--nnodes=3", "--nnodes="]),
+    *(["--standalone=1"], ["--bogus"], ["--bogus", "3"], ["--bogus=3", "-m"]),
+    *(["--hpc-dry-run=json"], ["--hpc_dry_run", "--hpc-debug"]),
+    *(["--rdzv_backend", "c10d", "--rdzv-conf", "a=1,b=2", "--local_addr=::1"],),
+    *(["--run-path", "--no_python", "--module", "--log-dir=x", "--start_method=fork"],),
+]
+AND_VARIABLES: list[dict[str, str]] = [
+    {},
+    {"PET_NNODES": "3", "PET_STANDALONE": "1", "PET_HPC_DEBUG": "1", "PET_X": "y"},
+    {"PET_MASTER_PORT": "3", "PET_NODE_RANK": "0", "PET_MODULE": "0", "PET_TEE": ""},
+    {"PET_NODE_RANK": "x", "PET_HPC_DRY_RUN": "1", "PET_HPC_SITE": "jsc"},
+    {"PET_RUN_PATH": "yes"},
+]
+
+
+_Parsed = tuple[str, list[str], dict[str, tuple[Any, str]]]
+
+
+def _with_torch(argv: Sequence[str]) -> _Parsed | LaunchError | None:
+    """Return script, arguments and options, or why there are none; None for help."""
+    try:
+        args, settings = torchrun_parser.parse(argv, os.environ)
+    except LaunchError as refused:
+        return refused
+    except SystemExit:
+        return None
+    found = {
+        dest: (setting.value, setting.source.partition("=")[0])
+        for dest, setting in settings.items()
+        if setting.value is not False
+    }
+    return args.training_script, args.training_script_args, found
+
+
+@pytest.mark.parametrize("environ", AND_VARIABLES, ids=str)
+@pytest.mark.parametrize("own", PARSED, ids=" ".join)
+def test_parsed_as_torch_does(
+    own: list[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    for rest in ([], [SCRIPT], *([SCRIPT, *words] for words in SCRIPT_ARGS)):
+        expected = _with_torch([*own, *rest])
+        line = command_line.parse([*own, *rest], environ)
+        assert line.wants_help is (expected is None)
+        if isinstance(expected, LaunchError):
+            refused = (expected.code, str(expected))
+            if line.problem is None:  # left to torch's parser
+                assert line.unknown or not line.script
+            else:
+                assert (line.problem.code, str(line.problem)) == refused
+        elif expected is not None:
+            found = {k: (v.value, v.source) for k, v in line.options.items()}
+            assert (line.script, list(line.arguments), found) == expected
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["-h"], ["--help", SCRIPT], ["--nnodes=2", "--h"], ["-mh"], ["--bogus", "-h"]],
+)
+def test_help_is_wanted(argv: list[str]) -> None:
+    assert command_line.parse(argv, {}).wants_help
+    with pytest.raises(SystemExit, match=r"^0$"):
+        torchrun_parser.parse(argv, {})
+
+
 # --- the same with plain torchrun -------------------------------------------------
 
 OPTIONS = [
@@ -493,15 +584,15 @@ def _of_torchrun(args: argparse.Namespace) -> dict[str, Any]:
 
 def _assert_again_the_same(argv: Sequence[str]) -> None:
     """Write a line for plain torchrun, and let both parsers read it."""
-    args, explicit = torchrun_parser.parse(argv, os.environ)
-    words = torchrun_parser.plain_command(args, explicit)
+    args, settings = torchrun_parser.parse(argv, os.environ)
+    words = torchrun_parser.plain_command(args, settings, os.environ)
     assert words[0] == "torchrun"
     own = words[: len(words) - len(args.training_script_args)]
     assert not [word for word in own if word.startswith("--hpc")]
-    again, explicit_again = torchrun_parser.parse(words[1:], os.environ)
+    again, settings_again = torchrun_parser.parse(words[1:], os.environ)
     assert _of_torchrun(again) == _of_torchrun(args)
-    assert {k: v.value for k, v in explicit_again.items()} == {
-        k: v.value for k, v in explicit.items() if not k.startswith("hpc_")
+    assert {k: v.value for k, v in settings_again.items()} == {
+        k: v.value for k, v in settings.items() if not k.startswith("hpc_")
     }
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
 
@@ -523,21 +614,21 @@ def test_plain_command_has_what_variables_say(
 ) -> None:
     variable = f"PET_{action.dest.upper()}"
     monkeypatch.setenv(variable, "1" if action in FLAGS else _sample(action))
-    args, explicit = torchrun_parser.parse([SCRIPT], os.environ)
-    words = torchrun_parser.plain_command(args, explicit)
+    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    words = torchrun_parser.plain_command(args, settings, os.environ)
     monkeypatch.delenv(variable)
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
     assert len(words) == 3
 
 
 def test_plain_command_has_what_was_derived() -> None:
-    args, explicit = torchrun_parser.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
+    args, settings = torchrun_parser.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
     options = {
-        **explicit,
+        **settings,
         "rdzv_id": Setting("19.0", ""),
         "standalone": Setting(value=False, source=""),
     }
-    assert torchrun_parser.plain_command(args, options) == [
+    assert torchrun_parser.plain_command(args, options, os.environ) == [
         *("torchrun", "--nnodes=2", "--rdzv_id=19.0"),
         *(SCRIPT, "--lr=1"),
     ]
@@ -752,8 +843,8 @@ def test_wrong_line(
     file.touch()
     (tmp_path / SCRIPT).write_text("print('started')\n")
     code, expected = _on_this_torch(argv, code, expected)
-    explicit = [word.replace("{file}", str(file)) for word in argv]
-    result = launcher.ours(explicit, environ=variables, cwd=tmp_path, limit=15)
+    words = [word.replace("{file}", str(file)) for word in argv]
+    result = launcher.ours(words, environ=variables, cwd=tmp_path, limit=15)
     assert "Traceback" not in result.err
     assert result.code == 2, result.err
     (line,) = result.err.splitlines()

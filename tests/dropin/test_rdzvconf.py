@@ -78,16 +78,16 @@ def _torch_can_use(text: str, backend: str) -> bool:
         parameters: Any = RendezvousParameters(
             backend, "localhost:0", "7", 1, 1, **{"rank": 0, **conf}
         )
-        made: Any = registry.get_rendezvous_handler(parameters)
+        handler: Any = registry.get_rendezvous_handler(parameters)
         if backend == "static":
-            return bool(made.timeout > timedelta(0))
-        held = made.settings
-        datetime.now() + held.timeout.last_call  # noqa: DTZ005
-        beats = held.keep_alive_interval, held.keep_alive_max_attempt
-        datetime.now() - beats[0] * beats[1]  # noqa: DTZ005
+            return bool(handler.timeout > timedelta(0))
+        read = handler.settings
+        datetime.now() + read.timeout.last_call  # noqa: DTZ005
+        interval, attempts = read.keep_alive_interval, read.keep_alive_max_attempt
+        datetime.now() - interval * attempts  # noqa: DTZ005
     except (ValueError, TypeError, OverflowError):
         return False
-    return beats[0] > timedelta(0) and beats[1] > 0  # else it waits for ever
+    return interval > timedelta(0) and attempts > 0  # else it waits for ever
 
 
 def _we_can_use(text: str, backend: str) -> bool:
@@ -130,9 +130,9 @@ def create(given):
         "c10d", "localhost:0", given.run_id, given.min_nodes, given.max_nodes,
         given.local_addr, is_host=True,
     )
-    made = registry._create_c10d_handler(parameters)
-    made.get_backend = lambda: "theirs"
-    return made
+    handler = registry._create_c10d_handler(parameters)
+    handler.get_backend = lambda: "theirs"
+    return handler
 
 
 CONF = {"connect_timeout": "1.5", "store_type": "redis", "join_timeout": "soon"}

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 
 from torchrun_hpc import schedulers, sites
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.network import Interface, Network
 from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.planning.launch_plan import (
+    LaunchPlan,
+    Messages,
+    Rendezvous,
+    World,
+)
+from torchrun_hpc.planning.mode import Mode, choose_mode, direct_mode
+from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.preflight import Preflight
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.slurm import SRUN
 from torchrun_hpc.setting import Setting
@@ -196,9 +206,16 @@ def explicit(options):
     return {name: Setting(value, f"--{name}") for name, value in options.items()}
 
 
+def mode_of(inputs, **how):
+    """Choose the mode as the command does; with ``has_agent=True`` as for auto."""
+    seen = Preflight(inputs.job, None, inputs.environ, "", inputs.command)
+    return choose_mode(seen, inputs.options, lambda s: int(s.value), **how)
+
+
 def make_inputs(rank=0, *, options=None, network=None, **changes):
     """Return the inputs of a plan; by default, Jülich's as seen from one node."""
     inputs = Inputs(
+        mode=Mode.SEVERAL_NODES,
         job=step(rank),
         site=JSC,
         network=network or juelich(rank),
@@ -209,4 +226,78 @@ def make_inputs(rank=0, *, options=None, network=None, **changes):
         gpus=0,
         command=COMMAND,
     )
-    return replace(inputs, **changes)
+    inputs = replace(inputs, **changes)
+    with suppress(LaunchError):  # what is refused has no mode
+        inputs = replace(inputs, mode=mode_of(inputs))
+    return inputs
+
+
+def make_direct_plan(inputs):
+    """Return the plan of a task that is a worker."""
+    return make_plan(replace(inputs, mode=direct_mode(inputs.job)))
+
+
+def make_launch_plan(mode=Mode.SEVERAL_NODES, **changes):
+    """Return a plan from the fields of its parts, whichever part they are in."""
+    given = {"nodes": 1, "node_rank": 0, "workers": 1, "backend": "c10d"} | changes
+    parts = {
+        name: part(
+            **{f.name: given.pop(f.name) for f in fields(part) if f.name in given}
+        )
+        for name, part in (
+            ("world", World),
+            ("rendezvous", Rendezvous),
+            ("messages", Messages),
+        )
+    }
+    return LaunchPlan(mode=mode, **parts, **given)
+
+
+# --- tasks that are workers, on Jülich's nodes ---------------------------------------
+
+# For each rank its node.
+BLOCK = [0, 0, 0, 0, 1, 1, 1, 1]
+CYCLIC = [0, 1, 0, 1]
+UNEVEN = [0, 0, 1]
+
+
+def job_at(places, rank, **changes):
+    """Describe a task of a step; ``places`` has for each rank its node."""
+    nodes = THREE[: max(places) + 1]
+    return step(places[rank], nodes=nodes, task=tasks_at(places)[rank], **changes)
+
+
+def planned_task(job, *, options=None, network=None, **changes):
+    """Plan a task; by default, at Jülich."""
+    rank = job.node_rank or 0
+    inputs = make_inputs(
+        rank, job=job, options=options, network=network, **{"workers": 1} | changes
+    )
+    return make_direct_plan(inputs)
+
+
+def planned_at(places, rank, **changes):
+    return planned_task(job_at(places, rank), **changes)
+
+
+def worker_environment(rank, places):
+    """Return what a worker has of the launcher, at Jülich."""
+    task = tasks_at(places)[rank]
+    return {
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{task.local_rank}",
+        "WORLD_SIZE": f"{len(places)}",
+        "LOCAL_WORLD_SIZE": f"{task.local_size}",
+        "GROUP_RANK": f"{places[rank]}",
+        "GROUP_WORLD_SIZE": f"{max(places) + 1}",
+        "ROLE_RANK": f"{rank}",
+        "ROLE_WORLD_SIZE": f"{len(places)}",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "10.20.0.1",
+        "MASTER_PORT": "25592",
+        "TORCHELASTIC_RUN_ID": "19.0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "GLOO_SOCKET_IFNAME": "ib0",
+    }

@@ -108,79 +108,79 @@ def _readers(conf: Mapping[str, str], backend: str) -> Mapping[str, _Reader]:
     return _FILE if readers is _C10D and _is_file(conf) else readers
 
 
-def parse(explicit: Setting | None) -> dict[str, str]:
+def parse(setting: Setting | None) -> dict[str, str]:
     """Read ``key=value,key=value``.
 
     Raises:
         LaunchError: It has another form, or a key that is an option.
     """
     conf: dict[str, str] = {}
-    if explicit is None:
+    if setting is None:
         return conf
-    for part in str(explicit.value).split(","):
+    for part in str(setting.value).split(","):
         key, _, value = (text.strip() for text in part.partition("="))
         if key and value:
             conf[key] = value
         elif part.strip():
             raise _error(
-                explicit,
+                setting,
                 f"{part!r} is not of the form key=value. Type pairs with commas "
                 "between them: join_timeout=900,read_timeout=600",
             )
     for key in _TAKEN.keys() & conf.keys():
-        raise _error(explicit, f"{key} is set by {_TAKEN[key]}. Leave it out here")
+        raise _error(setting, f"{key} is set by {_TAKEN[key]}. Leave it out here")
     return conf
 
 
-def check(explicit: Setting | None, backend: str) -> None:
+def check(setting: Setting | None, backend: str) -> None:
     """Check the values of those keys that a backend reads.
 
     Args:
-        explicit: What was typed.
+        setting: The option; ``None`` if it is not set.
         backend: The backend that is in force.
 
     Raises:
         LaunchError: It could not read one.
     """
-    conf = parse(explicit)
+    conf = parse(setting)
     readers = _readers(conf, backend)
     for key in readers.keys() & conf.keys():
         read, fault = readers[key]
         try:
             read(conf[key])
         except (ValueError, OverflowError):
-            raise _error(explicit, f"{key}={conf[key]}{fault}") from None
+            raise _error(setting, f"{key}={conf[key]}{fault}") from None
 
 
-def _error(explicit: Setting | None, fault: str) -> LaunchError:
-    return LaunchError("HPC019", f"{explicit}: {fault}", everywhere=True)
+def _error(setting: Setting | None, fault: str) -> LaunchError:
+    return LaunchError("HPC019", f"{setting}: {fault}", everywhere=True)
 
 
-def seconds(explicit: Setting | None, backend: str, key: str, default: int) -> int:
-    """Return a number of seconds, by default if it was not typed for a backend.
+def seconds(setting: Setting | None, backend: str, key: str, default: int) -> int:
+    """Return a number of seconds, or the default where a backend has none.
 
     Args:
-        explicit: What was typed, and checked.
+        setting: The option, which has been checked.
         backend: The backend that is in force.
         key: One of those that some backends read.
         default: What it is else.
     """
-    conf = parse(explicit)
+    conf = parse(setting)
     return int(conf.get(key, default)) if key in _readers(conf, backend) else default
 
 
-def uses_file(explicit: Setting | None) -> bool:
+def uses_file(setting: Setting | None) -> bool:
     """Say whether the store of c10d is a file, so that the endpoint is a path."""
-    return _is_file(parse(explicit))
+    return _is_file(parse(setting))
 
 
 def _is_file(conf: Mapping[str, str]) -> bool:
     return conf.get("store_type", "").lower() == "file"
 
 
-def filled(explicit: Setting | None, **defaults: object) -> dict[str, str]:
-    """Return what was typed, and the defaults of what was not."""
-    conf = parse(explicit)
+def filled(setting: Setting | None, **defaults: object) -> dict[str, str]:
+    """Return the pairs of the option, and defaults for what is not among them."""
+    conf = parse(setting)
     for key, value in defaults.items():
         conf.setdefault(key, str(value))
     return conf

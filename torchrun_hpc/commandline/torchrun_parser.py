@@ -8,51 +8,51 @@ with every default removed, never by looking at the text.
 from __future__ import annotations
 
 import argparse
-import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 
-from torchrun_hpc.commandline import options as hpc_options
+from torchrun_hpc.commandline import options
+from torchrun_hpc.commandline.command_line import SCRIPT_ARGS, split
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SCRIPT_ARGS = "training_script_args"
-
 _OURS = "hpc_"
 
-# The kinds of options that a variable can set.
-BY_VARIABLE = (env, check_env, hpc_options.OrVariable)
 
-# Words in front of the script. Trying more would take seconds on a wrong line with
-# thousands of arguments, and no right line has as many.
-_LONGEST = 256
+def reads_variable(action: argparse.Action) -> bool:
+    """Say whether a variable can set an option."""
+    return isinstance(action, env | check_env) or action.dest.startswith(_OURS)
 
 
-class _Incomplete(Exception):  # noqa: N818 - never leaves this module
-    """Not a whole command line yet, or a wrong one."""
-
-
-def parser() -> argparse.ArgumentParser:
+def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """Return torchrun's parser with our options added.
+
+    Args:
+        environ: Environment of this process. Of its own options, torch reads the
+            variables from ``os.environ``.
 
     Raises:
         LaunchError: A ``PET_*`` variable of a flag is not a number: torch reads it
             while it makes the parser.
     """
     try:
-        made = torch_run.get_args_parser()
-        hpc_options.add_ours(made)
+        torchrun = torch_run.get_args_parser()
+        options.add_ours(torchrun, environ)
     except ValueError as error:
-        hpc_options.wrong_variable(error)
+        raise options.wrong_variable(error, environ) from None
     # --h was an abbreviation of --help before there were two options with an h.
-    made.add_argument("--h", action="help", help=argparse.SUPPRESS)
-    made.prog = hpc_options.PROGRAM
-    made.error = hpc_options.wrong_line  # type: ignore[method-assign]
-    return made
+    torchrun.add_argument("--h", action="help", help=argparse.SUPPRESS)
+    torchrun.prog = options.PROGRAM
+    torchrun.error = _refuse  # type: ignore[method-assign]
+    return torchrun
+
+
+def _refuse(message: str) -> NoReturn:
+    raise options.wrong_line(message)
 
 
 def parse(
@@ -72,31 +72,28 @@ def parse(
         LaunchError: The command line is wrong, or a ``PET_*`` variable cannot be read.
         SystemExit: The command line asks for help (0).
     """
-    made = parser()
-    own, script_args = _split(made, argv)
-    args = made.parse_args(own)
+    torchrun = parser(environ)
+    own, script_args = split(torchrun, argv)
+    args = torchrun.parse_args(own)
     for dest, value in vars(args).items():
         if dest.startswith(_OURS) and isinstance(value, list):
-            hpc_options.wrong_line(
-                f"{dest} has no value"
-            )  # of --hpc-site=-- Python makes a list
-    setattr(args, SCRIPT_ARGS, _script_args(script_args, own))
-    bare = hpc_options.without_defaults(parser())
-    options = hpc_options.options_of(bare)
-    bare_args = vars(bare.parse_args(own))
-    explicit = _by_variable(options, args, environ) | {
-        action.dest: Setting(bare_args[action.dest], action.option_strings[-1])
-        for action in options
-        if action.dest in bare_args
+            _refuse(f"{dest} has no value")  # of --hpc-site=-- Python makes a list
+    setattr(args, SCRIPT_ARGS, list(script_args))
+    settings = _by_variable(torchrun, args, environ)
+    for action in _options_of(torchrun):
+        action.default = argparse.SUPPRESS
+    bare = vars(torchrun.parse_args(own))
+    settings |= {
+        action.dest: Setting(bare[action.dest], action.option_strings[-1])
+        for action in _options_of(torchrun)
+        if action.dest in bare
     }
-    return args, {
-        dest: option for dest, option in explicit.items() if option.value != ""
-    }
+    return args, {k: setting for k, setting in settings.items() if setting.value != ""}
 
 
-def add_ours(args: argparse.Namespace) -> None:
+def add_ours(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Add our options, as variables set them, to those of a program's own parser."""
-    for dest, value in vars(parser().parse_args(["script"])).items():
+    for dest, value in vars(parser(environ).parse_args(["script"])).items():
         if dest.startswith(_OURS) and not hasattr(args, dest):
             setattr(args, dest, value)
 
@@ -107,12 +104,11 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, S
     What it left at torchrun's defaults is ours to fill in. The rank of the node is
     left out: 0 is the default, so it would count as set on all nodes but the first.
     """
-    made = parser()
-    options = hpc_options.options_of(made)
-    defaults = vars(made.parse_args(["script"]))
-    return _by_variable(options, args, environ) | {
+    torchrun = parser(environ)
+    defaults = vars(torchrun.parse_args(["script"]))
+    return _by_variable(torchrun, args, environ) | {
         action.dest: Setting(_read(action, args), action.option_strings[-1])
-        for action in options
+        for action in _options_of(torchrun)
         if action.dest != "node_rank"
         and getattr(args, action.dest, "")
         not in ("", None, defaults.get(action.dest, ""))
@@ -126,27 +122,30 @@ def _read(action: argparse.Action, args: argparse.Namespace) -> Any:
         try:
             return action.type(value)
         except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-            hpc_options.wrong_line(f"{action.option_strings[-1]}={value}: {error}")
+            _refuse(f"{action.option_strings[-1]}={value}: {error}")
     return value
 
 
 def plain_command(
-    args: argparse.Namespace, options: Mapping[str, Setting]
+    args: argparse.Namespace,
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
 ) -> list[str]:
     """Write a command line of torchrun itself.
 
     Args:
         args: Has the script and its arguments.
-        options: The options to write; ours are left out.
+        settings: The options to write; ours are left out.
+        environ: Environment of this process.
     """
     words = ["torchrun"]
-    for action in hpc_options.options_of(parser()):
-        option = options.get(action.dest)
-        if option is None or action.dest.startswith(_OURS):
+    for action in _options_of(parser(environ)):
+        setting = settings.get(action.dest)
+        if setting is None or action.dest.startswith(_OURS):
             continue
         if action.nargs != 0:
-            words.append(f"{action.option_strings[-1]}={_written(option.value)}")
-        elif option.value:
+            words.append(f"{action.option_strings[-1]}={_written(setting.value)}")
+        elif setting.value:
             words.append(action.option_strings[-1])
     script = [args.training_script, *getattr(args, SCRIPT_ARGS)]
     # argparse would take these for its own.
@@ -162,50 +161,21 @@ def _written(value: Any) -> str:
     return str(value)
 
 
+def _options_of(torchrun: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the options of a parser, without its positional arguments."""
+    return [action for action in torchrun._actions if action.option_strings]
+
+
 def _by_variable(
-    options: Sequence[argparse.Action],
+    torchrun: argparse.ArgumentParser,
     args: argparse.Namespace,
     environ: Mapping[str, str],
 ) -> dict[str, Setting]:
     """Return the options that a ``PET_*`` variable set."""
     found = {}
-    for action in options:
-        variable = f"PET_{action.dest.upper()}"
-        if isinstance(action, env | check_env | hpc_options.OrVariable) and environ.get(
-            variable
-        ):
+    for action in _options_of(torchrun):
+        variable = options.variable_of(action.dest)
+        if reads_variable(action) and environ.get(variable):
             value = getattr(args, action.dest, environ[variable])
             found[action.dest] = Setting(value, variable)
     return found
-
-
-def _split(
-    made: argparse.ArgumentParser, argv: Sequence[str]
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Split a command line behind the script: the shortest part that parses.
-
-    The script's own arguments are not ours to look at: argparse would find ambiguous
-    abbreviations among them.
-    """
-    quiet = copy.copy(made)
-
-    def fail(message: str) -> NoReturn:
-        raise _Incomplete(message)
-
-    quiet.error = fail  # type: ignore[method-assign]
-    for end in range(1, min(len(argv), _LONGEST) + 1):
-        try:
-            quiet.parse_args(argv[:end])
-        except _Incomplete:
-            continue
-        return argv[:end], argv[end:]
-    return argv, ()
-
-
-def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Treat ``--`` among the script's arguments as argparse does."""
-    neutral = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    neutral.add_argument("script")
-    neutral.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
-    before = ["--"] if "--" in own else []
-    return list(getattr(neutral.parse_args([*before, "script", *words]), SCRIPT_ARGS))

@@ -14,11 +14,10 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from torchrun_hpc.commandline import options as hpc_options
+from torchrun_hpc.commandline.options import DRY_RUN, LONGEST_ID, names_folder
+from torchrun_hpc.commandline.script import check_program, check_script
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning import plan
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import master_addr
 
 if TYPE_CHECKING:
     import argparse
@@ -30,13 +29,17 @@ if TYPE_CHECKING:
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
-def number_of_workers(args: argparse.Namespace, explicit: Mapping[str, Setting]) -> int:
+def number_of_workers(args: argparse.Namespace, options: Mapping[str, Setting]) -> int:
     """Return the number of workers on this node.
+
+    Args:
+        args: Arguments of torchrun; of these, ``nproc_per_node``.
+        options: Of these, what the user set.
 
     Raises:
         LaunchError: ``--nproc-per-node`` is no number, or counts what is not there.
     """
-    name = explicit.get("nproc_per_node") or f"--nproc_per_node={args.nproc_per_node}"
+    name = options.get("nproc_per_node") or f"--nproc_per_node={args.nproc_per_node}"
     try:
         workers = int(torch_run.determine_local_world_size(args.nproc_per_node))
     except ValueError as error:
@@ -54,14 +57,18 @@ def number_of_gpus() -> int:
     return int(torch.cuda.device_count() or capabilities.number_of_xpus())
 
 
-def check(args: argparse.Namespace, explicit: Mapping[str, Setting]) -> None:
+def check_options(args: argparse.Namespace, options: Mapping[str, Setting]) -> None:
     """Look at the options that torch uses without checking them.
+
+    Args:
+        args: Arguments of torchrun, filled in.
+        options: Of these, what the user set.
 
     Raises:
         LaunchError: A value cannot be used.
     """
     for dest, problem in _problems(args):
-        name = explicit.get(dest) or f"--{dest}={getattr(args, dest)}"
+        name = options.get(dest) or f"--{dest}={getattr(args, dest)}"
         # The GPUs may be others on each node.
         everywhere = dest != "numa_binding"
         raise LaunchError("HPC014", f"{name}: {problem}", everywhere=everywhere)
@@ -73,8 +80,8 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     Torchrun ends of each of these. What it only warns of, such as a signal that there
     is not, or ignores, is no problem.
     """
-    if getattr(args, "hpc_dry_run", None) not in {None, *hpc_options.DRY_RUN}:
-        yield "hpc_dry_run", f"type one of {', '.join(hpc_options.DRY_RUN)}"
+    if getattr(args, "hpc_dry_run", None) not in {None, *DRY_RUN}:
+        yield "hpc_dry_run", f"type one of {', '.join(DRY_RUN)}"
     backends = getattr(rendezvous_handler_registry, "_registry", {})
     # With --standalone torch takes a backend and an id of its own.
     if backends and not args.standalone and args.rdzv_backend not in backends:
@@ -84,8 +91,8 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield "max_restarts", "type 0 or more"
     if not 0 < args.monitor_interval < threading.TIMEOUT_MAX:
         yield "monitor_interval", "type seconds, above 0"
-    if not args.standalone and not plan.names_folder(args.rdzv_id):
-        yield "rdzv_id", f"type at most {plan.LONGEST_ID} characters, without /"
+    if not args.standalone and not names_folder(args.rdzv_id):
+        yield "rdzv_id", f"type at most {LONGEST_ID} characters, without /"
     handlers = getattr(event_handlers, "_log_handlers", {})
     if handlers and capabilities.option(args, "event_log_handler") not in handlers:
         yield "event_log_handler", f"type one of {', '.join(sorted(handlers))}"
@@ -97,8 +104,12 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield "numa_binding", "no GPU is visible here, and torch binds by GPU"
 
 
-def configure(args: argparse.Namespace) -> None:
-    """Let torch read all arguments once, before anything is started.
+def check_configuration(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    """Let torch read all arguments once, and look at the script, before the start.
+
+    Args:
+        args: Arguments of torchrun, filled in.
+        environ: Environment of this process.
 
     Raises:
         LaunchError: A value cannot be used, in torch's words.
@@ -108,7 +119,7 @@ def configure(args: argparse.Namespace) -> None:
         # torch makes a folder for logs where none was typed.
         trial.log_dir = args.log_dir or folder
         try:
-            torch_run.config_from_args(master_addr.without(trial))
+            torch_run.config_from_args(trial)
             # Not every torch has made it by now.
             Path(trial.log_dir).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=trial.log_dir):
@@ -119,6 +130,6 @@ def configure(args: argparse.Namespace) -> None:
                 fault = "torchrun cannot make its folder for logs"
             raise LaunchError("HPC015", f"{fault}: {error}") from None
     if args.no_python:
-        hpc_options.check_program(args.training_script)
+        check_program(args.training_script, environ)
     elif not args.module and not getattr(args, "hpc_dry_run", None):
-        hpc_options.check_script(args.training_script)  # a dry run needs none
+        check_script(args.training_script, environ)  # a dry run needs none

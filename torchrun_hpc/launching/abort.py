@@ -1,8 +1,8 @@
 """A node that cannot start: who says why, and how the other nodes hear of it.
 
-They would wait for it as long as ``join_timeout``. So it looks for the head of the
-rendezvous, only to say that it gives up; where it is the head itself, it lets the
-others in, and tells each. This needs no torch, which may be what is missing.
+They would wait for it as long as ``join_timeout``. So it looks for the coordinator of
+the rendezvous, only to say that it gives up; where it is the coordinator itself, it
+accepts the others, and tells each. This needs no torch, which may be what is missing.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, network, schedulers, sites
-from torchrun_hpc.commandline import options as hpc_options
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.planning import endpoints, plan
+from torchrun_hpc.planning import endpoints, messages, several_nodes
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
+from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.reporting import report
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.setting import Setting
 
@@ -37,15 +38,21 @@ if TYPE_CHECKING:
 SHARED_LIMIT = 30.0
 LIMIT = 120.0
 
-# Seconds that the task that speaks has before the others end: mpirun, and srun with
+# Seconds that the task that reports has before the others end: mpirun, and srun with
 # --kill-on-bad-exit, end all tasks with the first one.
 _HEAD_START = 2.0
 
-# Seconds without the head after which the user reads the message in any case.
+# Seconds without a coordinator after which the user reads the message in any case.
 _SOON = 5
 
-# Of the options that say where the nodes meet, those that do not say how.
+# The options that say whether nodes meet, and where; and those that may be wrong.
+_WHERE = (
+    *("standalone", "nnodes", "node_rank", "master_addr", "master_port", "hpc_site"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "hpc_rendezvous"),
+)
 _MAY_BE_WRONG = ("nnodes", "rdzv_conf", "rdzv_endpoint")
+
+WRONG_USE = 2  # exit code
 
 
 @dataclass
@@ -53,21 +60,24 @@ class Known:
     """What a launch has found out so far: a fault may come at any time.
 
     Attributes:
-        argv: The command line, without the program's name.
-        job: What the scheduler says.
-        options: What was typed, once it is parsed.
+        preflight: What this process shows.
+        options: What the user set, once it is parsed.
         plan: The plan, once it is made.
     """
 
-    argv: Sequence[str] = ()
-    job: Job | None = None
-    options: Mapping[str, Setting] | None = None
+    preflight: Preflight | None = None
+    options: Mapping[str, Setting] = field(default_factory=dict)
     plan: LaunchPlan | None = None
+
+    @property
+    def job(self) -> Job | None:
+        """The job, if it is known, and there is one."""
+        return None if self.preflight is None else self.preflight.job
 
 
 @contextlib.contextmanager
-def others_told(known: Known) -> Iterator[None]:
-    """Tell the other nodes of a fault that this program itself is to deal with.
+def faults_reported(known: Known) -> Iterator[None]:
+    """Turn a fault into one message and exit code 2; let the other nodes know.
 
     Args:
         known: What the launch has found out, by then.
@@ -75,52 +85,52 @@ def others_told(known: Known) -> Iterator[None]:
     try:
         yield
     except LaunchError as fault:
-        give_up(fault, known, is_reporter=False)
-        raise
+        give_up(fault, known)
+        sys.exit(WRONG_USE)
 
 
-def give_up(fault: LaunchError, known: Known, *, is_reporter: bool = True) -> None:
-    """Say what is wrong, and tell the other nodes.
+def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> None:
+    """Report what is wrong, and tell the other nodes.
 
-    What all nodes find, one of them says; what only this node finds, it says itself,
-    with its name. Which of the two it is, the others know: if the first failure that
-    the head has heard of is the same, then its node has said it.
+    What all nodes find, one of them reports; what only this node finds, it reports
+    itself, with its name. Which of the two it is, the others know: if the first failure
+    that the coordinator has heard of is the same, then its node has reported it.
 
     Args:
         fault: What is wrong.
         known: What the launch has found out.
-        is_reporter: Whether to say anything; the others are told in any case.
+        is_silent: Whether to print nothing; the others are told in any case.
     """
     is_first = schedulers.is_reporter(this_process())
     place = None if fault.others_know else meeting_place(known)
     advice = "" if fault.others_know else _advice(known.job)
     host = "" if fault.everywhere and is_first else _host(known.job)
-    has_said = not is_reporter
+    is_reported = is_silent
 
-    def say(advice: str = "") -> None:
-        nonlocal has_said
-        if not has_said:
-            has_said = True
+    def print_once(advice: str = "") -> None:
+        nonlocal is_reported
+        if not is_reported:
+            is_reported = True
             text = f"on {host}: {fault}" if host else str(fault)
             message = Message(fault.code, text + advice)
             report.line(message, sys.stderr, "error")
 
     def wait(event: Mapping[str, Any]) -> None:
         if event.get("looking", 0) >= _SOON:
-            say(advice)
+            print_once(advice)
 
     if place is None:
         if is_first or not fault.everywhere:
-            say("" if fault.everywhere else advice)
+            print_once("" if fault.everywhere else advice)
         else:
             with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(_HEAD_START)
         return
-    if is_first or place.is_coordinator:
-        say()
+    if is_first or place.rendezvous.is_coordinator:
+        print_once()
     limit = SHARED_LIMIT if fault.everywhere else LIMIT
     if tell(place, f"{fault.code} {fault}", limit, wait):
-        say()
+        print_once()
 
 
 def meeting_place(known: Known) -> LaunchPlan | None:
@@ -129,39 +139,39 @@ def meeting_place(known: Known) -> LaunchPlan | None:
     Before there is a plan, one is made from the options that say where, and from
     nothing else: the fault may be in the rest.
     """
-    found, job, explicit = known.plan, known.job, known.options
-    if explicit is None:
-        explicit = hpc_options.endpoint_options(known.argv)
-    if found is None and job is not None and job.start is LaunchContext.STEP:
-        options = {
-            name: explicit[name] for name in hpc_options.ENDPOINT if name in explicit
-        }
+    found, seen = known.plan, known.preflight
+    job = known.job
+    if found is None and seen and job and job.start is LaunchContext.STEP:
+        options = {k: v for k, v in known.options.items() if k in _WHERE}
         # What is typed may be the fault: then all that have it meet without it.
-        rest = {name: options[name] for name in options if name not in _MAY_BE_WRONG}
-        found = _planned(job, options) or _planned(job, rest)
-    if found is None or found.backend != SCHEDULER:
+        rest = {k: v for k, v in options.items() if k not in _MAY_BE_WRONG}
+        found = _planned(seen, job, options) or _planned(seen, job, rest)
+    if found is None or seen is None or found.rendezvous.backend != SCHEDULER:
         return None
-    run_id = (
-        str(explicit["rdzv_id"].value) if "rdzv_id" in explicit else found.launch_id
-    )
-    return None if plan.nested(os.environ, run_id) else found
+    setting = known.options.get("rdzv_id")
+    run_id = found.launch_id if setting is None else str(setting.value)
+    return None if messages.nested(seen.environ, run_id) else found
 
 
-def _planned(job: Job, options: Mapping[str, Setting]) -> LaunchPlan | None:
-    environ = schedulers.environment()
+def _planned(
+    seen: Preflight, job: Job, options: Mapping[str, Setting]
+) -> LaunchPlan | None:
     try:
-        return plan.meeting_place(
+        if choose_mode(seen, options, has_agent=True) is not Mode.SEVERAL_NODES:
+            return None
+        return several_nodes.plan(
             Inputs(
+                mode=Mode.SEVERAL_NODES,
                 job=job,
-                site=sites.find(environ, job.a_node, options.get("hpc_site")),
+                site=sites.find(seen.environ, job.a_node, options.get("hpc_site")),
                 network=network.this_node(),
                 options=options,
-                environ=environ,
+                environ=seen.environ,
                 workers=1,
                 cpus=1,
                 gpus=0,
                 command="",
-                hostname=socket.gethostname(),
+                hostname=seen.hostname,
             )
         )
     except (LaunchError, OSError):
@@ -196,17 +206,17 @@ def tell(
         unpacked,
     )
 
-    rank = place.node_rank
+    rank = place.world.node_rank
     failure = unpacked(packed(Failure(Kind.AGENT, (rank,), text=reason)))
     heard = None
     # Ctrl-C: the user has read enough. No more files: nobody can be told.
     with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):
-        if place.is_coordinator:
+        if place.rendezvous.is_coordinator:
             server.serve_failure(place, failure, limit)
             return True
         where = client.CoordinatorAddress(
-            host=place.connect_host,
-            ports=place.ports,
+            host=place.rendezvous.connect_host,
+            ports=place.rendezvous.ports,
             timeout=limit,
             silence_timeout=int(limit),
             notice_ports=endpoints.notice_ports(place.launch_id),
@@ -214,9 +224,9 @@ def tell(
         hello = JoinRequest(
             job=place.launch_id,
             run_id="",
-            nodes=place.nodes,
+            nodes=place.world.nodes,
             rank=rank,
-            host=place.hosts[rank],
+            host=place.world.hosts[rank],
             pid=os.getpid(),
             release=__version__,
         )

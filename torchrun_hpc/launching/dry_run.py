@@ -23,18 +23,20 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_
 
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import Message
+from torchrun_hpc.launching.start import Answers
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
 from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.rendezvous.coordinator import ranks_by_site
 from torchrun_hpc.rendezvous.handler import AgentStore, SchedulerRendezvous
 from torchrun_hpc.reporting import description, report
+from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
 
 # Seconds that node 0 waits for the others, where --rdzv-conf has no join_timeout.
@@ -50,10 +52,10 @@ _ARRIVED, _ANSWERED, _LEFT = (
 )
 
 
-def print_dry_run(
+def meet(
     args: argparse.Namespace, plan: LaunchPlan, own: Description, limit: int
-) -> bool:
-    """Print what would be done, on node 0.
+) -> Answers:
+    """Meet the other nodes, and return what they would do, on the one that reports.
 
     Args:
         args: Arguments of torchrun, filled in.
@@ -61,28 +63,23 @@ def print_dry_run(
         own: Its description.
         limit: Seconds to wait for other nodes.
 
-    Returns:
-        Whether all nodes answered, as far as this one knows.
-
     Raises:
         RendezvousError: The store of the rendezvous could not be reached, or is lost.
     """
-    found = {plan.node_rank: own}
+    found = {plan.world.node_rank: own}
     missing: list[str] = []
-    if plan.nodes > 1 and plan.hosts and _has_store(args, plan):
+    if plan.world.nodes > 1 and plan.world.hosts and _has_store(args, plan):
         try:
             with _opened(args, plan, limit) as store:
                 found = _exchange(store, plan, own, limit)
         except RuntimeError as error:  # what stores raise, in each release
             raise RendezvousConnectionError(str(error)) from None
-        absent = (r for r in range(plan.nodes) if r not in found)
-        missing = [plan.hosts[rank] or f"node {rank}" for rank in absent]
-    if not plan.is_reporter:
-        return True
+        absent = (r for r in range(plan.world.nodes) if r not in found)
+        missing = [plan.world.hosts[rank] or f"node {rank}" for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
-    nodes[0]["plan"]["advice"] += description.as_data(_disagreement(found, plan))
-    report.print_dry_run(args.hpc_dry_run, nodes, missing, limit)
-    return not missing
+    if nodes:  # on the one that reports
+        nodes[0]["plan"]["advice"] += description.as_data(_disagreement(found, plan))
+    return Answers(nodes, missing, limit)
 
 
 def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Message]:
@@ -100,15 +97,15 @@ def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Me
 def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
     """Say whether the nodes meet in a store that is gone afterwards: not in a file."""
     conf = Setting(args.rdzv_conf, "--rdzv_conf")
-    if plan.backend == C10D:
+    if plan.rendezvous.backend == C10D:
         return not rdzv_conf.uses_file(conf)
-    return plan.backend in {SCHEDULER, STATIC}
+    return plan.rendezvous.backend in {SCHEDULER, STATIC}
 
 
 @contextlib.contextmanager
 def _opened(args: argparse.Namespace, plan: LaunchPlan, limit: int) -> Iterator[Any]:
     """Open the store of the rendezvous."""
-    if plan.backend == SCHEDULER:
+    if plan.rendezvous.backend == SCHEDULER:
         rendezvous = SchedulerRendezvous(
             plan, handler.parameters(args, plan), args.max_restarts
         )
@@ -124,18 +121,18 @@ def _exchange(
     store: Any, plan: LaunchPlan, own: Description, limit: int
 ) -> dict[int, Description]:
     """Return the descriptions of all nodes that answer, on node 0."""
-    store.set(_key(plan.node_rank), json.dumps(own))
-    store.add(_there(plan.node_rank), 1)
+    store.set(_key(plan.world.node_rank), json.dumps(own))
+    store.add(_there(plan.world.node_rank), 1)
     store.add(_ARRIVED, 1)
     found = {}
-    if plan.node_rank == 0:
+    if plan.world.node_rank == 0:
         arrived = functools.partial(store.add, _ARRIVED, 0)
         _wait(
-            lambda: arrived() >= plan.nodes,
+            lambda: arrived() >= plan.world.nodes,
             limit,
-            lambda: f"{arrived()} of {plan.nodes} nodes have answered",
+            lambda: f"{arrived()} of {plan.world.nodes} nodes have answered",
         )
-        ranks = [rank for rank in range(plan.nodes) if store.add(_there(rank), 0)]
+        ranks = [rank for rank in range(plan.world.nodes) if store.add(_there(rank), 0)]
         texts = {rank: store.get(_key(rank)) for rank in ranks}
         received = {r: description.received(t, r, plan) for r, t in texts.items()}
         found = {rank: node for rank, node in received.items() if node is not None}
@@ -143,12 +140,14 @@ def _exchange(
     elif not _wait(
         lambda: store.add(_ANSWERED, 0) > 0,
         2 * limit,
-        (lambda: "node 0 has not answered") if plan.reports_wait_for(0) else None,
+        (lambda: "node 0 has not answered")
+        if reports_wait_for(plan.world.node_rank, 0)
+        else None,
     ):
         raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")
     # The host leaves last: the others are connected to it.
     store.add(_LEFT, 1)
-    if plan.is_coordinator:
+    if plan.rendezvous.is_coordinator:
         answered = store.add(_ANSWERED, 0)
         _wait(lambda: store.add(_LEFT, 0) >= answered, _LAST)
     return found
@@ -158,12 +157,18 @@ def _parameters(
     args: argparse.Namespace, plan: LaunchPlan, limit: int
 ) -> RendezvousParameters:
     """Return those of torch's c10d; the static rendezvous has the same store."""
-    conf: dict[str, str] = {"is_host": str(int(plan.node_rank == 0))}
-    if plan.backend == C10D:
+    conf: dict[str, str] = {"is_host": str(int(plan.world.node_rank == 0))}
+    if plan.rendezvous.backend == C10D:
         conf = rdzv_conf.parse(Setting(args.rdzv_conf, "--rdzv_conf"))
     conf["read_timeout"] = str(limit)
     return RendezvousParameters(
-        C10D, args.rdzv_endpoint, args.rdzv_id, 1, plan.nodes, plan.address, **conf
+        C10D,
+        args.rdzv_endpoint,
+        args.rdzv_id,
+        1,
+        plan.world.nodes,
+        plan.rendezvous.local_address,
+        **conf,
     )
 
 

@@ -22,7 +22,7 @@ from torchrun_hpc.reporting import console
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.handler import Creator
 
 # Seconds for which an agent tries to reach the others, to report that it gives up.
@@ -108,7 +108,7 @@ def _judge(
     if isinstance(problem, OSError):
         text = str(problem.strerror or problem)
         text += f": {problem.filename}" if problem.filename else ""
-        where = plan.hosts[plan.node_rank]
+        where = plan.world.hosts[plan.world.node_rank]
         console.write(Message("HPC127", f"on {where}: {text}"), "error")
         return Failure(Kind.AGENT, text=text), FAILED
     name = type(problem).__name__

@@ -1,7 +1,7 @@
-"""Where the nodes meet, and under which address each of them is known.
+"""Where the nodes are to meet: host, port, ``MASTER_ADDR``.
 
-Names and port are the same on all nodes: they are made of names and of the job's
-identity. Addresses belong to this node.
+All of it is the same on all nodes: it is made of names, and of the launch's id. What a
+name means to this node stands in `local_endpoint`.
 """
 
 from __future__ import annotations
@@ -12,24 +12,29 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.network import is_number, join_endpoint
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
+from torchrun_hpc.schedulers.slurm import port_of_hook
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from torchrun_hpc.network import Address
     from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.local_endpoint import LocalEndpoint
     from torchrun_hpc.schedulers.job import Job
 
 # Below Linux's ephemeral ports (32768 and up), which any program may be given.
 PORTS = range(20000, 29000)
 _PORTS_END = 2**16
 
+LOOPBACK = "127.0.0.1"
+
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
-# How many ports a head tries; and how many more, only to say that it cannot start.
+# How many ports a coordinator tries; and how many more, only to say that it cannot start.
 _TRIES = 8
 _NOTICES = 4
 
@@ -43,49 +48,18 @@ class Endpoint:
         plain: The same before it was rewritten.
         port: Its port.
         node: Index of the node that it names; ``None`` if it names none.
-        explicit: What the user typed; ``None`` if the host was derived.
+        setting: What the user typed; ``None`` if the host was derived.
     """
 
     host: str
     plain: str
     port: int
     node: int | None
-    explicit: Setting | None
-
-
-@dataclass(frozen=True)
-class LocalEndpoint:
-    """Where the nodes meet, as this node sees it.
-
-    Attributes:
-        host: Name or number of the host, as used here.
-        name: Name of this node, as used here.
-        port: Its port.
-        connect_host: What to connect to: the number behind ``host``, so that torch asks no
-            name server; the name, if it has several; empty if it has none here.
-        own: This node's address; ``None`` if other nodes could reach none of those
-            that are known.
-        is_host: Whether this node is the host.
-        used_plain_name: Whether the host may be known by another name or address elsewhere.
-        warnings: What was worked around on this node.
-    """
-
-    host: str
-    name: str
-    port: int
-    connect_host: str
-    own: Address | None
-    is_host: bool
-    used_plain_name: bool
-    warnings: tuple[Message, ...]
-
-    def __str__(self) -> str:
-        """Write host and port as an endpoint."""
-        return join_endpoint(self.host, self.port)
+    setting: Setting | None
 
 
 def port_of(launch_id: str) -> int:
-    """Derive the port of a launch from its identity; the same on all nodes."""
+    """Derive the port of a launch from its id; the same on all nodes."""
     digest = hashlib.sha256(launch_id.encode()).digest()
     return PORTS[int.from_bytes(digest[:8], "big") % len(PORTS)]
 
@@ -96,7 +70,7 @@ def ports_of(launch_id: str) -> tuple[int, ...]:
 
 
 def notice_ports(launch_id: str) -> tuple[int, ...]:
-    """Derive the ports on which a head tells that it found none to listen on."""
+    """Derive the ports on which a coordinator tells that it found none to use."""
     return _derived_ports(launch_id)[_TRIES:]
 
 
@@ -131,11 +105,11 @@ def explicit_endpoint(
                 f"{master_port} is not a port: type one from 1 to 65535",
                 everywhere=True,
             )
-    explicit = inputs.options.get("rdzv_endpoint") or inputs.options.get("master_addr")
-    if explicit is None or not (inputs.is_static or inputs.is_c10d):
+    setting = inputs.options.get("rdzv_endpoint") or inputs.options.get("master_addr")
+    if setting is None or not (inputs.is_static or inputs.is_c10d):
         return host, port, None
-    host, explicit_port = split_endpoint(explicit)
-    return host, port if explicit_port is None else explicit_port, explicit
+    host, explicit_port = split_endpoint(setting)
+    return host, port if explicit_port is None else explicit_port, setting
 
 
 def endpoint_of(inputs: Inputs, job: Job) -> Endpoint:
@@ -150,15 +124,15 @@ def endpoint_of(inputs: Inputs, job: Job) -> Endpoint:
     port = port_of(job.launch_id)
     # A launcher that tells no names may have started this node alone.
     first = job.nodes[0] or (job.hostname if len(job.nodes) == 1 else "")
-    host, port, explicit = explicit_endpoint(inputs, first, port)
-    if explicit is None and not (host and job.nodelist_is_shared):
-        master, port, explicit = _master(inputs, port, job)
+    host, port, setting = explicit_endpoint(inputs, first, port)
+    if setting is None and not (host and job.nodelist_is_shared):
+        master, port, setting = _exported_host(inputs, port, job)
         host = master or host
-    host = host or _guessed(inputs, job)
+    host = host or _shown_by_launcher(inputs, job)
     if port == 0:
         zero = inputs.options.get("master_port")
-        if explicit is not None and split_endpoint(explicit)[1] == 0:
-            zero = explicit
+        if setting is not None and split_endpoint(setting)[1] == 0:
+            zero = setting
         raise LaunchError(
             "HPC051",
             f"{zero}: port 0 is another port at every "
@@ -167,7 +141,7 @@ def endpoint_of(inputs: Inputs, job: Job) -> Endpoint:
             everywhere=True,
         )
     node: int | None = 0
-    if explicit is not None:
+    if setting is not None:
         named = (
             index
             for index, name in enumerate(job.nodes)
@@ -175,14 +149,16 @@ def endpoint_of(inputs: Inputs, job: Job) -> Endpoint:
         )
         node = None if is_number(host) else next(named, None)
     fast = host if node is None or is_number(host) else inputs.rewrite(host)
-    return Endpoint(fast, host, port, node, explicit)
+    return Endpoint(fast, host, port, node, setting)
 
 
-def _master(inputs: Inputs, port: int, job: Job) -> tuple[str, int, Setting | None]:
-    """Read ``MASTER_ADDR`` and ``MASTER_PORT``, which a user hands to mpirun.
+def _exported_host(
+    inputs: Inputs, port: int, job: Job
+) -> tuple[str, int, Setting | None]:
+    """Read ``MASTER_ADDR`` and ``MASTER_PORT`` for agents that are told no names.
 
-    Elsewhere they are left alone: hooks of containers export old ones. A port that not
-    all nodes may have is left alone, too.
+    A user hands them to mpirun. Elsewhere they are left alone: hooks of containers
+    export old ones. A port that not all nodes may have is left alone, too.
     """
     host = inputs.environ.get(MASTER_ADDR, "")
     if not host:
@@ -208,7 +184,7 @@ def port_number(text: str, source: str) -> int:
     return int(text)
 
 
-def _guessed(inputs: Inputs, job: Job) -> str:
+def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     """Return the machine where the launcher runs, which node 0 has to check.
 
     Of several addresses it is the one that is nearest: another machine in a network
@@ -221,8 +197,8 @@ def _guessed(inputs: Inputs, job: Job) -> str:
         raise LaunchError(
             "HPC038",
             f"{job.scheduler} tells {count(len(job.nodes), 'node')} their ranks, but "
-            f"no names ({job.provenance['nodes']}), so that they cannot meet. Tell them "
-            f"where node 0 is: {head_hint(job, 'HOST')}",
+            f"no names ({job.provenance['nodes']}), so that they cannot meet. Tell "
+            f"them where node 0 is: {head_hint(inputs, job, 'HOST')}",
             everywhere=job.nodelist_is_shared,
         )
     numbers = [ipaddress.ip_address(h) for h in job.head_candidates if is_number(h)]
@@ -233,48 +209,16 @@ def _guessed(inputs: Inputs, job: Job) -> str:
     return str(next(near, numbers[0]))
 
 
-def head_hint(job: Job, host: str) -> str:
+def head_hint(inputs: Inputs, job: Job, host: str) -> str:
     """Say how to tell a launcher's tasks where node 0 is."""
+    is_direct = inputs.mode.is_direct
     option = f"--rdzv_endpoint={host}:{port_of(job.launch_id)}"
-    if job.nodes[0] and not job.has_several_tasks:
+    if job.nodes[0] and not is_direct:
         return option
     variable = f"export {MASTER_ADDR}={host}"
     if job.launcher.name == "mpirun":  # which does not pass the environment on
         variable = f"mpirun -x {MASTER_ADDR}={host} …"
-    return variable if job.has_several_tasks else f"{variable}   (or {option})"
-
-
-def _check_guess(inputs: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
-    """Let rank 0 see that it is where the others will look for it.
-
-    Raises:
-        LaunchError: It is not.
-    """
-    is_first = job.node_rank == 0
-    if job.has_several_tasks:
-        is_first = job.task.rank == 0  # hosts in another order: on any node
-    elif not job.head_candidates or (
-        endpoint.explicit and endpoint.explicit.source != MASTER_ADDR
-    ):
-        return  # the agents find each other, and their ranks are the scheduler's
-    here = job.hostname or job.own_name
-    if not is_first or same_host(host, here) or same_host(endpoint.plain, here):
-        return
-    if inputs.network.local_address(host) or inputs.network.local_address(
-        endpoint.plain
-    ):
-        return
-    source = job.provenance["nodes" if job.nodes[0] else "head"]
-    if endpoint.explicit:
-        source = endpoint.explicit.source
-    text = f"{source}). Let {job.launcher.name} place it there, or"
-    if not job.nodes[0] and not endpoint.explicit:
-        text = f"{source}), where {job.launcher.name} runs. Please"
-    raise LaunchError(
-        "HPC039",
-        f"rank 0 is on {here}, but the other nodes will look for it on "
-        f"{endpoint.plain} ({text} tell them: {head_hint(job, here)}",
-    )
+    return variable if is_direct else f"{variable}   (or {option})"
 
 
 def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
@@ -288,7 +232,7 @@ def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
     Raises:
         LaunchError: The user has not typed it either.
     """
-    if job.is_ranked or endpoint.explicit:
+    if job.is_ranked or endpoint.setting:
         return
     first = job.own_name if job.task.rank == 0 else "HOST"
     raise LaunchError(
@@ -300,145 +244,13 @@ def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
     )
 
 
-def view(inputs: Inputs, job: Job, index: int, endpoint: Endpoint) -> LocalEndpoint:
-    """Look at the endpoint from this node.
-
-    Args:
-        inputs: What the plan is made from.
-        job: The job of ``inputs``.
-        index: Index of this node in the job's nodes.
-        endpoint: The endpoint by name.
-
-    Raises:
-        LaunchError: The typed ``--local-addr`` is not this node's.
-    """
-    warnings: list[Message] = []
-    host = _resolvable(inputs, endpoint.host, endpoint.plain, warnings)
-    _check_guess(inputs, job, endpoint, host)
-    plain = job.own_name
-    name = inputs.rewrite(plain)
-    name = host if name == endpoint.host else _resolvable(inputs, name, plain, warnings)
-    neighbours = filter(None, job.nodes[:index] + job.nodes[index + 1 :])
-    neighbour = next(neighbours, endpoint.plain)
-    named = _named_address(inputs, endpoint, host, name, neighbour)
-    own = named
-    if "local_addr" in inputs.options:
-        own = explicit_local_address(inputs)
-    connect_host = _connect_host(inputs, host)
-    if endpoint.node == index and not is_number(endpoint.host):
-        # It reaches its own store, also where its name means 127.0.1.1 to it.
-        connect_host = str(
-            named or connect_host or next(iter(inputs.network.resolve(host)), "")
-        )
-    return LocalEndpoint(
-        host=host,
-        name=name,
-        port=endpoint.port,
-        connect_host=connect_host,
-        own=own,
-        is_host=_is_host(inputs, job, index, endpoint, host),
-        used_plain_name=host != endpoint.host
-        or (endpoint.explicit is None and any(map(is_number, job.head_candidates))),
-        warnings=tuple(warnings),
-    )
-
-
-def explicit_local_address(inputs: Inputs) -> Address:
-    """Return the number behind the typed ``--local-addr``, loopback included.
-
-    Raises:
-        LaunchError: No interface of this node has it.
-    """
-    explicit = inputs.options["local_addr"]
-    address = inputs.network.local_address(str(explicit.value))
-    if address is not None:
-        return address
-    own = [str(a.ip) for i in inputs.network.interfaces for a in i.addresses]
-    raise LaunchError(
-        "HPC052",
-        f"{explicit} is not an address of this node, which has {', '.join(own)}. Leave "
-        "the option out",
-    )
-
-
-def _named_address(
-    inputs: Inputs, endpoint: Endpoint, host: str, name: str, neighbour: str
-) -> Address | None:
-    """Return the address under which the other nodes know this one.
-
-    It is one that the node's name gives and an interface owns; else the one that the
-    kernel would send from to a neighbour. Where the user typed an endpoint that is no
-    node's name, the endpoint says which network is meant.
-    """
-    return (
-        (address_near(inputs, host) if endpoint.node is None else None)
-        or inputs.network.own_address(name)
-        or address_near(inputs, inputs.rewrite(neighbour))
-        or address_near(inputs, neighbour)
-    )
-
-
-def _connect_host(inputs: Inputs, host: str) -> str:
-    """Return what to connect to: a number, else a name, else nothing."""
-    known = inputs.network.addresses_of(host)
-    if not known:
-        return ""
-    alike = [address for address in known if address.version == known[0].version]
-    # torch tries all addresses of a name.
-    return str(alike[0]) if len(alike) == 1 else host
-
-
-def address_near(inputs: Inputs, host: str) -> Address | None:
-    """Return the address that this node shows to a host, which may be itself."""
-    for far in inputs.network.addresses_of(host):
-        near = far if inputs.network.owner(far) else inputs.network.address_toward(far)
-        if near is not None:
-            return near
-    return None
-
-
-def _resolvable(inputs: Inputs, host: str, plain: str, warnings: list[Message]) -> str:
-    """Return the rewritten name if it resolves here, else the plain one."""
-    if host == plain or inputs.network.resolve(host):
-        return host
-    site = inputs.site.name if inputs.site else ""
-    text = (
-        f"{host} does not resolve here, although site {site!r} says so: using "
-        f"{plain} (--hpc-site=none switches the rule off)"
-    )
-    warnings.append(Message("HPC056", text))
-    return plain
-
-
-def _is_host(
-    inputs: Inputs, job: Job, index: int, endpoint: Endpoint, host: str
-) -> bool:
-    """Say whether this node is the host.
-
-    It is the node that the endpoint names, else the owner of its address, else
-    the first one.
-    """
-    if endpoint.node is not None:
-        return index == endpoint.node
-    if inputs.network.own_address(host) is not None:
-        return True
-    if index > 0:
-        return False
-    wanted = set(inputs.network.addresses_of(host))
-    return not any(
-        wanted.intersection(inputs.network.addresses_of(name))
-        for node in filter(None, job.nodes[1:])
-        for name in dict.fromkeys((inputs.rewrite(node), node))
-    )
-
-
-def split_endpoint(explicit: Setting) -> tuple[str, int | None]:
+def split_endpoint(setting: Setting) -> tuple[str, int | None]:
     """Split ``host``, ``host:port``, ``[address]:port``.
 
     Raises:
         LaunchError: It is none of these.
     """
-    text = str(explicit.value).strip()
+    text = str(setting.value).strip()
     if is_number(text):
         return text, None
     match = re.fullmatch(
@@ -450,7 +262,125 @@ def split_endpoint(explicit: Setting) -> tuple[str, int | None]:
             return match["name"] or match["number"], port
     raise LaunchError(
         "HPC053",
-        f"{explicit} is not an endpoint: type HOST:PORT (an IPv6 address in brackets, a "
+        f"{setting} is not an endpoint: type HOST:PORT (an IPv6 address in brackets, a "
         "port up to 65535)",
         everywhere=True,
     )
+
+
+# --- what the user has exported, in direct mode ---------------------------------------
+
+
+def exported_endpoint(
+    inputs: Inputs, job: Job
+) -> tuple[Setting | None, tuple[Message, ...]]:
+    """Read ``MASTER_ADDR`` and ``MASTER_PORT`` for tasks that are workers.
+
+    In a script without a launcher they are how a user says where rank 0 is. But hooks
+    of containers export them too, for another step.
+
+    Returns:
+        The endpoint, if there is one that counts; and what to say of one that does not.
+
+    Raises:
+        LaunchError: The port is none.
+    """
+    address = inputs.environ.get(MASTER_ADDR, "")
+    port = inputs.free_port or port_of(job.launch_id)
+    exported_port = inputs.environ.get(MASTER_PORT, "")
+    if exported_port == port_of_hook(inputs.environ) or not job.nodelist_is_shared:
+        exported_port = ""  # the same for all steps of a job; or not on all nodes
+    if address and not _may_be_first_node(inputs, job, address):
+        first = job.nodes[0] or "this one"
+        text = (
+            f"{MASTER_ADDR}={address} is not node 0 of this step, {first}, and is "
+            "replaced"
+        )
+        return None, (Message("HPC078", text),)
+    if exported_port:
+        port = port_number(exported_port, MASTER_PORT)
+    if not address and not exported_port:
+        return None, ()
+    source = MASTER_ADDR if address else MASTER_PORT
+    if not address:
+        address = LOOPBACK if inputs.mode is Mode.DIRECT_ONE_NODE else job.nodes[0]
+    if not address or (source == MASTER_PORT and not job.is_ranked):
+        return None, ()  # only the launcher knows where rank 0 is
+    return Setting(join_endpoint(address, port), source), ()
+
+
+def _may_be_first_node(inputs: Inputs, job: Job, address: str) -> bool:
+    first = job.nodes[0]
+    if inputs.mode is Mode.DIRECT_ONE_NODE:
+        return inputs.network.local_address(address) is not None
+    if job.head_candidates or not first:
+        return True  # nobody else knows; node 0 will see
+    firsts = (first,) if job.is_ranked else job.nodes  # rank 0 will see
+    names = (name for node in firsts for name in (node, inputs.rewrite(node)))
+    if any(_is_named(address, name) for name in names):
+        return True
+    # Only the node itself knows that of a number; rank 0 will see.
+    return bool(is_number(address) and inputs.network.addresses_of(address))
+
+
+def _is_named(address: str, node: str) -> bool:
+    """Say whether an address may be a node's: its name, or one made of it.
+
+    ``n9i`` and ``n9-ib0`` are common names of a node n9 on its other networks.
+    """
+    label = re.escape(node.partition(".")[0])
+    is_made_of_it = re.fullmatch(rf"{label}([^0-9].*)?", address) is not None
+    return same_host(address, node) or is_made_of_it
+
+
+# --- what several plans need ----------------------------------------------------------
+
+
+def check_resolves(inputs: Inputs, host: str, setting: Setting | None) -> None:
+    """See that a host that was typed has an address here.
+
+    Raises:
+        LaunchError: It has none.
+    """
+    if not inputs.network.resolve(host):
+        raise LaunchError(
+            "HPC067",
+            f"{setting} does not resolve here. Type a name or an address that does: "
+            "HOST:PORT",
+        )
+
+
+def may_join(inputs: Inputs) -> bool:
+    """Say whether who has the port may be another agent, at an endpoint of theirs.
+
+    As in torch's c10d, unless the user says who is the host.
+    """
+    conf = rdzv_conf.parse(inputs.options.get("rdzv_conf"))
+    return (
+        inputs.is_c10d and "rdzv_endpoint" in inputs.options and "is_host" not in conf
+    )
+
+
+def hosts_of(job: Job) -> tuple[str, ...]:
+    """Return the names of the nodes by rank, empty where it is not known."""
+    names = enumerate(job.nodes if job.is_ranked else ("",) * len(job.nodes))
+    return tuple(
+        name or (job.own_name if rank == job.node_rank else "") for rank, name in names
+    )
+
+
+def source_of(inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint) -> str:
+    """Say how host and port came about."""
+    parts = [str(endpoint.setting)]
+    if endpoint.setting is None:
+        parts = [f"first of {job.provenance['nodes']}"]
+        if not job.nodes[0]:
+            one = len(job.nodes) == 1
+            parts = ["this node" if one else f"by {job.provenance['head']}"]
+    if here.host != endpoint.plain and inputs.site:
+        parts.append(f"{here.host} by site {inputs.site.name}")
+    if here.connect_host != here.host:
+        parts.append("its address")
+    if endpoint.port == port_of(job.launch_id):
+        parts.append(f"port by hash of {job.launch_id}")
+    return ", ".join(parts)

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.commandline import rdzv_conf
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchrun_hpc.network import Network
+    from torchrun_hpc.planning.mode import Mode
     from torchrun_hpc.schedulers.job import Job
-    from torchrun_hpc.setting import Setting
     from torchrun_hpc.sites import Site
 
 
@@ -27,20 +28,23 @@ class Inputs:
     """What a plan is made from.
 
     Attributes:
+        mode: How the workers are started.
         job: What the scheduler says; ``None`` without one.
         site: The computing centre; ``None`` if unknown or switched off.
         network: This node's network.
         options: What the user typed, or set by ``PET_*``, by the names that torchrun's
             parser gives them. An empty value is not there.
-        environ: Environment of this process.
+        environ: Environment of this process, without what is left over.
         workers: Number of workers on this node.
         cpus: Number of CPUs that this process may run on (its affinity mask).
         gpus: Number of GPUs that torch sees here.
         command: The command as typed, for messages.
         hostname: Name of this machine; empty if it is not known.
         of_release: Variables that c10d of the installed torch needs to be right.
+        free_port: A port that is free here, for a worker that is alone.
     """
 
+    mode: Mode
     job: Job | None
     site: Site | None
     network: Network
@@ -52,11 +56,26 @@ class Inputs:
     command: str
     hostname: str = ""
     of_release: Mapping[str, Setting] = field(default_factory=dict)
+    free_port: int = 0
 
     def explicit(self, name: str) -> Any:
         """Return what was typed for an option, ``None`` if nothing."""
         option = self.options.get(name)
         return None if option is None else option.value
+
+    @property
+    def the_job(self) -> Job:
+        """The job, in the modes that have one."""
+        if self.job is None:
+            raise ValueError(f"{self.mode} without a job")
+        return self.job
+
+    @property
+    def site_setting(self) -> Setting | None:
+        """Name of the site, and why it is that."""
+        if self.site is None:
+            return None
+        return Setting(self.site.name, f"{self.site.found_by} ({self.site.file})")
 
     def rewrite(self, host: str) -> str:
         """Return the site's name for a node on the fast network."""

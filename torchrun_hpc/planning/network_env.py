@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, choices
-from torchrun_hpc.planning.debug_env import VARIABLES as DEBUGGING
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -22,6 +21,28 @@ if TYPE_CHECKING:
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
+
+# Each of these sets a level of its own, so that their common parent has no say.
+_LOGGED_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+    "torch.distributed.distributed_c10d",
+    "torchrun_hpc.rendezvous.client",
+)
+
+DEBUG_VARIABLES = {
+    "TORCH_LOGS": ",".join(f"+{module}" for module in _LOGGED_MODULES),
+    # Not DETAIL: that is no logging, it checks each collective in a process group of
+    # its own, and jobs hang (pytorch#129672) or, DDP on gloo in torch 2.13, crash.
+    "TORCH_DISTRIBUTED_DEBUG": "INFO",
+    "TORCH_CPP_LOG_LEVEL": "INFO",
+    # For --tee, which is set where neither it nor --redirects is typed.
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank}: ",
+}
 
 
 def network(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
@@ -42,7 +63,7 @@ def debugging(environ: Mapping[str, str]) -> dict[str, Setting]:
     """Return the variables of ``--hpc-debug`` that the user has not set otherwise."""
     return {
         name: Setting(value, "--hpc-debug")
-        for name, value in DEBUGGING.items()
+        for name, value in DEBUG_VARIABLES.items()
         if environ.get(name) in {None, "", value}
     }
 
@@ -146,8 +167,8 @@ def warnings(inputs: Inputs) -> list[Message]:
             and not matches(value, inputs.network)
         ):
             text = (
-                f"site {inputs.site.name} sets {name}={value}, which is not up here. There "
-                f"are: {', '.join(names)}. It is left out ({inputs.site.file})"
+                f"site {inputs.site.name} sets {name}={value}, which is not up here. "
+                f"There are: {', '.join(names)}. It is left out ({inputs.site.file})"
             )
             found.append(Message("HPC076", text))
     return found

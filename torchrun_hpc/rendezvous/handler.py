@@ -26,7 +26,7 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import join_endpoint, port_holder
 from torchrun_hpc.planning import endpoints
 from torchrun_hpc.planning.inputs import SCHEDULER
-from torchrun_hpc.planning.plan import nested
+from torchrun_hpc.planning.messages import nested
 from torchrun_hpc.rendezvous import messages, open_files
 from torchrun_hpc.rendezvous.client import (
     Client,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 _torch: Any = distributed
 
@@ -132,7 +132,7 @@ class SchedulerRendezvous(RendezvousHandler):
             LaunchError: This node cannot take part.
         """
         member = self.connect()
-        mine = self._open_workers_store() if self._plan.node_rank == 0 else None
+        mine = self._open_workers_store() if self._plan.world.node_rank == 0 else None
         try:
             go = member.join(mine)
         except JobFailed as failed:
@@ -140,7 +140,7 @@ class SchedulerRendezvous(RendezvousHandler):
         address, port = _address(go)
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         store = AgentStore(member, known)
-        rank, nodes = self._plan.node_rank, self._plan.nodes
+        rank, nodes = self._plan.world.node_rank, self._plan.world.nodes
         return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
@@ -200,18 +200,18 @@ class SchedulerRendezvous(RendezvousHandler):
         """
         if self._member is not None:
             return self._member
-        ports = self._plan.ports
+        ports = self._plan.rendezvous.ports
         needed = open_files.need(self._plan, has_store=self._shares_store)
-        others = UNKNOWN_PEERS if self._plan.is_coordinator else 0
+        others = UNKNOWN_PEERS if self._plan.rendezvous.is_coordinator else 0
         limit = open_files.raise_limit(needed.all + others)
-        if self._plan.is_coordinator:
+        if self._plan.rendezvous.is_coordinator:
             listening = self._listen()
             room = min(max(limit - needed.all, 0), UNKNOWN_PEERS)
             self._head = CoordinatorServer(listening, self._terms, room, _complain)
             self._head.start()
             ports = (listening.getsockname()[1],)
         where = CoordinatorAddress(
-            host=self._plan.connect_host,
+            host=self._plan.rendezvous.connect_host,
             ports=ports,
             timeout=self._terms.join_timeout if timeout is None else timeout,
             silence_timeout=self._terms.silence_timeout,
@@ -225,7 +225,7 @@ class SchedulerRendezvous(RendezvousHandler):
         except CoordinatorNotFound as nothing:
             found = messages.head_search(str(nothing), self._plan)
             text = (
-                f"no head node at {self._plan.endpoint} ({self._plan.connect_host}) within "
+                f"no head node at {self._plan.rendezvous.endpoint} ({self._plan.rendezvous.connect_host}) within "
                 f"{where.timeout:.0f} s (join_timeout): {found}"
             )
             raise CoordinatorMissingError(Message("HPC112", text)) from None
@@ -259,7 +259,7 @@ class SchedulerRendezvous(RendezvousHandler):
     def give_up(self, failure: Failure) -> None:
         """Let the others know that this agent gives up, and why."""
         if self._member is not None:
-            self._member.fail(replace(failure, nodes=(self._plan.node_rank,)))
+            self._member.fail(replace(failure, nodes=(self._plan.world.node_rank,)))
 
     def leave(self) -> None:
         """Leave; the head stays until all others know how it ended."""
@@ -273,7 +273,7 @@ class SchedulerRendezvous(RendezvousHandler):
     # --- parts --------------------------------------------------------------------
 
     def _is_own_worker(self, failure: Failure) -> bool:
-        return failure.rank >= 0 and failure.nodes == (self._plan.node_rank,)
+        return failure.rank >= 0 and failure.nodes == (self._plan.world.node_rank,)
 
     def _listen(self) -> socket.socket:
         """Listen on the first port that is free.
@@ -281,10 +281,12 @@ class SchedulerRendezvous(RendezvousHandler):
         Raises:
             LaunchError: There is none.
         """
-        address = self._plan.listen[0] if self._plan.listen else None
+        address = (
+            self._plan.rendezvous.listen[0] if self._plan.rendezvous.listen else None
+        )
         problems = {}
         opened = None
-        for port in self._plan.ports:
+        for port in self._plan.rendezvous.ports:
             try:
                 opened = listen(address, port)
                 break
@@ -297,7 +299,7 @@ class SchedulerRendezvous(RendezvousHandler):
             self._check_no_other_head(taken)
         if opened is not None:
             return opened
-        ports = self._plan.ports
+        ports = self._plan.rendezvous.ports
         holder = f", taken by {port_holder(ports[0])}" if len(ports) == 1 else ""
         where = address or "any address"
         listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
@@ -305,7 +307,7 @@ class SchedulerRendezvous(RendezvousHandler):
             "HPC111",
             f"cannot listen on {where}: {listed}{holder}. Type another "
             "port: --rdzv_endpoint="
-            f"{join_endpoint(self._plan.connect_host, 'PORT')}",
+            f"{join_endpoint(self._plan.rendezvous.connect_host, 'PORT')}",
         )
 
     def _check_no_other_head(self, ports: Sequence[int]) -> None:
@@ -314,7 +316,9 @@ class SchedulerRendezvous(RendezvousHandler):
         Raises:
             LaunchError: It is.
         """
-        where = CoordinatorAddress(self._plan.connect_host, ports, _GLANCE, _GLANCE)
+        where = CoordinatorAddress(
+            self._plan.rendezvous.connect_host, ports, _GLANCE, _GLANCE
+        )
         other = Client(_hello(self._plan, self._terms), where, lambda _: None)
         try:
             other.connect()
@@ -335,10 +339,10 @@ class SchedulerRendezvous(RendezvousHandler):
         address = str(self._parameters.local_addr)
         if not self._shares_store:
             return address, int(get_free_port())  # type: ignore[no-untyped-call]
-        listening = listen(self._plan.address, 0)
+        listening = listen(self._plan.rendezvous.local_address, 0)
         port = listening.getsockname()[1]
         self._workers_store = _torch.TCPStore(
-            self._plan.address or "127.0.0.1",
+            self._plan.rendezvous.local_address or "127.0.0.1",
             port,
             is_master=True,
             wait_for_workers=False,
@@ -473,7 +477,7 @@ class Creator:
 def parameters(args: argparse.Namespace, plan: LaunchPlan) -> RendezvousParameters:
     """Return what torch makes of its arguments."""
     conf = rdzv_conf.parse(Setting(args.rdzv_conf, "--rdzv_conf"))
-    nodes = plan.nodes
+    nodes = plan.world.nodes
     endpoint, local = args.rdzv_endpoint, getattr(args, "local_addr", None)
     return RendezvousParameters(
         SCHEDULER, endpoint, args.rdzv_id, nodes, nodes, local, **conf
@@ -503,8 +507,8 @@ def _terms(
     return Settings(
         job=plan.launch_id,
         run_id=str(parameters.run_id),
-        nodes=plan.nodes,
-        head=plan.node_rank if plan.is_coordinator else -1,
+        nodes=plan.world.nodes,
+        head=plan.world.node_rank if plan.rendezvous.is_coordinator else -1,
         max_restarts=max_restarts,
         join_timeout=parameters.get_as_int(_JOIN_TIMEOUT) or 0,
         silence_timeout=silence,
@@ -516,8 +520,8 @@ def _hello(plan: LaunchPlan, terms: Settings) -> JoinRequest:
         job=terms.job,
         run_id=terms.run_id,
         nodes=terms.nodes,
-        rank=plan.node_rank,
-        host=plan.hosts[plan.node_rank],
+        rank=plan.world.node_rank,
+        host=plan.world.hosts[plan.world.node_rank],
         pid=os.getpid(),
         release=__version__,
         site=str(plan.site.value) if plan.site else "",
@@ -556,7 +560,7 @@ def _text(value: str | bytes) -> str:
 
 def _refusal(refused: Refused, plan: LaunchPlan, terms: Settings) -> LaunchError:
     """Say why the head did not let this agent in."""
-    where = join_endpoint(plan.connect_host, refused.port)
+    where = join_endpoint(plan.rendezvous.connect_host, refused.port)
     head = f"the head node at {where}"
     value = refused.value
     run_id = value if refused.reason is Refusal.RUN_ID else terms.run_id
@@ -566,7 +570,7 @@ def _refusal(refused: Refused, plan: LaunchPlan, terms: Settings) -> LaunchError
     if refused.reason is Refusal.TAKEN:
         return LaunchError(
             "HPC115",
-            f"{head} has another agent of node {plan.node_rank} already: {value}. "
+            f"{head} has another agent of node {plan.world.node_rank} already: {value}. "
             "Start torchrun_hpc once on each node",
             others_know=True,
         )
@@ -587,7 +591,7 @@ def _refusal(refused: Refused, plan: LaunchPlan, terms: Settings) -> LaunchError
     if refused.reason is Refusal.NODES:
         return LaunchError(
             "HPC118",
-            f"this is node {plan.node_rank} of {plan.nodes}, but {head} waits for "
+            f"this is node {plan.world.node_rank} of {plan.world.nodes}, but {head} waits for "
             f"{value}. Start one job step with the same command on all nodes",
             others_know=True,
         )

@@ -11,11 +11,12 @@ from torchrun_hpc.rendezvous.client import NOBODY
 from torchrun_hpc.rendezvous.coordinator import SILENCE
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, unpacked
 from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 # How many names a message quotes.
 _SHOWN = 10
@@ -39,13 +40,13 @@ def told(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     ):
         if verb in message:
             return write(message, plan)
-    if plan.reports_wait_for(plan.head):
+    if reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator):
         return _of_head(message, plan)
     return None
 
 
 def _of_head(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    head = f"the head node at {plan.endpoint}"
+    head = f"the head node at {plan.rendezvous.endpoint}"
     if "head_silent" in message:
         text = (
             f"no sign of {head} for {message['head_silent']} s; the job ends in "
@@ -61,7 +62,7 @@ def _of_head(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
 def _waiting(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     missing = message["waiting"]
     text = (
-        f"{plan.nodes - len(missing)} of {plan.nodes} nodes are there after "
+        f"{plan.world.nodes - len(missing)} of {plan.world.nodes} nodes are there after "
         f"{message['seconds']} s; waiting for {names(missing, plan)}"
     )
     return Message("HPC114", f"{text}.{_how_to_fail_together(plan)}".rstrip("."))
@@ -70,7 +71,7 @@ def _waiting(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
 def _finishing(message: Mapping[str, Any], plan: LaunchPlan) -> Message:
     unfinished = message["finishing"]
     text = (
-        f"{plan.nodes - len(unfinished)} of {plan.nodes} nodes have finished, the last "
+        f"{plan.world.nodes - len(unfinished)} of {plan.world.nodes} nodes have finished, the last "
         f"one {message['seconds']} s ago; still at work: {names(unfinished, plan)}"
     )
     return Message("HPC120", text)
@@ -130,12 +131,12 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
 def _looking(message: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Report a wait for the head: soon from one node, later from any."""
     waited = message["looking"]
-    is_first = plan.reports_wait_for(plan.head)
+    is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
     first = report.FIRST_REPORT if is_first else report.ALONE
     if waited < first or (waited - first) % report.NEXT_REPORT:
         return None
     text = (
-        f"waiting for the head node at {plan.endpoint} ({plan.connect_host}) for {waited} s: "
+        f"waiting for the head node at {plan.rendezvous.endpoint} ({plan.rendezvous.connect_host}) for {waited} s: "
         f"{head_search(message['found'], plan)}"
     )
     return Message("HPC113", text)
@@ -150,16 +151,16 @@ def head_search(found: str, plan: LaunchPlan) -> str:
     """
     if NOBODY in found:  # its node is reached
         return f"{found}. Has the job started there?" + _how_to_fail_together(plan)
-    problem, is_cause = path_problem(plan.address)
+    problem, is_cause = path_problem(plan.rendezvous.local_address)
     if is_cause:
         return problem
     return (found or "no answer yet") + (f"; {problem}" if problem else "")
 
 
 def _how_to_fail_together(plan: LaunchPlan) -> str:
-    if not plan.fail_together:
+    if not plan.messages.fail_together:
         return ""
-    return f" {plan.fail_together} ends all tasks when one fails"
+    return f" {plan.messages.fail_together} ends all tasks when one fails"
 
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
@@ -189,7 +190,11 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
         text = f"the agent on {where} does not belong here ({failure.text}); see there"
     elif failure.kind is Kind.HEAD:
         what = f"did not answer for {failure.code} s" if failure.code else "is gone"
-        head = plan.endpoint if plan.head is None else names([plan.head], plan)
+        head = (
+            plan.rendezvous.endpoint
+            if plan.rendezvous.coordinator is None
+            else names([plan.rendezvous.coordinator], plan)
+        )
         text = f"the agent on the head node, {head}, {what}"
     else:
         text = f"the agent on {where} gave up: {failure.text}"
@@ -202,10 +207,10 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
 def is_reporter(failure: Failure, plan: LaunchPlan) -> bool:
     """Say whether this node reports the failure: the first one that is there."""
     if failure.kind is Kind.HEAD:
-        return plan.reports_wait_for(plan.head)
+        return reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
     absent = set(failure.nodes) if failure.kind in _ABSENT else set()
-    there = (rank for rank in range(plan.nodes) if rank not in absent)
-    return plan.node_rank == next(there, 0)
+    there = (rank for rank in range(plan.world.nodes) if rank not in absent)
+    return plan.world.node_rank == next(there, 0)
 
 
 _ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING)
@@ -230,8 +235,8 @@ def signal_name(number: int) -> str:
 def names(ranks: Sequence[int], plan: LaunchPlan) -> str:
     """Write nodes by name, not too many."""
     known = [
-        f"{plan.hosts[rank]} (node {rank})"
-        if 0 <= rank < len(plan.hosts) and plan.hosts[rank]
+        f"{plan.world.hosts[rank]} (node {rank})"
+        if 0 <= rank < len(plan.world.hosts) and plan.world.hosts[rank]
         else f"node {rank}"
         for rank in ranks[:_SHOWN]
     ]

@@ -10,7 +10,7 @@ import psutil
 from torchrun_hpc.errors import count
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 # As counted in /proc, of torch 2.13: an agent's loop and connection, and what it opens
 # for a moment; the coordinator's loop; the store with its loop and its own client.
@@ -38,13 +38,13 @@ def need(plan: LaunchPlan, *, has_store: bool) -> Need:
         plan: What is planned on this node.
         has_store: Whether the workers' store is in the process of node 0's agent.
     """
-    own = psutil.Process().num_fds() + _AGENT + _LOGS * plan.workers
-    if plan.is_coordinator:
-        own += _COORDINATOR + plan.nodes
-    if plan.node_rank or not has_store:
+    own = psutil.Process().num_fds() + _AGENT + _LOGS * plan.world.workers
+    if plan.rendezvous.is_coordinator:
+        own += _COORDINATOR + plan.world.nodes
+    if plan.world.node_rank or not has_store:
         return Need(own, own)
     own += _STORE
-    return Need(own + plan.workers, own + plan.nodes * plan.workers)
+    return Need(own + plan.world.workers, own + plan.world.nodes * plan.world.workers)
 
 
 def raise_limit(wanted: int) -> int:
@@ -61,7 +61,10 @@ def raise_limit(wanted: int) -> int:
 
 def too_few(limit: int, needed: Need, plan: LaunchPlan) -> str:
     """Say that a node needs more open files than it may have."""
-    nodes, workers = count(plan.nodes, "node"), count(plan.workers, "worker")
+    nodes, workers = (
+        count(plan.world.nodes, "node"),
+        count(plan.world.workers, "worker"),
+    )
     return (
         f"this node may have {limit} open files (ulimit -Hn), and needs {needed.all} "
         f"for {nodes} with {workers} each: ask for more"

@@ -25,7 +25,7 @@ from torchrun_hpc.rendezvous.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.protocol import Failure
 
 # As many as the kernel allows (net.core.somaxconn): thousands come at once.
@@ -79,17 +79,17 @@ def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
         failure: Why.
         limit: Seconds to stay for those that have not come.
     """
-    address = plan.listen[0] if plan.listen else None
+    address = plan.rendezvous.listen[0] if plan.rendezvous.listen else None
     terms = Settings(
         job=plan.launch_id,
         run_id="",
-        nodes=plan.nodes,
-        head=plan.node_rank,
+        nodes=plan.world.nodes,
+        head=plan.world.node_rank,
         max_restarts=0,
         join_timeout=0,
         silence_timeout=SILENCE,
     )
-    for port in (*plan.ports, *notice_ports(plan.launch_id)):
+    for port in (*plan.rendezvous.ports, *notice_ports(plan.launch_id)):
         with contextlib.suppress(OSError):
             head = CoordinatorServer(listen(address, port), terms)
             break

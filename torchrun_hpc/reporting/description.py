@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.setting import Setting
 
@@ -185,22 +185,24 @@ def _job(job: Job) -> DescribedJob:
 
 def _plan(plan: LaunchPlan) -> DescribedPlan:
     return {
-        "title": plan.title,
-        "nodes": plan.nodes,
-        "hosts": list(plan.hosts),
-        "node_rank": plan.node_rank,
-        "workers": plan.workers,
-        "backend": plan.backend,
-        "endpoint": plan.endpoint,
+        "title": plan.messages.title,
+        "nodes": plan.world.nodes,
+        "hosts": list(plan.world.hosts),
+        "node_rank": plan.world.node_rank,
+        "workers": plan.world.workers,
+        "backend": plan.rendezvous.backend,
+        "endpoint": plan.rendezvous.endpoint,
         "site": _settings({"site": plan.site})["site"] if plan.site else None,
-        "address": plan.address,
+        "address": plan.rendezvous.local_address,
         "interface": plan.interface,
-        "listen": join_endpoint(*plan.listen) if plan.listen else None,
+        "listen": join_endpoint(*plan.rendezvous.listen)
+        if plan.rendezvous.listen
+        else None,
         "options": _settings(plan.options),
         "environment": _settings(plan.environment),
-        "notes": as_data(plan.notes),
-        "advice": as_data(plan.advice),
-        "warnings": as_data(plan.warnings),
+        "notes": as_data(plan.messages.notes),
+        "advice": as_data(plan.messages.advice),
+        "warnings": as_data(plan.messages.warnings),
     }
 
 
@@ -231,7 +233,7 @@ def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
         found = json.loads(text)
         _check_form(found, Description)
         is_valid = found["plan"]["node_rank"] == rank
-        is_valid &= _agree(found["plan"]["hosts"], plan.hosts)
+        is_valid &= _agree(found["plan"]["hosts"], plan.world.hosts)
         is_valid &= found["command"][:1] == ["torchrun"]
         is_valid &= all(
             re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"]

@@ -32,6 +32,16 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 
+__all__ = [
+    "detect",
+    "environment",
+    "is_first_task",
+    "is_reporter",
+    "nodes_of_job",
+    "weigh",
+]
+
+
 def _placed(
     task_layout: Callable[[Process], TaskLayout | None], process: Process
 ) -> Job | None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
-import socket
 import sys
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import schedulers, sites
+from torchrun_hpc import sites
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.reporting import report
-from torchrun_hpc.schedulers.process import this_process
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from torchrun_hpc.planning.preflight import Preflight
+
+COMMAND = "python -m torchrun_hpc.sites"
 VARIABLE = "PET_HPC_SITE"
 
 # Exit codes: no site matches here; a file is wrong, or a name (as argparse's).
@@ -29,7 +30,7 @@ _WIDTH = 16
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that stands in ``argv``, and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m torchrun_hpc.sites",
+        prog=COMMAND,
         description="Show and check what torchrun_hpc knows about computing centres.",
     )
     parser.set_defaults(run=_list)
@@ -51,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(_: argparse.Namespace) -> int:
-    here = _found(_host())
-    for site in sites.load(os.environ):
+    seen = _preflight()
+    here = _found(seen)
+    for site in sites.load(seen.environ):
         is_here = here is not None and (here.name, here.file) == (site.name, site.file)
         mark = "*" if is_here else " "
         _write(f"{mark} {site.name}", [f"{site.title}; {site.centre}", *_signs(site)])
@@ -65,10 +67,11 @@ def _list(_: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     shown: Iterable[sites.Site | None]
+    environ = preflight(COMMAND).environ
     if sites.is_file(args.site):
-        shown = sites.read_site_file(args.site, os.environ)
+        shown = sites.read_site_file(args.site, environ)
     else:
-        shown = [sites.find(os.environ, "", Setting(args.site, "site"))]
+        shown = [sites.find(environ, "", Setting(args.site, "site"))]
     for site in shown:
         if site is None:
             _write(sites.NONE, ["no file is read, and no rule is used"])
@@ -87,20 +90,19 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _here(_: argparse.Namespace) -> int:
-    host = _host()
-    site = _found(host)
+    seen = _preflight()
+    site = _found(seen)
     if site is not None:
         _write(site.name, [f"{site.title}; {site.centre}", site.found_by, site.file])
         return 0
-    explicit = os.environ.get(VARIABLE)
-    seen = [f"{VARIABLE}={explicit}"] if explicit else [f"host name {host}"]
-    if not explicit:
-        signs = (sign for site in sites.load(os.environ) for sign in site.signs)
+    wanted = seen.environ.get(VARIABLE)
+    looked_at = [f"{VARIABLE}={wanted}"] if wanted else [f"host name {_host(seen)}"]
+    if not wanted:
+        signs = (sign for site in sites.load(seen.environ) for sign in site.signs)
         names = dict.fromkeys(sign.variable for sign in signs if sign.variable)
-        environ = schedulers.environment()
-        values = ((name, environ.get(name)) for name in names)
-        seen += [f"{k}={v}" if v else f"{k} is not set" for k, v in values]
-    _write(sites.NONE, seen)
+        values = ((name, seen.environ.get(name)) for name in names)
+        looked_at += [f"{k}={v}" if v else f"{k} is not set" for k, v in values]
+    _write(sites.NONE, looked_at)
     return NOT_FOUND
 
 
@@ -109,24 +111,36 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _check_file(file: str) -> int:
+    environ = preflight(COMMAND).environ
     try:
-        names = ", ".join(site.name for site in sites.read_site_file(file, os.environ))
+        names = ", ".join(site.name for site in sites.read_site_file(file, environ))
     except LaunchError as error:
         return _wrong(error)
     report.output(f"{file}: ok: {names}\n")
     return 0
 
 
-def _host() -> str:
+def _preflight() -> Preflight:
+    """Look at this process.
+
+    Raises:
+        LaunchError: Its job cannot be found out.
+    """
+    seen = preflight(COMMAND)
+    if seen.problem is not None:
+        raise seen.problem
+    return seen
+
+
+def _host(seen: Preflight) -> str:
     """Return the name of the job's first node, else of this machine."""
-    job = schedulers.detect(this_process())
-    return socket.gethostname() if job is None else job.a_node
+    return seen.hostname if seen.job is None else seen.job.a_node
 
 
-def _found(host: str) -> sites.Site | None:
-    explicit = os.environ.get(VARIABLE)
-    environ = schedulers.environment()
-    return sites.find(environ, host, Setting(explicit, VARIABLE) if explicit else None)
+def _found(seen: Preflight) -> sites.Site | None:
+    wanted = seen.environ.get(VARIABLE)
+    setting = Setting(wanted, VARIABLE) if wanted else None
+    return sites.find(seen.environ, _host(seen), setting)
 
 
 def _signs(site: sites.Site) -> list[str]:

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from torchrun_hpc.commandline import options as hpc_options
+from torchrun_hpc.commandline.script import check_program, check_script
 from torchrun_hpc.errors import LaunchError
 
 
@@ -15,7 +15,6 @@ from torchrun_hpc.errors import LaunchError
 def folder(tmp_path, monkeypatch):
     """What there is, and where the workers will look."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHON_EXEC", raising=False)
     (tmp_path / "train.py").touch()
     (tmp_path / "no suffix").touch()
     for name in ("empty", "program", "compiled"):
@@ -40,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 )
 def test_what_python_runs(name, folder):
     name = name.replace("{absolute}", str(folder / "train.py"))
-    hpc_options.check_script(name.replace("{}", folder.name))
+    check_script(name.replace("{}", folder.name), {})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_what_python_runs(name, folder):
 def test_what_it_does_not_find(name, why, folder):
     explicit = name.replace("{}", str(folder))
     with pytest.raises(LaunchError) as caught:
-        hpc_options.check_script(explicit)
+        check_script(explicit, {})
     assert (caught.value.code, caught.value.everywhere) == ("HPC150", False)
     start = f"{explicit} cannot be run: "
     assert str(caught.value).startswith(start + why.replace("{}", str(folder)))
@@ -70,17 +69,25 @@ def test_a_working_folder_that_is_gone(folder, monkeypatch):
     monkeypatch.chdir(folder / "gone")
     (folder / "gone").rmdir()
     with pytest.raises(LaunchError, match="No such file or directory"):
-        hpc_options.check_script("train.py")
-    hpc_options.check_script(str(folder / "train.py"))
+        check_script("train.py", {})
+    check_script(str(folder / "train.py"), {})
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_what_may_not_be_read(folder):
     (folder / "train.py").chmod(0)
     with pytest.raises(LaunchError, match="Permission denied"):
-        hpc_options.check_script("train.py")
+        check_script("train.py", {})
 
 
-def test_another_python_may_see_other_files(monkeypatch):
-    monkeypatch.setenv("PYTHON_EXEC", "/opt/in-container")
-    hpc_options.check_script("/workspace/train.py")
+def test_another_python_may_see_other_files():
+    check_script("/workspace/train.py", {"PYTHON_EXEC": "/opt/in-container"})
+
+
+def test_programs(folder):
+    (folder / "run.sh").touch(0o755)
+    check_program("run.sh", {"PATH": f"/nowhere{os.pathsep}{folder}"})
+    check_program("./run.sh", {})
+    for name, path in (("run.sh", "/nowhere"), ("./train.py", str(folder)), ("", "/")):
+        with pytest.raises(LaunchError, match=f"^{name}: there is no such program"):
+            check_program(name, {"PATH": path})

@@ -12,83 +12,27 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from nodes import make_launch_plan
 
 from torchrun_hpc import network
-from torchrun_hpc.commandline import options as hpc_options
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.network import Interface
-from torchrun_hpc.planning.plan import LaunchPlan
-
-EXPLICIT = {
-    "nothing": (["main.py"], {}, {}),
-    "both spellings": (
-        ["--rdzv-endpoint=n9:1", "--rdzv_id", "x", "main.py"],
-        {},
-        {"rdzv_endpoint": "n9:1", "rdzv_id": "x"},
-    ),
-    "behind options that are not known": (
-        ["--log-dir", "logs", "--nproc-per-node=gpu", "--nnodes", "2:3", "main.py"],
-        {},
-        {"nnodes": "2:3"},
-    ),
-    "variables": (
-        ["--master-port=1"],
-        {"PET_NNODES": "3", "PET_RDZV_ID": "", "PET_STANDALONE": "1"},
-        {"nnodes": "3", "master_port": 1, "standalone": True},
-    ),
-    "the script's own": (
-        ["--rdzv-id=x", "main.py", "--standalone", "--nnodes", "x"],
-        {},
-        {"rdzv_id": "x"},
-    ),
-    "the script's own, behind a value": (
-        ["--nproc-per-node", "4", "main.py", "--master_port=29500"],
-        {},
-        {},
-    ),
-    "the script's own, behind a flag": (
-        ["--rdzv-id=x", "--no-python", "main.sh", "--nnodes", "x"],
-        {},
-        {"rdzv_id": "x"},
-    ),
-    "node rank 0": (["--node-rank=0", "main.py"], {}, {"node_rank": 0}),
-    "a wrong value": (["--master-port=x", "--rdzv-id=y"], {}, {}),
-    "a wrong variable": (["--rdzv-id=y"], {"PET_STANDALONE": "yes"}, {}),
-    "no value": (["--rdzv-id"], {}, {}),
-}
-
-
-@pytest.mark.parametrize(
-    ("argv", "environ", "expected"), EXPLICIT.values(), ids=EXPLICIT
-)
-def test_endpoint_options(monkeypatch, argv, environ, expected):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    found = hpc_options.endpoint_options(argv)
-    assert {name: option.value for name, option in found.items()} == expected
-
-
-@given(st.lists(st.text()))
-def test_no_command_line_is_too_wrong(argv):
-    assert set(hpc_options.endpoint_options(argv)) <= set(hpc_options.ENDPOINT)
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
     monkeypatch.delenv("SLURM_PROCID", raising=False)
-    abort.give_up(LaunchError("HPC018", "no torch"), Known(["main.py"]))
+    abort.give_up(LaunchError("HPC018", "no torch"), Known())
     assert capfd.readouterr().err == "torchrun_hpc: error: HPC018 no torch\n"
 
 
 def place(rank, port):
     """Return where the nodes of a job of two meet, all of them here."""
-    return LaunchPlan(
-        title="", nodes=2, node_rank=rank, workers=1, is_reporter=rank == 0,
+    return make_launch_plan(
+        nodes=2, node_rank=rank, workers=1, report_rank=rank,
         endpoint="n9", launch_id="19.0", backend="scheduler", connect_host="127.0.0.1",
-        ports=(port,), head=0, is_coordinator=rank == 0, hosts=("n9", "n10"),
+        ports=(port,), coordinator=0, is_coordinator=rank == 0, hosts=("n9", "n10"),
         listen=("127.0.0.1", port) if rank == 0 else None,
     )  # fmt: skip
 
@@ -124,14 +68,17 @@ import contextlib, ctypes, resource
 with contextlib.suppress(OSError):
     ctypes.CDLL("libgcc_s.so.1")
 from torchrun_hpc.launching import abort
-from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.rendezvous import server, client, protocol
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
-for is_head in (True, False):
+for is_coordinator in (True, False):
     plan = LaunchPlan(
-        title="", nodes=2, node_rank=0, workers=1, is_reporter=True, endpoint="",
-        launch_id="19.0", ports=(1,), hosts=("n9", "n10"), is_coordinator=is_head,
+        mode=Mode.SEVERAL_NODES,
+        world=World(nodes=2, node_rank=0, workers=1, hosts=("n9", "n10")),
+        rendezvous=Rendezvous("scheduler", ports=(1,), is_coordinator=is_coordinator),
+        launch_id="19.0",
     )
     assert abort.tell(plan, "x", 1)
 """

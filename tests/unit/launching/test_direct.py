@@ -1,4 +1,4 @@
-"""Direct mode: each task is a worker."""
+"""Direct mode: this process becomes the worker."""
 
 from __future__ import annotations
 
@@ -7,1019 +7,70 @@ from dataclasses import replace
 
 import pytest
 from nodes import (
+    BLOCK,
     COMMAND,
-    JSC,
-    THREE,
-    changed,
     explicit,
+    job_at,
     juelich,
+    make_direct_plan,
     make_inputs,
-    make_network,
-    recorded,
-    step,
-    tasks_at,
+    planned_at,
+    worker_environment,
 )
 
-from torchrun_hpc import schedulers
+from torchrun_hpc import main
+from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import direct
-from torchrun_hpc.planning import plan, resources
-from torchrun_hpc.schedulers import hydra, openmpi, pals
-from torchrun_hpc.schedulers.job import LaunchContext, Task
-from torchrun_hpc.schedulers.pmi import Exchanged
-from torchrun_hpc.schedulers.process import Process
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.launching import direct, environment, start
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.preflight import Preflight
 
 PORT = "25592"  # of 19.0, as in test_plan.py
 
-# --- the command line ---------------------------------------------------------------
 
+def starter(options, script, arguments=(), environ=None):
+    """Return what starts a script with these options, in a task of two nodes."""
+    environ = {"PATH": "/usr/bin:/bin"} if environ is None else environ
+    seen = Preflight(job_at(BLOCK, 0), None, environ, "jwb0001", COMMAND)
+    line = CommandLine(explicit(options), script, arguments)
+    return direct.DirectStarter(seen, line)
 
-def parse(line, environ=None):
-    return direct.parse(line.split(), environ or {}, step())
 
-
-# What is typed: the options, what is run, its arguments.
-LINES = {
-    "train.py": ({}, "train.py", ()),
-    "train.py --lr 0.1": ({}, "train.py", ("--lr", "0.1")),
-    "-- train.py --lr 0.1": ({}, "train.py", ("--lr", "0.1")),
-    "train.py -- --lr": ({}, "train.py", ("--", "--lr")),
-    "train.py -h": ({}, "train.py", ("-h",)),
-    "train.py --standalone --nnodes=2": (
-        {},
-        "train.py",
-        ("--standalone", "--nnodes=2"),
-    ),
-    "train.py --max-restarts=3 -r 3": ({}, "train.py", ("--max-restarts=3", "-r", "3")),
-    "-m package.train --lr 0.1": (
-        {"module": (True, "--module")},
-        "package.train",
-        ("--lr", "0.1"),
-    ),
-    "--module package.train": ({"module": (True, "--module")}, "package.train", ()),
-    "--no-python ./program -m": (
-        {"no_python": (True, "--no_python")},
-        "./program",
-        ("-m",),
-    ),
-    "--no_python -- program": ({"no_python": (True, "--no_python")}, "program", ()),
-    "--nproc-per-node=1 train.py": (
-        {"nproc_per_node": ("1", "--nproc_per_node")},
-        "train.py",
-        (),
-    ),
-    "--nproc_per_node gpu train.py": (
-        {"nproc_per_node": ("gpu", "--nproc_per_node")},
-        "train.py",
-        (),
-    ),
-    "--virtual-local-rank train.py": (
-        {"virtual_local_rank": (True, "--virtual_local_rank")},
-        "train.py",
-        (),
-    ),
-    "--hpc-site=jsc --hpc_debug train.py": (
-        {"hpc_site": ("jsc", "--hpc_site"), "hpc_debug": (True, "--hpc_debug")},
-        "train.py",
-        (),
-    ),
-    "--hpc-omp-threads auto train.py": (
-        {"hpc_omp_threads": ("auto", "--hpc_omp_threads")},
-        "train.py",
-        (),
-    ),
-    "--hpc-rendezvous c10d train.py": (
-        {"hpc_rendezvous": ("c10d", "--hpc_rendezvous")},
-        "train.py",
-        (),
-    ),
-}
-
-
-def texts(options):
-    return {name: (option.value, option.source) for name, option in options.items()}
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_line(line):
-    found = parse(line)
-    assert (texts(found.options), found.script, found.arguments) == LINES[line]
-
-
-@pytest.mark.parametrize(
-    ("line", "form"), [("--hpc-dry-run", "table"), ("--hpc_dry_run=json", "json")]
-)
-def test_dry_run(line, form):
-    found = parse(f"{line} train.py")
-    assert found.options["hpc_dry_run"].value == form
-    assert found.script == "train.py"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "expected"),
-    [
-        ("PET_HPC_SITE", "jsc", {"hpc_site": ("jsc", "PET_HPC_SITE")}),
-        ("PET_NPROC_PER_NODE", "4", {"nproc_per_node": ("4", "PET_NPROC_PER_NODE")}),
-        ("PET_HPC_DEBUG", "1", {"hpc_debug": (True, "PET_HPC_DEBUG")}),
-        ("PET_HPC_DEBUG", "0", {}),
-        ("PET_STANDALONE", "0", {}),
-        (
-            "PET_VIRTUAL_LOCAL_RANK",
-            "1",
-            {"virtual_local_rank": (True, "PET_VIRTUAL_LOCAL_RANK")},
-        ),
-        ("PET_HPC_DRY_RUN", "1", {"hpc_dry_run": ("table", "PET_HPC_DRY_RUN")}),
-    ],
-)
-def test_variables_of_options(monkeypatch, variable, value, expected):
-    monkeypatch.setenv(variable, value)
-    found = parse("train.py", {variable: value})
-    assert texts(found.options) == expected
-
-
-def test_what_is_typed_beats_its_variable(monkeypatch):
-    monkeypatch.setenv("PET_HPC_SITE", "jsc")
-    found = parse("--hpc-site none train.py", {"PET_HPC_SITE": "jsc"})
-    assert texts(found.options) == {"hpc_site": ("none", "--hpc_site")}
-
-
-ONE_NODE = [
-    "--standalone train.py",
-    "--nnodes=1 train.py",
-    "--nnodes 1 train.py",
-    "--nnodes=1:1 train.py",
-    "--nnodes=01 train.py",
-    "--standalone --nproc_per_node=4 --max-restarts=3 train.py",
-    "--max-restarts 3 --nnodes 1 train.py",
-    "-h",
-    "--help",
-    "--hpc-debug -h train.py",
-]
-
-
-@pytest.mark.parametrize("line", ONE_NODE)
-def test_one_node_and_help_are_for_torchruns_parser(line):
-    assert parse(line) is None
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("PET_STANDALONE", "1"), ("PET_NNODES", "1"), ("PET_NNODES", "1:1")],
-)
-def test_one_node_by_a_variable(monkeypatch, variable, value):
-    monkeypatch.setenv(variable, value)
-    environ = {variable: value, "PET_MAX_RESTARTS": "3"}
-    assert parse("train.py", environ) is None
-
-
-# torchrun's options that are for its agent; with a value, if they take one.
-AGENTS = [
-    "--rdzv-backend=c10d",
-    "--rdzv-endpoint=jwb0001:29400",
-    "--rdzv-id=1",
-    "--rdzv-conf=is_host=1",
-    "--max-restarts=3",
-    "--monitor-interval=1",
-    "--start-method=spawn",
-    "--event-log-handler=null",
-    "--role=trainer",
-    "--run-path",
-    "--log-dir=logs",
-    "-r",
-    "--redirects=3",
-    "-t",
-    "--tee=3",
-    "--local-ranks-filter=0",
-    "--duplicate-stdout-filters=x",
-    "--duplicate-stderr-filters=x",
-    "--node-rank=0",
-    "--master-addr=jwb0001",
-    "--master-port=29500",
-    "--local-addr=jwb0001",
-    "--logs-specs=x",
-    "--numa-binding=node",
-    "--signals-to-handle=SIGTERM",
-    "--shutdown-timeout=30",
-]
-AND_VALUES = [option.replace("=", " ", 1) for option in AGENTS if "=" in option]
-
-
-@pytest.mark.parametrize("option", [*AGENTS, "-r 3", "-t 3", *AND_VALUES])
-@pytest.mark.parametrize("spelled", ["-", "_"])
-@pytest.mark.parametrize("before", ["", "--nproc-per-node=1 ", "-m "])
-def test_an_option_of_the_agent_is_refused_by_name(before, spelled, option):
-    name, separator, value = re.fullmatch("([^= ]+)([= ]?)(.*)", option).groups()
-    name = name[:2] + name[2:].replace("-", spelled)
-    with pytest.raises(LaunchError) as caught:
-        parse(f"{before}{name}{separator}{value} train.py")
-    assert caught.value.code == "HPC134"
-    assert caught.value.everywhere
-    assert str(caught.value).startswith(name)
-    assert "srun --nodes=3 --ntasks=3 --ntasks-per-node=1" in str(caught.value)
-
-
-def test_every_option_of_torchrun_is_allowed_or_refused():
-    run = pytest.importorskip("torch.distributed.run")
-    allowed = "help nnodes standalone module no_python virtual_local_rank"
-    names = {
-        option.lstrip("-").replace("-", "_")
-        for action in run.get_args_parser()._actions
-        for option in action.option_strings[:1]
-    }
-    here = {option.partition("=")[0].lstrip("-").replace("-", "_") for option in AGENTS}
-    shorts = {"r": "redirects", "t": "tee", "h": "help", "m": "module"}
-    names = {shorts.get(name, name) for name in names}
-    assert names <= here | {*allowed.split(), "nproc_per_node"}
-
-
-@pytest.mark.parametrize("value", ["2", "3", "1:3", "2:2"])
-def test_a_number_of_nodes_is_refused(value):
-    with pytest.raises(LaunchError, match=f"^--nnodes={value} is no option") as caught:
-        parse(f"--nnodes={value} train.py")
-    assert caught.value.code == "HPC134"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("PET_MAX_RESTARTS", "3"), ("PET_RDZV_ENDPOINT", "a:1"), ("PET_TEE", "3")],
-)
-def test_a_variable_of_the_agent_is_refused_by_name(variable, value):
-    environ = {"HOME": "/root", variable: value}
-    with pytest.raises(
-        LaunchError, match=f"^{variable}={value} is no option"
-    ) as caught:
-        parse("train.py", environ)
-    assert caught.value.code == "HPC134"
-
-
-def test_a_number_of_nodes_by_a_variable_is_refused(monkeypatch):
-    monkeypatch.setenv("PET_NNODES", "2")
-    with pytest.raises(LaunchError, match=r"^PET_NNODES=2 is no option") as caught:
-        parse("train.py", {"PET_NNODES": "2"})
-    assert caught.value.code == "HPC134"
-
-
-BAD_LINES = {
-    "": "the script is missing",
-    "--": "the script is missing",
-    "--hpc-debug": "the script is missing",
-    "--no-python": "the script is missing",
-    "-m": "the script is missing",
-    "--hpc-site": "expected one argument",
-    "--nproc-per-node": "expected one argument",
-    "--standalone=1 train.py": "ignored explicit argument '1'",
-    "--hpc train.py": "ambiguous option: --hpc could match",
-}
-
-
-@pytest.mark.parametrize("line", BAD_LINES)
-def test_a_line_that_is_wrong(line):
-    with pytest.raises(LaunchError, match=re.escape(BAD_LINES[line])) as caught:
-        parse(line)
-    assert (caught.value.code, caught.value.everywhere) == ("HPC010", True)
-    assert str(caught.value).endswith("--help lists all options")
-
-
-@pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_HPC_DEBUG", "PET_MODULE"])
-def test_a_variable_of_a_flag_that_is_no_number(monkeypatch, variable):
-    monkeypatch.setenv(variable, "yes")
-    with pytest.raises(LaunchError, match=f"{variable}=yes") as caught:
-        parse("train.py", {variable: "yes"})
-    assert caught.value.code == "HPC011"
-
-
-# --- how many workers ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"nproc_per_node": "1"}])
-def test_one_worker_in_each_task(options):
-    direct._check_workers(
-        direct.Line(explicit(options), "train.py", ()), step(), COMMAND
-    )
-
-
-def test_several_workers_in_each_of_several_tasks():
-    pytest.importorskip("torch")
-    job = step(nodes=THREE[:2], task=Task(0, 8, 0, 4))
-    line = direct.Line(explicit({"nproc_per_node": "4"}), "train.py", ())
-    with pytest.raises(LaunchError) as caught:
-        direct._check_workers(line, job, COMMAND)
-    assert caught.value.code == "HPC062"
-    assert "srun started 8 tasks on 2 nodes" in str(caught.value)
-    assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {COMMAND}" in str(
-        caught.value
-    )
-
-
-# --- the variables of a worker ------------------------------------------------------
-
-
-def job_at(places, rank, **changes):
-    """Describe a task of a step; ``places`` has for each rank its node."""
-    nodes = THREE[: max(places) + 1]
-    return step(places[rank], nodes=nodes, task=tasks_at(places)[rank], **changes)
-
-
-def planned(job, *, options=None, network=None, **changes):
-    """Plan a task; by default, at Jülich."""
-    rank = job.node_rank or 0
-    inputs = make_inputs(
-        rank, job=job, options=options, network=network, **{"workers": 1} | changes
-    )
-    return direct.make_plan(inputs, job)
-
-
-def planned_at(places, rank, **changes):
-    return planned(job_at(places, rank), **changes)
-
-
-def environment(made):
-    return {name: value.value for name, value in made.environment.items()}
-
-
-def refused(code, message, *args, **kwargs):
-    """Expect a message of a code that contains a text; return the error."""
-    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
-        planned(*args, **kwargs)
-    assert caught.value.code == code
-    assert str(caught.value).isprintable()
-    return caught.value
-
-
-BLOCK = [0, 0, 0, 0, 1, 1, 1, 1]
-CYCLIC = [0, 1, 0, 1]
-UNEVEN = [0, 0, 1]
-
-
-def expected(rank, places):
-    task = tasks_at(places)[rank]
-    return {
-        "RANK": f"{rank}",
-        "LOCAL_RANK": f"{task.local_rank}",
-        "WORLD_SIZE": f"{len(places)}",
-        "LOCAL_WORLD_SIZE": f"{task.local_size}",
-        "GROUP_RANK": f"{places[rank]}",
-        "GROUP_WORLD_SIZE": f"{max(places) + 1}",
-        "ROLE_RANK": f"{rank}",
-        "ROLE_WORLD_SIZE": f"{len(places)}",
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": "10.20.0.1",
-        "MASTER_PORT": PORT,
-        "TORCHELASTIC_RUN_ID": "19.0",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "GLOO_SOCKET_IFNAME": "ib0",
-    }
-
-
-def test_variables_of_a_worker():
-    assert environment(planned_at(BLOCK, 5)) == {
-        "RANK": "5",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "8",
-        "LOCAL_WORLD_SIZE": "4",
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "ROLE_RANK": "5",
-        "ROLE_WORLD_SIZE": "8",
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": "10.20.0.1",
-        "MASTER_PORT": PORT,
-        "TORCHELASTIC_RUN_ID": "19.0",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "GLOO_SOCKET_IFNAME": "ib0",
-    }
-
-
-@pytest.mark.parametrize("places", [BLOCK, CYCLIC, UNEVEN, [0, 1, 1], [0, 0, 1, 2]])
-def test_variables_of_all_workers(places):
-    made = [planned_at(places, rank) for rank in range(len(places))]
-    found = [environment(each) for each in made]
-    assert found == [expected(rank, places) for rank in range(len(places))]
-    assert [each.is_reporter for each in made] == [True] + [False] * (len(places) - 1)
-    listening = [each.listen for each in made]
-    assert listening == [("10.20.0.1", int(PORT))] + [None] * (len(places) - 1)
-    assert {each.endpoint for each in made} == {f"jwb0001i:{PORT}"}
-    assert all(value.source for each in made for value in each.environment.values())
-
-
-@pytest.mark.parametrize(
-    ("places", "shape"),
-    [
-        (BLOCK, "2 nodes x 4 tasks"),
-        (CYCLIC, "2 nodes x 2 tasks"),
-        ([0, 0], "1 node x 2 tasks"),
-        (UNEVEN, "2 nodes, 3 tasks"),
-    ],
-)
-def test_shape(places, shape):
-    assert planned_at(places, 0).shape == shape
-
-
-def test_values_carry_their_sources():
-    where = (
-        "first of SLURM_STEP_NODELIST, jwb0001i by site jsc, its address, "
-        "port by hash of 19.0"
-    )
-    made = planned_at(BLOCK, 5)
-    provenance = {name: value.source for name, value in made.environment.items()}
-    assert provenance == {
-        "RANK": "SLURM_PROCID",
-        "LOCAL_RANK": "SLURM_PROCID",
-        "WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
-        "LOCAL_WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
-        "GROUP_RANK": "SLURMD_NODENAME",
-        "GROUP_WORLD_SIZE": "SLURM_STEP_NODELIST",
-        "ROLE_RANK": "SLURM_PROCID",
-        "ROLE_WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": where,
-        "MASTER_PORT": where,
-        "TORCHELASTIC_RUN_ID": "SLURM_JOB_ID, SLURM_STEP_ID",
-        "TORCHELASTIC_RESTART_COUNT": "no agent",
-        "TORCHELASTIC_MAX_RESTARTS": "no agent",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "as torchrun",
-        "GLOO_SOCKET_IFNAME": "ib0 has 10.20.0.2",
-    }
-
-
-@pytest.mark.parametrize("rank", [0, 5])
-def test_without_a_site_the_plain_names_are_used(rank):
-    found = environment(planned_at(BLOCK, rank, site=None))
-    assert (found["MASTER_ADDR"], found["GLOO_SOCKET_IFNAME"]) == ("10.10.0.1", "eth0")
-
-
-@pytest.mark.parametrize("rank", range(4))
-def test_one_node(rank):
-    made = planned_at([0] * 4, rank)
-    found = environment(made)
-    assert found == {
-        name: value
-        for name, value in expected(rank, [0] * 4).items()
-        if name != "GLOO_SOCKET_IFNAME"
-    } | {"MASTER_ADDR": "127.0.0.1"}
-    assert (made.endpoint, made.site) == (f"127.0.0.1:{PORT}", None)
-    assert made.listen == (("127.0.0.1", int(PORT)) if rank == 0 else None)
-
-
-def test_one_node_needs_no_network():
-    network = make_network({"lo": "127.0.0.1/8"})
-    assert planned_at([0, 0], 1, network=network).warnings == ()
-
-
-def test_variables_that_the_user_has_set_stay():
-    environ = {
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-        "OMP_NUM_THREADS": "7",
-        "RANK": "99",
-        "WORLD_SIZE": "99",
-    }
-    found = environment(planned_at(BLOCK, 1, environ=environ))
-    assert not {
-        "GLOO_SOCKET_IFNAME",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "OMP_NUM_THREADS",
-    }.intersection(found)
-    assert (found["RANK"], found["WORLD_SIZE"]) == ("1", "8")
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(None, None), ("auto", "8"), ("3", "3")]
-)
-def test_threads_only_where_they_are_typed(value, expected):
-    """A task may have been given CPUs of its own by the launcher."""
-    options = {} if value is None else {"hpc_omp_threads": value}
-    found = environment(planned_at(BLOCK, 1, options=options, cpus=8))
-    assert found.get("OMP_NUM_THREADS") == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "cpus", "expected"),
-    [(None, 16, "16"), ("auto", 16, "16"), ("3", 16, "3"), (None, 64, None)],
-)
-def test_threads_that_pbs_has_set(value, cpus, expected):
-    """ncpus=64, whatever the task may use: HPC094 for nearly every job."""
-    environ = {"PBS_JOBID": "1.pbs", "NCPUS": "64", "OMP_NUM_THREADS": "64"}
-    options = {} if value is None else {"hpc_omp_threads": value}
-    made = planned_at(BLOCK, 0, options=options, cpus=cpus, environ=environ)
-    assert environment(made).get("OMP_NUM_THREADS") == expected
-    assert made.advice == ()
-
-
-def test_debugging():
-    found = environment(planned_at(BLOCK, 1, options={"hpc_debug": True}))
-    assert set(found) > set(expected(1, BLOCK))
-
-
-def test_an_option_that_has_no_effect():
-    made = planned_at(BLOCK, 0, options={"hpc_rendezvous": "c10d"})
-    assert [str(note) for note in made.notes] == [
-        "HPC077 --hpc_rendezvous=c10d has no effect on direct mode"
-    ]
-
-
-def test_an_interface_that_is_not_there():
-    error = refused(
-        "HPC054",
-        "GLOO_SOCKET_IFNAME=ib9: this node has no interface 'ib9'",
-        job_at(BLOCK, 0),
-        environ={"GLOO_SOCKET_IFNAME": "ib9"},
-    )
-    assert not error.everywhere
-
-
-def test_a_process_outside_of_the_nodes():
-    refused("HPC068", "not on one of the job's nodes", step(node_rank=None))
-
-
-@pytest.mark.parametrize("rank", [0, 4])
-def test_a_name_that_resolves_nowhere(rank):
-    hosts = {"jwb0001": "", "jwb0001i": ""}
-    network = juelich(rank // 4, hosts=hosts, interfaces={"lo": "127.0.0.1/8"})
-    error = refused(
-        "HPC059",
-        "the head node's name jwb0001 (SLURM_STEP_NODELIST) does not resolve here",
-        job_at(BLOCK, rank),
-        network=network,
-    )
-    assert "export MASTER_ADDR=HOST" in str(error)
-
-
-@pytest.mark.parametrize("rank", range(8))
-def test_a_warning_of_a_node_is_given_by_its_first_task(rank):
-    network = juelich(rank // 4, hosts={"jwb0001i": "", "jwb0002i": ""})
-    made = planned_at(BLOCK, rank, network=network)
-    assert bool(made.warnings) is (rank % 4 == 0)
-    assert environment(made)["MASTER_ADDR"] == "10.10.0.1"
-
-
-# --- what is probably not meant -----------------------------------------------------
-
-
-@pytest.mark.parametrize("rank", range(4))
-@pytest.mark.parametrize(
-    ("places", "told"), [(CYCLIC, {2}), ([0, 0, 1, 1], set()), ([0, 1, 1], set())]
-)
-def test_tasks_in_turn(places, told, rank):
-    if rank >= len(places):
-        return
-    codes = [message.code for message in planned_at(places, rank).advice]
-    assert codes == (["HPC079"] if rank in told else [])
-
-
-def test_tasks_in_turn_and_what_to_type():
-    (message,) = planned_at(CYCLIC, 2).advice
-    assert "the second one on this node is task 2 (SLURM_PROCID)" in message.text
-    assert message.text.endswith("type: srun --distribution=block …")
-
-
-@pytest.mark.parametrize(
-    ("launcher", "words"),
-    [
-        (openmpi.MPIRUN, "mpirun --map-by ppr:4:node …"),
-        (hydra.MPIEXEC, "mpiexec -ppn 4 …"),
-        (pals.MPIEXEC, "mpiexec --ppn 4 …"),
-    ],
-)
-def test_tasks_in_turn_by_other_launchers(launcher, words):
-    job = step(task=Task(3, 12, 1, 4), launcher=launcher)
-    (message,) = resources.task_advice(make_inputs(job=job), job)
-    assert message.text.endswith(f"type: {words}")
-
-
-GPUS = [
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-    *("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
-]
-
-
-@pytest.mark.parametrize("variable", GPUS)
-@pytest.mark.parametrize("rank", range(8))
-def test_one_gpu_for_each_task(variable, rank):
-    """--gpus-per-task=1: every task sees its own as number 0."""
-    made = planned_at(BLOCK, rank, environ={variable: "0"})
-    codes = [message.code for message in made.advice]
-    assert codes == (["HPC098"] if rank == 1 else [])
-    for message in made.advice:
-        assert message.text.startswith(f"{variable}=0 shows one GPU to each task")
-
-
-@pytest.mark.parametrize(
-    ("options", "environ"),
-    [
-        ({}, {}),
-        ({}, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
-        ({}, {"CUDA_VISIBLE_DEVICES": ""}),
-        ({"virtual_local_rank": True}, {"CUDA_VISIBLE_DEVICES": "0"}),
-    ],
-)
-def test_nothing_to_say_of_gpus(options, environ):
-    assert planned_at(BLOCK, 1, options=options, environ=environ).advice == ()
-
-
-VIRTUAL = {
-    # what is visible, and to the second task alone
-    "nothing said": ({}, {"CUDA_VISIBLE_DEVICES": "1"}),
-    "all": (
-        {"CUDA_VISIBLE_DEVICES": "4,5,6,7"},
-        {"CUDA_VISIBLE_DEVICES": "5"},
-    ),
-    "one": ({"CUDA_VISIBLE_DEVICES": "3"}, {}),
-    "of AMD": (
-        {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "2,3"},
-        {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "3"},
-    ),
-    "by name": (
-        {"CUDA_VISIBLE_DEVICES": "GPU-0ec1,GPU-1a2b"},
-        {"CUDA_VISIBLE_DEVICES": "GPU-1a2b"},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", VIRTUAL)
-def test_virtual_local_rank(case):
-    environ, gpus = VIRTUAL[case]
-    options = {"virtual_local_rank": True}
-    found = environment(planned_at(BLOCK, 1, options=options, environ=environ))
-    assert found == expected(1, BLOCK) | {"LOCAL_RANK": "0"} | gpus
-
-
-# --- MASTER_ADDR and MASTER_PORT ----------------------------------------------------
-
-# What is exported, and what becomes of it on every node.
-KEPT = {
-    "the node": ({"MASTER_ADDR": "jwb0001"}, "10.20.0.1", PORT),
-    "its fast name": ({"MASTER_ADDR": "jwb0001i"}, "10.20.0.1", PORT),
-    "with its domain": ({"MASTER_ADDR": "jwb0001.juwels"}, "10.20.0.1", PORT),
-    "its fast address": ({"MASTER_ADDR": "10.20.0.1"}, "10.20.0.1", PORT),
-    "its slow address": ({"MASTER_ADDR": "10.10.0.1"}, "10.10.0.1", PORT),
-    "a name made of its own": ({"MASTER_ADDR": "jwb0001-ib0"}, "10.20.0.1", PORT),
-    "and a port": (
-        {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "29500"},
-        "10.20.0.1",
-        "29500",
-    ),
-    "a port only": ({"MASTER_PORT": "29500"}, "10.20.0.1", "29500"),
-    "empty ones": ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "10.20.0.1", PORT),
-}
-ALIASES = {
-    "jwb0001-ib0": "10.20.0.1",
-    "jwb0001.juwels": "10.10.0.1",
-    "jwb0001i.juwels": "10.20.0.1",
-}
-
-
-@pytest.mark.parametrize("case", KEPT)
-@pytest.mark.parametrize("rank", [0, 1, 4])
-def test_what_names_the_first_node_is_kept(case, rank):
-    environ, address, port = KEPT[case]
-    network = juelich(rank // 4, hosts=ALIASES)
-    made = planned_at(BLOCK, rank, environ=environ, network=network)
-    found = environment(made)
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (address, port)
-    assert made.notes == ()
-    assert made.listen == ((address, int(port)) if rank == 0 else None)
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["jwb0002", "jwb0002i", "jwb00010", "jwb000", "login01", "localhost", "127.0.0.1"],
-)
-@pytest.mark.parametrize("port", [{}, {"MASTER_PORT": "29500"}, {"MASTER_PORT": "x"}])
-@pytest.mark.parametrize("rank", [0, 4])
-def test_what_a_hook_has_left_is_replaced(address, port, rank):
-    environ = {"MASTER_ADDR": address} | port
-    made = planned_at(BLOCK, rank, environ=environ)
-    found = environment(made)
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.20.0.1", PORT)
-    text = f"MASTER_ADDR={address} is not node 0 of this step, jwb0001, and is replaced"
-    assert [str(note) for note in made.notes] == [f"HPC078 {text}"]
-
-
-@pytest.mark.parametrize("address", ["10.20.0.2", "10.9.9.9", "fd00::9"])
-def test_a_number_that_is_not_the_first_nodes_is_seen_by_rank_0(address):
-    """The other nodes cannot know whose it is."""
-    environ = {"MASTER_ADDR": address}
-    error = refused(
-        "HPC039",
-        f"rank 0 is on jwb0001, but the other nodes will look for it on {address}",
-        job_at(BLOCK, 0),
-        environ=environ,
-    )
-    assert "MASTER_ADDR" in str(error)
-    for rank in (4, 7):
-        found = environment(planned_at(BLOCK, rank, environ=environ))
-        assert found["MASTER_ADDR"] == address
-
-
-@pytest.mark.parametrize(
-    ("job_id", "port", "expected"),
-    [
-        ("19", "61019", PORT),
-        ("1234567", "61775", PORT),
-        ("19", "61020", "61020"),
-        ("0", "61000", PORT),
-        (None, "61019", "61019"),
-        ("", "61019", "61019"),
-        ("x", "61019", "61019"),
-        ("9" * 5000, "61019", "61019"),
-    ],
-)
-@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "jwb0001"}])
-def test_port_of_the_hook_of_enroot(job_id, port, expected, address):
-    """It is a number of the job, the same for all its steps: 61000 + id % 4536."""
-    environ = changed({"MASTER_PORT": port} | address, {"SLURM_JOB_ID": job_id})
-    found = environment(planned_at(BLOCK, 4, environ=environ))
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.20.0.1", expected)
-
-
-@pytest.mark.parametrize("address", ["jwb0001", "10.10.0.1", "localhost", "127.0.0.1"])
-def test_an_address_of_the_only_node_is_kept(address):
-    environ = {"MASTER_ADDR": address, "MASTER_PORT": "29500"}
-    made = planned_at([0, 0], 1, environ=environ)
-    found = environment(made)
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (address, "29500")
-    assert made.notes == ()
-
-
-@pytest.mark.parametrize("name", ["jwb0001", ""])
-def test_another_address_on_the_only_node_is_replaced(name):
-    job = replace(job_at([0, 0], 1), nodes=(name,), hostname="jwb0001")
-    made = planned(job, environ={"MASTER_ADDR": "jwb0002"})
-    assert environment(made)["MASTER_ADDR"] == "127.0.0.1"
-    (note,) = made.notes
-    assert note.code == "HPC078"
-    assert ", ," not in note.text
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "29500x", "٢٩٤٠٠", "9" * 30])
-@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "jwb0001"}])
-@pytest.mark.parametrize("places", [BLOCK, [0] * 8])
-def test_a_port_that_is_none(places, address, port):
-    error = refused(
-        "HPC129",
-        f"MASTER_PORT={port} is not a port",
-        job_at(places, 5),
-        environ=address | {"MASTER_PORT": port},
-    )
-    assert error.everywhere
-
-
-# --- where the launcher shows no names ----------------------------------------------
-
-
-def jobs_of(name, changes=None, exchange=None):
-    """Return the jobs of all tasks of a recorded launch."""
-    return [
-        schedulers.detect(
-            Process(changed(environ, changes or {}), host, exchange=lambda _: exchange)
-        )
-        for environ, host in recorded(name)
-    ]
-
-
-def make_plan(inputs, job):
-    """Plan a worker, or an agent."""
-    return (
-        direct.make_plan(inputs, job)
-        if job.has_several_tasks
-        else plan.make_plan(inputs)
-    )
-
-
-def all_planned(name, changes=None, environ=None, exchange=None, site=JSC):
-    """Plan all tasks of a recorded launch, as workers or as agents."""
-    plans = []
-    for job in jobs_of(name, changes, exchange):
-        host = int(job.hostname[-1]) - 1
-        inputs = make_inputs(
-            job=job,
-            network=juelich(host),
-            site=site,
-            environ=environ or {},
-            workers=1,
-        )
-        make = (
-            direct.make_plan
-            if job.has_several_tasks
-            else lambda inputs, _: plan.make_plan(inputs)
-        )
-        try:
-            plans.append(make(inputs, job))
-        except LaunchError as error:
-            plans.append(f"{error.code} {error}")
-    return plans
-
-
-def masters(plans):
-    return {environment(made)["MASTER_ADDR"] for made in plans}
-
-
-URI = "OMPI_MCA_orte_hnp_uri"
-TWO_EACH_4 = "openmpi-4.1.4-2-nodes-2-each"
-TWO_EACH_5 = "openmpi-5.0.11-2-nodes-2-each"
-
-ADDRESSES = {
-    "as recorded": ("10.10.0.1,10.20.0.1", "10.10.0.1"),
-    "the other network first": ("10.20.0.1,10.10.0.1", "10.20.0.1"),
-    "a network that no other node has": ("192.0.2.2,10.20.0.1", "10.20.0.1"),
-    "only that": ("10.20.0.1", "10.20.0.1"),
-}
-
-
-@pytest.mark.parametrize("case", ADDRESSES)
-def test_open_mpi_4_shows_addresses(case):
-    addresses, expected = ADDRESSES[case]
-    plans = all_planned(TWO_EACH_4, {URI: f"1.0;tcp://{addresses}:42367"})
-    assert masters(plans) == {expected}
-    assert len({environment(made)["MASTER_PORT"] for made in plans}) == 1
-    assert [made.listen is not None for made in plans] == [True, False, False, False]
-
-
-def test_an_address_that_every_node_has():
-    """A bridge for containers: for another node it is itself."""
-    bridge = {"docker0": "172.17.0.1/16"}
-    found = []
-    for job in jobs_of(TWO_EACH_4, {URI: "1.0;tcp://172.17.0.1,10.10.0.1:42367"}):
-        number = job.node_rank + 1
-        network = juelich(
-            interfaces={"lo": "127.0.0.1/8", "eth0": f"10.10.0.{number}/24"} | bridge
-        )
-        inputs = make_inputs(job=job, network=network, site=None, workers=1)
-        found.append(environment(direct.make_plan(inputs, job))["MASTER_ADDR"])
-    assert found[2:] == ["10.10.0.1"] * 2
-    assert set(found[:2]) <= {"10.10.0.1", "172.17.0.1"}  # both are its own
-
-
-def test_open_mpi_5_shows_a_name():
-    assert masters(all_planned(TWO_EACH_5)) == {"10.20.0.1"}
-    assert masters(all_planned(TWO_EACH_5, site=None)) == {"10.10.0.1"}
-
-
-FROM_LOGIN = {
-    "version 4, workers": (TWO_EACH_4, {URI: "1.0;tcp://10.10.0.254:58543"}),
-    "version 5, workers": (TWO_EACH_5, {"PMIX_NAMESPACE": "prterun-login01-84@1"}),
-    "version 4, agents": ("openmpi-4.1.4-3-nodes-from-login", {}),
-    "version 5, agents": ("openmpi-5.0.11-3-nodes-from-login", {}),
-}
-
-
-@pytest.mark.parametrize("case", FROM_LOGIN)
-def test_mpirun_on_a_login_node(case):
-    """Rank 0 sees that the others will look for it elsewhere, and speaks for all."""
-    name, changes = FROM_LOGIN[case]
-    first = all_planned(name, changes)[0]
-    assert first.startswith("HPC039 rank 0 is on jwb0001, but the other nodes will ")
-    assert "where mpirun runs" in first
-    assert "mpirun -x MASTER_ADDR=jwb0001 …" in first
-
-
-@pytest.mark.parametrize("case", FROM_LOGIN)
-def test_where_the_others_look_if_mpirun_is_on_a_login_node(case):
-    """They cannot know better; mpirun ends them with rank 0."""
-    name, changes = FROM_LOGIN[case]
-    plans = all_planned(name, changes)
-    for job, made in zip(jobs_of(name, changes), plans, strict=True):
-        if job.node_rank == 0:
-            continue
-        if isinstance(made, str):  # its name need not resolve here
-            assert made.startswith("HPC059 the head node's name login01")
-        else:
-            assert made.connect_host == "10.10.0.254"
-
-
-@pytest.mark.parametrize("case", FROM_LOGIN)
-def test_mpirun_on_a_login_node_with_a_head(case):
-    name, changes = FROM_LOGIN[case]
-    environ = {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "29500"}
-    plans = all_planned(name, changes, environ, site=None)
-    assert not [text for text in plans if isinstance(text, str)]
-    assert {made.connect_host for made in plans} == {"10.10.0.1"}
-    (port,) = {made.ports[0] for made in plans}
-    assert port != 29500  # a port that some nodes may not have been told
-    assert [made.listen for made in plans] == [
-        ("10.10.0.1", port),
-        *[None] * (len(plans) - 1),
-    ]
-
-
-def test_a_wrong_head_that_was_exported_is_seen_by_rank_0():
-    plans = all_planned(TWO_EACH_5, environ={"MASTER_ADDR": "jwb0002"})
-    assert plans[0].startswith("HPC039 rank 0 is on jwb0001")
-    assert "MASTER_ADDR" in plans[0]
-
-
-NO_HEAD = {
-    "Hydra, workers": ("mpich-4.0.2-2-nodes-2-each", "export MASTER_ADDR=HOST"),
-    "Hydra, agents": (
-        "mpich-4.0.2-3-nodes",
-        "export MASTER_ADDR=HOST   (or --rdzv_endpoint=HOST:",
-    ),
-    "Hydra, in turn": ("mpich-4.0.2-cyclic", "export MASTER_ADDR=HOST"),
-}
-
-
-@pytest.mark.parametrize("case", NO_HEAD)
-def test_nobody_shows_a_head(case):
-    name, hint = NO_HEAD[case]
-    for text in all_planned(name):
-        assert re.match("HPC038 Hydra tells [23] nodes their ranks, but no names", text)
-        assert "(PMI_SIZE)" in text
-        assert hint in text
-
-
-@pytest.mark.parametrize("case", NO_HEAD)
-def test_a_head_that_was_exported(case):
-    plans = all_planned(NO_HEAD[case][0], environ={"MASTER_ADDR": "jwb0001"}, site=None)
-    assert {made.connect_host for made in plans} == {"10.10.0.1"}
-    assert len({made.ports[0] for made in plans}) == 1
-
-
-@pytest.mark.parametrize("case", NO_HEAD)
-def test_a_head_that_the_tasks_have_told_each_other(case):
-    name, _ = NO_HEAD[case]
-    said = Exchanged("jwb0001", "0badcafe")
-    plans = all_planned(name, exchange=said)
-    assert {made.connect_host for made in plans} == {
-        "10.20.0.1"
-    }  # with the site's rule
-
-
-def test_a_bad_port_for_agents():
-    environ = {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "none"}
-    for text in all_planned("mpich-4.0.2-3-nodes", environ=environ):
-        assert text.startswith("HPC129 MASTER_PORT=none is not a port")
-
-
-@pytest.mark.parametrize("rank", range(3))
-def test_where_a_scheduler_names_the_nodes_agents_do_not_look_at_it(rank):
-    """Hooks of containers export old ones."""
-    environ = {"MASTER_ADDR": "jwb0003", "MASTER_PORT": "x"}
-    made = plan.make_plan(make_inputs(rank, environ=environ))
-    assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
-
-
-@pytest.mark.parametrize("first", [1, 2])
-@pytest.mark.parametrize(
-    "name", [TWO_EACH_4, TWO_EACH_5, "openmpi-4.1.4-subset", "openmpi-5.0.11-subset"]
-)
-def test_mpirun_on_other_nodes_than_the_first_ones(name, first):
-    """Slurm's list is then a wrong guess; rank 0 sees that it is elsewhere."""
-    slurm = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "jwb000[1-3]"}
-    environ, _ = recorded(name)[0]
-    job = schedulers.detect(Process(environ | slurm, THREE[first]))
-    inputs = make_inputs(job=job, network=juelich(first), workers=1)
-    message = f"rank 0 is on {THREE[first]}, but the other nodes will look for it on"
-    with pytest.raises(LaunchError, match=message) as caught:
-        make_plan(inputs, job)
-    assert caught.value.code == "HPC039"
-    assert "(SLURM_JOB_NODELIST). Let mpirun place it there" in str(caught.value)
-    assert not caught.value.everywhere
-
-
-def test_rank_0_is_told_to_be_on_another_node():
-    """In an order of the user's own it may be on any; that it is, it sees itself."""
-    job = step(2, task=Task(0, 6, 0, 2), listed_at=2)
-    environ = {"MASTER_ADDR": "jwb0001"}
-    message = "rank 0 is on jwb0003, but the other nodes will"
-    error = refused("HPC039", message, job, environ=environ)
-    assert "export MASTER_ADDR=jwb0003" in str(error)
+def set_up(job, hostname, environ):
+    return main.set_up_worker(Preflight(job, None, environ, hostname, COMMAND))
 
 
 # --- what is run --------------------------------------------------------------------
 
 
-def test_the_environment_is_written():
+def test_the_environment_is_written(monkeypatch):
     environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "99", "HOME": "/root"}
-    direct.write(planned_at(BLOCK, 5), environ)
-    assert environ == expected(5, BLOCK) | {"HOME": "/root"}
+    monkeypatch.setattr("os.environ", environ)
+    environment.write(planned_at(BLOCK, 5))
+    assert environ == worker_environment(5, BLOCK) | {"HOME": "/root"}
 
 
 @pytest.mark.parametrize("rank", [0, 5])
-def test_a_worker_does_not_become_one_once_more(rank, monkeypatch):
+def test_a_worker_does_not_become_one_once_more(rank):
     """It would run the script a second time with the rank that it has."""
-    job = job_at(BLOCK, rank)
-    assert direct.line_of(["train.py"], job)
-    for name, value in environment(planned_at(BLOCK, rank)).items():
-        monkeypatch.setenv(name, value)
+    variables = planned_at(BLOCK, rank).environment.items()
+    environ = {name: value.value for name, value in variables}
     with pytest.raises(
         LaunchError, match=f"inside worker {rank} of the same"
     ) as caught:
-        direct.line_of(["train.py"], job)
+        planned_at(BLOCK, rank, environ=environ)
     assert caught.value.code == "HPC164"
-    assert direct.line_of(["--standalone", "train.py"], job) is None
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "18.0")  # of the job that ran sbatch
-    assert direct.line_of(["train.py"], job)
+    others = environ | {"TORCHELASTIC_RUN_ID": "18.0"}  # of the job that ran sbatch
+    assert planned_at(BLOCK, rank, environ=others)
+    options = explicit({"standalone": True})
+    inputs = make_inputs(job=job_at(BLOCK, rank), environ=environ, workers=1)
+    assert make_plan(replace(inputs, options=options, mode=Mode.ONE_NODE))
 
 
 def test_only_the_first_task_prints_a_line(capsys):
     for rank in range(8):
-        direct.announce(planned_at(BLOCK, rank))
+        start._announce(planned_at(BLOCK, rank), [], [])
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
@@ -1037,17 +88,14 @@ PROGRAMS = {
 def test_program(monkeypatch, case, python):
     options, words = PROGRAMS[case]
     monkeypatch.setattr("sys.executable", "/usr/bin/python")
-    monkeypatch.delenv("PYTHON_EXEC", raising=False)
-    if python:
-        monkeypatch.setenv("PYTHON_EXEC", python)
-    line = direct.Line(explicit(options), "train.py", ("--lr",))
-    expected_words = [python or "/usr/bin/python", *words[1:]]
-    assert direct._program(line) == expected_words
+    environ = {"PYTHON_EXEC": python} if python else {}
+    worker = starter(options, "train.py", ("--lr",), environ)
+    assert worker.command() == [python or "/usr/bin/python", *words[1:]]
 
 
 def test_program_that_is_no_python():
-    line = direct.Line(explicit({"no_python": True}), "sh", ("-c", "true"))
-    assert direct._program(line) == ["sh", "-c", "true"]
+    worker = starter({"no_python": True}, "sh", ("-c", "true"))
+    assert worker.command() == ["sh", "-c", "true"]
 
 
 @pytest.mark.parametrize(
@@ -1060,12 +108,12 @@ def test_program_that_is_no_python():
     ],
 )
 def test_program_that_is_not_there(options, script, code):
-    line = direct.Line(explicit(options), script, ())
+    worker, plan = starter(options, script), planned_at(BLOCK, 0)
     if code is None:
-        direct._check_script(line)
+        worker.check(plan)
         return
     with pytest.raises(LaunchError, match=f"^{script}[: ]") as caught:
-        direct._check_script(line)
+        worker.check(plan)
     assert caught.value.code == code
 
 
@@ -1074,11 +122,12 @@ def test_a_program_that_cannot_be_run(monkeypatch, tmp_path):
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF of nothing")
     program.chmod(0o755)
-    job = replace(job_at([0, 0], 1), start=LaunchContext.STEP)
     monkeypatch.setattr("os.environ", {"PATH": "/usr/bin"})
-    line = direct.Line(explicit({"no_python": True}), str(program), ())
+    worker = starter({"no_python": True}, str(program))
+    plan = planned_at([0, 0], 1)
+    inputs = make_inputs(job=job_at([0, 0], 1))
     with pytest.raises(LaunchError, match="cannot be run: ") as caught:
-        direct.launch(line, job, COMMAND)
+        start.start(inputs, plan, worker)
     assert caught.value.code == "HPC133"
     assert str(program) in str(caught.value)
 
@@ -1089,12 +138,12 @@ def test_a_port_that_is_taken(rank):
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        made = planned_at([0, 0], rank, environ={"MASTER_PORT": port})
+        plan = planned_at([0, 0], rank, environ={"MASTER_PORT": port})
         if rank:
-            direct._check_port(made)
+            start._check_port(plan)
             return
         with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1") as caught:
-            direct._check_port(made)
+            start._check_port(plan)
     assert caught.value.code == "HPC132"
     assert "MASTER_PORT=PORT" in str(caught.value)
 
@@ -1116,13 +165,13 @@ def test_whether_the_environment_is_set_up(environ, expected):
 @pytest.fixture
 def environ(monkeypatch):
     """Let a test change the environment; no process is left to end an exchange."""
-    made = {"PATH": "/usr/bin", "HOME": "/root"}
-    monkeypatch.setattr("os.environ", made)
-    return made
+    environ = {"PATH": "/usr/bin", "HOME": "/root"}
+    monkeypatch.setattr("os.environ", environ)
+    return environ
 
 
 def test_a_script_without_a_launcher_is_alone(environ):
-    found = direct.set_up(None, "laptop.home", COMMAND)
+    found = set_up(None, "laptop.home", environ)
     assert found.items() <= environ.items()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
     assert [environ[name] for name in names] == ["0", "1", "0", "127.0.0.1"]
@@ -1133,10 +182,10 @@ def test_a_script_without_a_launcher_is_alone(environ):
 def test_two_scripts_without_a_launcher_do_not_meet(environ):
     import socket  # noqa: PLC0415 - here only
 
-    direct.set_up(None, "laptop", COMMAND)
+    set_up(None, "laptop", environ)
     port = environ.pop("MASTER_PORT")
     with socket.create_server(("127.0.0.1", int(port))):
-        direct.set_up(None, "laptop", COMMAND)
+        set_up(None, "laptop", {})
     assert environ["MASTER_PORT"] != port
 
 
@@ -1145,7 +194,7 @@ def test_a_task_that_sets_itself_up(environ, rank, capsys):
     environ["PET_HPC_OMP_THREADS"] = "1"
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     job = job_at([0] * 4, rank, launch_id=f"19.{rank}")
-    found = direct.set_up(job, "jwb0001", COMMAND)
+    found = set_up(job, "jwb0001", environ)
     assert (found["RANK"], found["WORLD_SIZE"]) == (f"{rank}", "4")
     assert found["OMP_NUM_THREADS"] == "1"
     assert "TORCHELASTIC_USE_AGENT_STORE" not in environ
@@ -1156,7 +205,7 @@ def test_a_task_that_sets_itself_up(environ, rank, capsys):
 
 def test_a_port_that_the_user_has_set_stays(environ):
     environ["MASTER_PORT"] = "29513"
-    found = direct.set_up(None, "laptop", COMMAND)
+    found = set_up(None, "laptop", environ)
     assert found["MASTER_PORT"] == "29513"
 
 
@@ -1164,10 +213,10 @@ def test_a_description_of_a_task(environ):
     environ["PYTHON_EXEC"] = "/usr/bin/python"
     job = job_at(BLOCK, 5)
     inputs = make_inputs(1, job=job, network=juelich(1), workers=1)
-    line = direct.Line({}, "train.py", ("--lr",))
-    found = direct.described(line, inputs, direct.make_plan(inputs, job))
+    worker = starter({}, "train.py", ("--lr",), environ)
+    found = worker.describe(inputs, make_direct_plan(inputs))
     assert found["command"] == ["/usr/bin/python", "-u", "train.py", "--lr"]
-    assert found["exports"] == expected(5, BLOCK)
+    assert found["exports"] == worker_environment(5, BLOCK)
     assert found["plan"]["backend"] == "direct"
     assert found["job"]["task"] == {
         "rank": 5,
@@ -1175,12 +224,3 @@ def test_a_description_of_a_task(environ):
         "local_rank": 1,
         "local_size": 4,
     }
-
-
-def test_value_of_a_master():
-    made = planned_at(BLOCK, 0, environ={"MASTER_ADDR": "jwb0001"})
-    source = (
-        f"MASTER_ADDR=jwb0001:{PORT}, jwb0001i by site jsc, its address, "
-        "port by hash of 19.0"
-    )
-    assert made.environment["MASTER_ADDR"] == Setting("10.20.0.1", source)

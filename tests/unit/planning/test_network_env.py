@@ -8,7 +8,8 @@ import pytest
 from nodes import INTERACTIVE, juelich, make_inputs, outside_a_step, step
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning import network_env, plan
+from torchrun_hpc.planning import network_env
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import Site
@@ -202,7 +203,7 @@ def test_an_interface_of_the_site_that_is_not_here(case):
     site, environ, expected = NOT_HERE[case]
     inputs = make_inputs(site=site, environ=environ, network=juelich(interfaces=HSN))
     assert network_env.warnings(inputs) == expected
-    assert list(plan.make_plan(inputs).warnings) == expected
+    assert list(make_plan(inputs).messages.warnings) == expected
 
 
 def test_an_interface_of_the_site_that_is_down():
@@ -219,15 +220,15 @@ FULL = centre(GLOO_SOCKET_IFNAME="ib9", NCCL_SOCKET_IFNAME="ib0", NCCL_IB_TIMEOU
 
 
 def test_several_nodes_get_the_variables_of_their_site():
-    made = plan.make_plan(make_inputs(site=FULL))
-    assert {k: v.value for k, v in made.environment.items()} == {
+    plan = make_plan(make_inputs(site=FULL))
+    assert {k: v.value for k, v in plan.environment.items()} == {
         "OMP_NUM_THREADS": "1",
         GLOO: "eth0",
         NCCL: "ib0",
         "NCCL_IB_TIMEOUT": "20",
     }
-    assert [message.code for message in made.warnings] == ["HPC076"]
-    assert made.interface == "eth0 (NCCL: ib0)"
+    assert [message.code for message in plan.messages.warnings] == ["HPC076"]
+    assert plan.interface == "eth0 (NCCL: ib0)"
 
 
 @pytest.mark.parametrize(
@@ -242,16 +243,16 @@ def test_several_nodes_get_the_variables_of_their_site():
     ],
 )
 def test_one_node_and_nothing_of_the_site(job, options):
-    made = plan.make_plan(make_inputs(job=job, options=options, site=FULL))
-    assert made.environment.keys() == {"OMP_NUM_THREADS"}
-    assert (made.warnings, made.site, made.interface) == ((), None, "")
+    plan = make_plan(make_inputs(job=job, options=options, site=FULL))
+    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
+    assert (plan.messages.warnings, plan.site, plan.interface) == ((), None, "")
 
 
 def test_no_scheduler_and_nothing_of_the_site_but_the_interface():
     options = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
-    made = plan.make_plan(make_inputs(job=None, options=options, site=FULL))
-    assert made.environment.keys() == {"OMP_NUM_THREADS", GLOO}
-    assert made.environment[GLOO].value == "eth0"
+    plan = make_plan(make_inputs(job=None, options=options, site=FULL))
+    assert plan.environment.keys() == {"OMP_NUM_THREADS", GLOO}
+    assert plan.environment[GLOO].value == "eth0"
 
 
 # --- for a person -------------------------------------------------------------------

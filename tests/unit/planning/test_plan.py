@@ -20,6 +20,7 @@ from nodes import (
     juelich,
     make_inputs,
     make_network,
+    mode_of,
     outside_a_step,
     recorded,
     step,
@@ -28,8 +29,10 @@ from nodes import (
 from torchrun_hpc import schedulers
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.planning import endpoints, plan
+from torchrun_hpc.planning import endpoints
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 from torchrun_hpc.schedulers import flux, hydra, openmpi, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
@@ -41,17 +44,26 @@ PORT = 25592
 
 def planned(rank=0, *, options=None, network=None, **changes):
     """Plan a launch; by default, Jülich's three nodes as seen from one of them."""
-    return plan.make_plan(
-        make_inputs(rank, options=options, network=network, **changes)
-    )
+    inputs = make_inputs(rank, options=options, network=network, **changes)
+    mode = mode_of(inputs, has_agent=True)  # these are about agents
+    return make_plan(replace(inputs, mode=mode))
+
+
+def refusal(job, **how):
+    """Return why a job cannot be launched from here with nothing typed, if so."""
+    try:
+        mode_of(make_inputs(job=job), **how)
+    except LaunchError as error:
+        return error
+    return None
 
 
 def values(settings):
     return {name: setting.value for name, setting in settings.items()}
 
 
-def conf_of(made):
-    pairs = made.options["rdzv_conf"].value.split(",")
+def conf_of(plan):
+    pairs = plan.options["rdzv_conf"].value.split(",")
     return dict(pair.split("=") for pair in pairs)
 
 
@@ -114,10 +126,10 @@ def test_refused_mode(mode, options):
 @pytest.mark.parametrize("mode", REFUSED)
 def test_refused_mode_before_the_options_are_known(mode):
     job, code, message = REFUSED[mode]
-    error = plan.refusal(job, COMMAND)
+    error = refusal(job)
     if job.has_several_tasks:  # each may be a worker: the options decide
         assert error is None
-        error = plan.several_tasks(job, COMMAND, None)
+        error = refusal(job, has_agent=True)
     assert error.code == code
     assert message in str(error)
     assert SRUN in str(error)
@@ -131,13 +143,13 @@ def test_refused_mode_before_the_options_are_known(mode):
     ],
 )
 def test_refusal_names_the_variable(job, variable):
-    assert variable in str(plan.refusal(job, COMMAND))
+    assert variable in str(refusal(job))
 
 
 def test_refusal_quotes_a_few_of_many_nodes():
     many = tuple(f"n{number}" for number in range(500))
     job = outside_a_step(LaunchContext.ALLOCATION_SHELL, many, None)
-    message = str(plan.refusal(job, COMMAND))
+    message = str(refusal(job))
     assert "500 nodes (n0,n1,n2,… by SLURM_JOB_NODELIST)" in message
     assert "srun --nodes=500 " in message
 
@@ -220,10 +232,10 @@ def test_too_many_tasks_on_the_first_of_the_jobs_nodes(case):
 @pytest.mark.parametrize("mode", REFUSED)
 @pytest.mark.parametrize("options", FREED_BY)
 def test_one_node_may_be_typed_in_a_refused_mode(mode, options):
-    made = planned(job=REFUSED[mode][0], options=options)
-    assert (made.nodes, made.node_rank, made.workers) == (1, 0, 2)
-    assert made.listen == ("127.0.0.1", 0)
-    assert not made.ordered
+    plan = planned(job=REFUSED[mode][0], options=options)
+    assert (plan.world.nodes, plan.world.node_rank, plan.world.workers) == (1, 0, 2)
+    assert plan.rendezvous.listen == ("127.0.0.1", 0)
+    assert not plan.ranks_follow_scheduler
 
 
 ACCEPTED = {
@@ -238,8 +250,8 @@ ACCEPTED = {
 @pytest.mark.parametrize("mode", ACCEPTED)
 def test_accepted_mode(mode):
     job = ACCEPTED[mode]
-    assert plan.refusal(job, COMMAND) is None
-    assert planned(job=job).nodes == len(job.nodes)
+    assert refusal(job) is None
+    assert planned(job=job).world.nodes == len(job.nodes)
 
 
 # --- one node -----------------------------------------------------------------------
@@ -253,50 +265,53 @@ ONE_NODE_JOBS = {
 
 @pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
 def test_one_node_of_a_job(job):
-    made = planned(job=job)
-    assert values(made.options) == {
+    plan = planned(job=job)
+    assert values(plan.options) == {
         "nnodes": "1",
         "local_addr": "127.0.0.1",
         "rdzv_backend": "c10d",
         "rdzv_endpoint": "localhost:0",
         "rdzv_id": job.launch_id,
     }
-    assert values(made.environment) == {"OMP_NUM_THREADS": "1"}
-    assert (made.endpoint, made.address) == ("localhost", "127.0.0.1")
-    assert (made.nodes, made.ordered) == (1, False)
-    assert made.listen == ("127.0.0.1", 0)
-    assert made.warnings == ()
-    assert made.is_reporter
+    assert values(plan.environment) == {"OMP_NUM_THREADS": "1"}
+    assert (plan.rendezvous.endpoint, plan.rendezvous.local_address) == (
+        "localhost",
+        "127.0.0.1",
+    )
+    assert (plan.world.nodes, plan.ranks_follow_scheduler) == (1, False)
+    assert plan.rendezvous.listen == ("127.0.0.1", 0)
+    assert plan.messages.warnings == ()
+    assert is_reporter(plan.world.report_rank)
 
 
 @pytest.mark.parametrize("job", [None, *ONE_NODE_JOBS.values()])
 def test_one_node_needs_no_name_and_no_network(job):
-    made = planned(job=job, network=make_network({"lo": "127.0.0.1/8"}))
-    assert made.options["local_addr"].value == "127.0.0.1"
-    assert made.warnings == ()
+    plan = planned(job=job, network=make_network({"lo": "127.0.0.1/8"}))
+    assert plan.options["local_addr"].value == "127.0.0.1"
+    assert plan.messages.warnings == ()
 
 
 @pytest.mark.parametrize("options", [{}, {"nnodes": "1"}, {"nnodes": "1:1"}])
 def test_laptop(options):
-    made = planned(job=None, options=options)
+    plan = planned(job=None, options=options)
     expected = {"standalone": True, "local_addr": "127.0.0.1", "nnodes": "1"}
-    assert values(made.options) == {
+    assert values(plan.options) == {
         name: value for name, value in expected.items() if name not in options
     }
-    assert made.title == "no scheduler"
-    assert made.is_reporter
-    assert made.environment.keys() == {"OMP_NUM_THREADS"}
+    assert plan.messages.title == "no scheduler"
+    assert is_reporter(plan.world.report_rank)
+    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
 
 
 @pytest.mark.parametrize("task", [0, 1, 5])
 @pytest.mark.parametrize("options", [{"standalone": True}, {"nnodes": "1"}])
 def test_one_world_per_task(task, options):
     job = step(task // 2, task=Task(task, 6, task % 2, 2))
-    made = planned(task // 2, job=job, options=options)
-    assert made.nodes == 1
-    assert made.is_reporter is (task == 0)
-    assert "GLOO_SOCKET_IFNAME" not in made.environment
-    assert set(options).isdisjoint(made.options)
+    plan = planned(task // 2, job=job, options=options)
+    assert plan.world.nodes == 1
+    assert is_reporter(plan.world.report_rank) is (task == 0)
+    assert "GLOO_SOCKET_IFNAME" not in plan.environment
+    assert set(options).isdisjoint(plan.options)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +333,8 @@ def test_one_world_per_task(task, options):
     ],
 )
 def test_what_is_typed_for_one_node_stays(options, derived):
-    made = planned(job=ONE_NODE_JOBS["step"], options=options)
-    assert made.options.keys() == set(derived.split())
+    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert plan.options.keys() == set(derived.split())
 
 
 @pytest.mark.parametrize(
@@ -328,10 +343,10 @@ def test_what_is_typed_for_one_node_stays(options, derived):
 )
 def test_typed_endpoint_for_one_node_is_hosted_here(conf, expected):
     options = {"rdzv_endpoint": "jwb0001:29400"} | ({"rdzv_conf": conf} if conf else {})
-    made = planned(job=ONE_NODE_JOBS["step"], options=options)
-    assert made.options["rdzv_conf"].value == expected
-    assert made.endpoint == "jwb0001:29400"
-    assert made.listen == ("10.10.0.1", 29400)
+    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert plan.options["rdzv_conf"].value == expected
+    assert plan.rendezvous.endpoint == "jwb0001:29400"
+    assert plan.rendezvous.listen == ("10.10.0.1", 29400)
 
 
 @pytest.mark.parametrize(
@@ -342,8 +357,8 @@ def test_typed_endpoint_for_one_node_is_hosted_here(conf, expected):
     ],
 )
 def test_one_node_and_a_rendezvous_without_endpoint(options):
-    made = planned(job=ONE_NODE_JOBS["step"], options=options)
-    assert "rdzv_endpoint" not in made.options
+    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert "rdzv_endpoint" not in plan.options
 
 
 @pytest.mark.parametrize(
@@ -354,35 +369,45 @@ def test_one_node_and_a_rendezvous_without_endpoint(options):
     ],
 )
 def test_one_node_may_be_the_guest_of_a_store_elsewhere(options):
-    made = planned(job=ONE_NODE_JOBS["step"], options=options)
-    assert made.listen is None
-    assert "rdzv_conf" not in made.options
+    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert plan.rendezvous.listen is None
+    assert "rdzv_conf" not in plan.options
 
 
 def test_interactive_step_shows_how_to_start_on_all_nodes():
-    (note,) = planned(job=INTERACTIVE).notes
+    (note,) = planned(job=INTERACTIVE).messages.notes
     line = f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}"
     text = f"this is 1 of 3 nodes of the job; for all of them: {line}"
     assert note == Message("HPC073", text)
 
 
 def test_interactive_step_of_a_job_of_one_node_says_nothing():
-    assert planned(job=replace(INTERACTIVE, allocated_nodes=1)).notes == ()
+    assert planned(job=replace(INTERACTIVE, allocated_nodes=1)).messages.notes == ()
 
 
 @pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
 def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
-    made = planned(job=job, options={"nnodes": "1:2"})
-    assert "nnodes" not in made.options
-    assert (made.nodes, made.elastic, made.backend) == (1, True, "c10d")
+    plan = planned(job=job, options={"nnodes": "1:2"})
+    assert "nnodes" not in plan.options
+    assert (plan.world.nodes, plan.world.may_grow, plan.rendezvous.backend) == (
+        1,
+        True,
+        "c10d",
+    )
     port = endpoints.port_of(job.launch_id)
-    assert made.endpoint == f"jwb0001i:{port}"
-    assert (made.listen, made.may_join) == (("10.20.0.1", port), False)
-    assert (made.address, conf_of(made)["is_host"]) == ("10.20.0.1", "1")
-    assert made.options["local_addr"].value == "10.20.0.1"
-    assert made.options["rdzv_id"].value == job.launch_id
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
-    codes = [note.code for note in made.notes]
+    assert plan.rendezvous.endpoint == f"jwb0001i:{port}"
+    assert (plan.rendezvous.listen, plan.rendezvous.may_join) == (
+        ("10.20.0.1", port),
+        False,
+    )
+    assert (plan.rendezvous.local_address, conf_of(plan)["is_host"]) == (
+        "10.20.0.1",
+        "1",
+    )
+    assert plan.options["local_addr"].value == "10.20.0.1"
+    assert plan.options["rdzv_id"].value == job.launch_id
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    codes = [note.code for note in plan.messages.notes]
     assert codes == (["HPC073"] if job.start is LaunchContext.INTERACTIVE_STEP else [])
 
 
@@ -401,36 +426,36 @@ def test_an_agent_that_joins_by_hand(case, with_job):
     options, rank, is_here = JOINING[case]
     job = step(nodes=(THREE[rank],)) if with_job else None
     options = options | {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "19.1"}
-    made = planned(rank, job=job, options=options, hostname=THREE[rank])
-    assert made.elastic
-    assert made.may_join
-    assert made.listen == (("10.20.0.1", 7) if is_here else None)
-    assert made.options.keys().isdisjoint({"nnodes", "rdzv_id"})
-    assert made.address == f"10.20.0.{rank + 1}"
+    plan = planned(rank, job=job, options=options, hostname=THREE[rank])
+    assert plan.world.may_grow
+    assert plan.rendezvous.may_join
+    assert plan.rendezvous.listen == (("10.20.0.1", 7) if is_here else None)
+    assert plan.options.keys().isdisjoint({"nnodes", "rdzv_id"})
+    assert plan.rendezvous.local_address == f"10.20.0.{rank + 1}"
     if with_job:
-        assert conf_of(made)["is_host"] == str(int(is_here))
+        assert conf_of(plan)["is_host"] == str(int(is_here))
 
 
 @pytest.mark.parametrize("job", [None, step(nodes=("jwb0001",))])
 def test_who_says_that_it_is_the_host_does_not_join(job):
     options = {"nnodes": "1:2", "rdzv_backend": "c10d"}
     options |= {"rdzv_endpoint": "jwb0001i:7", "rdzv_conf": "is_host=1"}
-    assert not planned(job=job, options=options).may_join
+    assert not planned(job=job, options=options).rendezvous.may_join
 
 
 def test_nobody_joins_a_number_of_nodes():
-    assert not planned(options={"rdzv_endpoint": "jwb0001:7"}).may_join
-    assert not planned().elastic
-    assert not planned(options={"nnodes": "1:3"}).elastic
-    assert planned(options={"nnodes": "1:4"}).elastic
+    assert not planned(options={"rdzv_endpoint": "jwb0001:7"}).rendezvous.may_join
+    assert not planned().world.may_grow
+    assert not planned(options={"nnodes": "1:3"}).world.may_grow
+    assert planned(options={"nnodes": "1:4"}).world.may_grow
 
 
 @pytest.mark.parametrize("job", [None, step(), ONE_NODE_JOBS["step"]])
 def test_a_range_and_standalone(job):
-    made = planned(job=job, options={"nnodes": "1:2", "standalone": True})
-    assert made.options["nnodes"].value == "1"
+    plan = planned(job=job, options={"nnodes": "1:2", "standalone": True})
+    assert plan.options["nnodes"].value == "1"
     text = "--nnodes=1:2 is 1: nobody can join with --standalone"
-    assert made.notes == (Message("HPC155", text),)
+    assert plan.messages.notes == (Message("HPC155", text),)
 
 
 @pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 7}])
@@ -445,8 +470,11 @@ def test_static_waits_for_the_highest_number(options, nodes, nnodes):
 
 def test_one_node_whose_name_no_launcher_tells():
     job = step(nodes=("",), hostname="jwb0001")
-    made = planned(job=job, options={"nnodes": "1:2"}, hostname="jwb0001")
-    assert (made.endpoint, made.address) == (f"jwb0001i:{PORT}", "10.20.0.1")
+    plan = planned(job=job, options={"nnodes": "1:2"}, hostname="jwb0001")
+    assert (plan.rendezvous.endpoint, plan.rendezvous.local_address) == (
+        f"jwb0001i:{PORT}",
+        "10.20.0.1",
+    )
 
 
 @pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 1}])
@@ -464,12 +492,12 @@ def test_static_rank_beyond_one_node_is_refused(options):
     "options", [{}, {"nnodes": "1"}, {"standalone": True}, {"master_addr": "127.0.0.1"}]
 )
 def test_rank_beyond_one_node_is_ignored_where_torch_ignores_it(job, options):
-    made = planned(job=job, options={**options, "node_rank": 1})
-    assert made.options["node_rank"].value == 0
-    (advice,) = made.advice
+    plan = planned(job=job, options={**options, "node_rank": 1})
+    assert plan.options["node_rank"].value == 0
+    (advice,) = plan.messages.advice
     assert advice.code == "HPC151"
     assert advice.text.startswith("--node_rank=1 is ignored, a world of one node")
-    assert planned(job=job, options={**options, "node_rank": 0}).advice == ()
+    assert planned(job=job, options={**options, "node_rank": 0}).messages.advice == ()
 
 
 @pytest.mark.parametrize(
@@ -483,14 +511,14 @@ def test_id_that_names_no_folder_is_left_to_torch_on_one_node(run_id, taken):
 
 @pytest.mark.parametrize("nnodes", [" 1", "+1", "1 ", "1 : +1", "01"])
 def test_numbers_of_nodes_as_torch_reads_them(nnodes):
-    made = planned(job=None, options={"nnodes": nnodes})
-    assert (made.nodes, "nnodes" in made.options) == (1, False)
+    plan = planned(job=None, options={"nnodes": nnodes})
+    assert (plan.world.nodes, "nnodes" in plan.options) == (1, False)
 
 
 def test_backend_of_standalone_is_torchs_own():
-    made = planned(job=None, options={"standalone": True, "rdzv_backend": "etcd"})
-    assert made.backend == "c10d"
-    assert values(made.options)["rdzv_backend"] == "c10d"
+    plan = planned(job=None, options={"standalone": True, "rdzv_backend": "etcd"})
+    assert plan.rendezvous.backend == "c10d"
+    assert values(plan.options)["rdzv_backend"] == "c10d"
 
 
 # --- several nodes without a scheduler ----------------------------------------------
@@ -498,10 +526,13 @@ def test_backend_of_standalone_is_torchs_own():
 
 def test_typed_by_hand_on_each_machine():
     options = {"nnodes": "2", "node_rank": 1, "master_addr": "10.10.10.11"}
-    made = planned(job=None, options=options)
-    assert (made.nodes, made.node_rank, made.options) == (2, 1, {})
-    assert (made.endpoint, made.title) == ("10.10.10.11:29500", "no scheduler")
-    assert made.environment.keys() == {"OMP_NUM_THREADS"}
+    plan = planned(job=None, options=options)
+    assert (plan.world.nodes, plan.world.node_rank, plan.options) == (2, 1, {})
+    assert (plan.rendezvous.endpoint, plan.messages.title) == (
+        "10.10.10.11:29500",
+        "no scheduler",
+    )
+    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -510,31 +541,31 @@ def test_typed_by_hand_on_each_machine():
 )
 def test_typed_c10d_on_each_machine(rank, host, own, interface):
     options = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": f"{host}:1"}
-    made = planned(rank, job=None, options=options, hostname=f"jwb000{rank + 1}")
+    plan = planned(rank, job=None, options=options, hostname=f"jwb000{rank + 1}")
     # Torch knows node 0 by its name; in the other network it has another one.
     is_told = rank == 0 and host == "jwb0001i"
-    conf = made.options.get("rdzv_conf")
+    conf = plan.options.get("rdzv_conf")
     assert (conf and conf.value) == ("is_host=1" if is_told else None)
-    assert made.options["local_addr"].value == f"10.{own}.0.{rank + 1}"
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == interface
-    assert made.listen == ((f"10.{own}.0.1", 1) if is_told else None)
-    assert made.is_reporter is (rank == 0)
+    assert plan.options["local_addr"].value == f"10.{own}.0.{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == interface
+    assert plan.rendezvous.listen == ((f"10.{own}.0.1", 1) if is_told else None)
+    assert is_reporter(plan.world.report_rank) is (rank == 0)
 
 
 def test_typed_static_on_each_machine_gets_the_interface():
     options = {"nnodes": "2", "node_rank": 1, "master_addr": "10.20.0.1"}
-    made = planned(1, job=None, options=options)
-    assert made.options == {}
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
-    assert (made.interface, made.is_reporter) == ("ib0", False)
+    plan = planned(1, job=None, options=options)
+    assert plan.options == {}
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert (plan.interface, is_reporter(plan.world.report_rank)) == ("ib0", False)
 
 
 def test_static_node_0_is_on_another_machine():
     options = {"nnodes": "2", "master_addr": "jwb0001i"}
-    (said,) = planned(1, job=None, options=options).warnings
+    (said,) = planned(1, job=None, options=options).messages.warnings
     assert said.code == "HPC137"
     assert "--master_addr=jwb0001i is no address of this machine" in said.text
-    assert planned(0, job=None, options=options).warnings == ()
+    assert planned(0, job=None, options=options).messages.warnings == ()
 
 
 @pytest.mark.parametrize("explicit", [{}, {"node_rank": 1}, {"rdzv_backend": "c10d"}])
@@ -568,14 +599,14 @@ def test_typed_local_address_of_another_node(address, job):
 
 
 def test_suspicion_of_a_node_rank_that_is_0_everywhere():
-    made = planned(0, options={"node_rank": 0})
-    assert made.suspicion == "is it --node_rank=0 on every node?"
-    assert planned(0).suspicion == ""
+    plan = planned(0, options={"node_rank": 0})
+    assert plan.messages.suspicion == "is it --node_rank=0 on every node?"
+    assert planned(0).messages.suspicion == ""
 
 
 def test_head_whose_fast_name_resolves_elsewhere_only_takes_what_comes():
     network = juelich(0, hosts={"jwb0001i": ""})
-    assert planned(0, network=network).listen is None
+    assert planned(0, network=network).rendezvous.listen is None
 
 
 # --- three nodes at Jülich ----------------------------------------------------------
@@ -590,8 +621,8 @@ JUELICH = [
 
 @pytest.mark.parametrize(("rank", "address", "is_host", "listen"), JUELICH)
 def test_three_nodes_at_juelich(rank, address, is_host, listen):
-    made = planned(rank)
-    assert values(made.options) == {
+    plan = planned(rank)
+    assert values(plan.options) == {
         "nnodes": "3",
         "rdzv_id": "19.0",
         "rdzv_backend": "c10d",
@@ -600,18 +631,18 @@ def test_three_nodes_at_juelich(rank, address, is_host, listen):
         "local_addr": address,
         "node_rank": 0,
     }
-    assert values(made.environment) == {
+    assert values(plan.environment) == {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "ib0",
     }
-    assert (made.nodes, made.node_rank, made.workers) == (3, rank, 2)
-    assert made.endpoint == f"jwb0001i:{PORT}"
-    assert (made.address, made.listen) == (address, listen)
-    assert made.is_reporter is (rank == 0)
-    assert made.ordered
-    assert made.title == "Slurm 19.0"
-    assert made.notes == ()
-    assert made.warnings == ()
+    assert (plan.world.nodes, plan.world.node_rank, plan.world.workers) == (3, rank, 2)
+    assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
+    assert (plan.rendezvous.local_address, plan.rendezvous.listen) == (address, listen)
+    assert is_reporter(plan.world.report_rank) is (rank == 0)
+    assert plan.ranks_follow_scheduler
+    assert plan.messages.title == "Slurm 19.0"
+    assert plan.messages.notes == ()
+    assert plan.messages.warnings == ()
 
 
 def test_values_carry_their_sources():
@@ -634,36 +665,36 @@ def test_values_carry_their_sources():
 
 @pytest.mark.parametrize("rank", range(3))
 def test_without_a_site_the_plain_names_are_used(rank):
-    made = planned(rank, site=None)
-    assert made.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
-    assert made.options["local_addr"].value == f"10.10.0.{rank + 1}"
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
-    assert made.endpoint == f"jwb0001:{PORT}"
-    assert made.notes == ()
+    plan = planned(rank, site=None)
+    assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
+    assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    assert plan.rendezvous.endpoint == f"jwb0001:{PORT}"
+    assert plan.messages.notes == ()
 
 
 def test_subset_of_the_jobs_nodes():
     nodes = ("jwb0002", "jwb0003")
-    made = planned(
+    plan = planned(
         0,
         job=step(nodes=nodes, launch_id="22.0", allocated_nodes=3),
         network=juelich(1),
     )
-    assert made.title == "Slurm 22.0 (2 of 3 nodes)"
-    assert made.options["nnodes"].value == "2"
-    assert made.listen == ("10.20.0.2", 20706)
+    assert plan.messages.title == "Slurm 22.0 (2 of 3 nodes)"
+    assert plan.options["nnodes"].value == "2"
+    assert plan.rendezvous.listen == ("10.20.0.2", 20706)
 
 
 @pytest.mark.parametrize("rank", range(3))
 def test_ranks_follow_the_scheduler_where_names_sort_otherwise(rank):
     nodes = ("n9", "n10", "n11")
     hosts = {"n9": "10.20.0.1", "n10": "10.20.0.2", "n11": "10.20.0.3"}
-    made = planned(
+    plan = planned(
         rank, site=None, job=step(rank, nodes=nodes), network=juelich(rank, hosts=hosts)
     )
-    assert (made.node_rank, made.ordered) == (rank, True)
-    assert made.endpoint == f"n9:{PORT}"
-    assert (made.listen is not None) is (rank == 0)
+    assert (plan.world.node_rank, plan.ranks_follow_scheduler) == (rank, True)
+    assert plan.rendezvous.endpoint == f"n9:{PORT}"
+    assert (plan.rendezvous.listen is not None) is (rank == 0)
 
 
 @pytest.mark.parametrize(
@@ -678,24 +709,24 @@ def test_ranks_follow_the_scheduler_where_names_sort_otherwise(rank):
     ],
 )
 def test_what_is_typed_stays_as_typed(name, value):
-    made = planned(options={name: value})
+    plan = planned(options={name: value})
     derived = planned().options.keys()
-    assert made.options.keys() == derived - {name}
-    assert made.notes == ()
+    assert plan.options.keys() == derived - {name}
+    assert plan.messages.notes == ()
 
 
 @pytest.mark.parametrize("rank", range(3))
 def test_typed_local_address_chooses_the_interface(rank):
-    made = planned(rank, options={"local_addr": f"10.10.0.{rank + 1}"})
-    assert made.address == f"10.10.0.{rank + 1}"
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    plan = planned(rank, options={"local_addr": f"10.10.0.{rank + 1}"})
+    assert plan.rendezvous.local_address == f"10.10.0.{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
 
 
 def test_typed_local_address_does_not_move_the_endpoint():
     """The other nodes cannot know what was typed on this one."""
-    made = planned(0, options={"local_addr": "10.10.0.1"})
-    assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
-    assert made.listen == ("10.20.0.1", PORT)
+    plan = planned(0, options={"local_addr": "10.10.0.1"})
+    assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+    assert plan.rendezvous.listen == ("10.20.0.1", PORT)
 
 
 # --- typed endpoints ----------------------------------------------------------------
@@ -754,7 +785,7 @@ ENDPOINTS = {
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_typed_endpoint(endpoint):
     expected = ENDPOINTS[endpoint]
-    made = [
+    plan = [
         planned(
             rank,
             options={"rdzv_backend": "c10d", "rdzv_endpoint": endpoint},
@@ -762,37 +793,41 @@ def test_typed_endpoint(endpoint):
         )
         for rank in range(3)
     ]
-    assert {m.endpoint for m in made} == {expected.endpoint}
-    assert {m.options["rdzv_endpoint"].value for m in made} == {expected.number}
-    hosts = [rank for rank in range(3) if conf_of(made[rank])["is_host"] == "1"]
+    assert {m.rendezvous.endpoint for m in plan} == {expected.endpoint}
+    assert {m.options["rdzv_endpoint"].value for m in plan} == {expected.number}
+    hosts = [rank for rank in range(3) if conf_of(plan[rank])["is_host"] == "1"]
     assert hosts == [expected.host]
-    listening = {rank: made[rank].listen for rank in range(3) if made[rank].listen}
+    listening = {
+        rank: plan[rank].rendezvous.listen
+        for rank in range(3)
+        if plan[rank].rendezvous.listen
+    }
     host, port = expected.number.rsplit(":", 1)
     owned = "99" not in host
     assert listening == ({expected.host: (host, int(port))} if owned else {})
-    notes = {m.notes for m in made}
+    notes = {m.messages.notes for m in plan}
     assert len(notes) == 1
     assert bool(notes.pop()) is expected.note
 
 
 def test_rewriting_a_typed_name_is_announced():
-    made = planned(options={"rdzv_endpoint": "jwb0001:29400"})
+    plan = planned(options={"rdzv_endpoint": "jwb0001:29400"})
     text = "jwb0001 rewritten to jwb0001i (site jsc)"
-    assert made.notes == (Message("HPC074", text),)
+    assert plan.messages.notes == (Message("HPC074", text),)
 
 
 @pytest.mark.parametrize("rank", range(3))
 def test_without_a_site_a_typed_name_stays(rank):
-    made = planned(rank, site=None, options={"rdzv_endpoint": "jwb0001:29400"})
-    assert made.options["rdzv_endpoint"].value == "10.10.0.1:29400"
-    assert made.notes == ()
+    plan = planned(rank, site=None, options={"rdzv_endpoint": "jwb0001:29400"})
+    assert plan.options["rdzv_endpoint"].value == "10.10.0.1:29400"
+    assert plan.messages.notes == ()
 
 
 @pytest.mark.parametrize("rank", range(3))
 def test_address_of_the_endpoint_chooses_the_interface(rank):
-    made = planned(rank, options={"rdzv_endpoint": "10.10.0.1:29400"})
-    assert made.options["local_addr"].value == f"10.10.0.{rank + 1}"
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    plan = planned(rank, options={"rdzv_endpoint": "10.10.0.1:29400"})
+    assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
 
 
 @pytest.mark.parametrize("rank", range(2))
@@ -804,7 +839,7 @@ def test_ipv6(rank, endpoint):
         {"lo": "::1/128", "ib0": f"fd00::{rank + 1}/64 fe80::{rank + 1}/64"},
         {"n1": "fd00::1", "n2": "fd00::2"},
     )
-    made = planned(
+    plan = planned(
         rank,
         job=step(rank, nodes=("n1", "n2")),
         site=None,
@@ -812,11 +847,11 @@ def test_ipv6(rank, endpoint):
         network=network,
     )
     port = 29400 if endpoint.endswith(":29400") else PORT
-    assert made.options["rdzv_endpoint"].value == f"[fd00::1]:{port}"
-    assert made.options["local_addr"].value == f"fd00::{rank + 1}"
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
-    assert made.listen == (("fd00::1", port) if rank == 0 else None)
-    assert conf_of(made)["is_host"] == "10"[rank]
+    assert plan.options["rdzv_endpoint"].value == f"[fd00::1]:{port}"
+    assert plan.options["local_addr"].value == f"fd00::{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert plan.rendezvous.listen == (("fd00::1", port) if rank == 0 else None)
+    assert conf_of(plan)["is_host"] == "10"[rank]
 
 
 NO_ENDPOINT = {
@@ -891,10 +926,13 @@ def test_file_store_has_a_path_for_an_endpoint(rank):
         "rdzv_conf": "store_type=file",
         "rdzv_endpoint": "/scratch/rendezvous",
     }
-    made = planned(rank, options=options)
-    assert made.options.keys() == {"nnodes", "rdzv_id", "local_addr", "node_rank"}
-    assert (made.listen, made.endpoint) == (None, "/scratch/rendezvous")
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    plan = planned(rank, options=options)
+    assert plan.options.keys() == {"nnodes", "rdzv_id", "local_addr", "node_rank"}
+    assert (plan.rendezvous.listen, plan.rendezvous.endpoint) == (
+        None,
+        "/scratch/rendezvous",
+    )
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
 
 
 # --- variables of torch's release -----------------------------------------------------
@@ -918,16 +956,16 @@ UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Setting("1", "torch 2.5.1")}
     ],
 )
 def test_what_torchs_release_needs_with_c10d_is_planned(changes, is_c10d):
-    made = planned(of_release=UNSHARED, **changes)
-    found = {k: v for k, v in made.environment.items() if k in UNSHARED}
+    plan = planned(of_release=UNSHARED, **changes)
+    found = {k: v for k, v in plan.environment.items() if k in UNSHARED}
     assert found == (UNSHARED if is_c10d else {})
 
 
 @pytest.mark.parametrize(("value", "is_planned"), [("0", False), ("", True)])
 def test_what_torchs_release_needs_may_be_set_otherwise(value, is_planned):
     environ = dict.fromkeys(UNSHARED, value)
-    made = planned(job=None, of_release=UNSHARED, environ=environ)
-    assert (UNSHARED.items() <= made.environment.items()) is is_planned
+    plan = planned(job=None, of_release=UNSHARED, environ=environ)
+    assert (UNSHARED.items() <= plan.environment.items()) is is_planned
 
 
 # --- addresses ----------------------------------------------------------------------
@@ -937,19 +975,19 @@ def test_what_torchs_release_needs_may_be_set_otherwise(value, is_planned):
 def test_own_entry_in_hosts_is_loopback(rank):
     """Debian's 127.0.1.1 for the own name: the route to another node decides."""
     hosts = {THREE[rank]: "127.0.1.1"}
-    made = planned(rank, site=None, network=juelich(rank, hosts=hosts))
-    assert made.options["local_addr"].value == f"10.10.0.{rank + 1}"
-    assert made.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
-    assert made.listen == (("10.10.0.1", PORT) if rank == 0 else None)
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
-    assert made.warnings == ()
+    plan = planned(rank, site=None, network=juelich(rank, hosts=hosts))
+    assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
+    assert plan.rendezvous.listen == (("10.10.0.1", PORT) if rank == 0 else None)
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    assert plan.messages.warnings == ()
 
 
 def test_name_with_several_addresses():
     hosts = {"jwb0001i": "127.0.1.1 10.20.0.1 fd00::1 10.20.0.200"}
-    made = planned(0, network=juelich(0, hosts=hosts))
-    assert made.options["local_addr"].value == "10.20.0.1"
-    assert made.listen == ("10.20.0.1", PORT)
+    plan = planned(0, network=juelich(0, hosts=hosts))
+    assert plan.options["local_addr"].value == "10.20.0.1"
+    assert plan.rendezvous.listen == ("10.20.0.1", PORT)
     other = planned(1, network=juelich(1, hosts=hosts))
     assert other.options["rdzv_endpoint"].value == f"jwb0001i:{PORT}"
 
@@ -957,28 +995,28 @@ def test_name_with_several_addresses():
 def test_name_with_an_address_of_each_family():
     hosts = {"jwb0001i": "fd00::1 10.20.0.1"}
     for rank in range(2):
-        made = planned(rank, network=juelich(rank, hosts=hosts))
-        assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+        plan = planned(rank, network=juelich(rank, hosts=hosts))
+        assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
 
 
 def test_name_with_an_address_that_its_node_does_not_have():
     """All must meet where the head node listens, or be left to try each address."""
     hosts = {"jwb0001i": "10.19.0.7 10.20.0.1"}
-    made = [planned(rank, network=juelich(rank, hosts=hosts)) for rank in range(2)]
-    assert made[0].listen == ("10.20.0.1", PORT)
-    endpoint = made[1].options["rdzv_endpoint"].value
+    plan = [planned(rank, network=juelich(rank, hosts=hosts)) for rank in range(2)]
+    assert plan[0].rendezvous.listen == ("10.20.0.1", PORT)
+    endpoint = plan[1].options["rdzv_endpoint"].value
     assert endpoint in {f"10.20.0.1:{PORT}", f"jwb0001i:{PORT}"}
 
 
 @pytest.mark.parametrize("rank", range(3))
 def test_fast_name_that_does_not_resolve(rank):
     hosts = {"jwb0001i": "", "jwb0002i": "", "jwb0003i": ""}
-    made = planned(rank, network=juelich(rank, hosts=hosts))
-    assert made.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
-    assert made.options["local_addr"].value == f"10.10.0.{rank + 1}"
-    assert made.endpoint == f"jwb0001:{PORT}"
+    plan = planned(rank, network=juelich(rank, hosts=hosts))
+    assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
+    assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert plan.rendezvous.endpoint == f"jwb0001:{PORT}"
     names = dict.fromkeys(["jwb0001", THREE[rank]])
-    assert made.warnings == tuple(
+    assert plan.messages.warnings == tuple(
         Message(
             "HPC056",
             f"{name}i does not resolve here, although site 'jsc' says so: using "
@@ -989,12 +1027,12 @@ def test_fast_name_that_does_not_resolve(rank):
 
 
 def test_typed_name_whose_fast_name_does_not_resolve():
-    made = planned(
+    plan = planned(
         network=juelich(hosts={"jwb0001i": ""}),
         options={"rdzv_endpoint": "jwb0001:29400"},
     )
-    assert made.options["rdzv_endpoint"].value == "10.10.0.1:29400"
-    (warning,) = made.warnings
+    assert plan.options["rdzv_endpoint"].value == "10.10.0.1:29400"
+    (warning,) = plan.messages.warnings
     assert str(warning).startswith("HPC056 jwb0001i does not resolve here")
 
 
@@ -1002,13 +1040,13 @@ def test_typed_name_whose_fast_name_does_not_resolve():
 def test_no_address_that_other_nodes_could_reach(rank):
     """In a container behind NAT, the interfaces have none of the names' addresses."""
     nat = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
-    made = planned(rank, network=juelich(rank, interfaces=nat))
-    assert made.environment.keys() == {"OMP_NUM_THREADS"}
-    assert made.options["local_addr"].value == f"{THREE[rank]}i"
-    assert (made.address, made.listen) == (None, None)
-    assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
-    assert conf_of(made)["is_host"] == ("1" if rank == 0 else "0")
-    (warning,) = made.warnings
+    plan = planned(rank, network=juelich(rank, interfaces=nat))
+    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
+    assert plan.options["local_addr"].value == f"{THREE[rank]}i"
+    assert (plan.rendezvous.local_address, plan.rendezvous.listen) == (None, None)
+    assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+    assert conf_of(plan)["is_host"] == ("1" if rank == 0 else "0")
+    (warning,) = plan.messages.warnings
     assert str(warning).startswith(f"HPC057 no address of {THREE[rank]} is known")
     assert "listens on all interfaces" in warning.text
 
@@ -1018,19 +1056,23 @@ def test_head_node_reaches_itself_under_a_name_that_is_loopback(known):
     """Without a route to another node, too: its own store is there all the same."""
     nat = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
     hosts = {"jwb0001i": known}
-    made = planned(network=juelich(hosts=hosts, interfaces=nat))
-    assert made.options["rdzv_endpoint"].value == f"{known.split()[0]}:{PORT}"
-    assert (made.address, made.listen, conf_of(made)["is_host"]) == (None, None, "1")
-    assert [warning.code for warning in made.warnings] == ["HPC057"]
+    plan = planned(network=juelich(hosts=hosts, interfaces=nat))
+    assert plan.options["rdzv_endpoint"].value == f"{known.split()[0]}:{PORT}"
+    assert (
+        plan.rendezvous.local_address,
+        plan.rendezvous.listen,
+        conf_of(plan)["is_host"],
+    ) == (None, None, "1")
+    assert [warning.code for warning in plan.messages.warnings] == ["HPC057"]
 
 
 def test_route_of_a_container_decides_where_names_do_not():
     own = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
     network = juelich(1, interfaces=own, routes={"10.20.0.0/24": "172.17.0.2"})
-    made = planned(1, network=network)
-    assert made.address == "172.17.0.2"
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
-    (warning,) = made.warnings
+    plan = planned(1, network=network)
+    assert plan.rendezvous.local_address == "172.17.0.2"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    (warning,) = plan.messages.warnings
     assert warning.code == "HPC136"
     assert warning.text.startswith("jwb0002i is 10.20.0.2, which no interface of this")
     assert "Others are told 172.17.0.2" in warning.text
@@ -1038,7 +1080,7 @@ def test_route_of_a_container_decides_where_names_do_not():
 
 @pytest.mark.parametrize("down", ["ib0", "eth0"])
 def test_an_interface_that_is_down(down):
-    warnings = planned(1, network=juelich(1, down=(down,))).warnings
+    warnings = planned(1, network=juelich(1, down=(down,))).messages.warnings
     assert [w.code for w in warnings] == (["HPC165"] if down == "ib0" else [])
     if warnings:
         assert "interface ib0, which has 10.20.0.2, is down" in warnings[0].text
@@ -1076,24 +1118,24 @@ STATIC = [
 @pytest.mark.parametrize("options", STATIC)
 def test_static_stays_static_with_host_and_interface_corrected(options, rank):
     options = {k: rank if v == "own" else v for k, v in options.items()}
-    made = planned(rank, options=options)
-    assert made.options["node_rank"].value == rank
-    assert made.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+    plan = planned(rank, options=options)
+    assert plan.options["node_rank"].value == rank
+    assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
     if "rdzv_backend" not in options:
-        assert made.options["rdzv_backend"].value == "static"
-    assert "rdzv_conf" not in made.options
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
-    assert made.listen == (("10.20.0.1", PORT) if rank == 0 else None)
-    assert not made.ordered
-    assert bool(made.notes) is (options.get("master_addr") == "jwb0001")
+        assert plan.options["rdzv_backend"].value == "static"
+    assert "rdzv_conf" not in plan.options
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert plan.rendezvous.listen == (("10.20.0.1", PORT) if rank == 0 else None)
+    assert not plan.ranks_follow_scheduler
+    assert bool(plan.messages.notes) is (options.get("master_addr") == "jwb0001")
 
 
 @pytest.mark.parametrize("backend", [{}, {"rdzv_backend": "static"}])
 def test_typed_master_port(backend):
-    made = planned(1, options=backend | {"master_port": 29501})
-    assert made.options["rdzv_endpoint"].value == "10.20.0.1:29501"
-    assert made.options.keys().isdisjoint({"master_port", "rdzv_conf"})
-    assert not made.ordered
+    plan = planned(1, options=backend | {"master_port": 29501})
+    assert plan.options["rdzv_endpoint"].value == "10.20.0.1:29501"
+    assert plan.options.keys().isdisjoint({"master_port", "rdzv_conf"})
+    assert not plan.ranks_follow_scheduler
 
 
 @pytest.mark.parametrize("options", [{}, {"rdzv_backend": "static"}])
@@ -1136,15 +1178,15 @@ def test_static_hosted_by_another_node_is_refused(options, rank):
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
 def test_etcd_is_left_alone(rank, backend):
     options = {"rdzv_backend": backend, "rdzv_endpoint": "keeper:2379"}
-    made = planned(rank, options=options)
-    assert values(made.options) == {
+    plan = planned(rank, options=options)
+    assert values(plan.options) == {
         "nnodes": "3",
         "rdzv_id": "19.0",
         "local_addr": f"10.20.0.{rank + 1}",
         "node_rank": 0,
     }
-    assert (made.endpoint, made.listen) == ("keeper:2379", None)
-    assert made.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert (plan.rendezvous.endpoint, plan.rendezvous.listen) == ("keeper:2379", None)
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
 
 
 # --- numbers of nodes and ranks -----------------------------------------------------
@@ -1162,11 +1204,11 @@ def test_etcd_is_left_alone(rank, backend):
     ],
 )
 def test_numbers_of_nodes_that_fit(nnodes, said):
-    made = planned(options={"nnodes": nnodes})
-    assert "nnodes" not in made.options
-    line = report.start_line(made).text
+    plan = planned(options={"nnodes": nnodes})
+    assert "nnodes" not in plan.options
+    line = report.start_line(plan).text
     assert line.startswith(f"{said}, 2 workers on this one, Slurm")
-    assert made.nodes == 3
+    assert plan.world.nodes == 3
 
 
 WORKER = {"TORCHELASTIC_RUN_ID": "19.0", "RANK": "5"}
@@ -1202,7 +1244,11 @@ def test_a_launch_inside_a_worker_that_does_not_meet_the_same(changes):
 )
 def test_one_node_says_that_another_is_late(late, reporters):
     plans = [planned(rank) for rank in range(3)]
-    found = [made.node_rank for made in plans if made.reports_wait_for(late)]
+    found = [
+        plan.world.node_rank
+        for plan in plans
+        if reports_wait_for(plan.world.node_rank, late)
+    ]
     assert found == reporters
 
 
@@ -1280,11 +1326,11 @@ def test_what_is_typed_wrong_everywhere_is_reported_once(options, rank):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
-    made = planned(rank, options={"rdzv_backend": "c10d", "node_rank": 5})
+    plan = planned(rank, options={"rdzv_backend": "c10d", "node_rank": 5})
     text = "--node_rank=5 is ignored, nodes are ranked as the scheduler numbers them"
-    assert made.notes == (Message("HPC075", text),)
-    assert (made.node_rank, made.options["node_rank"].value) == (rank, 0)
-    assert made.ordered
+    assert plan.messages.notes == (Message("HPC075", text),)
+    assert (plan.world.node_rank, plan.options["node_rank"].value) == (rank, 0)
+    assert plan.ranks_follow_scheduler
 
 
 # --- rdzv_conf ----------------------------------------------------------------------
@@ -1309,8 +1355,8 @@ def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
     ],
 )
 def test_typed_conf_is_kept(conf, expected):
-    made = planned(options={"rdzv_conf": conf})
-    assert made.options["rdzv_conf"].value == expected
+    plan = planned(options={"rdzv_conf": conf})
+    assert plan.options["rdzv_conf"].value == expected
 
 
 @pytest.mark.parametrize(
@@ -1318,9 +1364,9 @@ def test_typed_conf_is_kept(conf, expected):
     [(0, "1", True), (0, "false", False), (1, "yes", False), (1, "0", False)],
 )
 def test_typed_host_wins(rank, is_host, listens):
-    made = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
-    assert conf_of(made)["is_host"] == is_host
-    assert (made.listen is not None) is listens
+    plan = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
+    assert conf_of(plan)["is_host"] == is_host
+    assert (plan.rendezvous.listen is not None) is listens
 
 
 @pytest.mark.parametrize(
@@ -1397,8 +1443,8 @@ def test_what_a_backend_does_not_read_may_be_anything(backend, conf):
     if backend in READ_BY[conf]:
         refused("HPC019", f"--rdzv_conf={conf}: ", options=options)
         return
-    made = planned(options=options)
-    written = made.options.get("rdzv_conf")
+    plan = planned(options=options)
+    written = plan.options.get("rdzv_conf")
     assert written is None or "".join(conf.split()) in written.value
 
 
@@ -1426,9 +1472,9 @@ def test_the_backend_in_force_reads_them(job, options, read):
 @pytest.mark.parametrize("rank", range(2))
 def test_static_does_not_read_who_hosts(rank):
     options = {"rdzv_backend": "static", "rdzv_conf": f"is_host={rank}"}
-    made = planned(rank, options=options)
-    assert made.is_coordinator is (rank == 0)
-    assert (made.listen is not None) is (rank == 0)
+    plan = planned(rank, options=options)
+    assert plan.rendezvous.is_coordinator is (rank == 0)
+    assert (plan.rendezvous.listen is not None) is (rank == 0)
 
 
 @pytest.mark.parametrize(
@@ -1491,9 +1537,9 @@ def test_interfaces(interfaces, down, gloo, nccl):
     ],
 )
 def test_the_users_interfaces_stay(environ, expected):
-    made = planned(network=juelich(interfaces=ETHERNET), environ=environ, workers=1)
-    assert values(made.environment) == expected
-    assert made.warnings == ()
+    plan = planned(network=juelich(interfaces=ETHERNET), environ=environ, workers=1)
+    assert values(plan.environment) == expected
+    assert plan.messages.warnings == ()
 
 
 # Not lo, on which no other node is.
@@ -1530,8 +1576,8 @@ def test_gloo_interface_that_gloo_would_crash_on(value, job):
 
 @pytest.mark.parametrize("value", ["ib0", "eth0,ib0", "ib0,", "x", "^", "=", ""])
 def test_gloo_interface_that_gloo_takes(value):
-    made = planned(environ={"GLOO_SOCKET_IFNAME": value})
-    assert ("GLOO_SOCKET_IFNAME" in made.environment) is (value == "")
+    plan = planned(environ={"GLOO_SOCKET_IFNAME": value})
+    assert ("GLOO_SOCKET_IFNAME" in plan.environment) is (value == "")
 
 
 @pytest.mark.parametrize(
@@ -1555,12 +1601,12 @@ def test_gloo_interface_that_gloo_takes(value):
 )
 def test_nccl_interface_that_matches_nothing(value, warns):
     interfaces = {"lo": "127.0.0.1/8", "ib0": "10.20.0.1/24", "dn0": "10.9.0.1/24"}
-    made = planned(
+    plan = planned(
         network=juelich(interfaces=interfaces, down=["dn0"]),
         environ={"NCCL_SOCKET_IFNAME": value},
     )
-    assert bool(made.warnings) is warns
-    for warning in made.warnings:
+    assert bool(plan.messages.warnings) is warns
+    for warning in plan.messages.warnings:
         start = f"HPC058 NCCL_SOCKET_IFNAME={value} matches no interface that is up"
         assert str(warning).startswith(start)
         guess = "Did you mean ib0? " if value == "=ib" else ""
@@ -1579,8 +1625,8 @@ def test_nccl_interface_that_matches_nothing(value, warns):
     ],
 )
 def test_threads(job, environ, workers, expected):
-    made = planned(job=job, environ=environ, workers=workers)
-    assert values(made.environment).get("OMP_NUM_THREADS") == expected
+    plan = planned(job=job, environ=environ, workers=workers)
+    assert values(plan.environment).get("OMP_NUM_THREADS") == expected
 
 
 # --- ports --------------------------------------------------------------------------
@@ -1615,14 +1661,14 @@ def test_ports_spread():
 
 
 def test_two_steps_of_a_job_do_not_meet():
-    made = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
-    assert len({m.options["rdzv_id"].value for m in made}) == 2
-    assert len({m.listen for m in made}) == 2
+    plan = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
+    assert len({m.options["rdzv_id"].value for m in plan}) == 2
+    assert len({m.rendezvous.listen for m in plan}) == 2
 
 
 def test_port_is_a_hash_of_the_launch_id():
     number = int(hashlib.sha256(b"19.0").hexdigest()[:16], 16)
-    assert 20000 + number % 9000 == PORT == planned().listen[1]
+    assert 20000 + number % 9000 == PORT == planned().rendezvous.listen[1]
 
 
 # --- properties ---------------------------------------------------------------------
@@ -1661,7 +1707,7 @@ def test_nodes_agree(nodes, site, data):
         st.from_regex("[0-9]{1,9}(_[0-9])?[.][0-9](-r1)?", fullmatch=True)
     )
 
-    made = [
+    plan = [
         planned(
             rank,
             job=step(rank, nodes=nodes, launch_id=launch_id),
@@ -1672,18 +1718,18 @@ def test_nodes_agree(nodes, site, data):
         for rank in range(len(nodes))
     ]
     for name in ("nnodes", "rdzv_id", "rdzv_backend", "rdzv_endpoint", "node_rank"):
-        found = [m.options.get(name) for m in made]
+        found = [m.options.get(name) for m in plan]
         assert len({option and option.value for option in found}) == 1, name
-    assert len({m.endpoint for m in made}) == 1
-    assert len({m.notes for m in made}) == 1
-    assert len({m.nodes for m in made}) == 1
-    assert [m.node_rank for m in made] == list(range(len(nodes)))
-    assert sum(conf_of(m)["is_host"] == "1" for m in made) == 1
-    assert len({m.address for m in made}) == len(nodes)
-    for m in made:
+    assert len({m.rendezvous.endpoint for m in plan}) == 1
+    assert len({m.messages.notes for m in plan}) == 1
+    assert len({m.world.nodes for m in plan}) == 1
+    assert [m.world.node_rank for m in plan] == list(range(len(nodes)))
+    assert sum(conf_of(m)["is_host"] == "1" for m in plan) == 1
+    assert len({m.rendezvous.local_address for m in plan}) == len(nodes)
+    for m in plan:
         host, _, port = m.options["rdzv_endpoint"].value.rpartition(":")
-        assert m.listen in (None, (host, int(port)))
-        assert m.listen is None or conf_of(m)["is_host"] == "1"
+        assert m.rendezvous.listen in (None, (host, int(port)))
+        assert m.rendezvous.listen is None or conf_of(m)["is_host"] == "1"
 
 
 text = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=10)
@@ -1733,10 +1779,10 @@ every_job = st.sampled_from(
 def test_anything_typed_is_planned_or_refused(job, options, environ):
     rank = (job and job.node_rank) or 0
     with suppress(LaunchError):
-        made = planned(
+        plan = planned(
             rank, job=job, options=options, environ=environ, network=juelich(rank)
         )
-        assert made.nodes in ({1, 3} if job else range(1, 10))
+        assert plan.world.nodes in ({1, 3} if job else range(1, 10))
 
 
 REFUSED_LAUNCHES = {
@@ -1760,10 +1806,10 @@ def test_recorded_launch_is_refused(name, code):
 def test_recorded_launch_is_planned(name):
     for rank, (environ, hostname) in enumerate(recorded(name)):
         job = schedulers.detect(Process(environ, hostname))
-        made = planned(job=job, network=juelich(int(hostname[-1]) - 1))
-        assert (made.nodes, made.node_rank) == (len(job.nodes), rank)
-        assert (made.listen is not None) is (rank == 0)
-        assert made.warnings == ()
+        plan = planned(job=job, network=juelich(int(hostname[-1]) - 1))
+        assert (plan.world.nodes, plan.world.node_rank) == (len(job.nodes), rank)
+        assert (plan.rendezvous.listen is not None) is (rank == 0)
+        assert plan.messages.warnings == ()
 
 
 # --- a site that has no effect ------------------------------------------------------
@@ -1791,7 +1837,7 @@ def test_recorded_launch_is_planned(name):
     ],
 )
 def test_a_typed_site_that_has_no_effect(changes, noted):
-    notes = [str(note) for note in planned(**changes).notes]
+    notes = [str(note) for note in planned(**changes).messages.notes]
     expected = f"HPC077 --hpc_site=jsc has no effect on {noted}"
     assert notes == ([] if noted is None else [expected])
 
@@ -1804,13 +1850,17 @@ PORTS = endpoints.ports_of("19.0")
 
 @pytest.mark.parametrize("rank", range(3))
 def test_nodes_that_the_scheduler_has_numbered_meet_by_their_numbers(rank):
-    made = planned(rank)
-    assert made.backend == "scheduler"
-    assert (made.launch_id, made.connect_host, made.head) == ("19.0", "10.20.0.1", 0)
-    assert made.ports == PORTS
-    assert made.ports[0] == PORT
-    assert made.is_coordinator is (rank == 0)
-    assert made.endpoint == f"jwb0001i:{PORT}"
+    plan = planned(rank)
+    assert plan.rendezvous.backend == "scheduler"
+    assert (
+        plan.launch_id,
+        plan.rendezvous.connect_host,
+        plan.rendezvous.coordinator,
+    ) == ("19.0", "10.20.0.1", 0)
+    assert plan.rendezvous.ports == PORTS
+    assert plan.rendezvous.ports[0] == PORT
+    assert plan.rendezvous.is_coordinator is (rank == 0)
+    assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
 
 
 # What is typed, and what becomes of it.
@@ -1854,14 +1904,14 @@ KINDS = {
 @pytest.mark.parametrize("rank", [0, 2])
 def test_kind_of_rendezvous(case, rank):
     options, expected = KINDS[case]
-    made = planned(rank, options=options)
-    assert made.backend == expected
+    plan = planned(rank, options=options)
+    assert plan.rendezvous.backend == expected
     # Torch's has one port, and so has who types one.
     tries_all = expected == "scheduler" and "rdzv_endpoint" not in options
-    assert len(made.ports) == (8 if tries_all else 1)
+    assert len(plan.rendezvous.ports) == (8 if tries_all else 1)
     # torchrun itself is told c10d: that is what it would be without us.
     if expected == "scheduler" and "rdzv_backend" not in options:
-        assert made.options["rdzv_backend"].value == "c10d"
+        assert plan.options["rdzv_backend"].value == "c10d"
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -1869,17 +1919,17 @@ def test_head_of_a_typed_endpoint(endpoint):
     expected = ENDPOINTS[endpoint]
     host, port = expected.number.rsplit(":", 1)
     for rank in range(3):
-        made = planned(
+        plan = planned(
             rank,
             options={"rdzv_backend": "c10d", "rdzv_endpoint": endpoint},
             network=juelich(rank, hosts=ALIASES),
         )
-        assert made.is_coordinator is (rank == expected.host)
+        assert plan.rendezvous.is_coordinator is (rank == expected.host)
         # Whose address is nobody's name is known to its owner only.
-        assert made.head in (None, expected.host)
-        assert made.connect_host == host
+        assert plan.rendezvous.coordinator in (None, expected.host)
+        assert plan.rendezvous.connect_host == host
         # Who types a port means that one.
-        assert made.ports == (PORTS if int(port) == PORT else (int(port),))
+        assert plan.rendezvous.ports == (PORTS if int(port) == PORT else (int(port),))
 
 
 @pytest.mark.parametrize(
@@ -1887,13 +1937,13 @@ def test_head_of_a_typed_endpoint(endpoint):
     [(0, "1", True), (0, "false", False), (1, "yes", True), (1, "0", False)],
 )
 def test_a_typed_host_is_the_head(rank, is_host, is_coordinator):
-    made = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
-    assert made.is_coordinator is is_coordinator
+    plan = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
+    assert plan.rendezvous.is_coordinator is is_coordinator
 
 
 def test_several_steps_that_share_a_node_have_other_ports():
-    made = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
-    assert set(made[0].ports).isdisjoint(made[1].ports)
+    plan = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
+    assert set(plan[0].rendezvous.ports).isdisjoint(plan[1].rendezvous.ports)
 
 
 @pytest.mark.parametrize(
@@ -1967,8 +2017,8 @@ def test_numbers_where_they_do_not_help(options, rank):
 @pytest.mark.parametrize("options", [{}, {"nnodes": "3"}, {"rdzv_backend": "c10d"}])
 @pytest.mark.parametrize("value", ["auto", "scheduler", "c10d"])
 def test_a_kind_of_rendezvous_is_no_note(options, value):
-    made = planned(options={"hpc_rendezvous": value} | options)
-    assert made.notes == ()
+    plan = planned(options={"hpc_rendezvous": value} | options)
+    assert plan.messages.notes == ()
 
 
 ONE_NODE = "a world of one node"
@@ -1990,9 +2040,9 @@ ONE_NODE = "a world of one node"
 def test_a_typed_kind_of_rendezvous_that_has_no_effect(changes, noted):
     for value in ("scheduler", "auto", "c10d"):
         options = {"hpc_rendezvous": value} | changes.get("options", {})
-        made = planned(**changes | {"options": options})
-        notes = [str(note) for note in made.notes]
+        plan = planned(**changes | {"options": options})
+        notes = [str(note) for note in plan.messages.notes]
         expected = f"HPC077 --hpc_rendezvous=scheduler has no effect on {noted}"
         assert notes == ([expected] if value == "scheduler" else [])
-        assert made.backend != "scheduler"
-        assert not made.is_coordinator
+        assert plan.rendezvous.backend != "scheduler"
+        assert not plan.rendezvous.is_coordinator

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from nodes import BATCH, COMMAND, INTERACTIVE, make_inputs, outside_a_step, step
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning import plan, resources
+from torchrun_hpc.planning import resources
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers import flux, hydra, lsf, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
@@ -148,8 +149,8 @@ def test_threads_that_pbs_has_set(case):
         job=step(**changes), options=threads(text), workers=workers, cpus=cpus,
         environ=PBS | variables,
     )  # fmt: skip
-    made = {name: v.value for name, v in resources.worker_threads(inputs).items()}
-    assert (variables | made)[OMP] == expected
+    plan = {name: v.value for name, v in resources.worker_threads(inputs).items()}
+    assert (variables | plan)[OMP] == expected
     assert resources.advice(inputs, 3) == ()
 
 
@@ -188,9 +189,9 @@ def test_what_is_no_number_of_threads(text, environ):
 @pytest.mark.parametrize("job", [None, step(), INTERACTIVE])
 def test_threads_of_every_plan(job):
     inputs = make_inputs(job=job, options=threads("auto"))
-    assert plan.make_plan(inputs).environment[OMP].value == "4"
+    assert make_plan(inputs).environment[OMP].value == "4"
     with pytest.raises(LaunchError, match="--hpc_omp_threads=0: type a number"):
-        plan.make_plan(make_inputs(job=job, options=threads("0")))
+        make_plan(make_inputs(job=job, options=threads("0")))
 
 
 # --- what is said -------------------------------------------------------------------
@@ -579,8 +580,8 @@ def test_the_line_is_for_the_nodes_of_the_launch():
 )
 def test_advice_of_every_plan(job, options, fix):
     environ = gpus(CUDA_VISIBLE_DEVICES="0")
-    made = plan.make_plan(make_inputs(job=job, options=options, environ=environ))
-    (message,) = made.advice
+    plan = make_plan(make_inputs(job=job, options=options, environ=environ))
+    (message,) = plan.messages.advice
     assert message.code == "HPC095"
     assert fix in message.text
 

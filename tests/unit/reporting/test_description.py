@@ -9,7 +9,15 @@ import sys
 from dataclasses import replace
 
 import pytest
-from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
+from nodes import (
+    INTERACTIVE,
+    JSC,
+    juelich,
+    make_inputs,
+    make_launch_plan,
+    outside_a_step,
+    step,
+)
 
 from torchrun_hpc import __version__
 from torchrun_hpc.planning.endpoints import port_of
@@ -84,7 +92,10 @@ def test_what_another_node_sends(name):
     rank = found["plan"]["node_rank"]
     assert description.received(text, rank, here) == found
     assert description.received(text, rank + 1, here) is None
-    assert description.received(text, rank, replace(here, hosts=("n1",))) is None
+    assert (
+        description.received(text, rank, make_launch_plan(nodes=1, hosts=("n1",)))
+        is None
+    )
 
 
 # What two nodes call the nodes, where a launcher may tell no names.
@@ -106,7 +117,8 @@ NAMES = [
 def test_names_are_compared_where_both_are_known(theirs, ours, agree):
     found = described(LAUNCHES[FIRST])
     found["plan"]["hosts"] = theirs
-    here = replace(make_plan(LAUNCHES[FIRST]), hosts=ours)
+    here = make_plan(LAUNCHES[FIRST])
+    here = replace(here, world=replace(here.world, hosts=ours))
     received = description.received(json.dumps(found).encode(), 0, here)
     assert (received is not None) is agree
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from nodes import make_launch_plan
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning.endpoints import port_of
-from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.setting import Setting
 
@@ -20,10 +20,9 @@ def plan(**changes):
         "nodes": 3,
         "node_rank": 0,
         "workers": 4,
-        "is_reporter": True,
         "endpoint": "jwb0001i:25592",
     }
-    return LaunchPlan(**settings | changes)
+    return make_launch_plan(**settings | changes)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def plan(**changes):
             f"{HEAD} jwb0001i:25592",
         ),
         (
-            {"shape": "3 nodes x 2 tasks"},
+            {"size": 6, "workers": 2},
             "3 nodes x 2 tasks, Slurm 19.0, c10d rendezvous at jwb0001i:25592",
         ),
         (

@@ -12,7 +12,10 @@ import pytest
 from nodes import node_file, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.launching import direct
+from torchrun_hpc.launching.direct import WorkerStarter
+from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.main import plan_of
+from torchrun_hpc.planning.mode import direct_mode
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.process import Process, this_process
 from torchrun_hpc.sites.__main__ import main
@@ -377,8 +380,9 @@ def with_leftovers(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("with_leftovers")
 def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
     assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
-    job = schedulers.detect(this_process())
-    inputs, _ = direct.plan_of(direct.Line({}, "", ()), job, "COMMAND")
+    seen = preflight("COMMAND")
+    job, starter = seen.job, WorkerStarter(seen, {})
+    inputs, _ = plan_of(direct_mode(job), seen, starter)
     assert (job.scheduler, inputs.site) == ("PBS", None)
     assert not [name for name in inputs.environ if name.startswith("SLURM")]
 

@@ -23,7 +23,7 @@ from nodes import (
 )
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.planning import plan
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers import openmpi, pbs
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
@@ -438,9 +438,13 @@ def test_open_mpi_over_ssh_meets_although_one_node_knows_the_list(told):
         address = f"10.30.0.{rank + 1}"
         here = make_network({"eth0": f"{address}/24"}, DECS)
         inputs = make_inputs(job=job, site=None, network=here, environ=told)
-        made = plan.make_plan(inputs)
-        found.append((made.connect_host, made.ports[0], made.launch_id))
-        assert made.is_coordinator is (rank == 0)
-        assert made.listen is None or made.listen[0] == "10.30.0.1"
+        plan = make_plan(inputs)
+        found.append(
+            (plan.rendezvous.connect_host, plan.rendezvous.ports[0], plan.launch_id)
+        )
+        assert plan.rendezvous.is_coordinator is (rank == 0)
+        assert (
+            plan.rendezvous.listen is None or plan.rendezvous.listen[0] == "10.30.0.1"
+        )
     assert len(set(found)) == 1
     assert found[0][0] == "10.30.0.1"

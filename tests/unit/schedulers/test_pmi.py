@@ -17,8 +17,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.launching import preflight
 from torchrun_hpc.schedulers import pmi
 
 MAPPING = "(vector,(0,3,1))"
@@ -302,7 +302,7 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
     monkeypatch.setattr(pmi, "_REPORT", 0.05)
     asked = manager(tasks=2)
     environs = [environ | {"MPI_LOCALRANKID": "0"} for environ in asked.environs]
-    thread = threading.Thread(target=main._exchange, args=(environs[rank],))
+    thread = threading.Thread(target=preflight._exchange, args=(environs[rank],))
     thread.start()
     time.sleep(0.5)
     pmi.exchange(environs[1 - rank], "jwb0002")
@@ -316,13 +316,13 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
 
 def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
     monkeypatch.setattr(pmi, "_REPORT", 0.05)
-    monkeypatch.setattr(main.plan, "JOIN_TIMEOUT", 0.2)
+    monkeypatch.setattr(preflight, "JOIN_TIMEOUT", 0.2)
     (tmp_path / "nodes").write_text("dec0001\ndec0002\n")
     monkeypatch.setenv("PBS_JOBID", "1.desched1")
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
     environ = manager(tasks=3).environs[1] | {"MPI_LOCALRANKID": "0"}
     with pytest.raises(LaunchError) as caught:
-        main._exchange(environ)
+        preflight._exchange(environ)
     assert caught.value.code == "HPC166"
     tasks = (
         "waited for 2 other tasks on the nodes of the job (dec0001, dec0002) to start"
@@ -702,10 +702,10 @@ def test_a_process_manager_that_does_not_answer_is_named(name):
     value = {"PMI_FD": "99", "PMI_PORT": "127.0.0.1:1"}[name]
     environ = {"PMI_RANK": "0", "PMI_SIZE": "2", name: value}
     with pytest.raises(LaunchError, match=f"^{name}={value} does not") as caught:
-        main._exchange(environ)
+        preflight._exchange(environ)
     assert caught.value.code == "HPC138"
-    assert main._exchange(environ | {"PMI_SIZE": "1"}) is None  # nobody to talk to
-    assert main._exchange({"PMI_RANK": "0", "PMI_SIZE": "2"}) is None
+    assert preflight._exchange(environ | {"PMI_SIZE": "1"}) is None  # nobody to talk to
+    assert preflight._exchange({"PMI_RANK": "0", "PMI_SIZE": "2"}) is None
 
 
 def test_an_end_without_the_connection_is_no_error():

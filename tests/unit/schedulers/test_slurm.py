@@ -6,12 +6,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import RECORDED, changed, juelich, make_inputs, outcome, recorded
+from nodes import (
+    RECORDED,
+    changed,
+    juelich,
+    make_direct_plan,
+    make_inputs,
+    outcome,
+    recorded,
+)
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import direct
-from torchrun_hpc.planning import plan
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers import slurm
 from torchrun_hpc.schedulers.hostlist import expand_hostlist
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
@@ -351,16 +358,26 @@ def test_all_agents_meet_in_an_order_of_the_users_own(case):
     plans = []
     for job in arbitrary(case):
         inputs = make_inputs(job=job, network=juelich(job.index))
-        plans.append(plan.make_plan(inputs))
-    assert [made.node_rank for made in plans] == [0, 1, 2]
-    assert [made.is_coordinator for made in plans] == [node == 0 for node in places]
-    assert {(made.connect_host, made.ports, made.head) for made in plans} == {
-        ("10.20.0.1", plans[0].ports, None)
-    }
+        plans.append(make_plan(inputs))
+    assert [plan.world.node_rank for plan in plans] == [0, 1, 2]
+    assert [plan.rendezvous.is_coordinator for plan in plans] == [
+        node == 0 for node in places
+    ]
+    assert {
+        (
+            plan.rendezvous.connect_host,
+            plan.rendezvous.ports,
+            plan.rendezvous.coordinator,
+        )
+        for plan in plans
+    } == {("10.20.0.1", plans[0].rendezvous.ports, None)}
     hosts = listed.split()
-    assert [made.hosts for made in plans] == [
-        tuple(host if rank == made.node_rank else "" for rank, host in enumerate(hosts))
-        for made in plans
+    assert [plan.world.hosts for plan in plans] == [
+        tuple(
+            host if rank == plan.world.node_rank else ""
+            for rank, host in enumerate(hosts)
+        )
+        for plan in plans
     ]
 
 
@@ -374,7 +391,7 @@ def test_all_tasks_refuse_or_none_in_an_order_of_the_users_own(case):
     for job in arbitrary(case):
         inputs = make_inputs(job=job, network=juelich(job.index), workers=1)
         with pytest.raises(LaunchError) as caught:
-            direct.make_plan(inputs, job)
+            make_direct_plan(inputs)
         first = hosts[0] if job.task.rank == 0 else "HOST"
         assert (caught.value.code, caught.value.everywhere) == ("HPC141", True)
         assert "SLURM_DISTRIBUTION=arbitrary" in str(caught.value)
@@ -391,7 +408,7 @@ def test_all_tasks_run_where_they_are_told_where_rank_0_is(case, form):
     for job in arbitrary(case):
         network = juelich(job.index, hosts=known)
         inputs = make_inputs(job=job, network=network, environ={"MASTER_ADDR": told})
-        masters.add(direct.make_plan(inputs, job).environment["MASTER_ADDR"].value)
+        masters.add(make_direct_plan(inputs).environment["MASTER_ADDR"].value)
     assert masters == {f"10.20.0.{hosts[0][-1]}"}
 
 
@@ -400,7 +417,7 @@ def test_what_a_hook_has_left_does_not_say_where_rank_0_is(environ):
     for job in arbitrary("a host twice"):
         inputs = make_inputs(job=job, network=juelich(job.index), environ=environ)
         with pytest.raises(LaunchError) as caught:
-            direct.make_plan(inputs, job)
+            make_direct_plan(inputs)
         assert caught.value.code == "HPC141"
 
 
@@ -410,14 +427,14 @@ def test_the_static_rendezvous_in_an_order_of_the_users_own():
         here = juelich(job.index)
         inputs = make_inputs(job=job, network=here, options={"rdzv_backend": "static"})
         with pytest.raises(LaunchError) as caught:
-            plan.make_plan(inputs)
+            make_plan(inputs)
         assert (caught.value.code, caught.value.everywhere) == ("HPC141", True)
         assert "Tell the others: --master_addr=" in str(caught.value)
         inputs = make_inputs(job=job, network=here, options={"master_addr": "jwb0003"})
-        made = plan.make_plan(inputs)
-        assert (made.connect_host, made.is_coordinator) == (
+        plan = make_plan(inputs)
+        assert (plan.rendezvous.connect_host, plan.rendezvous.is_coordinator) == (
             "10.20.0.3",
-            made.node_rank == 0,
+            plan.world.node_rank == 0,
         )
 
 
@@ -426,8 +443,8 @@ def test_a_typed_endpoint_in_an_order_of_the_users_own(host):
     for job in arbitrary("reversed"):
         options = {"rdzv_endpoint": f"{host}:29400"}
         inputs = make_inputs(job=job, network=juelich(job.index), options=options)
-        made = plan.make_plan(inputs)
-        assert (made.connect_host, made.is_coordinator) == (
+        plan = make_plan(inputs)
+        assert (plan.rendezvous.connect_host, plan.rendezvous.is_coordinator) == (
             "10.20.0.2",
             job.own_name == "jwb0002",
         )
@@ -467,7 +484,7 @@ def test_all_nodes_of_several_components_refuse_or_none(case, each):
             job=job, network=juelich(job.index), options=options, workers=1
         )
         try:
-            plan.make_plan(inputs) if each == 1 else direct.make_plan(inputs, job)
+            make_plan(inputs) if each == 1 else make_direct_plan(inputs)
         except LaunchError as error:
             is_named = "(SLURM_JOB_NODELIST_HET_GROUP_0, " in str(error)
             found.add((error.code, error.everywhere, is_named))

@@ -23,7 +23,7 @@ from torchrun_hpc.torch_compat.patches.replacing import has, replace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 TARGET = "LocalElasticAgent"
 REASON = (

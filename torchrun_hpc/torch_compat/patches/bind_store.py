@@ -27,12 +27,13 @@ from torch.distributed.elastic.rendezvous import (
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import bound_socket, port_is_taken, port_problem
 from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import host_exits_last
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 TARGET = "TCPStore of torch.distributed.elastic.rendezvous"
 REASON = "stores listen on all interfaces (pytorch#155741, #173909)"
@@ -73,7 +74,11 @@ def apply(plan: LaunchPlan) -> None:
     for module in _MODULES:
         replace(module, _STORE, _maker(getattr(module, _STORE), plan))
     takes_socket = capabilities.LISTENING_SOCKET.present
-    if plan.address is not None and takes_socket and has(_Handler, _SERVER):
+    if (
+        plan.rendezvous.local_address is not None
+        and takes_socket
+        and has(_Handler, _SERVER)
+    ):
         replace(_Handler, _SERVER, _server(vars(_Handler)[_SERVER], plan))
 
 
@@ -94,7 +99,7 @@ def _maker(original: Any, plan: LaunchPlan) -> Any:
             try:
                 store = _open(original, host, port, plan, options)
             except LaunchError as error:
-                if not plan.may_join or not _is_taken(plan, port):
+                if not plan.rendezvous.may_join or not _is_taken(plan, port):
                     raise
                 text = f"{error}: taken for an agent of this world, and joined"
                 report.line(Message("HPC156", text), sys.stderr)
@@ -109,7 +114,9 @@ def _maker(original: Any, plan: LaunchPlan) -> Any:
 
 def _is_taken(plan: LaunchPlan, port: int) -> bool:
     """Say whether somebody listens where this process would: perhaps an agent."""
-    return plan.listen is not None and port_is_taken(plan.listen[0], port)
+    return plan.rendezvous.listen is not None and port_is_taken(
+        plan.rendezvous.listen[0], port
+    )
 
 
 def _open(
@@ -120,15 +127,15 @@ def _open(
     Raises:
         LaunchError: It is known why the plan's address cannot be listened on.
     """
-    if plan.listen is not None and plan.listen[1] == 0:
+    if plan.rendezvous.listen is not None and plan.rendezvous.listen[1] == 0:
         port = 0  # torch's own may be fixed, as with --standalone in 2.0
-    if plan.listen is not None and capabilities.LISTENING_SOCKET.present:
-        return _serve(original, plan.listen[0], port, options)
+    if plan.rendezvous.listen is not None and capabilities.LISTENING_SOCKET.present:
+        return _serve(original, plan.rendezvous.listen[0], port, options)
     try:
         return original(host, port, is_master=True, **options)
     except RuntimeError:
-        if plan.listen is not None:
-            _check_free(plan.listen[0], port)
+        if plan.rendezvous.listen is not None:
+            _check_free(plan.rendezvous.listen[0], port)
         raise
 
 
@@ -140,7 +147,12 @@ def _server(original: Any, plan: LaunchPlan) -> Any:
         # Host and port, or an object that has both.
         master_port = where[1] if len(where) > 1 else where[0].master_port
         store = getattr(_torch.dist, _STORE)
-        return _serve(store, str(plan.address), master_port, {"multi_tenant": True})
+        return _serve(
+            store,
+            str(plan.rendezvous.local_address),
+            master_port,
+            {"multi_tenant": True},
+        )
 
     return create_server
 
@@ -178,7 +190,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
     """
     start = time.monotonic()
     # One node speaks for all first; who waits longer than that may be alone.
-    is_first = plan.reports_wait_for(plan.head)
+    is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
     report_at = report.FIRST_REPORT if is_first else report.ALONE
     while True:
         waited = time.monotonic() - start
@@ -188,13 +200,13 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
             if waited > limit:
                 raise RendezvousConnectionError(
                     "HPC082 the head node did not answer at "
-                    f"{plan.endpoint} ({host}) within {limit:.0f} s "
+                    f"{plan.rendezvous.endpoint} ({host}) within {limit:.0f} s "
                     f"(read_timeout): {error}"
                 ) from None
             if waited > report_at:
                 report_at = waited + report.NEXT_REPORT
                 text = (
-                    f"waiting for the head node at {plan.endpoint} ({host}) for "
+                    f"waiting for the head node at {plan.rendezvous.endpoint} ({host}) for "
                     f"{waited:.0f} s: {error}"
                 )
                 report.line(Message("HPC083", text), sys.stderr)

@@ -18,7 +18,7 @@ from torchrun_hpc.torch_compat.patches.replacing import has, replace
 from torchrun_hpc.torch_compat.patches.report_missing_nodes import HANDLERS
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 TARGET = "RendezvousHandler.shutdown"
 REASON = "nodes may print errors at the end of a job that went well (pytorch#69520)"
@@ -50,7 +50,7 @@ def fits() -> bool:
 def apply(plan: LaunchPlan) -> None:
     """Count the nodes that have left, and let the host wait for all."""
     _hosted.clear()
-    if plan.nodes == 1 and not plan.elastic:
+    if plan.world.nodes == 1 and not plan.world.may_grow:
         return
     for handler in HANDLERS:
         replace(handler, "shutdown", _counting(handler.shutdown, plan))
@@ -73,7 +73,7 @@ def _counting(original: Any, plan: LaunchPlan) -> Any:
 def _participants(handler: Any, plan: LaunchPlan) -> int:
     """Return how many nodes there were; fewer than planned in an elastic range."""
     holder = getattr(handler, "_state_holder", None)
-    return plan.nodes if holder is None else len(holder.state.participants)
+    return plan.world.nodes if holder is None else len(holder.state.participants)
 
 
 def _wait(store: Any, nodes: int) -> None:

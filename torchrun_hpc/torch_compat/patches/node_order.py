@@ -19,7 +19,7 @@ from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 TARGET = "DynamicRendezvousHandler._node_desc_generator"
 REASON = "nodes are ranked by the text of their addresses (pytorch#137402, #191190)"
@@ -111,7 +111,9 @@ def fits() -> bool:
 
 def apply(plan: LaunchPlan) -> None:
     """Rank the nodes in the order of the plan."""
-    if not plan.ordered:
+    if not plan.ranks_follow_scheduler:
         return
     original = _Handler._node_desc_generator
-    replace(_Handler, "_node_desc_generator", _Generator(original, plan.node_rank))
+    replace(
+        _Handler, "_node_desc_generator", _Generator(original, plan.world.node_rank)
+    )

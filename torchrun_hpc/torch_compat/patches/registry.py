@@ -35,7 +35,7 @@ from torchrun_hpc.torch_compat.patches import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import DescribedPatch
     from torchrun_hpc.torch_compat.capabilities import Capability
 

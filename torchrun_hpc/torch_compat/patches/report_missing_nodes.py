@@ -14,11 +14,12 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 TARGET = "RendezvousHandler.next_rendezvous"
 REASON = "it does not say that it waits for other nodes (pytorch#76287)"
@@ -38,7 +39,7 @@ def fits() -> bool:
 
 def apply(plan: LaunchPlan) -> None:
     """Report from node 0 of several for as long as the nodes have not met."""
-    if not plan.is_reporter or plan.nodes == 1:
+    if not is_reporter(plan.world.report_rank) or plan.world.nodes == 1:
         return
     for handler in HANDLERS:
         reporting = _reporting(handler.next_rendezvous, plan)
@@ -62,8 +63,9 @@ def _report(met: threading.Event, plan: LaunchPlan) -> None:
     waited = pause = report.FIRST_REPORT
     while not met.wait(pause):
         text = (
-            f"waiting at {plan.endpoint} for other nodes of {plan.nodes}, for "
-            f"{waited:.0f} s" + (f"; {plan.suspicion}" if plan.suspicion else "")
+            f"waiting at {plan.rendezvous.endpoint} for other nodes of {plan.world.nodes}, for "
+            f"{waited:.0f} s"
+            + (f"; {plan.messages.suspicion}" if plan.messages.suspicion else "")
         )
         report.line(Message("HPC084", text), sys.stderr)
         pause = report.NEXT_REPORT

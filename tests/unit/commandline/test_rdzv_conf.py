@@ -1,0 +1,130 @@
+"""The value of --rdzv-conf."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from torchrun_hpc.commandline import rdzv_conf
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.setting import Setting
+
+
+def conf(text):
+    return Setting(text, "--rdzv_conf")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        (" , ,", {}),
+        ("a=1,b= 2 , c =3", {"a": "1", "b": "2", "c": "3"}),
+        ("a=b=c,", {"a": "b=c"}),
+        ("a=1,a=2", {"a": "2"}),
+    ],
+)
+def test_pairs(text, expected):
+    assert rdzv_conf.parse(conf(text)) == expected
+    assert rdzv_conf.parse(conf(rdzv_conf.join(expected))) == expected
+
+
+def test_not_set():
+    assert rdzv_conf.parse(None) == {}
+    assert not rdzv_conf.uses_file(None)
+    assert rdzv_conf.filled(None, is_host=1) == {"is_host": "1"}
+    rdzv_conf.check(None, "c10d")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("is_host", "--rdzv_conf=is_host: 'is_host' is not of the form key=value"),
+        ("a=1,b", "'b' is not of the form key=value"),
+        ("=1", "'=1' is not of the form key=value"),
+        ("a=", "'a=' is not of the form key=value"),
+        ("is_host=maybe", "is_host=maybe is neither true nor false"),
+        ("is_host=2", "is_host=2 is neither true nor false"),
+        ("join_timeout=ten", "join_timeout=ten is not a number of seconds"),
+        ("read_timeout=-1", "read_timeout=-1 is not a number of seconds"),
+        ("read_timeout=0", "read_timeout=0 is not a number of seconds"),
+        ("read_timeout=1.5", "read_timeout=1.5 is not a number of seconds"),
+        ("close_timeout='5'", "close_timeout='5' is not a number of seconds"),
+        ("join_timeout=99999999999999999", " is not a number of seconds"),
+        ("last_call_timeout=999999999999", " is not a number of seconds"),
+        (f"join_timeout={'9' * 5000}", " is not a number of seconds"),
+        ("store_type=hash", "store_type=hash: type one of tcp, file"),
+        ("keep_alive_interval=0", "keep_alive_interval=0 is not a whole number"),
+        ("keep_alive_max_attempt=1.5", "keep_alive_max_attempt=1.5 is not a whole"),
+        ("keep_alive_max_attempt=-1", "keep_alive_max_attempt=-1 is not a whole"),
+        ("endpoint=n1:1", "endpoint is set by --rdzv-endpoint. Leave it out here"),
+        ("self=1", "self is set by torch"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["scheduler", "c10d"])
+def test_what_torch_could_not_read(text, message, backend):
+    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
+        rdzv_conf.check(conf(text), backend)
+    assert (caught.value.code, caught.value.everywhere) == ("HPC019", True)
+    assert str(caught.value).startswith(f"--rdzv_conf={text}: ")
+
+
+# What is typed, and which backends read it, so that they could not.
+READ_BY = {
+    "timeout='5'": {"static", "etcd"},
+    "timeout=1.5": {"static", "etcd"},
+    "timeout=0": {"static"},
+    "timeout=-5": {"static"},
+    "foo_timeout=1.5": set(),
+    "connect_timeout=1.5": set(),
+    "rank=first": set(),
+    "is_host=maybe": {"scheduler", "c10d"},
+    "store_type=redis": {"scheduler", "c10d"},
+    "store_type=file,is_host=maybe": set(),
+    "store_type=file,read_timeout=0": {"etcd-v2"},
+    "read_timeout=0": {"scheduler", "c10d", "etcd-v2"},
+    "join_timeout=1.5": {"scheduler", "c10d", "etcd-v2"},
+    "heartbeat_timeout=x": {"scheduler", "c10d", "etcd-v2"},
+    "keep_alive_interval=0": {"scheduler", "c10d", "etcd-v2"},
+    "last_call_timeout=0": {"scheduler", "c10d", "etcd-v2"},
+    "last_call_timeout=x": {"scheduler", "c10d", "etcd-v2", "etcd"},
+    "protocol=ftp": {"etcd", "etcd-v2"},
+    "protocol=HTTP": {"etcd"},
+    # As Python reads a number.
+    "join_timeout=+1_0,read_timeout=٣": set(),
+    "timeout= 5 ": set(),
+}
+BACKENDS = ["scheduler", "c10d", "static", "etcd", "etcd-v2", "theirs"]
+
+
+@pytest.mark.parametrize("text", READ_BY)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_backend_does_not_read_may_be_anything(backend, text):
+    if backend not in READ_BY[text]:
+        rdzv_conf.check(conf(text), backend)
+        return
+    with pytest.raises(LaunchError, match=re.escape(f"--rdzv_conf={text}: ")):
+        rdzv_conf.check(conf(text), backend)
+
+
+def test_what_is_set_stays():
+    filled = rdzv_conf.filled(conf("is_host=0, x = y"), is_host=1, join_timeout=900)
+    assert rdzv_conf.join(filled) == "is_host=0,x=y,join_timeout=900"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("store_type=FILE", True), ("store_type=tcp", False), ("x=file", False)],
+)
+def test_a_store_in_a_file(text, expected):
+    assert rdzv_conf.uses_file(conf(text)) is expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"), [("c10d", 12), ("scheduler", 12), ("static", 60)]
+)
+def test_a_number_of_seconds_that_a_backend_reads(backend, expected):
+    seconds = conf("join_timeout=12")
+    assert rdzv_conf.seconds(seconds, backend, "join_timeout", 60) == expected
+    assert rdzv_conf.seconds(None, backend, "join_timeout", 60) == 60

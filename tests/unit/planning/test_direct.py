@@ -1,0 +1,672 @@
+"""The plan of a task that is a worker."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from nodes import (
+    BLOCK,
+    CYCLIC,
+    JSC,
+    THREE,
+    UNEVEN,
+    changed,
+    job_at,
+    juelich,
+    make_direct_plan,
+    make_inputs,
+    make_network,
+    planned_at,
+    planned_task,
+    recorded,
+    step,
+    worker_environment,
+)
+
+from torchrun_hpc import schedulers
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.planning import resources
+from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.reporting.report import start_line
+from torchrun_hpc.schedulers import hydra, openmpi, pals
+from torchrun_hpc.schedulers.job import Task
+from torchrun_hpc.schedulers.pmi import Exchanged
+from torchrun_hpc.schedulers.process import Process
+from torchrun_hpc.setting import Setting
+
+PORT = "25592"  # of 19.0, as in test_plan.py
+# --- the variables of a worker ------------------------------------------------------
+
+
+def environment(plan):
+    return {name: value.value for name, value in plan.environment.items()}
+
+
+def refused(code, message, *args, **kwargs):
+    """Expect a message of a code that contains a text; return the error."""
+    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
+        planned_task(*args, **kwargs)
+    assert caught.value.code == code
+    assert str(caught.value).isprintable()
+    return caught.value
+
+
+def test_variables_of_a_worker():
+    assert environment(planned_at(BLOCK, 5)) == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "5",
+        "ROLE_WORLD_SIZE": "8",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "10.20.0.1",
+        "MASTER_PORT": PORT,
+        "TORCHELASTIC_RUN_ID": "19.0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "GLOO_SOCKET_IFNAME": "ib0",
+    }
+
+
+@pytest.mark.parametrize("places", [BLOCK, CYCLIC, UNEVEN, [0, 1, 1], [0, 0, 1, 2]])
+def test_variables_of_all_workers(places):
+    plans = [planned_at(places, rank) for rank in range(len(places))]
+    found = [environment(each) for each in plans]
+    assert found == [worker_environment(rank, places) for rank in range(len(places))]
+    assert [each.world.report_rank == 0 for each in plans] == [True] + [False] * (
+        len(places) - 1
+    )
+    listening = [each.rendezvous.listen for each in plans]
+    assert listening == [("10.20.0.1", int(PORT))] + [None] * (len(places) - 1)
+    assert {each.rendezvous.endpoint for each in plans} == {f"jwb0001i:{PORT}"}
+    assert all(value.source for each in plans for value in each.environment.values())
+
+
+@pytest.mark.parametrize(
+    ("places", "shape"),
+    [
+        (BLOCK, "2 nodes x 4 tasks"),
+        (CYCLIC, "2 nodes x 2 tasks"),
+        ([0, 0], "1 node x 2 tasks"),
+        (UNEVEN, "2 nodes, 3 tasks"),
+    ],
+)
+def test_shape(places, shape):
+    assert start_line(planned_at(places, 0)).text.startswith(f"{shape}, ")
+
+
+def test_values_carry_their_sources():
+    where = (
+        "first of SLURM_STEP_NODELIST, jwb0001i by site jsc, its address, "
+        "port by hash of 19.0"
+    )
+    plan = planned_at(BLOCK, 5)
+    provenance = {name: value.source for name, value in plan.environment.items()}
+    assert provenance == {
+        "RANK": "SLURM_PROCID",
+        "LOCAL_RANK": "SLURM_PROCID",
+        "WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
+        "LOCAL_WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
+        "GROUP_RANK": "SLURMD_NODENAME",
+        "GROUP_WORLD_SIZE": "SLURM_STEP_NODELIST",
+        "ROLE_RANK": "SLURM_PROCID",
+        "ROLE_WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": where,
+        "MASTER_PORT": where,
+        "TORCHELASTIC_RUN_ID": "SLURM_JOB_ID, SLURM_STEP_ID",
+        "TORCHELASTIC_RESTART_COUNT": "no agent",
+        "TORCHELASTIC_MAX_RESTARTS": "no agent",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "as torchrun",
+        "GLOO_SOCKET_IFNAME": "ib0 has 10.20.0.2",
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_without_a_site_the_plain_names_are_used(rank):
+    found = environment(planned_at(BLOCK, rank, site=None))
+    assert (found["MASTER_ADDR"], found["GLOO_SOCKET_IFNAME"]) == ("10.10.0.1", "eth0")
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_one_node(rank):
+    plan = planned_at([0] * 4, rank)
+    found = environment(plan)
+    assert found == {
+        name: value
+        for name, value in worker_environment(rank, [0] * 4).items()
+        if name != "GLOO_SOCKET_IFNAME"
+    } | {"MASTER_ADDR": "127.0.0.1"}
+    assert (plan.rendezvous.endpoint, plan.site) == (f"127.0.0.1:{PORT}", None)
+    assert plan.rendezvous.listen == (("127.0.0.1", int(PORT)) if rank == 0 else None)
+
+
+def test_one_node_needs_no_network():
+    network = make_network({"lo": "127.0.0.1/8"})
+    assert planned_at([0, 0], 1, network=network).messages.warnings == ()
+
+
+def test_variables_that_the_user_has_set_stay():
+    environ = {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "OMP_NUM_THREADS": "7",
+        "RANK": "99",
+        "WORLD_SIZE": "99",
+    }
+    found = environment(planned_at(BLOCK, 1, environ=environ))
+    assert not {
+        "GLOO_SOCKET_IFNAME",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "OMP_NUM_THREADS",
+    }.intersection(found)
+    assert (found["RANK"], found["WORLD_SIZE"]) == ("1", "8")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, None), ("auto", "8"), ("3", "3")]
+)
+def test_threads_only_where_they_are_typed(value, expected):
+    """A task may have been given CPUs of its own by the launcher."""
+    options = {} if value is None else {"hpc_omp_threads": value}
+    found = environment(planned_at(BLOCK, 1, options=options, cpus=8))
+    assert found.get("OMP_NUM_THREADS") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "cpus", "expected"),
+    [(None, 16, "16"), ("auto", 16, "16"), ("3", 16, "3"), (None, 64, None)],
+)
+def test_threads_that_pbs_has_set(value, cpus, expected):
+    """ncpus=64, whatever the task may use: HPC094 for nearly every job."""
+    environ = {"PBS_JOBID": "1.pbs", "NCPUS": "64", "OMP_NUM_THREADS": "64"}
+    options = {} if value is None else {"hpc_omp_threads": value}
+    plan = planned_at(BLOCK, 0, options=options, cpus=cpus, environ=environ)
+    assert environment(plan).get("OMP_NUM_THREADS") == expected
+    assert plan.messages.advice == ()
+
+
+def test_debugging():
+    found = environment(planned_at(BLOCK, 1, options={"hpc_debug": True}))
+    assert set(found) > set(worker_environment(1, BLOCK))
+
+
+def test_an_option_that_has_no_effect():
+    plan = planned_at(BLOCK, 0, options={"hpc_rendezvous": "c10d"})
+    assert [str(note) for note in plan.messages.notes] == [
+        "HPC077 --hpc_rendezvous=c10d has no effect on direct mode"
+    ]
+
+
+def test_an_interface_that_is_not_there():
+    error = refused(
+        "HPC054",
+        "GLOO_SOCKET_IFNAME=ib9: this node has no interface 'ib9'",
+        job_at(BLOCK, 0),
+        environ={"GLOO_SOCKET_IFNAME": "ib9"},
+    )
+    assert not error.everywhere
+
+
+def test_a_process_outside_of_the_nodes():
+    refused("HPC068", "not on one of the job's nodes", step(node_rank=None))
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_name_that_resolves_nowhere(rank):
+    hosts = {"jwb0001": "", "jwb0001i": ""}
+    network = juelich(rank // 4, hosts=hosts, interfaces={"lo": "127.0.0.1/8"})
+    error = refused(
+        "HPC059",
+        "the head node's name jwb0001 (SLURM_STEP_NODELIST) does not resolve here",
+        job_at(BLOCK, rank),
+        network=network,
+    )
+    assert "export MASTER_ADDR=HOST" in str(error)
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_a_warning_of_a_node_is_given_by_its_first_task(rank):
+    network = juelich(rank // 4, hosts={"jwb0001i": "", "jwb0002i": ""})
+    plan = planned_at(BLOCK, rank, network=network)
+    assert bool(plan.messages.warnings) is (rank % 4 == 0)
+    assert environment(plan)["MASTER_ADDR"] == "10.10.0.1"
+
+
+# --- what is probably not meant -----------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(
+    ("places", "told"), [(CYCLIC, {2}), ([0, 0, 1, 1], set()), ([0, 1, 1], set())]
+)
+def test_tasks_in_turn(places, told, rank):
+    if rank >= len(places):
+        return
+    codes = [message.code for message in planned_at(places, rank).messages.advice]
+    assert codes == (["HPC079"] if rank in told else [])
+
+
+def test_tasks_in_turn_and_what_to_type():
+    (message,) = planned_at(CYCLIC, 2).messages.advice
+    assert "the second one on this node is task 2 (SLURM_PROCID)" in message.text
+    assert message.text.endswith("type: srun --distribution=block …")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        (openmpi.MPIRUN, "mpirun --map-by ppr:4:node …"),
+        (hydra.MPIEXEC, "mpiexec -ppn 4 …"),
+        (pals.MPIEXEC, "mpiexec --ppn 4 …"),
+    ],
+)
+def test_tasks_in_turn_by_other_launchers(launcher, words):
+    job = step(task=Task(3, 12, 1, 4), launcher=launcher)
+    (message,) = resources.task_advice(make_inputs(job=job), job)
+    assert message.text.endswith(f"type: {words}")
+
+
+GPUS = [
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    *("ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+]
+
+
+@pytest.mark.parametrize("variable", GPUS)
+@pytest.mark.parametrize("rank", range(8))
+def test_one_gpu_for_each_task(variable, rank):
+    """--gpus-per-task=1: every task sees its own as number 0."""
+    plan = planned_at(BLOCK, rank, environ={variable: "0"})
+    codes = [message.code for message in plan.messages.advice]
+    assert codes == (["HPC098"] if rank == 1 else [])
+    for message in plan.messages.advice:
+        assert message.text.startswith(f"{variable}=0 shows one GPU to each task")
+
+
+@pytest.mark.parametrize(
+    ("options", "environ"),
+    [
+        ({}, {}),
+        ({}, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
+        ({}, {"CUDA_VISIBLE_DEVICES": ""}),
+        ({"virtual_local_rank": True}, {"CUDA_VISIBLE_DEVICES": "0"}),
+    ],
+)
+def test_nothing_to_say_of_gpus(options, environ):
+    assert planned_at(BLOCK, 1, options=options, environ=environ).messages.advice == ()
+
+
+VIRTUAL = {
+    # what is visible, and to the second task alone
+    "nothing said": ({}, {"CUDA_VISIBLE_DEVICES": "1"}),
+    "all": (
+        {"CUDA_VISIBLE_DEVICES": "4,5,6,7"},
+        {"CUDA_VISIBLE_DEVICES": "5"},
+    ),
+    "one": ({"CUDA_VISIBLE_DEVICES": "3"}, {}),
+    "of AMD": (
+        {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "2,3"},
+        {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "3"},
+    ),
+    "by name": (
+        {"CUDA_VISIBLE_DEVICES": "GPU-0ec1,GPU-1a2b"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-1a2b"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VIRTUAL)
+def test_virtual_local_rank(case):
+    environ, gpus = VIRTUAL[case]
+    options = {"virtual_local_rank": True}
+    found = environment(planned_at(BLOCK, 1, options=options, environ=environ))
+    assert found == worker_environment(1, BLOCK) | {"LOCAL_RANK": "0"} | gpus
+
+
+# --- MASTER_ADDR and MASTER_PORT ----------------------------------------------------
+
+# What is exported, and what becomes of it on every node.
+KEPT = {
+    "the node": ({"MASTER_ADDR": "jwb0001"}, "10.20.0.1", PORT),
+    "its fast name": ({"MASTER_ADDR": "jwb0001i"}, "10.20.0.1", PORT),
+    "with its domain": ({"MASTER_ADDR": "jwb0001.juwels"}, "10.20.0.1", PORT),
+    "its fast address": ({"MASTER_ADDR": "10.20.0.1"}, "10.20.0.1", PORT),
+    "its slow address": ({"MASTER_ADDR": "10.10.0.1"}, "10.10.0.1", PORT),
+    "a name made of its own": ({"MASTER_ADDR": "jwb0001-ib0"}, "10.20.0.1", PORT),
+    "and a port": (
+        {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "29500"},
+        "10.20.0.1",
+        "29500",
+    ),
+    "a port only": ({"MASTER_PORT": "29500"}, "10.20.0.1", "29500"),
+    "empty ones": ({"MASTER_ADDR": "", "MASTER_PORT": ""}, "10.20.0.1", PORT),
+}
+ALIASES = {
+    "jwb0001-ib0": "10.20.0.1",
+    "jwb0001.juwels": "10.10.0.1",
+    "jwb0001i.juwels": "10.20.0.1",
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+@pytest.mark.parametrize("rank", [0, 1, 4])
+def test_what_names_the_first_node_is_kept(case, rank):
+    environ, address, port = KEPT[case]
+    network = juelich(rank // 4, hosts=ALIASES)
+    plan = planned_at(BLOCK, rank, environ=environ, network=network)
+    found = environment(plan)
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (address, port)
+    assert plan.messages.notes == ()
+    assert plan.rendezvous.listen == ((address, int(port)) if rank == 0 else None)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["jwb0002", "jwb0002i", "jwb00010", "jwb000", "login01", "localhost", "127.0.0.1"],
+)
+@pytest.mark.parametrize("port", [{}, {"MASTER_PORT": "29500"}, {"MASTER_PORT": "x"}])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_a_hook_has_left_is_replaced(address, port, rank):
+    environ = {"MASTER_ADDR": address} | port
+    plan = planned_at(BLOCK, rank, environ=environ)
+    found = environment(plan)
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.20.0.1", PORT)
+    text = f"MASTER_ADDR={address} is not node 0 of this step, jwb0001, and is replaced"
+    assert [str(note) for note in plan.messages.notes] == [f"HPC078 {text}"]
+
+
+@pytest.mark.parametrize("address", ["10.20.0.2", "10.9.9.9", "fd00::9"])
+def test_a_number_that_is_not_the_first_nodes_is_seen_by_rank_0(address):
+    """The other nodes cannot know whose it is."""
+    environ = {"MASTER_ADDR": address}
+    error = refused(
+        "HPC039",
+        f"rank 0 is on jwb0001, but the other nodes will look for it on {address}",
+        job_at(BLOCK, 0),
+        environ=environ,
+    )
+    assert "MASTER_ADDR" in str(error)
+    for rank in (4, 7):
+        found = environment(planned_at(BLOCK, rank, environ=environ))
+        assert found["MASTER_ADDR"] == address
+
+
+@pytest.mark.parametrize(
+    ("job_id", "port", "expected"),
+    [
+        ("19", "61019", PORT),
+        ("1234567", "61775", PORT),
+        ("19", "61020", "61020"),
+        ("0", "61000", PORT),
+        (None, "61019", "61019"),
+        ("", "61019", "61019"),
+        ("x", "61019", "61019"),
+        ("9" * 5000, "61019", "61019"),
+    ],
+)
+@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "jwb0001"}])
+def test_port_of_the_hook_of_enroot(job_id, port, expected, address):
+    """It is a number of the job, the same for all its steps: 61000 + id % 4536."""
+    environ = changed({"MASTER_PORT": port} | address, {"SLURM_JOB_ID": job_id})
+    found = environment(planned_at(BLOCK, 4, environ=environ))
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.20.0.1", expected)
+
+
+@pytest.mark.parametrize("address", ["jwb0001", "10.10.0.1", "localhost", "127.0.0.1"])
+def test_an_address_of_the_only_node_is_kept(address):
+    environ = {"MASTER_ADDR": address, "MASTER_PORT": "29500"}
+    plan = planned_at([0, 0], 1, environ=environ)
+    found = environment(plan)
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (address, "29500")
+    assert plan.messages.notes == ()
+
+
+@pytest.mark.parametrize("name", ["jwb0001", ""])
+def test_another_address_on_the_only_node_is_replaced(name):
+    job = replace(job_at([0, 0], 1), nodes=(name,), hostname="jwb0001")
+    plan = planned_task(job, environ={"MASTER_ADDR": "jwb0002"})
+    assert environment(plan)["MASTER_ADDR"] == "127.0.0.1"
+    (note,) = plan.messages.notes
+    assert note.code == "HPC078"
+    assert ", ," not in note.text
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "29500x", "٢٩٤٠٠", "9" * 30])
+@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "jwb0001"}])
+@pytest.mark.parametrize("places", [BLOCK, [0] * 8])
+def test_a_port_that_is_none(places, address, port):
+    error = refused(
+        "HPC129",
+        f"MASTER_PORT={port} is not a port",
+        job_at(places, 5),
+        environ=address | {"MASTER_PORT": port},
+    )
+    assert error.everywhere
+
+
+# --- where the launcher shows no names ----------------------------------------------
+
+
+def jobs_of(name, changes=None, exchange=None):
+    """Return the jobs of all tasks of a recorded launch."""
+    return [
+        schedulers.detect(
+            Process(changed(environ, changes or {}), host, exchange=lambda _: exchange)
+        )
+        for environ, host in recorded(name)
+    ]
+
+
+def all_planned(name, changes=None, environ=None, exchange=None, site=JSC):
+    """Plan all tasks of a recorded launch, as workers or as agents."""
+    plans = []
+    for job in jobs_of(name, changes, exchange):
+        host = int(job.hostname[-1]) - 1
+        inputs = make_inputs(
+            job=job,
+            network=juelich(host),
+            site=site,
+            environ=environ or {},
+            workers=1,
+        )
+        try:
+            plans.append(make_plan(inputs))
+        except LaunchError as error:
+            plans.append(f"{error.code} {error}")
+    return plans
+
+
+def masters(plans):
+    return {environment(plan)["MASTER_ADDR"] for plan in plans}
+
+
+URI = "OMPI_MCA_orte_hnp_uri"
+TWO_EACH_4 = "openmpi-4.1.4-2-nodes-2-each"
+TWO_EACH_5 = "openmpi-5.0.11-2-nodes-2-each"
+
+ADDRESSES = {
+    "as recorded": ("10.10.0.1,10.20.0.1", "10.10.0.1"),
+    "the other network first": ("10.20.0.1,10.10.0.1", "10.20.0.1"),
+    "a network that no other node has": ("192.0.2.2,10.20.0.1", "10.20.0.1"),
+    "only that": ("10.20.0.1", "10.20.0.1"),
+}
+
+
+@pytest.mark.parametrize("case", ADDRESSES)
+def test_open_mpi_4_shows_addresses(case):
+    addresses, expected = ADDRESSES[case]
+    plans = all_planned(TWO_EACH_4, {URI: f"1.0;tcp://{addresses}:42367"})
+    assert masters(plans) == {expected}
+    assert len({environment(plan)["MASTER_PORT"] for plan in plans}) == 1
+    assert [plan.rendezvous.listen is not None for plan in plans] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_an_address_that_every_node_has():
+    """A bridge for containers: for another node it is itself."""
+    bridge = {"docker0": "172.17.0.1/16"}
+    found = []
+    for job in jobs_of(TWO_EACH_4, {URI: "1.0;tcp://172.17.0.1,10.10.0.1:42367"}):
+        number = job.node_rank + 1
+        network = juelich(
+            interfaces={"lo": "127.0.0.1/8", "eth0": f"10.10.0.{number}/24"} | bridge
+        )
+        inputs = make_inputs(job=job, network=network, site=None, workers=1)
+        found.append(environment(make_direct_plan(inputs))["MASTER_ADDR"])
+    assert found[2:] == ["10.10.0.1"] * 2
+    assert set(found[:2]) <= {"10.10.0.1", "172.17.0.1"}  # both are its own
+
+
+def test_open_mpi_5_shows_a_name():
+    assert masters(all_planned(TWO_EACH_5)) == {"10.20.0.1"}
+    assert masters(all_planned(TWO_EACH_5, site=None)) == {"10.10.0.1"}
+
+
+FROM_LOGIN = {
+    "version 4, workers": (TWO_EACH_4, {URI: "1.0;tcp://10.10.0.254:58543"}),
+    "version 5, workers": (TWO_EACH_5, {"PMIX_NAMESPACE": "prterun-login01-84@1"}),
+    "version 4, agents": ("openmpi-4.1.4-3-nodes-from-login", {}),
+    "version 5, agents": ("openmpi-5.0.11-3-nodes-from-login", {}),
+}
+
+
+@pytest.mark.parametrize("case", FROM_LOGIN)
+def test_mpirun_on_a_login_node(case):
+    """Rank 0 sees that the others will look for it elsewhere, and speaks for all."""
+    name, changes = FROM_LOGIN[case]
+    first = all_planned(name, changes)[0]
+    assert first.startswith("HPC039 rank 0 is on jwb0001, but the other nodes will ")
+    assert "where mpirun runs" in first
+    assert "mpirun -x MASTER_ADDR=jwb0001 …" in first
+
+
+@pytest.mark.parametrize("case", FROM_LOGIN)
+def test_where_the_others_look_if_mpirun_is_on_a_login_node(case):
+    """They cannot know better; mpirun ends them with rank 0."""
+    name, changes = FROM_LOGIN[case]
+    plans = all_planned(name, changes)
+    for job, plan in zip(jobs_of(name, changes), plans, strict=True):
+        if job.node_rank == 0:
+            continue
+        if isinstance(plan, str):  # its name need not resolve here
+            assert plan.startswith("HPC059 the head node's name login01")
+        else:
+            assert plan.rendezvous.connect_host == "10.10.0.254"
+
+
+@pytest.mark.parametrize("case", FROM_LOGIN)
+def test_mpirun_on_a_login_node_with_a_head(case):
+    name, changes = FROM_LOGIN[case]
+    environ = {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "29500"}
+    plans = all_planned(name, changes, environ, site=None)
+    assert not [text for text in plans if isinstance(text, str)]
+    assert {plan.rendezvous.connect_host for plan in plans} == {"10.10.0.1"}
+    (port,) = {plan.rendezvous.ports[0] for plan in plans}
+    assert port != 29500  # a port that some nodes may not have been told
+    assert [plan.rendezvous.listen for plan in plans] == [
+        ("10.10.0.1", port),
+        *[None] * (len(plans) - 1),
+    ]
+
+
+def test_a_wrong_head_that_was_exported_is_seen_by_rank_0():
+    plans = all_planned(TWO_EACH_5, environ={"MASTER_ADDR": "jwb0002"})
+    assert plans[0].startswith("HPC039 rank 0 is on jwb0001")
+    assert "MASTER_ADDR" in plans[0]
+
+
+NO_HEAD = {
+    "Hydra, workers": ("mpich-4.0.2-2-nodes-2-each", "export MASTER_ADDR=HOST"),
+    "Hydra, agents": (
+        "mpich-4.0.2-3-nodes",
+        "export MASTER_ADDR=HOST   (or --rdzv_endpoint=HOST:",
+    ),
+    "Hydra, in turn": ("mpich-4.0.2-cyclic", "export MASTER_ADDR=HOST"),
+}
+
+
+@pytest.mark.parametrize("case", NO_HEAD)
+def test_nobody_shows_a_head(case):
+    name, hint = NO_HEAD[case]
+    for text in all_planned(name):
+        assert re.match("HPC038 Hydra tells [23] nodes their ranks, but no names", text)
+        assert "(PMI_SIZE)" in text
+        assert hint in text
+
+
+@pytest.mark.parametrize("case", NO_HEAD)
+def test_a_head_that_was_exported(case):
+    plans = all_planned(NO_HEAD[case][0], environ={"MASTER_ADDR": "jwb0001"}, site=None)
+    assert {plan.rendezvous.connect_host for plan in plans} == {"10.10.0.1"}
+    assert len({plan.rendezvous.ports[0] for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("case", NO_HEAD)
+def test_a_head_that_the_tasks_have_told_each_other(case):
+    name, _ = NO_HEAD[case]
+    said = Exchanged("jwb0001", "0badcafe")
+    plans = all_planned(name, exchange=said)
+    assert {plan.rendezvous.connect_host for plan in plans} == {
+        "10.20.0.1"
+    }  # with the site's rule
+
+
+def test_a_bad_port_for_agents():
+    environ = {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "none"}
+    for text in all_planned("mpich-4.0.2-3-nodes", environ=environ):
+        assert text.startswith("HPC129 MASTER_PORT=none is not a port")
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_where_a_scheduler_names_the_nodes_agents_do_not_look_at_it(rank):
+    """Hooks of containers export old ones."""
+    environ = {"MASTER_ADDR": "jwb0003", "MASTER_PORT": "x"}
+    plan = make_plan(make_inputs(rank, environ=environ))
+    assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize(
+    "name", [TWO_EACH_4, TWO_EACH_5, "openmpi-4.1.4-subset", "openmpi-5.0.11-subset"]
+)
+def test_mpirun_on_other_nodes_than_the_first_ones(name, first):
+    """Slurm's list is then a wrong guess; rank 0 sees that it is elsewhere."""
+    slurm = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "jwb000[1-3]"}
+    environ, _ = recorded(name)[0]
+    job = schedulers.detect(Process(environ | slurm, THREE[first]))
+    inputs = make_inputs(job=job, network=juelich(first), workers=1)
+    message = f"rank 0 is on {THREE[first]}, but the other nodes will look for it on"
+    with pytest.raises(LaunchError, match=message) as caught:
+        make_plan(inputs)
+    assert caught.value.code == "HPC039"
+    assert "(SLURM_JOB_NODELIST). Let mpirun place it there" in str(caught.value)
+    assert not caught.value.everywhere
+
+
+def test_rank_0_is_told_to_be_on_another_node():
+    """In an order of the user's own it may be on any; that it is, it sees itself."""
+    job = step(2, task=Task(0, 6, 0, 2), listed_at=2)
+    environ = {"MASTER_ADDR": "jwb0001"}
+    message = "rank 0 is on jwb0003, but the other nodes will"
+    error = refused("HPC039", message, job, environ=environ)
+    assert "export MASTER_ADDR=jwb0003" in str(error)
+
+
+def test_value_of_a_master():
+    plan = planned_at(BLOCK, 0, environ={"MASTER_ADDR": "jwb0001"})
+    source = (
+        f"MASTER_ADDR=jwb0001:{PORT}, jwb0001i by site jsc, its address, "
+        "port by hash of 19.0"
+    )
+    assert plan.environment["MASTER_ADDR"] == Setting("10.20.0.1", source)

@@ -1,0 +1,67 @@
+"""The script, looked at on this node before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def check_program(name: str, environ: Mapping[str, str]) -> None:
+    """See that a program that ``--no-python`` names is there.
+
+    Raises:
+        LaunchError: It is not.
+    """
+    if shutil.which(name, path=environ.get("PATH", os.defpath)) is None:
+        raise LaunchError(
+            "HPC016",
+            f"{name}: there is no such program to run. Type its path, or leave "
+            "--no_python out for a Python script",
+        )
+
+
+def check_script(name: str, environ: Mapping[str, str]) -> None:
+    """See that Python finds, on this node, the script that it is to run.
+
+    Not a module: nothing but importing what it is in would tell. Not where the workers
+    have another Python, which may see other files, in a container for example.
+
+    Args:
+        name: As typed: a file, or a folder or an archive with ``__main__.py``.
+        environ: Environment of this process.
+
+    Raises:
+        LaunchError: It does not.
+    """
+    if name.startswith("-") or environ.get("PYTHON_EXEC"):
+        return  # an option of Python, or standard input
+    problem = _problem_of_script(Path(name))
+    if problem:
+        raise LaunchError(
+            "HPC150",
+            f"{name} cannot be run: {problem}. Type the script's path as it is on "
+            "every node; a module takes -m, a program --no_python",
+        )
+
+
+def _problem_of_script(path: Path) -> str:
+    """Say why Python cannot run a script; an empty text if it may."""
+    where = ""
+    try:
+        if not path.is_absolute():
+            where = f" in {Path.cwd()}"
+        path.stat()
+        if path.is_dir():
+            entries = any(entry.name.startswith("__main__") for entry in path.iterdir())
+            return "" if entries else "a folder without __main__.py"
+    except OSError as error:
+        return f"{error.strerror}{where}"
+    return "" if os.access(path, os.R_OK) else os.strerror(errno.EACCES)

@@ -1,0 +1,51 @@
+"""The one place that writes ``os.environ``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+
+# Says that the agent hosts the store, which nobody does in direct mode:
+# torch/distributed/rendezvous.py.
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+def write(plan: LaunchPlan) -> dict[str, str]:
+    """Set the variables of a plan, for torch and for the workers; return them."""
+    if plan.mode.is_direct:
+        os.environ.pop(AGENT_STORE, None)
+    variables = {name: str(value.value) for name, value in plan.environment.items()}
+    os.environ.update(variables)
+    return variables
+
+
+def set_unset(variables: Mapping[str, str]) -> None:
+    """Set those variables that are not set, or empty."""
+    for name, value in variables.items():
+        if not os.environ.get(name):
+            os.environ[name] = value
+
+
+def drop_empty_options() -> dict[str, str]:
+    """Remove the ``PET_*`` variables that are empty, and return them.
+
+    Empty is unset, to us as to the workers; to torch's own parser it is a value.
+    """
+    names = [name for name in os.environ if name.startswith("PET_")]
+    return {name: os.environ.pop(name) for name in names if not os.environ[name]}
+
+
+@contextlib.contextmanager
+def without_empty_options() -> Iterator[None]:
+    """Remove them for a moment only."""
+    empty = drop_empty_options()
+    try:
+        yield
+    finally:
+        os.environ.update(empty)

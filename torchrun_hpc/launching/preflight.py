@@ -1,0 +1,86 @@
+"""The first stage: look at this process, and at the job that it belongs to.
+
+It starts nothing, and imports no torch.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from torchrun_hpc import schedulers
+from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.planning.preflight import Preflight
+from torchrun_hpc.planning.several_nodes import JOIN_TIMEOUT
+from torchrun_hpc.reporting import report
+from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.schedulers.process import BOOT_ID, read, this_process
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# How many names of nodes a message quotes.
+_SHOWN = 10
+
+
+def preflight(command: str, *, ask: bool = False) -> Preflight:
+    """Look at this process.
+
+    Args:
+        command: The command as typed, for messages.
+        ask: Whether to ask the process manager, as all other tasks do.
+    """
+    process = this_process(_exchange if ask else None, command)
+    job, problem, environ = None, None, process.environ
+    try:
+        process = schedulers.weigh(process)
+        environ = process.environ
+        job = schedulers.detect(process)
+    except LaunchError as fault:
+        problem = fault
+    return Preflight(job, problem, environ, process.hostname, command)
+
+
+def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
+    """Ask the process manager, and say so if others are late.
+
+    Raises:
+        LaunchError: There should be one, and it does not answer.
+    """
+
+    def wait(seconds: float) -> None:
+        waited = f"for {_other_tasks(environ)} to start, for {seconds:.0f} s"
+        if seconds > JOIN_TIMEOUT:
+            raise LaunchError(
+                "HPC166",
+                f"waited {waited}: one of them has ended, or its node does not answer. "
+                "Look at what each node said. The launcher has to start torchrun_hpc "
+                "in all of its tasks",
+            )
+        if schedulers.is_first_task(environ):
+            text = f"waiting {waited}; the limit is {JOIN_TIMEOUT} s"
+            report.line(Message("HPC131", text), sys.stderr)
+
+    boot = read(BOOT_ID) or ""  # for machines that are all called localhost
+    exchanged = pmi.exchange(environ, socket.gethostname(), wait, boot)
+    if exchanged is None and pmi.is_announced(environ):
+        name = pmi.DESCRIPTOR if environ.get(pmi.DESCRIPTOR) else pmi.PORT
+        raise LaunchError(
+            "HPC138",
+            f"{name}={environ[name]} does not lead to a process manager that answers, "
+            "so that the tasks cannot tell each other where they are: has a container "
+            "or a wrapper closed it? Let it through; or unset it, and export "
+            "MASTER_ADDR",
+        )
+    return exchanged
+
+
+def _other_tasks(environ: Mapping[str, str]) -> str:
+    """Say how many other tasks there are, and on which nodes they may be."""
+    tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
+    nodes = schedulers.nodes_of_job(this_process())
+    if not nodes:
+        return tasks
+    shown = ", ".join(nodes[:_SHOWN]) + (", ..." if len(nodes) > _SHOWN else "")
+    return f"{tasks} on the nodes of the job ({shown})"

@@ -1,0 +1,150 @@
+"""The last stage: write the environment, check the port, announce, and start.
+
+What is the same in all modes is here. How workers are started, a `Starter` knows.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.launching import environment
+from torchrun_hpc.network import is_number, join_endpoint, port_problem
+from torchrun_hpc.planning.endpoints import MASTER_PORT
+from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting.reporter import is_reporter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.reporting.description import Description
+    from torchrun_hpc.setting import Setting
+
+FAILED = 1
+INTERRUPTED = 130  # as a shell says it: 128 and SIGINT
+
+
+class Answers(NamedTuple):
+    """What the nodes of a dry run have answered.
+
+    Attributes:
+        nodes: The descriptions that came, in the order of the nodes' ranks.
+        missing: Names of the nodes that did not answer.
+        limit: Seconds that they had.
+    """
+
+    nodes: Sequence[Description]
+    missing: Sequence[str] = ()
+    limit: int = 0
+
+
+class Starter(Protocol):
+    """Starts the workers in one way: by torch's agent, or by becoming one.
+
+    Attributes:
+        options: What the user set.
+    """
+
+    options: Mapping[str, Setting]
+
+    def measured(self) -> dict[str, Any]:
+        """Return the inputs of a plan that this node has to be asked for."""
+
+    def check(self, plan: LaunchPlan) -> None:
+        """Check what was typed, with the plan filled in.
+
+        Raises:
+            LaunchError: It cannot work.
+        """
+
+    def ready(self, plan: LaunchPlan) -> AbstractContextManager[None]:
+        """Get ready, and clear up behind; the environment is written."""
+
+    def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
+        """Return what else is wrong: on this node, and on all."""
+
+    def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
+        """Describe what this process would do."""
+
+    def answers(self, plan: LaunchPlan, own: Description) -> Answers:
+        """Return what all nodes would do, on the one that reports."""
+
+    def run(self, plan: LaunchPlan) -> None:
+        """Start the workers."""
+
+
+def start(inputs: Inputs, plan: LaunchPlan, starter: Starter) -> None:
+    """Start what is planned.
+
+    Args:
+        inputs: What the plan was made from.
+        plan: The plan, which the starter has checked.
+        starter: Starts the workers.
+
+    Raises:
+        LaunchError: Something on this node is in the way.
+        SystemExit: It was a dry run; or the job has failed, and the cause says why.
+    """
+    environment.write(plan)
+    with starter.ready(plan):
+        _check_port(plan)
+        form = inputs.explicit("hpc_dry_run")
+        if form:
+            sys.exit(_dry_run(form, inputs, plan, starter))
+        _announce(plan, *starter.findings(plan))
+        starter.run(plan)
+
+
+def _check_port(plan: LaunchPlan) -> None:
+    """See that this process can listen where it is to, unless there are other ports.
+
+    Raises:
+        LaunchError: It cannot.
+    """
+    where = plan.rendezvous
+    if where.listen is None or where.may_join or len(where.ports) > 1:
+        return
+    address, port = where.listen
+    problem = is_number(address) and port_problem(address, port)
+    if problem and plan.mode.is_direct:
+        raise LaunchError(
+            "HPC132",
+            f"port {port} on {address}, where rank 0 is to be reached, cannot be used: "
+            f"{problem}. Export another one on all nodes: {MASTER_PORT}=PORT",
+        )
+    if problem:
+        raise LaunchError(
+            "HPC055",
+            f"port {port} on {address} cannot be used: {problem}. Type another "
+            f"port: --rdzv_endpoint={join_endpoint(address, 'PORT')}",
+        )
+
+
+def _dry_run(form: str, inputs: Inputs, plan: LaunchPlan, starter: Starter) -> int:
+    """Print what would be done, and return the exit code."""
+    try:
+        answers = starter.answers(plan, starter.describe(inputs, plan))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if not is_reporter(plan.world.report_rank):
+        return 0
+    report.print_dry_run(form, *answers)
+    return FAILED if answers.missing else 0
+
+
+def _announce(
+    plan: LaunchPlan, own: Sequence[Message], shared: Sequence[Message]
+) -> None:
+    """Print the start line, and what is probably wrong."""
+    is_first = is_reporter(plan.world.report_rank)
+    warnings = [*plan.messages.warnings, *own]
+    if is_first:
+        report.line(report.start_line(plan), sys.stderr)
+    if is_first or plan.mode.is_direct:  # there each task is advised on its own
+        warnings += [*plan.messages.advice, *shared]
+    for warning in warnings:
+        report.line(warning, sys.stderr, "warning")

@@ -1,0 +1,127 @@
+"""The plan: everything that is decided before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.planning.inputs import STATIC
+from torchrun_hpc.planning.mode import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchrun_hpc.errors import Message
+    from torchrun_hpc.setting import Setting
+
+
+@dataclass(frozen=True)
+class World:
+    """The nodes and the workers.
+
+    Attributes:
+        nodes: Number of nodes.
+        node_rank: Rank of this node.
+        workers: Number of workers on this node.
+        report_rank: Rank by which it is decided who reports: that of the node; in
+            direct mode that of the task.
+        hosts: Names of the nodes by rank; empty without a scheduler.
+        fewest: With how many nodes it starts if no more come; 0 if that is ``nodes``.
+        may_grow: Whether agents may join that this launch does not start.
+        size: Number of all workers; 0 where it is not known before the nodes meet.
+    """
+
+    nodes: int
+    node_rank: int
+    workers: int
+    report_rank: int = 0
+    hosts: tuple[str, ...] = ()
+    fewest: int = 0
+    may_grow: bool = False
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where and how the nodes meet.
+
+    Attributes:
+        backend: Kind of the rendezvous: ``scheduler`` and ``direct`` are ours, the
+            others are torch's.
+        endpoint: Where the nodes meet, for a person.
+        connect_host: Address or name to connect to; empty if torch is to find out.
+        ports: Where the coordinator may be, in the order in which it tries them.
+        coordinator: Rank of the node that hosts the rendezvous; ``None`` if only that
+            node knows.
+        is_coordinator: Whether that is this one.
+        local_address: This node's address for the job, as a number; ``None`` if it is
+            not known.
+        listen: Address and port on which this process hosts the rendezvous; ``None``
+            if it does not, or if any address will do.
+        may_join: Whether the port of a rendezvous that is to be hosted here may be
+            taken by another agent of this machine, which is then the host.
+    """
+
+    backend: str
+    endpoint: str = ""
+    connect_host: str = ""
+    ports: tuple[int, ...] = ()
+    coordinator: int | None = None
+    is_coordinator: bool = False
+    local_address: str | None = None
+    listen: tuple[str, int] | None = None
+    may_join: bool = False
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What a person reads about the plan.
+
+    Attributes:
+        title: What was started by whom, for the start line.
+        notes: What was corrected, the same on all nodes.
+        advice: What is probably not meant; as good as the same on all nodes.
+        warnings: What is wrong on this node, and was worked around.
+        suspicion: What is probably wrong if the nodes do not meet.
+        fail_together: With what one task that fails ends all, see `Launcher`.
+    """
+
+    title: str = ""
+    notes: tuple[Message, ...] = ()
+    advice: tuple[Message, ...] = ()
+    warnings: tuple[Message, ...] = ()
+    suspicion: str = ""
+    fail_together: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that is decided before anything is started.
+
+    Attributes:
+        mode: How this launch starts its workers.
+        world: The nodes and the workers.
+        rendezvous: Where and how the nodes meet.
+        messages: What a person reads about it.
+        launch_id: Names this launch and no other; empty without a scheduler.
+        site: Name of the computing centre whose rules are used, and why it is that.
+        interface: Where gloo will be, for a person; empty if that is left to it.
+        options: Options of torchrun to set, by their names in its parser.
+        environment: Environment variables to set.
+    """
+
+    mode: Mode
+    world: World
+    rendezvous: Rendezvous
+    messages: Messages = field(default_factory=Messages)
+    launch_id: str = ""
+    site: Setting | None = None
+    interface: str = ""
+    options: Mapping[str, Setting] = field(default_factory=dict)
+    environment: Mapping[str, Setting] = field(default_factory=dict)
+
+    @property
+    def ranks_follow_scheduler(self) -> bool:
+        """Whether nodes are ranked by ``node_rank``, and torch may rank otherwise."""
+        is_static = self.rendezvous.backend == STATIC
+        return self.mode is Mode.SEVERAL_NODES and not is_static

@@ -1,0 +1,151 @@
+"""How a launch starts its workers: decided here, once, before torch is imported.
+
+It is a function of the whole step and of the command line, so that all nodes decide the
+same. What comes behind it is told the mode, and does not ask again.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError, count
+from torchrun_hpc.schedulers.job import LaunchContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torchrun_hpc.planning.preflight import Preflight
+    from torchrun_hpc.schedulers.job import Job
+    from torchrun_hpc.setting import Setting
+
+# How many node names a message quotes.
+_SHOWN = 3
+
+
+class Mode(Enum):
+    """How the workers are started, and where they meet."""
+
+    ONE_NODE = "one node"  # an agent, as with torchrun --standalone
+    SEVERAL_NODES = "several nodes"  # an agent on each node of a step
+    AS_TYPED = "as typed"  # an agent on each of several machines without a scheduler
+    DIRECT = "direct"  # no agent: each task of a step is a worker
+    DIRECT_ONE_NODE = "direct, one node"  # the same, where all are on one node
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether each task is a worker, so that there is no agent."""
+        return self in {Mode.DIRECT, Mode.DIRECT_ONE_NODE}
+
+
+def choose_mode(
+    preflight: Preflight,
+    options: Mapping[str, Setting],
+    count_workers: Callable[[Setting], int] = lambda _: 1,
+    *,
+    has_agent: bool = False,
+) -> Mode:
+    """Choose the mode.
+
+    Args:
+        preflight: What this process shows.
+        options: What the user set.
+        count_workers: Returns the number of workers that ``--nproc-per-node`` means
+            here; called only where several tasks are on a node.
+        has_agent: Whether a program has called torch's agent itself.
+
+    Raises:
+        LaunchError: The launch is refused, with the line to type instead.
+    """
+    job, command = preflight.job, preflight.command
+    if asks_for_one_node(options):
+        return Mode.ONE_NODE
+    if preflight.problem is not None:
+        raise preflight.problem
+    most = node_range(options)[1]
+    if job is None:
+        return Mode.ONE_NODE if most == 1 else Mode.AS_TYPED
+    if job.start is LaunchContext.ALLOCATION_SHELL:
+        raise _outside_of_nodes(job, command)
+    if job.start is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
+        raise _in_batch_script(job, command)
+    if job.has_several_tasks:
+        workers = options.get("nproc_per_node")
+        if has_agent or (workers is not None and count_workers(workers) > 1):
+            raise _several_agents(job, command, workers)
+        return direct_mode(job)
+    return Mode.ONE_NODE if len(job.nodes) == most == 1 else Mode.SEVERAL_NODES
+
+
+def direct_mode(job: Job) -> Mode:
+    """Return the mode in which each task of a step is a worker."""
+    return Mode.DIRECT if len(job.nodes) > 1 else Mode.DIRECT_ONE_NODE
+
+
+def asks_for_one_node(options: Mapping[str, Setting]) -> bool:
+    """Say whether the user asks for a world of one node, whatever the scheduler."""
+    standalone = options.get("standalone")
+    if standalone is not None and standalone.value:
+        return True
+    return "nnodes" in options and node_range(options) == (1, 1)
+
+
+def node_range(options: Mapping[str, Setting]) -> tuple[int, int]:
+    """Return the lowest and highest number of nodes that were typed; 1 by default.
+
+    Raises:
+        LaunchError: ``--nnodes`` is neither a number nor a range.
+    """
+    setting = options.get("nnodes")
+    if setting is None:
+        return 1, 1
+    # Spaces and a plus sign: torch's int() takes them too.
+    number = r"\s*\+?([0-9]{1,9})\s*"
+    match = re.fullmatch(f"{number}(?::{number})?", str(setting.value))
+    low = int(match[1]) if match else 0
+    high = int(match[2] or match[1]) if match else 0
+    if not 0 < low <= high:
+        raise LaunchError(
+            "HPC063",
+            f"{setting} is not a number of nodes: type a number (4), or a range with "
+            "the lower number first (2:4)",
+            everywhere=True,
+        )
+    return low, high
+
+
+def _outside_of_nodes(job: Job, command: str) -> LaunchError:
+    more = ",…" if len(job.nodes) > _SHOWN else ""
+    return LaunchError(
+        "HPC060",
+        f"this shell is not on the job's {count(len(job.nodes), 'node')} "
+        f"({','.join(job.nodes[:_SHOWN])}{more} by {job.provenance['nodes']}). "
+        f"Type: {job.line(command)}",
+        everywhere=True,
+    )
+
+
+def _in_batch_script(job: Job, command: str) -> LaunchError:
+    return LaunchError(
+        "HPC061",
+        f"started in the batch script of a job of {count(len(job.nodes), 'node')} "
+        f"({job.provenance['nodes']}): that runs on the first node only, and would "
+        f"wait for the others. Type: {job.line(command)}   "
+        "(or --standalone for this node alone)",
+        everywhere=True,
+    )
+
+
+def _several_agents(job: Job, command: str, workers: Setting | None) -> LaunchError:
+    """Return why several tasks on a node cannot start workers of their own."""
+    wanted = f"{workers}" if workers else "an agent"
+    tasks = count(job.task.size, "task")
+    return LaunchError(
+        "HPC062",
+        f"{job.launcher.name} started {tasks} on {count(len(job.nodes), 'node')} "
+        f"({job.provenance['tasks']}), and {wanted} on each would start more workers. "
+        f"Start it once on each node: {job.line(command)}   (or let each task be a "
+        "worker: leave --nproc_per_node out; or --standalone for one world per task)",
+        everywhere=True,
+    )

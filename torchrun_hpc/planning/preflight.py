@@ -1,0 +1,31 @@
+"""What this process shows before its command line is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchrun_hpc.errors import LaunchError
+    from torchrun_hpc.schedulers.job import Job
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What this process shows: its environment, and the job that started it.
+
+    Attributes:
+        job: What the scheduler says; ``None`` without one.
+        problem: Why the job could not be found out.
+        environ: Environment of this process, without what is left over.
+        hostname: Name of this machine.
+        command: The command as typed, for messages.
+    """
+
+    job: Job | None
+    problem: LaunchError | None
+    environ: Mapping[str, str]
+    hostname: str
+    command: str
