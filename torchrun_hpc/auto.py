@@ -22,6 +22,7 @@ from torch.distributed import run as torch_run
 
 from torchrun_hpc import main
 from torchrun_hpc.commandline import torchrun_parser
+from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 from torchrun_hpc.launching import abort, debug, environment, signals
 from torchrun_hpc.launching.abort import Known
@@ -92,7 +93,7 @@ def _run(args: argparse.Namespace) -> None:
             torchrun_parser.add_ours(args, seen.environ)
             options = torchrun_parser.changed(args, seen.environ)
         known.options = options
-        mode = choose_mode(seen, options, has_agent=True)
+        mode = choose_mode(seen, CommandLine(options), has_agent=True)
         if seen.job is not None and seen.job.pmi_is_open:
             pmi.finalize(seen.environ)  # the workers have no way to it
         if options.get("hpc_debug"):

@@ -22,7 +22,12 @@ from torchrun_hpc.launching.choice import count_workers, parse, starter_of
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.planning.inputs import Inputs
-from torchrun_hpc.planning.mode import Mode, choose_mode, direct_mode
+from torchrun_hpc.planning.mode import (
+    Mode,
+    check_started_right,
+    choose_mode,
+    direct_mode,
+)
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers.process import this_process
@@ -59,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seen = known.preflight = preflight(command, ask=True)
         line = parse(argv, seen)
         known.options = line.options
-        mode = choose_mode(seen, line.options, count_workers)
+        mode = choose_mode(seen, line, count_workers)
         starter = starter_of(mode, seen, line, argv)
         inputs, plan = plan_of(mode, seen, starter)
         known.plan = plan
@@ -95,7 +100,7 @@ def describe(argv: Sequence[str]) -> Description:
     with environment.without_empty_options():
         seen = preflight(shlex.join(["python", "-m", "torchrun_hpc", *argv]))
         line = parse(argv, seen)
-        mode = choose_mode(seen, line.options, count_workers)
+        mode = choose_mode(seen, line, count_workers)
         starter = starter_of(mode, seen, line, argv, is_launch=False)
         inputs, plan = plan_of(mode, seen, starter)
         return starter.describe(inputs, plan)
@@ -107,7 +112,7 @@ def setup_environment() -> Mapping[str, str]:
         return {}
     streams.open_closed()
     seen = preflight(shlex.join(["python", *sys.argv]), ask=True)
-    choose_mode(seen, {})  # whatever it is, unless it is refused
+    check_started_right(seen)
     return set_up_worker(seen)
 
 

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from torchrun_hpc import schedulers, sites
+from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.network import Interface, Network
 from torchrun_hpc.planning.inputs import Inputs
@@ -209,7 +210,8 @@ def explicit(options):
 def mode_of(inputs, **how):
     """Choose the mode as the command does; with ``has_agent=True`` as for auto."""
     seen = Preflight(inputs.job, None, inputs.environ, "", inputs.command)
-    return choose_mode(seen, inputs.options, lambda s: int(s.value), **how)
+    line = CommandLine(inputs.options, "train.py")
+    return choose_mode(seen, line, lambda setting: int(setting.value), **how)
 
 
 def make_inputs(rank=0, *, options=None, network=None, **changes):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, network, schedulers, sites
+from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints, messages, several_nodes
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
@@ -157,7 +158,10 @@ def _planned(
     seen: Preflight, job: Job, options: Mapping[str, Setting]
 ) -> LaunchPlan | None:
     try:
-        if choose_mode(seen, options, has_agent=True) is not Mode.SEVERAL_NODES:
+        if (
+            choose_mode(seen, CommandLine(options), has_agent=True)
+            is not Mode.SEVERAL_NODES
+        ):
             return None
         return several_nodes.plan(
             Inputs(

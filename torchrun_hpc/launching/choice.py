@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -69,12 +70,7 @@ def starter_of(
         LaunchError: The command line is wrong, or there is no torch.
     """
     job = preflight.job
-    if mode.is_direct and job is not None:
-        problem = command_line.direct_mode_problem(
-            line, preflight.environ, job.line(preflight.command)
-        )
-        if problem is not None:
-            raise problem
+    if mode.is_direct:
         return DirectStarter(preflight, line)
     if is_launch and job is not None and job.pmi_is_open:
         pmi.finalize(preflight.environ)  # the workers have no way to it
@@ -99,8 +95,8 @@ def count_workers(setting: Setting) -> int:
     Raises:
         LaunchError: It is no number, or counts what is not there.
     """
-    if setting.value == "1":
-        return 1
+    if re.fullmatch("[1-9][0-9]{0,5}", setting.value):
+        return int(setting.value)
     import_torch()  # to count
     from torchrun_hpc.commandline import validation  # noqa: PLC0415
 

@@ -10,12 +10,14 @@ import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.commandline.command_line import direct_mode_problem
 from torchrun_hpc.errors import LaunchError, count
 from torchrun_hpc.schedulers.job import LaunchContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torchrun_hpc.commandline.command_line import CommandLine
     from torchrun_hpc.planning.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.setting import Setting
@@ -41,7 +43,7 @@ class Mode(Enum):
 
 def choose_mode(
     preflight: Preflight,
-    options: Mapping[str, Setting],
+    line: CommandLine,
     count_workers: Callable[[Setting], int] = lambda _: 1,
     *,
     has_agent: bool = False,
@@ -50,7 +52,7 @@ def choose_mode(
 
     Args:
         preflight: What this process shows.
-        options: What the user set.
+        line: What the user asks for.
         count_workers: Returns the number of workers that ``--nproc-per-node`` means
             here; called only where several tasks are on a node.
         has_agent: Whether a program has called torch's agent itself.
@@ -58,24 +60,42 @@ def choose_mode(
     Raises:
         LaunchError: The launch is refused, with the line to type instead.
     """
-    job, command = preflight.job, preflight.command
+    job, options = preflight.job, line.options
     if asks_for_one_node(options):
         return Mode.ONE_NODE
-    if preflight.problem is not None:
-        raise preflight.problem
+    check_started_right(preflight)
     most = node_range(options)[1]
     if job is None:
         return Mode.ONE_NODE if most == 1 else Mode.AS_TYPED
-    if job.start is LaunchContext.ALLOCATION_SHELL:
-        raise _outside_of_nodes(job, command)
-    if job.start is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
-        raise _in_batch_script(job, command)
     if job.has_several_tasks:
         workers = options.get("nproc_per_node")
-        if has_agent or (workers is not None and count_workers(workers) > 1):
-            raise _several_agents(job, command, workers)
+        if has_agent:
+            raise _several_agents(job, preflight.command, workers)
+        agents_command = job.line(preflight.command)
+        problem = direct_mode_problem(line, preflight.environ, agents_command)
+        if problem is not None:
+            raise problem
+        if workers is not None and count_workers(workers) > 1:
+            raise _several_agents(job, preflight.command, workers)
         return direct_mode(job)
     return Mode.ONE_NODE if len(job.nodes) == most == 1 else Mode.SEVERAL_NODES
+
+
+def check_started_right(preflight: Preflight) -> None:
+    """Check that the launcher has started this, if the job has several nodes.
+
+    Raises:
+        LaunchError: It has not; or the job could not be found out.
+    """
+    job = preflight.job
+    if preflight.problem is not None:
+        raise preflight.problem
+    if job is None:
+        return
+    if job.start is LaunchContext.ALLOCATION_SHELL:
+        raise _outside_of_nodes(job, preflight.command)
+    if job.start is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
+        raise _in_batch_script(job, preflight.command)
 
 
 def direct_mode(job: Job) -> Mode:
