@@ -167,7 +167,8 @@ def test_old_words_do_not_come_back():
         (name, word) for name, tree in MODULES.items() for _, word in names_in(tree)
     }
     words |= {(name, name.rpartition(".")[2]) for name in MODULES}
-    assert not sorted(f"{name}: {word}" for name, word in words if word in OLD_WORDS)
+    old = sorted(f"{name}: {word}" for name, word in words if word in OLD_WORDS)
+    assert not old, "\n".join(old)
 
 
 def print_numbers(package):
