@@ -47,12 +47,18 @@ MODULES = modules_of(PACKAGE)
 each_module = pytest.mark.parametrize("name", MODULES)
 
 
+def circle_of(imports):
+    """Return modules of which each imports the next, and the last one the first."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return " imports ".join(reversed(error.args[1]))
+    return ""
+
+
 @pytest.mark.xfail(reason="planning.endpoints and local_endpoint name each other")
 def test_there_is_no_circle():
-    try:
-        TopologicalSorter(imports_of(MODULES)).prepare()
-    except CycleError as error:
-        pytest.fail(" imports ".join(reversed(error.args[1])))
+    assert not circle_of(imports_of(MODULES))
 
 
 def top_level(package):
@@ -174,7 +180,8 @@ def test_old_words_do_not_come_back():
 def print_numbers(package):
     """Count, for a comparison of two states."""
     trees = modules_of(package)
-    arrows = {(a, b) for a, targets in imports_of(trees).items() for b in targets}
+    imports = imports_of(trees)
+    arrows = {(a, b) for a, targets in imports.items() for b in targets}
     folders = {tuple((f"{n}.".split("."))[1] for n in arrow) for arrow in arrows}
     lines = [
         (len(path.read_text(encoding="utf-8").splitlines()), path.name)
@@ -189,6 +196,7 @@ def print_numbers(package):
     print(f"{len(top_level(package))} modules and folders at the top level")
     print(f"{len(arrows)} imports of one module by another")
     print(f"{sum(a != b for a, b in folders)} imports of one folder by another")
+    print("circle:", circle_of(imports) or "none")
     print("longest module:", *max(lines))
     print("longest function:", *max(functions))
 
