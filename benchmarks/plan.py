@@ -62,7 +62,8 @@ def resolve(host: str) -> tuple[ipaddress.IPv4Address, ...]:
 def plan_once(options: Mapping[str, Setting]) -> float:
     """Return the seconds from the environment to the plan."""
     start = time.perf_counter()
-    job = schedulers.detect(Process(ENVIRON, ENVIRON["SLURMD_NODENAME"]))
+    process = schedulers.weigh(Process(ENVIRON, ENVIRON["SLURMD_NODENAME"]))
+    job = schedulers.detect(process)
     inputs = Inputs(
         job=job,
         site=sites.find(ENVIRON, "jwb0001"),

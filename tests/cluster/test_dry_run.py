@@ -168,7 +168,7 @@ def test_the_batch_script_of_one_node(unpadded: Cluster) -> None:
     done = unpadded.sbatch(f"#!/bin/sh\n{' '.join([*JSON, WORLD])}", "-N1", env=ENVIRON)
     assert done.returncode == 0, done.output
     (node,) = json.loads(done.output)["nodes"]
-    assert node["job"]["start"] == "batch script"
+    assert node["job"]["context"] == "batch script"
     assert node["plan"]["nodes"] == 1
 
 

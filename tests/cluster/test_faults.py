@@ -241,7 +241,7 @@ def worker_killed(job: Job) -> Seconds:
     The last worker of the other nodes has ended {others} s later, and the job {end} s
     later. Node 0 says why, as its last line.
     """
-    job.start()
+    job.context()
     workers = job.workers()
     workers[1].kill()
     others = job.wait(lambda: ended(*workers), 10)
@@ -263,7 +263,7 @@ def worker_killed_and_others_fail(job: Job) -> Seconds:
 
     Named is the one that was first. The job has ended {end} s later.
     """
-    job.start(words="raises")
+    job.context(words="raises")
     job.workers()[1].kill()
     end = job.end(30)
     assert job.codes() == [1, 1, 1]
@@ -278,7 +278,7 @@ def worker_killed_and_restarted(job: Job) -> Seconds:
 
     All workers start again, with TORCHELASTIC_RESTART_COUNT=1 on every rank.
     """
-    job.start("--max-restarts=1")
+    job.context("--max-restarts=1")
     workers = job.workers()
     workers[1].kill()
     others = job.wait(lambda: ended(*workers), 10)
@@ -295,7 +295,7 @@ def agent_killed(job: Job) -> Seconds:
     Its workers have ended {orphans} s later, those of the other nodes {others} s later,
     the job {end} s later.
     """
-    job.start()
+    job.context()
     workers, agents = job.workers(), job.agents()
     agents[1].kill()
     orphans = job.wait(lambda: ended(workers[1]), 10)
@@ -316,7 +316,7 @@ def agent_killed_and_started_again(job: Job) -> Seconds:
     agents wait, and all start with the next round, on every rank
     TORCHELASTIC_RESTART_COUNT=1.
     """
-    job.start("--max-restarts=1")
+    job.context("--max-restarts=1")
     workers, agents = job.workers(), job.agents()
     command, environ = agents[1].cmdline(), agents[1].environ()
     agents[1].kill()
@@ -348,7 +348,7 @@ def cut_off(job: Job) -> Seconds:
     Node 0 names the silent one after {named} s. After {others} s all workers have
     ended, those of the silent node too, and after {end} s the job has.
     """
-    job.start(PATIENT)
+    job.context(PATIENT)
     workers = job.workers()
     job.cluster.cut(job.hosts[2])
     named = job.says("no sign of", 40)
@@ -369,7 +369,7 @@ def cut_off_while_joining(job: Job) -> Seconds:
     cannot know better, takes the head node for silent.
     """
     first = 'test "$SLURM_NODEID" = 2 && exec sleep 200'
-    job.start(PATIENT, first=first, at_work=False)
+    job.context(PATIENT, first=first, at_work=False)
     job.wait(lambda: len(job.agents()) == 2)
     job.wait(lambda: "2 of 3 nodes are there" in job.output())
     agents = job.agents()
@@ -390,7 +390,7 @@ def cut_off_for_a_while(job: Job) -> Seconds:
 
     It goes on {after} s after the network does: as long as TCP takes to try again.
     """
-    job.start(PATIENT)
+    job.context(PATIENT)
     job.cluster.cut(job.hosts[2])
     time.sleep(2)
     steps = [beat["steps"] for beat in job.beats()]
@@ -411,7 +411,7 @@ def head_killed(job: Job) -> Seconds:
 
     The other workers have ended {others} s later, the job {end} s later.
     """
-    job.start()
+    job.context()
     workers, head = job.workers(), job.processes(node=0)
     for process in head:
         process.kill()
@@ -432,7 +432,7 @@ def head_cut_off(job: Job) -> Seconds:
     {end} s the job has. The head itself, which cannot know better, takes the others for
     silent.
     """
-    job.start(PATIENT)
+    job.context(PATIENT)
     workers = job.workers()
     job.cluster.cut(job.hosts[0])
     named = job.says("no sign of the head node", 40)
@@ -464,7 +464,7 @@ def port_taken(job: Job) -> Seconds:
     {found} s later.
     """
     first = 'until test -e "$0/go"; do sleep 0.05; done'
-    job.start(first=first, at_work=False)
+    job.context(first=first, at_work=False)
     job.wait(job.launch_id)
     ports = endpoints.ports_of(job.launch_id())
     address = job.run(0, f"getent hosts {job.hosts[0]}i").split()[0]
@@ -530,7 +530,7 @@ def clock_wrong(job: Job) -> Seconds:
     }
     exports = " ".join(f"{name}='{value}'" for name, value in names.items())
     first = f'test "$SLURM_NODEID" = 0 && export {exports}'
-    job.start("--max-restarts=1", first=first)
+    job.context("--max-restarts=1", first=first)
     assert _offset(job) == pytest.approx(3600, abs=30)
     (job.folder / "new").write_text("-3600\n")
     (job.folder / "new").rename(job.folder / "clock")
@@ -570,7 +570,7 @@ def disk_full(job: Job) -> Seconds:
     have ended.
     """
     disk = _mount(job, "nr_inodes=2")
-    job.start(f"--log-dir={disk}", "--tee=3", at_work=False)
+    job.context(f"--log-dir={disk}", "--tee=3", at_work=False)
     job.says("No space left on device")
     end = job.end()
     assert job.codes() == [1, 1, 1]
@@ -586,7 +586,7 @@ def disk_full_at_first(job: Job) -> Seconds:
     have ended.
     """
     disk = _mount(job, "nr_inodes=1")
-    job.start(f"--log-dir={disk}/logs", "--tee=3", at_work=False)
+    job.context(f"--log-dir={disk}/logs", "--tee=3", at_work=False)
     job.says("No space left on device")
     end = job.end(20)
     assert all(job.codes())
@@ -602,7 +602,7 @@ def disk_fills(job: Job) -> Seconds:
     is no room for its traceback either: nothing that is printed says why.
     """
     disk = _mount(job, "size=64k")
-    job.start(f"--log-dir={disk}", "--tee=3", words="prints", at_work=False)
+    job.context(f"--log-dir={disk}", "--tee=3", words="prints", at_work=False)
     job.wait(job.trains)
     job.end()
     assert job.codes() == [1, 1, 1]
@@ -617,7 +617,7 @@ def suspended(job: Job) -> Seconds:
 
     Nothing follows: the seconds in which an agent itself does not run do not count.
     """
-    job.start(HURRIED)
+    job.context(HURRIED)
     number, _, _ = job.launch_id().partition(".")
     job.cluster.run(["scontrol", "suspend", number], check=True)
     processes = [*job.agents(), *job.workers()]
@@ -640,7 +640,7 @@ def agent_terminated(job: Job) -> Seconds:
     Here each takes 1 s to save its state; the last one has ended after {others} s, the
     job after {end} s.
     """
-    job.start(words="saves")
+    job.context(words="saves")
     workers = job.workers()
     job.agents()[1].terminate()
     others = job.wait(lambda: ended(*workers), 40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torchrun_hpc import schedulers, sites
@@ -13,14 +13,7 @@ from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.network import Interface, Network
 from torchrun_hpc.planning.inputs import Inputs
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
-from torchrun_hpc.planning.mode import Mode, choose_mode, direct_mode
-from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.planning.preflight import Preflight
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.slurm import SRUN
@@ -63,10 +56,15 @@ def reader(files):
     return files.get
 
 
+def detected(process):
+    """Return the job of a process, by the variables that are not left over."""
+    return schedulers.detect(schedulers.weigh(process))
+
+
 def outcome(process):
     """Return the job, or the code and the message of a refusal."""
     try:
-        return schedulers.detect(process)
+        return detected(process)
     except LaunchError as error:
         return f"{error.code} {error}"
 
@@ -142,7 +140,7 @@ def step(rank=0, *, nodes=THREE, **changes):
     job = Job(
         scheduler="Slurm",
         launch_id="19.0",
-        start=LaunchContext.STEP,
+        context=LaunchContext.STEP,
         nodes=nodes,
         node_rank=rank,
         launcher=SRUN,
@@ -153,12 +151,12 @@ def step(rank=0, *, nodes=THREE, **changes):
     return replace(job, **changes)
 
 
-def outside_a_step(start, nodes=THREE, rank=0):
+def outside_a_step(context, nodes=THREE, rank=0):
     """Describe a job as seen from its batch script, or from a shell."""
     return Job(
         scheduler="Slurm",
-        launch_id=f"19.{start.name.lower()}",
-        start=start,
+        launch_id=f"19.{context.name.lower()}",
+        context=context,
         nodes=nodes,
         node_rank=rank,
         launcher=SRUN,
@@ -232,74 +230,3 @@ def make_inputs(rank=0, *, options=None, network=None, **changes):
     with suppress(LaunchError):  # what is refused has no mode
         inputs = replace(inputs, mode=mode_of(inputs))
     return inputs
-
-
-def make_direct_plan(inputs):
-    """Return the plan of a task that is a worker."""
-    return make_plan(replace(inputs, mode=direct_mode(inputs.job)))
-
-
-def make_launch_plan(mode=Mode.SEVERAL_NODES, **changes):
-    """Return a plan from the fields of its parts, whichever part they are in."""
-    given = {"nodes": 1, "node_rank": 0, "workers": 1, "backend": "c10d"} | changes
-    parts = {
-        name: part(
-            **{f.name: given.pop(f.name) for f in fields(part) if f.name in given}
-        )
-        for name, part in (
-            ("world", World),
-            ("rendezvous", Rendezvous),
-            ("messages", Messages),
-        )
-    }
-    return LaunchPlan(mode=mode, **parts, **given)
-
-
-# --- tasks that are workers, on Jülich's nodes ---------------------------------------
-
-# For each rank its node.
-BLOCK = [0, 0, 0, 0, 1, 1, 1, 1]
-CYCLIC = [0, 1, 0, 1]
-UNEVEN = [0, 0, 1]
-
-
-def job_at(places, rank, **changes):
-    """Describe a task of a step; ``places`` has for each rank its node."""
-    nodes = THREE[: max(places) + 1]
-    return step(places[rank], nodes=nodes, task=tasks_at(places)[rank], **changes)
-
-
-def planned_task(job, *, options=None, network=None, **changes):
-    """Plan a task; by default, at Jülich."""
-    rank = job.node_rank or 0
-    inputs = make_inputs(
-        rank, job=job, options=options, network=network, **{"workers": 1} | changes
-    )
-    return make_direct_plan(inputs)
-
-
-def planned_at(places, rank, **changes):
-    return planned_task(job_at(places, rank), **changes)
-
-
-def worker_environment(rank, places):
-    """Return what a worker has of the launcher, at Jülich."""
-    task = tasks_at(places)[rank]
-    return {
-        "RANK": f"{rank}",
-        "LOCAL_RANK": f"{task.local_rank}",
-        "WORLD_SIZE": f"{len(places)}",
-        "LOCAL_WORLD_SIZE": f"{task.local_size}",
-        "GROUP_RANK": f"{places[rank]}",
-        "GROUP_WORLD_SIZE": f"{max(places) + 1}",
-        "ROLE_RANK": f"{rank}",
-        "ROLE_WORLD_SIZE": f"{len(places)}",
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": "10.20.0.1",
-        "MASTER_PORT": "25592",
-        "TORCHELASTIC_RUN_ID": "19.0",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "GLOO_SOCKET_IFNAME": "ib0",
-    }

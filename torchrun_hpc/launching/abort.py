@@ -16,15 +16,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__, network, schedulers, sites
+from torchrun_hpc import __version__, network, sites
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.planning import endpoints, messages, several_nodes
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
 from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers.job import LaunchContext
-from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -102,7 +103,8 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
         known: What the launch has found out.
         is_silent: Whether to print nothing; the others are told in any case.
     """
-    is_first = schedulers.is_reporter(this_process())
+    seen = known.preflight or preflight("")
+    is_first = is_reporter(seen.task_rank or 0)
     place = None if fault.others_know else meeting_place(known)
     advice = "" if fault.others_know else _advice(known.job)
     host = "" if fault.everywhere and is_first else _host(known.job)
@@ -142,7 +144,7 @@ def meeting_place(known: Known) -> LaunchPlan | None:
     """
     found, seen = known.plan, known.preflight
     job = known.job
-    if found is None and seen and job and job.start is LaunchContext.STEP:
+    if found is None and seen and job and job.context is LaunchContext.STEP:
         options = {k: v for k, v in known.options.items() if k in _WHERE}
         # What is typed may be the fault: then all that have it meet without it.
         rest = {k: v for k, v in options.items() if k not in _MAY_BE_WRONG}
@@ -273,7 +275,7 @@ def _host(job: Job | None) -> str:
 
 def _advice(job: Job | None) -> str:
     """Say what ends all tasks where they cannot be told."""
-    if job is None or job.start is not LaunchContext.STEP or job.task.size == 1:
+    if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
     option = job.launcher.fail_together
     return f". Other tasks may wait: {option} ends all when one fails" if option else ""

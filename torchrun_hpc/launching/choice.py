@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import command_line
-from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
@@ -21,6 +20,7 @@ from torchrun_hpc.schedulers import pmi
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torchrun_hpc.commandline.command_line import CommandLine
     from torchrun_hpc.launching.start import Starter
     from torchrun_hpc.planning.mode import Mode
     from torchrun_hpc.planning.preflight import Preflight
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def parse(argv: Sequence[str], preflight: Preflight) -> CommandLine:
     """Parse the command line, without torch if that is possible.
 
-    It is not for help, and for an option that is newer than this: what stands behind
-    one cannot be understood.
+    It is not for help, nor for what is not understood here: an option may be newer, or
+    an abbreviation clear to an older release.
 
     Raises:
         LaunchError: It is wrong; or there is no torch.
@@ -40,13 +40,14 @@ def parse(argv: Sequence[str], preflight: Preflight) -> CommandLine:
     line = command_line.parse(argv, preflight.environ)
     job = preflight.job
     may_be_direct = job is not None and job.has_several_tasks
-    if not line.wants_help and (may_be_direct or not line.unknown):
+    is_clear = not (line.unknown or line.problem)
+    if not line.wants_help and (may_be_direct or is_clear):
         return line
     import_torch()
     from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
 
     _, options = torchrun_parser.parse(argv, preflight.environ)
-    return replace(line, options=options)
+    return replace(line, options=options, problem=None)
 
 
 def starter_of(

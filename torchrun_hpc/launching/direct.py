@@ -53,8 +53,8 @@ class WorkerStarter:
         port = network.free_port(LOOPBACK) if is_alone else 0
         return {"workers": 1, "cpus": cpus, "gpus": 0, "free_port": port}
 
-    def check(self, plan: LaunchPlan) -> None:
-        """Do nothing: whoever has started this script, it runs."""
+    def check(self, _plan: LaunchPlan) -> None:
+        """Do nothing: these options have been checked."""
 
     @contextlib.contextmanager
     def ready(self, _plan: LaunchPlan) -> Iterator[None]:
@@ -104,7 +104,8 @@ class DirectStarter(WorkerStarter):
         super().__init__(preflight, line.options)
         self._line = line
 
-    def check(self, plan: LaunchPlan) -> None:
+    @contextlib.contextmanager
+    def ready(self, _plan: LaunchPlan) -> Iterator[None]:
         """See that there is what is to be run.
 
         Raises:
@@ -114,6 +115,7 @@ class DirectStarter(WorkerStarter):
             check_program(self._line.script, self.environ)
         elif not self.options.keys() & {"module", "hpc_dry_run"}:
             check_script(self._line.script, self.environ)  # a dry run needs none
+        yield
 
     def command(self) -> list[str]:
         """Return what is run, as torchrun writes it."""
@@ -150,7 +152,7 @@ def job_of_nobody(hostname: str) -> Job:
     return Job(
         scheduler=NO_SCHEDULER,
         launch_id=as_launch_id(f"{hostname.partition('.')[0]}.{os.getpid()}"),
-        start=LaunchContext.STEP,
+        context=LaunchContext.STEP,
         launcher=SRUN,
         nodes=(hostname,),
         node_rank=0,

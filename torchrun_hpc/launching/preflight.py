@@ -14,11 +14,14 @@ from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.planning.preflight import Preflight
 from torchrun_hpc.planning.several_nodes import JOIN_TIMEOUT
 from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.process import BOOT_ID, read, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torchrun_hpc.schedulers.process import Process
 
 # How many names of nodes a message quotes.
 _SHOWN = 10
@@ -31,15 +34,20 @@ def preflight(command: str, *, ask: bool = False) -> Preflight:
         command: The command as typed, for messages.
         ask: Whether to ask the process manager, as all other tasks do.
     """
-    process = this_process(_exchange if ask else None, command)
-    job, problem, environ = None, None, process.environ
+    return of_process(this_process(_exchange if ask else None, command))
+
+
+def of_process(process: Process) -> Preflight:
+    """Find out to which job a process belongs, if to any."""
+    job, problem, environ, rank = None, None, process.environ, None
     try:
-        process = schedulers.weigh(process)
-        environ = process.environ
-        job = schedulers.detect(process)
+        weighed = schedulers.weigh(process)
+        environ = weighed.environ
+        rank = schedulers.task_rank(environ)
+        job = schedulers.detect(weighed)
     except LaunchError as fault:
         problem = fault
-    return Preflight(job, problem, environ, process.hostname, command)
+    return Preflight(job, problem, environ, process.hostname, process.command, rank)
 
 
 def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
@@ -58,7 +66,7 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
                 "Look at what each node said. The launcher has to start torchrun_hpc "
                 "in all of its tasks",
             )
-        if schedulers.is_first_task(environ):
+        if is_reporter(schedulers.task_rank(environ) or 0):
             text = f"waiting {waited}; the limit is {JOIN_TIMEOUT} s"
             report.line(Message("HPC131", text), sys.stderr)
 
@@ -79,7 +87,7 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
 def _other_tasks(environ: Mapping[str, str]) -> str:
     """Say how many other tasks there are, and on which nodes they may be."""
     tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
-    nodes = schedulers.nodes_of_job(this_process())
+    nodes = schedulers.nodes_of_job(schedulers.weigh(this_process()))
     if not nodes:
         return tasks
     shown = ", ".join(nodes[:_SHOWN]) + (", ..." if len(nodes) > _SHOWN else "")

@@ -28,7 +28,7 @@ def title(inputs: Inputs, nodes: int) -> str:
     if job is None or job.scheduler == NO_SCHEDULER:
         return NO_SCHEDULER
     text = f"{job.scheduler} {job.launch_id}"
-    if job.start is LaunchContext.STEP and nodes < job.allocated_nodes:
+    if job.context is LaunchContext.STEP and nodes < job.allocated_nodes:
         text += f" ({nodes} of {count(job.allocated_nodes, 'node')})"
     return text
 
@@ -36,12 +36,12 @@ def title(inputs: Inputs, nodes: int) -> str:
 def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
     """Say in an interactive step that the job has more nodes than this one."""
     job = inputs.job
-    if job is None or job.start is not LaunchContext.INTERACTIVE_STEP:
+    if job is None or job.context is not LaunchContext.INTERACTIVE_STEP:
         return ()
     total = job.allocated_nodes
     if total == 1 or asks_for_one_node(inputs.options):
         return ()
-    line = job.line(inputs.command, nodes=total)
+    line = job.once_per_node(inputs.command, nodes=total)
     text = f"this is 1 of {total} nodes of the job; for all of them: {line}"
     return (Message("HPC073", text),)
 

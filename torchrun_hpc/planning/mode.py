@@ -71,7 +71,7 @@ def choose_mode(
         workers = options.get("nproc_per_node")
         if has_agent:
             raise _several_agents(job, preflight.command, workers)
-        agents_command = job.line(preflight.command)
+        agents_command = job.once_per_node(preflight.command)
         problem = direct_mode_problem(line, preflight.environ, agents_command)
         if problem is not None:
             raise problem
@@ -92,9 +92,9 @@ def check_started_right(preflight: Preflight) -> None:
         raise preflight.problem
     if job is None:
         return
-    if job.start is LaunchContext.ALLOCATION_SHELL:
+    if job.context is LaunchContext.ALLOCATION_SHELL:
         raise _outside_of_nodes(job, preflight.command)
-    if job.start is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
+    if job.context is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
         raise _in_batch_script(job, preflight.command)
 
 
@@ -141,7 +141,7 @@ def _outside_of_nodes(job: Job, command: str) -> LaunchError:
         "HPC060",
         f"this shell is not on the job's {count(len(job.nodes), 'node')} "
         f"({','.join(job.nodes[:_SHOWN])}{more} by {job.provenance['nodes']}). "
-        f"Type: {job.line(command)}",
+        f"Type: {job.once_per_node(command)}",
         everywhere=True,
     )
 
@@ -151,7 +151,7 @@ def _in_batch_script(job: Job, command: str) -> LaunchError:
         "HPC061",
         f"started in the batch script of a job of {count(len(job.nodes), 'node')} "
         f"({job.provenance['nodes']}): that runs on the first node only, and would "
-        f"wait for the others. Type: {job.line(command)}   "
+        f"wait for the others. Type: {job.once_per_node(command)}   "
         "(or --standalone for this node alone)",
         everywhere=True,
     )
@@ -165,7 +165,7 @@ def _several_agents(job: Job, command: str, workers: Setting | None) -> LaunchEr
         "HPC062",
         f"{job.launcher.name} started {tasks} on {count(len(job.nodes), 'node')} "
         f"({job.provenance['tasks']}), and {wanted} on each would start more workers. "
-        f"Start it once on each node: {job.line(command)}   (or let each task be a "
+        f"Start it once on each node: {job.once_per_node(command)}   (or let each task be a "
         "worker: leave --nproc_per_node out; or --standalone for one world per task)",
         everywhere=True,
     )

@@ -22,6 +22,7 @@ class Preflight:
         environ: Environment of this process, without what is left over.
         hostname: Name of this machine.
         command: The command as typed, for messages.
+        task_rank: Rank of this task; ``None`` without one, and where it is unclear.
     """
 
     job: Job | None
@@ -29,3 +30,4 @@ class Preflight:
     environ: Mapping[str, str]
     hostname: str
     command: str
+    task_rank: int | None = None

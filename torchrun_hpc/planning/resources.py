@@ -132,7 +132,7 @@ def _about_placement(job: Job) -> Iterator[Message]:
             f"{job.task.rank} ({job.provenance['task']}). RANK and LOCAL_RANK are the "
             "launcher's; a script must not compute one from the other. To have "
             f"neighbours on one node, type: {job.launcher.name} "
-            f"{job.launcher.block.format(tasks=job.task.local_size)} …",
+            f"{job.launcher.block_option.format(tasks=job.task.local_size)} …",
         )
 
 
@@ -170,7 +170,7 @@ def _about_cpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
     promised = _integer(inputs.environ, CPUS_PER_TASK)
     job = (
         inputs.job
-        if inputs.job is not None and inputs.job.start is LaunchContext.STEP
+        if inputs.job is not None and inputs.job.context is LaunchContext.STEP
         else None
     )
     by_srun = job is not None and job.launcher.name == SRUN
@@ -187,7 +187,11 @@ def _about_cpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
         )
     elif inputs.cpus < inputs.workers:
         fix = f"Type: --nproc_per_node={inputs.cpus}"
-        more = job.launcher.cpus.format(cpus=inputs.workers) if job is not None else ""
+        more = (
+            job.launcher.cpu_option.format(cpus=inputs.workers)
+            if job is not None
+            else ""
+        )
         if by_srun and 0 < (most := _fewest(inputs.environ, JOB_CPUS)) < inputs.workers:
             # srun would refuse it, unless it has made the job itself.
             fix = (
@@ -195,7 +199,7 @@ def _about_cpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
                 f"whichever has made it, {more}. Or type: --nproc_per_node={inputs.cpus}"
             )
         elif job is not None and more:
-            fix = f"Type: {job.line(inputs.command, more, nodes)}"
+            fix = f"Type: {job.once_per_node(inputs.command, more, nodes)}"
         yield Message(
             "HPC092",
             f"{inputs.workers} workers share {cpus}: all that the affinity mask of this "
@@ -237,10 +241,10 @@ def _about_gpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
         job = inputs.job
         if (
             job is not None
-            and job.start is LaunchContext.STEP
+            and job.context is LaunchContext.STEP
             and job.launcher.name == SRUN
         ):
-            fix = job.line(
+            fix = job.once_per_node(
                 f"env -u {variable} {inputs.command}", "--gpu-bind=none", nodes
             )
         yield Message(

@@ -234,7 +234,7 @@ def _check_nnodes(inputs: Inputs, job: Job) -> None:
     wanted = min(high, job.allocated_nodes)
     fix = f"start it on {str(setting.value).replace(':', ' to ')} nodes"
     if wanted >= low and job.launcher.takes_number:
-        fix = f"type: {job.line(inputs.command, nodes=wanted)}"
+        fix = f"type: {job.once_per_node(inputs.command, nodes=wanted)}"
     raise LaunchError(
         "HPC070",
         f"{setting}, but this was started on {count(nodes, 'node')} "

@@ -62,7 +62,7 @@ class DescribedJob(TypedDict):
 
     scheduler: str
     launch_id: str
-    start: str
+    context: str
     nodes: list[str]
     node_rank: int | None
     task: DescribedTask
@@ -169,7 +169,7 @@ def _job(job: Job) -> DescribedJob:
     return {
         "scheduler": job.scheduler,
         "launch_id": job.launch_id,
-        "start": job.start.value,
+        "context": job.context.value,
         "nodes": list(job.nodes),
         "node_rank": job.node_rank,
         "task": {

@@ -93,7 +93,7 @@ def _name(node: Description) -> str:
 def _decisions(node: Description) -> Iterator[Sequence[str]]:
     job, plan = node["job"], node["plan"]
     if job is not None:
-        yield "scheduler", job["scheduler"], f"a {job['start']}"
+        yield "scheduler", job["scheduler"], f"a {job['context']}"
         rank, source = str(plan["node_rank"]), job["provenance"].get("node_rank", "")
         yield "node rank", rank, source
     workers = node["options"].get("nproc_per_node")

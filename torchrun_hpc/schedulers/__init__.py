@@ -1,131 +1,93 @@
-"""Who started this process: one file per launcher or scheduler.
+"""Who started this process: one file, with one `Detector`, per launcher or scheduler.
 
-Launchers (mpirun and its like) have ``placement(process)``: which task this is, among
-how many. The job's nodes and its number they get from the first of `SCHEDULERS` that
-knows them. Schedulers have ``detect(process)``, for what they start themselves: srun's
-tasks, a batch script, a shell.
-
-Each is a pure function of a `Process`. It returns ``None`` when its variables are not
-there, and raises `LaunchError` when they are there but contradict each other or cannot
-be read: no network, no printing, no torch. Only a `Process` reads files, and talks to
-a process manager.
+`weigh` takes out the variables that are left over; all others here take what it
+returns. They are pure functions: no network, no printing, no torch. Only a `Process`
+reads files, and talks to a process manager.
 """
 
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pals, pbs, pmi, slurm
-from torchrun_hpc.schedulers.evidence import SCHEDULERS, weigh
-from torchrun_hpc.schedulers.process import this_process
-from torchrun_hpc.schedulers.task_layout import job_of
+from torchrun_hpc.schedulers import flux, hydra, jsrun, lsf, openmpi, pals, pbs, slurm
+from torchrun_hpc.schedulers.evidence import without_leftovers
+from torchrun_hpc.schedulers.launched_job import launched_job
+from torchrun_hpc.schedulers.process import WeighedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torchrun_hpc.schedulers.allocation import Allocation
+    from torchrun_hpc.schedulers.detector import Detector
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
-    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
-
-__all__ = [
-    "detect",
-    "environment",
-    "is_first_task",
-    "is_reporter",
-    "nodes_of_job",
-    "weigh",
-]
-
-
-def _placed(
-    task_layout: Callable[[Process], TaskLayout | None], process: Process
-) -> Job | None:
-    """Take ranks from the launcher of this process, nodes and job from a scheduler."""
-    place = task_layout(process)
-    if place is None:
-        return None
-    return job_of(place, _allocation(process), process.hostname, process.command)
-
-
-def _allocation(process: Process) -> Allocation | None:
-    found = (one.allocation(process) for one in SCHEDULERS if one.allocation)
-    return next(filter(None, found), None)
-
-
-def nodes_of_job(process: Process) -> tuple[str, ...]:
-    """Return the nodes of the scheduler's job, for a message; empty if not known."""
-    try:
-        found = _allocation(weigh(process))
-    except LaunchError:
-        return ()
-    return found.nodes if found else ()
-
-
-# Asked in this order, when `weigh` has removed what is left over, and the first that
-# knows this process wins: whoever started it, not whoever started that. jsrun sets the
-# variables of Open MPI too; Flux, and srun with Cray's plugin, those of PALS; mpirun
-# and Flux run inside Slurm.
-DETECTORS: tuple[Callable[[Process], Job | None], ...] = (
-    partial(_placed, lsf.task_layout),
-    partial(_placed, openmpi.task_layout),
-    partial(_placed, hydra.task_layout),
-    partial(_placed, flux.task_layout),
-    slurm.detect,
-    partial(_placed, pals.task_layout),
-    pbs.detect,
-    lsf.detect,
-)
-
-# In the same order: the rank, and what has to be there too.
-_RANKS = (
-    (lsf.RANK, lsf.RANK),
-    (openmpi.RANK, openmpi.RANK),
-    (pmi.RANK, hydra.LOCAL_RANK),
-    (flux.RANK, flux.RANK),
-    (slurm.TASK_RANK, slurm.STEP_NODES),
-    (pals.RANK, pals.RANK),
-    (pbs.NODE_NUMBER, pbs.NODE_NUMBER),
+# Asked in this order, and the first that knows this process wins: whoever started it,
+# not whoever started that. A job is that of the first scheduler that knows its nodes.
+DETECTORS: tuple[Detector, ...] = (
+    jsrun.DETECTOR,  # sets the variables of Open MPI, too
+    openmpi.DETECTOR,  # runs inside a job of Slurm, PBS, LSF; so do the next two
+    hydra.DETECTOR,
+    flux.DETECTOR,  # sets the variables of PALS, too
+    slurm.DETECTOR,  # as does srun, with Cray's plugin
+    pals.DETECTOR,  # runs inside a job of PBS
+    pbs.DETECTOR,
+    lsf.DETECTOR,
 )
 
 
-def detect(process: Process) -> Job | None:
-    """Ask every source in order.
+def weigh(process: Process) -> WeighedProcess:
+    """Return the process without the variables that are left over.
 
     Raises:
-        LaunchError: The variables of a source are contradictory or unreadable, or there
-            are those of several, and nothing shows whose count.
+        LaunchError: There are those of several, and nothing shows whose count.
     """
-    process = weigh(process)
-    found = (source(process) for source in DETECTORS)
-    return next((job for job in found if job is not None), None)
+    return WeighedProcess(without_leftovers(process, DETECTORS))
 
 
-def environment() -> Mapping[str, str]:
-    """Return the variables of this process without those that are left over.
+def detect(process: WeighedProcess) -> Job | None:
+    """Describe the job; ``None`` if no launcher and no scheduler started this.
 
-    All of them, where nothing shows whose count.
+    Raises:
+        LaunchError: The variables are contradictory or unreadable.
     """
-    process = this_process()
+    for detector in DETECTORS:
+        if detector.task_layout is not None and detector.has_rank(process.environ):
+            layout = detector.task_layout(process)
+            return launched_job(detector, layout, _allocation(process), process)
+        if detector.detect is not None and detector.is_set(process.environ):
+            job = detector.detect(process)
+            if job is not None:
+                return job
+    return None
+
+
+def _allocation(process: WeighedProcess) -> Allocation | None:
+    jobs = (
+        detector.allocation(process)
+        for detector in DETECTORS
+        if detector.allocation is not None and detector.is_set(process.environ)
+    )
+    return next(filter(None, jobs), None)
+
+
+def nodes_of_job(process: WeighedProcess) -> tuple[str, ...]:
+    """Return the nodes of the scheduler's job, for a message; empty if not known."""
     try:
-        return weigh(process).environ
+        allocation = _allocation(process)
     except LaunchError:
-        return process.environ
+        return ()
+    return allocation.nodes if allocation else ()
 
 
-def is_reporter(process: Process) -> bool:
-    """Say whether this process reports what all tasks find; also if that is unclear."""
-    try:
-        return is_first_task(weigh(process).environ)
-    except LaunchError:
-        return True
+def task_rank(environ: Mapping[str, str]) -> int | None:
+    """Return the rank of this task; ``None`` without one, and where it is unclear.
 
-
-def is_first_task(environ: Mapping[str, str]) -> bool:
-    """Say whether these variables, of which none is left over, are the first task's."""
-    ranks = (environ.get(name, "") for name, sign in _RANKS if environ.get(sign))
-    return re.fullmatch("0*[1-9][0-9]{0,8}", next(ranks, "")) is None
+    Args:
+        environ: Variables of which none is left over.
+    """
+    ranks = (environ[d.rank[0]] for d in DETECTORS if d.has_rank(environ))
+    rank = next(ranks, "")
+    return int(rank) if re.fullmatch("[0-9]{1,9}", rank) else None

@@ -1,4 +1,4 @@
-"""What a scheduler tells to those that another launcher has started in its job."""
+"""The nodes of a job, as its scheduler lists them, whoever starts the tasks there."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Allocation:
         nodes: Names of its nodes in the order in which launchers use them; empty if
             they are not known here.
         provenance: For ``nodes`` and ``launch_id`` the variable that they came from.
-        host_file: What to tell a launcher that does not ask this scheduler; empty if
-            each does.
+        host_file: File of hosts for a launcher that does not ask this scheduler; empty
+            if each does.
     """
 
     scheduler: str
@@ -43,7 +43,7 @@ class Allocation:
 
 
 def as_launch_id(text: str) -> str:
-    """Replace what an identity must not have."""
+    """Replace the characters that a launch id must not have."""
     return re.sub("[^A-Za-z0-9._-]", "-", text)
 
 
@@ -83,29 +83,28 @@ def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list
     return hosts
 
 
-def script(found: Allocation, hostname: str, launcher: Launcher) -> Job:
+def script_job(allocation: Allocation, hostname: str, launcher: Launcher) -> Job:
     """Describe the job of a script that nothing but the scheduler has started.
 
     Args:
-        found: The job. It has nodes.
+        allocation: The job. It has nodes.
         hostname: Name of this machine, which may be outside of them.
         launcher: What starts tasks there.
     """
-    rank = node_index(hostname, found.nodes)
-    outside = (
-        LaunchContext.ALLOCATION_SHELL
-        if len(found.nodes) > 1
-        else LaunchContext.BATCH_SCRIPT
-    )
+    nodes = allocation.nodes
+    rank = node_index(hostname, nodes)
+    is_outside = rank is None and len(nodes) > 1
     return Job(
-        scheduler=found.scheduler,
-        launch_id=found.launch_id,
-        start=LaunchContext.BATCH_SCRIPT if rank is not None else outside,
+        scheduler=allocation.scheduler,
+        launch_id=allocation.launch_id,
+        context=LaunchContext.ALLOCATION_SHELL
+        if is_outside
+        else LaunchContext.BATCH_SCRIPT,
         launcher=launcher,
-        nodes=found.nodes,
+        nodes=nodes,
         node_rank=rank,
         task=Task(),
-        allocated_nodes=len(found.nodes),
-        provenance=found.provenance,
-        host_file=found.host_file if launcher.hosts else "",
+        allocated_nodes=len(nodes),
+        provenance=allocation.provenance,
+        host_file=allocation.host_file if launcher.host_file_option else "",
     )

@@ -23,6 +23,8 @@ _SEPARATORS = re.compile(r"[, \t\n]*")
 _ELEMENT = re.compile(r"(?:[A-Za-z0-9._-]|\[[^]]*\])+")
 _BRACKET = re.compile(r"\[(?P<ranges>[^]]*)\](?P<text>[^[]*)")
 _RANGE = re.compile(rf"([0-9]{{1,{_MAX_NAME}}})(?:-([0-9]{{1,{_MAX_NAME}}}))?")
+_NO_NAME = "cannot be in a host name"
+_MISPLACED = {"[": "opens a bracket that is not closed", "]": "closes no bracket"}
 _COUNT = re.compile(r"([1-9][0-9]{0,8})(?:\(x([1-9][0-9]{0,8})\))?")
 
 
@@ -52,7 +54,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     while (at := _end(_SEPARATORS, text, at)) < len(text):
         end = _end(_ELEMENT, text, at)
         if end == at:
-            raise _misplaced(text, at)
+            raise _fault(text[at], at, _MISPLACED.get(text[at], _NO_NAME))
         hosts += _expand_element(text[at:end], at, MAX_HOSTS - len(hosts))
         at = end
     if not hosts:
@@ -134,12 +136,6 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
     """Return where ``pattern``, matched at ``at``, ends; ``at`` if it matches not."""
     match = pattern.match(text, at)
     return match.end() if match else at
-
-
-def _misplaced(text: str, at: int) -> HostlistError:
-    """Return the error for a character that begins nothing."""
-    reasons = {"[": "opens a bracket that is not closed", "]": "closes no bracket"}
-    return _fault(text[at], at, reasons.get(text[at], "cannot be in a host name"))
 
 
 def _fault(piece: str, at: int, reason: str) -> HostlistError:

@@ -1,7 +1,7 @@
 """Hydra: mpiexec and mpirun of MPICH and of Intel MPI.
 
-It hands the whole environment of the machine where it runs to all tasks. Nothing there
-tells two launches in one job apart, so that the tasks talk to each other in any case.
+It passes the whole environment of the machine where it runs to all tasks. Nothing there
+tells two launches in one job apart, so the tasks talk to each other in any case.
 Source: MPICH's ``src/pm/hydra``, and the environments of both.
 """
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.process import Variables
 from torchrun_hpc.schedulers.task_layout import TaskLayout, with_exchanged
+from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
@@ -25,29 +26,29 @@ LOCAL_SIZE = "MPI_LOCALNRANKS"
 # all CPUs if nothing else is set.
 MPIEXEC = Launcher(
     name="mpiexec",
-    line="mpiexec -n {nodes} -ppn 1 {command}",
-    cpus="-bind-to none",
-    block="-ppn {tasks}",
-    hosts="-f",
+    template="mpiexec -n {nodes} -ppn 1 {command}",
+    cpu_option="-bind-to none",
+    block_option="-ppn {tasks}",
+    host_file_option="-f",
 )
 
 
-def task_layout(process: Process) -> TaskLayout | None:
-    """Say where Hydra has put this task; ``None`` if it did not start it.
-
-    Raises:
-        LaunchError: The variables are there but cannot be read.
-    """
+def task_layout(process: Process) -> TaskLayout:
+    """Say where Hydra has put this task."""
     hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
-    if not (hydra.first(LOCAL_RANK) and hydra.first(pmi.RANK)):
-        return None
-    task = hydra.task(pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE)
-    return with_exchanged(
-        TaskLayout(
-            name="Hydra",
-            launcher=MPIEXEC,
-            task=task,
-            provenance={"tasks": pmi.SIZE, "task": pmi.RANK},
-        ),
-        process,
+    layout = TaskLayout(
+        task=hydra.task(pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE),
+        provenance={"tasks": pmi.SIZE, "task": pmi.RANK},
     )
+    return with_exchanged(layout, process)
+
+
+DETECTOR = Detector(
+    name="Hydra",
+    signs=(LOCAL_RANK,),
+    rank=(pmi.RANK, LOCAL_RANK),
+    prefixes=("MPI_LOCAL",),
+    daemons=("hydra_pmi_proxy", "hydra_bstrap_pr"),
+    launcher=MPIEXEC,
+    task_layout=task_layout,
+)

@@ -1,4 +1,4 @@
-"""What the launcher of this process says about the job, whichever launcher it is."""
+"""A job as one of its processes sees it, whichever launcher or scheduler started it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-# What says which node this is, where no variable does: its place in the list of nodes.
+# The provenance of a node's rank that is its index in the list of nodes.
 BY_NAME = "host name"
 
 
@@ -29,47 +29,43 @@ class Launcher:
 
     Attributes:
         name: Its name.
-        line: How to start ``{command}`` once on each of ``{nodes}`` nodes; without
+        template: How to start ``{command}`` once on each of ``{nodes}`` nodes; without
             ``{nodes}`` on all that there are.
-        cpus: Option with which a task may use ``{cpus}`` CPUs, or all of them; empty
-            if there is none. One without ``{cpus}`` is right in any line that starts
-            one task on each node, and these have it: many launchers bind to a core.
-        block: Option that puts ``{tasks}`` neighbouring ranks on each node.
-        hosts: Option for a file of hosts; empty if it asks the scheduler in any case.
-        spreads: Whether it uses all nodes of the job if nothing else is typed. The
-            others fill one after the other.
+        cpu_option: Option with which a task may use ``{cpus}`` CPUs, or all of them;
+            empty if there is none. One without ``{cpus}`` is right wherever one task
+            is started on each node, and is added there: many launchers bind to a core.
+        block_option: Option that puts ``{tasks}`` neighbouring ranks on each node.
+        host_file_option: Option for a file of hosts; empty if it asks the scheduler in
+            any case.
+        fills_all_nodes: Whether it uses all nodes of the job if nothing else is typed.
+            The others fill one node after the other.
         fail_together: Command and option with which one task that fails ends all; empty
             where it does so by itself, or has no such option.
     """
 
     name: str
-    line: str
-    cpus: str
-    block: str
-    hosts: str = ""
-    spreads: bool = False
+    template: str
+    cpu_option: str
+    block_option: str
+    host_file_option: str = ""
+    fills_all_nodes: bool = False
     fail_together: str = ""
 
     @property
     def takes_number(self) -> bool:
-        """Whether its line can be written for any number of nodes."""
-        return "{nodes}" in self.line
+        """Whether a person can type any number of nodes."""
+        return "{nodes}" in self.template
 
-    def once_on_each(
+    def once_per_node(
         self, nodes: int | str, command: str, host_file: str = "", options: str = ""
     ) -> str:
-        """Write how to start a command once on each node.
-
-        Args:
-            nodes: Number of nodes.
-            command: The command.
-            host_file: Where the hosts are, if it has to be told.
-            options: More options.
-        """
-        hosts = f"{self.hosts} {host_file}" if self.hosts and host_file else ""
-        all_cpus = "" if "{cpus}" in self.cpus or self.cpus == options else self.cpus
-        words = " ".join(filter(None, (hosts, all_cpus, options, command)))
-        return self.line.format(nodes=nodes, command=words)
+        """Write how to start a command once on each node, with more options."""
+        has_file = self.host_file_option and host_file
+        hosts = f"{self.host_file_option} {host_file}" if has_file else ""
+        has_cpus = "{cpus}" in self.cpu_option or self.cpu_option == options
+        cpus = "" if has_cpus else self.cpu_option
+        words = " ".join(filter(None, (hosts, cpus, options, command)))
+        return self.template.format(nodes=nodes, command=words)
 
 
 @dataclass(frozen=True)
@@ -94,31 +90,30 @@ class Job:
     """A job, seen from one of its processes.
 
     Attributes:
-        scheduler: Name of the source, as a person writes it (``Slurm``,
+        scheduler: What started this process, as a person writes it (``Slurm``,
             ``Open MPI in PBS``).
         launch_id: Names this launch and no other: job, array element, step, restart,
             for example ``123456_7.0-r1``. Characters ``[A-Za-z0-9._-]``. The same
             text on all nodes.
-        start: How this process was started.
+        context: How this process was started.
         launcher: What starts tasks in this job.
         nodes: The names of the nodes, in rank order if ``is_ranked``; an empty text
-            for one that nothing tells. In a step, the step's nodes; in an interactive
+            for one that is not known. In a step, the step's nodes; in an interactive
             step, only this one; elsewhere, the job's.
         node_rank: Rank of this node; ``None`` outside of them.
-        task: This process in the step; alone outside a step, where tasks have not
-            been started.
+        task: This process in the step; outside a step, a task alone.
         allocated_nodes: Number of nodes of the whole job, of which ``nodes`` may be
             a part.
         provenance: For each field the variable that it came from.
-        head_candidates: Where rank 0 probably is: a name, or addresses of one machine.
-            Rank 0 knows whether they are its own. Empty where it is known.
-        hostname: Name of this machine, where ``head_candidates`` is to be compared.
+        head_candidates: Where rank 0 probably is: one name, or addresses of one
+            machine. Rank 0 can see whether they are its own. Empty where it is known.
+        hostname: Name of this machine, to compare with ``head_candidates``.
         nodelist_is_shared: Whether all nodes find the same ``nodes``. Open MPI over ssh
-            leaves those without a scheduler's variables that have not typed mpirun.
+            passes the scheduler's variables to no node but the one where it runs.
         pmi_is_open: Whether the tasks have told each other where they are, on a
-            connection to their process manager that is still open.
-        host_file: What to tell a launcher that does not ask the scheduler; empty if
-            each does, or if there is nothing to tell.
+            connection to their process manager (PMI) that is still open.
+        host_file: File of hosts for a launcher that does not ask the scheduler; empty
+            if each does, or if there is none.
         listed_at: Index of this node in ``nodes`` where these are in an order of
             their own, so that nobody knows the rank of another node; ``None`` where
             it is ``node_rank``.
@@ -126,7 +121,7 @@ class Job:
 
     scheduler: str
     launch_id: str
-    start: LaunchContext
+    context: LaunchContext
     launcher: Launcher
     nodes: tuple[str, ...]
     node_rank: int | None
@@ -166,7 +161,9 @@ class Job:
         """Name of a node, the same on all where possible: the first that is known."""
         return next(filter(None, self.nodes), self.hostname)
 
-    def line(self, command: str, options: str = "", nodes: int | None = None) -> str:
+    def once_per_node(
+        self, command: str, options: str = "", nodes: int | None = None
+    ) -> str:
         """Write how to start a command once on each node.
 
         Args:
@@ -176,9 +173,9 @@ class Job:
                 or all of the job where the launcher has filled the first ones.
         """
         if nodes is None:
-            filled = self.has_several_tasks and not self.launcher.spreads
+            filled = self.has_several_tasks and not self.launcher.fills_all_nodes
             nodes = self.allocated_nodes if filled else len(self.nodes)
-        return self.launcher.once_on_each(nodes, command, self.host_file, options)
+        return self.launcher.once_per_node(nodes, command, self.host_file, options)
 
 
 def same_host(one: str, other: str) -> bool:
@@ -192,5 +189,4 @@ def same_host(one: str, other: str) -> bool:
 
 def node_index(host: str, nodes: Sequence[str]) -> int | None:
     """Return the index of a host in a list of nodes; ``None`` if it is not there."""
-    found = (rank for rank, node in enumerate(nodes) if same_host(node, host))
-    return next(found, None)
+    return next((i for i, node in enumerate(nodes) if same_host(node, host)), None)

@@ -1,6 +1,6 @@
-"""IBM Spectrum LSF, and jsrun. Not tried on the real thing: from documentation.
+"""IBM Spectrum LSF. Not tried on the real thing: from documentation.
 
-Sources: IBM's "Environment variables set for job execution", and its "jsrun" page.
+Source: IBM's "Environment variables set for job execution".
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.schedulers import jsrun
 from torchrun_hpc.schedulers.allocation import (
     Allocation,
     as_launch_id,
     hosts_in,
-    script,
+    script_job,
     unique,
 )
-from torchrun_hpc.schedulers.job import Launcher
+from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.openmpi import MPIRUN
-from torchrun_hpc.schedulers.process import Variables
-from torchrun_hpc.schedulers.task_layout import TaskLayout
+from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job
@@ -32,50 +32,12 @@ HOST_FILES = ("LSB_DJOB_RANKFILE", "LSB_DJOB_HOSTFILE")
 HOST_COUNTS = "LSB_MCPU_HOSTS"
 HOSTS = "LSB_HOSTS"
 
-RANK = "JSM_NAMESPACE_RANK"
-SIZE = "JSM_NAMESPACE_SIZE"
-LOCAL_RANK = "JSM_NAMESPACE_LOCAL_RANK"
-LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"
-INSTANCE = "PMIX_NAMESPACE"
 
-# Of systems with jsrun. There the first host is that of the script, and no task runs
-# on it.
-JSRUN_JOB = "CSM_ALLOCATION_ID"
-
-JSRUN = Launcher(
-    name="jsrun",
-    line="jsrun --nrs={nodes} --rs_per_host=1 --tasks_per_rs=1 --cpu_per_rs=ALL_CPUS "
-    "--gpu_per_rs=ALL_GPUS {command}",
-    cpus="--bind=none",
-    block="--launch_distribution=packed",
-)
-
-
-def task_layout(process: Process) -> TaskLayout | None:
-    """Say where jsrun has put this task; ``None`` if it did not start it.
-
-    Raises:
-        LaunchError: The variables are there but cannot be read.
-    """
-    jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
-    if not jsm.first(RANK):
-        return None
-    return TaskLayout(
-        name="jsrun",
-        launcher=JSRUN,
-        task=jsm.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
-        provenance={"tasks": SIZE, "task": RANK, "launch_id": INSTANCE},
-        instance=jsm.first(INSTANCE),
-    )
-
-
-def allocation(process: Process) -> Allocation | None:
-    """Return the nodes of the LSF job; ``None`` if there is none."""
+def allocation(process: Process) -> Allocation:
+    """Return the nodes of the LSF job."""
     lsf = Variables(process.environ, "LSF", "LSB_*")
-    if not lsf.first(JOB_ID):
-        return None
     hosts, source = _hosts(lsf, process)
-    if lsf.first(RANK, JSRUN_JOB):
+    if lsf.first(jsrun.RANK, jsrun.ALLOCATION_ID):
         hosts = hosts[1:]
     launch_id, by = lsf.first(JOB_ID), JOB_ID
     if lsf.first(ARRAY_INDEX) not in {"", "0"}:
@@ -89,24 +51,18 @@ def allocation(process: Process) -> Allocation | None:
     )
 
 
-def detect(process: Process) -> Job | None:
-    """Describe the LSF job of a script; ``None`` if this is none.
-
-    Raises:
-        LaunchError: The variables are there but cannot be read.
-    """
-    found = allocation(process)
-    if found is None:
-        return None
-    if not found.nodes:
+def detect(process: Process) -> Job:
+    """Describe the LSF job of a script."""
+    job = allocation(process)
+    if not job.nodes:
         raise LaunchError(
             "HPC139",
-            f"{JOB_ID}={found.launch_id}, but the job's hosts cannot be read "
+            f"{JOB_ID}={job.launch_id}, but the job's hosts cannot be read "
             f"({', '.join([*HOST_FILES, HOST_COUNTS, HOSTS])}). In a container, let "
             "these through; or type --standalone for one node",
         )
-    is_jsrun = bool(process.environ.get(JSRUN_JOB))
-    return script(found, process.hostname, JSRUN if is_jsrun else MPIRUN)
+    has_jsrun = process.environ.get(jsrun.ALLOCATION_ID)
+    return script_job(job, process.hostname, jsrun.JSRUN if has_jsrun else MPIRUN)
 
 
 def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
@@ -120,3 +76,15 @@ def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
     words = lsf.first(name).split()
     words = words[::2] if name == HOST_COUNTS else words
     return unique(hosts_in(words, name)), name
+
+
+DETECTOR = Detector(
+    name="LSF",
+    signs=(JOB_ID,),
+    rank=(),
+    prefixes=("LSB_",),
+    daemons=("res", "sbatchd", "blaunch", "jsmd"),
+    launcher=MPIRUN,
+    detect=detect,
+    allocation=allocation,
+)

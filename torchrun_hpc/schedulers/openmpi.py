@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.process import Variables
 from torchrun_hpc.schedulers.task_layout import TaskLayout
+from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
@@ -37,24 +38,16 @@ DAEMON = "PMIX_SERVER_URI2"
 # found without -x PATH.
 MPIRUN = Launcher(
     name="mpirun",
-    line="mpirun -x PATH -np {nodes} --map-by ppr:1:node {command}",
-    cpus="--bind-to none",
-    block="--map-by ppr:{tasks}:node",
-    hosts="--hostfile",
+    template="mpirun -x PATH -np {nodes} --map-by ppr:1:node {command}",
+    cpu_option="--bind-to none",
+    block_option="--map-by ppr:{tasks}:node",
+    host_file_option="--hostfile",
 )
 
 
-def task_layout(process: Process) -> TaskLayout | None:
-    """Say where Open MPI has put this task; ``None`` if it did not start it.
-
-    Over ssh, the other nodes do not get the variables of a scheduler.
-
-    Raises:
-        LaunchError: The variables are there but cannot be read.
-    """
+def task_layout(process: Process) -> TaskLayout:
+    """Say where Open MPI has put this task."""
     ompi = Variables(process.environ, "Open MPI", "OMPI_* and PMIX_*")
-    if not ompi.first(RANK):
-        return None
     machine, source = _machine(ompi)
     daemon = re.match(r"[^;]*\.([0-9]{1,6});", ompi.first(DAEMON))
     task = ompi.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
@@ -64,16 +57,14 @@ def task_layout(process: Process) -> TaskLayout | None:
     one_each = task.local_size == 1 and (before is None or task.rank <= before)
     counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
     return TaskLayout(
-        name="Open MPI",
-        launcher=MPIRUN,
         task=task,
         provenance={"tasks": SIZE, "task": RANK, "launch_id": INSTANCE, "head": source},
         nodes=nodes if counts else None,
         nodes_before=before,
         most_nodes=nodes or None,
         instance=ompi.first(INSTANCE),
-        head=machine,
-        forwards=False,
+        head_candidates=machine,
+        nodelist_is_shared=False,  # ssh passes no variables of a scheduler on
     )
 
 
@@ -86,3 +77,14 @@ def _machine(ompi: Variables) -> tuple[tuple[str, ...], str]:
         return found, MACHINE
     named = re.fullmatch(r"\w+-(.+)-[0-9]+@[0-9]+", ompi.first(INSTANCE))
     return ((named[1],) if named else ()), INSTANCE
+
+
+DETECTOR = Detector(
+    name="Open MPI",
+    signs=(RANK,),
+    rank=(RANK,),
+    prefixes=("OMPI_",),
+    daemons=("mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"),
+    launcher=MPIRUN,
+    task_layout=task_layout,
+)

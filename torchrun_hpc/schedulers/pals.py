@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.process import Variables
 from torchrun_hpc.schedulers.task_layout import TaskLayout
+from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
@@ -29,24 +30,16 @@ _SHORT = 8
 
 MPIEXEC = Launcher(
     name="mpiexec",
-    line="mpiexec -n {nodes} --ppn 1 {command}",
-    cpus="--cpu-bind none",
-    block="--ppn {tasks}",
+    template="mpiexec -n {nodes} --ppn 1 {command}",
+    cpu_option="--cpu-bind none",
+    block_option="--ppn {tasks}",
 )
 
 
-def task_layout(process: Process) -> TaskLayout | None:
-    """Say where PALS has put this task; ``None`` if it did not start it.
-
-    Raises:
-        LaunchError: The variables are there but cannot be read.
-    """
+def task_layout(process: Process) -> TaskLayout:
+    """Say where PALS has put this task."""
     pals = Variables(process.environ, "PALS", "PALS_* and PMI_*")
-    if not pals.first(RANK):
-        return None
     return TaskLayout(
-        name="PALS",
-        launcher=MPIEXEC,
         task=pals.task(RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE),
         provenance={
             "tasks": pmi.SIZE,
@@ -57,3 +50,14 @@ def task_layout(process: Process) -> TaskLayout | None:
         node_rank=pals.integer(NODE_RANK),
         instance=pals.first(APPLICATION)[:_SHORT],
     )
+
+
+DETECTOR = Detector(
+    name="PALS",
+    signs=(RANK,),
+    rank=(RANK,),
+    prefixes=(),  # its daemons are not known
+    daemons=(),
+    launcher=MPIEXEC,
+    task_layout=task_layout,
+)

@@ -15,23 +15,16 @@ from torchrun_hpc.schedulers.allocation import (
     Allocation,
     as_launch_id,
     hosts_in,
-    script,
+    script_job,
     unique,
 )
-from torchrun_hpc.schedulers.job import (
-    BY_NAME,
-    LaunchContext,
-    Launcher,
-    Task,
-    node_index,
-)
+from torchrun_hpc.schedulers.detector import Detector
+from torchrun_hpc.schedulers.job import BY_NAME, LaunchContext, Launcher, Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pals import MPIEXEC
-from torchrun_hpc.schedulers.process import Variables
+from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
@@ -52,26 +45,23 @@ USUAL_FILE = "/var/spool/pbs/aux/{}"
 # A script does not show which one it will use. Hydra (MPICH, Intel MPI) takes PALS's
 # options, Open MPI does not; without tm it does not ask PBS either. To bind to no CPU,
 # PALS and Hydra have different options, and neither takes the other's.
-_TO_MPIRUN = MPIRUN.once_on_each("{nodes}", "{command}", f"${NODE_FILE}")
+_TO_MPIRUN = MPIRUN.once_per_node("{nodes}", "{command}", f"${NODE_FILE}")
 ANY_MPIEXEC = Launcher(
     name="mpiexec",
-    line=f"{MPIEXEC.line}   (with Open MPI: {_TO_MPIRUN})",
-    cpus="",
-    block="",
+    template=f"{MPIEXEC.template}   (with Open MPI: {_TO_MPIRUN})",
+    cpu_option="",
+    block_option="",
 )
 
 
-def allocation(process: Process) -> Allocation | None:
-    """Return the nodes of the PBS job; ``None`` if there is none.
+def allocation(process: Process) -> Allocation:
+    """Return the nodes of the PBS job.
 
     The file has one line for each slot: a host may be there several times, also with
     others between. On the other nodes it need not be readable.
     """
     pbs = Variables(process.environ, "PBS", "PBS_*")
-    return _allocation(pbs, *_node_file(pbs, process)) if pbs.first(JOB_ID) else None
-
-
-def _allocation(pbs: Variables, lines: Sequence[str], source: str) -> Allocation:
+    lines, source = _node_file(pbs, process)
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",
@@ -82,74 +72,58 @@ def _allocation(pbs: Variables, lines: Sequence[str], source: str) -> Allocation
     )
 
 
-def detect(process: Process) -> Job | None:
-    """Describe the job of a script, or of a task that PBS itself has started.
-
-    Returns:
-        The job; ``None`` without one, and in a login into one of its nodes.
-
-    Raises:
-        LaunchError: The variables are there but cannot be read, or do not say how many
-            tasks there are.
-    """
+def detect(process: Process) -> Job:
+    """Describe the job of a script, or of a task that PBS itself has started."""
     pbs = Variables(process.environ, "PBS", "PBS_*")
-    if not pbs.first(JOB_ID):
-        return None
-    lines, source = _node_file(pbs, process)
-    found = _allocation(pbs, lines, source)
+    found = allocation(process)
     if not found.nodes:
         raise LaunchError(
             "HPC035",
-            f"{found.provenance['nodes']} cannot be read here, and names the nodes of PBS "
-            f"job {found.launch_id}. In a container, mount its folder; or start this "
-            "with mpiexec, or type --standalone for one node",
+            f"{found.provenance['nodes']} cannot be read here, and names the nodes of "
+            f"PBS job {found.launch_id}. In a container, mount its folder; or start "
+            "this with mpiexec, or type --standalone for one node",
         )
+    job = script_job(found, process.hostname, ANY_MPIEXEC)
     if re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)):
-        return _task(pbs, process, found, lines)
-    is_shell = pbs.first(ENVIRONMENT) == INTERACTIVE
-    job = script(found, process.hostname, ANY_MPIEXEC)
-    if is_shell and job.node_rank is not None:
-        here = job.nodes[job.node_rank]
-        start = LaunchContext.INTERACTIVE_STEP
-        return replace(job, start=start, nodes=(here,), node_rank=0)
+        return _task(pbs, process, job)
+    if pbs.first(ENVIRONMENT) == INTERACTIVE and job.node_rank is not None:
+        context, here = LaunchContext.INTERACTIVE_STEP, job.nodes[job.node_rank]
+        return replace(job, context=context, nodes=(here,), node_rank=0)
     return job
 
 
-def _task(
-    pbs: Variables, process: Process, found: Allocation, lines: Sequence[str]
-) -> Job:
+def _task(pbs: Variables, process: Process, job: Job) -> Job:
     """Describe a task of pbsdsh or pbs_tmrsh, which gets no rank and no size."""
-    source = found.provenance["nodes"]
-    most = max(lines.count(node) for node in found.nodes)
+    lines, source = _node_file(pbs, process)
+    nodes = job.nodes
+    most = max(lines.count(node) for node in nodes)
     if most > 1:
         raise LaunchError(
             "HPC036",
             f"pbsdsh starts a task for each line of {source}, {most} on a node, and "
             "tells them no ranks. Select mpiprocs=1, or type: "
-            f"{ANY_MPIEXEC.once_on_each(len(found.nodes), process.command)}",
+            f"{job.once_per_node(process.command)}",
             everywhere=True,
         )
-    number = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else -1
-    # The name first: numbers count hosts, too, that have no line in the file.
-    by_name = node_index(process.hostname, found.nodes)
-    rank, rank_source = number, NODE_NUMBER
-    if by_name is not None:
-        rank, rank_source = by_name, BY_NAME
-    if not 0 <= rank < len(found.nodes):
+    rank = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else len(nodes)
+    rank_source = NODE_NUMBER
+    # The name goes first: numbers count hosts, too, that have no line in the file.
+    if job.node_rank is not None:
+        rank, rank_source = job.node_rank, BY_NAME
+    if rank >= len(nodes):
         raise LaunchError(
             "HPC037",
             f"{NODE_NUMBER}={pbs.first(NODE_NUMBER)}, and {process.hostname} is not "
-            f"among the {len(found.nodes)} nodes of the job ({source}). Start this "
+            f"among the {len(nodes)} nodes of the job ({source}). Start this "
             f"with {ANY_MPIEXEC.name}",
         )
-    job = script(found, process.hostname, ANY_MPIEXEC)
     return replace(
         job,
-        start=LaunchContext.STEP,
+        context=LaunchContext.STEP,
         node_rank=rank,
-        task=Task(rank, len(found.nodes)),
+        task=Task(rank, len(nodes)),
         provenance={
-            **found.provenance,
+            **job.provenance,
             "tasks": source,
             "task": rank_source,
             "node_rank": rank_source,
@@ -168,3 +142,15 @@ def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
             return lines, source
     path = pbs.first(NODE_FILE) or usual
     return [], path if path.isprintable() else repr(path)
+
+
+DETECTOR = Detector(
+    name="PBS",
+    signs=(JOB_ID,),
+    rank=(NODE_NUMBER,),
+    prefixes=("PBS_",),
+    daemons=("pbs_mom",),
+    launcher=ANY_MPIEXEC,
+    detect=detect,
+    allocation=allocation,
+)

@@ -2,17 +2,17 @@
 
 These launchers give ranks and sizes, and no names. But each task has a connection to
 its process manager, on which MPI_Init would exchange addresses. Here the first task of
-each node says on which host it is, and rank 0 tells everybody the whole list: that are
-as many questions as nodes for one task, and few for each of the others. Source: MPICH's
-``src/pmi/src/pmi_wire.c`` and ``pmi_v1.c``; seen with MPICH 4 and 5, Intel MPI 2021.
+each node writes its host's name, and rank 0 reads them and writes the whole list for
+all: as many requests as nodes for one task, and few for each of the others. Sources:
+MPICH's ``src/pmi/src/pmi_wire.c``, ``pmi_v1.c``; seen with MPICH 4, 5, Intel MPI 2021.
 
 What Hydra calls a node is a run of one host in its list: ``-hosts a,b,a`` are three
 nodes to MPICH 4 and 5, two to Intel MPI. So the tasks of a host are found by its name.
 
-Whoever has said a word counts as an MPI program: if its connection ends without
-``finalize``, Hydra kills the other tasks of the node; after ``finalize`` there is no
-MPI_Init. So `finalize` is for what uses no MPI, and `finalize_at_end` for a script,
-which may: it ends the connection when the script has ended, if that has not done so.
+A process that has used the connection counts as an MPI program: if it ends without
+``finalize``, Hydra kills the other tasks of the node. After ``finalize``, MPI_Init
+fails. So `finalize` is for what uses no MPI, and `finalize_at_end` for a script, which
+may: it finalizes when the script has ended, if that has not done so.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Exchanged:
     """What the tasks have told each other; the same for all of them.
 
     Attributes:
-        head: Host name of rank 0.
+        first_host: Host name of rank 0.
         instance: Names this launch and no other: a random number that rank 0 made.
         node_of_rank: For each rank the number of its node, from 0 in the order of the
-            ranks; empty if nobody says.
-        hosts: For each node the name of its host; empty if nobody says.
+            ranks; empty if not known.
+        hosts: For each node the name of its host; empty if not known.
     """
 
-    head: str
+    first_host: str
     instance: str
     node_of_rank: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def exchange(
         machine: What tells this machine from another one of the same name.
 
     Returns:
-        What rank 0 has said; ``None`` without a process manager that answers.
+        What rank 0 has told all; ``None`` without a process manager that answers.
     """
     wait = wait or (lambda _seconds: None)
     try:
@@ -104,30 +104,27 @@ def exchange(
         if not 0 <= rank < size <= MOST_TASKS:
             return None
         with _connection(environ) as manager:
-            manager.ask("cmd=init pmi_version=1 pmi_subversion=1")
-            store = manager.ask("cmd=get_my_kvsname").get("kvsname", "")
-            mapping = parse_mapping(manager.get(store, _MAPPING), size)
+            manager.start()
+            mapping = parse_mapping(manager.get(_MAPPING), size)
             nodes = mapping or tuple(range(size))
             if rank == nodes.index(nodes[rank]):
-                said = f"{_in_value(hostname)}/{_in_value(machine)}"
-                manager.put(store, _HOST.format(nodes[rank]), said)
+                host = f"{_in_value(hostname)}/{_in_value(machine)}"
+                manager.put(_HOST.format(nodes[rank]), host)
             manager.ask("cmd=barrier_in", wait)
             if rank == 0:
                 names = (_HOST.format(node) for node in range(max(nodes) + 1))
-                hosts = _each_once([manager.get(store, name) for name in names])
+                hosts = _each_once([manager.get(name) for name in names])
                 parts = range(0, len(hosts), _LONGEST_VALUE)
                 for number, at in enumerate(parts):
-                    part = hosts[at : at + _LONGEST_VALUE]
-                    manager.put(store, _HOSTS.format(number), part)
-                said = f"{hostname}/{os.urandom(4).hex()}/{len(parts)}"
-                manager.put(store, _KEY, said)
+                    manager.put(_HOSTS.format(number), hosts[at : at + _LONGEST_VALUE])
+                manager.put(_KEY, f"{hostname}/{os.urandom(4).hex()}/{len(parts)}")
             manager.ask("cmd=barrier_in", wait)
-            head, instance, count, *_ = *manager.get(store, _KEY).split("/"), "", ""
+            first, instance, count, *_ = *manager.get(_KEY).split("/"), "", ""
             if not instance:
                 return None
             keys = (_HOSTS.format(part) for part in range(int(count or 0)))
-            hosts = "".join(manager.get(store, key) for key in keys)
-            return Exchanged(head, instance, *_joined(nodes, hosts, mapping))
+            hosts = "".join(map(manager.get, keys))
+            return Exchanged(first, instance, *_joined(nodes, hosts, mapping))
     except (PmiError, ValueError, OSError, OverflowError):
         return None
 
@@ -137,15 +134,15 @@ def _in_value(text: str) -> str:
     return re.sub("[^A-Za-z0-9._-]", "-", text)
 
 
-def _each_once(said: Sequence[str]) -> str:
+def _each_once(machines: Sequence[str]) -> str:
     """Write a list of hosts; one that was there before as ``#`` and its number."""
     numbers: dict[str, int] = {}
     names = []
-    for number, one in enumerate(said):
-        host = one.partition("/")[0]
-        names.append(f"#{numbers[one]}" if one in numbers else host)
-        # One that nobody has named is a host of its own.
-        numbers.setdefault(one if host else f"#{number}", len(numbers))
+    for number, machine in enumerate(machines):
+        host = machine.partition("/")[0]
+        names.append(f"#{numbers[machine]}" if machine in numbers else host)
+        # One without a name is a host of its own.
+        numbers.setdefault(machine if host else f"#{number}", len(numbers))
     return ",".join(names)
 
 
@@ -159,12 +156,12 @@ def _joined(
         hosts: The list that `_each_once` has written.
         mapping: What to return without such a list.
     """
-    found = hosts.split(",")
-    if not hosts or len(found) != max(nodes) + 1:
+    written = hosts.split(",")
+    if not hosts or len(written) != max(nodes) + 1:
         return mapping, ()
-    names = [host for host in found if not host.startswith("#")]
+    names = [host for host in written if not host.startswith("#")]
     new = iter(range(len(names)))
-    numbers = [int(h[1:]) if h.startswith("#") else next(new) for h in found]
+    numbers = [int(h[1:]) if h.startswith("#") else next(new) for h in written]
     return tuple(numbers[node] for node in nodes), tuple(names)
 
 
@@ -189,22 +186,19 @@ def finalize_at_end(environ: Mapping[str, str]) -> None:
     try:
         manager = int(environ[DESCRIPTOR])
         process = os.pidfd_open(os.getpid())
+        try:
+            subprocess.Popen(  # noqa: S603
+                [sys.executable, "-ISc", _AT_END, str(manager), str(process)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(manager, process),
+                start_new_session=True,
+            )
+        finally:
+            os.close(process)
     except (ValueError, OSError):  # an old kernel, a container
         finalize(environ)
-        return
-    try:
-        subprocess.Popen(  # noqa: S603
-            [sys.executable, "-ISc", _AT_END, str(manager), str(process)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(manager, process),
-            start_new_session=True,
-        )
-    except OSError:
-        finalize(environ)
-    finally:
-        os.close(process)
 
 
 # The manager hangs up when the script has called MPI_Finalize.
@@ -227,7 +221,7 @@ def parse_mapping(text: str, size: int) -> tuple[int, ...]:
     is written starts again from the beginning while there are tasks left.
 
     Args:
-        text: What the process manager has said.
+        text: The answer of the process manager.
         size: Number of tasks.
 
     Returns:
@@ -239,15 +233,15 @@ def parse_mapping(text: str, size: int) -> tuple[int, ...]:
     blocks = list(itertools.islice(_blocks(text, size), size))
     if not blocks:
         return ()
-    places = (
+    node_of_task = (
         node
         for first, nodes, tasks in itertools.cycle(blocks)
         for node in range(first, first + nodes)
         for _ in range(tasks)
     )
-    found = list(itertools.islice(places, size))
-    numbers = {node: number for number, node in enumerate(dict.fromkeys(found))}
-    return tuple(numbers[node] for node in found)
+    order = list(itertools.islice(node_of_task, size))
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(order))}
+    return tuple(numbers[node] for node in order)
 
 
 _NUMBER = "[0-9]{1,7}"
@@ -272,6 +266,12 @@ class _Manager:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._store = ""
+
+    def start(self) -> None:
+        """Begin the exchange."""
+        self.ask("cmd=init pmi_version=1 pmi_subversion=1")
+        self._store = self.ask("cmd=get_my_kvsname").get("kvsname", "")
 
     def ask(
         self, line: str, wait: Callable[[float], None] | None = None
@@ -287,13 +287,13 @@ class _Manager:
         words = (word.partition("=") for word in self.read(wait).split())
         return {name: value for name, _, value in words}
 
-    def put(self, store: str, key: str, value: str) -> None:
-        """Tell a value to all tasks, which can get it after the next barrier."""
-        self.ask(f"cmd=put kvsname={store} key={key} value={value}")
+    def put(self, key: str, value: str) -> None:
+        """Write a value, which all tasks can get after the next barrier."""
+        self.ask(f"cmd=put kvsname={self._store} key={key} value={value}")
 
-    def get(self, store: str, key: str) -> str:
+    def get(self, key: str) -> str:
         """Return a value that a task or the process manager has put; empty if none."""
-        answer = self.ask(f"cmd=get kvsname={store} key={key}")
+        answer = self.ask(f"cmd=get kvsname={self._store} key={key}")
         return answer.get("value", "") if answer.get("rc") == "0" else ""
 
     def read(self, wait: Callable[[float], None] | None = None) -> str:

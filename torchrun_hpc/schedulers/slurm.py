@@ -11,29 +11,37 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, unique
+from torchrun_hpc.schedulers.allocation import (
+    Allocation,
+    as_launch_id,
+    script_job,
+    unique,
+)
+from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.hostlist import (
     HostlistError,
     expand_counts,
     expand_hostlist,
 )
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
-from torchrun_hpc.schedulers.process import Variables
+from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from torchrun_hpc.schedulers.process import Process
 
+NAME = "Slurm"
+
 # All three: srun takes what is not typed from what sbatch was told, and with more
 # tasks than nodes ignores the third.
-_ONCE = "--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {command}"
+_ONCE_PER_NODE = "--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {command}"
 SRUN = Launcher(
     name="srun",
-    line=f"srun {_ONCE}",
-    cpus="--cpus-per-task={cpus}",
-    block="--distribution=block",
-    spreads=True,
+    template=f"srun {_ONCE_PER_NODE}",
+    cpu_option="--cpus-per-task={cpus}",
+    block_option="--distribution=block",
+    fills_all_nodes=True,
     fail_together="srun --kill-on-bad-exit=1",
 )
 
@@ -82,23 +90,16 @@ def detect(process: Process) -> Job | None:
     Returns:
         The job, or ``None`` when Slurm did not start this process: no job, or a
         login into one of the job's nodes, which brings only some of the variables.
-
-    Raises:
-        LaunchError: The variables are there but cannot be read, or contradict each
-            other.
     """
     slurm = _Variables(process.environ)
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
-        in_shell = (
+        in_shell = slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
             process.terminal
             and process.in_own_group
+            and slurm.first(PTY_PORT)
             and slurm.first(TASK_PID) != str(process.pid)
         )
-        if slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
-            in_shell and slurm.first(PTY_PORT)
-        ):
-            return _interactive_step(slurm)
-        return _step(slurm)
+        return _interactive_step(slurm) if in_shell else _step(slurm)
     if not slurm.first(*JOB_ID):
         return None
     if slurm.first(NODE_ID) and slurm.first(TASK_RANK):
@@ -110,21 +111,11 @@ def detect(process: Process) -> Job | None:
 
 
 def allocation(process: Process) -> Allocation | None:
-    """Return the nodes of the Slurm job in which mpirun or the like started this.
-
-    Raises:
-        LaunchError: The list of nodes cannot be read.
-    """
+    """Return the nodes of the Slurm job in which mpirun or the like started this."""
     slurm = _Variables(process.environ)
     if not slurm.first(*JOB_ID) or not (slurm.first(*JOB_NODES) or _components(slurm)):
         return None
-    nodes, source = _job_hosts(slurm)
-    return Allocation(
-        scheduler="Slurm",
-        launch_id=_launch_id(slurm, ""),
-        nodes=nodes,
-        provenance={"nodes": source, "launch_id": _launch_id_source(slurm, step=False)},
-    )
+    return _allocation(slurm, "", *_job_hosts(slurm))
 
 
 def port_of_hook(environ: Mapping[str, str]) -> str:
@@ -140,44 +131,35 @@ class _Variables(Variables):
     """Slurm's variables, also as lists."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__(environ, "Slurm", "SLURM_*")
+        super().__init__(environ, NAME, "SLURM_*")
 
     def hosts(self, *names: str) -> tuple[str, ...]:
         """Return the first of the variables that is set, as node names."""
         name = self.name(*names)
-        value = self.environ[name]
         try:
-            hosts = expand_hostlist(value)
+            hosts = expand_hostlist(self.environ[name])
         except HostlistError as error:
-            raise LaunchError(
-                "HPC022",
-                f"{self.shown(name)} is not a list of nodes: {error}",
-                everywhere=True,
-            ) from None
+            text = f"{self.shown(name)} is not a list of nodes: {error}"
+            raise LaunchError("HPC022", text, everywhere=True) from None
         if len(set(hosts)) < len(hosts):
-            raise LaunchError(
-                "HPC023", f"{self.shown(name)} names a node twice", everywhere=True
-            )
+            text = f"{self.shown(name)} names a node twice"
+            raise LaunchError("HPC023", text, everywhere=True)
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
         """Return the first of the variables that is set, as numbers of tasks."""
         name = self.name(*names)
-        value = self.environ[name]
         try:
-            return expand_counts(value)
+            return expand_counts(self.environ[name])
         except HostlistError as error:
-            raise LaunchError(
-                "HPC024",
-                f"{self.shown(name)} gives no counts: {error}",
-                everywhere=True,
-            ) from None
+            text = f"{self.shown(name)} gives no counts: {error}"
+            raise LaunchError("HPC024", text, everywhere=True) from None
 
 
 def _is_left_over(slurm: _Variables) -> bool:
     """Say whether the step's variables belong to another job than the job's.
 
-    sbatch hands the environment on: a job that is submitted from a shell inside a
+    sbatch passes the environment on: a job that is submitted from a shell inside a
     step finds that step's variables in its batch script (seen with 22.05).
     """
     step, job = slurm.first(STEP_NODES), slurm.first(*JOB_NODES)
@@ -193,11 +175,12 @@ def _srun(slurm: _Variables, nodes: Collection[str], *options: str) -> Launcher:
         for name, hosts in _components(slurm).items()
         if (number := len(set(hosts).intersection(nodes)))
     ]
-    lines = [
-        " ".join(filter(None, (group, *options, _ONCE.replace("{nodes}", number))))
+    words = [
+        (group, *options, _ONCE_PER_NODE.replace("{nodes}", number))
         for group, number in parts or [("", "{nodes}")]
     ]
-    return replace(SRUN, line=f"srun {' : '.join(lines)}")
+    once = " : ".join(" ".join(filter(None, part)) for part in words)
+    return replace(SRUN, template=f"srun {once}")
 
 
 def _components(slurm: _Variables) -> dict[str, tuple[str, ...]]:
@@ -211,65 +194,66 @@ def _components(slurm: _Variables) -> dict[str, tuple[str, ...]]:
 
 def _step(slurm: _Variables) -> Job:
     nodes = slurm.hosts(STEP_NODES)
-    if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
-        raise LaunchError(
-            "HPC025",
-            f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but "
-            f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}. {_STALE}",
-            everywhere=True,
-        )
-    tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
-    if len(tasks_per_node) != len(nodes):
-        name = slurm.name(*STEP_TASKS_PER_NODE)
-        raise LaunchError(
-            "HPC026",
-            f"{slurm.shown(name)} counts the tasks of {len(tasks_per_node)} "
-            f"nodes, but {slurm.shown(STEP_NODES)} names {len(nodes)}. "
-            f"{_STALE}",
-            everywhere=True,
-        )
+    tasks_per_node = _tasks_per_node(slurm, nodes)
+    tasks_source = slurm.name(*STEP_TASKS_PER_NODE)
+    size = sum(tasks_per_node)
     task_rank = slurm.integer(TASK_RANK)
-    if task_rank >= sum(tasks_per_node):
-        raise LaunchError(
+    if task_rank >= size:
+        raise _stale(
             "HPC027",
-            f"{TASK_RANK}={task_rank}, but the step has only {sum(tasks_per_node)} "
-            f"tasks ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
+            f"{TASK_RANK}={task_rank}, but the step has only {size} tasks "
+            f"({tasks_source})",
         )
     index, node_source = _index(slurm, nodes)
     local_size = tasks_per_node[index]
     local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
     if local_rank >= local_size:
-        raise LaunchError(
+        raise _stale(
             "HPC032",
             f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
-            f"node ({slurm.name(*STEP_TASKS_PER_NODE)}). {_STALE}",
+            f"node ({tasks_source})",
         )
     # With a task on each node, its rank is the node's. srun sorts the list of nodes,
     # and their numbers, also where the user's own list of hosts says the order of the
     # tasks, which is shown to none of them (seen with 22.05).
-    one_each = sum(tasks_per_node) == len(nodes)
-    node_rank = task_rank if one_each else index
+    node_rank = task_rank if size == len(nodes) else index
     order = _own_order(slurm, nodes) or ("" if node_rank == index else TASK_RANK)
     is_ranked = len(nodes) == 1 or not order
+    launch_id, id_source = _launch_id(slurm, slurm.first(*STEP_ID) or "step")
     return Job(
-        scheduler="Slurm",
+        scheduler=NAME,
         launcher=_srun(slurm, nodes),
-        launch_id=_launch_id(slurm, slurm.first(*STEP_ID) or "step"),
-        start=LaunchContext.STEP,
+        launch_id=launch_id,
+        context=LaunchContext.STEP,
         nodes=nodes,
         node_rank=node_rank,
-        task=Task(task_rank, sum(tasks_per_node), local_rank, local_size),
+        task=Task(task_rank, size, local_rank, local_size),
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(nodes)),
         provenance={
             "nodes": STEP_NODES,
             "node_rank": node_source if node_rank == index else TASK_RANK,
-            "tasks": slurm.name(*STEP_TASKS_PER_NODE),
+            "tasks": tasks_source,
             "task": TASK_RANK,
-            "launch_id": _launch_id_source(slurm),
+            "launch_id": id_source,
             **({} if is_ranked else {"order": order}),
         },
         listed_at=None if is_ranked else index,
     )
+
+
+def _tasks_per_node(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the number of tasks on each of the step's nodes."""
+    if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
+        number = f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}"
+        text = f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but {number}"
+        raise _stale("HPC025", text, everywhere=True)
+    tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
+    if len(tasks_per_node) != len(nodes):
+        counts = f"{slurm.shown(*STEP_TASKS_PER_NODE)} counts the tasks of"
+        listed = f"{slurm.shown(STEP_NODES)} names {len(nodes)}"
+        text = f"{counts} {len(tasks_per_node)} nodes, but {listed}"
+        raise _stale("HPC026", text, everywhere=True)
+    return tasks_per_node
 
 
 def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
@@ -294,17 +278,16 @@ def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
     if name in nodes:
         return nodes.index(name), NODE_NAME
     if name:
-        raise LaunchError(
-            "HPC028",
-            f"this node, {slurm.shown(NODE_NAME)}, is not among the step's nodes, "
-            f"{slurm.shown(STEP_NODES)}. {_STALE}",
+        of_step = f"the step's nodes, {slurm.shown(STEP_NODES)}"
+        raise _stale(
+            "HPC028", f"this node, {slurm.shown(NODE_NAME)}, is not among {of_step}"
         )
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
-        raise LaunchError(
+        raise _stale(
             "HPC029",
             f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
-            f"{slurm.shown(STEP_NODES)}. {_STALE}",
+            f"{slurm.shown(STEP_NODES)}",
         )
     return rank, NODE_ID
 
@@ -312,22 +295,59 @@ def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
 def _interactive_step(slurm: _Variables) -> Job:
     """Describe a shell on a node of the job: one node, whatever the job has."""
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
+    source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
     everywhere = [host for hosts in _components(slurm).values() for host in hosts]
-    return Job(
-        scheduler="Slurm",
+    return replace(
+        _script(slurm, "interactive", (node,), source, node),
+        context=LaunchContext.INTERACTIVE_STEP,
         # What the step of srun --pty has, srun would otherwise wait for.
         launcher=_srun(slurm, everywhere, "--overlap"),
-        launch_id=_launch_id(slurm, "interactive"),
-        start=LaunchContext.INTERACTIVE_STEP,
-        nodes=(node,),
-        node_rank=0,
-        task=Task(),
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1),
-        provenance={
-            "nodes": NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES,
-            "launch_id": _launch_id_source(slurm),
-        },
     )
+
+
+def _batch_script(slurm: _Variables) -> Job:
+    if slurm.integer(NODE_ID) > 0 or slurm.integer(TASK_RANK) > 0:
+        # The script runs on the first node: srun started this, but its list is gone,
+        # or that of another step is in its place.
+        slurm.name(STEP_NODES)
+        of_job = slurm.shown(*JOB_NODES)
+        text = f"{slurm.shown(STEP_NODES)} names nodes that are not in {of_job}"
+        raise _stale("HPC030", text, everywhere=True)
+    nodes, source = _job_hosts(slurm)
+    node = slurm.first(NODE_NAME) or nodes[0]
+    if node not in nodes:
+        of_job = f"the job's nodes, {slurm.shown(source)}"
+        raise _stale(
+            "HPC031", f"this node, {slurm.shown(NODE_NAME)}, is not among {of_job}"
+        )
+    job = _script(slurm, "batch", nodes, source, node)
+    node_source = NODE_NAME if slurm.first(NODE_NAME) else NODE_ID
+    return replace(job, provenance={**job.provenance, "node_rank": node_source})
+
+
+def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
+    nodes, source = _job_hosts(slurm)
+    if hostname.partition(".")[0] in {node.partition(".")[0] for node in nodes}:
+        return None  # a login into one of the job's nodes
+    job = _script(slurm, "shell", nodes, source, hostname)
+    return replace(job, context=LaunchContext.ALLOCATION_SHELL)
+
+
+def _script(
+    slurm: _Variables, step: str, nodes: tuple[str, ...], source: str, node: str
+) -> Job:
+    """Describe the job of a script or a shell on this node: no task is started yet."""
+    job = _allocation(slurm, step, nodes, source)
+    return script_job(job, node, _srun(slurm, nodes))
+
+
+def _allocation(
+    slurm: _Variables, step: str, nodes: tuple[str, ...], source: str
+) -> Allocation:
+    launch_id, id_source = _launch_id(slurm, step)
+    provenance = {"nodes": source, "launch_id": id_source}
+    return Allocation(NAME, launch_id, nodes, provenance)
 
 
 def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
@@ -339,66 +359,10 @@ def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
     return nodes, ", ".join(groups)
 
 
-def _batch_script(slurm: _Variables) -> Job:
-    if slurm.integer(NODE_ID) > 0 or slurm.integer(TASK_RANK) > 0:
-        # The script runs on the first node: srun started this, but its list is gone,
-        # or that of another step is in its place.
-        slurm.name(STEP_NODES)
-        raise LaunchError(
-            "HPC030",
-            f"{slurm.shown(STEP_NODES)} names nodes that are not in "
-            f"{slurm.shown(*JOB_NODES)}. {_STALE}",
-            everywhere=True,
-        )
-    nodes, source = _job_hosts(slurm)
-    node = slurm.first(NODE_NAME) or nodes[0]
-    if node not in nodes:
-        raise LaunchError(
-            "HPC031",
-            f"this node, {slurm.shown(NODE_NAME)}, is not among the job's nodes, "
-            f"{slurm.shown(source)}. {_STALE}",
-        )
-    return Job(
-        scheduler="Slurm",
-        launcher=_srun(slurm, nodes),
-        launch_id=_launch_id(slurm, "batch"),
-        start=LaunchContext.BATCH_SCRIPT,
-        nodes=nodes,
-        node_rank=nodes.index(node),
-        task=Task(),
-        allocated_nodes=len(nodes),
-        provenance={
-            "nodes": source,
-            "node_rank": NODE_NAME if slurm.first(NODE_NAME) else NODE_ID,
-            "launch_id": _launch_id_source(slurm),
-        },
-    )
-
-
-def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
-    nodes, source = _job_hosts(slurm)
-    if hostname.partition(".")[0] in {node.partition(".")[0] for node in nodes}:
-        return None  # a login into one of the job's nodes
-    return Job(
-        scheduler="Slurm",
-        launcher=_srun(slurm, nodes),
-        launch_id=_launch_id(slurm, "shell"),
-        start=LaunchContext.ALLOCATION_SHELL,
-        nodes=nodes,
-        node_rank=None,
-        task=Task(),
-        allocated_nodes=len(nodes),
-        provenance={
-            "nodes": source,
-            "launch_id": _launch_id_source(slurm),
-        },
-    )
-
-
-def _launch_id(slurm: _Variables, step: str) -> str:
+def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     """Name this launch: ``123456.0``, ``123456_7.0`` in an array, ``-r1`` requeued.
 
-    Without a step it names the job: ``123456``.
+    Without a step it names the job: ``123456``. The variables come second.
     """
     job = slurm.first(*JOB_ID)
     if slurm.first(ARRAY_JOB_ID) and slurm.first(ARRAY_TASK_ID):
@@ -407,20 +371,29 @@ def _launch_id(slurm: _Variables, step: str) -> str:
         slurm.name(*JOB_ID[1:])
     restart = slurm.first(RESTART_COUNT)
     suffix = f"-r{restart}" if restart not in ("", "0") else ""
-    return as_launch_id(f"{job}.{step}{suffix}" if step else job + suffix)
+    names = [next(filter(slurm.first, JOB_ID), ""), ARRAY_JOB_ID, ARRAY_TASK_ID]
+    names += [STEP_ID[0], RESTART_COUNT] if step else [RESTART_COUNT]
+    launch_id = as_launch_id(f"{job}.{step}{suffix}" if step else job + suffix)
+    return launch_id, ", ".join(filter(slurm.first, names))
 
 
-def _launch_id_source(slurm: _Variables, *, step: bool = True) -> str:
-    names = [slurm.name(*JOB_ID)] if slurm.first(*JOB_ID) else []
-    names += [
-        name
-        for name in (ARRAY_JOB_ID, ARRAY_TASK_ID, STEP_ID[0], RESTART_COUNT)
-        if slurm.first(name) and (step or name != STEP_ID[0])
-    ]
-    return ", ".join(names)
+def _stale(code: str, text: str, *, everywhere: bool = False) -> LaunchError:
+    return LaunchError(
+        code,
+        f"{text}. The variables may have been left over from another step or job: "
+        "start this with srun, or unset the SLURM_* variables",
+        everywhere=everywhere,
+    )
 
 
-_STALE = (
-    "The variables may have been left over from another step or job: start this "
-    "with srun, or unset the SLURM_* variables"
+DETECTOR = Detector(
+    name=NAME,
+    signs=(*JOB_ID, STEP_NODES, STEP_NUM_NODES),
+    rank=(TASK_RANK, STEP_NODES),
+    prefixes=("SLURM",),
+    # psid is ParaStation's, which stands in for slurmd at Jülich.
+    daemons=("slurmstepd", "salloc", "psid", "psidforwarder"),
+    launcher=SRUN,
+    detect=detect,
+    allocation=allocation,
 )

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from nodes import make_launch_plan
+from plans import make_launch_plan
 
 from torchrun_hpc import network
 from torchrun_hpc.errors import LaunchError

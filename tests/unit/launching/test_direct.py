@@ -6,17 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from nodes import (
-    BLOCK,
-    COMMAND,
-    explicit,
-    job_at,
-    juelich,
-    make_direct_plan,
-    make_inputs,
-    planned_at,
-    worker_environment,
-)
+from nodes import COMMAND, explicit, juelich, make_inputs
+from plans import BLOCK, job_at, make_direct_plan, planned_at, worker_environment
 
 from torchrun_hpc import main
 from torchrun_hpc.commandline.command_line import CommandLine
@@ -110,10 +101,13 @@ def test_program_that_is_no_python():
 def test_program_that_is_not_there(options, script, code):
     worker, plan = starter(options, script), planned_at(BLOCK, 0)
     if code is None:
-        worker.check(plan)
-        return
-    with pytest.raises(LaunchError, match=f"^{script}[: ]") as caught:
-        worker.check(plan)
+        with worker.ready(plan):
+            return
+    with (
+        pytest.raises(LaunchError, match=f"^{script}[: ]") as caught,
+        worker.ready(plan),
+    ):
+        pytest.fail("it is ready")
     assert caught.value.code == code
 
 

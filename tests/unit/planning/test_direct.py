@@ -7,21 +7,23 @@ from dataclasses import replace
 
 import pytest
 from nodes import (
-    BLOCK,
-    CYCLIC,
     JSC,
     THREE,
-    UNEVEN,
     changed,
-    job_at,
     juelich,
-    make_direct_plan,
     make_inputs,
     make_network,
-    planned_at,
-    planned_task,
     recorded,
     step,
+)
+from plans import (
+    BLOCK,
+    CYCLIC,
+    UNEVEN,
+    job_at,
+    make_direct_plan,
+    planned_at,
+    planned_task,
     worker_environment,
 )
 

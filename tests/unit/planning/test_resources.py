@@ -12,7 +12,7 @@ from nodes import BATCH, COMMAND, INTERACTIVE, make_inputs, outside_a_step, step
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.schedulers import flux, hydra, lsf, pals, slurm
+from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
@@ -29,7 +29,7 @@ LAUNCHERS = {
     "Hydra": (hydra.MPIEXEC, "-bind-to none", "-bind-to none"),
     "PALS": (pals.MPIEXEC, "--cpu-bind none", "--cpu-bind none"),
     "flux": (flux.RUN, "-o cpu-affinity=off", "-o cpu-affinity=off"),
-    "jsrun": (lsf.JSRUN, "--bind=none", "--bind=none"),
+    "jsrun": (jsrun.JSRUN, "--bind=none", "--bind=none"),
     "any mpiexec": (ANY_MPIEXEC, "--hostfile $PBS_NODEFILE --bind-to none", ""),
 }  # fmt: skip
 
@@ -40,7 +40,7 @@ def test_who_types_what_a_message_tells_gets_all_cpus(case):
     launcher, everywhere, when_told = LAUNCHERS[case]
     job = step(launcher=launcher)
     binding = re.compile("bind|affinity=|cpus-per-task")
-    line = job.line(COMMAND)
+    line = job.once_per_node(COMMAND)
     assert everywhere in line
     assert len(binding.findall(line)) == bool(everywhere)
     (said,) = resources.advice(make_inputs(job=job, cpus=1, workers=2), 3)

@@ -9,15 +9,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from nodes import (
-    INTERACTIVE,
-    JSC,
-    juelich,
-    make_inputs,
-    make_launch_plan,
-    outside_a_step,
-    step,
-)
+from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
+from plans import make_launch_plan
 
 from torchrun_hpc import __version__
 from torchrun_hpc.planning.endpoints import port_of
@@ -235,7 +228,7 @@ def test_what_is_said_and_set():
     assert found["job"] == {
         "scheduler": "Slurm",
         "launch_id": "19.0",
-        "start": "step",
+        "context": "step",
         "nodes": ["jwb0001", "jwb0002", "jwb0003"],
         "node_rank": 0,
         "task": {"rank": 0, "size": 3, "local_rank": 0, "local_size": 1},

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nodes import make_launch_plan
+from plans import make_launch_plan
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning.endpoints import port_of

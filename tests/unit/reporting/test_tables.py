@@ -45,7 +45,7 @@ def described(rank=0, nodes=2, *, job=True, node_patches=PATCHES, **changes):
         "job": {
             "scheduler": "Slurm",
             "launch_id": "19.0",
-            "start": "step",
+            "context": "step",
             "nodes": hosts,
             "node_rank": rank,
             "task": {"rank": rank, "size": nodes, "local_rank": 0, "local_size": 1},

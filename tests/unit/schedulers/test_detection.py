@@ -1,4 +1,4 @@
-"""All sources together: which of them speaks, and that none of them ever crashes."""
+"""All detectors together: which of them wins, and that none of them ever crashes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,27 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import changed, outcome, recorded, recordings
+from nodes import changed, detected, outcome, recorded, recordings
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.schedulers import flux, hydra, lsf, openmpi, pals, pbs, pmi, slurm
+from torchrun_hpc.launching.preflight import of_process
+from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.schedulers import (
+    flux,
+    hydra,
+    jsrun,
+    lsf,
+    openmpi,
+    pals,
+    pbs,
+    pmi,
+    slurm,
+)
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
-# --- who speaks ---------------------------------------------------------------------
+# --- who wins -----------------------------------------------------------------------
 
 # The first task of a launch by each of them, in this order: whoever started this
 # process, not whoever started that.
@@ -57,33 +69,44 @@ PAIRS = [
 ]
 
 
+def test_the_order_is_that_of_the_table():
+    names = [detector.name for detector in schedulers.DETECTORS]
+    assert names == [*STARTED_BY, "PBS", "LSF"]
+
+
 @pytest.mark.parametrize("name", STARTED_BY)
 def test_each_alone(name):
-    job = schedulers.detect(Process(STARTED_BY[name], "jwb0001"))
+    job = detected(Process(STARTED_BY[name], "jwb0001"))
     assert job.scheduler == name
 
 
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_two_at_once(inner, outer):
     environ = STARTED_BY[outer] | STARTED_BY[inner]
-    job = schedulers.detect(Process(environ, "jwb0001"))
+    job = detected(Process(environ, "jwb0001"))
     expected = f"{inner} in Slurm" if outer == "Slurm" else inner
     assert job.scheduler == expected
-    assert schedulers.is_first_task(environ)
+    assert schedulers.task_rank(environ) == 0
 
 
 @pytest.mark.parametrize("hostname", ["laptop", "", "localhost"])
 def test_nobody(hostname):
     environ = {"HOME": "/root", "PATH": "/usr/bin", "OMP_NUM_THREADS": "1"}
-    assert schedulers.detect(Process(environ, hostname)) is None
-    assert schedulers.is_first_task(environ)
+    assert detected(Process(environ, hostname)) is None
+    assert schedulers.task_rank(environ) is None
+    assert is_reporter(of_process(Process(environ, hostname)).task_rank or 0)
 
 
 @pytest.mark.parametrize("name", recordings(""))
-def test_one_task_of_every_recorded_launch_speaks(name):
-    speaking = [schedulers.is_first_task(environ) for environ, _ in recorded(name)]
-    first = 2 if name == "pbs-pbsdsh-split-chunks" else 1  # PBS tells no ranks
-    assert speaking == [True] * first + [False] * (len(speaking) - first)
+def test_ranks_of_the_tasks_of_every_recorded_launch(name):
+    ranks = [schedulers.task_rank(environ) for environ, _ in recorded(name)]
+    # Outside a step there is no rank; PBS numbers hosts, not tasks.
+    others = {
+        "pbs-pbsdsh-split-chunks": [0, 0, 1],
+        "slurm-salloc-shell": [None],
+        "slurm-sbatch-script": [None],
+    }
+    assert ranks == others.get(name, [*range(len(ranks))])
 
 
 # --- anything -----------------------------------------------------------------------
@@ -135,8 +158,8 @@ PBS = [
     pbs.NODE_NUMBER,
 ]
 LSF = [lsf.JOB_ID, lsf.ARRAY_INDEX, *lsf.HOST_FILES, lsf.HOST_COUNTS, lsf.HOSTS]
-JSRUN = [lsf.RANK, lsf.SIZE, lsf.LOCAL_RANK, lsf.LOCAL_SIZE, lsf.INSTANCE]
-JSRUN += [lsf.JSRUN_JOB]
+JSRUN = [jsrun.RANK, jsrun.SIZE, jsrun.LOCAL_RANK, jsrun.LOCAL_SIZE, jsrun.INSTANCE]
+JSRUN += [jsrun.ALLOCATION_ID]
 LAUNCHERS = [OPEN_MPI, HYDRA, PALS, FLUX, JSRUN]
 FAMILIES = [SLURM, PBS, LSF, *LAUNCHERS]
 READ = sorted({name for family in FAMILIES for name in family})
@@ -202,21 +225,21 @@ def mutated_recordings(draw):
     return changed(environ, draw(changes))
 
 
-def exchanged(said):
+def exchanging(answer):
     """Return a process manager that says this, as far as there are so many tasks."""
 
     def exchange(environ):
-        if said is None or not environ.get("PMI_SIZE", "").isdecimal():
+        if answer is None or not environ.get("PMI_SIZE", "").isdecimal():
             return None
         size = int(environ["PMI_SIZE"])
-        places = said.node_of_rank[:size] if len(said.node_of_rank) >= size else ()
-        hosts = said.hosts[: max(places, default=-1) + 1]
-        return Exchanged(said.head, said.instance, places, hosts)
+        places = answer.node_of_rank[:size] if len(answer.node_of_rank) >= size else ()
+        hosts = answer.hosts[: max(places, default=-1) + 1]
+        return Exchanged(answer.first_host, answer.instance, places, hosts)
 
     return exchange
 
 
-said = st.sampled_from(
+answers = st.sampled_from(
     [
         None,
         Exchanged("jwb0001", "0badcafe"),
@@ -236,23 +259,26 @@ def assert_sound(job):
     task = job.task
     assert 0 <= task.rank < task.size
     assert 0 <= task.local_rank < task.local_size <= task.size
-    if job.start is LaunchContext.STEP:
+    if job.context is LaunchContext.STEP:
         assert len(job.nodes) <= task.size
     else:
         assert task == Task()
     if job.node_rank is None:
-        assert job.start in {LaunchContext.ALLOCATION_SHELL, LaunchContext.BATCH_SCRIPT}
-        assert job.start is LaunchContext.ALLOCATION_SHELL or len(job.nodes) == 1
+        assert job.context in {
+            LaunchContext.ALLOCATION_SHELL,
+            LaunchContext.BATCH_SCRIPT,
+        }
+        assert job.context is LaunchContext.ALLOCATION_SHELL or len(job.nodes) == 1
     else:
         assert 0 <= job.node_rank < len(job.nodes)
     assert {"nodes", "launch_id"} <= set(job.provenance)
-    if job.start is LaunchContext.STEP:
+    if job.context is LaunchContext.STEP:
         assert {"nodes", "launch_id", "node_rank", "tasks", "task"} <= set(
             job.provenance
         )
     assert all(job.head_candidates)
-    line = job.line("python -m torchrun_hpc train.py")
-    assert line.startswith(job.launcher.line.partition(" ")[0])
+    line = job.once_per_node("python -m torchrun_hpc train.py")
+    assert line.startswith(job.launcher.template.partition(" ")[0])
     assert "{" not in line
 
 
@@ -261,11 +287,11 @@ def assert_sound(job):
     environments() | mutated_recordings(),
     hostnames,
     files,
-    said,
+    answers,
     st.sampled_from([(), ("slurmstepd",), ("sh", "pbs_mom"), ("res",), ("orted", "x")]),
 )
 def test_any_environment_is_understood_or_refused(
-    environ, hostname, texts, heard, ancestors
+    environ, hostname, texts, answer, ancestors
 ):
     before = dict(environ)
     found = outcome(
@@ -276,11 +302,11 @@ def test_any_environment_is_understood_or_refused(
             pid=1,
             ancestors=ancestors,
             read=texts.get,
-            exchange=exchanged(heard),
+            exchange=exchanging(answer),
         )
     )
     assert environ == before
-    assert isinstance(schedulers.is_first_task(environ), bool)
+    assert (schedulers.task_rank(environ) or 0) >= 0
     if isinstance(found, str):
         assert found.isprintable()
         assert re.match("HPC(0[23][0-9]|139|14[0-4]) ", found)
@@ -305,7 +331,7 @@ from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers.process import Process
 try:
-    schedulers.detect(Process({!r}, "jwb0001"))
+    schedulers.detect(schedulers.weigh(Process({!r}, "jwb0001")))
 except LaunchError:
     pass
 """

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
-from nodes import node_file, outcome, reader, recorded
+from nodes import detected, node_file, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.launching.direct import WorkerStarter
-from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.launching.preflight import of_process, preflight
 from torchrun_hpc.main import plan_of
 from torchrun_hpc.planning.mode import direct_mode
 from torchrun_hpc.schedulers.job import LaunchContext
@@ -261,7 +259,7 @@ def test_a_job_that_was_submitted_in_a_task_of_mpirun(real, left):
     for environ, hostname in job.tasks:
         process = Process(leftovers | environ, hostname, ancestors=job.ancestors)
         cleaned = Process(environ, hostname, ancestors=job.ancestors)
-        assert schedulers.is_reporter(process) == schedulers.is_reporter(cleaned)
+        assert of_process(process).task_rank == of_process(cleaned).task_rank
 
 
 @pytest.mark.parametrize("left", TASKS)
@@ -270,8 +268,12 @@ def test_the_process_that_slurm_has_started_itself(left):
     environ, hostname = recorded("slurm-srun-3-nodes")[1]
     leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
     process = Process(leftovers | environ | {"SLURM_TASK_PID": "7"}, hostname, pid=7)
-    job = schedulers.detect(process)
-    assert (job.scheduler, job.start, job.node_rank) == ("Slurm", LaunchContext.STEP, 1)
+    job = detected(process)
+    assert (job.scheduler, job.context, job.node_rank) == (
+        "Slurm",
+        LaunchContext.STEP,
+        1,
+    )
 
 
 # Names and numbers above a process of number 9, where those of root are hidden.
@@ -313,6 +315,15 @@ def test_a_launcher_in_a_batch_script_is_nearer(name, ancestors):
     assert outcome(process) == outcome(Process(environ, hostname))
 
 
+@pytest.mark.parametrize(("real", "left"), [p for p in PAIRS if p[0] != "salloc"])
+def test_what_is_weighed_stays_as_it_is(real, left):
+    environ, hostname = (JOBS | MPIRUN)[real].tasks[0]
+    process = Process(left_by(left) | environ, hostname, read=reader(FILES))
+    weighed = schedulers.weigh(process)
+    assert weighed.environ.items() < process.environ.items()
+    assert schedulers.weigh(weighed) is weighed
+
+
 @pytest.mark.parametrize("name", MPIRUN)
 def test_mpirun_in_a_job_is_no_contradiction(name):
     job = MPIRUN[name]
@@ -342,29 +353,12 @@ def test_a_launcher_in_a_task_of_another(inner, outer):
     environ = TASKS[outer] | TASKS[inner]
     process = Process(environ, "jwb0003", ancestors=LAUNCHED_BY[inner])
     alone = Process(TASKS[inner], "jwb0003")
-    assert schedulers.detect(process).scheduler == schedulers.detect(alone).scheduler
+    assert detected(process).scheduler == detected(alone).scheduler
     text = outcome(Process(environ, "jwb0003"))
     assert text.startswith("HPC142 there are variables of ")
 
 
 # --- this process -------------------------------------------------------------------
-
-
-def test_the_processes_above_this_one():
-    code = "from torchrun_hpc.schedulers.process import this_process as p; print(p())"
-    done = subprocess.run(
-        ["sh", "-c", f'{sys.executable} -c "$0"; true', code],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    above = this_process().ancestors
-    with open(f"/proc/{os.getpid()}/comm", encoding="utf-8") as file:  # noqa: PTH123
-        own = file.read().strip()
-    assert f"ancestors={('sh', own, *above)}" in done.stdout
-    pids = this_process().ancestor_pids
-    assert pids[0] == os.getppid()
-    assert f", {(os.getpid(), *pids)}"[3:] in done.stdout
 
 
 @pytest.fixture
@@ -380,9 +374,9 @@ def with_leftovers(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("with_leftovers")
 def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
     assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
-    seen = preflight("COMMAND")
-    job, starter = seen.job, WorkerStarter(seen, {})
-    inputs, _ = plan_of(direct_mode(job), seen, starter)
+    job = detected(this_process())
+    starter = WorkerStarter(preflight("COMMAND"), {})
+    inputs, _ = plan_of(direct_mode(job), preflight("COMMAND"), starter)
     assert (job.scheduler, inputs.site) == ("PBS", None)
     assert not [name for name in inputs.environ if name.startswith("SLURM")]
 
@@ -392,4 +386,4 @@ def test_all_variables_count_where_nothing_shows_which_are_left_over():
     for name in ("PBS_NODEFILE", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         del os.environ[name]
     assert outcome(this_process()).startswith("HPC142 ")
-    assert schedulers.environment() == os.environ
+    assert of_process(this_process()).environ == os.environ

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nodes import changed, outcome, recorded, tasks_at
+from nodes import changed, detected, outcome, recorded, tasks_at
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.schedulers import flux
@@ -34,7 +34,7 @@ FIRST_FEW = [0, 1, 1, 2, 2]
 
 def launch(places, environ=None, *, exchange=True):
     """Return the processes of a launch; ``places`` has for each rank its node."""
-    said = Exchanged("jwb0001", "0badcafe", tuple(places)) if exchange else None
+    exchanged = Exchanged("jwb0001", "0badcafe", tuple(places)) if exchange else None
     return [
         Process(
             {
@@ -52,7 +52,7 @@ def launch(places, environ=None, *, exchange=True):
                 "PMI_FD": "19",
             },
             THREE[node],
-            exchange=lambda _: said,
+            exchange=lambda _: exchanged,
         )
         for node, task in zip(places, tasks_at(places), strict=True)
     ]
@@ -64,7 +64,7 @@ def expected(places, provenance):
         Job(
             scheduler="Flux",
             launch_id="fD2e73NP",
-            start=LaunchContext.STEP,
+            context=LaunchContext.STEP,
             launcher=flux.RUN,
             nodes=("", "", ""),
             node_rank=node,
@@ -88,21 +88,21 @@ def expected(places, provenance):
 
 @pytest.mark.parametrize("places", [EACH, BLOCK, CYCLIC, UNEVEN, FIRST_FEW])
 def test_tasks_that_tell_each_other(places):
-    found = [schedulers.detect(task) for task in launch(places)]
+    found = [detected(task) for task in launch(places)]
     assert found == expected(places, {"head": "PMI", "node_rank": "PMI"})
 
 
 @pytest.mark.parametrize("places", [EACH, BLOCK])
 def test_without_a_process_manager_as_many_are_on_each_node(places):
-    found = [schedulers.detect(task) for task in launch(places, exchange=False)]
+    found = [detected(task) for task in launch(places, exchange=False)]
     same = [replace(job, provenance={}) for job in found]
     assert same == [replace(job, provenance={}) for job in expected(places, {})]
 
 
 @pytest.mark.parametrize("places", [UNEVEN, FIRST_FEW])
 def test_uneven_tasks_without_a_process_manager_cannot_meet(places):
-    """How many are on each node is not said; and without a head they are refused."""
-    found = [schedulers.detect(task) for task in launch(places, exchange=False)]
+    """How many are on each node is not known, and they have no head node."""
+    found = [detected(task) for task in launch(places, exchange=False)]
     assert {(job.nodes, job.head_candidates) for job in found} == {(("", "", ""), ())}
     assert {job.has_several_tasks for job in found} == {True}
 
@@ -110,7 +110,7 @@ def test_uneven_tasks_without_a_process_manager_cannot_meet(places):
 @pytest.mark.parametrize("places", [EACH, BLOCK, CYCLIC, UNEVEN])
 def test_inside_of_slurm(places):
     """Which has numbered the brokers; the tasks are Flux's."""
-    found = [schedulers.detect(task) for task in launch(places, SLURM)]
+    found = [detected(task) for task in launch(places, SLURM)]
     assert {job.scheduler for job in found} == {"Flux in Slurm"}
     assert {job.launch_id for job in found} == {"19.fD2e73NP"}
     assert {job.nodes for job in found} == {THREE}
@@ -120,31 +120,41 @@ def test_inside_of_slurm(places):
 
 
 def test_names_inside_of_slurm_come_from_its_list():
-    job = schedulers.detect(launch(EACH, SLURM)[1])
+    job = detected(launch(EACH, SLURM)[1])
     assert job.provenance["nodes"] == "SLURM_JOB_NODELIST"
 
 
 def test_script_of_flux_inside_of_slurm():
     """Flux takes the variables of the job and of Slurm away there."""
     environ = {"FLUX_URI": "local:///run/flux/local", "FLUX_ENCLOSING_ID": "\u0192D2e"}
-    assert schedulers.detect(Process(environ, "jwb0001")) is None
+    assert detected(Process(environ, "jwb0001")) is None
 
 
 def test_two_launches_differ():
-    """Flux numbers them; what the first task has said is not needed for that."""
+    """Flux numbers them; what the first task tells is not needed for that."""
     process = launch(EACH)[0]
     other = changed(process.environ, {"FLUX_JOB_ID": "\u0192D2e73NQ"})
-    identities = {
-        schedulers.detect(Process(environ, "jwb0001")).launch_id
+    launch_ids = {
+        detected(Process(environ, "jwb0001")).launch_id
         for environ in (process.environ, other)
     }
-    assert identities == {"fD2e73NP", "fD2e73NQ"}
+    assert launch_ids == {"fD2e73NP", "fD2e73NQ"}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "launch_id"), [(True, "0badcafe"), (False, "flux-run")]
+)
+def test_without_the_number_of_the_job(exchange, launch_id):
+    process = launch(EACH, exchange=exchange)[1]
+    environ = changed(process.environ, {"FLUX_JOB_ID": None})
+    job = detected(Process(environ, "jwb0002", exchange=process.exchange))
+    assert job.launch_id == launch_id
 
 
 def test_it_sets_the_variables_of_pals_too():
     process = launch(EACH)[1]
     environ = {**process.environ, "PALS_RANKID": "1", "PALS_NODEID": "1"}
-    job = schedulers.detect(Process(environ, "jwb0002"))
+    job = detected(Process(environ, "jwb0002"))
     assert (job.scheduler, job.node_rank) == ("Flux", 1)
 
 
@@ -181,4 +191,4 @@ def test_contradiction(fault, exchange):
 @pytest.mark.parametrize("task", range(3))
 def test_the_first_task_is_known(task):
     environ = launch(EACH, SLURM)[task].environ
-    assert schedulers.is_first_task(environ) is (task == 0)
+    assert schedulers.task_rank(environ) == task

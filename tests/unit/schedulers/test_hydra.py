@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from nodes import changed, node_file, reader, recorded, recordings, tasks_at
+from nodes import changed, detected, node_file, reader, recorded, recordings, tasks_at
 
-from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers import hydra, task_layout
+from torchrun_hpc.schedulers import hydra
 from torchrun_hpc.schedulers.allocation import Allocation
 from torchrun_hpc.schedulers.job import Job, LaunchContext
+from torchrun_hpc.schedulers.launched_job import launched_job
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
@@ -83,7 +83,7 @@ def nobody(_environ):
     return None
 
 
-def said(name, *, mapping=True):
+def exchange_of(name, *, mapping=True):
     """Return a process manager: what the first task has told all of them."""
     places = tuple(LAUNCHES[name].places) if mapping else ()
     named = {place: recorded(name)[rank][1] for rank, place in enumerate(places)}
@@ -96,7 +96,7 @@ def detect(name, task=0, changes=None, exchange=nobody):
     process = Process(
         changed(environ, changes or {}), hostname, read=files(name), exchange=exchange
     )
-    return schedulers.detect(process)
+    return detected(process)
 
 
 HOST_FILES = {"Slurm": "", "PBS": "$PBS_NODEFILE", "": "HOSTFILE"}
@@ -122,7 +122,7 @@ def expected_jobs(name, launch_id, *, exchanged, mapping=True):
         Job(
             scheduler=f"Hydra in {launch.scheduler}" if launch.scheduler else "Hydra",
             launch_id=launch_id,
-            start=LaunchContext.STEP,
+            context=LaunchContext.STEP,
             launcher=hydra.MPIEXEC,
             nodes=nodes,
             node_rank=node,
@@ -158,7 +158,7 @@ def test_recorded_launch_whose_tasks_tell_each_other(name):
     """All that the variables leave open: names, an instance, cyclic and uneven."""
     job = LAUNCHES[name].job
     tasks = range(len(LAUNCHES[name].places))
-    found = [detect(name, task, exchange=said(name)) for task in tasks]
+    found = [detect(name, task, exchange=exchange_of(name)) for task in tasks]
     launch_id = f"{job}.0badcafe" if job else "0badcafe"
     assert found == expected_jobs(name, launch_id, exchanged=True)
 
@@ -193,7 +193,7 @@ def test_cyclic_tasks_without_a_process_manager_have_ranks_and_cannot_meet(name)
 @pytest.mark.parametrize("name", CLEAR)
 def test_a_process_manager_that_does_not_say_where_tasks_are(name):
     launch = LAUNCHES[name]
-    exchange = said(name, mapping=False)
+    exchange = exchange_of(name, mapping=False)
     found = [
         detect(name, task, exchange=exchange) for task in range(len(launch.places))
     ]
@@ -201,17 +201,17 @@ def test_a_process_manager_that_does_not_say_where_tasks_are(name):
     assert found == expected_jobs(name, launch_id, exchanged=True, mapping=False)
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_two_launches_with_the_same_variables_differ_by_what_the_first_task_said(name):
+def test_two_launches_with_the_same_variables_differ_by_what_the_first_task_tells(name):
     places = tuple(LAUNCHES[name].places)
-    identities = {
+    launch_ids = {
         detect(name, exchange=lambda _, i=i: Exchanged("h", i, places)).launch_id
         for i in ("11111111", "22222222")
     }
-    assert len(identities) == 2
+    assert len(launch_ids) == 2
 
 
 @pytest.mark.parametrize("name", IN_A_JOB)
@@ -226,7 +226,7 @@ def test_a_node_file_that_only_the_first_node_can_read():
     """The number of nodes is that of the tasks; names are then missing elsewhere."""
     name = "pbs-mpich-4.0.2"
     environ, hostname = recorded(name)[1]
-    job = schedulers.detect(Process(environ, hostname, exchange=said(name)))
+    job = detected(Process(environ, hostname, exchange=exchange_of(name)))
     assert job.nodes == ("", "", "")
     assert (job.node_rank, job.launch_id) == (1, "0.0badcafe")
     assert job.head_candidates == ("dec0001",)
@@ -239,7 +239,7 @@ def test_a_node_file_that_only_the_first_node_can_read():
 def test_srun_with_pmi2_is_not_hydra(task):
     environ, hostname = recorded("slurm-srun-pmi2")[task]
     assert environ["PMI_RANK"] == str(task)
-    assert schedulers.detect(Process(environ, hostname)).scheduler == "Slurm"
+    assert detected(Process(environ, hostname)).scheduler == "Slurm"
 
 
 @pytest.mark.parametrize("name", ["mpich-4.0.2-3-nodes", "intelmpi-2021-3-nodes"])
@@ -262,9 +262,9 @@ def test_the_process_manager_is_not_asked_by_others():
         pytest.fail("asked")
 
     environ, hostname = recorded("openmpi-4.1.4-3-nodes")[0]
-    assert schedulers.detect(Process(environ, hostname, exchange=asked))
+    assert detected(Process(environ, hostname, exchange=asked))
     environ, hostname = recorded("slurm-srun-pmi2")[0]
-    assert schedulers.detect(Process(environ, hostname, exchange=asked))
+    assert detected(Process(environ, hostname, exchange=asked))
 
 
 # --- contradictions -----------------------------------------------------------------
@@ -284,7 +284,7 @@ WRONG = {
 
 @pytest.mark.parametrize("fault", WRONG)
 @pytest.mark.parametrize(
-    "exchange", [nobody, said("mpich-4.0.2-3-nodes")], ids=["alone", "exchanged"]
+    "exchange", [nobody, exchange_of("mpich-4.0.2-3-nodes")], ids=["alone", "exchanged"]
 )
 def test_contradiction(fault, exchange):
     changes, code, message = WRONG[fault]
@@ -298,8 +298,8 @@ def test_contradiction(fault, exchange):
 def test_two_chunks_on_one_host_are_workers_with_ranks_of_their_own(hosts):
     """Each has MPI_LOCALRANKID=0 of 1, which would be two workers on one GPU."""
     name = "pbs-mpich-4.0.2-split-chunks"
-    heard = Exchanged(hosts[0], "0badcafe", (0, 1, 0), hosts)
-    jobs = [detect(name, task, exchange=lambda _: heard) for task in range(3)]
+    exchanged = Exchanged(hosts[0], "0badcafe", (0, 1, 0), hosts)
+    jobs = [detect(name, task, exchange=lambda _: exchanged) for task in range(3)]
     assert all(job.has_several_tasks for job in jobs)
     assert {job.nodes for job in jobs} == {TWO_DECS}
     assert [job.task.local_rank for job in jobs] == [0, 0, 1]
@@ -321,26 +321,27 @@ ORDERS = {
 def test_names_are_in_the_order_of_the_ranks(case):
     """Not of the scheduler's list: mpiexec -hosts c,b,a."""
     hosts, expected = ORDERS[case]
-    heard = Exchanged(hosts[0], "0badcafe", tuple(range(len(hosts))), hosts)
+    exchanged = Exchanged(hosts[0], "0badcafe", tuple(range(len(hosts))), hosts)
     jobs = []
     for rank, host in enumerate(hosts):
         environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "jwb[0001-0003]"}
         environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(len(hosts))}
         environ |= {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-        process = Process(environ, host, exchange=lambda _: heard)
-        jobs.append(schedulers.detect(process))
+        process = Process(environ, host, exchange=lambda _: exchanged)
+        jobs.append(detected(process))
     assert {job.nodes for job in jobs} == {expected}
     assert [job.node_rank for job in jobs] == list(range(len(hosts)))
 
 
 def test_a_part_of_the_job_begins_where_rank_0_is():
-    """mpiexec -hosts jwb0002,jwb0003 in a job of three nodes: rank 0 has said so."""
+    """mpiexec -hosts jwb0002,jwb0003 in a job of three nodes: rank 0 has told so."""
     allocation = Allocation("Slurm", "7", THREE, {"nodes": "A", "launch_id": "B"})
+    exchanged = Exchanged("jwb0002", "0badcafe", (0, 1))
     for rank, host in enumerate(THREE[1:]):
         environ = {"PMI_RANK": str(rank), "PMI_SIZE": "2"}
         environ |= {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-        said = Exchanged("jwb0002", "0badcafe", (0, 1))
-        process = Process(environ, host, exchange=lambda _environ, said=said: said)
-        job = task_layout.job_of(hydra.task_layout(process), allocation, host)
+        process = Process(environ, host, exchange=lambda _environ: exchanged)
+        layout = hydra.task_layout(process)
+        job = launched_job(hydra.DETECTOR, layout, allocation, process)
         assert (job.nodes, job.node_rank) == (("jwb0002", ""), rank)
         assert job.launch_id == "7.0badcafe"

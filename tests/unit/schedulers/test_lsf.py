@@ -1,16 +1,14 @@
-"""LSF and jsrun: documented, not recorded.
+"""LSF: documented, not recorded.
 
-As in IBM's "Environment variables set for job execution", and in users' scripts for
-systems with jsrun, where the first host is that of the script and runs no tasks.
+As in IBM's "Environment variables set for job execution".
 """
 
 from __future__ import annotations
 
 import pytest
-from nodes import changed, outcome, reader, tasks_at
+from nodes import changed, detected, outcome, reader
 
-from torchrun_hpc import schedulers
-from torchrun_hpc.schedulers import lsf, openmpi
+from torchrun_hpc.schedulers import jsrun, openmpi
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
 
@@ -41,9 +39,6 @@ def script(changes=None, hostname="hostA", files=FILES, environ=LSF):
     )
 
 
-# --- scripts ------------------------------------------------------------------------
-
-
 def test_script():
     assert script() == Job(
         "LSF",
@@ -65,7 +60,7 @@ def test_script_on_a_system_with_jsrun():
         "LSF",
         "1234",
         LaunchContext.ALLOCATION_SHELL,
-        lsf.JSRUN,
+        jsrun.JSRUN,
         COMPUTE,
         None,
         Task(),
@@ -169,109 +164,22 @@ def test_launch_id(index, launch_id, source):
 )
 def test_where_the_script_is(hostname, start, rank):
     job = script(hostname=hostname)
-    assert (job.start, job.node_rank) == (start, rank)
+    assert (job.context, job.node_rank) == (start, rank)
 
 
 def test_script_of_one_node():
     job = script({"LSB_MCPU_HOSTS": "hostA 8"}, files={})
-    assert (job.start, job.nodes) == (LaunchContext.BATCH_SCRIPT, ("hostA",))
-
-
-# --- jsrun --------------------------------------------------------------------------
-
-
-def launch(places, environ=SUMMIT, files=SUMMIT_FILES, namespace="csm-42-1"):
-    """Return the processes of jsrun, which sets the variables of Open MPI too."""
-    return [
-        Process(
-            {
-                **environ,
-                "JSM_NAMESPACE_RANK": f"{task.rank}",
-                "JSM_NAMESPACE_SIZE": f"{task.size}",
-                "JSM_NAMESPACE_LOCAL_RANK": f"{task.local_rank}",
-                "JSM_NAMESPACE_LOCAL_SIZE": f"{task.local_size}",
-                "OMPI_COMM_WORLD_RANK": f"{task.rank}",
-                "OMPI_COMM_WORLD_SIZE": f"{task.size}",
-                "OMPI_COMM_WORLD_LOCAL_RANK": f"{task.local_rank}",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": f"{task.local_size}",
-                "PMIX_NAMESPACE": namespace,
-            },
-            COMPUTE[node],
-            read=reader(files),
-        )
-        for node, task in zip(places, tasks_at(places), strict=True)
-    ]
-
-
-@pytest.mark.parametrize("places", [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1]])
-def test_jsrun(places):
-    found = [schedulers.detect(task) for task in launch(places)]
-    assert found == [
-        Job(
-            scheduler="jsrun in LSF",
-            launch_id="1234.csm-42-1",
-            start=LaunchContext.STEP,
-            launcher=lsf.JSRUN,
-            nodes=COMPUTE,
-            node_rank=node,
-            task=task,
-            allocated_nodes=2,
-            provenance={
-                "nodes": "LSB_DJOB_RANKFILE",
-                "node_rank": "host name" if len(places) > 2 else "JSM_NAMESPACE_RANK",
-                "tasks": "JSM_NAMESPACE_SIZE",
-                "task": "JSM_NAMESPACE_RANK",
-                "launch_id": "LSB_JOBID, PMIX_NAMESPACE",
-            },
-            head_candidates=COMPUTE[:1],
-            hostname=COMPUTE[node],
-        )
-        for node, task in zip(places, tasks_at(places), strict=True)
-    ]
-
-
-def test_two_launches_in_one_job_differ():
-    first = schedulers.detect(launch([0, 1], namespace="csm-42-1")[0]).launch_id
-    second = schedulers.detect(launch([0, 1], namespace="csm-42-2")[0]).launch_id
-    assert first != second
-
-
-def test_the_host_of_the_script_is_left_out_without_a_sign_of_the_system_too():
-    environ = changed(SUMMIT, {"CSM_ALLOCATION_ID": None})
-    job = schedulers.detect(launch([0, 1], environ)[1])
-    assert (job.nodes, job.node_rank) == (COMPUTE, 1)
+    assert (job.context, job.nodes) == (LaunchContext.BATCH_SCRIPT, ("hostA",))
 
 
 def test_mpirun_in_a_job_of_lsf():
-    (_, process) = launch([0, 1], LSF, FILES)
-    environ = {k: v for k, v in process.environ.items() if not k.startswith("JSM_")}
-    job = schedulers.detect(Process(environ, "hostB", read=process.read))
+    environ = LSF | {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+        "PMIX_NAMESPACE": "csm-42-1",
+    }
+    job = detected(Process(environ, "hostB", read=reader(FILES)))
     assert (job.scheduler, job.launcher) == ("Open MPI in LSF", openmpi.MPIRUN)
     assert (job.nodes, job.node_rank, job.launch_id) == (TWO, 1, "csm-42-1")
-
-
-WRONG = {
-    "no size": ({"JSM_NAMESPACE_SIZE": None}, "HPC020 JSM_NAMESPACE_SIZE is not set"),
-    "a local rank that is none": (
-        {"JSM_NAMESPACE_LOCAL_RANK": "x"},
-        "HPC021 JSM_NAMESPACE_LOCAL_RANK='x' is not a whole number",
-    ),
-    "a rank beyond the size": (
-        {"JSM_NAMESPACE_RANK": "2"},
-        "HPC033 jsrun says that this is task 2 of 2",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", WRONG)
-def test_contradiction(fault):
-    changes, message = WRONG[fault]
-    process = launch([0, 1])[1]
-    environ = changed(process.environ, changes)
-    assert outcome(Process(environ, "a01n02", read=process.read)).startswith(message)
-
-
-@pytest.mark.parametrize("task", range(2))
-def test_the_first_task_is_known(task):
-    environ = launch([0, 1])[task].environ
-    assert schedulers.is_first_task(environ) is (task == 0)

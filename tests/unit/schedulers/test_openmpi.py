@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from nodes import changed, outcome, recorded, recordings, tasks_at
+from nodes import changed, detected, outcome, recorded, recordings, tasks_at
 
-from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import openmpi
 from torchrun_hpc.schedulers.job import Job, LaunchContext
@@ -91,7 +90,7 @@ UNCLEAR = [
 
 def detect(name, task=0, changes=None):
     environ, hostname = recorded(name)[task]
-    return schedulers.detect(Process(changed(environ, changes or {}), hostname))
+    return detected(Process(changed(environ, changes or {}), hostname))
 
 
 def expected_jobs(name):
@@ -102,7 +101,7 @@ def expected_jobs(name):
         Job(
             scheduler="Open MPI in Slurm" if launch.nodes else "Open MPI",
             launch_id=launch.launch_id,
-            start=LaunchContext.STEP,
+            context=LaunchContext.STEP,
             launcher=openmpi.MPIRUN,
             nodes=nodes,
             node_rank=node,
@@ -168,7 +167,7 @@ def test_unclear_number_of_nodes_is_clear_in_a_job_of_slurm(name):
     assert {len(job.nodes) for job in jobs} == {max(places) + 1}
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
@@ -178,9 +177,9 @@ def test_all_tasks_of_a_launch_agree(name):
         assert len({getattr(job, value) for job in jobs}) == 1, value
 
 
-def test_different_launches_have_different_identities():
-    identities = [detect(name).launch_id for name in LAUNCHES]
-    assert len(set(identities)) == len(identities)
+def test_different_launches_have_different_launch_ids():
+    launch_ids = [detect(name).launch_id for name in LAUNCHES]
+    assert len(set(launch_ids)) == len(launch_ids)
 
 
 def test_launch_id_needs_nothing_that_mpirun_does_not_pass_on():
@@ -340,9 +339,3 @@ def test_no_node_at_all_is_no_answer(nodes):
 
 def test_without_a_rank_mpirun_has_not_started_this():
     assert detect("openmpi-4.1.4-3-nodes", 1, {"OMPI_COMM_WORLD_RANK": None}) is None
-
-
-@pytest.mark.parametrize("task", range(3))
-def test_the_first_task_is_known(task):
-    environ, _ = recorded("openmpi-5.0.11-3-nodes")[task]
-    assert schedulers.is_first_task(environ) is (task == 0)

@@ -7,7 +7,7 @@ which sets the same variables.
 from __future__ import annotations
 
 import pytest
-from nodes import changed, outcome, reader, recorded, tasks_at
+from nodes import changed, detected, outcome, reader, recorded, tasks_at
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.schedulers import pals
@@ -69,13 +69,13 @@ CYCLIC = [0, 1, 2, 0, 1, 2]
 @pytest.mark.parametrize("domain", ["", DOMAIN])
 @pytest.mark.parametrize("places", [EACH, BLOCK, CYCLIC])
 def test_in_a_job_of_pbs(places, domain):
-    found = [schedulers.detect(task) for task in launch(places, domain=domain)]
+    found = [detected(task) for task in launch(places, domain=domain)]
     names = tuple(host + domain for host in HOSTS)
     assert found == [
         Job(
             scheduler="PALS in PBS",
             launch_id="6826897.5b0de0e3",
-            start=LaunchContext.STEP,
+            context=LaunchContext.STEP,
             launcher=pals.MPIEXEC,
             nodes=names,
             node_rank=node,
@@ -98,7 +98,7 @@ def test_in_a_job_of_pbs(places, domain):
 @pytest.mark.parametrize("places", [EACH, BLOCK])
 def test_a_node_file_that_cannot_be_read(places):
     """Ranks are known and names are not: nobody shows a head."""
-    jobs = [schedulers.detect(task) for task in launch(places, lines=[])]
+    jobs = [detected(task) for task in launch(places, lines=[])]
     assert [job.node_rank for job in jobs] == places
     assert {job.nodes for job in jobs} == {("", "", "")}
     assert {job.head_candidates for job in jobs} == {()}
@@ -122,8 +122,8 @@ def test_local_size_has_two_names(variable):
 def test_what_a_user_tells_mpiexec_says_nothing_of_a_task():
     environ = PBS | {"PALS_NRANKS": "8", "PALS_PPN": "4", "PALS_DEPTH": "8"}
     read = reader({FILE: "\n".join(HOSTS)})
-    job = schedulers.detect(Process(environ, HOSTS[0], read=read))
-    assert (job.scheduler, job.start) == ("PBS", LaunchContext.BATCH_SCRIPT)
+    job = detected(Process(environ, HOSTS[0], read=read))
+    assert (job.scheduler, job.context) == ("PBS", LaunchContext.BATCH_SCRIPT)
 
 
 @pytest.mark.parametrize("task", range(3))
@@ -131,12 +131,12 @@ def test_srun_sets_the_same_variables(task):
     """--mpi=cray_shasta: Slurm knows more."""
     step, hostname = recorded("slurm-srun-3-nodes")[task]
     environ = launch(EACH)[task].environ | step | {"PALS_APID": "19.0"}
-    job = schedulers.detect(Process(environ, hostname))
+    job = detected(Process(environ, hostname))
     assert (job.scheduler, job.launch_id, job.node_rank) == ("Slurm", "19.0", task)
 
 
 def test_alone():
-    jobs = [schedulers.detect(task) for task in launch(BLOCK, environ={})]
+    jobs = [detected(task) for task in launch(BLOCK, environ={})]
     assert {job.scheduler for job in jobs} == {"PALS"}
     assert {job.launch_id for job in jobs} == {"5b0de0e3"}
     assert [job.node_rank for job in jobs] == BLOCK
@@ -167,7 +167,7 @@ def test_contradiction(fault):
 
 @pytest.mark.parametrize("node", ["3", "999"])
 def test_a_node_beyond_the_last_one(node):
-    """Uneven tasks, of which too many are said to be on the nodes before."""
+    """Uneven tasks, of which too many would be on the nodes before."""
     found = detect(launch(BLOCK)[5], PALS_NODEID=node)
     assert isinstance(found, str)
 
@@ -175,4 +175,4 @@ def test_a_node_beyond_the_last_one(node):
 @pytest.mark.parametrize("task", range(3))
 def test_the_first_task_is_known(task):
     environ = launch(EACH)[task].environ
-    assert schedulers.is_first_task(environ) is (task == 0)
+    assert schedulers.task_rank(environ) == task

@@ -13,6 +13,7 @@ import pytest
 from nodes import (
     ENVIRONMENTS,
     changed,
+    detected,
     make_inputs,
     make_network,
     node_file,
@@ -22,7 +23,6 @@ from nodes import (
     recordings,
 )
 
-from torchrun_hpc import schedulers
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers import openmpi, pbs
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
@@ -72,7 +72,7 @@ class Mpirun(NamedTuple):
         return Job(
             scheduler="Open MPI in PBS" if known else "Open MPI",
             launch_id=self.launch_id,
-            start=LaunchContext.STEP,
+            context=LaunchContext.STEP,
             launcher=openmpi.MPIRUN,
             nodes=nodes,
             node_rank=rank,
@@ -152,14 +152,14 @@ def test_node_file_of_every_recorded_launch(name):
 @pytest.mark.parametrize("case", SEEN)
 def test_recorded_launch(case):
     name, expected = SEEN[case]
-    found = [schedulers.detect(process(name, task)) for task in range(len(expected))]
+    found = [detected(process(name, task)) for task in range(len(expected))]
     assert found == expected
 
 
 @pytest.mark.parametrize("case", SEEN)
 def test_all_tasks_of_a_launch_agree(case):
     name, expected = SEEN[case]
-    jobs = [schedulers.detect(process(name, task)) for task in range(len(expected))]
+    jobs = [detected(process(name, task)) for task in range(len(expected))]
     assert {job.launch_id for job in jobs} == {expected[0].launch_id}
     assert {len(job.nodes) for job in jobs} == {3}
 
@@ -168,20 +168,12 @@ def test_all_tasks_of_a_launch_agree(case):
 def test_a_node_file_that_only_the_first_node_can_read(name):
     """It is the same launch: what must be equal is not made of the file."""
     jobs = [
-        schedulers.detect(process(name, task, files=READABLE if task == 0 else {}))
+        detected(process(name, task, files=READABLE if task == 0 else {}))
         for task in range(3)
     ]
     assert len({job.launch_id for job in jobs}) == 1
     assert [job.nodes for job in jobs] == [THREE, NOBODY, NOBODY]
     assert [job.node_rank for job in jobs] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("task", [0, 1, 2])
-def test_the_first_task_is_known(task):
-    for name in PBS_LAUNCHES:
-        if name != "pbs-pbsdsh-split-chunks" and task < len(recorded(name)):
-            environ, _ = recorded(name)[task]
-            assert schedulers.is_first_task(environ) is (task == 0), name
 
 
 # --- the node file ------------------------------------------------------------------
@@ -206,7 +198,7 @@ def test_a_node_file_that_cannot_be_read(text):
 def test_a_node_file_at_another_place():
     changes = {"PBS_NODEFILE": "/local/nodes"}
     files = {"/local/nodes": "dec0001\ndec0003\n", FILE: "dec0009\n"}
-    job = schedulers.detect(process("pbs-script", 0, changes, files))
+    job = detected(process("pbs-script", 0, changes, files))
     assert (job.nodes, job.provenance["nodes"]) == (
         ("dec0001", "dec0003"),
         "PBS_NODEFILE",
@@ -215,7 +207,7 @@ def test_a_node_file_at_another_place():
 
 def test_a_variable_that_names_no_file_gives_way_to_the_usual_one():
     changes = {"PBS_NODEFILE": "/gone"}
-    job = schedulers.detect(process("pbs-script", 0, changes))
+    job = detected(process("pbs-script", 0, changes))
     assert (job.nodes, job.provenance["nodes"]) == (THREE, FILE)
 
 
@@ -233,8 +225,8 @@ NODE_FILES = {
 def test_nodes_of_a_script(case, ending):
     words, expected = NODE_FILES[case]
     files = {FILE: ending.join(words.split()) + ending}
-    job = schedulers.detect(process("pbs-script", files=files))
-    assert (job.start, job.nodes) == (LaunchContext.BATCH_SCRIPT, expected)
+    job = detected(process("pbs-script", files=files))
+    assert (job.context, job.nodes) == (LaunchContext.BATCH_SCRIPT, expected)
     assert job.nodes[job.node_rank].startswith("dec0001")
 
 
@@ -266,7 +258,7 @@ def test_a_node_file_that_is_none(case, name):
 
 def test_comments_and_blank_lines_do_not_count():
     text = "# of a user\n\n  dec0001  # the first\n\t\ndec0002\r\n#dec0003\n"
-    job = schedulers.detect(process("pbs-script", files={FILE: text}))
+    job = detected(process("pbs-script", files={FILE: text}))
     assert job.nodes == THREE[:2]
 
 
@@ -279,11 +271,11 @@ def test_comments_and_blank_lines_do_not_count():
     ],
 )
 def test_script_on_a_host_that_is_not_in_the_file(lines, start):
-    job = schedulers.detect(process("pbs-script", files={FILE: lines}))
-    assert (job.start, job.node_rank) == (start, None)
+    job = detected(process("pbs-script", files={FILE: lines}))
+    assert (job.context, job.node_rank) == (start, None)
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,13 +294,13 @@ def test_script_on_a_host_that_is_not_in_the_file(lines, start):
 )
 def test_launch_id(job_id, launch_id):
     changes = {"PBS_JOBID": job_id}
-    job = schedulers.detect(process("pbs-script", 0, changes))
+    job = detected(process("pbs-script", 0, changes))
     assert job.launch_id == launch_id
 
 
 def test_elements_of_an_array_differ():
     jobs = [
-        schedulers.detect(process("pbs-script", 0, {"PBS_JOBID": f"17[{i}].desched1"}))
+        detected(process("pbs-script", 0, {"PBS_JOBID": f"17[{i}].desched1"}))
         for i in range(12)
     ]
     assert len({job.launch_id for job in jobs}) == 12
@@ -320,13 +312,13 @@ def test_elements_of_an_array_differ():
 def test_no_job():
     environ, hostname = recorded("pbs-script")[0]
     no_job = Process(changed(environ, {"PBS_JOBID": None}), hostname)
-    assert schedulers.detect(no_job) is None
+    assert detected(no_job) is None
 
 
 def test_interactive_job():
     changes = {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}
-    job = schedulers.detect(process("pbs-script", 0, changes))
-    assert (job.start, job.nodes) == (LaunchContext.INTERACTIVE_STEP, ("dec0001",))
+    job = detected(process("pbs-script", 0, changes))
+    assert (job.context, job.nodes) == (LaunchContext.INTERACTIVE_STEP, ("dec0001",))
     assert (job.node_rank, job.allocated_nodes) == (0, 3)
 
 
@@ -341,8 +333,8 @@ def test_mpiexec_of_pals_in_an_interactive_job():
             "PALS_LOCAL_SIZE": "1",
             "PMI_SIZE": "3",
         }
-        job = schedulers.detect(process("pbs-script", 0, changes))
-        assert (job.scheduler, job.start) == ("PALS in PBS", LaunchContext.STEP)
+        job = detected(process("pbs-script", 0, changes))
+        assert (job.scheduler, job.context) == ("PALS in PBS", LaunchContext.STEP)
         assert (job.nodes, job.node_rank) == (THREE, rank)
 
 
@@ -363,7 +355,7 @@ def test_two_chunks_on_one_host():
     """Open MPI takes it for one, and pbsdsh starts a task for each."""
     (openmpi_, pbsdsh) = SPLIT
     files = {FILE: node_file(pbsdsh)}
-    jobs = [schedulers.detect(process(openmpi_, t, files=files)) for t in range(2)]
+    jobs = [detected(process(openmpi_, t, files=files)) for t in range(2)]
     assert [job.nodes for job in jobs] == [("dec0001", "dec0002"), ("", "")]
     assert [(job.node_rank, job.task) for job in jobs] == [
         (rank, Task(rank, 2, 0, 1)) for rank in range(2)
@@ -378,14 +370,14 @@ def test_two_chunks_on_one_host():
 def test_task_of_pbsdsh_without_its_number_is_known_by_name(number, hostname):
     environ, _ = recorded("pbs-pbsdsh")[1]
     environ = changed(environ, {"PBS_NODENUM": number})
-    job = schedulers.detect(Process(environ, hostname, read=reader(READABLE)))
+    job = detected(Process(environ, hostname, read=reader(READABLE)))
     assert (job.node_rank, job.task) == (1, Task(1, 3))
     assert job.provenance["task"] == job.provenance["node_rank"] == "host name"
 
 
 def test_task_of_pbsdsh_on_a_host_that_has_another_name():
     environ, _ = recorded("pbs-pbsdsh")[1]
-    job = schedulers.detect(Process(environ, "other", read=reader(READABLE)))
+    job = detected(Process(environ, "other", read=reader(READABLE)))
     assert (job.node_rank, job.provenance["node_rank"]) == (1, "PBS_NODENUM")
     assert job.provenance["task"] == "PBS_NODENUM"
 
@@ -393,7 +385,7 @@ def test_task_of_pbsdsh_on_a_host_that_has_another_name():
 def test_name_and_number_of_a_task_of_pbsdsh_that_differ():
     """mpiprocs=0 on the first chunk: numbers count a host that is not in the file."""
     files = {FILE: "dec0002\ndec0003\n"}
-    jobs = [schedulers.detect(process("pbs-pbsdsh", t, files=files)) for t in (1, 2)]
+    jobs = [detected(process("pbs-pbsdsh", t, files=files)) for t in (1, 2)]
     assert [job.node_rank for job in jobs] == [0, 1]
 
 
@@ -413,8 +405,8 @@ def test_a_number_of_a_node_that_is_none(number):
 @pytest.mark.parametrize("number", ["1", "", None, "0000000g", "000000001"])
 def test_only_tasks_of_pbsdsh_have_a_number_of_eight_digits(number):
     changes = {"PBS_TASKNUM": number}
-    job = schedulers.detect(process("pbs-script", 0, changes))
-    assert job.start is LaunchContext.BATCH_SCRIPT
+    job = detected(process("pbs-script", 0, changes))
+    assert job.context is LaunchContext.BATCH_SCRIPT
 
 
 def test_the_usual_file_is_the_one_of_the_job():
@@ -434,7 +426,7 @@ def test_open_mpi_over_ssh_meets_although_one_node_knows_the_list(told):
     found = []
     for rank in range(3):
         at = process("pbs-openmpi-4.1.4", rank, files={FILE: "\n".join(THREE)})
-        job = schedulers.detect(at)
+        job = detected(at)
         address = f"10.30.0.{rank + 1}"
         here = make_network({"eth0": f"{address}/24"}, DECS)
         inputs = make_inputs(job=job, site=None, network=here, environ=told)

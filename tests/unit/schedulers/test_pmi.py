@@ -1,4 +1,4 @@
-"""PMI-1 on the wire, against a process manager that speaks as the real ones do."""
+"""PMI-1 on the wire, against a process manager that answers as the real ones do."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Manager:
             threading.Thread(target=self.serve, args=(ours, rank), daemon=True).start()
 
     def serve(self, connection, rank):
-        # The task may be gone before it has heard the answer.
+        # The task may be gone before it has read the answer.
         with (
             contextlib.suppress(OSError),
             connection.makefile("rwb", buffering=0) as stream,
@@ -141,14 +141,14 @@ class Manager:
 
 @pytest.fixture
 def manager():
-    made = []
+    managers = []
 
     def make(*args, **kwargs):
-        made.append(Manager(*args, **kwargs))
-        return made[-1]
+        managers.append(Manager(*args, **kwargs))
+        return managers[-1]
 
     yield make
-    for one in made:
+    for one in managers:
         one.close()
 
 
@@ -159,7 +159,7 @@ def manager():
 def test_all_tasks_hear_the_same(manager, name):
     first, *others = manager(DIALECTS[name]).exchange()
     assert others == [first, first]
-    assert (first.head, first.node_of_rank) == ("jwb0001", (0, 1, 2))
+    assert (first.first_host, first.node_of_rank) == ("jwb0001", (0, 1, 2))
     assert first.hosts == ("jwb0001", "jwb0002", "jwb0003")
     assert len(first.instance) == 8
 
@@ -261,7 +261,7 @@ def test_a_process_manager_that_does_not_say_where_tasks_are(manager, name):
     """The tasks themselves say it."""
     found = manager(DIALECTS[name], mapping=None).exchange()
     assert {task.node_of_rank for task in found} == {(0, 1, 2)}
-    assert {task.head for task in found} == {"jwb0001"}
+    assert {task.first_host for task in found} == {"jwb0001"}
 
 
 def test_an_answer_may_come_in_pieces(manager, monkeypatch):
@@ -269,7 +269,7 @@ def test_an_answer_may_come_in_pieces(manager, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
     (found,) = asked.exchange()
-    assert found.head == "jwb0001"
+    assert found.first_host == "jwb0001"
     assert asked.asked[0][0] == "cmd=init pmi_version=1 pmi_subversion=1"
 
 
@@ -307,11 +307,11 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
     time.sleep(0.5)
     pmi.exchange(environs[1 - rank], "jwb0002")
     thread.join(timeout=20)
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     message = "HPC131 waiting for 1 other task to start, for [0-9]+ s; the limit is 900"
-    for line in said.err.splitlines():
+    for line in printed.err.splitlines():
         assert re.search(message, line)
-    assert (bool(said.err), said.out) == (rank == 0, "")
+    assert (bool(printed.err), printed.out) == (rank == 0, "")
 
 
 def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
@@ -457,12 +457,12 @@ def test_a_descriptor_of_something_else():
 )
 def test_on_a_port(manager, pmi_id, expected):
     answers = manager(tasks=1)
-    heard = []
+    received = []
 
     def serve():
         connection, _ = server.accept()
         with connection, connection.makefile("rwb", buffering=0) as stream:
-            heard.append(stream.readline().decode())
+            received.append(stream.readline().decode())
             stream.write(b"cmd=initack\ncmd=set size=1\ncmd=set rank=0\n")
             stream.write(b"cmd=set debug=0\n")
             answers.serve(connection, 0)
@@ -474,8 +474,8 @@ def test_on_a_port(manager, pmi_id, expected):
         environ = {"PMI_PORT": f"127.0.0.1:{port}", "PMI_RANK": "0", "PMI_SIZE": "1"}
         found = pmi.exchange(environ | pmi_id, "jwb0001")
         thread.join(timeout=20)
-    assert (found.head, found.node_of_rank) == ("jwb0001", (0,))
-    assert heard == [f"cmd=initack pmiid={expected}\n"]
+    assert (found.first_host, found.node_of_rank) == ("jwb0001", (0,))
+    assert received == [f"cmd=initack pmiid={expected}\n"]
 
 
 # --- the end ------------------------------------------------------------------------
@@ -567,7 +567,7 @@ def test_nothing_to_finalize(environ):
 
 # --- where tasks are ----------------------------------------------------------------
 
-# What was typed, what Hydra said, and where the tasks were; as seen.
+# What was typed, what Hydra answered, and where the tasks were; as seen.
 MAPPINGS = {
     "-ppn 1 -n 3": [("(vector,(0,3,1))", "012")],
     "-hosts a:2,b:1 -n 3": [

@@ -6,19 +6,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import (
-    RECORDED,
-    changed,
-    juelich,
-    make_direct_plan,
-    make_inputs,
-    outcome,
-    recorded,
-)
+from nodes import RECORDED, changed, detected, juelich, make_inputs, outcome, recorded
+from plans import make_direct_plan
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.launching.preflight import of_process
 from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers import slurm
 from torchrun_hpc.schedulers.hostlist import expand_hostlist
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
@@ -52,8 +47,10 @@ BY_SHELL = {"nodes": "SLURM_JOB_NODELIST", "launch_id": "SLURM_JOB_ID"}
 _ONE = "--nodes=1 --ntasks=1 --ntasks-per-node=1 {command}"
 _TWO = "--nodes=2 --ntasks=2 --ntasks-per-node=1 {command}"
 HET_LINE = f"srun --het-group=0 {_ONE} : --het-group=1 {_TWO}"
-HET_SRUN = replace(slurm.SRUN, line=HET_LINE)
-OVERLAP = replace(slurm.SRUN, line=slurm.SRUN.line.replace("srun", "srun --overlap"))
+HET_SRUN = replace(slurm.SRUN, template=HET_LINE)
+OVERLAP = replace(
+    slurm.SRUN, template=slurm.SRUN.template.replace("srun", "srun --overlap")
+)
 
 
 def step(launch_id, nodes, rank, task, provenance):
@@ -153,7 +150,7 @@ EXPECTED = {
 
 def detect(name, task=0, changes=None, *, terminal=False, hostname=None):
     environ, recorded_hostname = recorded(name)[task]
-    return schedulers.detect(
+    return detected(
         Process(
             changed(environ, changes or {}),
             hostname or recorded_hostname,
@@ -172,8 +169,7 @@ def test_every_recorded_launch_is_expected():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_recorded_launch(name):
     found = [
-        schedulers.detect(Process(environ, hostname))
-        for environ, hostname in recorded(name)
+        detected(Process(environ, hostname)) for environ, hostname in recorded(name)
     ]
     assert found == EXPECTED[name]
 
@@ -186,7 +182,7 @@ def test_a_container_that_hides_the_node_name_changes_no_rank(name):
     assert [job.nodes for job in found] == [j.nodes for j in EXPECTED[name]]
 
 
-# --- identity -----------------------------------------------------------------------
+# --- launch id ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -224,7 +220,7 @@ def test_launch_id_is_the_leaders_in_every_component_of_a_heterogeneous_job():
 def test_all_tasks_of_a_launch_agree(name):
     tasks = range(len(EXPECTED[name]))
     jobs = [detect(name, task) for task in tasks]
-    for value in ("launch_id", "nodes", "start", "allocated_nodes"):
+    for value in ("launch_id", "nodes", "context", "allocated_nodes"):
         assert len({getattr(job, value) for job in jobs}) == 1, value
 
 
@@ -272,14 +268,16 @@ def test_lines_for_a_heterogeneous_job(case):
     if case == "a shell on a login node":
         hostname = "login01"
     job = slurm.detect(Process(changed(environ, changes), hostname))
-    assert job.launcher.line == line
+    assert job.launcher.template == line
     assert not job.launcher.takes_number
     assert job.allocated_nodes == 3 or "a step" in case
-    nodes = job.allocated_nodes if job.start is LaunchContext.INTERACTIVE_STEP else None
-    assert job.line("python x.py", nodes=nodes) == line.format(command="python x.py")
+    is_shell = job.context is LaunchContext.INTERACTIVE_STEP
+    nodes = job.allocated_nodes if is_shell else None
+    typed = job.once_per_node("python x.py", nodes=nodes)
+    assert typed == line.format(command="python x.py")
 
 
-def test_different_launches_have_different_identities():
+def test_different_launches_have_different_launch_ids():
     restart = {"SLURM_RESTART_COUNT": "1"}
     step = {"SLURM_STEP_ID": "1", "SLURM_STEPID": "1"}
     jobs = [detect(name) for name in RECORDED]
@@ -287,10 +285,10 @@ def test_different_launches_have_different_identities():
         jobs += [
             detect(name, changes=changes)
             for name in RECORDED
-            if EXPECTED[name][0].start is LaunchContext.STEP
+            if EXPECTED[name][0].context is LaunchContext.STEP
         ]
-    identities = [job.launch_id for job in jobs]
-    assert len(set(identities)) == len(identities) == 11 + 3 * 9
+    launch_ids = [job.launch_id for job in jobs]
+    assert len(set(launch_ids)) == len(launch_ids) == 11 + 3 * 9
 
 
 # --- ways to start ------------------------------------------------------------------
@@ -555,7 +553,7 @@ def test_interactive_step_of_salloc(step, terminal):
 def test_interactive_step_in_a_container_without_the_node_name():
     changes = INTERACTIVE | {"SLURM_STEP_ID": "-6", "SLURMD_NODENAME": None}
     job = detect("slurm-srun-3-nodes", 0, changes)
-    assert (job.start, job.nodes) == (LaunchContext.INTERACTIVE_STEP, ONE)
+    assert (job.context, job.nodes) == (LaunchContext.INTERACTIVE_STEP, ONE)
 
 
 PTY = {"SLURM_PTY_PORT": "61000", "SLURM_PTY_WIN_COL": "80", "SLURM_PTY_WIN_ROW": "24"}
@@ -563,7 +561,7 @@ PTY = {"SLURM_PTY_PORT": "61000", "SLURM_PTY_WIN_COL": "80", "SLURM_PTY_WIN_ROW"
 
 def test_shell_of_srun_pty():
     job = detect("slurm-srun-3-nodes", 0, INTERACTIVE | PTY, terminal=True)
-    assert (job.start, job.nodes) == (LaunchContext.INTERACTIVE_STEP, ONE)
+    assert (job.context, job.nodes) == (LaunchContext.INTERACTIVE_STEP, ONE)
     assert (job.allocated_nodes, job.task) == (3, Task())
 
 
@@ -601,14 +599,14 @@ STALE_STEP = {
 )
 def test_batch_script_in_spite_of_step_variables(changes):
     job = detect("slurm-sbatch-script", changes=changes)
-    assert (job.start, job.launch_id) == (LaunchContext.BATCH_SCRIPT, "25.batch")
+    assert (job.context, job.launch_id) == (LaunchContext.BATCH_SCRIPT, "25.batch")
     assert (job.nodes, job.node_rank, job.task) == (THREE, 0, Task())
 
 
 def test_batch_script_of_one_node():
     one = {"SLURM_JOB_NODELIST": "jwb0001", "SLURM_JOB_NUM_NODES": "1"}
     job = detect("slurm-sbatch-script", changes=one)
-    assert (job.start, job.nodes) == (LaunchContext.BATCH_SCRIPT, ONE)
+    assert (job.context, job.nodes) == (LaunchContext.BATCH_SCRIPT, ONE)
 
 
 @pytest.mark.parametrize(
@@ -634,7 +632,7 @@ def test_batch_script_of_one_node():
     ],
 )
 def test_not_started_by_slurm(environ, hostname):
-    assert schedulers.detect(Process(environ, hostname)) is None
+    assert detected(Process(environ, hostname)) is None
 
 
 @pytest.mark.parametrize("hostname", ["login01", "jwb0004", "jwb0001i", "jwb"])
@@ -843,11 +841,18 @@ def test_the_only_task_of_a_node_needs_no_local_rank():
 
 @pytest.mark.parametrize("value", ["abc", "-1", "²", "1" * 30, "", None])
 def test_task_rank_that_cannot_be_read_is_never_silent(value):
-    """Nobody knows who the first task is, so that each must speak."""
-    with pytest.raises(LaunchError, match="SLURM_PROCID") as caught:
-        detect("slurm-srun-3-nodes", 1, {"SLURM_PROCID": value})
-    environ = {} if value is None else {"SLURM_PROCID": value}
-    assert not caught.value.everywhere or schedulers.is_first_task(environ)
+    """No task knows whether it is the first one, so each reports it."""
+    changes = {"SLURM_PROCID": value}
+    with pytest.raises(LaunchError, match="SLURM_PROCID"):
+        detect("slurm-srun-3-nodes", 1, changes)
+    environ = changed(recorded("slurm-srun-3-nodes")[1][0], changes)
+    assert schedulers.task_rank(environ) is None
+    assert is_reporter(of_process(Process(environ, "jwb0002")).task_rank or 0)
+
+
+def test_a_number_of_nodes_alone_shows_that_a_list_was_lost():
+    found = outcome(Process({"SLURM_STEP_NUM_NODES": "3"}, "jwb0001"))
+    assert found.startswith("HPC020 SLURM_STEP_NODELIST is not set")
 
 
 @pytest.mark.parametrize("task", [1, 2])
@@ -974,8 +979,8 @@ def assert_sound_job(job):
     assert all(job.nodes)
     assert 0 <= job.task.local_rank < job.task.local_size <= job.task.size
     assert 0 <= job.task.rank < job.task.size
-    assert job.start is LaunchContext.STEP or job.task == Task()
-    if job.start is LaunchContext.ALLOCATION_SHELL:
+    assert job.context is LaunchContext.STEP or job.task == Task()
+    if job.context is LaunchContext.ALLOCATION_SHELL:
         assert job.node_rank is None
     else:
         assert 0 <= job.node_rank < len(job.nodes)
@@ -983,12 +988,11 @@ def assert_sound_job(job):
 
 
 @pytest.mark.parametrize(
-    ("pid", "start"), [(41, LaunchContext.STEP), (42, LaunchContext.INTERACTIVE_STEP)]
+    ("pid", "context"), [(41, LaunchContext.STEP), (42, LaunchContext.INTERACTIVE_STEP)]
 )
-def test_a_task_with_a_terminal_is_not_a_shell(pid, start):
+def test_a_task_with_a_terminal_is_not_a_shell(pid, context):
     """srun --pty gives a terminal to the first task; all tasks must see one step."""
     environ, hostname = recorded("slurm-srun-3-nodes")[0]
     environ |= {"SLURM_PTY_PORT": "61361", "SLURM_TASK_PID": "41"}
-    assert (
-        slurm.detect(Process(environ, hostname, terminal=True, pid=pid)).start is start
-    )
+    job = slurm.detect(Process(environ, hostname, terminal=True, pid=pid))
+    assert job.context is context

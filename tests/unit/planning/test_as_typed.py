@@ -1,0 +1,98 @@
+"""The plan for several machines without a scheduler."""
+
+from __future__ import annotations
+
+import pytest
+from nodes import (
+    juelich,
+)
+from plans import planned, refused
+
+from torchrun_hpc.reporting.reporter import is_reporter
+
+# --- several nodes without a scheduler ----------------------------------------------
+
+
+def test_typed_by_hand_on_each_machine():
+    options = {"nnodes": "2", "node_rank": 1, "master_addr": "10.10.10.11"}
+    plan = planned(job=None, options=options)
+    assert (plan.world.nodes, plan.world.node_rank, plan.options) == (2, 1, {})
+    assert (plan.rendezvous.endpoint, plan.messages.title) == (
+        "10.10.10.11:29500",
+        "no scheduler",
+    )
+    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("host", "own", "interface"), [("jwb0001i", 20, "ib0"), ("jwb0001", 10, "eth0")]
+)
+def test_typed_c10d_on_each_machine(rank, host, own, interface):
+    options = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": f"{host}:1"}
+    plan = planned(rank, job=None, options=options, hostname=f"jwb000{rank + 1}")
+    # Torch knows node 0 by its name; in the other network it has another one.
+    is_told = rank == 0 and host == "jwb0001i"
+    conf = plan.options.get("rdzv_conf")
+    assert (conf and conf.value) == ("is_host=1" if is_told else None)
+    assert plan.options["local_addr"].value == f"10.{own}.0.{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == interface
+    assert plan.rendezvous.listen == ((f"10.{own}.0.1", 1) if is_told else None)
+    assert is_reporter(plan.world.report_rank) is (rank == 0)
+
+
+def test_typed_static_on_each_machine_gets_the_interface():
+    options = {"nnodes": "2", "node_rank": 1, "master_addr": "10.20.0.1"}
+    plan = planned(1, job=None, options=options)
+    assert plan.options == {}
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert (plan.interface, is_reporter(plan.world.report_rank)) == ("ib0", False)
+
+
+def test_static_node_0_is_on_another_machine():
+    options = {"nnodes": "2", "master_addr": "jwb0001i"}
+    (said,) = planned(1, job=None, options=options).messages.warnings
+    assert said.code == "HPC137"
+    assert "--master_addr=jwb0001i is no address of this machine" in said.text
+    assert planned(0, job=None, options=options).messages.warnings == ()
+
+
+@pytest.mark.parametrize("explicit", [{}, {"node_rank": 1}, {"rdzv_backend": "c10d"}])
+def test_several_nodes_and_nothing_that_says_which(explicit):
+    options = {"nnodes": "2"} | explicit
+    refused("HPC066", "--nnodes=2, but no scheduler's", job=None, options=options)
+
+
+def test_several_nodes_without_scheduler_and_a_name_that_does_not_resolve():
+    options = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "nowhere:1"}
+    message = "--rdzv_endpoint=nowhere:1 does not resolve here"
+    refused("HPC067", message, job=None, options=options)
+
+
+def test_standalone_and_several_nodes():
+    options = {"standalone": True, "nnodes": "2"}
+    refused("HPC065", "--nnodes=2 and --standalone", options=options)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "10.20.0.2"])
+@pytest.mark.parametrize("job", [None, "three nodes"])
+def test_typed_local_address_of_another_node(address, job):
+    error = refused(
+        "HPC052",
+        f"--local_addr={address} is not an address of this node",
+        options={"local_addr": address},
+        **({} if job else {"job": None}),
+    )
+    assert "10.20.0.1" in str(error)
+    assert not error.everywhere
+
+
+def test_suspicion_of_a_node_rank_that_is_0_everywhere():
+    plan = planned(0, options={"node_rank": 0})
+    assert plan.messages.suspicion == "is it --node_rank=0 on every node?"
+    assert planned(0).messages.suspicion == ""
+
+
+def test_head_whose_fast_name_resolves_elsewhere_only_takes_what_comes():
+    network = juelich(0, hosts={"jwb0001i": ""})
+    assert planned(0, network=network).rendezvous.listen is None

@@ -1,0 +1,215 @@
+"""Where the nodes are to meet."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import (
+    juelich,
+    make_network,
+    step,
+)
+from plans import ALIASES, ENDPOINTS, PORT, conf_of, planned, refused
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.planning import endpoints
+
+# --- typed endpoints ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_typed_endpoint(endpoint):
+    expected = ENDPOINTS[endpoint]
+    plan = [
+        planned(
+            rank,
+            options={"rdzv_backend": "c10d", "rdzv_endpoint": endpoint},
+            network=juelich(rank, hosts=ALIASES),
+        )
+        for rank in range(3)
+    ]
+    assert {m.rendezvous.endpoint for m in plan} == {expected.endpoint}
+    assert {m.options["rdzv_endpoint"].value for m in plan} == {expected.number}
+    hosts = [rank for rank in range(3) if conf_of(plan[rank])["is_host"] == "1"]
+    assert hosts == [expected.host]
+    listening = {
+        rank: plan[rank].rendezvous.listen
+        for rank in range(3)
+        if plan[rank].rendezvous.listen
+    }
+    host, port = expected.number.rsplit(":", 1)
+    owned = "99" not in host
+    assert listening == ({expected.host: (host, int(port))} if owned else {})
+    notes = {m.messages.notes for m in plan}
+    assert len(notes) == 1
+    assert bool(notes.pop()) is expected.note
+
+
+def test_rewriting_a_typed_name_is_announced():
+    plan = planned(options={"rdzv_endpoint": "jwb0001:29400"})
+    text = "jwb0001 rewritten to jwb0001i (site jsc)"
+    assert plan.messages.notes == (Message("HPC074", text),)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_without_a_site_a_typed_name_stays(rank):
+    plan = planned(rank, site=None, options={"rdzv_endpoint": "jwb0001:29400"})
+    assert plan.options["rdzv_endpoint"].value == "10.10.0.1:29400"
+    assert plan.messages.notes == ()
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_address_of_the_endpoint_chooses_the_interface(rank):
+    plan = planned(rank, options={"rdzv_endpoint": "10.10.0.1:29400"})
+    assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+
+
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize(
+    "endpoint", ["[fd00::1]:29400", "[fd00::1]", "fd00::1", "n1:29400"]
+)
+def test_ipv6(rank, endpoint):
+    network = make_network(
+        {"lo": "::1/128", "ib0": f"fd00::{rank + 1}/64 fe80::{rank + 1}/64"},
+        {"n1": "fd00::1", "n2": "fd00::2"},
+    )
+    plan = planned(
+        rank,
+        job=step(rank, nodes=("n1", "n2")),
+        site=None,
+        options={"rdzv_endpoint": endpoint},
+        network=network,
+    )
+    port = 29400 if endpoint.endswith(":29400") else PORT
+    assert plan.options["rdzv_endpoint"].value == f"[fd00::1]:{port}"
+    assert plan.options["local_addr"].value == f"fd00::{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert plan.rendezvous.listen == (("fd00::1", port) if rank == 0 else None)
+    assert conf_of(plan)["is_host"] == "10"[rank]
+
+
+NO_ENDPOINT = {
+    "jwb0001:0": ("HPC051", "port 0 is another port at every start"),
+    "10.20.0.1:0": ("HPC051", "port 0 is another port at every start"),
+    "jwb0001:port": ("HPC053", "is not an endpoint"),
+    "jwb0001:65536": ("HPC053", "is not an endpoint"),
+    "jwb0001:29400x": ("HPC053", "is not an endpoint"),
+    "jwb0001:": ("HPC053", "is not an endpoint"),
+    ":29400": ("HPC053", "is not an endpoint"),
+    "a b:29400": ("HPC053", "is not an endpoint"),
+    "http://jwb0001:29400": ("HPC053", "is not an endpoint"),
+    "[jwb0001]:29400": ("HPC053", "is not an endpoint"),
+    "[10.20.0.1": ("HPC053", "is not an endpoint"),
+    "fd00::1]:29400": ("HPC053", "is not an endpoint"),
+    "jwb0001:٢٩٤٠٠": ("HPC053", "is not an endpoint"),
+    "nonsense:29400": (
+        "HPC059",
+        "nonsense (--rdzv_endpoint=nonsense:29400) does not resolve here",
+    ),
+    "loop:29400": (
+        "HPC059",
+        "loop (--rdzv_endpoint=loop:29400) means only 127.0.1.1 here",
+    ),
+    "127.0.0.1:29400": ("HPC059", "means only 127.0.0.1 here"),
+    "[::1]:29400": ("HPC059", "means only ::1 here"),
+    "0.0.0.0:29400": ("HPC059", "means only 0.0.0.0 here"),
+}
+
+
+@pytest.mark.parametrize("endpoint", NO_ENDPOINT)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_endpoint_that_cannot_work(endpoint, rank):
+    error = refused(
+        *NO_ENDPOINT[endpoint],
+        rank,
+        options={"rdzv_endpoint": endpoint},
+        network=juelich(rank, hosts={"loop": "127.0.1.1"}),
+    )
+    assert f"--rdzv_endpoint={endpoint}" in str(error)
+    assert error.everywhere
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 99999])
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_master_port_that_cannot_work(port, backend):
+    options = {"rdzv_backend": backend, "master_port": port}
+    code = "HPC051" if port == 0 else "HPC050"
+    error = refused(code, f"--master_port={port}", options=options)
+    assert error.everywhere
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "proposed"),
+    [
+        ({"rdzv_endpoint": "[fd00::1]:0"}, "rdzv_endpoint=[fd00::1]:0", "[fd00::1]"),
+        ({"rdzv_endpoint": "jwb0002:0"}, "rdzv_endpoint=jwb0002:0", "jwb0002"),
+        # the endpoint has no port: the other option is at fault
+        ({"master_addr": "jwb0001", "master_port": 0}, "master_port=0", "jwb0001"),
+        ({"rdzv_endpoint": "jwb0001", "master_port": 0}, "master_port=0", "jwb0001"),
+    ],
+)
+def test_port_0_is_named_where_it_was_typed(options, named, proposed):
+    error = refused("HPC051", f"--{named}: port 0 is another", options=options)
+    assert str(error).endswith(f"type one: --rdzv_endpoint={proposed}:29400")
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_file_store_has_a_path_for_an_endpoint(rank):
+    options = {
+        "rdzv_backend": "c10d",
+        "rdzv_conf": "store_type=file",
+        "rdzv_endpoint": "/scratch/rendezvous",
+    }
+    plan = planned(rank, options=options)
+    assert plan.options.keys() == {"nnodes", "rdzv_id", "local_addr", "node_rank"}
+    assert (plan.rendezvous.listen, plan.rendezvous.endpoint) == (
+        None,
+        "/scratch/rendezvous",
+    )
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+
+
+# --- ports --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("launch_id", "port"),
+    [
+        # 20000 + the first 64 bits that sha256sum prints, modulo 9000
+        ("19.0", 25592),
+        ("123456.0", 26058),
+        ("123456_7.0-r1", 27106),
+        ("26_0.0", 22331),
+        ("26_1.0", 23060),
+    ],
+)
+def test_port_is_stable(launch_id, port):
+    assert endpoints.port_of(launch_id) == port
+
+
+@given(st.text("0123456789._-r", min_size=1))
+def test_port_is_in_range(launch_id):
+    assert 20000 <= endpoints.port_of(launch_id) <= 28999
+
+
+def test_ports_spread():
+    ports = {endpoints.port_of(f"{job}.0") for job in range(1000)}
+    # 1000 of 9000 drawn at random: 946 different ones are expected.
+    assert len(ports) > 900
+    assert min(ports) < 20100
+    assert max(ports) > 28900
+
+
+def test_two_steps_of_a_job_do_not_meet():
+    plan = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
+    assert len({m.options["rdzv_id"].value for m in plan}) == 2
+    assert len({m.rendezvous.listen for m in plan}) == 2
+
+
+def test_port_is_a_hash_of_the_launch_id():
+    number = int(hashlib.sha256(b"19.0").hexdigest()[:16], 16)
+    assert 20000 + number % 9000 == PORT == planned().rendezvous.listen[1]

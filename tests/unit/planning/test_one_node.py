@@ -1,0 +1,312 @@
+"""The plan of a world of one node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from nodes import (
+    COMMAND,
+    INTERACTIVE,
+    THREE,
+    make_network,
+    step,
+)
+from plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.planning import endpoints
+from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.schedulers.job import LaunchContext, Task
+
+# --- one node -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
+def test_one_node_of_a_job(job):
+    plan = planned(job=job)
+    assert values(plan.options) == {
+        "nnodes": "1",
+        "local_addr": "127.0.0.1",
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "rdzv_id": job.launch_id,
+    }
+    assert values(plan.environment) == {"OMP_NUM_THREADS": "1"}
+    assert (plan.rendezvous.endpoint, plan.rendezvous.local_address) == (
+        "localhost",
+        "127.0.0.1",
+    )
+    assert (plan.world.nodes, plan.ranks_follow_scheduler) == (1, False)
+    assert plan.rendezvous.listen == ("127.0.0.1", 0)
+    assert plan.messages.warnings == ()
+    assert is_reporter(plan.world.report_rank)
+
+
+@pytest.mark.parametrize("job", [None, *ONE_NODE_JOBS.values()])
+def test_one_node_needs_no_name_and_no_network(job):
+    plan = planned(job=job, network=make_network({"lo": "127.0.0.1/8"}))
+    assert plan.options["local_addr"].value == "127.0.0.1"
+    assert plan.messages.warnings == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"nnodes": "1"}, {"nnodes": "1:1"}])
+def test_laptop(options):
+    plan = planned(job=None, options=options)
+    expected = {"standalone": True, "local_addr": "127.0.0.1", "nnodes": "1"}
+    assert values(plan.options) == {
+        name: value for name, value in expected.items() if name not in options
+    }
+    assert plan.messages.title == "no scheduler"
+    assert is_reporter(plan.world.report_rank)
+    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
+
+
+@pytest.mark.parametrize("task", [0, 1, 5])
+@pytest.mark.parametrize("options", [{"standalone": True}, {"nnodes": "1"}])
+def test_one_world_per_task(task, options):
+    job = step(task // 2, task=Task(task, 6, task % 2, 2))
+    plan = planned(task // 2, job=job, options=options)
+    assert plan.world.nodes == 1
+    assert is_reporter(plan.world.report_rank) is (task == 0)
+    assert "GLOO_SOCKET_IFNAME" not in plan.environment
+    assert set(options).isdisjoint(plan.options)
+
+
+@pytest.mark.parametrize(
+    ("options", "derived"),
+    [
+        ({"rdzv_id": "mine"}, "nnodes local_addr rdzv_backend rdzv_endpoint"),
+        (
+            {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:29400"},
+            "nnodes local_addr rdzv_id rdzv_conf",
+        ),
+        ({"local_addr": "10.20.0.1"}, "nnodes rdzv_id rdzv_backend rdzv_endpoint"),
+        ({"standalone": True}, "nnodes local_addr"),
+        ({"rdzv_backend": "static"}, "nnodes local_addr"),
+        ({"master_port": 29500}, "nnodes local_addr"),
+        (
+            {"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"},
+            "nnodes local_addr rdzv_id",
+        ),
+    ],
+)
+def test_what_is_typed_for_one_node_stays(options, derived):
+    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert plan.options.keys() == set(derived.split())
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [(None, "is_host=1"), ("join_timeout=5", "join_timeout=5,is_host=1")],
+)
+def test_typed_endpoint_for_one_node_is_hosted_here(conf, expected):
+    options = {"rdzv_endpoint": "jwb0001:29400"} | ({"rdzv_conf": conf} if conf else {})
+    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert plan.options["rdzv_conf"].value == expected
+    assert plan.rendezvous.endpoint == "jwb0001:29400"
+    assert plan.rendezvous.listen == ("10.10.0.1", 29400)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rdzv_backend": "etcd-v2"},
+        {"rdzv_backend": "c10d", "rdzv_conf": "store_type=file"},
+    ],
+)
+def test_one_node_and_a_rendezvous_without_endpoint(options):
+    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert "rdzv_endpoint" not in plan.options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rdzv_endpoint": "jwb0001:29400", "rdzv_conf": "is_host=0"},
+        {"rdzv_endpoint": "jwb0002:29400"},
+    ],
+)
+def test_one_node_may_be_the_guest_of_a_store_elsewhere(options):
+    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    assert plan.rendezvous.listen is None
+    assert "rdzv_conf" not in plan.options
+
+
+def test_interactive_step_shows_how_to_start_on_all_nodes():
+    (note,) = planned(job=INTERACTIVE).messages.notes
+    line = f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}"
+    text = f"this is 1 of 3 nodes of the job; for all of them: {line}"
+    assert note == Message("HPC073", text)
+
+
+def test_interactive_step_of_a_job_of_one_node_says_nothing():
+    assert planned(job=replace(INTERACTIVE, allocated_nodes=1)).messages.notes == ()
+
+
+@pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
+def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
+    plan = planned(job=job, options={"nnodes": "1:2"})
+    assert "nnodes" not in plan.options
+    assert (plan.world.nodes, plan.world.may_grow, plan.rendezvous.backend) == (
+        1,
+        True,
+        "c10d",
+    )
+    port = endpoints.port_of(job.launch_id)
+    assert plan.rendezvous.endpoint == f"jwb0001i:{port}"
+    assert (plan.rendezvous.listen, plan.rendezvous.may_join) == (
+        ("10.20.0.1", port),
+        False,
+    )
+    assert (plan.rendezvous.local_address, conf_of(plan)["is_host"]) == (
+        "10.20.0.1",
+        "1",
+    )
+    assert plan.options["local_addr"].value == "10.20.0.1"
+    assert plan.options["rdzv_id"].value == job.launch_id
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    codes = [note.code for note in plan.messages.notes]
+    assert codes == (
+        ["HPC073"] if job.context is LaunchContext.INTERACTIVE_STEP else []
+    )
+
+
+# What a second agent types, on which node, and whether it may be the host.
+JOINING = {
+    "on another node": ({"rdzv_endpoint": "jwb0001i:7"}, 1, False),
+    "on another node, a number": ({"rdzv_endpoint": "10.20.0.1:7"}, 1, False),
+    "on the same node": ({"rdzv_endpoint": "jwb0001i:7"}, 0, True),
+    "on the same node, a number": ({"rdzv_endpoint": "10.20.0.1:7"}, 0, True),
+}
+
+
+@pytest.mark.parametrize("case", JOINING)
+@pytest.mark.parametrize("with_job", [True, False])
+def test_an_agent_that_joins_by_hand(case, with_job):
+    options, rank, is_here = JOINING[case]
+    job = step(nodes=(THREE[rank],)) if with_job else None
+    options = options | {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "19.1"}
+    plan = planned(rank, job=job, options=options, hostname=THREE[rank])
+    assert plan.world.may_grow
+    assert plan.rendezvous.may_join
+    assert plan.rendezvous.listen == (("10.20.0.1", 7) if is_here else None)
+    assert plan.options.keys().isdisjoint({"nnodes", "rdzv_id"})
+    assert plan.rendezvous.local_address == f"10.20.0.{rank + 1}"
+    if with_job:
+        assert conf_of(plan)["is_host"] == str(int(is_here))
+
+
+@pytest.mark.parametrize("job", [None, step(nodes=("jwb0001",))])
+def test_who_says_that_it_is_the_host_does_not_join(job):
+    options = {"nnodes": "1:2", "rdzv_backend": "c10d"}
+    options |= {"rdzv_endpoint": "jwb0001i:7", "rdzv_conf": "is_host=1"}
+    assert not planned(job=job, options=options).rendezvous.may_join
+
+
+def test_nobody_joins_a_number_of_nodes():
+    assert not planned(options={"rdzv_endpoint": "jwb0001:7"}).rendezvous.may_join
+    assert not planned().world.may_grow
+    assert not planned(options={"nnodes": "1:3"}).world.may_grow
+    assert planned(options={"nnodes": "1:4"}).world.may_grow
+
+
+@pytest.mark.parametrize("job", [None, step(), ONE_NODE_JOBS["step"]])
+def test_a_range_and_standalone(job):
+    plan = planned(job=job, options={"nnodes": "1:2", "standalone": True})
+    assert plan.options["nnodes"].value == "1"
+    text = "--nnodes=1:2 is 1: nobody can join with --standalone"
+    assert plan.messages.notes == (Message("HPC155", text),)
+
+
+@pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 7}])
+@pytest.mark.parametrize(("nodes", "nnodes"), [(1, "1:2"), (3, "2:4"), (3, "3:9")])
+def test_static_waits_for_the_highest_number(options, nodes, nnodes):
+    job = step(nodes=THREE[:nodes])
+    high = nnodes.partition(":")[2]
+    text = f"--nnodes={nnodes}, but the static rendezvous waits for {high} nodes"
+    error = refused("HPC157", text, job=job, options=options | {"nnodes": nnodes})
+    assert error.everywhere
+
+
+def test_one_node_whose_name_no_launcher_tells():
+    job = step(nodes=("",), hostname="jwb0001")
+    plan = planned(job=job, options={"nnodes": "1:2"}, hostname="jwb0001")
+    assert (plan.rendezvous.endpoint, plan.rendezvous.local_address) == (
+        f"jwb0001i:{PORT}",
+        "10.20.0.1",
+    )
+
+
+@pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 1}])
+def test_static_rank_beyond_one_node_is_refused(options):
+    """It would wait for a rank 0 that nobody starts."""
+    job = ONE_NODE_JOBS["step"]
+    options = {**options, "node_rank": 1}
+    refused(
+        "HPC064", "--node_rank=1, but a world of one node", job=job, options=options
+    )
+
+
+@pytest.mark.parametrize("job", [None, *ONE_NODE_JOBS.values()])
+@pytest.mark.parametrize(
+    "options", [{}, {"nnodes": "1"}, {"standalone": True}, {"master_addr": "127.0.0.1"}]
+)
+def test_rank_beyond_one_node_is_ignored_where_torch_ignores_it(job, options):
+    plan = planned(job=job, options={**options, "node_rank": 1})
+    assert plan.options["node_rank"].value == 0
+    (advice,) = plan.messages.advice
+    assert advice.code == "HPC151"
+    assert advice.text.startswith("--node_rank=1 is ignored, a world of one node")
+    assert planned(job=job, options={**options, "node_rank": 0}).messages.advice == ()
+
+
+@pytest.mark.parametrize(
+    ("run_id", "taken"),
+    [("a/b", False), ("x" * 246, True), ("x" * 247, False), ("é" * 124, False)],
+)
+def test_id_that_names_no_folder_is_left_to_torch_on_one_node(run_id, taken):
+    options = planned(job=None, options={"rdzv_id": run_id}).options
+    assert values(options).get("rdzv_id") == (None if taken else "none")
+
+
+@pytest.mark.parametrize("nnodes", [" 1", "+1", "1 ", "1 : +1", "01"])
+def test_numbers_of_nodes_as_torch_reads_them(nnodes):
+    plan = planned(job=None, options={"nnodes": nnodes})
+    assert (plan.world.nodes, "nnodes" in plan.options) == (1, False)
+
+
+def test_backend_of_standalone_is_torchs_own():
+    plan = planned(job=None, options={"standalone": True, "rdzv_backend": "etcd"})
+    assert plan.rendezvous.backend == "c10d"
+    assert values(plan.options)["rdzv_backend"] == "c10d"
+
+
+# --- a site that has no effect ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "noted"),
+    [
+        ({"job": None, "options": {"hpc_site": "jsc"}}, "a world of one node"),
+        ({"options": {"hpc_site": "jsc", "standalone": True}}, "a world of one node"),
+        (
+            {
+                "job": None,
+                "options": {
+                    "hpc_site": "jsc",
+                    "nnodes": "2",
+                    "rdzv_endpoint": "10.10.0.1:1",
+                },
+            },
+            "nodes that no scheduler has named",
+        ),
+        ({"job": None}, None),  # recognised, not typed
+        ({"options": {"hpc_site": "jsc"}}, None),  # it has an effect
+        ({"job": None, "site": None, "options": {"hpc_site": "none"}}, None),
+    ],
+)
+def test_a_typed_site_that_has_no_effect(changes, noted):
+    notes = [str(note) for note in planned(**changes).messages.notes]
+    expected = f"HPC077 --hpc_site=jsc has no effect on {noted}"
+    assert notes == ([] if noted is None else [expected])

@@ -1,0 +1,576 @@
+"""The plan of a step with an agent on each of several nodes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import (
+    BATCH,
+    COMMAND,
+    THREE,
+    juelich,
+    step,
+)
+from plans import ALIASES, ENDPOINTS, ONE_NODE_JOBS, PORT, planned, refused, values
+
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.planning import endpoints
+from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
+
+# --- three nodes at Jülich ----------------------------------------------------------
+
+JUELICH = [
+    # node, its address, is_host, where it listens
+    (0, "10.20.0.1", "1", ("10.20.0.1", PORT)),
+    (1, "10.20.0.2", "0", None),
+    (2, "10.20.0.3", "0", None),
+]
+
+
+@pytest.mark.parametrize(("rank", "address", "is_host", "listen"), JUELICH)
+def test_three_nodes_at_juelich(rank, address, is_host, listen):
+    plan = planned(rank)
+    assert values(plan.options) == {
+        "nnodes": "3",
+        "rdzv_id": "19.0",
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": f"10.20.0.1:{PORT}",
+        "rdzv_conf": f"is_host={is_host},read_timeout=600,join_timeout=900",
+        "local_addr": address,
+        "node_rank": 0,
+    }
+    assert values(plan.environment) == {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "ib0",
+    }
+    assert (plan.world.nodes, plan.world.node_rank, plan.world.workers) == (3, rank, 2)
+    assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
+    assert (plan.rendezvous.local_address, plan.rendezvous.listen) == (address, listen)
+    assert is_reporter(plan.world.report_rank) is (rank == 0)
+    assert plan.ranks_follow_scheduler
+    assert plan.messages.title == "Slurm 19.0"
+    assert plan.messages.notes == ()
+    assert plan.messages.warnings == ()
+
+
+def test_values_carry_their_sources():
+    provenance = {name: option.source for name, option in planned().options.items()}
+    assert provenance == {
+        "nnodes": "SLURM_STEP_NODELIST",
+        "rdzv_id": "SLURM_JOB_ID, SLURM_STEP_ID",
+        "rdzv_backend": "default",
+        "rdzv_endpoint": (
+            "first of SLURM_STEP_NODELIST, jwb0001i by site jsc, its address, "
+            "port by hash of 19.0"
+        ),
+        "rdzv_conf": "defaults",
+        "local_addr": "this node's address",
+        "node_rank": "SLURMD_NODENAME",
+    }
+    gloo = planned().environment["GLOO_SOCKET_IFNAME"]
+    assert gloo.source == "ib0 has 10.20.0.1"
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_without_a_site_the_plain_names_are_used(rank):
+    plan = planned(rank, site=None)
+    assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
+    assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+    assert plan.rendezvous.endpoint == f"jwb0001:{PORT}"
+    assert plan.messages.notes == ()
+
+
+def test_subset_of_the_jobs_nodes():
+    nodes = ("jwb0002", "jwb0003")
+    plan = planned(
+        0,
+        job=step(nodes=nodes, launch_id="22.0", allocated_nodes=3),
+        network=juelich(1),
+    )
+    assert plan.messages.title == "Slurm 22.0 (2 of 3 nodes)"
+    assert plan.options["nnodes"].value == "2"
+    assert plan.rendezvous.listen == ("10.20.0.2", 20706)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_ranks_follow_the_scheduler_where_names_sort_otherwise(rank):
+    nodes = ("n9", "n10", "n11")
+    hosts = {"n9": "10.20.0.1", "n10": "10.20.0.2", "n11": "10.20.0.3"}
+    plan = planned(
+        rank, site=None, job=step(rank, nodes=nodes), network=juelich(rank, hosts=hosts)
+    )
+    assert (plan.world.node_rank, plan.ranks_follow_scheduler) == (rank, True)
+    assert plan.rendezvous.endpoint == f"n9:{PORT}"
+    assert (plan.rendezvous.listen is not None) is (rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nnodes", "3"),
+        ("nnodes", "2:3"),
+        ("rdzv_id", "mine"),
+        ("rdzv_backend", "c10d"),
+        ("local_addr", "10.20.0.1"),
+        ("local_addr", "jwb0001i"),
+    ],
+)
+def test_what_is_typed_stays_as_typed(name, value):
+    plan = planned(options={name: value})
+    derived = planned().options.keys()
+    assert plan.options.keys() == derived - {name}
+    assert plan.messages.notes == ()
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_typed_local_address_chooses_the_interface(rank):
+    plan = planned(rank, options={"local_addr": f"10.10.0.{rank + 1}"})
+    assert plan.rendezvous.local_address == f"10.10.0.{rank + 1}"
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+
+
+def test_typed_local_address_does_not_move_the_endpoint():
+    """The other nodes cannot know what was typed on this one."""
+    plan = planned(0, options={"local_addr": "10.10.0.1"})
+    assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+    assert plan.rendezvous.listen == ("10.20.0.1", PORT)
+
+
+# --- static and etcd ----------------------------------------------------------------
+
+STATIC = [
+    {"rdzv_backend": "static"},
+    {"node_rank": "own"},
+    {"master_addr": "jwb0001i"},
+    {"master_addr": "jwb0001"},
+    {"master_addr": "10.20.0.1", "node_rank": "own"},
+    {"rdzv_backend": "static", "rdzv_endpoint": "jwb0001i"},
+]
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("options", STATIC)
+def test_static_stays_static_with_host_and_interface_corrected(options, rank):
+    options = {k: rank if v == "own" else v for k, v in options.items()}
+    plan = planned(rank, options=options)
+    assert plan.options["node_rank"].value == rank
+    assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
+    if "rdzv_backend" not in options:
+        assert plan.options["rdzv_backend"].value == "static"
+    assert "rdzv_conf" not in plan.options
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+    assert plan.rendezvous.listen == (("10.20.0.1", PORT) if rank == 0 else None)
+    assert not plan.ranks_follow_scheduler
+    assert bool(plan.messages.notes) is (options.get("master_addr") == "jwb0001")
+
+
+@pytest.mark.parametrize("backend", [{}, {"rdzv_backend": "static"}])
+def test_typed_master_port(backend):
+    plan = planned(1, options=backend | {"master_port": 29501})
+    assert plan.options["rdzv_endpoint"].value == "10.20.0.1:29501"
+    assert plan.options.keys().isdisjoint({"master_port", "rdzv_conf"})
+    assert not plan.ranks_follow_scheduler
+
+
+@pytest.mark.parametrize("options", [{}, {"rdzv_backend": "static"}])
+@pytest.mark.parametrize(("rank", "node_rank"), [(1, 0), (0, 1), (2, 7)])
+def test_static_rank_of_another_node_is_refused(rank, node_rank, options):
+    error = refused(
+        "HPC071",
+        f"--node_rank={node_rank}, but this is node {rank} of the step "
+        "(SLURMD_NODENAME)",
+        rank,
+        options=options | {"node_rank": node_rank},
+    )
+    assert "$SLURM_NODEID" in str(error)
+    assert not error.everywhere
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_static_hosted_by_the_address_of_another_node_is_refused(rank):
+    message = "--master_addr=10.20.0.2 is not an address of node 0, jwb0001"
+    error = refused("HPC069", message, rank, options={"master_addr": "10.20.0.2"})
+    assert not error.everywhere
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"master_addr": "jwb0002"},
+        {"master_addr": "jwb0002i"},
+        {"rdzv_backend": "static", "rdzv_endpoint": "jwb0002i:29400"},
+    ],
+)
+def test_static_hosted_by_another_node_is_refused(options, rank):
+    error = refused("HPC072", "is node 1 of the step", rank, options=options)
+    assert "hosted by node 0, jwb0001" in str(error)
+    assert error.everywhere
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_etcd_is_left_alone(rank, backend):
+    options = {"rdzv_backend": backend, "rdzv_endpoint": "keeper:2379"}
+    plan = planned(rank, options=options)
+    assert values(plan.options) == {
+        "nnodes": "3",
+        "rdzv_id": "19.0",
+        "local_addr": f"10.20.0.{rank + 1}",
+        "node_rank": 0,
+    }
+    assert (plan.rendezvous.endpoint, plan.rendezvous.listen) == ("keeper:2379", None)
+    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
+
+
+# --- numbers of nodes and ranks -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "said"),
+    [
+        ("3", "3 nodes"),
+        ("3:3", "3 nodes"),
+        ("1:3", "1 to 3 nodes"),
+        ("2:3", "2 to 3 nodes"),
+        ("2:4", "2 to 3 nodes"),
+        ("3:8", "3 nodes"),
+    ],
+)
+def test_numbers_of_nodes_that_fit(nnodes, said):
+    plan = planned(options={"nnodes": nnodes})
+    assert "nnodes" not in plan.options
+    line = report.start_line(plan).text
+    assert line.startswith(f"{said}, 2 workers on this one, Slurm")
+    assert plan.world.nodes == 3
+
+
+WORKER = {"TORCHELASTIC_RUN_ID": "19.0", "RANK": "5"}
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_launch_inside_a_worker_of_the_same(rank):
+    said = "inside worker 5 of the same launch (TORCHELASTIC_RUN_ID=19.0), and would be"
+    for options in ({}, {"rdzv_id": "other"}, {"hpc_rendezvous": "c10d"}):
+        error = refused("HPC164", said, rank, environ=WORKER, options=options)
+        assert "type --standalone" in str(error)
+        assert not error.everywhere  # perhaps one worker does it
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environ": WORKER | {"TORCHELASTIC_RUN_ID": "18.0"}},  # by sbatch
+        {"environ": {"TORCHELASTIC_RUN_ID": "19.0"}},
+        {"options": {"standalone": True}},
+        {"options": {"nnodes": "1"}},
+        {"options": {"rdzv_endpoint": "jwb0001:29400"}},
+        {"job": step(nodes=THREE[:1])},
+        {"job": None},
+    ],
+)
+def test_a_launch_inside_a_worker_that_does_not_meet_the_same(changes):
+    planned(**{"environ": WORKER} | changes)
+
+
+@pytest.mark.parametrize(
+    ("late", "reporters"), [(0, [1]), (1, [0]), (2, [0]), (None, [0, 1])]
+)
+def test_one_node_says_that_another_is_late(late, reporters):
+    plans = [planned(rank) for rank in range(3)]
+    found = [
+        plan.world.node_rank
+        for plan in plans
+        if reports_wait_for(plan.world.node_rank, late)
+    ]
+    assert found == reporters
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "allocated", "fix"),
+    [
+        ("2", 3, 2), ("1:2", 3, 2), ("4", 4, 4), ("4:4", 5, 4), ("4:6", 5, 5),
+        ("4", 3, "4"), ("4:6", 3, "4 to 6"), ("999", 4, "999"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("rank", [0, 1])
+def test_numbers_of_nodes_that_do_not_fit(nnodes, allocated, fix, rank):
+    """srun refuses more nodes than the job has."""
+    error = refused(
+        "HPC070",
+        f"--nnodes={nnodes}, but this was started on 3 nodes (SLURM_STEP_NODELIST)",
+        rank,
+        job=step(rank, allocated_nodes=allocated),
+        options={"nnodes": nnodes},
+    )
+    line = f"type: srun --nodes={fix} --ntasks={fix} --ntasks-per-node=1 {COMMAND}"
+    words = line if isinstance(fix, int) else f"start it on {fix} nodes"
+    assert str(error).endswith(f". Leave the option out, or {words}")
+    assert error.everywhere
+
+
+def test_process_on_none_of_the_nodes():
+    """No source says so today; one that does is not taken for node 0."""
+    message = "this process is not on one of the job's nodes"
+    refused("HPC068", message, job=step(node_rank=None))
+
+
+def test_several_nodes_typed_in_a_step_of_one():
+    job = ONE_NODE_JOBS["step"]
+    error = refused("HPC070", "--nnodes=2", job=job, options={"nnodes": "2"})
+    assert "on 1 node (SLURM_STEP_NODELIST)" in str(error)
+
+
+NO_NUMBERS = [
+    "",
+    "0",
+    "0:3",
+    "3:2",
+    "-1",
+    "1:",
+    ":3",
+    "1:2:3",
+    "two",
+    "1.0",
+    "٣",
+    "3 4",
+]
+
+
+@pytest.mark.parametrize("nnodes", NO_NUMBERS)
+@pytest.mark.parametrize("job", [None, step(), BATCH])
+def test_what_is_no_number_of_nodes(nnodes, job):
+    refused(
+        "HPC063",
+        f"--nnodes={nnodes} is not a number of nodes",
+        job=job,
+        options={"nnodes": nnodes},
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"nnodes": "three"}, {"rdzv_conf": "is_host"}, {"rdzv_conf": "a=b,=c"}]
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_typed_wrong_everywhere_is_reported_once(options, rank):
+    with pytest.raises(LaunchError) as caught:
+        planned(rank, options=options)
+    assert caught.value.everywhere
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
+    plan = planned(rank, options={"rdzv_backend": "c10d", "node_rank": 5})
+    text = "--node_rank=5 is ignored, nodes are ranked as the scheduler numbers them"
+    assert plan.messages.notes == (Message("HPC075", text),)
+    assert (plan.world.node_rank, plan.options["node_rank"].value) == (rank, 0)
+    assert plan.ranks_follow_scheduler
+
+
+# --- how the nodes meet -------------------------------------------------------------
+
+# Eight, drawn as the first one: of "19.0", "19.0 1", "19.0 2", ...
+PORTS = endpoints.ports_of("19.0")
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_nodes_that_the_scheduler_has_numbered_meet_by_their_numbers(rank):
+    plan = planned(rank)
+    assert plan.rendezvous.backend == "scheduler"
+    assert (
+        plan.launch_id,
+        plan.rendezvous.connect_host,
+        plan.rendezvous.coordinator,
+    ) == ("19.0", "10.20.0.1", 0)
+    assert plan.rendezvous.ports == PORTS
+    assert plan.rendezvous.ports[0] == PORT
+    assert plan.rendezvous.is_coordinator is (rank == 0)
+    assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
+
+
+# What is typed, and what becomes of it.
+KINDS = {
+    "nothing": ({}, "scheduler"),
+    "c10d, by name": ({"rdzv_backend": "c10d"}, "scheduler"),
+    "an id": ({"rdzv_id": "mine"}, "scheduler"),
+    "the number of nodes": ({"nnodes": "3"}, "scheduler"),
+    "a range of one": ({"nnodes": "3:3"}, "scheduler"),
+    "an endpoint": ({"rdzv_endpoint": "jwb0001:29400"}, "scheduler"),
+    "times": ({"rdzv_conf": "join_timeout=5"}, "scheduler"),
+    "auto": ({"hpc_rendezvous": "auto"}, "scheduler"),
+    "scheduler": ({"hpc_rendezvous": "scheduler"}, "scheduler"),
+    "scheduler and c10d": (
+        {"hpc_rendezvous": "scheduler", "rdzv_backend": "c10d"},
+        "scheduler",
+    ),
+    "torch's": ({"hpc_rendezvous": "c10d"}, "c10d"),
+    "nodes that come and go": ({"nnodes": "2:3"}, "c10d"),
+    "nodes that come and go, auto": (
+        {"nnodes": "2:3", "hpc_rendezvous": "auto"},
+        "c10d",
+    ),
+    "static": ({"rdzv_backend": "static"}, "static"),
+    "static, auto": ({"rdzv_backend": "static", "hpc_rendezvous": "auto"}, "static"),
+    "static, c10d": ({"rdzv_backend": "static", "hpc_rendezvous": "c10d"}, "static"),
+    "a master": ({"master_addr": "jwb0001"}, "static"),
+    "etcd": ({"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"}, "etcd"),
+    "a store in a file": (
+        {
+            "rdzv_backend": "c10d",
+            "rdzv_conf": "store_type=file",
+            "rdzv_endpoint": "/f",
+        },
+        "c10d",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_kind_of_rendezvous(case, rank):
+    options, expected = KINDS[case]
+    plan = planned(rank, options=options)
+    assert plan.rendezvous.backend == expected
+    # Torch's has one port, and so has who types one.
+    tries_all = expected == "scheduler" and "rdzv_endpoint" not in options
+    assert len(plan.rendezvous.ports) == (8 if tries_all else 1)
+    # torchrun itself is told c10d: that is what it would be without us.
+    if expected == "scheduler" and "rdzv_backend" not in options:
+        assert plan.options["rdzv_backend"].value == "c10d"
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_head_of_a_typed_endpoint(endpoint):
+    expected = ENDPOINTS[endpoint]
+    host, port = expected.number.rsplit(":", 1)
+    for rank in range(3):
+        plan = planned(
+            rank,
+            options={"rdzv_backend": "c10d", "rdzv_endpoint": endpoint},
+            network=juelich(rank, hosts=ALIASES),
+        )
+        assert plan.rendezvous.is_coordinator is (rank == expected.host)
+        # Whose address is nobody's name is known to its owner only.
+        assert plan.rendezvous.coordinator in (None, expected.host)
+        assert plan.rendezvous.connect_host == host
+        # Who types a port means that one.
+        assert plan.rendezvous.ports == (PORTS if int(port) == PORT else (int(port),))
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_host", "is_coordinator"),
+    [(0, "1", True), (0, "false", False), (1, "yes", True), (1, "0", False)],
+)
+def test_a_typed_host_is_the_head(rank, is_host, is_coordinator):
+    plan = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
+    assert plan.rendezvous.is_coordinator is is_coordinator
+
+
+def test_several_steps_that_share_a_node_have_other_ports():
+    plan = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
+    assert set(plan[0].rendezvous.ports).isdisjoint(plan[1].rendezvous.ports)
+
+
+@pytest.mark.parametrize(
+    ("launch_id", "ports"),
+    [
+        # As `port_of`, of "19.0", "19.0 1" and so on.
+        ("19.0", (25592, 25875, 27324, 24349, 27631, 26166, 21124, 26447)),
+        ("123456_7.0-r1", (27106, 22904, 24784, 22369, 23448, 27470, 20122, 24018)),
+    ],
+)
+def test_ports_are_stable(launch_id, ports):
+    assert endpoints.ports_of(launch_id) == ports
+
+
+@given(st.text("0123456789._-r", min_size=1))
+def test_ports_are_some_and_differ(launch_id):
+    ports = endpoints.ports_of(launch_id)
+    assert ports[0] == endpoints.port_of(launch_id)
+    assert 5 <= len(ports) == len(set(ports)) <= 8
+    assert all(20000 <= port <= 28999 for port in ports)
+
+
+def test_jobs_that_share_their_first_port_do_not_share_the_others():
+    by_first = {}
+    for job in range(3000):
+        ports = endpoints.ports_of(f"{job}.0")
+        by_first.setdefault(ports[0], []).append(set(ports[1:]))
+    shared = [others for others in by_first.values() if len(others) > 1]
+    assert len(shared) > 300
+    assert not [1 for first, second, *_ in shared if first == second]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("c10", "--hpc_rendezvous=c10: Did you mean c10d? There are: auto, scheduler,"),
+        ("Scheduler", "Did you mean scheduler?"),
+        ("static", "There are: auto, scheduler, c10d"),
+        ("etcd", "There are: auto, scheduler, c10d"),
+    ],
+)
+def test_an_unknown_kind_of_rendezvous(value, text, rank):
+    error = refused("HPC110", text, rank, options={"hpc_rendezvous": value})
+    assert error.everywhere
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nnodes": "2:3"},
+        {"rdzv_backend": "static"},
+        {"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"},
+        {"node_rank": 0},
+        {"master_addr": "jwb0001"},
+        {"master_port": 29500},
+        {"rdzv_conf": "store_type=file"},
+    ],
+)
+def test_numbers_where_they_do_not_help(options, rank):
+    explicit_options = {"hpc_rendezvous": "scheduler"} | options
+    error = refused("HPC126", "--hpc_rendezvous=scheduler, but", rank,
+                    options=explicit_options)  # fmt: skip
+    assert error.everywhere
+    for name, value in options.items():
+        if name != "rdzv_endpoint":
+            assert f"--{name}={value}" in str(error)
+
+
+@pytest.mark.parametrize("options", [{}, {"nnodes": "3"}, {"rdzv_backend": "c10d"}])
+@pytest.mark.parametrize("value", ["auto", "scheduler", "c10d"])
+def test_a_kind_of_rendezvous_is_no_note(options, value):
+    plan = planned(options={"hpc_rendezvous": value} | options)
+    assert plan.messages.notes == ()
+
+
+ONE_NODE = "a world of one node"
+
+
+@pytest.mark.parametrize(
+    ("changes", "noted"),
+    [
+        ({"job": None}, ONE_NODE),
+        ({"job": ONE_NODE_JOBS["step"]}, ONE_NODE),
+        ({"options": {"standalone": True}}, ONE_NODE),
+        ({"options": {"nnodes": "1"}}, ONE_NODE),
+        (
+            {"job": None, "options": {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}},
+            "nodes that no scheduler has named",
+        ),
+    ],
+)
+def test_a_typed_kind_of_rendezvous_that_has_no_effect(changes, noted):
+    for value in ("scheduler", "auto", "c10d"):
+        options = {"hpc_rendezvous": value} | changes.get("options", {})
+        plan = planned(**changes | {"options": options})
+        notes = [str(note) for note in plan.messages.notes]
+        expected = f"HPC077 --hpc_rendezvous=scheduler has no effect on {noted}"
+        assert notes == ([expected] if value == "scheduler" else [])
+        assert plan.rendezvous.backend != "scheduler"
+        assert not plan.rendezvous.is_coordinator

@@ -1,0 +1,80 @@
+"""A record that lacks a part cannot be imported."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from torchrun_hpc.schedulers import DETECTORS, flux, slurm
+from torchrun_hpc.schedulers.detector import Detector
+
+
+def parts(detector, **changes):
+    """Return all parts of a record, with changes; one of ... is left out."""
+    found = {field.name: getattr(detector, field.name) for field in fields(detector)}
+    return {k: v for k, v in (found | changes).items() if v is not ...}
+
+
+@pytest.mark.parametrize(
+    "name", ["name", "signs", "rank", "prefixes", "daemons", "launcher"]
+)
+def test_a_part_that_was_forgotten(name):
+    with pytest.raises(TypeError, match=f"missing .* '{name}'"):
+        Detector(**parts(flux.DETECTOR, **{name: ...}))
+
+
+# The record, its changes, and what it needs.
+WRONG = {
+    "no name": (flux, {"name": ""}, "a name and signs"),
+    "no signs": (slurm, {"signs": ()}, "a name and signs"),
+    "neither kind": (flux, {"task_layout": ...}, "either task_layout or detect"),
+    "both kinds": (
+        slurm,
+        {"task_layout": flux.task_layout},
+        "either task_layout or detect",
+    ),
+    "a scheduler without nodes": (slurm, {"allocation": ...}, "allocation if it has"),
+    "a launcher with nodes": (
+        flux,
+        {"allocation": slurm.allocation},
+        "allocation if it has",
+    ),
+    "a launcher without ranks": (flux, {"rank": ()}, "rank if it has task_layout"),
+    "a prefix alone": (flux, {"daemons": ()}, "prefixes and daemons, or neither"),
+    "daemons alone": (flux, {"prefixes": ()}, "prefixes and daemons, or neither"),
+    "a sign that would stay": (flux, {"signs": ("JOB_ID",)}, "signs that begin with"),
+    "a scheduler that cannot be seen": (
+        slurm,
+        {"prefixes": (), "daemons": ()},
+        "daemons if it has detect",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_parts_that_do_not_belong_together(case):
+    module, changes, needs = WRONG[case]
+    with pytest.raises(TypeError, match=f"^Detector '.*' needs {needs}"):
+        Detector(**parts(module.DETECTOR, **changes))
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.name)
+def test_what_a_person_types(detector):
+    line = detector.launcher.once_per_node(2, "COMMAND")
+    assert line.startswith(f"{detector.launcher.name} ")
+    assert "COMMAND" in line
+    assert "2" in line
+    assert "{" not in line
+
+
+def test_names_differ():
+    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS)
+
+
+def test_a_rank_counts_with_what_has_to_be_set_with_it():
+    detector = Detector(**parts(flux.DETECTOR, rank=("RANK", "SIGN")))
+    for environ in ({"RANK": "1"}, {"SIGN": "1"}, {"RANK": "", "SIGN": "1"}):
+        assert not detector.has_rank(environ)
+    assert detector.has_rank({"RANK": "1", "SIGN": "1"})
+    assert not Detector(**parts(slurm.DETECTOR, rank=())).has_rank({"RANK": "1"})

@@ -1,0 +1,88 @@
+"""What a launcher or a scheduler states about itself: one record in its own file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torchrun_hpc.schedulers.allocation import Allocation
+    from torchrun_hpc.schedulers.job import Job, Launcher
+    from torchrun_hpc.schedulers.process import Process
+    from torchrun_hpc.schedulers.task_layout import TaskLayout
+
+# How much of a value a message quotes.
+_SHOWN = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detector:
+    """A launcher or a scheduler that may have started this process.
+
+    A launcher (mpirun and its like) gives ``task_layout``; the nodes and the number of
+    the job come from a scheduler. A scheduler gives ``detect``, for what it starts
+    itself, and ``allocation``, for what a launcher starts in its job. All three are
+    pure functions of a `Process`, and raise `LaunchError` where the variables
+    contradict each other or cannot be read.
+
+    Attributes:
+        name: Its name, as a person writes it.
+        signs: Variables of which it sets one at least.
+        rank: Variable of a task's rank, and those that have to be set with it; empty
+            if it tells none. A launcher has started a task that has all of them.
+        prefixes: Beginnings of the names of its variables, to remove those that are
+            left over. Empty, as ``daemons``, where nothing can show that they are.
+        daemons: Names of the processes with which it starts others.
+        launcher: What a person types to start tasks.
+        task_layout: Says which task this is, among how many. Called if ``rank`` is set.
+        detect: Describes the job; ``None`` if it did not start this. Called, as
+            ``allocation``, if one of ``signs`` is set.
+        allocation: Returns the job's nodes; ``None`` if there is no job.
+
+    Raises:
+        TypeError: A part is missing.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    rank: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    daemons: tuple[str, ...]
+    launcher: Launcher
+    task_layout: Callable[[Process], TaskLayout] | None = None
+    detect: Callable[[Process], Job | None] | None = None
+    allocation: Callable[[Process], Allocation | None] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the parts belong together."""
+        is_scheduler = self.detect is not None
+        has_nodes = self.allocation is not None
+        are_kept = not all(sign.startswith(self.prefixes) for sign in self.signs)
+        rules = {
+            "a name and signs": self.name and self.signs,
+            "either task_layout or detect": is_scheduler is (self.task_layout is None),
+            "allocation if it has detect, and only then": has_nodes is is_scheduler,
+            "rank if it has task_layout": self.rank or is_scheduler,
+            "daemons if it has detect": self.daemons or not is_scheduler,
+            "prefixes and daemons, or neither": (not self.prefixes)
+            is (not self.daemons),
+            "signs that begin with its prefixes": not (self.prefixes and are_kept),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise TypeError(f"Detector {self.name!r} needs {rule}")
+
+    def is_set(self, environ: Mapping[str, str]) -> bool:
+        """Say whether its variables are there."""
+        return any(environ.get(name) for name in self.signs)
+
+    def has_rank(self, environ: Mapping[str, str]) -> bool:
+        """Say whether it tells this task a rank."""
+        return bool(self.rank) and all(environ.get(name) for name in self.rank)
+
+    def shown(self, environ: Mapping[str, str]) -> str:
+        """Write its name, and the first of its variables."""
+        name = next(name for name in self.signs if environ.get(name))
+        return f"{self.name} ({name}={environ[name][:_SHOWN]!r})"

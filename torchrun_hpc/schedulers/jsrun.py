@@ -1,0 +1,55 @@
+"""IBM's jsrun, inside a job of LSF. Not tried on the real thing: from documentation.
+
+Source: IBM's "jsrun" page.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.schedulers.detector import Detector
+from torchrun_hpc.schedulers.job import Launcher
+from torchrun_hpc.schedulers.task_layout import TaskLayout
+from torchrun_hpc.schedulers.variables import Variables
+
+if TYPE_CHECKING:
+    from torchrun_hpc.schedulers.process import Process
+
+RANK = "JSM_NAMESPACE_RANK"
+SIZE = "JSM_NAMESPACE_SIZE"
+LOCAL_RANK = "JSM_NAMESPACE_LOCAL_RANK"
+LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"
+INSTANCE = "PMIX_NAMESPACE"
+
+# Of systems with jsrun. There the first host is that of the script, and no task runs
+# on it.
+ALLOCATION_ID = "CSM_ALLOCATION_ID"
+
+JSRUN = Launcher(
+    name="jsrun",
+    template="jsrun --nrs={nodes} --rs_per_host=1 --tasks_per_rs=1 "
+    "--cpu_per_rs=ALL_CPUS --gpu_per_rs=ALL_GPUS {command}",
+    cpu_option="--bind=none",
+    block_option="--launch_distribution=packed",
+)
+
+
+def task_layout(process: Process) -> TaskLayout:
+    """Say where jsrun has put this task."""
+    jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
+    return TaskLayout(
+        task=jsm.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
+        provenance={"tasks": SIZE, "task": RANK, "launch_id": INSTANCE},
+        instance=jsm.first(INSTANCE),
+    )
+
+
+DETECTOR = Detector(
+    name="jsrun",
+    signs=(RANK,),
+    rank=(RANK,),
+    prefixes=(),  # its daemon counts as LSF's
+    daemons=(),
+    launcher=JSRUN,
+    task_layout=task_layout,
+)

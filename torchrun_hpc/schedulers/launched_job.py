@@ -1,0 +1,195 @@
+"""The job of a task that mpirun or its like has started.
+
+The launcher knows which process is which. It runs inside a job of Slurm, PBS or LSF, or
+in none; where the nodes are, the scheduler knows better.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.schedulers.allocation import as_launch_id
+from torchrun_hpc.schedulers.job import (
+    BY_NAME,
+    Job,
+    LaunchContext,
+    node_index,
+    same_host,
+)
+from torchrun_hpc.schedulers.pmi import MOST_TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchrun_hpc.schedulers.allocation import Allocation
+    from torchrun_hpc.schedulers.detector import Detector
+    from torchrun_hpc.schedulers.process import Process
+    from torchrun_hpc.schedulers.task_layout import TaskLayout
+
+# Without a scheduler, only the user knows the file of hosts.
+HOST_FILE = "HOSTFILE"
+
+
+def launched_job(
+    detector: Detector,
+    layout: TaskLayout,
+    allocation: Allocation | None,
+    process: Process,
+) -> Job:
+    """Describe the job of a task.
+
+    Args:
+        detector: Its launcher.
+        layout: What the launcher says.
+        allocation: What the scheduler says, if there is one.
+        process: The task.
+
+    Raises:
+        LaunchError: The ranks contradict each other, or leave open how many nodes
+            there are.
+    """
+    launcher = detector.launcher
+    scheduler = f" in {allocation.scheduler}" if allocation else ""
+    listed = allocation.nodes if allocation else ()
+    index = node_index(process.hostname, listed)
+    _check_ranks(detector, layout, layout.nodes)
+    host_file = ""
+    if launcher.host_file_option:
+        host_file = allocation.host_file if allocation else HOST_FILE
+    line = launcher.once_per_node("NODES", process.command, host_file)
+    nodes = _number_of_nodes(detector, layout, len(listed), index, line)
+    _check_ranks(detector, layout, nodes)
+    rank_source = layout.provenance.get("node_rank", layout.provenance["task"])
+    if layout.node_rank is not None:
+        node_rank = layout.node_rank
+    elif index is not None and index < nodes and layout.task.size > nodes:
+        node_rank, rank_source = index, BY_NAME
+    else:
+        node_rank = _usual_node_rank(layout, nodes)
+    names = _names(layout, listed, nodes)
+    launch_id, id_source = _launch_id(detector, layout, allocation)
+    return Job(
+        scheduler=detector.name + scheduler,
+        launch_id=launch_id,
+        context=LaunchContext.STEP,
+        launcher=launcher,
+        nodes=names,
+        node_rank=node_rank,
+        task=layout.task,
+        allocated_nodes=max(len(listed), nodes),
+        provenance={
+            "nodes": layout.provenance["tasks"],
+            **layout.provenance,
+            "node_rank": rank_source,
+            **(allocation.provenance if allocation and listed else {}),
+            "launch_id": id_source,
+        },
+        head_candidates=layout.head_candidates or tuple(filter(None, names[:1])),
+        hostname=process.hostname,
+        nodelist_is_shared=layout.nodelist_is_shared,
+        pmi_is_open=layout.pmi_is_open,
+        host_file=host_file,
+    )
+
+
+def _names(layout: TaskLayout, listed: Sequence[str], nodes: int) -> tuple[str, ...]:
+    """Return the names of the nodes in rank order, empty where they are not known.
+
+    Args:
+        layout: What the launcher says: perhaps the hosts' own names.
+        listed: The scheduler's names, perhaps of more hosts, or in another order.
+        nodes: Number of nodes.
+    """
+    labels = {node.partition(".")[0]: node for node in listed}
+    names = tuple(labels.get(host.partition(".")[0], "") for host in layout.hosts)
+    is_clear = all(map(same_host, names, layout.hosts)) and len({*names}) == len(names)
+    if not (names and is_clear):
+        names = tuple(listed[:nodes]) if len(listed) >= nodes else ("",) * nodes
+    if layout.pmi_is_open and names[0]:
+        (head,) = layout.head_candidates
+        if not same_host(names[0], head):  # this launch is on a part of the job
+            return (head, *("",) * (nodes - 1))
+    return names
+
+
+def _check_ranks(detector: Detector, layout: TaskLayout, nodes: int | None) -> None:
+    task = layout.task
+    if not (
+        task.rank < task.size <= MOST_TASKS
+        and task.local_rank < task.local_size <= task.size
+        and task.local_rank <= task.rank
+        and (layout.node_rank or 0) <= task.rank
+        and (nodes is None or (layout.node_rank or 0) < nodes <= task.size)
+    ):
+        raise LaunchError(
+            "HPC033",
+            f"{detector.name} says that this is task {task.rank} of {task.size}, and "
+            f"{task.local_rank} of {task.local_size} on this node "
+            f"({layout.provenance['task']}, {layout.provenance['tasks']}), which "
+            "cannot be. The variables may have been left over: start this with "
+            f"{detector.launcher.name}, or unset them",
+        )
+
+
+def _number_of_nodes(
+    detector: Detector, layout: TaskLayout, listed: int, index: int | None, line: str
+) -> int:
+    """Return the number of nodes, the same on each of them.
+
+    Args:
+        detector: The launcher, for a message.
+        layout: What it says.
+        listed: Number of nodes that the scheduler lists, 0 if none.
+        index: Index of this node among them; a launch takes the first ones.
+        line: How to start one task on each node, for a message.
+
+    Raises:
+        LaunchError: Tasks are uneven, and nothing says on how many nodes.
+    """
+    task = layout.task
+    if layout.nodes is not None:
+        return layout.nodes
+    most = min(filter(None, (layout.most_nodes, listed, task.size)))
+    before = layout.nodes_before if layout.node_rank is None else layout.node_rank
+    if before is not None and before < task.rank:
+        most = min(most, max(task.size - 1, 1))  # a node in front has several tasks
+    nodes, rest = divmod(task.size, task.local_size)
+    least = (layout.node_rank or index or 0) + 1
+    if rest == 0 and min(least, most) <= nodes <= most:
+        return nodes
+    if most < task.size:
+        return most
+    raise LaunchError(
+        "HPC034",
+        f"{detector.name} started {task.local_size} of {task.size} tasks on this node "
+        f"({layout.provenance['tasks']}), so not as many on each, and says nowhere on "
+        f"how many nodes. Start as many on each node, or type: {line}",
+    )
+
+
+def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
+    """Return the rank of a node as launchers place tasks: in blocks, or in turn."""
+    task = layout.task
+    if task.size == nodes:
+        return task.rank
+    if task.size != nodes * task.local_size and layout.nodes_before is not None:
+        return min(layout.nodes_before, nodes - 1)
+    in_turn = (
+        task.rank % task.local_size != task.local_rank
+        and task.rank // nodes == task.local_rank
+    )
+    node_rank = task.rank % nodes if in_turn else task.rank // task.local_size
+    return min(node_rank, nodes - 1)
+
+
+def _launch_id(
+    detector: Detector, layout: TaskLayout, allocation: Allocation | None
+) -> tuple[str, str]:
+    """Return what names this launch, and the variables that it came from."""
+    parts = [(layout.instance, layout.provenance.get("launch_id", ""))]
+    if allocation and layout.nodelist_is_shared:
+        parts.insert(0, (allocation.launch_id, allocation.provenance["launch_id"]))
+    parts = [(text, source) for text, source in parts if text]
+    text = ".".join(text for text, _ in parts) or detector.launcher.name
+    return as_launch_id(text), ", ".join(source for _, source in parts)
