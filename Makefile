@@ -20,6 +20,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 unit: .venv/installed
 	$(BIN)/python -m pytest -n 2 tests/unit

@@ -30,7 +30,7 @@ from torchrun_hpc.launching.agent import AgentStarter
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.planning.mode import choose_mode
-from torchrun_hpc.reporting import report, streams
+from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.process import this_process
 from torchrun_hpc.torch_compat import capabilities
@@ -119,6 +119,6 @@ try:
 except LaunchError as _error:
     raise ImportError(f"{_error.code} {_error}") from None
 for _message in registry.left_out(registry.apply_patches()):
-    report.line(_message, sys.stderr, "warning")
+    console.write(_message, "warning")
 torch_run.parse_args = _parse_args
 torch_run.run = _run

@@ -1,7 +1,7 @@
 """The network as this node sees it: interfaces, names, routes, ports.
 
-`Network` is what a plan is made from. Its two questions to the machine are functions,
-so that a test describes a node with dictionaries.
+A plan is made from a `Network`. What it asks the machine later, names and routes, are
+two functions among its attributes, so that a test describes a node with dictionaries.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Network:
-    """What this node knows about its network.
+    """The network of this node.
 
     Attributes:
         interfaces: All interfaces of this node.
@@ -87,11 +87,11 @@ class Network:
         return None
 
     def shares(self, address: Address) -> bool:
-        """Say whether an address lies in a network that this node is connected to."""
+        """Return whether an address is in a network that this node is connected to."""
         return any(address in a.network for i in self.interfaces for a in i.addresses)
 
     def siblings(self, interface: Interface, address: Address) -> tuple[Interface, ...]:
-        """Return the rails of a network: ``hsn0`` to ``hsn3`` for any one of them.
+        """Return the rails of an interface: ``hsn0`` to ``hsn3`` for any one of them.
 
         They are up, have the same name but for its number, and an address in the same
         network as ``address``: ``eth0`` and ``eth1`` are often two networks, of which
@@ -125,7 +125,7 @@ def _is_reachable(address: Address) -> bool:
 def this_node() -> Network:
     """Describe the network of the node that this process runs on.
 
-    Each name is asked for once: a second answer could be another one.
+    Each name is resolved once: a second answer could be another one.
     """
     return Network(_interfaces(), functools.cache(resolve), source_toward)
 
@@ -183,36 +183,34 @@ def source_toward(address: Address) -> Address | None:
 
 
 def path_problem(address: str | None) -> tuple[str, bool]:
-    """Say what, on this node, may be why no other one answers.
+    """Return what on this node may be the reason that no other one answers.
 
     Args:
         address: This node's address for the job.
 
     Returns:
-        What there is to say, empty if nothing shows; and whether it is the cause: the
-        interface is down.
+        The reason, empty if there is none to be seen; and whether it is certain,
+        because the interface is down.
     """
     try:
         interfaces = _interfaces()
     except (OSError, psutil.Error):
         return "", False
-    having = (i for i in interfaces if address in [str(a.ip) for a in i.addresses])
-    here = next(having, None)
-    if here is None:
+    owners = (i for i in interfaces if address in [str(a.ip) for a in i.addresses])
+    owner = next(owners, None)
+    if owner is None:
         return "", False
-    if not here.up:
-        return f"interface {here.name}, which has {address}, is down", True
+    if not owner.up:
+        return f"interface {owner.name}, which has {address}, is down", True
     others = [
         i.name
         for i in interfaces
-        if i.up and i != here and any(_is_reachable(a.ip) for a in i.addresses)
+        if i.up and i != owner and any(_is_reachable(a.ip) for a in i.addresses)
     ]
     if not others:
         return "", False
-    return (
-        f"tried from {here.name} ({address}); up here, too: {', '.join(others)}",
-        False,
-    )
+    names = ", ".join(others)
+    return f"tried from {owner.name} ({address}); up here, too: {names}", False
 
 
 def bound_socket(address: str, port: int) -> socket.socket:
@@ -223,8 +221,8 @@ def bound_socket(address: str, port: int) -> socket.socket:
         port: Port, 0 for any that is free.
 
     Raises:
-        OSError: The port is taken, or not for this user, or the address is not this
-            node's.
+        OSError: The port is taken, or not permitted to this user, or the address is
+            not of this node.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
@@ -238,15 +236,15 @@ def bound_socket(address: str, port: int) -> socket.socket:
 
 
 def free_port(address: str) -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that no program listens on now."""
     with bound_socket(address, 0) as probe:
         return int(probe.getsockname()[1])
 
 
 def port_problem(address: str, port: int) -> str:
-    """Say why this process could not listen on an address and port; empty if it can.
+    """Return why this process could not listen on an address and port; empty if it can.
 
-    Nothing listens meanwhile: a client that waits must not get through to this.
+    The socket is bound and does not listen: a waiting client must not connect to it.
     """
     error = _binding_error(address, port)
     if error is None:
@@ -256,7 +254,7 @@ def port_problem(address: str, port: int) -> str:
 
 
 def port_is_taken(address: str, port: int) -> bool:
-    """Say whether another socket has an address and port of this node."""
+    """Return whether another socket is bound to an address and port of this node."""
     error = _binding_error(address, port)
     return error is not None and error.errno == errno.EADDRINUSE
 
@@ -270,7 +268,7 @@ def _binding_error(address: str, port: int) -> OSError | None:
 
 
 def port_holder(port: int) -> str:
-    """Name the program that listens on a port of this node, for a person."""
+    """Describe the program that listens on a port of this node, for a message."""
     try:
         connections = psutil.net_connections("tcp")
     except psutil.Error:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import launchers
 import pytest
 import testbed
+from commands import require
 from launchers import LAUNCHERS, Launcher
-from launching import require
 from testbed import Cluster
 
 if TYPE_CHECKING:

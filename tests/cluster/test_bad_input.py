@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
     ONE_TASK,
@@ -17,7 +17,7 @@ from launching import (
     column,
     lines,
     own_lines,
-    workers,
+    read_workers,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_the_static_rendezvous_still_works(unpadded: Cluster) -> None:
     script = f"python -m torchrun_hpc --node_rank=$SLURM_NODEID {WORLD}"
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", script, env=ENVIRON)
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "RANK", "host", "MASTER_ADDR") == [
+    assert column(read_workers(done), "RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.10.0.1"),
         ("1", "n10", "10.10.0.1"),
         ("2", "n11", "10.10.0.1"),
@@ -150,7 +150,7 @@ def test_a_late_head_is_waited_for_in_silence(unpadded: Cluster) -> None:
     late = f"test $SLURM_NODEID = 0 && sleep 5; exec {' '.join([*HPC, WORLD])}"
     done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", late, env=ENVIRON)
     assert done.returncode == 0, done.stderr
-    assert len(workers(done)) == 3
+    assert len(read_workers(done)) == 3
     assert len(lines(done.stderr)) == 1, done.stderr
 
 

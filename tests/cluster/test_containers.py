@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
     JUELICH,
@@ -19,7 +19,7 @@ from launching import (
     column,
     lines,
     own_lines,
-    workers,
+    read_workers,
 )
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ def test_agents(juelich: Cluster) -> None:
         ALL_REDUCE, env=JUELICH,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
-    assert column(said, "SLURMD_NODENAME") == [
+    seen = read_workers(done)
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert column(seen, "SLURMD_NODENAME") == [
         (name,) for name in ("jwb0001", "jwb0001", "jwb0002", "jwb0002")
     ]
-    for worker in said:
+    for worker in seen:
         assert worker["host"] == "container"
         assert worker["slurm"] == []
         assert worker["MASTER_ADDR"] == "10.20.0.1"
@@ -82,9 +82,9 @@ def test_each_task_a_worker(juelich: Cluster) -> None:
         *TWO_NODES, TWO_TASKS, *CONTAINER, "--hook", *HPC, ALL_REDUCE, env=JUELICH
     )
     assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
-    for worker in said:
+    seen = read_workers(done)
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    for worker in seen:
         assert worker["host"] == "container"
         assert worker["slurm"] == []
         assert worker["MASTER_ADDR"] == "10.20.0.1"
@@ -107,10 +107,10 @@ def test_agents_leave_stale_variables(juelich: Cluster, rendezvous: str) -> None
         f"--hpc-rendezvous={rendezvous}", WORLD, env=JUELICH | stale,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
-    assert {worker["MASTER_ADDR"] for worker in said} == {"10.20.0.1"}
-    assert STALE["MASTER_PORT"] not in {worker["MASTER_PORT"] for worker in said}
+    seen = read_workers(done)
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert {worker["MASTER_ADDR"] for worker in seen} == {"10.20.0.1"}
+    assert STALE["MASTER_PORT"] not in {worker["MASTER_PORT"] for worker in seen}
     assert len(lines(done.stderr)) == 1, done.stderr
 
 
@@ -119,10 +119,10 @@ def test_tasks_replace_stale_variables(juelich: Cluster, address: str) -> None:
     done = juelich.srun(*TWO_NODES, TWO_TASKS, *CONTAINER, *HPC, WORLD,
                         env=JUELICH | STALE | {"MASTER_ADDR": address})  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
-    assert {worker["MASTER_ADDR"] for worker in said} == {"10.20.0.1"}
-    assert STALE["MASTER_PORT"] not in {worker["MASTER_PORT"] for worker in said}
+    seen = read_workers(done)
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert {worker["MASTER_ADDR"] for worker in seen} == {"10.20.0.1"}
+    assert STALE["MASTER_PORT"] not in {worker["MASTER_PORT"] for worker in seen}
     (line,) = lines(done.stderr)
     assert f"HPC078 MASTER_ADDR={address} is not node 0 of this step, jwb0001" in line
 
@@ -134,7 +134,7 @@ def test_slurms_variables_are_enough(juelich: Cluster) -> None:
         WORLD, env=JUELICH,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
+    assert column(read_workers(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
         (rank, "2", "10.20.0.1") for rank in "01"
     ]
 
@@ -160,9 +160,9 @@ def test_a_network_without_the_fast_interface(
         hosts_file(tmp_path, 101), *HPC, "--nproc_per_node=2", ALL_REDUCE, env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert column(said, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
-    for worker in said:
+    seen = read_workers(done)
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    for worker in seen:
         assert worker["MASTER_ADDR"] == "10.10.0.101"
         assert worker["GLOO_SOCKET_IFNAME"] == "eth0"
         assert worker["total"] == 6
@@ -178,7 +178,7 @@ def test_names_without_those_of_the_fast_network(
         "--hpc-site=jsc", WORLD, env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME") == [
+    assert column(read_workers(done), "RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME") == [
         (rank, "10.10.0.1", "eth0") for rank in "01"
     ]
     assert "HPC056 n9i does not resolve here" in done.stderr
@@ -190,9 +190,9 @@ def test_names_of_no_node(juelich: Cluster, tmp_path: Path, tasks: str) -> None:
                         WORLD, env=JUELICH)  # fmt: skip
     assert done.returncode == 2
     assert done.stdout == ""
-    said = own_lines(done.stderr)
-    assert said, done.stderr
-    for line in said:
+    seen = own_lines(done.stderr)
+    assert seen, done.stderr
+    for line in seen:
         assert "HPC059 on jwb000" in line
         assert ": the head node's name jwb0001 (SLURM_STEP_NODELIST)" in line
         assert "does not resolve here" in line
@@ -232,9 +232,9 @@ def test_two_steps_at_once_have_a_port_each(unpadded: Cluster) -> None:
     script = f"#!/bin/sh\n{step} --sleep 1 &\n{step} --sleep 1 &\nwait\n"
     done = unpadded.sbatch(script, "-N1", "-n4", env=ENVIRON)
     assert done.returncode == 0, done.output
-    said = column(workers(done.output), "TORCHELASTIC_RUN_ID", "MASTER_PORT")
-    assert len(said) == 4
-    assert len({port for _, port in said}) == 2, said
+    seen = column(read_workers(done.output), "TORCHELASTIC_RUN_ID", "MASTER_PORT")
+    assert len(seen) == 4
+    assert len({port for _, port in seen}) == 2, seen
 
 
 def test_a_terminal_alone_is_no_shell(unpadded: Cluster) -> None:
@@ -278,5 +278,5 @@ def test_master_addr_in_another_network_of_node_0(
     environ = ENVIRON | {"MASTER_ADDR": address, "MASTER_PORT": "29511"}
     done = unpadded.srun("-N2", "-w", "n9,n10", TWO_TASKS, *HPC, WORLD, env=environ)
     assert done.returncode == 0, done.stderr
-    said = column(workers(done), "MASTER_ADDR", "MASTER_PORT")
-    assert said == [("10.20.0.1", "29511")] * 4
+    seen = column(read_workers(done), "MASTER_ADDR", "MASTER_PORT")
+    assert seen == [("10.20.0.1", "29511")] * 4

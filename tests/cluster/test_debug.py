@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, ROOT, WORLD, column, lines, workers
+from commands import ENVIRON, HPC, ONE_TASK, ROOT, WORLD, column, lines, read_workers
 
 if TYPE_CHECKING:
     from testbed import Cluster
@@ -22,15 +22,15 @@ def test_every_line_names_host_and_rank(unpadded: Cluster, how: str) -> None:
     done = unpadded.srun("-N3", ONE_TASK, *HPC, *option, "--nproc_per_node=2",
                          "examples/ddp.py", env=environ, cwd=ROOT)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = lines(done.stderr)
-    found = [NODE.match(line) for line in said]
-    assert all(found), [x for x, m in zip(said, found, strict=True) if not m]
+    seen = lines(done.stderr)
+    found = [NODE.match(line) for line in seen]
+    assert all(found), [x for x, m in zip(seen, found, strict=True) if not m]
     # Of all agents, the Python and the C++ side; of all workers.
     for host, rank in RANKS.items():
-        own = [line for line in said if line.startswith(f"{host} node {rank}: ")]
+        own = [line for line in seen if line.startswith(f"{host} node {rank}: ")]
         for part in (
             "launcher/api.py",
-            "rendezvous/member.py",
+            "rendezvous/client.py",
             "TCPStore",
             "socket.cpp",
         ):
@@ -45,7 +45,7 @@ def test_every_line_names_host_and_rank(unpadded: Cluster, how: str) -> None:
 def test_workers_have_the_variables_too(unpadded: Cluster) -> None:
     done = unpadded.srun("-N3", ONE_TASK, *HPC, "--hpc-debug", WORLD, env=ENVIRON)
     names = ("TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "PET_HPC_DEBUG")
-    assert column(workers(done), *names) == [("INFO", "INFO", "")] * 3
+    assert column(read_workers(done), *names) == [("INFO", "INFO", "")] * 3
 
 
 def test_what_the_user_has_set_is_kept(unpadded: Cluster) -> None:
@@ -53,7 +53,9 @@ def test_what_the_user_has_set_is_kept(unpadded: Cluster) -> None:
     done = unpadded.srun("-N3", ONE_TASK, *HPC, "--hpc-debug", "--tee=0", WORLD,
                          env=environ)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    kept = column(workers(done), "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS", "PET_HPC_DEBUG")
+    kept = column(
+        read_workers(done), "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS", "PET_HPC_DEBUG"
+    )
     assert kept == [("ERROR", "+dynamo", "")] * 3
     assert "TCPStore" not in done.stderr
     assert all(NODE.match(line) for line in lines(done.stderr))

@@ -6,13 +6,21 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, JUELICH, ROOT, SCRIPTS, WORLD, column, own_lines
-from launching import workers as said_by
+from commands import (
+    DDP,
+    ENVIRON,
+    HPC,
+    JUELICH,
+    SCRIPTS,
+    WORLD,
+    column,
+    own_lines,
+    read_workers,
+)
 
 if TYPE_CHECKING:
     from testbed import Cluster
 
-DDP = str(ROOT / "examples" / "ddp.py")
 TWO = ("-N2", "--ntasks-per-node=2")
 
 
@@ -34,14 +42,14 @@ def test_what_is_set(unpadded: Cluster) -> None:
     done = unpadded.srun("-N2", "-n3", *HPC, "-m", "scripts.world", "--a=b",
                          env=environ, cwd=SCRIPTS.parent)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = said_by(done)
+    seen = read_workers(done)
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
-    assert column(said, *names) == [
+    assert column(seen, *names) == [
         ("0", "0", "2", "0", "0"),
         ("1", "1", "2", "0", "1"),
         ("2", "0", "1", "1", "2"),
     ]
-    for worker in said:
+    for worker in seen:
         assert worker["WORLD_SIZE"] == worker["ROLE_WORLD_SIZE"] == "3"
         assert worker["GROUP_WORLD_SIZE"] == "2"
         assert worker["MASTER_ADDR"] == "10.10.0.1"
@@ -53,15 +61,15 @@ def test_what_is_set(unpadded: Cluster) -> None:
 def test_tasks_in_turn(unpadded: Cluster) -> None:
     done = unpadded.srun(*TWO, "--distribution=cyclic", *HPC, WORLD, env=ENVIRON)
     assert done.returncode == 0, done.stderr
-    assert column(said_by(done), "host", "LOCAL_RANK") == [
+    assert column(read_workers(done), "host", "LOCAL_RANK") == [
         ("n9", "0"),
         ("n10", "0"),
         ("n9", "1"),
         ("n10", "1"),
     ]
-    (said,) = [line for line in own_lines(done.stderr) if "warning" in line]
-    assert "HPC079 tasks are placed in turn" in said
-    assert "srun --distribution=block" in said
+    (seen,) = [line for line in own_lines(done.stderr) if "warning" in line]
+    assert "HPC079 tasks are placed in turn" in seen
+    assert "srun --distribution=block" in seen
 
 
 def test_a_host_file_that_begins_with_another_node(unpadded: Cluster, tmp_path) -> None:
@@ -73,13 +81,13 @@ def test_a_host_file_that_begins_with_another_node(unpadded: Cluster, tmp_path) 
     options = ("-N2", "-n3", "--distribution=arbitrary")
     done = unpadded.srun(*options, *HPC, WORLD, env=environ)
     assert done.returncode == 2
-    (said,) = own_lines(done.stderr)
-    assert "HPC141 tasks are in an order of your own" in said
-    assert said.endswith("export MASTER_ADDR=n10")
+    (seen,) = own_lines(done.stderr)
+    assert "HPC141 tasks are in an order of your own" in seen
+    assert seen.endswith("export MASTER_ADDR=n10")
     environ["MASTER_ADDR"] = "n10"
     done = unpadded.srun(*options, *HPC, WORLD, env=environ)
     assert done.returncode == 0, done.stderr
-    assert column(said_by(done), "MASTER_ADDR") == [("10.10.0.2",)] * 3
+    assert column(read_workers(done), "MASTER_ADDR") == [("10.10.0.2",)] * 3
 
 
 @pytest.mark.parametrize(
@@ -104,11 +112,11 @@ def test_one_gpu_for_each_task(juelich: Cluster) -> None:
     done = juelich.srun(*options, "sh", "-c", shell + " ".join([*HPC, WORLD]),
                         env=JUELICH)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (said,) = [line for line in own_lines(done.stderr) if "warning" in line]
-    assert "HPC098 CUDA_VISIBLE_DEVICES=0 shows one GPU to each task" in said
+    (seen,) = [line for line in own_lines(done.stderr) if "warning" in line]
+    assert "HPC098 CUDA_VISIBLE_DEVICES=0 shows one GPU to each task" in seen
     command = " ".join([*HPC, "--virtual-local-rank", WORLD])
     done = juelich.srun(*options, "sh", "-c", shell + command, env=JUELICH)
-    assert column(said_by(done), "RANK", "LOCAL_RANK") == [
+    assert column(read_workers(done), "RANK", "LOCAL_RANK") == [
         (str(rank), "0") for rank in range(4)
     ]
     assert "warning" not in done.stderr
@@ -127,14 +135,14 @@ def test_in_a_script(unpadded: Cluster, tmp_path) -> None:
     for options, ranks in ((("-N3", "--ntasks-per-node=1"), 3), (TWO, 4)):
         done = unpadded.srun(*options, "python", str(script), env=ENVIRON)
         assert done.returncode == 0, done.stderr
-        assert column(said_by(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
+        assert column(read_workers(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
             (str(rank), str(ranks), "10.10.0.1") for rank in range(ranks)
         ]
         assert len(own_lines(done.stderr)) == 1
     done = unpadded.run(["python", str(script)], host="n9", env=ENVIRON)
     assert json.loads(done.stdout)["WORLD_SIZE"] == "1"
     done = unpadded.srun("-N1", *HPC, "--nproc-per-node=2", str(script), env=ENVIRON)
-    assert column(said_by(done), "RANK", "WORLD_SIZE") == [("0", "2"), ("1", "2")]
+    assert column(read_workers(done), "RANK", "WORLD_SIZE") == [("0", "2"), ("1", "2")]
 
 
 def test_dry_run(juelich: Cluster) -> None:

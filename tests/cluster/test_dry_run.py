@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
     JUELICH,
@@ -16,7 +16,7 @@ from launching import (
     column,
     lines,
     own_lines,
-    workers,
+    read_workers,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster) -> None:
         "RANK", "host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
         "OMP_NUM_THREADS", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE",
     )  # fmt: skip
-    assert column(workers(stock), *names) == column(workers(ours), *names)
+    assert column(read_workers(stock), *names) == column(read_workers(ours), *names)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_what_is_typed(
     assert [n["plan"]["hosts"][n["plan"]["node_rank"]] for n in answer["nodes"]] == [
         "n9", "n10", "n11",
     ]  # fmt: skip
-    said = answer["nodes"][2]["options"][name]
-    assert said == {"value": value, "source": source}
+    seen = answer["nodes"][2]["options"][name]
+    assert seen == {"value": value, "source": source}
     (advice,) = answer["nodes"][0]["plan"]["advice"]
     assert advice["code"] == "HPC163"
     assert (

@@ -27,12 +27,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
+from commands import HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
 from testbed import Cluster
 
 from torchrun_hpc.planning import endpoints
 from torchrun_hpc.rendezvous import server
-from torchrun_hpc.reporting.report import PREFIX
+from torchrun_hpc.reporting.console import PREFIX
 
 SCRIPT = str(SCRIPTS / "training.py")
 PAGE = ROOT / "docs" / "faults.md"

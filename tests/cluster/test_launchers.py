@@ -6,6 +6,18 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from commands import (
+    DDP,
+    ENVIRON,
+    HPC,
+    JUELICH,
+    NODES,
+    SCRIPTS,
+    WORLD,
+    column,
+    own_lines,
+    read_workers,
+)
 from launchers import (
     HYDRA,
     INTELMPI,
@@ -16,19 +28,15 @@ from launchers import (
     OPENMPI_5,
     Launcher,
 )
-from launching import ENVIRON, HPC, JUELICH, ROOT, SCRIPTS, WORLD, column, own_lines
-from launching import workers as said_by
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from testbed import Cluster
 
-HOSTS = ("n9", "n10", "n11")
 MPI = str(SCRIPTS / "mpi.py")
 # Open MPI 5 may hang where tasks end at once, whatever they are.
 LASTING = (WORLD, "--sleep", "0.5")
-DDP = str(ROOT / "examples" / "ddp.py")
 
 
 def once(launcher: Launcher, nodes: int = 3) -> list[str]:
@@ -42,7 +50,7 @@ def run(  # noqa: PLR0913
     bare: Cluster,
     launcher: Launcher,
     *words: str,
-    hosts: tuple[str, ...] = HOSTS,
+    hosts: tuple[str, ...] = NODES,
     slots: int = 2,
     on: str = "n9",
     environ: Mapping[str, str] = ENVIRON,
@@ -63,10 +71,10 @@ def run(  # noqa: PLR0913
 def test_one_task_on_each_node(bare: Cluster, launcher: Launcher) -> None:
     done = run(bare, launcher, *once(launcher), *HPC, "--nproc-per-node=2", WORLD)
     assert done.returncode == 0, done.stderr
-    said = said_by(done)
-    assert [worker["host"] for worker in said] == [h for h in HOSTS for _ in range(2)]
-    assert {w["MASTER_ADDR"] for w in said} == {"10.10.0.1"}
-    assert len({w["TORCHELASTIC_RUN_ID"] for w in said}) == 1
+    seen = read_workers(done)
+    assert [worker["host"] for worker in seen] == [h for h in NODES for _ in range(2)]
+    assert {w["MASTER_ADDR"] for w in seen} == {"10.10.0.1"}
+    assert len({w["TORCHELASTIC_RUN_ID"] for w in seen}) == 1
     (line,) = own_lines(done.stderr)
     assert "HPC001 3 nodes, 2 workers on this one" in line
 
@@ -77,13 +85,13 @@ def test_each_task_a_worker(bare: Cluster, launcher: Launcher) -> None:
     done = run(bare, launcher, "-n", "6", *by_node, *HPC, "--no-python", "sh", "-c",
                'python "$0"; sleep 0.$((4 + RANK))', WORLD)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = said_by(done)
-    assert [worker["host"] for worker in said] == [h for h in HOSTS for _ in range(2)]
-    assert column(said, "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE") == [
+    seen = read_workers(done)
+    assert [worker["host"] for worker in seen] == [h for h in NODES for _ in range(2)]
+    assert column(seen, "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE") == [
         (str(rank), str(rank % 2), str(rank // 2), "6") for rank in range(6)
     ]
-    assert {w["MASTER_ADDR"] for w in said} == {"10.10.0.1"}
-    assert len({w["MASTER_PORT"] for w in said}) == 1
+    assert {w["MASTER_ADDR"] for w in seen} == {"10.10.0.1"}
+    assert len({w["MASTER_PORT"] for w in seen}) == 1
     (line,) = own_lines(done.stderr)
     assert "HPC001 3 nodes x 2 tasks" in line
 
@@ -113,12 +121,12 @@ def test_the_script_uses_mpi(bare: Cluster, launcher: Launcher) -> None:
 )
 def test_uneven_tasks(bare: Cluster, launcher: Launcher) -> None:
     """Two tasks on the first node, one on the second: all of them are workers."""
-    words, hosts = ["-n", "3", "-ppn", "2"], HOSTS[:2]
+    words, hosts = ["-n", "3", "-ppn", "2"], NODES[:2]
     if launcher in OPENMPI:
         words = ["-np", "3"]
     done = run(bare, launcher, *words, *HPC, *LASTING, hosts=hosts)
     assert done.returncode == 0, done.stderr
-    found = column(said_by(done), "host", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    found = column(read_workers(done), "host", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert found == [("n9", "0", "2"), ("n9", "1", "2"), ("n10", "0", "1")]
     assert "2 nodes, 3 tasks" in own_lines(done.stderr)[0]
 
@@ -129,13 +137,13 @@ def test_a_host_that_is_there_twice(bare: Cluster, launcher: Launcher) -> None:
     words, hosts = ["-n", "3", "-ppn", "1"], ("n9", "n10", "n9")
     done = run(bare, launcher, *words, *HPC, *LASTING, hosts=hosts)
     assert done.returncode == 0, done.stderr
-    found = column(said_by(done), "host", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    found = column(read_workers(done), "host", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert found == [("n9", "0", "2"), ("n10", "0", "1"), ("n9", "1", "2")]
     assert "HPC001 2 nodes, 3 tasks" in done.stderr
 
 
 def test_uneven_tasks_that_nobody_can_count(bare: Cluster) -> None:
-    done = run(bare, OPENMPI_5, "-np", "3", *HPC, WORLD, hosts=HOSTS[:2])
+    done = run(bare, OPENMPI_5, "-np", "3", *HPC, WORLD, hosts=NODES[:2])
     assert done.returncode == 2
     assert "HPC034 Open MPI started 2 of 3 tasks on this node" in done.stderr
     assert "Traceback" not in done.stderr
@@ -146,23 +154,23 @@ def test_tasks_in_turn(bare: Cluster, launcher: Launcher) -> None:
     words = ["-n", "4", "-ppn", "1"]
     if launcher in OPENMPI:
         words = ["-np", "4", "--map-by", "node"]
-    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=HOSTS[:2])
+    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=NODES[:2])
     assert done.returncode == 0, done.stderr
-    assert column(said_by(done), "host", "LOCAL_RANK") == [
+    assert column(read_workers(done), "host", "LOCAL_RANK") == [
         ("n9", "0"),
         ("n10", "0"),
         ("n9", "1"),
         ("n10", "1"),
     ]
-    said = [line for line in own_lines(done.stderr) if "HPC079" in line]
-    assert len(said) == 1, done.stderr
-    assert "the second one on this node is task 2" in said[0]
+    seen = [line for line in own_lines(done.stderr) if "HPC079" in line]
+    assert len(seen) == 1, done.stderr
+    assert "the second one on this node is task 2" in seen[0]
 
-    options = said[0].partition(", type: ")[2].split()[1:-1]  # mpirun ... …
+    options = seen[0].partition(", type: ")[2].split()[1:-1]  # mpirun ... …
     words = ["-n", "4", *options]
-    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=HOSTS[:2])
+    done = run(bare, launcher, *words, *HPC, *LASTING, hosts=NODES[:2])
     assert done.returncode == 0, done.stderr
-    assert column(said_by(done), "host") == [("n9",), ("n9",), ("n10",), ("n10",)]
+    assert column(read_workers(done), "host") == [("n9",), ("n9",), ("n10",), ("n10",)]
     assert "HPC079" not in done.stderr
 
 
@@ -180,12 +188,12 @@ def test_mpirun_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:
     told = ["-x", "MASTER_ADDR=n9"]
     done = run(bare, launcher, *told, *once(launcher), *words, on="login01")
     assert done.returncode == 0, done.stderr
-    assert [worker["host"] for worker in said_by(done)] == list(HOSTS)
+    assert [worker["host"] for worker in read_workers(done)] == list(NODES)
     option = line.partition("(or ")[2].partition(")")[0]
     words = [*HPC, option, WORLD]
     done = run(bare, launcher, *once(launcher), *words, on="login01")
     assert done.returncode == 0, done.stderr
-    assert [worker["host"] for worker in said_by(done)] == list(HOSTS)
+    assert [worker["host"] for worker in read_workers(done)] == list(NODES)
 
 
 def test_mpirun_on_a_login_node_in_direct_mode(bare: Cluster) -> None:
@@ -195,7 +203,7 @@ def test_mpirun_on_a_login_node_in_direct_mode(bare: Cluster) -> None:
     assert "tell them: mpirun -x MASTER_ADDR=n9" in done.stderr
     done = run(bare, OPENMPI_5, "-x", "MASTER_ADDR=n9", *words, on="login01")
     assert done.returncode == 0, done.stderr
-    assert column(said_by(done), "MASTER_ADDR") == [("10.10.0.1",)] * 6
+    assert column(read_workers(done), "MASTER_ADDR") == [("10.10.0.1",)] * 6
 
 
 @pytest.mark.parametrize("launcher", HYDRA[:1], indirect=True, ids=str)
@@ -203,19 +211,19 @@ def test_mpiexec_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:
     """The tasks tell each other where rank 0 is, wherever mpiexec runs."""
     done = run(bare, launcher, *once(launcher), *HPC, WORLD, on="login01")
     assert done.returncode == 0, done.stderr
-    assert column(said_by(done), "MASTER_ADDR") == [("10.10.0.1",)] * 3
+    assert column(read_workers(done), "MASTER_ADDR") == [("10.10.0.1",)] * 3
 
 
 @pytest.mark.parametrize("launcher", [OPENMPI_4, MPICH_4], indirect=True, ids=str)
 def test_two_at_once_do_not_meet(bare: Cluster, launcher: Launcher) -> None:
-    hosts = tuple(f"{h}:2" if launcher in OPENMPI else h for h in HOSTS)
+    hosts = tuple(f"{h}:2" if launcher in OPENMPI else h for h in NODES)
     command = [*launcher.command(bare, *hosts), *once(launcher), *HPC, WORLD,
                "--sleep", "3"]  # fmt: skip
     programs = [bare.popen(command, host="n9", env=ENVIRON) for _ in range(2)]
     outputs = [program.communicate(timeout=60) for program in programs]
     assert [program.returncode for program in programs] == [0, 0], outputs
-    ids = [{w["TORCHELASTIC_RUN_ID"] for w in said_by(out)} for out, _ in outputs]
-    assert [len(said_by(out)) for out, _ in outputs] == [3, 3]
+    ids = [{w["TORCHELASTIC_RUN_ID"] for w in read_workers(out)} for out, _ in outputs]
+    assert [len(read_workers(out)) for out, _ in outputs] == [3, 3]
     assert [len(found) for found in ids] == [1, 1]
     assert ids[0] != ids[1]
 
@@ -225,7 +233,7 @@ def test_exit_code_of_a_worker(bare: Cluster, launcher: Launcher) -> None:
     """As the launcher has it: the script is its own task."""
     words = ["-np" if launcher in OPENMPI else "-n", "4"]
     command = ["sh", "-c", "sleep 0.5; test $RANK != 1 || exit 7; sleep 0.5"]
-    done = run(bare, launcher, *words, *HPC, "--no-python", *command, hosts=HOSTS[:2])
+    done = run(bare, launcher, *words, *HPC, "--no-python", *command, hosts=NODES[:2])
     assert done.returncode == 7, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -241,10 +249,10 @@ def test_in_a_job_of_slurm(unpadded: Cluster, launcher: Launcher) -> None:
     script = f"#!/bin/sh\n{' '.join(command)}\n"
     done = unpadded.sbatch(script, "-N3", "--ntasks-per-node=1", env=JUELICH)
     assert done.returncode == 0, done.output
-    said = said_by(done.output)
-    assert [worker["host"] for worker in said] == list(HOSTS)
-    assert {worker["MASTER_ADDR"] for worker in said} == {"10.20.0.1"}
-    assert {worker["GLOO_SOCKET_IFNAME"] for worker in said} == {"ib0"}
+    seen = read_workers(done.output)
+    assert [worker["host"] for worker in seen] == list(NODES)
+    assert {worker["MASTER_ADDR"] for worker in seen} == {"10.20.0.1"}
+    assert {worker["GLOO_SOCKET_IFNAME"] for worker in seen} == {"ib0"}
     (line,) = own_lines(done.output)
     assert " in Slurm " in line
     assert "n9i:" in line

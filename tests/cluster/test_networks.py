@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
     JUELICH,
@@ -13,7 +13,7 @@ from launching import (
     column,
     lines,
     own_lines,
-    workers,
+    read_workers,
 )
 from testbed import Cluster
 
@@ -29,7 +29,7 @@ def test_nodes_with_both_kinds_of_addresses(options: list[str], address: str) ->
                                env=JUELICH, cwd=ROOT)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (
-        column(workers(done), "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+        column(read_workers(done), "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
         == [(address, "ib0")] * 3
     )
     assert trained.returncode == 0, trained.stderr
@@ -44,7 +44,7 @@ def test_a_network_that_nccl_does_not_prefer() -> None:
         )
     assert done.returncode == 0, done.stderr
     assert column(
-        workers(done), "host", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+        read_workers(done), "host", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
     ) == [(host, "hsn0", "=hsn0") for host in ("nid1", "nid2", "nid10")]
 
 

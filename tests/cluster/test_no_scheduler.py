@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ROOT, WORLD, column, own_lines
-from launching import workers as said_by
+from commands import (
+    DDP,
+    ENVIRON,
+    HPC,
+    WORLD,
+    column,
+    own_lines,
+    read_workers,
+)
 
 if TYPE_CHECKING:
     from testbed import Cluster
-
-DDP = str(ROOT / "examples" / "ddp.py")
 
 
 def type_on_each(bare: Cluster, *words: str) -> tuple[str, str]:
@@ -49,10 +54,10 @@ def test_typed_on_each_machine(
     bare: Cluster, words: tuple[str, ...], interface: str, address: str
 ) -> None:
     output, errors = type_on_each(bare, *words, "--nproc_per_node=2", WORLD)
-    said = said_by(output)
-    assert [worker["RANK"] for worker in said] == ["0", "1", "2", "3"]
-    assert {worker["GLOO_SOCKET_IFNAME"] for worker in said} == {interface}
-    assert {worker["MASTER_ADDR"] for worker in said} == {address}
+    seen = read_workers(output)
+    assert [worker["RANK"] for worker in seen] == ["0", "1", "2", "3"]
+    assert {worker["GLOO_SOCKET_IFNAME"] for worker in seen} == {interface}
+    assert {worker["MASTER_ADDR"] for worker in seen} == {address}
     (line,) = own_lines(errors)
     assert "2 nodes, 2 workers on this one, no scheduler" in line
 
@@ -65,7 +70,7 @@ def test_they_train(bare: Cluster) -> None:
 def test_nothing_typed_is_one_node(bare: Cluster) -> None:
     done = bare.run([*HPC, "--nproc_per_node=2", WORLD], host="n9", env=ENVIRON)
     assert done.returncode == 0, done.stderr
-    assert column(said_by(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
+    assert column(read_workers(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
         ("0", "2", "127.0.0.1"),
         ("1", "2", "127.0.0.1"),
     ]

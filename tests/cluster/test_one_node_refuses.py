@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, SCRIPTS, WORLD, own_lines
+from commands import ENVIRON, HPC, ONE_TASK, SCRIPTS, WORLD, own_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

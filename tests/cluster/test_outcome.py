@@ -9,18 +9,20 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
+    BY_HAND,
     ENVIRON,
     HPC,
     JSC,
     JUELICH,
+    KILL,
     ONE_TASK,
     ROOT,
     STOCK,
     WORLD,
     column,
     lines,
-    workers,
+    read_workers,
 )
 
 if TYPE_CHECKING:
@@ -131,11 +133,11 @@ def test_the_centres_recipe_works_with_the_modules_name_swapped(
         cwd=ROOT,
     )
     assert done.returncode == 0, done.output
-    said = workers(done.output)
-    assert column(said, "RANK", "host", "MASTER_ADDR") == [
+    seen = read_workers(done.output)
+    assert column(seen, "RANK", "host", "MASTER_ADDR") == [
         (str(rank), f"jwb000{1 + rank // 2}", "10.20.0.1") for rank in range(6)
     ]
-    assert {worker["TORCHELASTIC_RUN_ID"] for worker in said} == {str(done.job_id)}
+    assert {worker["TORCHELASTIC_RUN_ID"] for worker in seen} == {str(done.job_id)}
     assert ("rewritten to jwb0001i (site jsc)" in done.output) == (suffix == "")
 
 
@@ -145,15 +147,13 @@ def test_an_unknown_site_follows_the_typed_endpoint(juelich: Cluster) -> None:
         "-N3", ONE_TASK, *HPC, "--rdzv_endpoint=jwb0001i", WORLD, env=ENVIRON
     )
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME") == [
+    assert column(read_workers(done), "host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME") == [
         (host, "10.20.0.1", "ib0") for host in juelich.names
     ]
 
 
 # What the others make of it. `--kill-on-bad-exit` because with them the node that
 # believes to be the host would wait on for the ones that have failed.
-KILL = "--kill-on-bad-exit=1"
-BY_HAND = ("--nnodes=3", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
 
 
 def try_out(cluster: Cluster, *argv: str) -> tuple[str, str]:
@@ -173,7 +173,7 @@ def test_others_fail_with_the_same_command(
 ) -> None:
     """They make a world of each node, or hang."""
     output, _ = try_out(juelich, *launcher, "--nproc_per_node=2", WORLD)
-    assert ("6",) not in column(workers(output), "WORLD_SIZE")
+    assert ("6",) not in column(read_workers(output), "WORLD_SIZE")
 
 
 @pytest.mark.parametrize("host", ["jwb0001", "jwb0001i"])

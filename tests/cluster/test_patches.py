@@ -16,16 +16,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
+    BY_HAND,
     ENVIRON,
     HPC,
+    KILL,
     ONE_TASK,
     ROOT,
     STOCK,
     WORLD,
     column,
+    read_workers,
     require,
-    workers,
 )
 
 if TYPE_CHECKING:
@@ -34,10 +36,8 @@ if TYPE_CHECKING:
 check = SimpleNamespace(**runpy.run_path(str(ROOT / "patches" / "check.py")))
 RELEASE = ".".join(version("torch").split(".")[:2])
 
-BY_HAND = ("--nnodes=3", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
 SOON = "--rdzv_conf=read_timeout=5,join_timeout=20"
 GLOO = ENVIRON | {"GLOO_SOCKET_IFNAME": "ib0"}
-KILL = "--kill-on-bad-exit=1"
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_ranks_follow_the_names_and_the_address_is_on_the_endpoints_network(
         env=GLOO | patched,
     )
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
+    assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", "n10", "10.20.0.1"),
         ("2", "n11", "10.20.0.1"),
@@ -112,7 +112,7 @@ def test_torchrun_hpc_works_with_it(unpadded: Cluster, patched: dict[str, str]) 
     done = unpadded.srun("-N3", ONE_TASK, KILL, *command, env=ENVIRON | patched)
     assert done.returncode == 0, done.stderr
     assert re.findall("HPC...", done.stderr) == ["HPC001"]
-    assert column(workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
+    assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", "n10", "10.20.0.1"),
         ("2", "n11", "10.20.0.1"),
@@ -127,7 +127,7 @@ def test_a_typed_address_wins(unpadded: Cluster, patched: dict[str, str]) -> Non
         env=GLOO | patched,
     )
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "host", "MASTER_ADDR") == [
+    assert column(read_workers(done), "host", "MASTER_ADDR") == [
         (host, "n9") for host in unpadded.names
     ]
 
@@ -142,7 +142,7 @@ def test_one_node_stays_by_itself(patched: dict[str, str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "MASTER_ADDR", "RANK") == [
+    assert column(read_workers(done), "MASTER_ADDR", "RANK") == [
         ("127.0.0.1", "0"),
         ("127.0.0.1", "1"),
     ]

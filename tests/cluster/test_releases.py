@@ -8,18 +8,19 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
+    DDP,
     ENVIRON,
     HPC,
+    NODES,
     ONE_TASK,
-    ROOT,
     SCRIPTS,
     WORLD,
     column,
     own_lines,
-    workers,
+    read_workers,
 )
-from test_rendezvous import LATE, SOON, step
+from steps import LATE, SOON, step
 
 if TYPE_CHECKING:
     import subprocess
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 
     from testbed import Cluster
 
-NAMES = ("n9", "n10", "n11")
 FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
-DDP = str(ROOT / "examples" / "ddp.py")
 
 
 @pytest.fixture(scope="module", params=["scheduler", "c10d"])
@@ -48,11 +47,11 @@ def world(unpadded: Cluster, rendezvous: str) -> subprocess.CompletedProcess[str
 @pytest.mark.release("ranks")
 def test_ranks(world: subprocess.CompletedProcess[str]) -> None:
     assert world.returncode == 0, world.stderr
-    said = workers(world)
+    seen = read_workers(world)
     names = ("RANK", "host", "GROUP_RANK", "SLURM_NODEID", "LOCAL_RANK", "WORLD_SIZE")
-    assert column(said, *names) == [
+    assert column(seen, *names) == [
         (str(2 * node + local), name, str(node), str(node), str(local), "6")
-        for node, name in enumerate(NAMES)
+        for node, name in enumerate(NODES)
         for local in range(2)
     ]
 
@@ -62,9 +61,9 @@ def test_the_master_address_is_a_number_of_the_fast_network(
     world: subprocess.CompletedProcess[str],
 ) -> None:
     assert world.returncode == 0, world.stderr
-    said = workers(world)
-    assert column(said, "MASTER_ADDR") == [("10.20.0.1",)] * 6
-    assert len({worker["MASTER_PORT"] for worker in said}) == 1
+    seen = read_workers(world)
+    assert column(seen, "MASTER_ADDR") == [("10.20.0.1",)] * 6
+    assert len({worker["MASTER_PORT"] for worker in seen}) == 1
 
 
 @pytest.mark.release("interfaces")
@@ -72,20 +71,20 @@ def test_interfaces(world: subprocess.CompletedProcess[str]) -> None:
     """NCCL prefers ib0 by itself."""
     assert world.returncode == 0, world.stderr
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    assert column(workers(world), *names) == [("ib0", "")] * 6
+    assert column(read_workers(world), *names) == [("ib0", "")] * 6
 
 
 @pytest.mark.release("elastic")
 def test_an_elastic_range(unpadded: Cluster) -> None:
     """Two of the nodes, and then all; it is always torch's own rendezvous."""
-    for nodes, last_call_s in (NAMES[1:], 2), (NAMES, 60):
+    for nodes, last_call_s in (NODES[1:], 2), (NODES, 60):
         conf = f"--rdzv_conf=last_call_timeout={last_call_s}"
         options = ("--nnodes=2:3", conf)
         places = ("-N", str(len(nodes)), "-w", ",".join(nodes))
         done = unpadded.srun(*places, ONE_TASK, *HPC, *options, WORLD, env=ENVIRON)
         assert done.returncode == 0, done.stderr
-        address = f"10.10.0.{1 + NAMES.index(nodes[0])}"
-        assert column(workers(done), "RANK", "host", "MASTER_ADDR") == [
+        address = f"10.10.0.{1 + NODES.index(nodes[0])}"
+        assert column(read_workers(done), "RANK", "host", "MASTER_ADDR") == [
             (str(rank), name, address) for rank, name in enumerate(nodes)
         ]
 
@@ -109,7 +108,7 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
     finally:
         unpadded.end(first)
     assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
-    assert column(workers(out + second.stdout), "RANK", "host", "MASTER_ADDR") == [
+    assert column(read_workers(out + second.stdout), "RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", host, "10.20.0.1"),
     ]
@@ -128,8 +127,8 @@ def test_a_program_in_the_store_of_torchs_rendezvous(
     spoil = (sys.executable, str(SCRIPTS / "spoil.py"), "torch.rendezvous.7")
     command = LATE.format(node=2) + " ".join([*HPC, *options, WORLD])
     with step(unpadded, "sh", "-c", command) as job:
-        said = job.says(r"rendezvous at n9:\d+")
-        (port,) = re.findall(r"rendezvous at n9:(\d+)", said)
+        seen = job.says(r"rendezvous at n9:\d+")
+        (port,) = re.findall(r"rendezvous at n9:(\d+)", seen)
         time.sleep(2)
         unpadded.run([*spoil, "10.10.0.1", port, marker], env=ENVIRON, check=True)
         for host in "n9", "n10":

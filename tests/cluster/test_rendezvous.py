@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
     ONE_TASK,
@@ -22,71 +20,19 @@ from launching import (
     column,
     lines,
     own_lines,
-    workers,
+    read_workers,
 )
+from steps import LATE, SOON, step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from testbed import Cluster
 
 STEADY = str(SCRIPTS / "steady.py")
 RESTARTS = str(SCRIPTS / "restarts.py")
-AGENT = [sys.executable, str(SCRIPTS / "agent.py")]
 HOSTILE = [sys.executable, str(SCRIPTS / "hostile.py")]
 NAMESERVER = SCRIPTS / "nameserver.py"
-# Seconds: one, and what a busy machine needs to end a Python that has imported torch.
-SOON = 4
-LATE = "test $SLURM_NODEID = {node} && exec sleep 60; exec "
-
-
-class Step:
-    """A step that runs beside the test."""
-
-    def __init__(self, cluster: Cluster, *argv: str) -> None:
-        self.cluster = cluster
-        self.program = cluster.popen(
-            ["srun", "-N3", ONE_TASK, *argv], env=ENVIRON, stderr=subprocess.STDOUT
-        )
-        self.output = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.program.stdout is not None
-        for line in self.program.stdout:
-            self.output += line
-
-    def says(self, text: str, timeout: float = 60) -> str:
-        """Wait for a line with some text, and return all there is."""
-        end = time.monotonic() + timeout
-        while not re.search(text, self.output):
-            assert time.monotonic() < end, f"no {text!r} in:\n{self.output}"
-            assert self.program.poll() is None or text in self.output, self.output
-            time.sleep(0.05)
-        return self.output
-
-    def end(self, timeout: float = 60) -> int:
-        """Wait for its end, and return the exit code."""
-        code = self.program.wait(timeout)
-        self._reader.join(5)
-        return code
-
-    def agent(self, host: str, *args: str) -> str:
-        """Do something to the agent on a node; see scripts/agent.py."""
-        done = self.cluster.run([*AGENT, *args], host=host, env=ENVIRON, check=True)
-        return done.stdout.strip()
-
-
-@contextlib.contextmanager
-def step(cluster: Cluster, *argv: str) -> Iterator[Step]:
-    """Start a step, and end it in any case."""
-    started = Step(cluster, *argv)
-    try:
-        yield started
-    finally:
-        cluster.end(started.program)
 
 
 def wait_for(path: Path, timeout: float = 60) -> None:
@@ -225,7 +171,7 @@ def test_different_numbers_of_workers_and_sites(unpadded: Cluster) -> None:
         "on n9 (node 0), n10 (node 1); derecho on n11 (node 2). Type "
         "--hpc-site=derecho, or "
     ) in warning
-    assert column(workers(done), "RANK", "GROUP_RANK", "WORLD_SIZE") == [
+    assert column(read_workers(done), "RANK", "GROUP_RANK", "WORLD_SIZE") == [
         (str(rank), group, "6") for rank, group in enumerate("011222")
     ]
 
@@ -278,7 +224,7 @@ def test_ten_jobs_on_the_same_nodes(unpadded: Cluster) -> None:
         for job in jobs:
             output, _ = job.communicate(timeout=110)
             assert job.returncode == 0, output
-            assert len(workers(output)) == 2
+            assert len(read_workers(output)) == 2
     finally:
         for job in jobs:
             unpadded.end(job)
@@ -371,6 +317,6 @@ def test_the_name_server_is_not_asked_for_peers(
     finally:
         unpadded.end(server)
     assert done.returncode == 0, done.stderr
-    assert len(workers(done)) == 3
+    assert len(read_workers(done)) == 3
     asked = [name for name in notes.read_text().splitlines() if name.endswith(".arpa")]
     assert len(asked) <= 1 if launcher == "ours" else len(asked) >= 3, asked

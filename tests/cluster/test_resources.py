@@ -1,4 +1,4 @@
-"""CPUs and GPUs as Slurm really gives them: what is said, and what mends it."""
+"""CPUs and GPUs as Slurm really gives them: what is warned of, and what mends it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, WORLD, column, own_lines, workers
+from commands import ENVIRON, HPC, ONE_TASK, WORLD, column, own_lines, read_workers
 from testbed import Cluster
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def warnings(stderr: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "seen"),
     [
         (SRUN, "HPC091 SLURM_CPUS_PER_TASK=2, but this process may use only 1 CPU"),
         (f"export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; {SRUN}", None),
@@ -40,7 +40,7 @@ def warnings(stderr: str) -> list[str]:
     ],
 )
 def test_srun_forgets_the_cpus_of_sbatch(
-    bound: Cluster, line: str, said: str | None
+    bound: Cluster, line: str, seen: str | None
 ) -> None:
     command = f"{line} {' '.join(HPC)} --nproc_per_node=2 {WORLD}"
     done = bound.sbatch(
@@ -48,8 +48,8 @@ def test_srun_forgets_the_cpus_of_sbatch(
     )
     assert done.returncode == 0, done.output
     found = warnings(done.output)
-    assert len(found) == (said is not None), found
-    assert not found or found[0].startswith(str(said))
+    assert len(found) == (seen is not None), found
+    assert not found or found[0].startswith(str(seen))
     if found:
         assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in found[0]
 
@@ -59,35 +59,35 @@ def test_more_workers_than_cpus(bound: Cluster, job: list[str]) -> None:
     """What is proposed is tried as it stands: a line, or an option for sbatch."""
     command = f"{SRUN} -n2 {' '.join(HPC)} --nproc_per_node=2 {WORLD}"
     done = bound.sbatch(f"#!/bin/sh\n{command}", *job, env=ENVIRON)
-    (said,) = warnings(done.output)
-    assert said.startswith("HPC092 2 workers share 1 CPU")
-    _, _, line = said.partition("Type: ")
+    (seen,) = warnings(done.output)
+    assert seen.startswith("HPC092 2 workers share 1 CPU")
+    _, _, line = seen.partition("Type: ")
     if not line:
-        option = said.partition("made it, ")[2].partition(".")[0]
+        option = seen.partition("made it, ")[2].partition(".")[0]
         job, line = [*job, option], command.replace("srun", f"srun {option}")
     mended = bound.sbatch(f"#!/bin/sh\n{line}", *job, env=ENVIRON)
     assert mended.returncode == 0, mended.output
     assert warnings(mended.output) == []
-    assert len(workers(mended.output)) == 4
+    assert len(read_workers(mended.output)) == 4
 
 
 def test_threads_from_the_mask(bound: Cluster) -> None:
     done = bound.srun("-N2", ONE_TASK, "-c2", *HPC, "--hpc-omp-threads=auto", WORLD,
                       env=ENVIRON)  # fmt: skip
-    assert column(workers(done), "OMP_NUM_THREADS") == [("2",)] * 2
+    assert column(read_workers(done), "OMP_NUM_THREADS") == [("2",)] * 2
     assert warnings(done.stderr) == []
 
 
 def test_threads_that_are_set(bound: Cluster) -> None:
     environ = ENVIRON | {"OMP_NUM_THREADS": "4"}
     done = bound.srun("-N2", ONE_TASK, "-c2", *HPC, WORLD, env=environ)
-    assert column(workers(done), "OMP_NUM_THREADS") == [("4",)] * 2
-    (said,) = warnings(done.stderr)
-    assert said.startswith("HPC094 OMP_NUM_THREADS=4 times 1 worker is 4 threads on 2")
+    assert column(read_workers(done), "OMP_NUM_THREADS") == [("4",)] * 2
+    (seen,) = warnings(done.stderr)
+    assert seen.startswith("HPC094 OMP_NUM_THREADS=4 times 1 worker is 4 threads on 2")
 
 
 @pytest.mark.parametrize(
-    ("srun", "environ", "options", "said"),
+    ("srun", "environ", "options", "seen"),
     [
         ([GPUS], {}, ["--nproc_per_node=2"], None),
         ([GPUS], {}, [], "HPC097 one worker, the default, but CUDA_VISIBLE_DEVICES"),
@@ -102,7 +102,7 @@ def test_gpus(
     srun: list[str],
     environ: dict[str, str],
     options: list[str],
-    said: str | None,
+    seen: str | None,
 ) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.fail("two workers need two CPUs, or another warning comes first")
@@ -110,16 +110,16 @@ def test_gpus(
                         env=ENVIRON | {"SYSTEMNAME": "juwels"} | environ)  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = warnings(done.stderr)
-    assert len(found) == (said is not None), found
-    assert not found or found[0].startswith(str(said))
+    assert len(found) == (seen is not None), found
+    assert not found or found[0].startswith(str(seen))
 
 
 def test_one_of_four_gpus_is_visible(juelich: Cluster) -> None:
     shell = f"CUDA_VISIBLE_DEVICES=0 exec {' '.join(HPC)} {WORLD}"
     environ = ENVIRON | {"SYSTEMNAME": "juwels"}
     done = juelich.srun("-N2", ONE_TASK, GPUS, "sh", "-c", shell, env=environ)
-    (said,) = warnings(done.stderr)
-    assert said.startswith(
+    (seen,) = warnings(done.stderr)
+    assert seen.startswith(
         "HPC095 CUDA_VISIBLE_DEVICES=0 shows 1 of 4 GPUs (SLURM_GPUS_ON_NODE=4)"
     )
-    assert "env -u CUDA_VISIBLE_DEVICES python -m torchrun_hpc" in said
+    assert "env -u CUDA_VISIBLE_DEVICES python -m torchrun_hpc" in seen

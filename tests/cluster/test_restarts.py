@@ -6,7 +6,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, SCRIPTS, STOCK
+from commands import ENVIRON, HPC, ONE_TASK, SCRIPTS, STOCK
 
 if TYPE_CHECKING:
     from testbed import Cluster

@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from commands import ENVIRON, HPC, ONE_TASK, ROOT, SCRIPTS, STOCK, column, read_workers
 from launchers import MPICH_4, OPENMPI, OPENMPI_4, Launcher
-from launching import ENVIRON, HPC, ONE_TASK, ROOT, SCRIPTS, STOCK, column, workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +61,7 @@ def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
     finally:
         unpadded.end(step)
     assert step.returncode == 0, errors
-    assert len(workers(output)) == WORKERS
+    assert len(read_workers(output)) == WORKERS
     assert "warning" not in errors
 
 
@@ -94,7 +94,7 @@ def test_a_signal_from_the_script_of_a_job_of_pbs(
     tmp_path.chmod(0o777)
     done = bare.run(["bash", "-euc", f"#PBS{script}"], host="n9", env=environ)
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "got") == [(["SIGUSR1"],)] * WORKERS
+    assert column(read_workers(done), "got") == [(["SIGUSR1"],)] * WORKERS
 
 
 def test_slurm_signals_the_workers_of_stock_torchrun_too(
@@ -125,4 +125,4 @@ def test_a_signal_ahead_of_the_end_of_the_job(
         env=ENVIRON,
     )
     assert done.returncode == 0, done.output
-    assert column(workers(done.output), "got") == [(["SIGUSR1"],)] * WORKERS
+    assert column(read_workers(done.output), "got") == [(["SIGUSR1"],)] * WORKERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, ROOT, WORLD, column, lines, workers
+from commands import ENVIRON, HPC, ONE_TASK, ROOT, WORLD, column, lines, read_workers
 from testbed import Cluster
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_centre(centre: Centre, tmp_path: Path) -> None:
     assert f"scheduler rendezvous at {centre.head}:" in line
     assert line.endswith(f", site {centre.site}")
     interface = centre.cluster.fast
-    assert column(workers(done), *VARIABLES) == [
+    assert column(read_workers(done), *VARIABLES) == [
         (host, "10.20.0.1", interface, centre.nccl) for host in centre.cluster.names
     ]
     assert here.returncode == 0, here.stderr
@@ -115,10 +115,10 @@ def test_a_site_of_a_file(tmp_path: Path) -> None:
         ("node9", "node10"), fast="enp5s0", fast_names="{}-fast".format
     ) as cluster:
         done = cluster.srun("-N2", ONE_TASK, *HPC, option, WORLD, env=ENVIRON)
-        assert column(workers(done), *names) == [("1", "enp")] * 2
+        assert column(read_workers(done), *names) == [("1", "enp")] * 2
         kept = ENVIRON | {"NCCL_CROSS_NIC": "2", "NCCL_SOCKET_IFNAME": "=enp5s0"}
         done = cluster.srun("-N2", ONE_TASK, *HPC, option, WORLD, env=kept)
-        assert column(workers(done), *names) == [("2", "=enp5s0")] * 2
+        assert column(read_workers(done), *names) == [("2", "=enp5s0")] * 2
         file.write_text(OWN.replace("enp", ""), encoding="utf-8")
         done = cluster.srun("-N2", ONE_TASK, *HPC, option, WORLD, env=ENVIRON)
     assert done.returncode == 2

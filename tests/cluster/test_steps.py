@@ -6,21 +6,21 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import (
+from commands import (
     ENVIRON,
     HPC,
+    NODES,
     ONE_TASK,
     WORLD,
     column,
     own_lines,
-    workers,
+    read_workers,
 )
 
 if TYPE_CHECKING:
     from testbed import Cluster
 
 COMMAND = " ".join([*HPC, WORLD])
-NAMES = ("n9", "n10", "n11")
 
 
 def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
@@ -34,11 +34,11 @@ def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path) -> None:
     done = unpadded.srun("-N3", "-n3", "--distribution=arbitrary", *HPC, WORLD,
                          env=ENVIRON | {"SLURM_HOSTFILE": str(hosts)})  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert column(said, "RANK", "GROUP_RANK", "host") == [
+    seen = read_workers(done)
+    assert column(seen, "RANK", "GROUP_RANK", "host") == [
         (str(rank), str(rank), host) for rank, host in enumerate(("n11", "n9", "n10"))
     ]
-    assert {worker["MASTER_ADDR"] for worker in said} == {"10.10.0.3"}
+    assert {worker["MASTER_ADDR"] for worker in seen} == {"10.10.0.3"}
     assert len(own_lines(done.stderr)) == 1, done.stderr
 
 
@@ -49,8 +49,8 @@ def test_what_other_jobs_have_left(unpadded: Cluster) -> None:
     left |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     done = unpadded.srun("-N3", "-n3", *HPC, WORLD, env=ENVIRON | left)
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "RANK", "host", "MASTER_ADDR") == [
-        (str(rank), name, "10.10.0.1") for rank, name in enumerate(NAMES)
+    assert column(read_workers(done), "RANK", "host", "MASTER_ADDR") == [
+        (str(rank), name, "10.10.0.1") for rank, name in enumerate(NODES)
     ]
     (line,) = own_lines(done.stderr)
     assert "HPC001 3 nodes, 1 worker on this one" in line
@@ -61,7 +61,7 @@ def test_a_step_on_some_of_the_nodes(unpadded: Cluster) -> None:
         f"#!/bin/sh\nsrun -N2 -w n10,n11 {ONE_TASK} {COMMAND}\n", "-N3", env=ENVIRON
     )
     assert done.returncode == 0, done.output
-    assert column(workers(done.output), "RANK", "host", "MASTER_ADDR") == [
+    assert column(read_workers(done.output), "RANK", "host", "MASTER_ADDR") == [
         ("0", "n10", "10.10.0.2"),
         ("1", "n11", "10.10.0.2"),
     ]
@@ -74,13 +74,13 @@ def test_two_steps_at_once_on_the_same_nodes(unpadded: Cluster) -> None:
     done = unpadded.sbatch(f"#!/bin/sh\n{step}\n{step}\nwait\n", "-N3", "-n6",
                            env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.output
-    said = workers(done.output)
-    steps = {worker["TORCHELASTIC_RUN_ID"] for worker in said}
+    seen = read_workers(done.output)
+    steps = {worker["TORCHELASTIC_RUN_ID"] for worker in seen}
     assert steps == {f"{done.job_id}.0", f"{done.job_id}.1"}
     for step in steps:
-        mine = [worker for worker in said if worker["TORCHELASTIC_RUN_ID"] == step]
+        mine = [worker for worker in seen if worker["TORCHELASTIC_RUN_ID"] == step]
         assert column(mine, "RANK", "host") == [
-            (str(rank), name) for rank, name in enumerate(NAMES)
+            (str(rank), name) for rank, name in enumerate(NODES)
         ]
         assert {worker["WORLD_SIZE"] for worker in mine} == {"3"}
 
@@ -92,9 +92,9 @@ def test_an_array(unpadded: Cluster) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.outputs
     for element, output in enumerate(done.outputs):
-        said = workers(output)
-        assert len(said) == 2
-        assert {worker["TORCHELASTIC_RUN_ID"] for worker in said} == {
+        seen = read_workers(output)
+        assert len(seen) == 2
+        assert {worker["TORCHELASTIC_RUN_ID"] for worker in seen} == {
             f"{done.job_id}_{element}.0"
         }
 
@@ -103,13 +103,13 @@ def test_eight_steps_of_one_node_at_once(unpadded: Cluster) -> None:
     steps = "\n".join([f"srun -N1 -n1 --exact {COMMAND} --sleep 3 &"] * 8)
     done = unpadded.sbatch(f"#!/bin/sh\n{steps}\nwait\n", "-N1", "-n8", env=ENVIRON)
     assert done.returncode == 0, done.output
-    said = workers(done.output)
-    assert len(said) == 8
-    assert set(column(said, "WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")) == {
+    seen = read_workers(done.output)
+    assert len(seen) == 8
+    assert set(column(seen, "WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")) == {
         ("1", "127.0.0.1", "")
     }
-    assert len({worker["MASTER_PORT"] for worker in said}) == 8
-    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in said}) == 8
+    assert len({worker["MASTER_PORT"] for worker in seen}) == 8
+    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 8
 
 
 def test_a_requeued_job_has_another_launch_id(unpadded: Cluster) -> None:
@@ -121,7 +121,7 @@ def test_a_requeued_job_has_another_launch_id(unpadded: Cluster) -> None:
     """
     done = unpadded.sbatch(script, "-N2", "--requeue", env=ENVIRON)
     assert done.returncode == 0, done.output
-    assert {worker["TORCHELASTIC_RUN_ID"] for worker in workers(done.output)} == {
+    assert {worker["TORCHELASTIC_RUN_ID"] for worker in read_workers(done.output)} == {
         f"{done.job_id}.0-r1"
     }
 
@@ -132,20 +132,20 @@ def test_a_heterogeneous_step(unpadded: Cluster) -> None:
         env=ENVIRON,
     )
     assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert column(said, "RANK", "GROUP_WORLD_SIZE") == [
+    seen = read_workers(done)
+    assert column(seen, "RANK", "GROUP_WORLD_SIZE") == [
         ("0", "3"),
         ("1", "3"),
         ("2", "3"),
     ]
-    assert len({worker["host"] for worker in said}) == 3
+    assert len({worker["host"] for worker in seen}) == 3
 
 
 def test_standalone_makes_a_world_of_every_task(unpadded: Cluster) -> None:
     done = unpadded.srun("-N2", "-n3", *HPC, "--standalone", WORLD, env=ENVIRON)
     assert done.returncode == 0, done.stderr
-    said = workers(done)
-    assert column(said, "WORLD_SIZE") == [("1",)] * 3
+    seen = read_workers(done)
+    assert column(seen, "WORLD_SIZE") == [("1",)] * 3
 
 
 def test_an_interactive_step_is_one_node(unpadded: Cluster) -> None:
@@ -157,7 +157,7 @@ def test_an_interactive_step_is_one_node(unpadded: Cluster) -> None:
     )
     assert done.returncode == 0, done.stdout
     output = done.stdout.replace("\r\n", "\n")
-    assert column(workers(output), "host", "WORLD_SIZE") == [("n9", "1")]
+    assert column(read_workers(output), "host", "WORLD_SIZE") == [("n9", "1")]
     (line,) = own_lines(output)
     assert "this is 1 of 3 nodes of the job" in line
     assert f"srun --overlap --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}" in line
@@ -173,7 +173,9 @@ def test_a_shell_of_srun_pty_is_one_node(unpadded: Cluster) -> None:
         env=ENVIRON,
     )
     assert done.returncode == 0, done.stdout
-    sizes = column(workers(done.stdout.replace("\r\n", "\n")), "host", "WORLD_SIZE")
+    sizes = column(
+        read_workers(done.stdout.replace("\r\n", "\n")), "host", "WORLD_SIZE"
+    )
     assert sorted(sizes) == [("n10", "2"), ("n11", "2"), ("n9", "1")]
 
 
@@ -181,7 +183,7 @@ def test_a_login_into_a_node_is_one_node(unpadded: Cluster) -> None:
     """pam_slurm_adopt and editors bring the job's id along, and little more."""
     done = unpadded.run([*HPC, WORLD], host="n10", env=ENVIRON | {"SLURM_JOB_ID": "7"})
     assert done.returncode == 0, done.stderr
-    assert column(workers(done), "host", "WORLD_SIZE") == [("n10", "1")]
+    assert column(read_workers(done), "host", "WORLD_SIZE") == [("n10", "1")]
 
 
 # --- refused; that what the messages tell to type works: test_suggested_lines.py -----
@@ -210,4 +212,4 @@ def test_workers_of_several_tasks_on_a_node_are_refused(
 def test_a_batch_script_of_one_node_needs_no_srun(unpadded: Cluster) -> None:
     done = unpadded.sbatch(f"#!/bin/sh\n{COMMAND}\n", "-N1", env=ENVIRON)
     assert done.returncode == 0, done.output
-    assert column(workers(done.output), "WORLD_SIZE") == [("1",)]
+    assert column(read_workers(done.output), "WORLD_SIZE") == [("1",)]

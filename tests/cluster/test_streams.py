@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from launching import ENVIRON, HPC, ONE_TASK, own_lines
+from commands import ENVIRON, HPC, ONE_TASK, own_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,6 @@ def test_a_job_runs_whatever_is_wrong_with_streams(  # noqa: PLR0913 - the table
     assert done.returncode == code, done.stderr
     counts = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
     assert counts == [str(restarts)] * 3
-    said = own_lines(done.stderr)
-    assert ("HPC001" in "".join(said)) is (quiet != 0)
-    assert "Traceback" not in "".join(said)
+    seen = own_lines(done.stderr)
+    assert ("HPC001" in "".join(seen)) is (quiet != 0)
+    assert "Traceback" not in "".join(seen)

@@ -10,16 +10,23 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
+from commands import (
+    ENVIRON,
+    HPC,
+    NODES,
+    SCRIPTS,
+    WORLD,
+    column,
+    read_workers,
+)
 from launchers import INTELMPI, MPICH_4, OPENMPI, OPENMPI_4, OPENMPI_5, Launcher
-from launching import ENVIRON, HPC, SCRIPTS, WORLD, column, workers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from testbed import Cluster
 
-HOSTS = ("n9", "n10", "n11")
-AS_TOLD = f"python {SCRIPTS / 'as_told.py'}"
+AS_SUGGESTED = f"python {SCRIPTS / 'as_suggested.py'}"
 AGENT = " ".join([*HPC, WORLD])
 TWO_EACH = " ".join([*HPC, "--nproc_per_node=2", WORLD])
 RESTARTS = " ".join([*HPC, "--max_restarts=1", WORLD])
@@ -27,32 +34,32 @@ MPIRUN = "mpirun -x PATH --hostfile HOSTFILE"
 HET = "#SBATCH -N1 -n2\n#SBATCH hetjob\n#SBATCH -N2 -n4\n"
 
 
-def check(output: str, hosts: tuple[str, ...] = HOSTS, each: int = 1) -> None:
+def check(output: str, hosts: tuple[str, ...] = NODES, each: int = 1) -> None:
     """One world, with as many workers on each of the hosts."""
-    said = workers(output)
-    assert column(said, "host", "WORLD_SIZE") == [
+    seen = read_workers(output)
+    assert column(seen, "host", "WORLD_SIZE") == [
         (host, str(len(hosts) * each)) for host in hosts for _ in range(each)
     ], output
-    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in said}) == 1
+    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 1
 
 
 @pytest.mark.parametrize(
     ("job", "wrong", "hosts", "each"),
     [
         # The job has more tasks than nodes, which srun would take over.
-        ("#SBATCH -N3 -n6\n", f"HPC061 {AGENT}", HOSTS, 1),
-        ("#SBATCH -N3 -n6\n", f"HPC062 srun -N2 -n3 {TWO_EACH}", HOSTS[:2], 2),
+        ("#SBATCH -N3 -n6\n", f"HPC061 {AGENT}", NODES, 1),
+        ("#SBATCH -N3 -n6\n", f"HPC062 srun -N2 -n3 {TWO_EACH}", NODES[:2], 2),
         ("#SBATCH -N3\n", f"HPC070 srun {' '.join(HPC)} --nnodes=2 {WORLD}",
-         HOSTS[:2], 1),
-        (HET, f"HPC061 {AGENT}", HOSTS, 1),
-        (HET, f"HPC134 srun --het-group=0,1 {RESTARTS}", HOSTS, 1),
+         NODES[:2], 1),
+        (HET, f"HPC061 {AGENT}", NODES, 1),
+        (HET, f"HPC134 srun --het-group=0,1 {RESTARTS}", NODES, 1),
     ],
     ids=["script", "step", "nodes", "het-script", "het-step"],
 )  # fmt: skip
 def test_in_a_batch_script(
     unpadded: Cluster, job: str, wrong: str, hosts: tuple[str, ...], each: int
 ) -> None:
-    done = unpadded.sbatch(f"#!/bin/sh\n{job}{AS_TOLD} {wrong}\n", env=ENVIRON)
+    done = unpadded.sbatch(f"#!/bin/sh\n{job}{AS_SUGGESTED} {wrong}\n", env=ENVIRON)
     assert done.returncode == 0, done.output
     assert "srun: Warning" not in done.output
     check(done.output, hosts, each)
@@ -63,7 +70,7 @@ def test_in_a_batch_script(
 )
 def test_on_the_login_node(unpadded: Cluster, job: list[str]) -> None:
     done = unpadded.run(
-        ["salloc", *job, *shlex.split(f"{AS_TOLD} HPC060 {AGENT}")], env=ENVIRON
+        ["salloc", *job, *shlex.split(f"{AS_SUGGESTED} HPC060 {AGENT}")], env=ENVIRON
     )
     assert done.returncode == 0, done.stderr
     assert "srun: Warning" not in done.stderr
@@ -75,7 +82,7 @@ def test_in_a_shell_on_the_first_node(unpadded: Cluster, shell: str) -> None:
     """`script` gives it the terminal it wants."""
     done = unpadded.run(
         ["script", "--quiet", "--return", "--command", shell, "/dev/null"],
-        input=f"{AS_TOLD} HPC073 {AGENT}; exit $?\n",
+        input=f"{AS_SUGGESTED} HPC073 {AGENT}; exit $?\n",
         env=ENVIRON | {"SHELL": "/bin/sh"},
     )
     assert done.returncode == 0, done.stdout
@@ -148,8 +155,8 @@ def test_over_ssh(
     tmp_path: Path,
 ) -> None:
     path = installed(bare, launcher, tmp_path)
-    (tmp_path / "HOSTFILE").write_text("".join(f"{host}\n" * 2 for host in HOSTS))
-    command = shlex.split(f"{AS_TOLD} {wrong}")
+    (tmp_path / "HOSTFILE").write_text("".join(f"{host}\n" * 2 for host in NODES))
+    command = shlex.split(f"{AS_SUGGESTED} {wrong}")
     done = bare.run(command, host="n9", env={"PATH": path} | environ, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check(done.stdout)
@@ -169,7 +176,7 @@ def test_of_mpirun_in_a_job_of_slurm(
 ) -> None:
     """Four tasks fill the first two nodes."""
     path = installed(unpadded, launcher, tmp_path, job=True)
-    script = f"#!/bin/sh\n{AS_TOLD} HPC134 {wrong}\n"
+    script = f"#!/bin/sh\n{AS_SUGGESTED} HPC134 {wrong}\n"
     done = unpadded.sbatch(script, "-N3", "-n6", env={"PATH": path}, cwd=tmp_path)
     assert done.returncode == 0, done.output
     check(done.output)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import testbed
+from commands import ENVIRON
 from launchers import LAUNCHERS, OPENMPI, Launcher
-from launching import ENVIRON
 from testbed import LOGIN, Cluster, ClusterError
 
 if TYPE_CHECKING:

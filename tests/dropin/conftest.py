@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    made = Launcher(tmp_path_factory.mktemp("launches"))
-    yield made
-    made.close()
+    launcher = Launcher(tmp_path_factory.mktemp("launches"))
+    yield launcher
+    launcher.close()

@@ -51,7 +51,7 @@ _NOBODY = [
     "--rdzv-conf=is_host=false,read_timeout=1",
 ]
 
-# How the arguments are made, the line, variables, what stock torch raises, and our
+# How the arguments are built, the line, variables, what stock torch raises, and our
 # message's code, where it is a refusal.
 ROWS: dict[str, tuple[str, list[str], dict[str, str], str, str]] = {
     "runs": ("typed", ["train.py", "0"], {}, "", ""),
@@ -91,7 +91,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         assert result.code == 0, result.err
         for name, answer in zip(ROWS, _answers(result.out), strict=True):
             found[name][which] = answer
-        found["runs"][f"{which} said"] = result.err
+        found["runs"][f"{which} wrote"] = result.err
     return found
 
 
@@ -121,10 +121,10 @@ def test_a_program_gets_what_torch_raises(
 
 
 def test_a_refusal_is_raised_and_not_printed(ended: dict[str, dict[str, Any]]) -> None:
-    said = ended["runs"]["ours said"]
+    written = ended["runs"]["ours wrote"]
     for *_, code in ROWS.values():
-        assert not code or code not in said
-    assert "HPC010 unrecognized arguments: --bogus" in said  # as argparse does
+        assert not code or code not in written
+    assert "HPC010 unrecognized arguments: --bogus" in written  # as argparse does
 
 
 def test_a_program_that_does_not_care(tmp_path: Path) -> None:

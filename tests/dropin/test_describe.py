@@ -110,8 +110,8 @@ def test_one_node_of_a_job(
     }
     assert found["options"]["rdzv_id"] == {"value": "mine", "source": "PET_RDZV_ID"}
     assert found["options"]["rdzv_endpoint"]["value"] == "localhost:0"
-    told = {capabilities.UNSHARED: "1"} if needed else {}
-    assert found["exports"] == {"OMP_NUM_THREADS": "1", **told}
+    exports = {capabilities.UNSHARED: "1"} if needed else {}
+    assert found["exports"] == {"OMP_NUM_THREADS": "1", **exports}
     assert found["plan"]["environment"].get(capabilities.UNSHARED) == (
         {"value": "1", "source": f"torch {torch.__version__}"} if needed else None
     )
@@ -130,10 +130,10 @@ def test_one_of_three_nodes(environment: Callable[..., None]) -> None:
     environment("slurm-srun-3-nodes")
     shown = f"[{address}]" if ":" in address else address
     found = torchrun_hpc.describe([f"--rdzv-endpoint={shown}:29400", "--hpc-site=none"])
-    made = found["plan"]
-    assert (made["nodes"], made["node_rank"]) == (3, 0)
-    assert made["hosts"] == ["jwb0001", "jwb0002", "jwb0003"]
-    assert (made["address"], made["listen"]) == (address, f"{shown}:29400")
+    plan = found["plan"]
+    assert (plan["nodes"], plan["node_rank"]) == (3, 0)
+    assert plan["hosts"] == ["jwb0001", "jwb0002", "jwb0003"]
+    assert (plan["address"], plan["listen"]) == (address, f"{shown}:29400")
     owner = here.owner(reachable[0])
     assert owner is not None
     assert found["exports"]["GLOO_SOCKET_IFNAME"] == owner.name
@@ -241,7 +241,7 @@ def test_an_empty_variable_counts_as_unset_and_stays(
 def test_what_another_job_has_left_is_not_looked_at(
     environment: Callable[..., None], tmp_path: Path
 ) -> None:
-    """In what is said of GPUs: a job of PBS, submitted in one of Slurm."""
+    """In the warnings about GPUs: a job of PBS, submitted in one of Slurm."""
     file = tmp_path / "nodes"
     file.write_text(f"{socket.gethostname()}\n", encoding="utf-8")
     left = {"SLURM_GPUS_ON_NODE": "8"}

@@ -61,7 +61,7 @@ def _node(result: Result) -> dict[str, Any]:
 @pytest.mark.parametrize("command", ["-m torchrun_hpc --hpc-dry-run x.py",
                                      "-m torchrun_hpc.sites"])  # fmt: skip
 @pytest.mark.parametrize(
-    ("shell", "code", "said"),
+    ("shell", "code", "message"),
     [
         ("{} >&-", 2, "HPC101"),
         ("{} > /dev/full", 2, "HPC102"),
@@ -70,17 +70,17 @@ def _node(result: Result) -> dict[str, Any]:
     ],
 )
 def test_an_output_that_takes_nothing(
-    command: str, shell: str, code: int, said: str
+    command: str, shell: str, code: int, message: str
 ) -> None:
     line = shell.format(f"{shlex.quote(sys.executable)} {command}")
     done = run(["bash", "-c", line], env=clean_environ())
     assert done.code == code, done.err
-    assert len(done.err.splitlines()) == bool(said), done.err
-    assert said in done.err
+    assert len(done.err.splitlines()) == bool(message), done.err
+    assert message in done.err
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "said"),
+    ("words", "environ", "message"),
     [
         ([SCRIPT], {"PET_HPC_DEBUG": "true"}, "HPC011 a PET_* variable cannot be read"),
         (["--hpc-site=--", SCRIPT], {}, "HPC010 hpc_site has no value"),
@@ -89,13 +89,13 @@ def test_an_output_that_takes_nothing(
     ],
 )
 def test_wrong_values_of_our_options(
-    words: list[str], environ: dict[str, str], said: str
+    words: list[str], environ: dict[str, str], message: str
 ) -> None:
     done = run([sys.executable, "-m", "torchrun_hpc", "--nproc-per-node=1", *words],
                env=clean_environ() | environ)  # fmt: skip
     assert done.code == 2
     (line,) = [line for line in done.err.splitlines() if "torchrun_hpc: " in line]
-    assert f"error: {said}" in line
+    assert f"error: {message}" in line
 
 
 def test_debugging_is_part_of_what_is_shown(folder: Path) -> None:
@@ -188,18 +188,18 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("environ", "argv", "said"), REFUSED)
+@pytest.mark.parametrize(("environ", "argv", "message"), REFUSED)
 def test_what_a_launch_would_refuse(
     environ: dict[str, str],
     argv: list[str],
-    said: str,
+    message: str,
     launcher: Launcher,
     folder: Path,
 ) -> None:
     result = launcher.ours(argv, environ=environ, cwd=folder)
     assert (result.code, result.out) == (2, "")
     (line,) = result.err.splitlines()
-    assert line.startswith(f"torchrun_hpc: error: {said}")
+    assert line.startswith(f"torchrun_hpc: error: {message}")
 
 
 def test_what_a_launch_would_say(launcher: Launcher, folder: Path) -> None:

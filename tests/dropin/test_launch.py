@@ -20,6 +20,7 @@ import pytest
 from side_by_side import COMMANDS, OURS, STOCK, bare, clean_environ, end_group, run
 from torch.distributed import run as torch_run
 
+from torchrun_hpc.network import free_port
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _known(*argv: str) -> tuple[str, ...]:
     )
 
 
-# The training script: it writes down what it sees, and then does what it is told.
+# The training script: it writes down what it sees, and does what its arguments name.
 REPORT = """
 import glob, json, os, signal, socket, sys, time
 import psutil
@@ -114,12 +115,6 @@ def main():
 
 main()
 """
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +292,7 @@ def _launch(
     for number, line in enumerate(lines):
         for which in BOTH:
             words = [*line.argv, *(bare(which) if line.bare else ()), line.script]
-            port = str(_free_port())
+            port = str(free_port("127.0.0.1"))
             where = base / f"{number}-{which}"
             where.mkdir()
             launches.append(
@@ -746,7 +741,7 @@ def test_two_jobs_with_one_endpoint(
     which: str, codes: list[int], launcher: Launcher, folder: Path, tmp_path: Path
 ) -> None:
     """Stock lets the second in as a guest of the first, and it dies with its host."""
-    endpoint = f"--rdzv-endpoint=localhost:{_free_port()}"
+    endpoint = f"--rdzv-endpoint=localhost:{free_port('127.0.0.1')}"
     results = launcher.many(
         [
             (which, ["--rdzv-backend=c10d", endpoint, f"--rdzv-id={n}", "report.py"])
@@ -778,7 +773,7 @@ def test_two_nodes_as_typed(
 ) -> None:
     launches, environs = [], []
     for which in BOTH:
-        port = str(_free_port())
+        port = str(free_port("127.0.0.1"))
         (tmp_path / which).mkdir()
         for node in ("0", "1"):
             argv = [

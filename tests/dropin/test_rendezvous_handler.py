@@ -41,7 +41,7 @@ from torchrun_hpc.rendezvous.handler import (
 )
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.rendezvous.store import AgentStore
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 
@@ -739,8 +739,8 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
         assert str(caught.value.__cause__).startswith("HPC125 the job has failed: ")
-    ((write, message, _stream, kind),) = at_exit
-    assert write is report.line
+    ((write, message, kind),) = at_exit
+    assert write is console.write
     why = "worker 5 on n1 (node 1) was killed by SIGKILL (9): probably out of memory"
     assert str(message) == f"HPC125 the job has failed: {why}"
     assert kind == "error"

@@ -41,7 +41,7 @@ takes_signals = pytest.mark.skipif(
     reason="this torchrun has no --signals-to-handle",
 )
 
-# A worker: it writes down what happens to it, and goes on until it is told to end.
+# A worker: it writes down what happens to it, and goes on until a signal ends it.
 SCRIPT = """
 import os, signal, sys, time
 
@@ -107,18 +107,18 @@ class Launch:
                 start_new_session=True,
             )
 
-    def said(self) -> list[list[str]]:
+    def written(self) -> list[list[str]]:
         """Return what each worker has written."""
         files = (self.folder / f"worker{rank}" for rank in range(2))
         return [f.read_text().splitlines() if f.exists() else [] for f in files]
 
     def got(self, number: signal.Signals = USR1) -> list[int]:
         """Return how often each worker got a signal."""
-        return [lines.count(number.name) for lines in self.said()]
+        return [lines.count(number.name) for lines in self.written()]
 
     def pids(self) -> list[int]:
         """Return the numbers of all workers that have been there."""
-        lines = (line for lines in self.said() for line in lines)
+        lines = (line for lines in self.written() for line in lines)
         return [int(line[4:]) for line in lines if line.startswith("pid ")]
 
     def alive(self) -> list[int]:
@@ -126,7 +126,7 @@ class Launch:
 
     def until(self, *words: str) -> None:
         """Wait until both workers have written these words."""
-        _until(lambda: all(set(words) <= set(lines) for lines in self.said()))
+        _until(lambda: all(set(words) <= set(lines) for lines in self.written()))
 
     def tell(self, word: str) -> None:
         (self.folder / word).touch()
@@ -194,7 +194,7 @@ def test_each_reaches_every_worker_once(
         time.sleep(0.5)
         assert ours.got(number) == [times] * 2
     assert ours.end() == 0
-    assert [lines[-1] for lines in ours.said()] == ["end", "end"]
+    assert [lines[-1] for lines in ours.written()] == ["end", "end"]
     assert len(ours.stderr().splitlines()) == 1, ours.stderr()
 
 
@@ -288,11 +288,11 @@ def test_checkpoints_are_written_after_sigterm(
     code = one.process.wait(timeout=20)
     if which == STOCK:
         assert len(one.alive()) == 2
-        assert not any("checkpoint" in lines for lines in one.said())
+        assert not any("checkpoint" in lines for lines in one.written())
         return
     assert code == 1
     assert one.alive() == []
-    assert [lines[3:] for lines in one.said()] == [["SIGTERM", "checkpoint"]] * 2
+    assert [lines[3:] for lines in one.written()] == [["SIGTERM", "checkpoint"]] * 2
     assert one.stderr().count("SignalException: ") == 1
     assert "death signal, shutting down workers" in one.stderr()
 
@@ -308,7 +308,7 @@ def test_sigterm_while_workers_are_stopped_for_a_restart(
     time.sleep(0.2)
     ours.process.send_signal(TERM)
     assert ours.process.wait(timeout=20) == 1
-    assert ours.said()[1][3:] == ["SIGTERM", "checkpoint"]
+    assert ours.written()[1][3:] == ["SIGTERM", "checkpoint"]
     assert len(ours.pids()) == 2
     assert "death signal, shutting down workers" in ours.stderr()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from side_by_side import Launcher, Result
 
-# It writes down what its streams are, prints nothing, and does what it is told.
+# It writes down what its streams are, prints nothing, and follows its arguments.
 SCRIPT = """
 import json, os, stat, sys, time
 def kind(number):
@@ -48,9 +48,9 @@ FAILS = "3"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("scripts")
-    (made / "train.py").write_text(SCRIPT)
-    return made
+    folder = tmp_path_factory.mktemp("scripts")
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
 
 
 def _ran(file: Path) -> list[dict[str, Any]]:

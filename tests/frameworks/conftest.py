@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
-from launching import require
+from commands import require
 from testbed import Cluster, missing
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from launching import HPC, JUELICH, ONE_TASK
+from commands import HPC, JUELICH, ONE_TASK
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4
 PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
-# What install.sh has compiled of DeepSpeed, and what the compiler said if it failed.
+# What install.sh has compiled of DeepSpeed, and what the compiler seen if it failed.
 EXTENSIONS = Path(sys.prefix, "torch_extensions")
 FAILED = EXTENSIONS.with_suffix(".log")
 
@@ -89,8 +89,8 @@ def _need(framework: str) -> None:
     if framework == "deepspeed" and not EXTENSIONS.exists():
         if not (shutil.which("c++") and PYTHON_H.exists()):
             pytest.skip("on CPUs DeepSpeed compiles a part of itself: no c++, Python.h")
-        said = FAILED.read_text() if FAILED.exists() else "nobody has tried"
-        pytest.fail(f"tests/frameworks/install.sh has not built DeepSpeed: {said}")
+        seen = FAILED.read_text() if FAILED.exists() else "nobody has tried"
+        pytest.fail(f"tests/frameworks/install.sh has not built DeepSpeed: {seen}")
 
 
 def _built(folder: Path) -> dict[Path, int]:
@@ -102,12 +102,12 @@ def _built(folder: Path) -> dict[Path, int]:
 def _check(done: subprocess.CompletedProcess[str], framework: str) -> None:
     """Check that there was one world, the launcher's, and that it trained as one."""
     assert done.returncode == 0, done.stderr
-    said = _said(done.stdout)
-    assert [worker["host"] for worker in said] == [
+    seen = _said(done.stdout)
+    assert [worker["host"] for worker in seen] == [
         "jwb0001", "jwb0001", "jwb0002", "jwb0002"
     ]  # fmt: skip
-    for rank, worker in enumerate(said):
-        # What the framework made of it, and what the launcher said.
+    for rank, worker in enumerate(seen):
+        # What the framework made of it, and what the launcher seen.
         numbers = {"rank": rank, "local_rank": rank % 2, "world_size": 4}
         assert {name: worker[name] for name in numbers} == numbers
         assert {name: worker[name.upper()] for name in numbers} == {
@@ -117,7 +117,7 @@ def _check(done: subprocess.CompletedProcess[str], framework: str) -> None:
         assert worker["environment"] == FRAMEWORKS[framework][2]
         assert worker["steps"] == STEPS
     # The ranks had different data: nobody trained alone.
-    assert len({worker["checksum"] for worker in said}) == 1
+    assert len({worker["checksum"] for worker in seen}) == 1
 
 
 def _said(stdout: str) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ assert "torch" not in sys.modules
     "module",
     [
         *("main", "launching.direct", "schedulers", "sites", "network"),
-        *("planning.plan", "reporting.report"),
+        *("planning.plan", "reporting.tables"),
         *("rendezvous.server", "rendezvous.client", "rendezvous.messages"),
     ],
 )

@@ -23,7 +23,7 @@ from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.planning import endpoints, messages, several_nodes
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
 from torchrun_hpc.planning.mode import Mode, choose_mode
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers.job import LaunchContext
 
@@ -116,7 +116,7 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
             is_reported = True
             text = f"on {host}: {fault}" if host else str(fault)
             message = Message(fault.code, text + advice)
-            report.line(message, sys.stderr, "error")
+            console.write(message, "error")
 
     def wait(event: Mapping[str, Any]) -> None:
         if event.get("looking", 0) >= _SOON:
@@ -259,9 +259,7 @@ def _reported(limit: float) -> Iterator[None]:
         f"telling the other nodes that this one cannot start, for {limit:.0f} s at "
         "most; Ctrl-C ends it"
     )
-    timer = threading.Timer(
-        _SOON + 1, report.line, [Message("HPC167", text), sys.stderr]
-    )
+    timer = threading.Timer(_SOON + 1, console.write, [Message("HPC167", text)])
     timer.daemon = True
     timer.start()
     try:

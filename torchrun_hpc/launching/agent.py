@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from torchrun_hpc.launching import dry_run, exit_status, signals
 from torchrun_hpc.launching.start import FAILED, Answers
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import client, handler, messages
-from torchrun_hpc.reporting import description, report
+from torchrun_hpc.reporting import console, description
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
@@ -162,5 +161,5 @@ class AgentStarter:
 
 
 def _fail(message: Message, error: Exception) -> None:
-    report.line(message, sys.stderr, "error")
+    console.write(message, "error")
     raise SystemExit(FAILED) from error

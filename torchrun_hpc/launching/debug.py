@@ -1,7 +1,8 @@
 """``--hpc-debug``: what torch logs, on every node, with host and rank on each line.
 
-Torch's C++ writes past Python, up to the end of the process. So all that the launcher
-and its workers write to stderr goes through a process that names them.
+Torch's C++ code writes to the file descriptor of stderr up to the end of the process.
+So all that the launcher and its workers write to stderr goes through a process that
+puts the node in front of each line.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ for line in sys.stdin.buffer:
     try:
         os.write(1, os.fsencode(sys.argv[1]) + line)
     except OSError:
-        pass  # those who write here are not to end of it
+        pass  # a writer must not die of SIGPIPE
 """
 
 _copier: subprocess.Popen[bytes] | None = None
 
 
 def switch_on(host: str, rank: int | None) -> None:
-    """Set the variables that are not set, and name this node on each line.
+    """Set the variables that are not set, and write this node in front of each line.
 
     Args:
         host: Name of this machine.

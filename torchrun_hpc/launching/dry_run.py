@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.rendezvous.coordinator import ranks_by_site
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.store import AgentStore
-from torchrun_hpc.reporting import description, intervals, report
+from torchrun_hpc.reporting import console, description, intervals
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.setting import Setting
 
@@ -84,7 +83,7 @@ def meet(
         missing = [plan.world.hosts[rank] or f"node {rank}" for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
     if nodes:  # on the one that reports
-        nodes[0]["plan"]["advice"] += description.said(_disagreement(found, plan))
+        nodes[0]["plan"]["advice"] += description.as_data(_disagreement(found, plan))
     return Answers(nodes, missing, limit)
 
 
@@ -200,7 +199,7 @@ def _wait(
         if state is not None and waited > report_at:
             report_at = next(times)
             text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
-            report.line(Message("HPC100", text), sys.stderr)
+            console.write(Message("HPC100", text))
         time.sleep(_PAUSE)
     return True
 

@@ -1,11 +1,10 @@
-"""How a launch ends: what the other nodes hear, what the user reads, the exit code."""
+"""How a launch ends: the report to the other nodes, the last line, the exit code."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,24 +26,24 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.handler import Creator
 
-# Seconds that an agent looks for the others only to say that it cannot go on.
-_MOMENT = 10.0
+# Seconds for which an agent tries to reach the others, to report that it gives up.
+_REPORT_TIMEOUT = 10.0
 
 FAILED = 1
-_KILLED = 128  # and the signal's number, as a shell says it
+_KILLED = 128  # plus the number of the signal, as in a shell
 
 
 class _EarlySignal(SignalException):
-    """A signal before there are workers; torchrun would have died of it."""
+    """A signal that comes before there are workers; torchrun would die of it."""
 
 
 @contextlib.contextmanager
 def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]:
-    """End as all other nodes do.
+    """End in the same way as all other nodes.
 
     Args:
         plan: What is planned on this node.
-        creator: Knows the rendezvous handler, once there is one.
+        creator: Has the rendezvous handler, once it is created.
         signals: Names of the signals that end a job, as ``--signals-to-handle``.
 
     Raises:
@@ -55,8 +54,8 @@ def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]
     problem: BaseException | None = None
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 - it goes on below
-        _handle(signals, _ignore)  # again, while this one is being told
+    except BaseException as error:  # noqa: BLE001 - raised again below
+        _handle(signals, _ignore)  # if repeated, while this one is reported
         problem = error
     try:
         code = _end(plan, creator, problem)
@@ -72,7 +71,7 @@ def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]
 def _end(
     plan: LaunchPlan, creator: Creator, problem: BaseException | None
 ) -> int | None:
-    """Tell the others, leave, and return the exit code; ``None`` to raise it again."""
+    """Report to the others, leave, return the exit code; ``None`` to raise it again."""
     failure, code = (None, 0) if problem is None else _judge(plan, problem)
     if failure is not None:
         _give_up(plan, creator, failure, problem)
@@ -85,7 +84,7 @@ def _end(
 def _reason(
     plan: LaunchPlan, creator: Creator, problem: BaseException | None
 ) -> BaseException | None:
-    """Return what a program that has called torch gets in the place of an exit code."""
+    """Return the exception for a program that has called torch, as its cause."""
     if isinstance(problem, _EarlySignal):
         return None  # it ends the program
     failure = creator.handler.failure if creator.handler else None
@@ -97,7 +96,7 @@ def _reason(
 def _judge(
     plan: LaunchPlan, problem: BaseException
 ) -> tuple[Failure | None, int | None]:
-    """Return what the others are to hear, and the exit code; ``None`` to raise it."""
+    """Return the report to the others, and the exit code; ``None`` to raise again."""
     if isinstance(problem, ChildFailedError):
         rank, worker = problem.get_first_failure()
         return Failure(Kind.WORKER, rank=rank, code=worker.exitcode), None
@@ -110,8 +109,8 @@ def _judge(
     if isinstance(problem, OSError):
         text = str(problem.strerror or problem)
         text += f": {problem.filename}" if problem.filename else ""
-        said = f"on {plan.world.hosts[plan.world.node_rank]}: {text}"
-        report.line(Message("HPC127", said), sys.stderr, "error")
+        where = plan.world.hosts[plan.world.node_rank]
+        console.write(Message("HPC127", f"on {where}: {text}"), "error")
         return Failure(Kind.AGENT, text=text), FAILED
     name = type(problem).__name__
     if isinstance(problem, LaunchError):
@@ -125,7 +124,7 @@ def _handle(signals: str, handler: Callable[..., None]) -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return before
     for name in signals.split(","):
-        # Of what is no signal, or cannot be caught, torch speaks later.
+        # If it is no signal, or cannot be caught, torch reports that later.
         with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
             number = getattr(signal, name.strip())
             before[number] = signal.signal(number, handler)
@@ -133,7 +132,7 @@ def _handle(signals: str, handler: Callable[..., None]) -> dict[int, Any]:
 
 
 def _ignore(_number: int, _frame: Any) -> None:
-    """Do nothing: all is being done."""
+    """Do nothing: the job is ending already."""
 
 
 def _raise(number: int, _frame: Any) -> None:
@@ -146,22 +145,23 @@ def _give_up(
     failure: Failure,
     problem: BaseException | None,
 ) -> None:
-    """Tell the others, who would wait for this node."""
+    """Report to the others that this node gives up: they would wait for it."""
     handler = creator.handler
     if handler is not None and handler.took_part:
         handler.give_up(failure)
         if isinstance(problem, LaunchError):
             problem.others_know = True
     elif failure.kind is Kind.AGENT and not isinstance(
+        # A LaunchError is sent to them where its message is written; without a
+        # coordinator there is nobody to send it to.
         problem,
-        LaunchError
-        | CoordinatorMissingError,  # told where it is reported; nobody to tell
+        LaunchError | CoordinatorMissingError,
     ):
-        abort.tell(plan, failure.text, _MOMENT)
+        abort.tell(plan, failure.text, _REPORT_TIMEOUT)
 
 
 def _leave(plan: LaunchPlan, creator: Creator) -> None:
-    """Leave the others, and let the last line say why the job failed."""
+    """Leave the rendezvous; the last line says why the job failed."""
     handler = creator.handler
     if handler is None:
         return
@@ -172,7 +172,5 @@ def _leave(plan: LaunchPlan, creator: Creator) -> None:
         and handler.took_part
         and messages.reports_failure(failure, plan)
     ):
-        # Behind the report of torch's agent, which Python prints when it ends.
-        atexit.register(
-            report.line, messages.failed(failure, plan), sys.stderr, "error"
-        )
+        # After the report of torch's agent, which Python prints when it exits.
+        atexit.register(console.write, messages.failed(failure, plan), "error")

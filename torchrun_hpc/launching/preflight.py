@@ -6,14 +6,13 @@ It starts nothing, and imports no torch.
 from __future__ import annotations
 
 import socket
-import sys
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.planning.preflight import Preflight
 from torchrun_hpc.planning.several_nodes import JOIN_TIMEOUT
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.process import BOOT_ID, read, this_process
@@ -68,7 +67,7 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
             )
         if is_reporter(schedulers.task_rank(environ) or 0):
             text = f"waiting {waited}; the limit is {JOIN_TIMEOUT} s"
-            report.line(Message("HPC131", text), sys.stderr)
+            console.write(Message("HPC131", text))
 
     boot = read(BOOT_ID) or ""  # for machines that are all called localhost
     exchanged = pmi.exchange(environ, socket.gethostname(), wait, boot)

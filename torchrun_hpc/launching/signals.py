@@ -1,14 +1,14 @@
 """SIGUSR1 and SIGUSR2, sent to the agent, go to its workers, and training goes on.
 
 Schedulers send them ahead of the end of a job, to the task that they started: that is
-the agent, and stock torchrun dies of them. Here a handler takes note, and `forward`,
-which is called as often as the agent looks after its workers, delivers: each worker
-gets each signal once. One that would die of it, because its handler is not there yet,
-gets it later.
+the agent, and stock torchrun dies of them. Here a handler records them, and `forward`,
+which is called whenever the agent monitors its workers, delivers them: each worker gets
+each signal once. A worker that would die of it, because it has no handler yet, gets it
+later.
 
-Some schedulers signal all that descends from a task, some the task alone; with Slurm
-that depends on ``ProctrackType``. So a process stands beside the workers, with all
-signals blocked: what is pending there, the workers have had too.
+Some schedulers signal all descendants of a task, some the task alone; with Slurm that
+depends on ``ProctrackType``. So a probe process is started beside the workers, with all
+signals blocked: a signal that is pending there has reached the workers, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.reporting import intervals, report
+from torchrun_hpc.reporting import console, intervals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,28 +34,28 @@ if TYPE_CHECKING:
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
-# Seconds after which whoever is signalled together with the agent has been.
+# Seconds within which a scheduler signals all processes of a task.
 _TOGETHER = 0.2
 
 _PROC = Path("/proc")
 
 
 @dataclass(eq=False)
-class _Noted:
+class _ReceivedSignal:
     """A signal that the agent got.
 
     Attributes:
-        number: Which.
-        when: When, by ``time.monotonic``.
-        direct: Whether all processes beside the agent got it too; ``None`` if that is
-            not known yet.
-        reached: Numbers of the workers that have had it.
+        number: Its number.
+        when: When it came, by ``time.monotonic``.
+        workers_have_it: Whether all processes beside the agent got it too; ``None`` if
+            that is not known yet.
+        delivered_to: Process numbers of the workers that have had it.
     """
 
     number: signal.Signals
     when: float
-    direct: bool | None = None
-    reached: set[int] = field(default_factory=set)
+    workers_have_it: bool | None = None
+    delivered_to: set[int] = field(default_factory=set)
 
 
 class _Forwarder:
@@ -64,14 +63,14 @@ class _Forwarder:
 
     def __init__(self) -> None:
         # A handler runs between any two steps of the rest, and only appends.
-        self._arrived: deque[_Noted] = deque()
-        self._noted: list[_Noted] = []
+        self._arrived: deque[_ReceivedSignal] = deque()
+        self._undelivered: list[_ReceivedSignal] = []
         self._scheduled = False
-        self._canary: subprocess.Popen[bytes] | None = None
+        self._probe: subprocess.Popen[bytes] | None = None
         self._reported = False
 
     def install(self) -> None:
-        """Take note of the signals that would end this process.
+        """Handle the signals that would end this process.
 
         One that has a handler, or is ignored, is left as it is: the workers inherit
         the latter. Outside of the main thread this does nothing.
@@ -80,15 +79,15 @@ class _Forwarder:
             return
         for number in FORWARDED:
             if signal.getsignal(number) == signal.SIG_DFL:
-                signal.signal(number, self._note)
+                signal.signal(number, self._on_signal)
 
     def uninstall(self) -> None:
-        """Let this process be as it was before `install`."""
+        """Restore what was before `install`."""
         for number in FORWARDED:
-            self._give_back(number)
-        self._end_canary()
+            self._restore_default(number)
+        self._end_probe()
         self._arrived.clear()
-        self._noted.clear()
+        self._undelivered.clear()
         self._scheduled = self._reported = False
 
     def leave_to_torch(self, names: Iterable[str]) -> None:
@@ -101,21 +100,21 @@ class _Forwarder:
         """
         wanted = {name.strip() for name in names}
         for number in FORWARDED:
-            if number.name in wanted and self._give_back(number):
+            if number.name in wanted and self._restore_default(number):
                 self._collect()
-                if any(noted.number == number for noted in self._noted):
+                if any(received.number == number for received in self._undelivered):
                     signal.raise_signal(number)
 
     def begin(self, *, scheduled: bool) -> None:
-        """Get ready, before the workers start.
+        """Prepare, before the workers start.
 
         Args:
             scheduled: Whether a scheduler started this process, which may signal the
                 workers too.
         """
         self._scheduled = scheduled
-        if scheduled and any(signal.getsignal(n) == self._note for n in FORWARDED):
-            self._renew_canary()
+        if scheduled and any(signal.getsignal(n) == self._on_signal for n in FORWARDED):
+            self._renew_probe()
 
     def forward(self, workers: Mapping[int, int]) -> None:
         """Deliver what can be delivered.
@@ -124,63 +123,73 @@ class _Forwarder:
             workers: Local ranks and process numbers.
         """
         self._collect()
-        if self._noted:
+        if self._undelivered:
             now = time.monotonic()
-            self._judge(now)
+            self._find_who_has_it(now)
             self._deliver(workers, now)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._arrived.append(_Noted(signal.Signals(number), time.monotonic()))
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._arrived.append(_ReceivedSignal(signal.Signals(number), time.monotonic()))
 
     def _collect(self) -> None:
         while self._arrived:
-            self._noted.append(self._arrived.popleft())
+            self._undelivered.append(self._arrived.popleft())
 
-    def _give_back(self, number: signal.Signals) -> bool:
-        """Restore the default action; say whether the handler was ours."""
-        ours = signal.getsignal(number) == self._note
-        if ours:
+    def _restore_default(self, number: signal.Signals) -> bool:
+        """Restore the default action; return whether the handler was ours."""
+        is_ours = signal.getsignal(number) == self._on_signal
+        if is_ours:
             signal.signal(number, signal.SIG_DFL)
-        return ours
+        return is_ours
 
-    def _judge(self, now: float) -> None:
-        """Find out which signals the workers have had without us."""
-        unknown = [noted for noted in self._noted if noted.direct is None]
+    def _find_who_has_it(self, now: float) -> None:
+        """Find out which signals the scheduler has sent to the workers, too."""
+        unknown = [
+            received
+            for received in self._undelivered
+            if received.workers_have_it is None
+        ]
         if not unknown:
             return
-        if self._canary is not None and unknown[0].when + _TOGETHER > now:
+        if self._probe is not None and unknown[0].when + _TOGETHER > now:
             return
-        pending = 0 if self._canary is None else _pending(self._canary.pid)
-        for noted in unknown:
-            # One that follows at once may be the same one as is pending, and nothing
-            # tells: signals that are pending at the same time are one.
-            if pending & _bit(noted.number):
-                noted.direct = True
-            elif self._canary is None or noted.when + _TOGETHER <= now:
-                noted.direct = False
-        if self._canary is not None and (pending or self._canary.poll() is not None):
-            self._renew_canary()
+        pending = 0 if self._probe is None else _pending(self._probe.pid)
+        for received in unknown:
+            # Signals of one number that are pending at the same time are one, so a
+            # second one that follows at once cannot be told from the first.
+            if pending & _bit(received.number):
+                received.workers_have_it = True
+            elif self._probe is None or received.when + _TOGETHER <= now:
+                received.workers_have_it = False
+        if self._probe is not None and (pending or self._probe.poll() is not None):
+            self._renew_probe()
 
     def _deliver(self, workers: Mapping[int, int], now: float) -> None:
-        known = [noted for noted in self._noted if noted.direct is not None]
+        known = [
+            received
+            for received in self._undelivered
+            if received.workers_have_it is not None
+        ]
         alive: set[int] = set()
         for rank, pid in workers.items():
             status = _status(pid)
-            # A number may have gone to a stranger: the agent has buried its owner.
+            # If the agent has reaped this worker, another process may have its number.
             if status.get("PPid") != str(os.getpid()) or status["State"][0] in "ZX":
                 continue
             alive.add(pid)
             for number in FORWARDED:
-                owed = [
-                    noted
-                    for noted in known
-                    if noted.number == number and pid not in noted.reached
+                undelivered = [
+                    received
+                    for received in known
+                    if received.number == number and pid not in received.delivered_to
                 ]
-                if owed:
-                    self._deliver_to(rank, pid, status, owed, now)
-        # What not all have had waits for the workers that replace them.
-        self._noted = [
-            noted for noted in self._noted if not alive or alive - noted.reached
+                if undelivered:
+                    self._deliver_to(rank, pid, status, undelivered, now)
+        # What some workers have not had is kept for those that replace them.
+        self._undelivered = [
+            received
+            for received in self._undelivered
+            if not alive or alive - received.delivered_to
         ]
 
     def _deliver_to(
@@ -188,25 +197,25 @@ class _Forwarder:
         rank: int,
         pid: int,
         status: Mapping[str, str],
-        owed: Iterable[_Noted],
+        undelivered: Iterable[_ReceivedSignal],
         now: float,
     ) -> None:
-        """Deliver signals of one kind, which are one if they wait for each other."""
+        """Deliver signals of one number to a worker, as one signal."""
         age = _age(pid)
         missing = []
-        for noted in owed:
-            if noted.direct and age > now - noted.when:
-                noted.reached.add(pid)
+        for received in undelivered:
+            if received.workers_have_it and age > now - received.when:
+                received.delivered_to.add(pid)
             else:
-                missing.append(noted)
+                missing.append(received)
         if not missing:
             return
         number = missing[0].number
         if _survives(pid, status, number):
             with contextlib.suppress(OSError):  # it has ended just now
                 os.kill(pid, number)
-            for noted in missing:
-                noted.reached.add(pid)
+            for received in missing:
+                received.delivered_to.add(pid)
             return
         waited = min(age, now - missing[0].when)
         if waited >= intervals.FIRST_REPORT and not self._reported:
@@ -218,27 +227,27 @@ class _Forwarder:
                 "it is there; a shell gets it never, so start the program in it "
                 "with exec"
             )
-            report.line(Message("HPC130", text), sys.stderr, "warning")
+            console.write(Message("HPC130", text), "warning")
 
-    def _renew_canary(self) -> None:
-        self._end_canary()
-        self._canary = _start_canary()
+    def _renew_probe(self) -> None:
+        self._end_probe()
+        self._probe = _start_probe()
 
-    def _end_canary(self) -> None:
-        if self._canary is not None:
-            with self._canary:
-                self._canary.kill()
-            self._canary = None
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            with self._probe:
+                self._probe.kill()
+            self._probe = None
 
 
-def _start_canary() -> subprocess.Popen[bytes] | None:
-    """Start a process as the workers are started, that keeps all signals pending."""
+def _start_probe() -> subprocess.Popen[bytes] | None:
+    """Start a process, as the workers are started, that has all signals blocked."""
     program = shutil.which("cat")
     if program is None:
         return None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        # It ends with this process, in whatever way that ends: its input does.
+        # However this process ends, that closes the stdin of `cat`, which ends, too.
         return subprocess.Popen(  # noqa: S603
             [program],
             stdin=subprocess.PIPE,
@@ -275,7 +284,7 @@ def _pending(pid: int) -> int:
 
 
 def _survives(pid: int, status: Mapping[str, str], number: int) -> bool:
-    """Say whether a process catches, ignores or blocks a signal.
+    """Return whether a process catches, ignores or blocks a signal.
 
     A signal that is blocked in some threads goes to another one.
     """
@@ -291,7 +300,7 @@ def _survives(pid: int, status: Mapping[str, str], number: int) -> bool:
 
 
 def _age(pid: int) -> float:
-    """Return for how many seconds a process has been there; 0 if it is gone."""
+    """Return the age of a process in seconds; 0 if it is gone."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -12,8 +12,9 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching import environment
 from torchrun_hpc.network import is_number, join_endpoint, port_problem
 from torchrun_hpc.planning.endpoints import MASTER_PORT
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.reporting.start_line import start_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +133,9 @@ def _dry_run(form: str, inputs: Inputs, plan: LaunchPlan, starter: Starter) -> i
         return INTERRUPTED
     if not is_reporter(plan.world.report_rank):
         return 0
-    report.print_dry_run(form, *answers)
+    from torchrun_hpc.reporting import tables  # noqa: PLC0415 - slow to import
+
+    tables.print_dry_run(form, *answers)
     return FAILED if answers.missing else 0
 
 
@@ -143,8 +146,8 @@ def _announce(
     is_first = is_reporter(plan.world.report_rank)
     warnings = [*plan.messages.warnings, *own]
     if is_first:
-        report.line(report.start_line(plan), sys.stderr)
+        console.write(start_line(plan))
     if is_first or plan.mode.is_direct:  # there each task is advised on its own
         warnings += [*plan.messages.advice, *shared]
     for warning in warnings:
-        report.line(warning, sys.stderr, "warning")
+        console.write(warning, "warning")

@@ -103,7 +103,7 @@ def several_nodes_plan(inputs: Inputs) -> LaunchPlan:
         host=here.connect_host,
         port=here.port,
         endpoint=str(here),
-        source=endpoints.source_of(inputs, job, endpoint, here),
+        source=local_endpoint.source_of(inputs, job, endpoint, here),
         site=inputs.site_setting,
         environment=network_env.network(inputs, here.local_address),
         notes=notes,

@@ -22,7 +22,6 @@ from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.local_endpoint import LocalEndpoint
     from torchrun_hpc.schedulers.job import Job
 
 # Below Linux's ephemeral ports (32768 and up), which any program may be given.
@@ -367,20 +366,3 @@ def hosts_of(job: Job) -> tuple[str, ...]:
     return tuple(
         name or (job.own_name if rank == job.node_rank else "") for rank, name in names
     )
-
-
-def source_of(inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint) -> str:
-    """Say how host and port came about."""
-    parts = [str(endpoint.setting)]
-    if endpoint.setting is None:
-        parts = [f"first of {job.provenance['nodes']}"]
-        if not job.nodes[0]:
-            one = len(job.nodes) == 1
-            parts = ["this node" if one else f"by {job.provenance['head']}"]
-    if here.host != endpoint.plain and inputs.site:
-        parts.append(f"{here.host} by site {inputs.site.name}")
-    if here.connect_host != here.host:
-        parts.append("its address")
-    if endpoint.port == port_of(job.launch_id):
-        parts.append(f"port by hash of {job.launch_id}")
-    return ", ".join(parts)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import is_number, join_endpoint
-from torchrun_hpc.planning.endpoints import MASTER_ADDR, head_hint
+from torchrun_hpc.planning.endpoints import MASTER_ADDR, head_hint, port_of
 from torchrun_hpc.schedulers.job import same_host
 
 if TYPE_CHECKING:
@@ -232,3 +232,20 @@ def unreachable(
         # agent would find out which; a task that is a worker cannot.
         everywhere=endpoint.setting is not None and not inputs.mode.is_direct,
     )
+
+
+def source_of(inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint) -> str:
+    """Say how host and port came about."""
+    parts = [str(endpoint.setting)]
+    if endpoint.setting is None:
+        parts = [f"first of {job.provenance['nodes']}"]
+        if not job.nodes[0]:
+            one = len(job.nodes) == 1
+            parts = ["this node" if one else f"by {job.provenance['head']}"]
+    if here.host != endpoint.plain and inputs.site:
+        parts.append(f"{here.host} by site {inputs.site.name}")
+    if here.connect_host != here.host:
+        parts.append("its address")
+    if endpoint.port == port_of(job.launch_id):
+        parts.append(f"port by hash of {job.launch_id}")
+    return ", ".join(parts)

@@ -168,7 +168,7 @@ def _options(
     options["node_rank"] = Setting(node_rank, source)
     if inputs.is_static or inputs.is_c10d:
         where = join_endpoint(here.connect_host, here.port)
-        source = endpoints.source_of(inputs, job, endpoint, here)
+        source = local_endpoint.source_of(inputs, job, endpoint, here)
         options["rdzv_endpoint"] = Setting(where, source)
     if inputs.is_c10d:
         setting = inputs.options.get("rdzv_conf")

@@ -36,7 +36,7 @@ from torchrun_hpc.rendezvous.search import (
 )
 from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
 from torchrun_hpc.rendezvous.store import AgentStore
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 
@@ -219,7 +219,7 @@ class SchedulerRendezvous(RendezvousHandler):
         # Only now: so the other nodes are informed if the limit is too low.
         warning = open_files.check_limit(limit, needed, plan)
         if warning is not None:
-            report.line(warning, sys.stderr, "warning")
+            console.write(warning, "warning")
         return self._client
 
     def watch(self, workers: Mapping[int, Callable[[], int | None]]) -> None:
@@ -346,7 +346,7 @@ class SchedulerRendezvous(RendezvousHandler):
     def _report(self, event: Mapping[str, Any]) -> None:
         message = messages.render(event, self._plan)
         if message is not None:
-            report.line(message, sys.stderr, "warning" if "sites" in event else "")
+            console.write(message, "warning" if "sites" in event else "")
 
 
 def _settings(
@@ -388,7 +388,7 @@ def _report_problem(reason: str) -> None:
         f"cannot take a connection of another node: {reason} (ulimit -n is "
         f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}); trying on"
     )
-    report.line(Message("HPC162", text), sys.stderr, "warning")
+    console.write(Message("HPC162", text), "warning")
 
 
 def _workers_address(go: Mapping[str, Any]) -> tuple[str, int]:

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from torchrun_hpc.setting import Setting
 
 
-class Sourced(TypedDict):
+class DescribedSetting(TypedDict):
     """A value, as text, and where it came from."""
 
     value: str
     source: str
 
 
-class Said(TypedDict):
+class DescribedMessage(TypedDict):
     """A message, and the code under which the documentation lists it."""
 
     code: str
@@ -58,7 +58,7 @@ class DescribedTask(TypedDict):
 
 
 class DescribedJob(TypedDict):
-    """`torchrun_hpc.job.Job`; each attribute is described there."""
+    """`torchrun_hpc.schedulers.job.Job`; each attribute is described there."""
 
     scheduler: str
     launch_id: str
@@ -71,7 +71,7 @@ class DescribedJob(TypedDict):
 
 
 class DescribedPlan(TypedDict):
-    """`torchrun_hpc.plan.LaunchPlan`; each attribute is described there."""
+    """`torchrun_hpc.planning.plan.LaunchPlan`; each attribute is described there."""
 
     title: str
     nodes: int
@@ -80,15 +80,15 @@ class DescribedPlan(TypedDict):
     workers: int
     backend: str
     endpoint: str
-    site: Sourced | None
+    site: DescribedSetting | None
     address: str | None
     interface: str
     listen: str | None
-    options: dict[str, Sourced]
-    environment: dict[str, Sourced]
-    notes: list[Said]
-    advice: list[Said]
-    warnings: list[Said]
+    options: dict[str, DescribedSetting]
+    environment: dict[str, DescribedSetting]
+    notes: list[DescribedMessage]
+    advice: list[DescribedMessage]
+    warnings: list[DescribedMessage]
 
 
 class DescribedPatch(TypedDict):
@@ -108,11 +108,11 @@ class Description(TypedDict):
         torchrun_hpc: Version of this package.
         torch: Version of torch.
         python: Version of Python.
-        job: What the scheduler says; ``None`` without one.
+        job: What the scheduler knows; ``None`` without one.
         plan: What is decided.
         options: All options of torchrun that were typed, set by ``PET_*``, or derived,
             by their names in its parser.
-        patches: What is changed inside torch.
+        patches: The changes inside torch.
         exports: Variables to export for the same with plain torchrun.
         command: The same with plain torchrun, on this node.
     """
@@ -122,7 +122,7 @@ class Description(TypedDict):
     python: str
     job: DescribedJob | None
     plan: DescribedPlan
-    options: dict[str, Sourced]
+    options: dict[str, DescribedSetting]
     patches: list[DescribedPatch]
     exports: dict[str, str]
     command: list[str]
@@ -138,7 +138,7 @@ def description(
     """Describe a launch.
 
     Args:
-        inputs: What the plan was made from.
+        inputs: What the plan is made from.
         plan: The plan.
         torch: Version of torch.
         patches: What is changed inside torch.
@@ -150,9 +150,11 @@ def description(
         "python": platform.python_version(),
         "job": _job(inputs.job) if inputs.job else None,
         "plan": _plan(plan),
-        "options": _sourced(_options(inputs, plan)),
+        "options": _settings(_options(inputs, plan)),
         "patches": list(patches),
-        "exports": {name: str(v.value) for name, v in plan.environment.items()},
+        "exports": {
+            name: str(setting.value) for name, setting in plan.environment.items()
+        },
         "command": list(command),
     }
 
@@ -190,56 +192,59 @@ def _plan(plan: LaunchPlan) -> DescribedPlan:
         "workers": plan.world.workers,
         "backend": plan.rendezvous.backend,
         "endpoint": plan.rendezvous.endpoint,
-        "site": _sourced({"site": plan.site})["site"] if plan.site else None,
+        "site": _settings({"site": plan.site})["site"] if plan.site else None,
         "address": plan.rendezvous.local_address,
         "interface": plan.interface,
         "listen": join_endpoint(*plan.rendezvous.listen)
         if plan.rendezvous.listen
         else None,
-        "options": _sourced(plan.options),
-        "environment": _sourced(plan.environment),
-        "notes": said(plan.messages.notes),
-        "advice": said(plan.messages.advice),
-        "warnings": said(plan.messages.warnings),
+        "options": _settings(plan.options),
+        "environment": _settings(plan.environment),
+        "notes": as_data(plan.messages.notes),
+        "advice": as_data(plan.messages.advice),
+        "warnings": as_data(plan.messages.warnings),
     }
 
 
-def _sourced(values: Mapping[str, Setting]) -> dict[str, Sourced]:
+def _settings(settings: Mapping[str, Setting]) -> dict[str, DescribedSetting]:
     return {
-        name: {"value": str(v.value), "source": v.source} for name, v in values.items()
+        name: {"value": str(setting.value), "source": setting.source}
+        for name, setting in settings.items()
     }
 
 
-def said(messages: Iterable[Message]) -> list[Said]:
+def as_data(messages: Iterable[Message]) -> list[DescribedMessage]:
     """Write messages as plain data."""
     return [{"code": message.code, "text": message.text} for message in messages]
 
 
 def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
-    """Read the description of another node; ``None`` if it is none.
+    """Read the description of another node; ``None`` if it is not valid.
 
-    Whoever reaches the store can write into it, so it must be of the same form as one
-    that is made here, with nothing in it that a terminal or a shell would act on.
+    Whoever reaches the store can write into it, so it must have the form of a
+    `Description`, with nothing in it that a terminal or a shell would act on.
 
     Args:
-        text: What stood in the store.
+        text: The value in the store.
         rank: Rank of the node that it should be of.
         plan: The plan of this node.
     """
     try:
         found = json.loads(text)
         _check_form(found, Description)
-        same = found["plan"]["node_rank"] == rank
-        same &= _agree(found["plan"]["hosts"], plan.world.hosts)
-        same &= found["command"][:1] == ["torchrun"]
-        same &= all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"])
+        is_valid = found["plan"]["node_rank"] == rank
+        is_valid &= _agree(found["plan"]["hosts"], plan.world.hosts)
+        is_valid &= found["command"][:1] == ["torchrun"]
+        is_valid &= all(
+            re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"]
+        )
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return cast("Description", found) if same else None
+    return cast("Description", found) if is_valid else None
 
 
 def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Compare names of nodes where both are known: some launchers tell none."""
+    """Compare names of nodes where both are known: some launchers give none."""
     pairs = zip(one, other, strict=False)
     return len(one) == len(other) and all(a == b or not a or not b for a, b in pairs)
 

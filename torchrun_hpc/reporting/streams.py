@@ -1,7 +1,7 @@
 """The standard streams: whatever is wrong with them, a launch goes on.
 
-They may be closed, full, without a reader, or lead to a terminal that is gone; at the
-start, or later.
+They may be closed, full, without a reader, or on a terminal that has been closed; from
+the start, or later.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Seconds that a message waits for a reader who is late.
-_PATIENCE = 1.0
+# Seconds that a write waits for a slow reader.
+_WRITE_TIMEOUT = 1.0
 
 _PIPE, _FILE_SIZE = signal.SIGPIPE, signal.SIGXFSZ
 
-# Not every exception: those of signal handlers are to go through.
+# Not every exception: those of signal handlers are to be raised.
 _FAULTS = (OSError, ValueError, RuntimeError)
 
 
 def open_closed() -> None:
-    """Lead standard input, output and error to /dev/null where they are closed.
+    """Open /dev/null as standard input, output and error where they are closed.
 
-    Otherwise the next file or socket gets their number, and whoever writes to standard
-    error writes into it. The workers inherit them.
+    Otherwise the next file or socket gets their number, and what is written to standard
+    error goes into it. The workers inherit them.
     """
     for number in range(3):
         try:
@@ -42,10 +42,10 @@ def open_closed() -> None:
 
 
 def write(text: str, stream: TextIO | None) -> None:
-    """Write to a stream that may be broken: then the text is lost, and nothing else.
+    """Write to a stream; if it is broken, the text is lost, and nothing else happens.
 
-    Past Python's buffer, in one piece: what it cannot write, it would try again, and
-    end this process with exit code 120.
+    The text does not go through Python's buffer: Python would try to write it again at
+    exit, and end this process with exit code 120.
 
     Args:
         text: What to write.
@@ -61,18 +61,18 @@ def write(text: str, stream: TextIO | None) -> None:
             return
         rest = text.encode(stream.encoding, "backslashreplace")
         while rest and _takes_more(descriptor):
-            # There is room for so much, if for anything: pipe(7).
+            # If it can be written to, PIPE_BUF bytes do not block: pipe(7).
             rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
 
 
 def forgive_at_exit(stream: TextIO | None) -> None:
-    """Let what a stream does not take at the end not change the exit code."""
+    """At exit, discard what a stream cannot write: it would change the exit code."""
     if stream is not None:
         atexit.register(_flush_or_discard, stream)
 
 
 def flush(stream: TextIO | None) -> bool:
-    """Write what a stream has in its buffer; say whether it could."""
+    """Write what a stream has in its buffer; return whether that worked."""
     try:
         if stream is not None:
             stream.flush()
@@ -82,17 +82,17 @@ def flush(stream: TextIO | None) -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Lead a stream to /dev/null, with all that is in its buffer."""
+    """Redirect a stream to /dev/null, with all that is in its buffer."""
     with contextlib.suppress(*_FAULTS), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 @contextlib.contextmanager
 def default_signals() -> Iterator[None]:
-    """Let a program that takes this one's place die of SIGPIPE, as any other does.
+    """Restore the default of SIGPIPE for a program that replaces this process.
 
-    Python ignores it, and a program would go on to do so: ``yes | head`` in a shell.
-    Torchrun's workers, which are started with ``subprocess``, have it this way too.
+    Python ignores it, and the program would inherit that: ``yes | head`` would not end.
+    Torchrun's workers, which are started with ``subprocess``, have the default, too.
     """
     before = {n: signal.signal(n, signal.SIG_DFL) for n in (_PIPE, _FILE_SIZE)}
     try:
@@ -108,9 +108,9 @@ def _flush_or_discard(stream: TextIO) -> None:
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """Return the number of a file, if it is one of Python's own.
+    """Return the file descriptor of a stream, if it is one of Python's own.
 
-    A program may have put something in its place, which writes to more than that.
+    A program may have replaced it by an object that writes somewhere else, too.
     """
     if type(stream) is not io.TextIOWrapper:
         return None
@@ -121,7 +121,7 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def _takes_more(descriptor: int) -> bool:
-    """Wait a moment for room: nobody may be reading, with or without O_NONBLOCK."""
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLOUT)
-    return bool(waiting.poll(_PATIENCE * 1000))
+    """Wait until it can be written to, as long as a reader may be slow."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(_WRITE_TIMEOUT * 1000))

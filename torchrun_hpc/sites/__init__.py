@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.setting import Setting
 
-__all__ = ["NONE", "Sign", "Site", "find", "is_file", "load", "read_typed"]
+__all__ = ["NONE", "Sign", "Site", "find", "is_file", "load", "read_site_file"]
 
 OURS = Path(__file__).parent
 ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")
 
-# The order in which variables are asked; host names come last, because they are the
-# easiest to be alike. A variable that is not among these comes from somebody's own
-# file and is asked first.
+# The order in which signs are checked; host names come last, because those of several
+# centres may be alike. A variable that is not listed is of a user's or administrator's
+# file, and is checked first.
 VARIABLES = (
     "SYSTEMNAME",
     "NCAR_HOST",
@@ -44,7 +44,7 @@ VARIABLES = (
 def find(
     environ: Mapping[str, str],
     host: str,
-    explicit: Setting | None = None,
+    setting: Setting | None = None,
     folders: Sequence[Path] | None = None,
 ) -> Site | None:
     """Return the site that this machine belongs to.
@@ -53,34 +53,32 @@ def find(
         environ: Environment of this process.
         host: Name of the job's first node, so that all nodes find the same; without a
             job, of this machine.
-        explicit: Name of a site, a file of sites, or ``none``, for which no file is
-            read; ``None`` to recognise the site.
-        folders: Where additional files are, the strongest first; by default those of
-            the user and of the administrator.
+        setting: What the user has set: name of a site, a file of sites, or ``none``,
+            for which no file is read; ``None`` to recognise the site.
+        folders: Folders of additional files, the first one takes precedence; by
+            default those of the user and of the administrator.
 
     Raises:
-        LaunchError: There is no site of the wanted name, or a file is wrong.
+        LaunchError: There is no site of this name, or a file is wrong.
     """
-    if explicit is not None and explicit.value == NONE:
+    if setting is not None and setting.value == NONE:
         return None
-    if explicit is not None and is_file(explicit.value):
-        return _of_file(environ, host, explicit)
+    if setting is not None and is_file(setting.value):
+        return _of_file(environ, host, setting)
     groups = _groups(environ, folders)
-    if explicit is None:
+    if setting is None:
         found = (_recognise(group, environ, host) for group in groups)
         return next(filter(None, found), None)
     sites = {site.name: site for group in groups for site in group}
-    if explicit.value in sites:
-        return replace(sites[explicit.value], found_by=str(explicit))
-    # One of its systems is an obvious name for a site: juwels, daint.
-    named = (
-        s.name for s in sites.values() if explicit.value.lower() in _words(s.title)
-    )
-    wanted = next(named, explicit.value)
+    if setting.value in sites:
+        return replace(sites[setting.value], found_by=str(setting))
+    # Users may take the name of a system for that of its site: juwels, daint.
+    named = (s.name for s in sites.values() if setting.value.lower() in _words(s.title))
+    wanted = next(named, setting.value)
     raise LaunchError(
         "HPC040",
-        f"{explicit}: there is no such site. {choices(wanted, sites)}, {NONE}, or a file: "
-        "/path/to/site.toml",
+        f"{setting}: there is no such site. {choices(wanted, sites)}, {NONE}, or a "
+        "file: /path/to/site.toml",
         everywhere=True,
     )
 
@@ -88,7 +86,7 @@ def find(
 def load(
     environ: Mapping[str, str], folders: Sequence[Path] | None = None
 ) -> tuple[Site, ...]:
-    """Read all sites, in the order in which they are asked.
+    """Read all sites, in the order in which their signs are checked.
 
     Args:
         environ: Environment of this process.
@@ -100,36 +98,36 @@ def load(
     return tuple(site for group in _groups(environ, folders) for site in group)
 
 
-def is_file(explicit: str) -> bool:
-    """Say whether what was typed is a file of sites, not the name of one."""
-    return "/" in explicit or explicit.endswith(".toml")
+def is_file(value: str) -> bool:
+    """Return whether a value of ``--hpc-site`` is a file, not the name of a site."""
+    return "/" in value or value.endswith(".toml")
 
 
-def read_site_file(explicit: str, environ: Mapping[str, str]) -> tuple[Site, ...]:
-    """Read the sites of a file that somebody typed.
+def read_site_file(value: str, environ: Mapping[str, str]) -> tuple[Site, ...]:
+    """Read the sites of a file that the user has typed.
 
     Raises:
         LaunchError: The file is wrong.
     """
-    if explicit.startswith("~/"):  # which no shell expands behind a =
-        explicit = environ.get("HOME", "~") + explicit[1:]
-    path = Path(explicit)
+    if value.startswith("~/"):  # which no shell expands behind a =
+        value = environ.get("HOME", "~") + value[1:]
+    path = Path(value)
     return read(path, everywhere=_is_everywhere(path, environ))
 
 
-def _of_file(environ: Mapping[str, str], host: str, explicit: Setting) -> Site:
+def _of_file(environ: Mapping[str, str], host: str, setting: Setting) -> Site:
     """Return the only site of a file, or the one that is recognised."""
-    sites = read_site_file(explicit.value, environ)
+    sites = read_site_file(setting.value, environ)
     if len(sites) == 1:
-        return replace(sites[0], found_by=str(explicit))
+        return replace(sites[0], found_by=str(setting))
     found = _recognise(sites, environ, host)
     if found is not None:
-        return replace(found, found_by=f"{explicit}, {found.found_by}")
+        return replace(found, found_by=f"{setting}, {found.found_by}")
     names = ", ".join(site.name for site in sites)
     raise LaunchError(
         "HPC048",
-        f"{explicit} describes {names}, and none of them is recognised here. Type a file "
-        "that describes one, or put this one into "
+        f"{setting} describes {names}, and none of them is recognised here. Type a "
+        "file that describes one, or put this one into "
         f"{_folders(environ)[0]} and type a name: --hpc-site={sites[0].name}",
         everywhere=True,
     )
@@ -138,25 +136,25 @@ def _of_file(environ: Mapping[str, str], host: str, explicit: Setting) -> Site:
 def _recognise(
     sites: Sequence[Site], environ: Mapping[str, str], host: str
 ) -> Site | None:
-    """Return the site whose sign is seen, and asked before those of the others."""
-    seen = [
-        (_rank(sign), site, shown)
+    """Return the site of the first sign, in the order of checking, that is there."""
+    found = [
+        (_order(sign), site, found_by)
         for site in sites
         for sign in site.signs
-        if (shown := sign.seen(environ, host))
+        if (found_by := sign.match(environ, host))
     ]
-    if not seen:
+    if not found:
         return None
-    _, site, shown = min(seen, key=lambda entry: entry[0])
-    return replace(site, found_by=shown)
+    _, site, found_by = min(found, key=lambda entry: entry[0])
+    return replace(site, found_by=found_by)
 
 
 def _words(title: str) -> list[str]:
     return re.findall(r"[\w-]+", title.lower())
 
 
-def _rank(sign: Sign) -> int:
-    """Return when a sign is asked."""
+def _order(sign: Sign) -> int:
+    """Return the place of a sign in the order of checking."""
     if not sign.variable:
         return len(VARIABLES)
     return VARIABLES.index(sign.variable) if sign.variable in VARIABLES else -1
@@ -181,13 +179,13 @@ def _groups(
                     )
                 group[site.name] = site
         kept = [site for site in group.values() if site.name not in replaced]
-        groups.append(sorted(kept, key=_first_rank))
+        groups.append(sorted(kept, key=_first_order))
         replaced.update(group)
     return groups
 
 
-def _first_rank(site: Site) -> int:
-    return min(map(_rank, site.signs), default=len(VARIABLES) + 1)
+def _first_order(site: Site) -> int:
+    return min(map(_order, site.signs), default=len(VARIABLES) + 1)
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -214,6 +212,6 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_everywhere(file: Path, environ: Mapping[str, str]) -> bool:
-    """Say whether all nodes find the same file: one of ours, or in the home folder."""
+    """Return whether all nodes find the same file: one of ours, or in the home."""
     home = Path(environ.get("HOME") or OURS)
     return file.is_relative_to(OURS) or file.is_relative_to(home)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import sites
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.preflight import preflight
-from torchrun_hpc.reporting import report
+from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _check_file(file: str) -> int:
         names = ", ".join(site.name for site in sites.read_site_file(file, environ))
     except LaunchError as error:
         return _wrong(error)
-    report.output(f"{file}: ok: {names}\n")
+    console.output(f"{file}: ok: {names}\n")
     return 0
 
 
@@ -150,12 +150,12 @@ def _signs(site: sites.Site) -> list[str]:
 def _write(name: str, lines: Iterable[str]) -> None:
     """Write lines behind a name."""
     for line in lines:
-        report.output(f"{name:{_WIDTH}} {line}\n")
+        console.output(f"{name:{_WIDTH}} {line}\n")
         name = ""
 
 
 def _wrong(error: LaunchError) -> int:
-    report.line(Message(error.code, str(error)), sys.stderr, "error")
+    console.write(Message(error.code, str(error)), "error")
     return WRONG
 
 

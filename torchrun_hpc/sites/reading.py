@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# What a user types to switch the rules off: no site can have this name.
+# With this name the user switches all sites off: no site can have it.
 NONE = "none"
 
 # The keys of each table, and whether they are required.
@@ -46,10 +46,10 @@ _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _GLOO = "GLOO_SOCKET_IFNAME"
 _GLOO_VALUE = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
 
-# What a launch decides, or takes from the command line.
+# Decided by a launch, or taken from the command line.
 _DECIDED = re.compile("PET_.*|MASTER_.*|TORCHELASTIC_.*|OMP_NUM_THREADS")
 
-# Bytes. Lines are searched by reading a file again and again.
+# Bytes: to find a line, the beginning of a file is parsed again and again.
 _LARGEST = 20_000
 
 _BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
@@ -67,11 +67,11 @@ def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
     Raises:
         LaunchError: The file cannot be read, or something in it is wrong.
     """
-    return _Reader(path, everywhere=everywhere).sites()
+    return _SiteFile(path, everywhere=everywhere).sites()
 
 
 def _bytes(path: Path) -> bytes:
-    """Read a file, if it is one: a pipe would be waited for, a device has no end."""
+    """Read a regular file: a pipe may have no writer, a device may have no end."""
     status = path.stat()
     if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
         raise OSError(errno.EINVAL, "It is not a file")
@@ -80,8 +80,8 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-class _Reader:
-    """One file, and how to speak about it.
+class _SiteFile:
+    """Reads and checks one file; its messages name file, line and key.
 
     Args:
         path: The file.
@@ -147,13 +147,13 @@ class _Reader:
         )
         for host, fast in site.examples.items():
             for given in (host, fast):
-                made = site.rewrite(given)
-                if made != fast:
+                rewritten = site.rewrite(given)
+                if rewritten != fast:
                     raise self._fault(
                         "HPC047",
                         (*key, "hosts", "examples", host),
-                        f"the rule makes {made!r} of {given!r}, not {fast!r}; and what "
-                        "has been rewritten must stay as it is",
+                        f"the rule makes {rewritten!r} of {given!r}, not {fast!r}; and "
+                        "what has been rewritten must stay as it is",
                     )
         return site
 

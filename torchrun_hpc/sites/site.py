@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sign:
-    """One sign that this is the site: a variable's value, or a host name.
+    """A sign by which a site is recognised: a variable's value, or a host name.
 
-    Names such as ``SYSTEMNAME`` are too common for their presence to mean anything.
+    Names such as ``SYSTEMNAME`` are too common to be a sign without their value.
 
     Attributes:
         variable: Environment variable; empty for the host name.
@@ -26,16 +26,15 @@ class Sign:
     values: tuple[str, ...] = ()
     pattern: str = ""
 
-    def seen(self, environ: Mapping[str, str], host: str) -> str:
-        """Return what shows the sign: ``SYSTEMNAME=juwels``; empty if it is not there.
+    def match(self, environ: Mapping[str, str], host: str) -> str:
+        """Return what the sign is here: ``SYSTEMNAME=juwels``; empty if it is not.
 
         Args:
             environ: Environment of this process. An empty variable is unset.
             host: Name of the job's first node, else of this machine.
         """
         text = environ.get(self.variable, "") if self.variable else host
-        fits = text in self.values or re.fullmatch(self.pattern, text)
-        if not text or not fits:
+        if not text or not (text in self.values or re.fullmatch(self.pattern, text)):
             return ""
         return f"{self.variable}={text}" if self.variable else f"host name {text}"
 
@@ -58,10 +57,10 @@ class Site:
         signs: How it is recognised; empty if by name only.
         pattern: Regular expression that finds the part of a node's name to rewrite;
             empty if names stay as they are.
-        replacement: What to put there.
+        replacement: Its replacement, as for ``re.sub``.
         variables: The variables that the centre documents, to be set where unset.
-        examples: Node names, and what they are on the fast network.
-        found_by: Why this is the site of this machine: ``SYSTEMNAME=juwels``.
+        examples: Node names, and their names on the fast network.
+        found_by: By what it was recognised or chosen: ``SYSTEMNAME=juwels``.
     """
 
     name: str

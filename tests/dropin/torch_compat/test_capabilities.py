@@ -373,7 +373,7 @@ def _warned(
     monkeypatch.setattr(capabilities, "LISTENING_SOCKET", some)
     messages: list[Any] = []
     monkeypatch.setattr(
-        start.report, "line", lambda message, *_: messages.append(message)
+        start.console, "write", lambda message, *_: messages.append(message)
     )
     args, explicit = torchrun_parser.parse([*options, "train.py"], os.environ)
     seen = preflight("command")

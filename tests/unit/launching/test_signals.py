@@ -18,7 +18,7 @@ from torchrun_hpc.reporting import intervals
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
-# It does what it is told, and says which signals it got.
+# It does what it reads, and says which signals it got.
 WORKER = """
 import os, signal, sys, threading, time
 def say(text):
@@ -40,7 +40,7 @@ SETTLED = 0.4
 
 
 class Worker:
-    def __init__(self, told=CATCH):
+    def __init__(self, command=CATCH):
         self.process = subprocess.Popen(
             [sys.executable, "-ISc", WORKER],
             stdin=subprocess.PIPE,
@@ -50,8 +50,8 @@ class Worker:
         )
         self.pid = self.process.pid
         assert self.says(5) == ["ready"]
-        if told:
-            self.tell(told)
+        if command:
+            self.send(command)
 
     def says(self, limit=0.0):
         """Return the lines of now, or the first within a time."""
@@ -59,7 +59,7 @@ class Worker:
             return []
         return self.process.stdout.read(4096).decode().split()
 
-    def tell(self, line):
+    def send(self, line):
         self.process.stdin.write(f"{line}\n".encode())
         assert self.says(5)[-1] == "done"
 
@@ -78,8 +78,8 @@ def worker():
     """Start workers, and end them."""
     started = []
 
-    def start(told=CATCH):
-        started.append(Worker(told))
+    def start(command=CATCH):
+        started.append(Worker(command))
         return started[-1]
 
     yield start
@@ -91,10 +91,10 @@ def worker():
 def agent():
     """Let this process be an agent."""
     before = {number: signal.getsignal(number) for number in signals.FORWARDED}
-    made = signals._Forwarder()
-    made.install()
-    yield made
-    made.uninstall()
+    forwarder = signals._Forwarder()
+    forwarder.install()
+    yield forwarder
+    forwarder.uninstall()
     assert {n: signal.getsignal(n) for n in signals.FORWARDED} == before
 
 
@@ -103,7 +103,7 @@ def send(number=USR1):
 
 
 def forward(agent, *workers, seconds=SETTLED):
-    """Forward as the agent does; return what each worker said then."""
+    """Forward as the agent does; return what each worker received then."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         agent.forward({rank: worker.pid for rank, worker in enumerate(workers)})
@@ -124,11 +124,11 @@ def test_every_worker_gets_it_once(agent, worker, number):
 
 def test_two_apart_are_two(agent, worker):
     one = worker()
-    said = []
+    received = []
     for _ in range(2):
         send()
-        said += forward(agent, one, seconds=0.2)[0]
-    assert said == ["SIGUSR1"] * 2
+        received += forward(agent, one, seconds=0.2)[0]
+    assert received == ["SIGUSR1"] * 2
 
 
 def test_two_that_wait_for_each_other_are_one(agent, worker):
@@ -152,7 +152,7 @@ def test_before_the_handler_is_there(agent, worker):
     send()
     assert forward(agent, quick, slow) == [["SIGUSR1"], []]
     assert slow.process.poll() is None
-    slow.tell(CATCH)
+    slow.send(CATCH)
     assert forward(agent, quick, slow) == [[], ["SIGUSR1"]]
 
 
@@ -193,19 +193,19 @@ time.sleep(60)
     starts = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', s])"
     parent = worker(None)
     parent.process.stdin.write(f"s={program!r}; {starts}; say(p.pid)\n".encode())
-    end, said = time.monotonic() + 5, []
-    while not any("ready" in word for word in said):
+    end, received = time.monotonic() + 5, []
+    while not any("ready" in word for word in received):
         assert time.monotonic() < end
-        said += parent.says(0.1)
-    (stranger,) = (int(word) for word in said if word.isdecimal())
+        received += parent.says(0.1)
+    (unrelated,) = (int(word) for word in received if word.isdecimal())
     try:
         send()
-        agent.forward({0: stranger})
+        agent.forward({0: unrelated})
         time.sleep(0.2)
-        status = Path(f"/proc/{stranger}/status").read_text()
+        status = Path(f"/proc/{unrelated}/status").read_text()
         assert "State:\tS" in status
     finally:
-        os.kill(stranger, signal.SIGKILL)
+        os.kill(unrelated, signal.SIGKILL)
 
 
 # --- who survives it ------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_one_that_ignores_it(agent, worker):
     one = worker("signal.signal(USR1, signal.SIG_IGN)")
     send()
     assert forward(agent, one) == [[]]
-    one.tell(CATCH)  # it has been delivered: there is none left
+    one.send(CATCH)  # it has been delivered: there is none left
     assert forward(agent, one) == [[]]
 
 
@@ -236,11 +236,11 @@ def test_one_with_a_thread_that_would_die(agent, worker):
     send()
     assert forward(agent, one) == [[]]
     assert one.process.poll() is None
-    one.tell(CATCH)
-    said = forward(agent, one)[0]
+    one.send(CATCH)
+    received = forward(agent, one)[0]
     # The thread took it, and Python tells the main thread, when that does something.
     one.process.stdin.write(b"pass\n")
-    assert "SIGUSR1" in said + one.says(5)
+    assert "SIGUSR1" in received + one.says(5)
 
 
 def test_one_that_never_catches_it_is_named_once(agent, worker, monkeypatch, capsys):
@@ -265,13 +265,13 @@ def test_one_that_never_catches_it_is_named_once(agent, worker, monkeypatch, cap
 # --- whether the workers had it -------------------------------------------------------
 
 
-def canary_of(agent):
-    return agent._canary.pid
+def probe_of(agent):
+    return agent._probe.pid
 
 
 def direct(agent, *workers, number=USR1):
     """Signal as Slurm does where it signals all descendants of a task."""
-    for pid in os.getpid(), *(worker.pid for worker in workers), canary_of(agent):
+    for pid in os.getpid(), *(worker.pid for worker in workers), probe_of(agent):
         os.kill(pid, number)
 
 
@@ -279,10 +279,10 @@ def test_the_workers_are_signalled_a_moment_later(agent, worker):
     one = worker()
     agent.begin(scheduled=True)
     send()
-    said = forward(agent, one, seconds=0.1)[0]
-    for pid in one.pid, canary_of(agent):
+    received = forward(agent, one, seconds=0.1)[0]
+    for pid in one.pid, probe_of(agent):
         os.kill(pid, USR1)
-    assert said + forward(agent, one)[0] == ["SIGUSR1"]
+    assert received + forward(agent, one)[0] == ["SIGUSR1"]
 
 
 @pytest.mark.parametrize("number", signals.FORWARDED)
@@ -328,7 +328,7 @@ def test_workers_that_came_later_have_not_had_it(agent, worker):
 
 def test_no_process_beside_the_workers_without_a_scheduler(agent, worker):
     agent.begin(scheduled=False)
-    assert agent._canary is None
+    assert agent._probe is None
     one = worker()
     send()
     assert forward(agent, one, seconds=0.1) == [["SIGUSR1"]]
@@ -338,7 +338,7 @@ def test_a_machine_without_the_program(agent, worker, monkeypatch):
     one = worker()
     monkeypatch.setenv("PATH", "")
     agent.begin(scheduled=True)
-    assert agent._canary is None
+    assert agent._probe is None
     send()
     assert forward(agent, one) == [["SIGUSR1"]]
 
@@ -346,25 +346,25 @@ def test_a_machine_without_the_program(agent, worker, monkeypatch):
 def test_one_that_is_killed_is_replaced(agent, worker):
     one = worker()
     agent.begin(scheduled=True)
-    before = canary_of(agent)
+    before = probe_of(agent)
     os.kill(before, signal.SIGKILL)
     send()
     assert forward(agent, one) == [["SIGUSR1"]]
-    assert canary_of(agent) != before
+    assert probe_of(agent) != before
     direct(agent, one)
     assert forward(agent, one) == [["SIGUSR1"]]
 
 
 def test_it_takes_no_signal_and_has_nothing_of_the_agent(agent):
     agent.begin(scheduled=True)
-    process = Path(f"/proc/{canary_of(agent)}")
+    process = Path(f"/proc/{probe_of(agent)}")
     for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
-        os.kill(canary_of(agent), number)
+        os.kill(probe_of(agent), number)
     time.sleep(0.1)
-    assert agent._canary.poll() is None
+    assert agent._probe.poll() is None
     assert (process / "cwd").readlink() == Path("/")
     assert [(process / f"fd/{fd}").readlink().name for fd in (1, 2)] == ["null"] * 2
-    assert os.getsid(canary_of(agent)) == canary_of(agent)
+    assert os.getsid(probe_of(agent)) == probe_of(agent)
     # The mask is not ours.
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
@@ -374,7 +374,7 @@ import time
 from torchrun_hpc.launching import signals
 signals.install()
 signals.begin(scheduled=True)
-print(signals._forwarder._canary.pid, flush=True)
+print(signals._forwarder._probe.pid, flush=True)
 time.sleep(60)
 """
 
@@ -383,11 +383,11 @@ def test_it_ends_with_an_agent_that_is_killed():
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True
     ) as process:
-        canary = Path(f"/proc/{int(process.stdout.readline())}")
-        assert canary.exists()
+        probe = Path(f"/proc/{int(process.stdout.readline())}")
+        assert probe.exists()
         process.kill()
     end = time.monotonic() + 5
-    while canary.exists() and "State:\tZ" not in (canary / "status").read_text():
+    while probe.exists() and "State:\tZ" not in (probe / "status").read_text():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -402,25 +402,25 @@ def theirs(_number, _frame):
 @pytest.mark.parametrize("handler", [theirs, signal.SIG_IGN])
 def test_handlers_of_others_stay(handler):
     before = signal.signal(USR1, handler)
-    made = signals._Forwarder()
+    forwarder = signals._Forwarder()
     try:
-        made.install()
+        forwarder.install()
         assert signal.getsignal(USR1) is handler
-        made.leave_to_torch(["SIGUSR1"])
-        made.uninstall()
+        forwarder.leave_to_torch(["SIGUSR1"])
+        forwarder.uninstall()
         assert signal.getsignal(USR1) is handler
     finally:
         signal.signal(USR1, before)
 
 
 def test_a_thread_installs_none():
-    made = signals._Forwarder()
-    thread = threading.Thread(target=made.install)
+    forwarder = signals._Forwarder()
+    thread = threading.Thread(target=forwarder.install)
     thread.start()
     thread.join()
     assert signal.getsignal(USR1) == signal.SIG_DFL
-    made.begin(scheduled=True)
-    assert made._canary is None
+    forwarder.begin(scheduled=True)
+    assert forwarder._probe is None
 
 
 def test_what_torch_is_to_handle(agent, worker):

@@ -31,7 +31,7 @@ from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.reporting.report import start_line
+from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.schedulers import hydra, openmpi, pals
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.pmi import Exchanged

@@ -16,8 +16,8 @@ from plans import ALIASES, ENDPOINTS, ONE_NODE_JOBS, PORT, planned, refused, val
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints
-from torchrun_hpc.reporting import report
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
+from torchrun_hpc.reporting.start_line import start_line
 
 # --- three nodes at Jülich ----------------------------------------------------------
 
@@ -243,7 +243,7 @@ def test_etcd_is_left_alone(rank, backend):
 def test_numbers_of_nodes_that_fit(nnodes, said):
     plan = planned(options={"nnodes": nnodes})
     assert "nnodes" not in plan.options
-    line = report.start_line(plan).text
+    line = start_line(plan).text
     assert line.startswith(f"{said}, 2 workers on this one, Slurm")
     assert plan.world.nodes == 3
 

@@ -186,10 +186,14 @@ def test_keys_are_those_of_the_types(name):
         *found["plan"]["environment"].values(),
         *([found["plan"]["site"]] if found["plan"]["site"] else []),
     ]
-    said = [x for kind in ("notes", "advice", "warnings") for x in found["plan"][kind]]
+    messages = [
+        x for kind in ("notes", "advice", "warnings") for x in found["plan"][kind]
+    ]
     assert sourced
-    assert all(set(value) == keys(description.Sourced) for value in sourced)
-    assert all(set(message) == keys(description.Said) for message in said)
+    assert all(set(value) == keys(description.DescribedSetting) for value in sourced)
+    assert all(
+        set(message) == keys(description.DescribedMessage) for message in messages
+    )
     assert [set(patch) for patch in found["patches"]] == [
         keys(description.DescribedPatch)
     ]
@@ -257,9 +261,9 @@ def test_what_is_said_and_set():
     ],
 )
 def test_messages_have_their_codes(name, kind, codes):
-    said = described(LAUNCHES[name])["plan"][kind]
-    assert [message["code"] for message in said] == codes
-    assert all(message["text"] for message in said)
+    messages = described(LAUNCHES[name])["plan"][kind]
+    assert [message["code"] for message in messages] == codes
+    assert all(message["text"] for message in messages)
 
 
 def test_an_address_of_ipv6_is_in_brackets():
@@ -326,6 +330,6 @@ def test_one_line_for_each_export_and_one_for_the_command():
 
 
 def test_values_that_are_no_text_are_written_as_text():
-    assert description._sourced(
+    assert description._settings(
         {"standalone": Setting(value=True, source="one node")}
     ) == {"standalone": {"value": "True", "source": "one node"}}

@@ -122,13 +122,13 @@ def test_recognised_from_its_own_environment_only(name, found_by, host, rest):
     assert (found.name, found.found_by) == (name, found_by)
     for site in OURS.values():
         if site.name != name:
-            assert not any(sign.seen(environ, host) for sign in site.signs)
+            assert not any(sign.match(environ, host) for sign in site.signs)
 
 
 @pytest.mark.parametrize(("environ", "host"), ELSEWHERE)
 def test_not_recognised(environ, host):
     assert find(environ, host) is None
-    assert not any(s.seen(environ, host) for site in OURS.values() for s in site.signs)
+    assert not any(s.match(environ, host) for site in OURS.values() for s in site.signs)
 
 
 def test_every_site_is_in_the_table():
@@ -140,7 +140,7 @@ def test_every_sign_is_in_the_table():
     for site in OURS.values():
         for sign in site.signs:
             seen = [
-                sign.seen(*surroundings(found_by, host, rest))
+                sign.match(*surroundings(found_by, host, rest))
                 for name, found_by, host, rest in SHOWN
                 if name == site.name
             ]

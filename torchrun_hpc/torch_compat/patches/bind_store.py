@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import socket
-import sys
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import bound_socket, port_is_taken, port_problem
-from torchrun_hpc.reporting import intervals, report
+from torchrun_hpc.reporting import console, intervals
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import host_exits_last
@@ -101,7 +100,7 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
             if not plan.rendezvous.may_join or not _is_taken(plan, port):
                 raise
             text = f"{error}: taken for an agent of this world, and joined"
-            report.line(Message("HPC156", text), sys.stderr)
+            console.write(Message("HPC156", text))
         else:
             host_exits_last.hosts(store)
             return store
@@ -196,7 +195,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
                     f"waiting for the head node at {plan.rendezvous.endpoint} ({host}) for "
                     f"{waited:.0f} s: {error}"
                 )
-                report.line(Message("HPC083", text), sys.stderr)
+                console.write(Message("HPC083", text))
             time.sleep(intervals.backoff(waited))
         else:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
 )
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.reporting import intervals, report
+from torchrun_hpc.reporting import console, intervals
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, wrap
@@ -64,4 +63,4 @@ def _report(met: threading.Event, plan: LaunchPlan) -> None:
             f"{waited:.0f} s"
             + (f"; {plan.messages.suspicion}" if plan.messages.suspicion else "")
         )
-        report.line(Message("HPC084", text), sys.stderr)
+        console.write(Message("HPC084", text))

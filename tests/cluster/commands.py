@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 WORLD = str(SCRIPTS / "world.py")
+DDP = str(ROOT / "examples" / "ddp.py")
 
 # On the hosts as a user has it: the virtual environment in front.
 BIN = Path(sys.executable).parent
@@ -27,6 +28,13 @@ STOCK = ("python", "-m", "torch.distributed.run")
 JSC = ("python", "-m", "torchrun_jsc")
 
 ONE_TASK = "--ntasks-per-node=1"
+KILL = "--kill-on-bad-exit=1"
+
+# With torchrun, what the launcher derives.
+BY_HAND = ("--nnodes=3", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
+
+# The nodes of the clusters `unpadded` and `bare`.
+NODES = ("n9", "n10", "n11")
 
 
 def require(reason: str | None) -> None:
@@ -38,16 +46,18 @@ def require(reason: str | None) -> None:
     pytest.skip(reason)
 
 
-def workers(output: str | subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """Return what the workers of scripts/world.py said, in the order of their ranks."""
+def read_workers(
+    output: str | subprocess.CompletedProcess[str],
+) -> list[dict[str, Any]]:
+    """Return what the workers of scripts/world.py printed, by rank."""
     text = output if isinstance(output, str) else output.stdout
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda worker: int(worker["RANK"]))
 
 
-def column(said: list[dict[str, Any]], *names: str) -> list[tuple[str, ...]]:
+def column(seen: list[dict[str, Any]], *names: str) -> list[tuple[str, ...]]:
     """Return some values of each worker, an empty text for one that is not set."""
-    return [tuple(worker.get(name, "") for name in names) for worker in said]
+    return [tuple(worker.get(name, "") for name in names) for worker in seen]
 
 
 def own_lines(stderr: str) -> list[str]:

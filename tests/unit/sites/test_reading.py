@@ -259,7 +259,7 @@ GLOO_SOCKET_IFNAME = "ib0,ib1"
 
 FILE = "mine.toml"
 
-# What is replaced by what, and what is said of it.
+# What is replaced by what, and the message.
 BROKEN = {
     "no value": (
         "= 'fast",

@@ -1,118 +1,10 @@
 from __future__ import annotations
 
-import io
 import re
-from pathlib import Path
 
 import pytest
-from plans import make_launch_plan
 
-from torchrun_hpc.errors import Message
-from torchrun_hpc.planning.endpoints import port_of
-from torchrun_hpc.reporting import report
-from torchrun_hpc.setting import Setting
-
-HEAD = "3 nodes, 4 workers on this one, Slurm 19.0, c10d rendezvous at"
-JSC = Setting("jsc", "SYSTEMNAME=juwelsbooster")
-
-
-def plan(**changes):
-    settings = {
-        "title": "Slurm 19.0",
-        "nodes": 3,
-        "node_rank": 0,
-        "workers": 4,
-        "endpoint": "jwb0001i:25592",
-    }
-    return make_launch_plan(**settings | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"listen": ("10.20.0.1", 25592), "interface": "ib0", "site": JSC},
-            f"{HEAD} jwb0001i:25592 (10.20.0.1), interface ib0, site jsc",
-        ),
-        (
-            {},
-            f"{HEAD} jwb0001i:25592",
-        ),
-        (
-            {"endpoint": "10.20.0.1:29400", "listen": ("10.20.0.1", 29400)},
-            f"{HEAD} 10.20.0.1:29400",
-        ),
-        (
-            {"endpoint": "[fd00::1]:29400", "listen": ("fd00::1", 29400)},
-            f"{HEAD} [fd00::1]:29400",
-        ),
-        (
-            {"nodes": 1, "workers": 1, "endpoint": "localhost", "backend": "static"},
-            "1 node, 1 worker, Slurm 19.0, static rendezvous at localhost",
-        ),
-        (
-            {"nodes": 2, "endpoint": "", "title": "no scheduler"},
-            "2 nodes, 4 workers on this one, no scheduler",
-        ),
-        (
-            {"fewest": 2},
-            f"2 to {HEAD} jwb0001i:25592",
-        ),
-        (
-            {"fewest": 3},
-            f"{HEAD} jwb0001i:25592",
-        ),
-        (
-            {"size": 6, "workers": 2},
-            "3 nodes x 2 tasks, Slurm 19.0, c10d rendezvous at jwb0001i:25592",
-        ),
-        (
-            {"notes": (Message("HPC074", "a rewritten to b"), Message("HPC075", "c"))},
-            f"{HEAD} jwb0001i:25592; HPC074 a rewritten to b; HPC075 c",
-        ),
-    ],
-)
-def test_start_line(changes, line):
-    assert report.start_line(plan(**changes)) == Message("HPC001", line)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("error", "torchrun_hpc: error: HPC061 text\n"),
-        ("warning", "torchrun_hpc: warning: HPC061 text\n"),
-        ("", "torchrun_hpc: HPC061 text\n"),
-    ],
-)
-def test_line_is_one_write(kind, text):
-    writes = []
-
-    class Stream(io.StringIO):
-        def write(self, text):
-            writes.append(text)
-            return super().write(text)
-
-    report.line(Message("HPC061", "text"), Stream(), kind)
-    assert writes == [text]
-
-
-def test_readme_shows_the_line_that_is_printed():
-    """The port in it is the one of job 123456."""
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    port = port_of("123456.0")
-    shown = plan(
-        title="Slurm 123456.0",
-        nodes=4,
-        backend="scheduler",
-        endpoint=f"jwb0001i:{port}",
-        listen=("10.20.0.1", port),
-        interface="ib0",
-        site=JSC,
-    )
-    assert f"    torchrun_hpc: {report.start_line(shown)}\n" in readme
-
-
-# --- the dry run --------------------------------------------------------------------
+from torchrun_hpc.reporting import tables
 
 COMMAND = ["torchrun", "--nnodes=2", "train.py", "--name=two words"]
 PATCHES = [
@@ -190,7 +82,7 @@ def described(rank=0, nodes=2, *, job=True, node_patches=PATCHES, **changes):
 
 def paragraphs(nodes, missing=(), limit=60):
     """Return the paragraphs of a dry run, each as its lines without alignment."""
-    text = report.dry_run(nodes, missing, limit)
+    text = tables.render(nodes, missing, limit)
     assert text.endswith("\n")
     assert not text.endswith("\n\n")
     return [
@@ -262,7 +154,7 @@ def test_dry_run_of_one_node_without_scheduler():
 
 
 def test_dry_run_shows_what_differs_on_a_node():
-    """What is the same as on the first node is said once."""
+    """What is the same as on the first node is shown once."""
     nodes = [
         described(0, 3, environment={"GLOO": ("ib0", "a"), "OMP": ("1", "default")}),
         described(1, 3, environment={"GLOO": ("ib1", "b"), "OMP": ("1", "default")}),
@@ -304,20 +196,20 @@ def test_dry_run_shows_the_commands_of_a_few_of_many_nodes(number):
     assert (found[-1] == more) is (number > 4)
 
 
-def said(code, text):
+def message(code, text):
     return {"code": code, "text": text}
 
 
 def test_dry_run_says_what_a_launch_would_say():
     """Notes and advice are the same on all nodes, warnings are of one."""
     shared = {
-        "notes": [said("HPC074", "a rewritten to b")],
-        "advice": [said("HPC096", "fewer GPUs")],
+        "notes": [message("HPC074", "a rewritten to b")],
+        "advice": [message("HPC096", "fewer GPUs")],
     }
     nodes = [
         described(0, 3, **shared),
-        described(1, 3, **shared, warnings=[said("HPC056", "not here")]),
-        described(2, 3, **shared, warnings=[said("HPC057", "none")]),
+        described(1, 3, **shared, warnings=[message("HPC056", "not here")]),
+        described(2, 3, **shared, warnings=[message("HPC057", "none")]),
     ]
     found = paragraphs(nodes)
     assert found[5] == [
@@ -334,7 +226,7 @@ def test_dry_run_names_the_site():
 
 
 def test_columns_of_a_dry_run_are_aligned():
-    text = report.dry_run([described(0), described(1)], (), 60)
+    text = tables.render([described(0), described(1)], (), 60)
     rows = text.split("\n\n")[2].split("\n")
     columns = [[m.start() for m in re.finditer(r"\S+", row)] for row in rows]
     assert columns[0] == columns[1] == columns[2]

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, subprocess
+from torchrun_hpc.launching import debug
+from torchrun_hpc.planning.network_env import DEBUG_VARIABLES
+debug.switch_on("n1.net", {rank})
+debug.switch_on("n2.net", 9)  # has been done
+expected = DEBUG_VARIABLES | {{"TORCH_CPP_LOG_LEVEL": "ERROR"}}
+assert {{name: os.environ[name] for name in expected}} == expected
+subprocess.run("echo one >&2; echo two >&2", shell=True)
+"""
+
+
+@pytest.mark.parametrize(("rank", "name"), [(3, "n1 node 3: "), (None, "n1: ")])
+def test_each_line_of_stderr_has_a_name_and_the_users_variables_stay(rank, name):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(rank=rank)],
+        env=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"{name}one\n{name}two\n"

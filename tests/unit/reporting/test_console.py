@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.reporting import console
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("error", "torchrun_hpc: error: HPC061 text\n"),
+        ("warning", "torchrun_hpc: warning: HPC061 text\n"),
+        ("", "torchrun_hpc: HPC061 text\n"),
+    ],
+)
+def test_line_is_one_write(monkeypatch, kind, text):
+    writes = []
+
+    class Stream(io.StringIO):
+        def write(self, text):
+            writes.append(text)
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stderr", Stream())
+    console.write(Message("HPC061", "text"), kind)
+    assert writes == [text]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plans import make_launch_plan
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.reporting.start_line import start_line
+from torchrun_hpc.setting import Setting
+
+HEAD = "3 nodes, 4 workers on this one, Slurm 19.0, c10d rendezvous at"
+JSC = Setting("jsc", "SYSTEMNAME=juwelsbooster")
+
+
+def plan(**changes):
+    settings = {
+        "title": "Slurm 19.0",
+        "nodes": 3,
+        "node_rank": 0,
+        "workers": 4,
+        "endpoint": "jwb0001i:25592",
+    }
+    return make_launch_plan(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"listen": ("10.20.0.1", 25592), "interface": "ib0", "site": JSC},
+            f"{HEAD} jwb0001i:25592 (10.20.0.1), interface ib0, site jsc",
+        ),
+        (
+            {},
+            f"{HEAD} jwb0001i:25592",
+        ),
+        (
+            {"endpoint": "10.20.0.1:29400", "listen": ("10.20.0.1", 29400)},
+            f"{HEAD} 10.20.0.1:29400",
+        ),
+        (
+            {"endpoint": "[fd00::1]:29400", "listen": ("fd00::1", 29400)},
+            f"{HEAD} [fd00::1]:29400",
+        ),
+        (
+            {"nodes": 1, "workers": 1, "endpoint": "localhost", "backend": "static"},
+            "1 node, 1 worker, Slurm 19.0, static rendezvous at localhost",
+        ),
+        (
+            {"nodes": 2, "endpoint": "", "title": "no scheduler"},
+            "2 nodes, 4 workers on this one, no scheduler",
+        ),
+        (
+            {"fewest": 2},
+            f"2 to {HEAD} jwb0001i:25592",
+        ),
+        (
+            {"fewest": 3},
+            f"{HEAD} jwb0001i:25592",
+        ),
+        (
+            {"size": 6, "workers": 2},
+            "3 nodes x 2 tasks, Slurm 19.0, c10d rendezvous at jwb0001i:25592",
+        ),
+        (
+            {"notes": (Message("HPC074", "a rewritten to b"), Message("HPC075", "c"))},
+            f"{HEAD} jwb0001i:25592; HPC074 a rewritten to b; HPC075 c",
+        ),
+    ],
+)
+def test_start_line(changes, line):
+    assert start_line(plan(**changes)) == Message("HPC001", line)
+
+
+def test_readme_shows_the_line_that_is_printed():
+    """The port in it is the one of job 123456."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    port = port_of("123456.0")
+    shown = plan(
+        title="Slurm 123456.0",
+        nodes=4,
+        backend="scheduler",
+        endpoint=f"jwb0001i:{port}",
+        listen=("10.20.0.1", port),
+        interface="ib0",
+        site=JSC,
+    )
+    assert f"    torchrun_hpc: {start_line(shown)}\n" in readme

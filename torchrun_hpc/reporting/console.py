@@ -1,0 +1,50 @@
+"""Messages to stderr, and output to stdout where there is no script to have it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.reporting import streams
+
+if TYPE_CHECKING:
+    from torchrun_hpc.errors import Message
+
+PREFIX = "torchrun_hpc: "
+
+
+def write(message: Message, kind: str = "") -> None:
+    """Write one line to stderr, in one piece: other nodes write to the same terminal.
+
+    Nothing is raised if it cannot be written: a message never ends a launch.
+
+    Args:
+        message: What the line says.
+        kind: ``error``, ``warning``, or nothing.
+    """
+    label = f"{kind}: " if kind else ""
+    streams.write(f"{PREFIX}{label}{message}\n", sys.stderr)
+
+
+def output(text: str) -> None:
+    """Write to stdout.
+
+    Raises:
+        LaunchError: There is no stdout, or it is full.
+    """
+    if sys.stdout is None:
+        raise LaunchError(
+            "HPC101", "there is no standard output to print to: it is closed"
+        )
+    try:
+        # Whatever its encoding: names of files and of centres may be in any script.
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered must not be tried again at the end.
+        streams.discard(sys.stdout)
+        if not isinstance(error, BrokenPipeError):  # that is | head
+            text = f"cannot print to standard output: {error.strerror}"
+            raise LaunchError("HPC102", text) from None
