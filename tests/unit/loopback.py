@@ -139,8 +139,8 @@ def join_all(made):
 class Raw:
     """A peer that writes and reads lines."""
 
-    def __init__(self, port):
-        self._socket = socket.create_connection((HERE, port), timeout=LIMIT)
+    def __init__(self, port, timeout=LIMIT):
+        self._socket = socket.create_connection((HERE, port), timeout=timeout)
         self._file = self._socket.makefile("rb")
 
     def send(self, data):

@@ -194,13 +194,7 @@ class SchedulerRendezvous(RendezvousHandler):
         limit = open_files.raise_limit(needed.all + unknown_peers)
         ports = plan.rendezvous.ports
         if plan.rendezvous.is_coordinator:
-            opened = self._listen(request)
-            ports = (opened.getsockname()[1],)
-            unknown_peers = min(max(limit - needed.all, 0), UNKNOWN_PEERS)
-            self._server = CoordinatorServer(
-                opened, settings, unknown_peers, _report_problem
-            )
-            self._server.start()
+            ports = (self._start_server(request, limit - needed.all),)
         address = CoordinatorAddress(
             host=plan.rendezvous.connect_host,
             ports=ports,
@@ -265,6 +259,16 @@ class SchedulerRendezvous(RendezvousHandler):
 
     def _is_own_worker(self, failure: Failure) -> bool:
         return failure.rank >= 0 and failure.nodes == (self._plan.world.node_rank,)
+
+    def _start_server(self, request: JoinRequest, spare_files: int) -> int:
+        """Start the coordinator, and return its port."""
+        opened = self._listen(request)
+        unknown_peers = min(max(spare_files, 0), UNKNOWN_PEERS)
+        self._server = CoordinatorServer(
+            opened, self._settings, unknown_peers, _report_problem
+        )
+        self._server.start()
+        return int(opened.getsockname()[1])
 
     def _listen(self, request: JoinRequest) -> socket.socket:
         """Listen for agents on the first port that is free.

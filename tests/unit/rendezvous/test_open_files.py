@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import psutil
 import pytest
+from loopback import LIMIT, Raw
 from plans import make_launch_plan
 
-from torchrun_hpc.rendezvous import open_files, protocol
-from torchrun_hpc.rendezvous.protocol import JoinRequest
+from torchrun_hpc.rendezvous import open_files
 
 HERE = "127.0.0.1"
 
@@ -126,37 +123,18 @@ def server(unknown_peers, limit):
         program.communicate()
 
 
-class Peer:
-    """A peer that connects, and perhaps sends a join request."""
-
-    def __init__(self, port):
-        self._socket = socket.create_connection((HERE, port), timeout=10)
-        self._file = self._socket.makefile("rb")
-
-    def join(self, rank, within=10):
-        self._socket.settimeout(within)
-        request = JoinRequest("19.0", "mine", 3, rank, f"n{rank}", 100 + rank, "0.1.0")
-        self.send(protocol=protocol.VERSION, **asdict(request))
-        return self.receive()
-
-    def send(self, **message):
-        self._socket.sendall(protocol.encode(message))
-
-    def receive(self):
-        line = self._file.readline()
-        return json.loads(line) if line else None
-
-    def close(self):
-        self._file.close()
-        self._socket.close()
+def join(peer, rank):
+    """Send the join request of a node's agent, and return the answer."""
+    peer.request(rank)
+    return peer.receive()
 
 
 @pytest.fixture
 def client():
     made = []
 
-    def connect(port):
-        made.append(Peer(port))
+    def connect(port, timeout=LIMIT):
+        made.append(Raw(port, timeout))
         return made[-1]
 
     yield connect
@@ -180,13 +158,13 @@ def test_agents_are_accepted_whoever_else_is_connected(case, client):
         idle = [client(port) for _ in range(number)]
         agents = [client(port) for _ in range(3)]
         for rank, agent in enumerate(agents):
-            assert "welcome" in agent.join(rank)
+            assert "welcome" in join(agent, rank)
         idle += [client(port) for _ in range(number)]
         for agent in agents:
-            agent.send(join=0)
+            agent.send_message(join=0)
         assert ["go" in agent.receive() for agent in agents] == [True] * 3
         again = client(port)
-        again.send(protocol=1, job="20.0")  # a peer that is connected is answered
+        again.send_message(protocol=1, job="20.0")
         assert "refused" in again.receive()
         printed, seconds, errors = end()
     assert (printed, errors) == ([], "")
@@ -197,13 +175,13 @@ def test_a_connection_that_has_to_wait_is_reported_once_and_costs_nothing(client
     with server(1024, 9) as (port, end):  # two connections, beside what a process has
         first, second = client(port), client(port)
         for rank, agent in enumerate((first, second)):
-            assert "welcome" in agent.join(rank)
-        third = client(port)
+            assert "welcome" in join(agent, rank)
+        third = client(port, 2.5)
         with pytest.raises(TimeoutError):
-            third.join(2, within=2.5)
+            join(third, 2)
         third.close()
         first.close()
-        assert "welcome" in client(port).join(2)
+        assert "welcome" in join(client(port), 2)
         printed, seconds, errors = end()
     assert (printed, errors) == (["problem: Too many open files"], "")
     assert seconds < 2
