@@ -227,7 +227,7 @@ def tell(
             silence_timeout=int(limit),
             notice_ports=endpoints.notice_ports(place.launch_id),
         )
-        hello = JoinRequest(
+        request = JoinRequest(
             job=place.launch_id,
             run_id="",
             nodes=place.world.nodes,
@@ -236,7 +236,7 @@ def tell(
             pid=os.getpid(),
             release=__version__,
         )
-        agent = client.Client(hello, where, wait, own_failure=failure)
+        agent = client.Client(request, where, wait, own_failure=failure)
         try:
             agent.connect()
             agent.fail(failure)  # if it was let in as one that had been there before
