@@ -16,12 +16,7 @@ from torchrun_hpc.network import join_endpoint
 from torchrun_hpc.planning import endpoints, messages, network_env, resources
 from torchrun_hpc.planning.endpoints import LOOPBACK
 from torchrun_hpc.planning.inputs import C10D, STATIC
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.local_endpoint import address_near
 from torchrun_hpc.planning.mode import node_range
 from torchrun_hpc.planning.one_node import C10D_PORT, STATIC_PORT

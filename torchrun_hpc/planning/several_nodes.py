@@ -16,12 +16,7 @@ from torchrun_hpc.planning import (
     resources,
 )
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.mode import node_range
 from torchrun_hpc.setting import Setting
 
