@@ -78,7 +78,7 @@ TESTED_IN = {
     "commandline.torchrun_parser": "dropin/test_options.py",
     "commandline.validation": "dropin/test_options.py",
     "launching.agent": "dropin/test_launch.py",
-    "launching.choice": "unit/test_import.py",
+    "launching.starters": "unit/test_import.py",
     "launching.environment": "unit/launching/test_direct.py",
     "launching.exit_status": "cluster/test_outcome.py",
     "launching.preflight": "unit/schedulers/test_pmi.py",
@@ -150,7 +150,7 @@ def test_names_are_words(name):
 # words; and for what a person is to type.
 OF_THE_MODE = {"has_several_tasks", "asks_for_one_node", "check_started_right"}
 MAY_ASK = {
-    *("planning.mode", "schedulers.job", "launching.choice", "main"),
+    *("planning.mode", "schedulers.job", "launching.starters", "main"),
     "planning.messages",  # that more nodes are there, if no single one was asked for
 }
 

@@ -279,8 +279,5 @@ def _advice(job: Job | None) -> str:
     """Say what ends all tasks where they cannot be told."""
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
-    # Only where something is wrong: direct mode has no time for this.
-    from torchrun_hpc.rendezvous.messages import fail_together  # noqa: PLC0415
-
-    option = fail_together(job.launcher.fail_together)
+    option = messages.fail_together(job.launcher)
     return f". Other tasks may wait: {option}" if option else ""
