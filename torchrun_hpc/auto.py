@@ -31,8 +31,7 @@ from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.reporting import console, streams
-from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.schedulers.process import this_process
+from torchrun_hpc.schedulers import pmi, process
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
@@ -48,7 +47,7 @@ _OPTIONS = "hpc_explicit"
 
 @contextlib.contextmanager
 def _faults_raised(known: Known | None = None) -> Iterator[None]:
-    """Raise what the command would report, and what it would end of.
+    """Raise what the command would report, and what would end it.
 
     Args:
         known: What the launch has found out, by then; for the other nodes.
@@ -72,7 +71,7 @@ def _faults_raised(known: Known | None = None) -> Iterator[None]:
 @functools.wraps(_original_parse)
 def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     argv = sys.argv[1:] if args is None else args
-    environ = this_process().environ
+    environ = process.environment()
     with _faults_raised():
         torchrun_parser.parser(environ)  # torch reads variables here
     with abort.faults_reported(Known()):  # and argparse ends the program
@@ -94,7 +93,7 @@ def _run(args: argparse.Namespace) -> None:
             torchrun_parser.add_ours(args, seen.environ)
             options = torchrun_parser.changed(args, seen.environ)
         known.options = options
-        mode = choose_mode(seen, CommandLine(options), has_agent=True)
+        mode = known.mode = choose_mode(seen, CommandLine(options), has_agent=True)
         if seen.job is not None and seen.job.pmi_is_open:
             pmi.finalize(seen.environ)  # the workers have no way to it
         if options.get("hpc_debug"):

@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import network, sites
-from torchrun_hpc.commandline import command_line
-from torchrun_hpc.commandline.options import OF_SETUP_ENVIRONMENT
+from torchrun_hpc.commandline.options import options_of_setup
 from torchrun_hpc.launching import direct, environment, signals
 from torchrun_hpc.launching.abort import Known, faults_reported
 from torchrun_hpc.launching.preflight import preflight
@@ -31,7 +30,7 @@ from torchrun_hpc.planning.mode import (
 )
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import streams
-from torchrun_hpc.schedulers.process import this_process
+from torchrun_hpc.schedulers import process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seen = known.preflight = preflight(command, exchange=True)
         line = parse(argv, seen)
         known.options = line.options
-        mode = choose_mode(seen, line, count_workers)
+        mode = known.mode = choose_mode(seen, line, count_workers)
         starter = starter_of(mode, seen, line, argv)
         inputs, plan = plan_of(mode, seen, starter)
         known.plan = plan
@@ -107,7 +106,7 @@ def describe(argv: Sequence[str]) -> Description:
 
 def setup_environment() -> Mapping[str, str]:
     """Set the environment of a worker; see `torchrun_hpc.setup_environment`."""
-    if direct.is_set_up(this_process().environ):
+    if direct.is_set_up(process.environment()):
         return {}
     streams.open_closed()
     seen = preflight(shlex.join(["python", *sys.argv]), exchange=True)
@@ -123,9 +122,7 @@ def set_up_worker(seen: Preflight) -> Mapping[str, str]:
     """
     job = seen.job or direct.job_of_nobody(seen.hostname)
     seen = replace(seen, job=job)
-    options = command_line.parse([], seen.environ).options
-    options = {k: v for k, v in options.items() if k in OF_SETUP_ENVIRONMENT}
-    starter = direct.WorkerStarter(seen, options)
+    starter = direct.WorkerStarter(seen, job, options_of_setup(seen.environ))
     inputs, plan = plan_of(direct_mode(job), seen, starter)
     start(inputs, plan, starter)
     return {name: str(value.value) for name, value in plan.environment.items()}

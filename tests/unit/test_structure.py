@@ -66,7 +66,7 @@ def top_level(package):
 
 
 def test_the_top_level_is_small():
-    """A command, which has a folder of its own with a ``__main__.py``, is not counted."""
+    """A command, a folder of its own with a ``__main__.py``, is not counted."""
     commands = {path.parent.name for path in PACKAGE.glob("*/__main__.py")}
     assert len(top_level(PACKAGE) - commands) <= 12, "12 modules and folders"
 
@@ -147,13 +147,9 @@ def test_names_are_words(name):
     assert not letters
 
 
-# What decides the mode, and where it may be asked: before the mode is chosen, in other
-# words; and for what a person is to type.
+# What decides the mode, and where it may be asked: until the mode is chosen.
 OF_THE_MODE = {"has_several_tasks", "asks_for_one_node", "check_started_right"}
-MAY_ASK = {
-    *("planning.mode", "schedulers.job", "launching.starters", "main"),
-    "planning.messages",  # that more nodes are there, if no single one was asked for
-}
+MAY_ASK = {"planning.mode", "schedulers.job", "launching.starters", "main"}
 
 
 def test_the_mode_is_decided_in_one_place():

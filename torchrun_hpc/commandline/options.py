@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     import argparse
@@ -73,7 +74,7 @@ DRY_RUN = {
 }
 
 # Those of which the variable counts in a script that calls setup_environment().
-OF_SETUP_ENVIRONMENT = ("hpc_site", "hpc_omp_threads")
+_OF_SETUP = ("hpc_site", "hpc_omp_threads")
 
 # Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
 LONGEST_ID = 246
@@ -83,6 +84,16 @@ def names_of(dest: str) -> tuple[str, ...]:
     """Return the spellings of an option: short, with dashes, with underscores."""
     short = (_SHORT[dest],) if dest in _SHORT else ()
     return (*short, *dict.fromkeys((f"--{dest.replace('_', '-')}", f"--{dest}")))
+
+
+def options_of_setup(environ: Mapping[str, str]) -> dict[str, Setting]:
+    """Return the options that a script has that calls ``setup_environment()``."""
+    variables = {dest: variable_of(dest) for dest in _OF_SETUP}
+    return {
+        dest: Setting(environ[name], name)
+        for dest, name in variables.items()
+        if environ.get(name)
+    }
 
 
 def variable_of(dest: str) -> str:

@@ -64,11 +64,13 @@ class Known:
     Attributes:
         preflight: What this process shows.
         options: What the user set, once it is parsed.
+        mode: How the workers are started, once it is chosen.
         plan: The plan, once it is made.
     """
 
     preflight: Preflight | None = None
     options: Mapping[str, Setting] = field(default_factory=dict)
+    mode: Mode | None = None
     plan: LaunchPlan | None = None
 
     @property
@@ -95,8 +97,8 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
     """Report what is wrong, and tell the other nodes.
 
     What all nodes find, one of them reports; what only this node finds, it reports
-    itself, with its name. Which of the two it is, the others know: if the first failure
-    that the coordinator has heard of is the same, then its node has reported it.
+    itself, with its name. If the coordinator has heard of the same failure before, the
+    node of that one has reported it.
 
     Args:
         fault: What is wrong.
@@ -148,7 +150,7 @@ def meeting_place(known: Known) -> LaunchPlan | None:
         options = {k: v for k, v in known.options.items() if k in _WHERE}
         # What is typed may be the fault: then all that have it meet without it.
         rest = {k: v for k, v in options.items() if k not in _MAY_BE_WRONG}
-        found = _planned(seen, job, options) or _planned(seen, job, rest)
+        found = _planned(known, seen, job, options) or _planned(known, seen, job, rest)
     if found is None or seen is None or found.rendezvous.backend != SCHEDULER:
         return None
     setting = known.options.get("rdzv_id")
@@ -157,17 +159,15 @@ def meeting_place(known: Known) -> LaunchPlan | None:
 
 
 def _planned(
-    seen: Preflight, job: Job, options: Mapping[str, Setting]
+    known: Known, seen: Preflight, job: Job, options: Mapping[str, Setting]
 ) -> LaunchPlan | None:
     try:
-        if (
-            choose_mode(seen, CommandLine(options), has_agent=True)
-            is not Mode.SEVERAL_NODES
-        ):
+        mode = known.mode or choose_mode(seen, CommandLine(options), has_agent=True)
+        if mode is not Mode.SEVERAL_NODES:
             return None
         return several_nodes.plan(
             Inputs(
-                mode=Mode.SEVERAL_NODES,
+                mode=mode,
                 job=job,
                 site=sites.find(seen.environ, job.a_node, options.get("hpc_site")),
                 network=network.this_node(),
@@ -195,8 +195,8 @@ def tell(
     Args:
         place: Where they meet.
         reason: Why it gives up.
-        limit: Seconds to look for the head; on the head's node, to stay for the others.
-        wait: Called each second without the head, see `Client`.
+        limit: Seconds to look for the coordinator; on its node, to stay for the others.
+        wait: Called each second without a coordinator, see `Client`.
 
     Returns:
         Whether the user has to hear it from this node: not if another one has failed

@@ -23,7 +23,7 @@ from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
@@ -54,7 +54,7 @@ class AgentStarter(Starter):
         self._run = run
         self._environ = preflight.environ
         self._is_scheduled = preflight.job is not None
-        self._outcomes = registry.examine()
+        self._outcomes: Sequence[registry.Outcome] | None = None
 
     def measure(self) -> dict[str, Any]:
         """Return the inputs of a plan that this node, and torch, have to be asked for.
@@ -135,13 +135,14 @@ class AgentStarter(Starter):
         own = []
         if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
             own.append(capabilities.warning_of_all_interfaces())
-        return own, registry.left_out(self._outcomes)
+        return own, registry.left_out(self._outcomes or ())
 
     def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
         """Describe what this node would do."""
         options = {**self.options, **plan.options}
         command = torchrun_parser.plain_command(self._args, options, self._environ)
-        patches = [registry.described(outcome) for outcome in self._outcomes]
+        outcomes = self._outcomes or registry.examine()
+        patches = [registry.described(outcome) for outcome in outcomes]
         return description.description(
             inputs, plan, torch.__version__, patches, command
         )

@@ -36,12 +36,15 @@ class WorkerStarter(Starter):
 
     Args:
         preflight: What this process shows.
+        job: What the launcher says.
         options: What the user set.
     """
 
-    def __init__(self, preflight: Preflight, options: Mapping[str, Setting]) -> None:
+    def __init__(
+        self, preflight: Preflight, job: Job, options: Mapping[str, Setting]
+    ) -> None:
         super().__init__(options)
-        self.job = preflight.job or job_of_nobody(preflight.hostname)
+        self.job = job
         self.environ = preflight.environ
 
     def measure(self) -> dict[str, Any]:
@@ -52,23 +55,6 @@ class WorkerStarter(Starter):
         is_alone = self.job.task.size == 1 and not self.environ.get(MASTER_PORT)
         port = network.free_port(LOOPBACK) if is_alone else 0
         return {"workers": 1, "cpus": cpus, "gpus": 0, "free_port": port}
-
-    def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
-        """Describe what this task would do."""
-        # Slow to import, both.
-        from importlib import metadata  # noqa: PLC0415
-
-        from torchrun_hpc.reporting import description  # noqa: PLC0415
-
-        try:
-            torch = metadata.version("torch")
-        except metadata.PackageNotFoundError:
-            torch = "unknown"
-        return description.description(inputs, plan, torch, [], self.command())
-
-    def command(self) -> list[str]:
-        """Return what is run, as torchrun writes it."""
-        return [sys.executable, *sys.argv]
 
     def run(self, _plan: LaunchPlan) -> None:
         """Let the process manager know when this process has ended."""
@@ -81,11 +67,12 @@ class DirectStarter(WorkerStarter):
 
     Args:
         preflight: What this process shows.
+        job: What the launcher says.
         line: The command line.
     """
 
-    def __init__(self, preflight: Preflight, line: CommandLine) -> None:
-        super().__init__(preflight, line.options)
+    def __init__(self, preflight: Preflight, job: Job, line: CommandLine) -> None:
+        super().__init__(preflight, job, line.options)
         self._line = line
 
     @contextlib.contextmanager
@@ -100,6 +87,19 @@ class DirectStarter(WorkerStarter):
         elif not self.options.keys() & {"module", "hpc_dry_run"}:
             check_script(self._line.script, self.environ)  # a dry run needs none
         yield
+
+    def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
+        """Describe what this task would do."""
+        # Slow to import, both.
+        from importlib import metadata  # noqa: PLC0415
+
+        from torchrun_hpc.reporting import description  # noqa: PLC0415
+
+        try:
+            torch = metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            torch = "unknown"
+        return description.description(inputs, plan, torch, [], self.command())
 
     def command(self) -> list[str]:
         """Return what is run, as torchrun writes it."""

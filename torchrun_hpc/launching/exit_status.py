@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching import abort
+from torchrun_hpc.launching.start import FAILED
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 # Seconds for which an agent tries to reach the others, to report that it gives up.
 _REPORT_TIMEOUT = 10.0
 
-FAILED = 1
 _KILLED = 128  # plus the number of the signal, as in a shell
 
 

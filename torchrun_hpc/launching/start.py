@@ -98,9 +98,9 @@ def start(inputs: Inputs, plan: LaunchPlan, starter: Starter) -> None:
         LaunchError: Something on this node is in the way.
         SystemExit: It was a dry run; or the job has failed, and the cause says why.
     """
+    _check_port(plan)
     environment.write(plan)
     with starter.ready(plan):
-        _check_port(plan)
         form = inputs.explicit("hpc_dry_run")
         if form:
             sys.exit(_dry_run(form, inputs, plan, starter))

@@ -14,6 +14,7 @@ from torchrun_hpc.commandline import command_line
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
+from torchrun_hpc.planning.mode import check_started_right
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 
@@ -31,7 +32,7 @@ def parse(argv: Sequence[str], preflight: Preflight) -> CommandLine:
     """Parse the command line, without torch if that is possible.
 
     It is not for help, nor for what is not understood here: an option may be newer, or
-    an abbreviation clear to an older release.
+    an abbreviation that only an older release accepts.
 
     Raises:
         LaunchError: It is wrong; or there is no torch.
@@ -40,9 +41,14 @@ def parse(argv: Sequence[str], preflight: Preflight) -> CommandLine:
     line = command_line.parse(argv, preflight.environ)
     job = preflight.job
     may_be_direct = job is not None and job.has_several_tasks
+    if line.unknown and any(word.startswith(("--nn", "--stand")) for word in argv):
+        may_be_direct = False  # what follows an unknown option may be its value
     is_clear = not (line.unknown or line.problem)
     if not line.wants_help and (may_be_direct or is_clear):
         return line
+    if line.problem:
+        check_started_right(preflight)  # rather than a wrong word, and without torch
+    _switch_debug_on(preflight, line)
     import_torch()
     from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
 
@@ -71,14 +77,12 @@ def starter_of(
         LaunchError: The command line is wrong, or there is no torch.
     """
     job = preflight.job
-    if mode.is_direct:
-        return DirectStarter(preflight, line)
+    if mode.is_direct and job is not None:
+        return DirectStarter(preflight, job, line)
     if is_launch and job is not None and job.pmi_is_open:
         pmi.finalize(preflight.environ)  # the workers have no way to it
-    if is_launch and "hpc_debug" in line.options:
-        # Before torch is imported, which reads these variables.
-        rank = job.node_rank if job else None
-        debug.switch_on(preflight.hostname, rank)
+    if is_launch:
+        _switch_debug_on(preflight, line)
     with _without_garbage_collection():
         import_torch()
         from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
@@ -88,6 +92,13 @@ def starter_of(
     if is_launch:
         streams.forgive_at_exit(sys.stdout)  # but for --help
     return AgentStarter(preflight, args, options)
+
+
+def _switch_debug_on(preflight: Preflight, line: CommandLine) -> None:
+    """Switch ``--hpc-debug`` on before torch is imported, which reads variables."""
+    if "hpc_debug" in line.options:
+        job = preflight.job
+        debug.switch_on(preflight.hostname, job.node_rank if job else None)
 
 
 def count_workers(setting: Setting) -> int:

@@ -14,12 +14,11 @@ from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import join_endpoint
 from torchrun_hpc.planning import endpoints, messages, network_env, resources
-from torchrun_hpc.planning.endpoints import LOOPBACK
+from torchrun_hpc.planning.endpoints import C10D_PORT, LOOPBACK, STATIC_PORT
 from torchrun_hpc.planning.inputs import C10D, STATIC
 from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.local_endpoint import address_near
 from torchrun_hpc.planning.mode import node_range
-from torchrun_hpc.planning.one_node import C10D_PORT, STATIC_PORT
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
             "--rdzv_endpoint=HOST:PORT",
         )
     fewest, nodes = node_range(inputs.options)
-    backend = inputs.explicit("rdzv_backend") or STATIC  # torchrun's own default
+    backend = inputs.backend
     port = C10D_PORT if backend == C10D else STATIC_PORT
     host, port, setting = endpoints.explicit_endpoint(inputs, LOOPBACK, port)
     own, is_host, options = None, True, {}

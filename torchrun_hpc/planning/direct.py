@@ -131,7 +131,10 @@ def _plan(inputs: Inputs, job: Job, where: _WorkerEndpoint) -> LaunchPlan:
             connect_host=where.host,
             ports=(where.port,),
             local_address=where.host if is_first else None,
-            listen=(where.host, where.port) if is_first else None,
+            # A port that was free a moment ago needs no second look.
+            listen=(where.host, where.port)
+            if is_first and not inputs.free_port
+            else None,
         ),
         site=where.site,
         interface=network_env.interface_name(inputs.environ, environment),

@@ -30,6 +30,10 @@ _PORTS_END = 2**16
 
 LOOPBACK = "127.0.0.1"
 
+# torch's defaults: run.py and c10d_rendezvous_backend.py
+STATIC_PORT = 29500
+C10D_PORT = 29400
+
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
@@ -136,7 +140,7 @@ def endpoint_of(inputs: Inputs, job: Job) -> Endpoint:
             "HPC051",
             f"{zero}: port 0 is another port at every "
             "start, which the other nodes could not know. Leave it out, or type one: "
-            f"--rdzv_endpoint={join_endpoint(host, 29400)}",
+            f"--rdzv_endpoint={join_endpoint(host, C10D_PORT)}",
             everywhere=True,
         )
     node: int | None = 0
@@ -221,7 +225,7 @@ def head_hint(inputs: Inputs, job: Job, host: str) -> str:
 
 
 def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
-    """Refuse, on all nodes, what rank 0 hosts where nobody but itself knows its node.
+    """Refuse a store on rank 0 where only rank 0 knows its node.
 
     Args:
         job: The job.

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.commandline import rdzv_conf
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchrun_hpc.network import Network
-    from torchrun_hpc.planning.mode import Mode
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.sites import Site
 
@@ -88,6 +88,7 @@ class Inputs:
             return C10D  # torchrun ignores what is typed
         static_only = ("node_rank", "master_addr", "master_port")
         is_static = any(name in self.options for name in static_only)
+        is_static |= self.mode is Mode.AS_TYPED  # torchrun's own default
         return str(self.explicit("rdzv_backend") or (STATIC if is_static else C10D))
 
     @property

@@ -116,7 +116,7 @@ class LaunchPlan:
         world: The nodes and the workers.
         rendezvous: Where and how the nodes meet.
         messages: What a person reads about it.
-        launch_id: Names this launch and no other; empty without a scheduler.
+        launch_id: Names this launch and no other; empty where one node needs none.
         site: Name of the computing centre whose rules are used, and why it is that.
         interface: Where gloo will be, for a person; empty if that is left to it.
         options: Options of torchrun to set, by their names in its parser.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.planning.inputs import SCHEDULER
-from torchrun_hpc.planning.mode import asks_for_one_node
 from torchrun_hpc.schedulers.job import LaunchContext, Launcher
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
     if job is None or job.context is not LaunchContext.INTERACTIVE_STEP:
         return ()
     total = job.allocated_nodes
-    if total == 1 or asks_for_one_node(inputs.options):
+    if total == 1:
         return ()
     line = job.once_per_node(inputs.command, nodes=total)
     text = f"this is 1 of {total} nodes of the job; for all of them: {line}"

@@ -1,7 +1,7 @@
 """How a launch starts its workers: decided here, once, before torch is imported.
 
 It is a function of the whole step and of the command line, so that all nodes decide the
-same. What comes behind it is told the mode, and does not ask again.
+same. The later stages are given the mode, and do not ask again.
 """
 
 from __future__ import annotations

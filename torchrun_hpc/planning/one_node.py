@@ -8,7 +8,7 @@ from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.commandline.options import names_folder
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints, local_endpoint, messages, resources
-from torchrun_hpc.planning.endpoints import LOOPBACK
+from torchrun_hpc.planning.endpoints import C10D_PORT, LOOPBACK, STATIC_PORT
 from torchrun_hpc.planning.inputs import C10D, STATIC
 from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.mode import node_range
@@ -16,10 +16,6 @@ from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
-
-# torch's defaults: run.py and c10d_rendezvous_backend.py
-STATIC_PORT = 29500
-C10D_PORT = 29400
 
 _RULE = "one node"
 
@@ -31,6 +27,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
         LaunchError: Something that the user typed cannot work.
     """
     standalone = inputs.explicit("standalone")
+    is_typed = standalone or "nnodes" in inputs.options
     options: dict[str, Setting] = {}
     ignored = _ignored_node_rank(inputs)
     if ignored:
@@ -79,7 +76,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
             title=messages.title(inputs, 1),
             notes=(
                 *_range_note(inputs),
-                *messages.interactive_note(inputs),
+                *(() if is_typed else messages.interactive_note(inputs)),
                 *messages.unused_on_one_node(inputs, "a world of one node"),
             ),
             advice=(*ignored, *resources.advice(inputs, 1)),

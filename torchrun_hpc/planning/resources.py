@@ -112,7 +112,7 @@ def advice(inputs: Inputs, nodes: int) -> tuple[Message, ...]:
 def task_advice(inputs: Inputs, job: Job) -> tuple[Message, ...]:
     """Say what is probably not meant where each task is a worker.
 
-    The tasks of a node mostly find the same; its second one speaks.
+    The tasks of a node mostly find the same; its second one reports it.
     """
     if not _is_second(job):
         return tuple(_about_threads(inputs)) if job.task.rank == 0 else ()

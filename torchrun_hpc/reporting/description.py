@@ -71,7 +71,7 @@ class DescribedJob(TypedDict):
 
 
 class DescribedPlan(TypedDict):
-    """`torchrun_hpc.planning.plan.LaunchPlan`; each attribute is described there."""
+    """`torchrun_hpc.planning.launch_plan.LaunchPlan` and its parts, in one."""
 
     title: str
     nodes: int

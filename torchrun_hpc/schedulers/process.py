@@ -67,6 +67,11 @@ WeighedProcess = NewType("WeighedProcess", Process)
 """A process without the variables that are left over, from `schedulers.weigh`."""
 
 
+def environment() -> Mapping[str, str]:
+    """Return the environment of this process, as it is and will be."""
+    return os.environ
+
+
 def this_process(
     exchange: Callable[[Mapping[str, str]], Exchanged | None] | None = None,
     command: str = "COMMAND",
@@ -79,7 +84,7 @@ def this_process(
     """
     names, pids = _ancestors(os.getppid())
     return Process(
-        environ=os.environ,
+        environ=environment(),
         hostname=socket.gethostname(),
         terminal=bool(sys.stdin and not sys.stdin.closed and sys.stdin.isatty()),
         in_own_group=os.getpgrp() != os.getsid(0),

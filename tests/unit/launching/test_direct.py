@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
-from nodes import COMMAND, explicit, juelich, make_inputs
+from nodes import COMMAND, explicit, juelich, make_inputs, mode_of
 from plans import BLOCK, job_at, make_direct_plan, planned_at, worker_environment
 
 from torchrun_hpc import main
@@ -23,9 +22,10 @@ PORT = "25592"  # of 19.0, as in test_plan.py
 def starter(options, script, arguments=(), environ=None):
     """Return what starts a script with these options, in a task of two nodes."""
     environ = {"PATH": "/usr/bin:/bin"} if environ is None else environ
-    seen = Preflight(job_at(BLOCK, 0), None, environ, "jwb0001", COMMAND)
+    job = job_at(BLOCK, 0)
+    seen = Preflight(job, None, environ, "jwb0001", COMMAND)
     line = CommandLine(explicit(options), script, arguments)
-    return direct.DirectStarter(seen, line)
+    return direct.DirectStarter(seen, job, line)
 
 
 def set_up(job, hostname, environ):
@@ -47,9 +47,11 @@ def test_a_worker_does_not_become_one_once_more(rank):
     assert caught.value.code == "HPC164"
     others = environ | {"TORCHELASTIC_RUN_ID": "18.0"}  # of the job that ran sbatch
     assert planned_at(BLOCK, rank, environ=others)
-    options = explicit({"standalone": True})
-    inputs = make_inputs(job=job_at(BLOCK, rank), environ=environ, workers=1)
-    assert make_plan(replace(inputs, options=options, mode=Mode.ONE_NODE))
+    inputs = make_inputs(
+        job=job_at(BLOCK, rank), environ=environ, options={"standalone": True}
+    )
+    assert mode_of(inputs) is Mode.ONE_NODE
+    assert make_plan(inputs).world.nodes == 1
 
 
 PROGRAMS = {

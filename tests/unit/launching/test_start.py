@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from plans import BLOCK, planned_at, worker_environment
+import socket
 
+import pytest
+from nodes import COMMAND
+from plans import BLOCK, job_at, planned_at, worker_environment
+
+from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import environment, start
+from torchrun_hpc.planning.preflight import Preflight
 
 
 def test_the_environment_is_written(monkeypatch):
@@ -27,8 +32,6 @@ def test_only_the_first_task_prints_a_line(capsys):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_port_that_is_taken(rank):
-    import socket  # noqa: PLC0415 - here only
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         plan = planned_at([0, 0], rank, environ={"MASTER_PORT": port})
@@ -39,3 +42,24 @@ def test_a_port_that_is_taken(rank):
             start._check_port(plan)
     assert caught.value.code == "HPC132"
     assert "MASTER_PORT=PORT" in str(caught.value)
+
+
+def test_nothing_is_written_where_the_port_is_taken(monkeypatch):
+    """A second call of setup_environment() would take it for an agent's."""
+    environ = {"HOME": "/root"}
+    monkeypatch.setattr("os.environ", environ)
+    job = job_at([0, 0], 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given = {"MASTER_PORT": str(server.getsockname()[1])}
+        seen = Preflight(job, None, given, "jwb0001", COMMAND)
+        with pytest.raises(LaunchError, match="cannot be used") as caught:
+            main.set_up_worker(seen)
+    assert caught.value.code == "HPC132"
+    assert environ == {"HOME": "/root"}
+
+
+def test_a_variable_that_cannot_be_read_leaves_those_of_a_script(monkeypatch):
+    monkeypatch.setattr("os.environ", {})
+    given = {"PET_MAX_RESTARTS": "x", "PET_HPC_OMP_THREADS": "3"}
+    seen = Preflight(job_at([0, 0], 0), None, given, "jwb0001", COMMAND)
+    assert main.set_up_worker(seen)["OMP_NUM_THREADS"] == "3"

@@ -375,7 +375,7 @@ def with_leftovers(monkeypatch, tmp_path):
 def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
     assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
     job = detected(this_process())
-    starter = WorkerStarter(preflight("COMMAND"), {})
+    starter = WorkerStarter(preflight("COMMAND"), job, {})
     inputs, _ = plan_of(direct_mode(job), preflight("COMMAND"), starter)
     assert (job.scheduler, inputs.site) == ("PBS", None)
     assert not [name for name in inputs.environ if name.startswith("SLURM")]

@@ -92,7 +92,9 @@ class JobAgent(LocalElasticAgent):
 
 def is_extensible() -> bool:
     """Say whether agents are created by a name that can be replaced."""
-    return has(launcher, TARGET) and uses(launcher.launch_agent, TARGET)
+    agent = getattr(launcher, TARGET, None)  # a program may have another one
+    is_class = isinstance(agent, type) and issubclass(agent, LocalElasticAgent)
+    return is_class and uses(launcher.launch_agent, TARGET)
 
 
 def fits() -> bool:
