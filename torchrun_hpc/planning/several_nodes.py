@@ -62,38 +62,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
     if inputs.is_static:
         endpoints.check_first_is_known(job, endpoint, "--master_addr=")
         _check_static(inputs, job, rank, endpoint)
-    here = local_endpoint.local_endpoint(inputs, job, index, endpoint)
-    fewest, most = node_range(inputs.options)
-    may_grow = most > len(job.nodes)
-    if may_grow and len(job.nodes) == 1 and endpoint.node is None:
-        # Somebody else's, unless it is an address of this node.
-        is_host = inputs.network.own_address(here.host) is not None
-        here = replace(here, is_host=is_host)
-    meets_here = inputs.is_static or inputs.is_c10d
-    if meets_here and not here.connect_host:
-        raise local_endpoint.unreachable(inputs, job, endpoint, here)
-    if inputs.is_static and here.is_host != (rank == 0):
-        first = endpoints.hosts_of(job)[0]
-        raise LaunchError(
-            "HPC069",
-            f"{endpoint.setting} is not an address of node 0"
-            f"{', ' if first else ''}{first}, which hosts the static rendezvous. Leave "
-            "the option out, or type --rdzv_backend=c10d",
-        )
-    conf = rdzv_conf.filled(
-        inputs.options.get("rdzv_conf"),
-        is_host=int(here.is_host),
-        read_timeout=READ_TIMEOUT,
-        join_timeout=JOIN_TIMEOUT,
-    )
-    is_host = here.is_host
-    if inputs.is_c10d:
-        is_host = conf["is_host"].lower() in rdzv_conf.TRUE
-    is_coordinator = meets_here and is_host
-    # A host that is known by another name elsewhere must take what comes.
-    address = None
-    if is_coordinator and not here.used_plain_name:
-        address = inputs.network.own_address(here.connect_host)
+    here = _local_endpoint(inputs, job, index, endpoint)
     own_env = network_env.network(inputs, here.local_address)
     environment = resources.worker_threads(inputs) | own_env
     hosts = endpoints.hosts_of(job)
@@ -106,28 +75,13 @@ def plan(inputs: Inputs) -> LaunchPlan:
             workers=inputs.workers,
             report_rank=rank,
             hosts=hosts,
-            fewest=fewest if "nnodes" in inputs.options else 0,
-            may_grow=may_grow,
+            fewest=node_range(inputs.options)[0] if "nnodes" in inputs.options else 0,
+            may_grow=_may_grow(inputs, job),
         ),
-        rendezvous=Rendezvous(
-            backend=SCHEDULER if _is_numbered(inputs) else inputs.backend,
-            endpoint=str(here)
-            if meets_here
-            else inputs.explicit("rdzv_endpoint") or "",
-            connect_host=here.connect_host,
-            ports=_ports(inputs, job, here),
-            notice_ports=endpoints.notice_ports(job.launch_id),
-            coordinator=endpoint.node if job.is_ranked else None,
-            is_coordinator=is_coordinator,
-            local_address=None
-            if here.local_address is None
-            else str(here.local_address),
-            listen=(str(address), here.port) if address else None,
-            may_join=may_grow and endpoints.may_join(inputs),
-        ),
+        rendezvous=_rendezvous(inputs, job, endpoint, here),
         site=inputs.site_setting,
         interface=network_env.interface_name(inputs.environ, environment),
-        options=_options(inputs, job, endpoint, here, conf),
+        options=_options(inputs, job, endpoint, here),
         environment=environment,
         messages=Messages(
             title=messages.title(inputs, len(job.nodes)),
@@ -139,12 +93,70 @@ def plan(inputs: Inputs) -> LaunchPlan:
     )
 
 
+def _may_grow(inputs: Inputs, job: Job) -> bool:
+    return node_range(inputs.options)[1] > len(job.nodes)
+
+
+def _local_endpoint(
+    inputs: Inputs, job: Job, index: int, endpoint: Endpoint
+) -> LocalEndpoint:
+    """Look at the endpoint from this node, and check that the nodes can meet there."""
+    here = local_endpoint.local_endpoint(inputs, job, index, endpoint)
+    if _may_grow(inputs, job) and len(job.nodes) == 1 and endpoint.node is None:
+        # Somebody else's, unless it is an address of this node.
+        is_host = inputs.network.own_address(here.host) is not None
+        here = replace(here, is_host=is_host)
+    if (inputs.is_static or inputs.is_c10d) and not here.connect_host:
+        raise local_endpoint.unreachable(inputs, job, endpoint, here)
+    if inputs.is_static and here.is_host != (job.node_rank == 0):
+        first = endpoints.hosts_of(job)[0]
+        raise LaunchError(
+            "HPC069",
+            f"{endpoint.setting} is not an address of node 0"
+            f"{', ' if first else ''}{first}, which hosts the static rendezvous. Leave "
+            "the option out, or type --rdzv_backend=c10d",
+        )
+    return here
+
+
+def _conf(inputs: Inputs, here: LocalEndpoint) -> dict[str, str]:
+    return rdzv_conf.filled(
+        inputs.options.get("rdzv_conf"),
+        is_host=int(here.is_host),
+        read_timeout=READ_TIMEOUT,
+        join_timeout=JOIN_TIMEOUT,
+    )
+
+
+def _rendezvous(
+    inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint
+) -> Rendezvous:
+    meets_here = inputs.is_static or inputs.is_c10d
+    is_host = here.is_host
+    if inputs.is_c10d:
+        is_host = _conf(inputs, here)["is_host"].lower() in rdzv_conf.TRUE
+    is_coordinator = meets_here and is_host
+    # A host that is known by another name elsewhere must take what comes.
+    address = None
+    if is_coordinator and not here.used_plain_name:
+        address = inputs.network.own_address(here.connect_host)
+    local_address = here.local_address
+    return Rendezvous(
+        backend=SCHEDULER if _is_numbered(inputs) else inputs.backend,
+        endpoint=str(here) if meets_here else inputs.explicit("rdzv_endpoint") or "",
+        connect_host=here.connect_host,
+        ports=_ports(inputs, job, here),
+        notice_ports=endpoints.notice_ports(job.launch_id),
+        coordinator=endpoint.node if job.is_ranked else None,
+        is_coordinator=is_coordinator,
+        local_address=None if local_address is None else str(local_address),
+        listen=(str(address), here.port) if address else None,
+        may_join=_may_grow(inputs, job) and endpoints.may_join(inputs),
+    )
+
+
 def _options(
-    inputs: Inputs,
-    job: Job,
-    endpoint: Endpoint,
-    here: LocalEndpoint,
-    conf: dict[str, str],
+    inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint
 ) -> dict[str, Setting]:
     """Return what a user would type for this job."""
     derived = {
@@ -168,7 +180,7 @@ def _options(
     if inputs.is_c10d:
         setting = inputs.options.get("rdzv_conf")
         source = f"{setting.source} and defaults" if setting else "defaults"
-        options["rdzv_conf"] = Setting(rdzv_conf.join(conf), source)
+        options["rdzv_conf"] = Setting(rdzv_conf.join(_conf(inputs, here)), source)
     return options
 
 
