@@ -9,7 +9,7 @@ hour, and a clock that is set back or forth changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
@@ -29,6 +29,8 @@ from torchrun_hpc.reporting import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
+
+    from torchrun_hpc.rendezvous.key_value_store import Answer
 
 # Seconds.
 HEARTBEAT_INTERVAL = 5
@@ -75,11 +77,6 @@ class _Agent:
     is_reported: bool = False  # to the user, as silent
     has_joined: bool = False  # any round yet
 
-    @property
-    def answers_again(self) -> bool:
-        """Whether it has sent something since it was reported."""
-        return self.is_reported and self.silent_for < SILENCE_REPORT
-
 
 def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the node ranks that use each site, that of the first node first."""
@@ -89,12 +86,13 @@ def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
     return found
 
 
-@dataclass
 class Coordinator:
     """The coordinator's view of a job.
 
-    Attributes:
+    Args:
         settings: What all agents agree on.
+
+    Attributes:
         outbox: Pairs of a connection and a message to send there, in order.
         round: The round that is waited for, or running. It is also the number of
             restarts.
@@ -103,16 +101,14 @@ class Coordinator:
         finished: Whether all nodes have finished.
     """
 
-    settings: Settings
-    outbox: list[tuple[Hashable, Mapping[str, Any]]] = field(default_factory=list)
-    round: int = 0
-    running: bool = False
-    failure: Failure | None = None
-    finished: bool = False
-
-    def __post_init__(self) -> None:
-        """Start without any agent."""
-        limit = self.settings.silence_timeout // 3
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.outbox: list[Answer] = []
+        self.round = 0
+        self.running = False
+        self.failure: Failure | None = None
+        self.finished = False
+        limit = settings.silence_timeout // 3
         self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
         self._agents: dict[int, _Agent] = {}
         self._ranks: dict[Hashable, int] = {}
@@ -160,15 +156,16 @@ class Coordinator:
         agent = self._agents[rank]
         agent.silent_for = 0
         self._refuse_candidate(rank)
-        for key, handle in (
-            ("join", self._join),
-            ("died", self._worker_died),
-            ("failed", self._agent_failed),
-            ("done", self._node_done),
-            ("ask", self._ask),
-        ):
-            if key in message:
-                handle(agent, message)
+        if "join" in message:
+            self._join(agent, message)
+        if "died" in message and self.running and message.get("round") == self.round:
+            self._end_round(unpacked(message["died"]))
+        if "failed" in message:
+            self.fail(unpacked(message["failed"]))
+        if "done" in message:
+            self._node_done(rank, message["done"])
+        if "ask" in message:
+            self.outbox += self._store.ask(connection, message)
         if "read" in message:
             self._unread.discard(connection)
         if "bye" in message:
@@ -197,7 +194,11 @@ class Coordinator:
         self._seconds += 1
         timeout = self.settings.silence_timeout
         silent = []
-        answering = [r for r, a in self._agents.items() if a.answers_again]
+        answering = [
+            rank
+            for rank, agent in self._agents.items()
+            if agent.is_reported and agent.silent_for < SILENCE_REPORT
+        ]
         for rank, agent in list(self._agents.items()):
             agent.silent_for += 1
             agent.is_reported = agent.silent_for >= SILENCE_REPORT
@@ -368,13 +369,6 @@ class Coordinator:
         if failure.kind is not Kind.LOST:
             self._report({"restart": self.round, "because": packed(failure)})
 
-    def _worker_died(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
-        if self.running and message.get("round") == self.round:
-            self._end_round(unpacked(message["died"]))
-
-    def _agent_failed(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
-        self.fail(unpacked(message["failed"]))
-
     def _agent_lost(self, rank: int) -> None:
         """Wait for an agent to be started again, if the job may restart."""
         failure = Failure(Kind.LOST, (rank,))
@@ -385,8 +379,7 @@ class Coordinator:
         if self.failure is None:
             self._report({"lost": rank})
 
-    def _node_done(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        done = message["done"]
+    def _node_done(self, rank: int, done: Any) -> None:
         if self.failure is not None:
             return
         if not self.running:
@@ -396,7 +389,7 @@ class Coordinator:
             return
         if done != self.round:
             return
-        self._done.add(agent.request.rank)
+        self._done.add(rank)
         self._waited = 0
         if len(self._done) == self.settings.nodes:
             self.finished = True
@@ -418,9 +411,6 @@ class Coordinator:
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
     # --- what is sent -------------------------------------------------------------
-
-    def _ask(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        self.outbox += self._store.ask(agent.connection, message)
 
     def _report(self, message: Mapping[str, Any]) -> None:
         """Send something for the user to the node that reports."""
