@@ -13,24 +13,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
+from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
-from torchrun_hpc.rendezvous.protocol import (
-    VERSION,
-    Failure,
-    JoinRequest,
-    Kind,
-    ProtocolError,
-    Refusal,
-    join_request,
-    packed,
-    unpacked,
-)
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError, Refusal
 from torchrun_hpc.reporting import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
 
 # Seconds.
 HEARTBEAT_INTERVAL = 5
@@ -159,9 +151,9 @@ class Coordinator:
         if "join" in message:
             self._join(agent, message)
         if "died" in message and self.running and message.get("round") == self.round:
-            self._end_round(unpacked(message["died"]))
+            self._end_round(protocol.unpacked(message["died"]))
         if "failed" in message:
-            self.fail(unpacked(message["failed"]))
+            self.fail(protocol.unpacked(message["failed"]))
         if "done" in message:
             self._node_done(rank, message["done"])
         if "ask" in message:
@@ -239,13 +231,13 @@ class Coordinator:
         if message.get("job") != self.settings.job:
             self._refuse(connection, Refusal.UNKNOWN, "")  # whoever asks
             return
-        if version != VERSION:
+        if version != protocol.VERSION:
             self._refuse(connection, Refusal.VERSION, __version__)
             rank = message.get("rank")
             nodes = (rank,) if type(rank) is int else ()
             self.fail(Failure(Kind.REFUSED, nodes, text="another torchrun_hpc"))
             return
-        request = join_request(message)
+        request = protocol.join_request(message)
         mismatch = self._mismatch(request)
         # An agent that connects only to report a failure, or that would only be
         # informed of one, need not agree.
@@ -275,7 +267,7 @@ class Coordinator:
         first = self._agents.get(request.rank)
         if first is None:
             if failure is not None:
-                self.fail(unpacked(failure))
+                self.fail(protocol.unpacked(failure))
             self._accept(connection, request)
         elif (first.request.host, first.request.pid) == (request.host, request.pid):
             # It has closed its first connection, of which the end is yet to come.
@@ -306,7 +298,11 @@ class Coordinator:
             return
         if self.running:  # it was started again, and takes part in the next round
             self._end_round(Failure(Kind.LOST, (request.rank,)))
-        welcome = {"welcome": VERSION, "job": self.settings.job, "round": self.round}
+        welcome = {
+            "welcome": protocol.VERSION,
+            "job": self.settings.job,
+            "round": self.round,
+        }
         self.outbox.append((connection, welcome))
 
     def _refuse(self, connection: Hashable, reason: Refusal, value: str) -> None:
@@ -367,7 +363,7 @@ class Coordinator:
             self._send(agent, {"over": self.round})
         self.round += 1
         if failure.kind is not Kind.LOST:
-            self._report({"restart": self.round, "because": packed(failure)})
+            self._report({"restart": self.round, "because": protocol.packed(failure)})
 
     def _agent_lost(self, rank: int) -> None:
         """Wait for an agent to be started again, if the job may restart."""
@@ -420,7 +416,7 @@ class Coordinator:
 
     def _inform(self, rank: int, connection: Hashable, failure: Failure) -> None:
         """Send the failure to an agent, which is to confirm it."""
-        self.outbox.append((connection, {"failed": packed(failure)}))
+        self.outbox.append((connection, {"failed": protocol.packed(failure)}))
         self._unread.add(connection)
         self._informed.add(rank)
 

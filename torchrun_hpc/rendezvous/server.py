@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import socket
 import threading
 import time
@@ -13,19 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.network import bound_socket
 from torchrun_hpc.planning.endpoints import notice_ports
-from torchrun_hpc.rendezvous.coordinator import (
-    CLOSE,
-    SILENCE_REPORT,
-    Coordinator,
-    Settings,
-)
-from torchrun_hpc.rendezvous.protocol import (
-    JOIN_REQUEST_LIMIT,
-    LINE_LIMIT,
-    Lines,
-    ProtocolError,
-    encode,
-)
+from torchrun_hpc.rendezvous import coordinator, protocol
+from torchrun_hpc.rendezvous.coordinator import CLOSE, Coordinator, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -50,9 +38,7 @@ UNKNOWN_PEERS = 1024
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 # Bytes that are kept for an agent that does not read.
-_UNSENT_LIMIT = 2 * LINE_LIMIT
-
-_numbers = itertools.count()
+_UNSENT_LIMIT = 2 * protocol.LINE_LIMIT
 
 
 def listen(address: str | None, port: int) -> socket.socket:
@@ -61,14 +47,11 @@ def listen(address: str | None, port: int) -> socket.socket:
     Raises:
         OSError: The port is taken, or the address is not this node's.
     """
-    if address is not None:
-        opened = bound_socket(address, port)
-    elif socket.has_dualstack_ipv6():
+    if address is None and socket.has_dualstack_ipv6():
         return socket.create_server(
             ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
         )
-    else:
-        opened = bound_socket("0.0.0.0", port)
+    opened = bound_socket(address or "0.0.0.0", port)
     try:
         opened.listen(BACKLOG)
     except OSError:
@@ -93,7 +76,7 @@ def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
         coordinator=plan.world.node_rank,
         max_restarts=0,
         join_timeout=0,
-        silence_timeout=SILENCE_REPORT,
+        silence_timeout=coordinator.SILENCE_REPORT,
     )
     for port in (*plan.rendezvous.ports, *notice_ports(plan.launch_id)):
         with contextlib.suppress(OSError):
@@ -243,31 +226,28 @@ class CoordinatorServer:
     def flush(self) -> None:
         """Send what the coordinator has left to be sent."""
         outbox, self.coordinator.outbox = self.coordinator.outbox, []
-        for number, message in outbox:
-            connection = self._connections.get(number)
-            if connection is None:
-                continue
-            if message is CLOSE:
+        for key, message in outbox:
+            connection = self._connections.get(key)
+            if connection is not None and message is CLOSE:
                 connection.close()
-            else:
+            elif connection is not None:
                 connection.send(message)
         if self._is_closing and self.coordinator.all_informed:
             self._all_informed.set()
 
     def connected(self, connection: _Connection) -> None:
         """Keep a new connection."""
-        self._unknown[connection.number] = connection
-        self._connections[connection.number] = connection
+        self._unknown[connection] = self._connections[connection] = connection
 
     def identified(self, connection: _Connection) -> None:
         """Take note that a connection has sent its first line."""
-        self._unknown.pop(connection.number, None)
+        self._unknown.pop(connection, None)
 
     def disconnected(self, connection: _Connection) -> None:
         """Forget a connection that has ended."""
-        self._unknown.pop(connection.number, None)
-        if self._connections.pop(connection.number, None) is not None:
-            self.coordinator.disconnected(connection.number)
+        self._unknown.pop(connection, None)
+        if self._connections.pop(connection, None) is not None:
+            self.coordinator.disconnected(connection)
             self.flush()
 
 
@@ -276,10 +256,9 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: CoordinatorServer) -> None:
         self._server = server
-        self._lines = Lines(JOIN_REQUEST_LIMIT)
+        self._lines = protocol.Lines(protocol.JOIN_REQUEST_LIMIT)
         self._transport: Any = None
         self._deadline: asyncio.TimerHandle | None = None
-        self.number = next(_numbers)  # of no other connection before or after
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -295,10 +274,10 @@ class _Connection(asyncio.Protocol):
                 if self._deadline is not None:
                     self._deadline.cancel()
                     self._deadline = None
-                    self._lines.limit = LINE_LIMIT
+                    self._lines.limit = protocol.LINE_LIMIT
                     self._server.identified(self)
-                self._server.coordinator.receive(self.number, message)
-        except ProtocolError:
+                self._server.coordinator.receive(self, message)
+        except protocol.ProtocolError:
             self._transport.abort()
         self._server.flush()
 
@@ -311,7 +290,7 @@ class _Connection(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > _UNSENT_LIMIT:
             self._transport.abort()
         else:
-            self._transport.write(encode(message))
+            self._transport.write(protocol.encode(message))
 
     def abort(self) -> None:
         self._transport.abort()
