@@ -33,86 +33,65 @@ _SHORT = 50
 
 def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Write what the coordinator or this node's client reports; it may be nothing."""
-    for key, write in (
-        ("looking", _looking),
-        ("waiting", _waiting),
-        ("finishing", _finishing),
-        ("silent", _silent),
-        ("answering", _answering),
-        ("lost", _lost),
-        ("restart", _restart),
-        ("sites", _sites),
-        ("coordinator_silent", _coordinator_silent),
-        ("coordinator_answers", _coordinator_silent),
-    ):
-        if key in event:
-            return write(event, plan)
+    total = plan.world.nodes
+    match event:
+        case {"waiting": ranks}:
+            code, advice = "HPC114", fail_together(plan.messages.fail_together)
+            text = (
+                f"{total - len(ranks)} of {total} nodes are there after "
+                f"{event['seconds']} s; waiting for {names(ranks, plan)}. {advice}"
+            ).rstrip(". ")
+        case {"finishing": ranks}:
+            code = "HPC120"
+            text = (
+                f"{total - len(ranks)} of {total} nodes have finished, the last one "
+                f"{event['seconds']} s ago; still at work: {names(ranks, plan)}"
+            )
+        case {"silent": ranks}:
+            code = "HPC121"
+            text = (
+                f"no sign of {names(ranks, plan)} for {SILENCE_REPORT} s; the job "
+                f"ends in {event['left']} s if it stays so"
+            )
+        case {"answering": ranks}:
+            verb = "answers" if len(ranks) == 1 else "answer"
+            code, text = "HPC160", f"{names(ranks, plan)} {verb} again"
+        case {"lost": rank}:
+            code = "HPC123"
+            text = (
+                f"the agent on {names([rank], plan)} is gone; waiting for it to be "
+                "started again"
+            )
+        case {"restart": number}:
+            cause = _cause(unpacked(event["because"]), plan)
+            code, text = "HPC128", f"restart {number} of all workers: {cause}"
+        case {"sites": by_site}:
+            return disagreement(by_site, plan)
+        case _:
+            return _wait_for_coordinator(event, plan)
+    return Message(code, text)
+
+
+def _wait_for_coordinator(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Report that the coordinator is not found, does not answer, or answers again.
+
+    The first from one node soon, and later from any; the others from one node.
+    """
+    meeting = plan.rendezvous
+    is_reporter = reports_wait_for(plan.world.node_rank, meeting.coordinator)
+    node = f"the head node at {meeting.endpoint}"
+    match event:
+        case {"looking": waited}:
+            if intervals.is_report_due(waited, is_reporter=is_reporter):
+                problem = _search_problem(event["found"], plan)
+                text = f"{node} ({meeting.connect_host}) for {waited} s: {problem}"
+                return Message("HPC113", f"waiting for {text}")
+        case {"coordinator_silent": seconds} if is_reporter:
+            end = f"the job ends in {event['left']} s if it stays so"
+            return Message("HPC124", f"no sign of {node} for {seconds} s; {end}")
+        case {"coordinator_answers": seconds} if is_reporter:
+            return Message("HPC161", f"{node} answers again, after {seconds} s")
     return None
-
-
-def _coordinator_silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Report that the coordinator does not answer, or answers again."""
-    if not reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator):
-        return None
-    node = f"the head node at {plan.rendezvous.endpoint}"
-    if "coordinator_answers" in event:
-        seconds = event["coordinator_answers"]
-        return Message("HPC161", f"{node} answers again, after {seconds} s")
-    text = (
-        f"no sign of {node} for {event['coordinator_silent']} s; the job ends in "
-        f"{event['left']} s if it stays so"
-    )
-    return Message("HPC124", text)
-
-
-def _waiting(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    missing = event["waiting"]
-    text = (
-        f"{plan.world.nodes - len(missing)} of {plan.world.nodes} nodes are there after "
-        f"{event['seconds']} s; waiting for {names(missing, plan)}"
-    )
-    advice = fail_together(plan.messages.fail_together)
-    return Message("HPC114", f"{text}. {advice}".rstrip(". "))
-
-
-def _finishing(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    unfinished = event["finishing"]
-    text = (
-        f"{plan.world.nodes - len(unfinished)} of {plan.world.nodes} nodes have finished, the last "
-        f"one {event['seconds']} s ago; still at work: {names(unfinished, plan)}"
-    )
-    return Message("HPC120", text)
-
-
-def _silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    text = (
-        f"no sign of {names(event['silent'], plan)} for {SILENCE_REPORT} s; the job "
-        f"ends in {event['left']} s if it stays so"
-    )
-    return Message("HPC121", text)
-
-
-def _answering(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    ranks = event["answering"]
-    verb = "answers" if len(ranks) == 1 else "answer"
-    return Message("HPC160", f"{names(ranks, plan)} {verb} again")
-
-
-def _lost(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    text = (
-        f"the agent on {names([event['lost']], plan)} is gone; waiting for it to be "
-        "started again"
-    )
-    return Message("HPC123", text)
-
-
-def _restart(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    cause = _cause(unpacked(event["because"]), plan)
-    return Message("HPC128", f"restart {event['restart']} of all workers: {cause}")
-
-
-def _sites(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    return disagreement(event["sites"], plan)
 
 
 def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Message:
@@ -135,29 +114,14 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
     return Message("HPC163", text)
 
 
-def _looking(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Report a wait for the coordinator: soon from one node, later from any."""
-    waited = event["looking"]
-    is_reporter = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
-    if not intervals.is_report_due(waited, is_reporter=is_reporter):
-        return None
-    text = (
-        f"waiting for the head node at {plan.rendezvous.endpoint} ({plan.rendezvous.connect_host}) for "
-        f"{waited} s: {_search_problem(event['found'], plan)}"
-    )
-    return Message("HPC113", text)
-
-
 # --- why a launch ends ------------------------------------------------------------
 
 
 def coordinator_missing(found: str, timeout: float, plan: LaunchPlan) -> Message:
     """Say what was found on the coordinator's ports, after ``timeout`` seconds."""
-    text = (
-        f"no head node at {plan.rendezvous.endpoint} ({plan.rendezvous.connect_host}) within {timeout:.0f} s "
-        f"(join_timeout): {_search_problem(found, plan)}"
-    )
-    return Message("HPC112", text)
+    node = f"{plan.rendezvous.endpoint} ({plan.rendezvous.connect_host})"
+    text = f"no head node at {node} within {timeout:.0f} s (join_timeout): "
+    return Message("HPC112", text + _search_problem(found, plan))
 
 
 def _search_problem(found: str, plan: LaunchPlan) -> str:
@@ -183,19 +147,18 @@ def refusal(
     environ: Mapping[str, str],
 ) -> LaunchError:
     """Say why the coordinator refuses this agent."""
-    node = (
-        f"the head node at {join_endpoint(plan.rendezvous.connect_host, refused.port)}"
-    )
+    world = plan.world
+    endpoint = join_endpoint(plan.rendezvous.connect_host, refused.port)
+    node = f"the head node at {endpoint}"
     reason, value = refused.reason, refused.value
-    if reason in (Refusal.TAKEN, Refusal.RUN_ID):
-        run_id = value if reason is Refusal.RUN_ID else request.run_id
-        inside = nested(environ, run_id)
-        if inside is not None:
-            return inside
+    run_id = value if reason is Refusal.RUN_ID else request.run_id
+    inside = nested(environ, run_id)
+    if inside is not None and reason in (Refusal.TAKEN, Refusal.RUN_ID):
+        return inside
     if reason is Refusal.TAKEN:
         code = "HPC115"
         text = (
-            f"{node} has another agent of node {plan.world.node_rank} already: {value}. "
+            f"{node} has another agent of node {world.node_rank} already: {value}. "
             "Start torchrun_hpc once on each node"
         )
     elif reason is Refusal.VERSION:
@@ -213,7 +176,7 @@ def refusal(
     elif reason is Refusal.NODES:
         code = "HPC118"
         text = (
-            f"this is node {plan.world.node_rank} of {plan.world.nodes}, but {node} waits for "
+            f"this is node {world.node_rank} of {world.nodes}, but {node} waits for "
             f"{value}. Start one job step with the same command on all nodes"
         )
     else:
@@ -252,11 +215,8 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
         text = f"the agent on {where} does not belong here ({failure.text}); see there"
     elif failure.kind is Kind.COORDINATOR:
         what = f"did not answer for {failure.code} s" if failure.code else "is gone"
-        node = (
-            plan.rendezvous.endpoint
-            if plan.rendezvous.coordinator is None
-            else names([plan.rendezvous.coordinator], plan)
-        )
+        rank = plan.rendezvous.coordinator
+        node = plan.rendezvous.endpoint if rank is None else names([rank], plan)
         text = f"the agent on the head node, {node}, {what}"
     else:
         text = f"the agent on {where} gave up: {failure.text}"
@@ -294,10 +254,9 @@ def signal_name(number: int) -> str:
 
 def names(ranks: Sequence[int], plan: LaunchPlan) -> str:
     """Write nodes by name, not too many."""
+    hosts = dict(enumerate(plan.world.hosts))
     known = [
-        f"{plan.world.hosts[rank]} (node {rank})"
-        if 0 <= rank < len(plan.world.hosts) and plan.world.hosts[rank]
-        else f"node {rank}"
+        f"{hosts[rank]} (node {rank})" if hosts.get(rank) else f"node {rank}"
         for rank in ranks[:_SHOWN]
     ]
     more = len(ranks) - _SHOWN

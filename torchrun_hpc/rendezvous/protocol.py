@@ -145,14 +145,13 @@ def unpacked(value: Any) -> Failure:
     """
     try:
         values = {field.name: value[field.name] for field in fields(Failure)}
-        values["nodes"] = tuple(values["nodes"])
-        failure = Failure(**values | {"kind": Kind(values["kind"])})
+        values |= {"kind": Kind(values["kind"]), "nodes": tuple(values["nodes"])}
+        failure = Failure(**values)
     except (KeyError, TypeError, ValueError):
         raise ProtocolError("not a failure") from None
     numbers = (*failure.nodes, failure.rank, failure.code, failure.finished)
-    if not _are(int, *numbers) or not _are(str, failure.text):
-        raise ProtocolError("not a failure")
-    if not failure.text.isprintable():
+    is_text = _are(str, failure.text) and failure.text.isprintable()
+    if not _are(int, *numbers) or not is_text:
         raise ProtocolError("not a failure")
     return failure
 
