@@ -68,11 +68,11 @@ def check_limit(limit: int, needed: Need, plan: LaunchPlan) -> Message | None:
     if limit >= needed.all:
         return None
     nodes, workers = plan.world.nodes, count(plan.world.workers, "worker")
-    message = Message(
+    error = LaunchError(
         "HPC122",
         f"this node may have {limit} open files (ulimit -Hn), and needs {needed.all} "
         f"for {count(nodes, 'node')} with {workers} each: ask for more",
     )
     if limit < needed.least:
-        raise LaunchError(message.code, message.text)
-    return message
+        raise error
+    return Message(error.code, str(error))

@@ -34,9 +34,8 @@ def output(text: str) -> None:
         LaunchError: There is no stdout, or it is full.
     """
     if sys.stdout is None:
-        raise LaunchError(
-            "HPC101", "there is no standard output to print to: it is closed"
-        )
+        text = "there is no standard output to print to: it is closed"
+        raise LaunchError("HPC101", text)
     try:
         # Whatever its encoding: names of files and of centres may be in any script.
         encoding = sys.stdout.encoding or "utf-8"
