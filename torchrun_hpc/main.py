@@ -18,9 +18,9 @@ from torchrun_hpc import network, sites
 from torchrun_hpc.commandline import command_line
 from torchrun_hpc.launching import direct, environment, signals
 from torchrun_hpc.launching.abort import Known, faults_reported
-from torchrun_hpc.launching.choice import count_workers, parse, starter_of
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
+from torchrun_hpc.launching.starters import count_workers, parse, starter_of
 from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import (
     Mode,

@@ -227,7 +227,7 @@ def tell(
             silence_timeout=int(limit),
             notice_ports=endpoints.notice_ports(place.launch_id),
         )
-        hello = JoinRequest(
+        request = JoinRequest(
             job=place.launch_id,
             run_id="",
             nodes=place.world.nodes,
@@ -236,7 +236,7 @@ def tell(
             pid=os.getpid(),
             release=__version__,
         )
-        agent = client.Client(hello, where, wait, own_failure=failure)
+        agent = client.Client(request, where, wait, own_failure=failure)
         try:
             agent.connect()
             agent.fail(failure)  # if it was let in as one that had been there before
@@ -279,8 +279,5 @@ def _advice(job: Job | None) -> str:
     """Say what ends all tasks where they cannot be told."""
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
-    # Only where something is wrong: direct mode has no time for this.
-    from torchrun_hpc.rendezvous.messages import fail_together  # noqa: PLC0415
-
-    option = fail_together(job.launcher.fail_together)
+    option = messages.fail_together(job.launcher)
     return f". Other tasks may wait: {option}" if option else ""

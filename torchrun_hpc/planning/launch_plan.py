@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import count
 from torchrun_hpc.planning.inputs import STATIC
 from torchrun_hpc.planning.mode import Mode
 
@@ -39,6 +40,18 @@ class World:
     fewest: int = 0
     may_grow: bool = False
     size: int = 0
+
+    @property
+    def shape(self) -> str:
+        """The nodes, and the workers or tasks, as far as they are known yet."""
+        nodes, workers = count(self.nodes, "node"), count(self.workers, "worker")
+        if self.size:
+            is_even = self.size == self.workers * self.nodes
+            tasks = count(self.workers if is_even else self.size, "task")
+            return f"{nodes} x {tasks}" if is_even else f"{nodes}, {tasks}"
+        if 0 < self.fewest < self.nodes:
+            nodes = f"{self.fewest} to {nodes}"
+        return f"{nodes}, {workers}" + (" on this one" if self.nodes > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -82,16 +95,14 @@ class Messages:
         notes: What was corrected, the same on all nodes.
         advice: What is probably not meant; as good as the same on all nodes.
         warnings: What is wrong on this node, and was worked around.
-        suspicion: What is probably wrong if the nodes do not meet.
-        fail_together: With what one task that fails ends all, see `Launcher`.
+        hint: What may help where nodes do not come.
     """
 
     title: str = ""
     notes: tuple[Message, ...] = ()
     advice: tuple[Message, ...] = ()
     warnings: tuple[Message, ...] = ()
-    suspicion: str = ""
-    fail_together: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)

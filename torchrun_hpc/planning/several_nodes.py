@@ -16,12 +16,7 @@ from torchrun_hpc.planning import (
     resources,
 )
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.mode import node_range
 from torchrun_hpc.setting import Setting
 
@@ -138,8 +133,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
             notes=_notes(inputs, endpoint, here) + messages.interactive_note(inputs),
             advice=resources.advice(inputs, len(job.nodes)),
             warnings=messages.warnings(inputs, here, hosts[rank]),
-            suspicion=_suspicion(inputs),
-            fail_together=job.launcher.fail_together,
+            hint=_hint(inputs, job),
         ),
     )
 
@@ -289,8 +283,10 @@ def _notes(
     return tuple(notes)
 
 
-def _suspicion(inputs: Inputs) -> str:
-    """Say what is probably wrong if the nodes do not meet."""
+def _hint(inputs: Inputs, job: Job) -> str:
+    """Say what may help if the nodes do not meet."""
+    if _is_numbered(inputs):
+        return messages.fail_together(job.launcher)
     if inputs.is_static and "node_rank" in inputs.options:
         return f"is it {inputs.options['node_rank']} on every node?"
     return ""

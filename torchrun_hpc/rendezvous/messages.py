@@ -36,10 +36,11 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     total = plan.world.nodes
     match event:
         case {"waiting": ranks}:
-            code, advice = "HPC114", fail_together(plan.messages.fail_together)
+            code = "HPC114"
             text = (
                 f"{total - len(ranks)} of {total} nodes are there after "
-                f"{event['seconds']} s; waiting for {names(ranks, plan)}. {advice}"
+                f"{event['seconds']} s; waiting for {names(ranks, plan)}. "
+                f"{plan.messages.hint}"
             ).rstrip(". ")
         case {"finishing": ranks}:
             code = "HPC120"
@@ -127,17 +128,11 @@ def coordinator_missing(found: str, timeout: float, plan: LaunchPlan) -> Message
 def _search_problem(found: str, plan: LaunchPlan) -> str:
     """Say why the coordinator was not found: the cause, not what follows from it."""
     if NOBODY in found:  # its node is reached
-        advice = fail_together(plan.messages.fail_together)
-        return f"{found}. Has the job started there? {advice}".rstrip()
+        return f"{found}. Has the job started there? {plan.messages.hint}".rstrip()
     problem, is_cause = path_problem(plan.rendezvous.local_address)
     if is_cause:
         return problem
     return (found or "no answer yet") + (f"; {problem}" if problem else "")
-
-
-def fail_together(option: str) -> str:
-    """Say which command and option end all tasks of a launch, if there are any."""
-    return f"{option} ends all tasks when one fails" if option else ""
 
 
 def refusal(

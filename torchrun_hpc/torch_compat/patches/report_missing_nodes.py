@@ -61,6 +61,6 @@ def _report(met: threading.Event, plan: LaunchPlan) -> None:
         text = (
             f"waiting at {plan.rendezvous.endpoint} for other nodes of {plan.world.nodes}, for "
             f"{waited:.0f} s"
-            + (f"; {plan.messages.suspicion}" if plan.messages.suspicion else "")
+            + (f"; {plan.messages.hint}" if plan.messages.hint else "")
         )
         console.write(Message("HPC084", text))
