@@ -162,13 +162,10 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     Raises:
         ProtocolError: Something is missing, or of another type.
     """
-    try:
-        request = JoinRequest(**{f.name: message[f.name] for f in fields(JoinRequest)})
-    except KeyError:
-        raise ProtocolError("not a join request") from None
-    if not _are(int, request.nodes, request.rank, request.pid) or not _are(
-        str, request.job, request.run_id, request.host, request.release, request.site
-    ):
+    request = JoinRequest(**{f.name: message.get(f.name) for f in fields(JoinRequest)})
+    numbers = (request.nodes, request.rank, request.pid)
+    texts = (request.job, request.run_id, request.host, request.release, request.site)
+    if not _are(int, *numbers) or not _are(str, *texts):
         raise ProtocolError("not a join request")
     return request
 
@@ -204,14 +201,10 @@ class Lines:
         if any(len(line) > self.limit for line in (*complete, rest)):
             raise ProtocolError(f"a line of more than {self.limit} bytes")
         self._rest = rest
-        return [_decode(line) for line in complete]
-
-
-def _decode(line: bytearray) -> dict[str, Any]:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        raise ProtocolError("not JSON") from None
-    if not isinstance(message, dict):
-        raise ProtocolError("not an object")
-    return message
+        try:
+            messages = [json.loads(line) for line in complete]
+        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+            raise ProtocolError("not JSON") from None
+        if not all(isinstance(message, dict) for message in messages):
+            raise ProtocolError("not an object")
+        return messages
