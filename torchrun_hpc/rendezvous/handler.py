@@ -179,9 +179,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         plan, settings, meeting = self._plan, self._settings, self._plan.rendezvous
         request = _join_request(plan, settings)
         needed = open_files.need(plan, has_store=self._shares_store)
-        unknown_peers = UNKNOWN_PEERS if meeting.is_coordinator else 0
-        limit = open_files.raise_limit(needed.all + unknown_peers)
-        ports = meeting.ports
+        peers = UNKNOWN_PEERS if meeting.is_coordinator else 0
+        limit, ports = open_files.raise_limit(needed.all + peers), meeting.ports
         if meeting.is_coordinator:
             ports = (self._start_server(request, limit - needed.all),)
         address = search.CoordinatorAddress(
@@ -248,10 +247,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def _start_server(self, request: JoinRequest, spare_files: int) -> int:
         """Start the coordinator, and return its port."""
         opened = self._listen(request)
-        unknown_peers = min(max(spare_files, 0), UNKNOWN_PEERS)
-        self._server = CoordinatorServer(
-            opened, self._settings, unknown_peers, _report_problem
-        )
+        peers = min(max(spare_files, 0), UNKNOWN_PEERS)
+        self._server = CoordinatorServer(opened, self._settings, peers, _report_problem)
         self._server.start()
         return int(opened.getsockname()[1])
 
@@ -382,13 +379,9 @@ def _workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
     Raises:
         RendezvousError: The coordinator did not send them.
     """
-    store = go.get("store")
-    if (
-        isinstance(store, list)
-        and [type(part) for part in store] == [str, int]
-        and 0 < store[1] < 2**16
-    ):
-        return store[0], store[1]
+    match go.get("store"):
+        case [str(address), int(port)] if 0 < port < 2**16:
+            return address, port
     raise rendezvous.RendezvousError("the head node did not say where the workers meet")
 
 

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import RefusedError
 
-# How many names a message quotes.
-_SHOWN = 10
-
-# Characters of the name of a site.
-_SHORT = 50
+_SHOWN = 10  # names that a message quotes
+_SHORT = 50  # characters of the name of a site
 
 # --- what happens meanwhile -------------------------------------------------------
 

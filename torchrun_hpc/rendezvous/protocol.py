@@ -162,7 +162,8 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     Raises:
         ProtocolError: Something is missing, or of another type.
     """
-    request = JoinRequest(**{f.name: message.get(f.name) for f in fields(JoinRequest)})
+    values: dict[str, Any] = {f.name: message.get(f.name) for f in fields(JoinRequest)}
+    request = JoinRequest(**values)
     numbers = (request.nodes, request.rank, request.pid)
     texts = (request.job, request.run_id, request.host, request.release, request.site)
     if not _are(int, *numbers) or not _are(str, *texts):

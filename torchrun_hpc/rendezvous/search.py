@@ -32,7 +32,6 @@ _ALL_PORTS_EVERY = 8  # turns
 NOBODY = "nobody listens"
 _NOT_YET = f"{NOBODY} (not started there yet, or ended)"
 _NO_MORE = f"{NOBODY} any more (it has ended there)"
-_OTHER_PROGRAM = "somebody else"
 
 
 class RefusedError(Exception):
@@ -129,14 +128,7 @@ class Channel(asyncio.Protocol):
 
 
 class Search:
-    """Looks for the coordinator.
-
-    Args:
-        request: Who this agent is.
-        address: Where the coordinator is.
-        on_event: Called each second with ``looking`` and ``found``.
-        own_failure: Why this agent cannot start, if it connects only to say that.
-    """
+    """Looks for the coordinator; the arguments are those of `Client`."""
 
     def __init__(
         self,
@@ -287,4 +279,4 @@ class Search:
                     raise _OtherPeerError("another job")
                 value = "".join(c for c in str(answer.get("value")) if c.isprintable())
                 raise RefusedError(reason, value[:200], port)
-        raise _OtherPeerError(_OTHER_PROGRAM)
+        raise _OtherPeerError("somebody else")

@@ -111,7 +111,7 @@ class CoordinatorServer:
     ) -> None:
         self.coordinator = Coordinator(settings)
         self._listening = listening
-        self._listening.settimeout(0)
+        listening.settimeout(0)
         self._on_problem = on_problem
         self._has_reported = False
         self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
@@ -140,7 +140,8 @@ class CoordinatorServer:
         """
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._begin_closing)
+        self._is_closing = True
+        self._loop.call_soon_threadsafe(self.flush)
         start = time.monotonic()
         while not self._all_informed.wait(0.05):
             limit = late_timeout if self.coordinator.expects_nodes else timeout
@@ -151,7 +152,8 @@ class CoordinatorServer:
 
     def fail(self, failure: Failure) -> None:
         """End the job, also where this node's own agent is not connected any more."""
-        self._loop.call_soon_threadsafe(self._fail, failure)
+        self._loop.call_soon_threadsafe(self.coordinator.fail, failure)
+        self._loop.call_soon_threadsafe(self.flush)
 
     # --- in the thread ------------------------------------------------------------
 
@@ -196,12 +198,11 @@ class CoordinatorServer:
         task.add_done_callback(self._opening.discard)
 
     def _abort_oldest(self) -> bool:
-        """Abort the oldest connection of an unknown peer, if there is any."""
+        """Abort the oldest connection of an unknown peer; say whether there is one."""
         oldest = next(iter(self._unknown), None)
-        if oldest is None:
-            return False
-        self._unknown.pop(oldest).abort()
-        return True
+        if oldest is not None:
+            self._unknown.pop(oldest).abort()
+        return oldest is not None
 
     def _pause_accepting(self, reason: str) -> None:
         self._loop.remove_reader(self._listening)
@@ -213,14 +214,6 @@ class CoordinatorServer:
     def _tick(self) -> None:
         self._loop.call_later(_TICK, self._tick)
         self.coordinator.tick()
-        self.flush()
-
-    def _begin_closing(self) -> None:
-        self._is_closing = True
-        self.flush()
-
-    def _fail(self, failure: Failure) -> None:
-        self.coordinator.fail(failure)
         self.flush()
 
     def flush(self) -> None:
