@@ -97,18 +97,16 @@ class Network:
         network as ``address``: ``eth0`` and ``eth1`` are often two networks, of which
         one is closed between nodes.
         """
-        stem = re.sub("[0-9]+$", "", interface.name)
-        network = next(
-            (own.network for own in interface.addresses if own.ip == address), None
-        )
+        rail = re.escape(re.sub("[0-9]+$", "", interface.name)) + "[0-9]+"
+        networks = {own.network for own in interface.addresses if own.ip == address}
         return tuple(
             other
             for other in self.interfaces
             if other == interface
             or (
                 other.up
-                and re.fullmatch(re.escape(stem) + "[0-9]+", other.name)
-                and any(own.network == network for own in other.addresses)
+                and re.fullmatch(rail, other.name)
+                and any(own.network in networks for own in other.addresses)
             )
         )
 

@@ -182,7 +182,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         peers = UNKNOWN_PEERS if meeting.is_coordinator else 0
         limit, ports = open_files.raise_limit(needed.all + peers), meeting.ports
         if meeting.is_coordinator:
-            ports = (self._start_server(request, limit - needed.all),)
+            opened = self._listen(request)
+            peers = min(max(limit - needed.all, 0), peers)
+            ports = (opened.getsockname()[1],)
+            self._server = CoordinatorServer(opened, settings, peers, _report_problem)
+            self._server.start()
         address = search.CoordinatorAddress(
             host=meeting.connect_host,
             ports=ports,
@@ -243,14 +247,6 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._workers_store = None
 
     # --- parts --------------------------------------------------------------------
-
-    def _start_server(self, request: JoinRequest, spare_files: int) -> int:
-        """Start the coordinator, and return its port."""
-        opened = self._listen(request)
-        peers = min(max(spare_files, 0), UNKNOWN_PEERS)
-        self._server = CoordinatorServer(opened, self._settings, peers, _report_problem)
-        self._server.start()
-        return int(opened.getsockname()[1])
 
     def _listen(self, request: JoinRequest) -> socket.socket:
         """Listen for agents on the first port that is free.

@@ -64,7 +64,7 @@ class DescribedJob(TypedDict):
 
 
 class DescribedPlan(TypedDict):
-    """`torchrun_hpc.planning.plan.LaunchPlan`; each attribute is described there."""
+    """`torchrun_hpc.planning.launch_plan.LaunchPlan`; see its parts for each value."""
 
     title: str
     nodes: int
