@@ -58,7 +58,7 @@ STARTING = threading.Semaphore(2)
 
 # Each node: what is to be done first, the launcher, and how it ended.
 SHELL = (
-    'echo "$SLURM_JOB_ID.$SLURM_STEP_ID" > "$0/identity"; {first}\n'
+    'echo "$SLURM_JOB_ID.$SLURM_STEP_ID" > "$0/launch_id"; {first}\n'
     '"$@"; echo $? > "$0/exit.$SLURM_NODEID"'
 )
 

@@ -20,7 +20,7 @@ from torchrun_hpc import __version__, network, sites
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.preflight import preflight
-from torchrun_hpc.planning import endpoints, messages, several_nodes
+from torchrun_hpc.planning import messages, several_nodes
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
 from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.reporting import console
@@ -225,7 +225,7 @@ def tell(
             ports=place.rendezvous.ports,
             timeout=limit,
             silence_timeout=int(limit),
-            notice_ports=endpoints.notice_ports(place.launch_id),
+            notice_ports=place.rendezvous.notice_ports,
         )
         request = JoinRequest(
             job=place.launch_id,

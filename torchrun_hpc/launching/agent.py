@@ -56,7 +56,7 @@ class AgentStarter(Starter):
         self._is_scheduled = preflight.job is not None
         self._outcomes = registry.examine()
 
-    def measured(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, Any]:
         """Return the inputs of a plan that this node, and torch, have to be asked for.
 
         Raises:
@@ -69,7 +69,7 @@ class AgentStarter(Starter):
             "of_release": capabilities.variables(),
         }
 
-    def check(self, plan: LaunchPlan) -> None:
+    def apply_options(self, plan: LaunchPlan) -> None:
         """Fill the plan into the arguments of torchrun, and look at all of them.
 
         Raises:

@@ -44,7 +44,7 @@ class WorkerStarter(Starter):
         self.job = preflight.job or job_of_nobody(preflight.hostname)
         self.environ = preflight.environ
 
-    def measured(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, Any]:
         """Return the inputs of a plan that this node has to be asked for."""
         cpus = len(os.sched_getaffinity(0))
         if cpus == os.cpu_count():  # not bound: they share

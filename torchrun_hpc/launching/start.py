@@ -54,19 +54,19 @@ class Starter:
     def __init__(self, options: Mapping[str, Setting]) -> None:
         self.options = options
 
-    def measured(self) -> dict[str, Any]:
-        """Return the inputs of a plan that this node has to be asked for."""
+    def measure(self) -> dict[str, Any]:
+        """Return those fields of `Inputs` for which this node has to be asked."""
         raise NotImplementedError
 
-    def check(self, plan: LaunchPlan) -> None:
-        """Check what was typed, with the plan filled in.
+    def apply_options(self, plan: LaunchPlan) -> None:
+        """Complete the command line by the options of the plan, and check it.
 
         Raises:
-            LaunchError: It cannot work.
+            LaunchError: A value cannot be used.
         """
 
     def ready(self, _plan: LaunchPlan) -> AbstractContextManager[None]:
-        """Get ready, and clear up behind; the environment is written."""
+        """Return a context to start in; the environment has been written."""
         return contextlib.nullcontext()
 
     def findings(self, _plan: LaunchPlan) -> tuple[list[Message], list[Message]]:

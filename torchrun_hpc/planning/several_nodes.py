@@ -116,6 +116,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
             else inputs.explicit("rdzv_endpoint") or "",
             connect_host=here.connect_host,
             ports=_ports(inputs, job, here),
+            notice_ports=endpoints.notice_ports(job.launch_id),
             coordinator=endpoint.node if job.is_ranked else None,
             is_coordinator=is_coordinator,
             local_address=None

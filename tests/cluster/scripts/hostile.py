@@ -3,7 +3,7 @@
     hostile.py SECONDS MARKER IDENTITY HOST:PORT…
 
 Sends garbage and a gigabyte, holds connections open, pretends to be an agent of the
-launch of that identity, and where it finds a store, overwrites, deletes and appends to
+launch of that id, and where it finds a store, overwrites, deletes and appends to
 all its keys, with pickles that would create the file MARKER if anybody loaded them.
 Says how much of that it did.
 """
