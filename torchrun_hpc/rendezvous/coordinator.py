@@ -167,19 +167,17 @@ class Coordinator:
         """Handle the end of a connection."""
         rank = self._ranks.get(connection)
         if rank is None:
-            self._candidates = {
-                rank: candidate
-                for rank, candidate in self._candidates.items()
-                if candidate.connection != connection
-            }
+            for claimed, candidate in list(self._candidates.items()):
+                if candidate.connection == connection:
+                    del self._candidates[claimed]
             return
         had_joined = self._agents[rank].has_joined
         self._remove(rank)
-        candidate = self._candidates.pop(rank, None)
+        next_one = self._candidates.pop(rank, None)
         if had_joined and not self.finished and rank not in self._done:
             self._agent_lost(rank)
-        if candidate is not None:
-            self._accept(candidate.connection, candidate.request)
+        if next_one is not None:
+            self._accept(next_one.connection, next_one.request)
 
     def tick(self) -> None:
         """Handle that a second has passed."""

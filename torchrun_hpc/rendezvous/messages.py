@@ -186,32 +186,22 @@ def failed(failure: Failure, plan: LaunchPlan) -> Message:
 
 
 def _cause(failure: Failure, plan: LaunchPlan) -> str:
-    where = names(failure.nodes, plan) or "another node"
-    if failure.kind is Kind.WORKER:
-        text = f"worker {failure.rank} on {where} {ending(failure.code)}"
-    elif failure.kind is Kind.SIGNAL:
-        text = f"the agent on {where} received {signal_name(failure.code)}"
-    elif failure.kind is Kind.LOST:
-        text = (
-            f"the agent on {where} is gone without a word: it was killed, or the "
-            "node is lost"
-        )
-    elif failure.kind is Kind.SILENT:
-        text = f"the agent on {where} did not answer for {failure.code} s"
-    elif failure.kind is Kind.MISSING:
-        text = (
-            f"{count(len(failure.nodes), 'node')} did not come within {failure.code} s "
-            f"(join_timeout): {where}"
-        )
-    elif failure.kind is Kind.REFUSED:
-        text = f"the agent on {where} does not belong here ({failure.text}); see there"
-    elif failure.kind is Kind.COORDINATOR:
-        what = f"did not answer for {failure.code} s" if failure.code else "is gone"
-        rank = plan.rendezvous.coordinator
-        node = plan.rendezvous.endpoint if rank is None else names([rank], plan)
-        text = f"the agent on the head node, {node}, {what}"
-    else:
-        text = f"the agent on {where} gave up: {failure.text}"
+    where, code = names(failure.nodes, plan) or "another node", failure.code
+    who = f"the agent on {where}"
+    missing = count(len(failure.nodes), "node")
+    rank = plan.rendezvous.coordinator
+    host = plan.rendezvous.endpoint if rank is None else names([rank], plan)
+    end = f"did not answer for {code} s" if code else "is gone"
+    text = {
+        Kind.WORKER: f"worker {failure.rank} on {where} {ending(code)}",
+        Kind.SIGNAL: f"{who} received {signal_name(code)}",
+        Kind.AGENT: f"{who} gave up: {failure.text}",
+        Kind.LOST: f"{who} is gone without a word: it was killed, or the node is lost",
+        Kind.SILENT: f"{who} did not answer for {code} s",
+        Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
+        Kind.REFUSED: f"{who} does not belong here ({failure.text}); see there",
+        Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
+    }[failure.kind]
     if failure.finished:
         nodes = count(failure.finished, "node")
         text += f"; no restart, because {nodes} had finished already"
