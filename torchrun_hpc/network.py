@@ -6,6 +6,7 @@ two functions among its attributes, so that a test describes a node with diction
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import ipaddress
@@ -60,7 +61,7 @@ class Network:
         ``/etc/hosts``). The order does not depend on the node that asks, unlike
         getaddrinfo's: IPv4 first, then by number.
         """
-        usable = {a for a in self.resolve(host) if _is_reachable(a)}
+        usable = set(filter(_is_reachable, self.resolve(host)))
         return tuple(sorted(usable, key=lambda a: (a.version, int(a))))
 
     def owner(self, address: Address | None) -> Interface | None:
@@ -82,9 +83,8 @@ class Network:
     def address_toward(self, other: Address) -> Address | None:
         """Return this node's address as another node would see it."""
         source = self.source_toward(other)
-        if source is not None and _is_reachable(source) and self.owner(source):
-            return source
-        return None
+        is_usable = source and _is_reachable(source) and self.owner(source)
+        return source if is_usable else None
 
     def shares(self, address: Address) -> bool:
         """Return whether an address is in a network that this node is connected to."""
@@ -97,18 +97,16 @@ class Network:
         network as ``address``: ``eth0`` and ``eth1`` are often two networks, of which
         one is closed between nodes.
         """
-        stem = re.sub("[0-9]+$", "", interface.name)
-        network = next(
-            (own.network for own in interface.addresses if own.ip == address), None
-        )
+        rail = re.escape(re.sub("[0-9]+$", "", interface.name)) + "[0-9]+"
+        networks = {own.network for own in interface.addresses if own.ip == address}
         return tuple(
             other
             for other in self.interfaces
             if other == interface
             or (
                 other.up
-                and re.fullmatch(re.escape(stem) + "[0-9]+", other.name)
-                and any(own.network == network for own in other.addresses)
+                and re.fullmatch(rail, other.name)
+                and any(own.network in networks for own in other.addresses)
             )
         )
 
@@ -133,20 +131,12 @@ def this_node() -> Network:
 def _interfaces() -> tuple[Interface, ...]:
     stats = psutil.net_if_stats()
     found = []
-    for name, addresses in psutil.net_if_addrs().items():
+    for name, entries in psutil.net_if_addrs().items():
         # A label (eth0:1) has no state of its own.
         state = stats.get(name) or stats.get(name.partition(":")[0])
-        found.append(
-            Interface(
-                name=name,
-                addresses=tuple(
-                    _with_prefix(a.address, a.netmask)
-                    for a in addresses
-                    if a.family in (socket.AF_INET, socket.AF_INET6)
-                ),
-                up=state is None or state.isup,
-            )
-        )
+        ip = [e for e in entries if e.family in (socket.AF_INET, socket.AF_INET6)]
+        addresses = tuple(_with_prefix(e.address, e.netmask) for e in ip)
+        found.append(Interface(name, addresses, up=state is None or state.isup))
     return tuple(found)
 
 
@@ -166,9 +156,8 @@ def resolve(host: str) -> tuple[Address, ...]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()
-    return tuple(
-        ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found
-    )
+    texts = (str(entry[4][0]).partition("%")[0] for entry in found)
+    return tuple(map(ipaddress.ip_address, texts))
 
 
 def source_toward(address: Address) -> Address | None:
@@ -185,12 +174,9 @@ def source_toward(address: Address) -> Address | None:
 def path_problem(address: str | None) -> tuple[str, bool]:
     """Return what on this node may be the reason that no other one answers.
 
-    Args:
-        address: This node's address for the job.
-
     Returns:
         The reason, empty if there is none to be seen; and whether it is certain,
-        because the interface is down.
+        because the interface that has this node's address is down.
     """
     try:
         interfaces = _interfaces()
@@ -207,10 +193,8 @@ def path_problem(address: str | None) -> tuple[str, bool]:
         for i in interfaces
         if i.up and i != owner and any(_is_reachable(a.ip) for a in i.addresses)
     ]
-    if not others:
-        return "", False
-    names = ", ".join(others)
-    return f"tried from {owner.name} ({address}); up here, too: {names}", False
+    text = f"tried from {owner.name} ({address}); up here, too: {', '.join(others)}"
+    return text if others else "", False
 
 
 def bound_socket(address: str, port: int) -> socket.socket:
@@ -247,10 +231,9 @@ def port_problem(address: str, port: int) -> str:
     The socket is bound and does not listen: a waiting client must not connect to it.
     """
     error = _binding_error(address, port)
-    if error is None:
-        return ""
-    is_taken = error.errno == errno.EADDRINUSE
-    return f"it is taken by {port_holder(port)}" if is_taken else str(error.strerror)
+    if error is not None and error.errno == errno.EADDRINUSE:
+        return f"it is taken by {port_holder(port)}"
+    return str(error.strerror) if error else ""
 
 
 def port_is_taken(address: str, port: int) -> bool:
@@ -273,19 +256,12 @@ def port_holder(port: int) -> str:
         connections = psutil.net_connections("tcp")
     except psutil.Error:
         connections = []
-    for connection in connections:
-        local = connection.laddr
-        if (
-            connection.status == psutil.CONN_LISTEN
-            and local
-            and local.port == port
-            and connection.pid
-        ):
-            try:
-                process = psutil.Process(connection.pid)
-                return f"{process.name()} (pid {process.pid}, {process.username()})"
-            except psutil.Error:
-                continue
+    listening = (c for c in connections if c.status == psutil.CONN_LISTEN)
+    pids = (c.pid for c in listening if c.laddr and c.laddr.port == port)
+    for pid in filter(None, pids):  # other users' are not known
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            return f"{process.name()} (pid {pid}, {process.username()})"
     return "a program of another user"
 
 

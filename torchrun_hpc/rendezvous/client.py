@@ -16,16 +16,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
-from torchrun_hpc.rendezvous.protocol import (
-    Failure,
-    JoinRequest,
-    Kind,
-    packed,
-    unpacked,
-)
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed, unpacked
 from torchrun_hpc.rendezvous.search import (
-    Channel,
-    CoordinatorAddress,
     CoordinatorNotFoundError,
     RefusedError,
     Search,
@@ -33,6 +25,9 @@ from torchrun_hpc.rendezvous.search import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.search import Channel, CoordinatorAddress
 
 _log = logging.getLogger(__name__)
 
@@ -150,8 +145,7 @@ class Client:
             RoundOverError: The round that it is about has ended.
             JobFailedError: The job has failed.
         """
-        self._asked += 1
-        number = self._asked
+        self._asked = number = self._asked + 1
         self.send({"ask": number, **question})
         self._until(lambda: number in self._answers or self.is_over, timeout)
         if self.is_over:
@@ -334,18 +328,14 @@ class Client:
             self._on_event(message)
 
 
-def exit_code_of(pid: int) -> Callable[[], int | None]:
-    """Return a function that looks at a child process without collecting it.
+def exit_code_of(pid: int) -> int | None:
+    """Return the exit code of a child process, without collecting it.
 
-    It returns ``None`` while the child runs, and when it has been collected.
+    It is ``None`` while the child runs, and when it has been collected.
     """
-
-    def exit_code() -> int | None:
-        with contextlib.suppress(ChildProcessError):
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None and ended.si_pid == pid:
-                killed = ended.si_code != os.CLD_EXITED
-                return -ended.si_status if killed else ended.si_status
-        return None
-
-    return exit_code
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid == pid:
+            killed = ended.si_code != os.CLD_EXITED
+            return -ended.si_status if killed else ended.si_status
+    return None

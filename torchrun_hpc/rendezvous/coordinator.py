@@ -9,26 +9,20 @@ hour, and a clock that is set back or forth changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
+from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
-from torchrun_hpc.rendezvous.protocol import (
-    VERSION,
-    Failure,
-    JoinRequest,
-    Kind,
-    ProtocolError,
-    Refusal,
-    join_request,
-    packed,
-    unpacked,
-)
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError, Refusal
 from torchrun_hpc.reporting import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
+
+    from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
 
 # Seconds.
 HEARTBEAT_INTERVAL = 5
@@ -75,11 +69,6 @@ class _Agent:
     is_reported: bool = False  # to the user, as silent
     has_joined: bool = False  # any round yet
 
-    @property
-    def answers_again(self) -> bool:
-        """Whether it has sent something since it was reported."""
-        return self.is_reported and self.silent_for < SILENCE_REPORT
-
 
 def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the node ranks that use each site, that of the first node first."""
@@ -89,12 +78,13 @@ def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
     return found
 
 
-@dataclass
 class Coordinator:
     """The coordinator's view of a job.
 
-    Attributes:
+    Args:
         settings: What all agents agree on.
+
+    Attributes:
         outbox: Pairs of a connection and a message to send there, in order.
         round: The round that is waited for, or running. It is also the number of
             restarts.
@@ -103,16 +93,14 @@ class Coordinator:
         finished: Whether all nodes have finished.
     """
 
-    settings: Settings
-    outbox: list[tuple[Hashable, Mapping[str, Any]]] = field(default_factory=list)
-    round: int = 0
-    running: bool = False
-    failure: Failure | None = None
-    finished: bool = False
-
-    def __post_init__(self) -> None:
-        """Start without any agent."""
-        limit = self.settings.silence_timeout // 3
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.outbox: list[Answer] = []
+        self.round = 0
+        self.running = False
+        self.failure: Failure | None = None
+        self.finished = False
+        limit = settings.silence_timeout // 3
         self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
         self._agents: dict[int, _Agent] = {}
         self._ranks: dict[Hashable, int] = {}
@@ -160,15 +148,16 @@ class Coordinator:
         agent = self._agents[rank]
         agent.silent_for = 0
         self._refuse_candidate(rank)
-        for key, handle in (
-            ("join", self._join),
-            ("died", self._worker_died),
-            ("failed", self._agent_failed),
-            ("done", self._node_done),
-            ("ask", self._ask),
-        ):
-            if key in message:
-                handle(agent, message)
+        if "join" in message:
+            self._join(agent, message)
+        if "died" in message and self.running and message.get("round") == self.round:
+            self._end_round(protocol.unpacked(message["died"]))
+        if "failed" in message:
+            self.fail(protocol.unpacked(message["failed"]))
+        if "done" in message:
+            self._node_done(rank, message["done"])
+        if "ask" in message:
+            self.outbox += self._store.ask(connection, message)
         if "read" in message:
             self._unread.discard(connection)
         if "bye" in message:
@@ -178,26 +167,28 @@ class Coordinator:
         """Handle the end of a connection."""
         rank = self._ranks.get(connection)
         if rank is None:
-            self._candidates = {
-                rank: candidate
-                for rank, candidate in self._candidates.items()
-                if candidate.connection != connection
-            }
+            for claimed, candidate in list(self._candidates.items()):
+                if candidate.connection == connection:
+                    del self._candidates[claimed]
             return
         had_joined = self._agents[rank].has_joined
         self._remove(rank)
-        candidate = self._candidates.pop(rank, None)
+        next_one = self._candidates.pop(rank, None)
         if had_joined and not self.finished and rank not in self._done:
             self._agent_lost(rank)
-        if candidate is not None:
-            self._accept(candidate.connection, candidate.request)
+        if next_one is not None:
+            self._accept(next_one.connection, next_one.request)
 
     def tick(self) -> None:
         """Handle that a second has passed."""
         self._seconds += 1
         timeout = self.settings.silence_timeout
         silent = []
-        answering = [r for r, a in self._agents.items() if a.answers_again]
+        answering = [
+            rank
+            for rank, agent in self._agents.items()
+            if agent.is_reported and agent.silent_for < SILENCE_REPORT
+        ]
         for rank, agent in list(self._agents.items()):
             agent.silent_for += 1
             agent.is_reported = agent.silent_for >= SILENCE_REPORT
@@ -238,13 +229,13 @@ class Coordinator:
         if message.get("job") != self.settings.job:
             self._refuse(connection, Refusal.UNKNOWN, "")  # whoever asks
             return
-        if version != VERSION:
+        if version != protocol.VERSION:
             self._refuse(connection, Refusal.VERSION, __version__)
             rank = message.get("rank")
             nodes = (rank,) if type(rank) is int else ()
             self.fail(Failure(Kind.REFUSED, nodes, text="another torchrun_hpc"))
             return
-        request = join_request(message)
+        request = protocol.join_request(message)
         mismatch = self._mismatch(request)
         # An agent that connects only to report a failure, or that would only be
         # informed of one, need not agree.
@@ -274,7 +265,7 @@ class Coordinator:
         first = self._agents.get(request.rank)
         if first is None:
             if failure is not None:
-                self.fail(unpacked(failure))
+                self.fail(protocol.unpacked(failure))
             self._accept(connection, request)
         elif (first.request.host, first.request.pid) == (request.host, request.pid):
             # It has closed its first connection, of which the end is yet to come.
@@ -305,7 +296,11 @@ class Coordinator:
             return
         if self.running:  # it was started again, and takes part in the next round
             self._end_round(Failure(Kind.LOST, (request.rank,)))
-        welcome = {"welcome": VERSION, "job": self.settings.job, "round": self.round}
+        welcome = {
+            "welcome": protocol.VERSION,
+            "job": self.settings.job,
+            "round": self.round,
+        }
         self.outbox.append((connection, welcome))
 
     def _refuse(self, connection: Hashable, reason: Refusal, value: str) -> None:
@@ -366,14 +361,7 @@ class Coordinator:
             self._send(agent, {"over": self.round})
         self.round += 1
         if failure.kind is not Kind.LOST:
-            self._report({"restart": self.round, "because": packed(failure)})
-
-    def _worker_died(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
-        if self.running and message.get("round") == self.round:
-            self._end_round(unpacked(message["died"]))
-
-    def _agent_failed(self, _agent: _Agent, message: Mapping[str, Any]) -> None:
-        self.fail(unpacked(message["failed"]))
+            self._report({"restart": self.round, "because": protocol.packed(failure)})
 
     def _agent_lost(self, rank: int) -> None:
         """Wait for an agent to be started again, if the job may restart."""
@@ -385,8 +373,7 @@ class Coordinator:
         if self.failure is None:
             self._report({"lost": rank})
 
-    def _node_done(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        done = message["done"]
+    def _node_done(self, rank: int, done: Any) -> None:
         if self.failure is not None:
             return
         if not self.running:
@@ -396,7 +383,7 @@ class Coordinator:
             return
         if done != self.round:
             return
-        self._done.add(agent.request.rank)
+        self._done.add(rank)
         self._waited = 0
         if len(self._done) == self.settings.nodes:
             self.finished = True
@@ -419,9 +406,6 @@ class Coordinator:
 
     # --- what is sent -------------------------------------------------------------
 
-    def _ask(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        self.outbox += self._store.ask(agent.connection, message)
-
     def _report(self, message: Mapping[str, Any]) -> None:
         """Send something for the user to the node that reports."""
         reporter = self._agents.get(0) or self._agents.get(self.settings.coordinator)
@@ -430,7 +414,7 @@ class Coordinator:
 
     def _inform(self, rank: int, connection: Hashable, failure: Failure) -> None:
         """Send the failure to an agent, which is to confirm it."""
-        self.outbox.append((connection, {"failed": packed(failure)}))
+        self.outbox.append((connection, {"failed": protocol.packed(failure)}))
         self._unread.add(connection)
         self._informed.add(rank)
 

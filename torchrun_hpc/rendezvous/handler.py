@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
-from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousHandler,
-    RendezvousParameters,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from torchrun_hpc import __version__
@@ -24,15 +18,10 @@ from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import join_endpoint, port_holder
 from torchrun_hpc.planning.inputs import SCHEDULER
-from torchrun_hpc.rendezvous import messages, open_files
+from torchrun_hpc.rendezvous import messages, open_files, search
 from torchrun_hpc.rendezvous.client import Client, JobFailedError
 from torchrun_hpc.rendezvous.coordinator import Settings
 from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Refusal
-from torchrun_hpc.rendezvous.search import (
-    CoordinatorAddress,
-    CoordinatorNotFoundError,
-    RefusedError,
-)
 from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
@@ -44,13 +33,14 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 _torch: Any = distributed
 
-# Torch's names in --rdzv-conf, and what counts where it has none of the last two.
-_JOIN_TIMEOUT = "join_timeout"
-_INTERVAL, _ATTEMPTS = "keep_alive_interval", "keep_alive_max_attempt"
+# Seconds that an agent may be silent: where --rdzv-conf has nothing of it, and where
+# it has very little.
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
 
@@ -58,7 +48,7 @@ _SHORTEST_SILENCE = 5
 _CHECK_TIMEOUT = 2
 
 
-class CoordinatorMissingError(RendezvousConnectionError):
+class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
     """The coordinator was not found in time; `message` is for the user."""
 
     def __init__(self, message: Message) -> None:
@@ -66,7 +56,7 @@ class CoordinatorMissingError(RendezvousConnectionError):
         self.message = message
 
 
-class SchedulerRendezvous(RendezvousHandler):
+class SchedulerRendezvous(rendezvous.RendezvousHandler):
     """The rendezvous of a job whose nodes are known.
 
     Args:
@@ -120,13 +110,14 @@ class SchedulerRendezvous(RendezvousHandler):
             JobFailedError: There is no next round.
             LaunchError: This node cannot take part.
         """
-        client = self.connect()
-        own = self._open_workers_store() if self._plan.world.node_rank == 0 else None
+        client, world = self.connect(), self._plan.world
+        own = self._open_workers_store() if world.node_rank == 0 else None
         address, port = _workers_address(client.join(own))
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         store = AgentStore(client, known)
-        rank, nodes = self._plan.world.node_rank, self._plan.world.nodes
-        return capabilities.rendezvous_info(store, rank, nodes, address, port)
+        return capabilities.rendezvous_info(
+            store, world.node_rank, world.nodes, address, port
+        )
 
     def num_nodes_waiting(self) -> int:
         """Say whether there is to be another round; this costs nothing.
@@ -134,13 +125,11 @@ class SchedulerRendezvous(RendezvousHandler):
         Raises:
             JobFailedError: The job has failed on another node, or for all.
         """
-        if self._client is None:
-            return 0
-        failure = self._client.failure
+        failure, own = self.failure, (self._plan.world.node_rank,)
         # Torch's agent itself reports the failure of its own workers.
-        if failure is not None and not self._is_own_worker(failure):
+        if failure is not None and not (failure.rank >= 0 and failure.nodes == own):
             raise JobFailedError(failure)
-        return int(self._client.is_over)
+        return int(self._client is not None and self._client.is_over)
 
     def is_closed(self) -> bool:
         """Say whether there will be no other round."""
@@ -186,16 +175,19 @@ class SchedulerRendezvous(RendezvousHandler):
         """
         if self._client is not None:
             return self._client
-        plan, settings = self._plan, self._settings
+        plan, settings, meeting = self._plan, self._settings, self._plan.rendezvous
         request = _join_request(plan, settings)
         needed = open_files.need(plan, has_store=self._shares_store)
-        unknown_peers = UNKNOWN_PEERS if plan.rendezvous.is_coordinator else 0
-        limit = open_files.raise_limit(needed.all + unknown_peers)
-        ports = plan.rendezvous.ports
-        if plan.rendezvous.is_coordinator:
-            ports = (self._start_server(request, limit - needed.all),)
-        address = CoordinatorAddress(
-            host=plan.rendezvous.connect_host,
+        peers = UNKNOWN_PEERS if meeting.is_coordinator else 0
+        limit, ports = open_files.raise_limit(needed.all + peers), meeting.ports
+        if meeting.is_coordinator:
+            opened = self._listen(request)
+            peers = min(max(limit - needed.all, 0), peers)
+            ports = (opened.getsockname()[1],)
+            self._server = CoordinatorServer(opened, settings, peers, _report_problem)
+            self._server.start()
+        address = search.CoordinatorAddress(
+            host=meeting.connect_host,
             ports=ports,
             timeout=settings.join_timeout if timeout is None else timeout,
             silence_timeout=settings.silence_timeout,
@@ -204,9 +196,9 @@ class SchedulerRendezvous(RendezvousHandler):
         self._client = Client(request, address, self._report)
         try:
             self._client.connect()
-        except RefusedError as refused:
-            raise self._refusal(refused, request) from None
-        except CoordinatorNotFoundError as error:
+        except search.RefusedError as refused:
+            raise messages.refusal(refused, plan, request, self._environ) from None
+        except search.CoordinatorNotFoundError as error:
             message = messages.coordinator_missing(str(error), address.timeout, plan)
             raise CoordinatorMissingError(message) from None
         # Only now: so the other nodes are informed if the limit is too low.
@@ -226,10 +218,9 @@ class SchedulerRendezvous(RendezvousHandler):
         Args:
             look: Whether to report one that has ended by now.
         """
-        if self._client is not None:
-            if look:
-                self._client.check_workers()
-            self._client.watch({})
+        if self._client is not None and look:
+            self._client.check_workers()
+        self.watch({})
 
     def finish(self) -> bool:
         """Wait until all nodes have finished; say whether they did."""
@@ -256,28 +247,15 @@ class SchedulerRendezvous(RendezvousHandler):
 
     # --- parts --------------------------------------------------------------------
 
-    def _is_own_worker(self, failure: Failure) -> bool:
-        return failure.rank >= 0 and failure.nodes == (self._plan.world.node_rank,)
-
-    def _start_server(self, request: JoinRequest, spare_files: int) -> int:
-        """Start the coordinator, and return its port."""
-        opened = self._listen(request)
-        unknown_peers = min(max(spare_files, 0), UNKNOWN_PEERS)
-        self._server = CoordinatorServer(
-            opened, self._settings, unknown_peers, _report_problem
-        )
-        self._server.start()
-        return int(opened.getsockname()[1])
-
     def _listen(self, request: JoinRequest) -> socket.socket:
         """Listen for agents on the first port that is free.
 
         Raises:
             LaunchError: There is none, or the job has a coordinator already.
         """
-        plan, problems, opened = self._plan, {}, None
-        address = plan.rendezvous.listen[0] if plan.rendezvous.listen else None
-        for port in plan.rendezvous.ports:
+        meeting, problems, opened = self._plan.rendezvous, {}, None
+        address = meeting.listen[0] if meeting.listen else None
+        for port in meeting.ports:
             try:
                 opened = listen(address, port)
                 break
@@ -290,16 +268,14 @@ class SchedulerRendezvous(RendezvousHandler):
             self._check_no_coordinator(taken, request)
         if opened is not None:
             return opened
-        is_only = len(plan.rendezvous.ports) == 1
-        holder = (
-            f", taken by {port_holder(plan.rendezvous.ports[0])}" if is_only else ""
-        )
+        first, *others = meeting.ports
+        holder = "" if others else f", taken by {port_holder(first)}"
         listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
+        endpoint = join_endpoint(meeting.connect_host, "PORT")
         raise LaunchError(
             "HPC111",
             f"cannot listen on {address or 'any address'}: {listed}{holder}. Type "
-            "another port: --rdzv_endpoint="
-            f"{join_endpoint(plan.rendezvous.connect_host, 'PORT')}",
+            f"another port: --rdzv_endpoint={endpoint}",
         )
 
     def _check_no_coordinator(self, ports: Sequence[int], request: JoinRequest) -> None:
@@ -308,22 +284,19 @@ class SchedulerRendezvous(RendezvousHandler):
         Raises:
             LaunchError: It is, and this agent is the second one of its node.
         """
-        address = CoordinatorAddress(
-            self._plan.rendezvous.connect_host, ports, _CHECK_TIMEOUT, _CHECK_TIMEOUT
-        )
+        plan, timeout = self._plan, _CHECK_TIMEOUT
+        host = plan.rendezvous.connect_host
+        address = search.CoordinatorAddress(host, ports, timeout, timeout)
         client = Client(request, address, lambda _: None)
         try:
             client.connect()
-        except RefusedError as refused:
+        except search.RefusedError as refused:
             if refused.reason is not Refusal.UNKNOWN:
-                raise self._refusal(refused, request) from None
-        except (CoordinatorNotFoundError, JobFailedError):
+                raise messages.refusal(refused, plan, request, self._environ) from None
+        except (search.CoordinatorNotFoundError, JobFailedError):
             pass
         finally:
             client.leave()
-
-    def _refusal(self, refused: RefusedError, request: JoinRequest) -> LaunchError:
-        return messages.refusal(refused, self._plan, request, self._environ)
 
     def _open_workers_store(self) -> tuple[str, int]:
         """Open a store for the workers of one round; return its address and port.
@@ -334,10 +307,11 @@ class SchedulerRendezvous(RendezvousHandler):
         address = str(self._parameters.local_addr)
         if not self._shares_store:
             return address, int(get_free_port())  # type: ignore[no-untyped-call]
-        opened = listen(self._plan.rendezvous.local_address, 0)
+        own = self._plan.rendezvous.local_address
+        opened = listen(own, 0)
         port = opened.getsockname()[1]
         self._workers_store = _torch.TCPStore(
-            self._plan.rendezvous.local_address or "127.0.0.1",
+            own or "127.0.0.1",
             port,
             is_master=True,
             wait_for_workers=False,
@@ -355,8 +329,8 @@ class SchedulerRendezvous(RendezvousHandler):
 def _settings(
     plan: LaunchPlan, parameters: RendezvousParameters, max_restarts: int
 ) -> Settings:
-    interval = parameters.get_as_int(_INTERVAL)
-    attempts = parameters.get_as_int(_ATTEMPTS)
+    interval = parameters.get_as_int("keep_alive_interval")
+    attempts = parameters.get_as_int("keep_alive_max_attempt")
     silence = SILENCE_TIMEOUT
     if interval is not None or attempts is not None:
         # Torch's defaults; and agents must have time to answer.
@@ -367,7 +341,7 @@ def _settings(
         nodes=plan.world.nodes,
         coordinator=plan.world.node_rank if plan.rendezvous.is_coordinator else -1,
         max_restarts=max_restarts,
-        join_timeout=parameters.get_as_int(_JOIN_TIMEOUT) or 0,
+        join_timeout=parameters.get_as_int("join_timeout") or 0,
         silence_timeout=silence,
     )
 
@@ -400,14 +374,10 @@ def _workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
     Raises:
         RendezvousError: The coordinator did not send them.
     """
-    store = go.get("store")
-    if (
-        isinstance(store, list)
-        and [type(part) for part in store] == [str, int]
-        and 0 < store[1] < 2**16
-    ):
-        return store[0], store[1]
-    raise RendezvousError("the head node did not say where the workers meet")
+    match go.get("store"):
+        case [str(address), int(port)] if 0 < port < 2**16:
+            return address, port
+    raise rendezvous.RendezvousError("the head node did not say where the workers meet")
 
 
 @dataclass(eq=False)
@@ -439,15 +409,9 @@ class Creator:
 def register(
     plan: LaunchPlan, max_restarts: int, environ: Mapping[str, str]
 ) -> Creator:
-    """Let torch find this rendezvous under its name.
-
-    Args:
-        plan: What is planned on this node.
-        max_restarts: How often the job may restart.
-        environ: Environment of this process.
-    """
+    """Let torch find this rendezvous under its name."""
     creator = Creator(plan, max_restarts, environ)
-    rendezvous_handler_registry.register(SCHEDULER, creator)
+    rendezvous.rendezvous_handler_registry.register(SCHEDULER, creator)
     return creator
 
 
@@ -456,6 +420,6 @@ def parameters(args: argparse.Namespace, plan: LaunchPlan) -> RendezvousParamete
     conf = rdzv_conf.parse(Setting(args.rdzv_conf, "--rdzv_conf"))
     endpoint, local = args.rdzv_endpoint, getattr(args, "local_addr", None)
     nodes = plan.world.nodes
-    return RendezvousParameters(
+    return rendezvous.RendezvousParameters(
         SCHEDULER, endpoint, args.rdzv_id, nodes, nodes, local, **conf
     )

@@ -22,96 +22,74 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import RefusedError
 
-# How many names a message quotes.
-_SHOWN = 10
-
-# Characters of the name of a site.
-_SHORT = 50
+_SHOWN = 10  # names that a message quotes
+_SHORT = 50  # characters of the name of a site
 
 # --- what happens meanwhile -------------------------------------------------------
 
 
 def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Write what the coordinator or this node's client reports; it may be nothing."""
-    for key, write in (
-        ("looking", _looking),
-        ("waiting", _waiting),
-        ("finishing", _finishing),
-        ("silent", _silent),
-        ("answering", _answering),
-        ("lost", _lost),
-        ("restart", _restart),
-        ("sites", _sites),
-        ("coordinator_silent", _coordinator_silent),
-        ("coordinator_answers", _coordinator_silent),
-    ):
-        if key in event:
-            return write(event, plan)
+    total = plan.world.nodes
+    match event:
+        case {"waiting": ranks}:
+            code = "HPC114"
+            text = (
+                f"{total - len(ranks)} of {total} nodes are there after "
+                f"{event['seconds']} s; waiting for {names(ranks, plan)}. "
+                f"{plan.messages.hint}"
+            ).rstrip(". ")
+        case {"finishing": ranks}:
+            code = "HPC120"
+            text = (
+                f"{total - len(ranks)} of {total} nodes have finished, the last one "
+                f"{event['seconds']} s ago; still at work: {names(ranks, plan)}"
+            )
+        case {"silent": ranks}:
+            code = "HPC121"
+            text = (
+                f"no sign of {names(ranks, plan)} for {SILENCE_REPORT} s; the job "
+                f"ends in {event['left']} s if it stays so"
+            )
+        case {"answering": ranks}:
+            verb = "answers" if len(ranks) == 1 else "answer"
+            code, text = "HPC160", f"{names(ranks, plan)} {verb} again"
+        case {"lost": rank}:
+            code = "HPC123"
+            text = (
+                f"the agent on {names([rank], plan)} is gone; waiting for it to be "
+                "started again"
+            )
+        case {"restart": number}:
+            cause = _cause(unpacked(event["because"]), plan)
+            code, text = "HPC128", f"restart {number} of all workers: {cause}"
+        case {"sites": by_site}:
+            return disagreement(by_site, plan)
+        case _:
+            return _wait_for_coordinator(event, plan)
+    return Message(code, text)
+
+
+def _wait_for_coordinator(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Report that the coordinator is not found, does not answer, or answers again.
+
+    The first from one node soon, and later from any; the others from one node.
+    """
+    meeting = plan.rendezvous
+    is_reporter = reports_wait_for(plan.world.node_rank, meeting.coordinator)
+    node = f"the head node at {meeting.endpoint}"
+    match event:
+        case {"looking": waited}:
+            if intervals.is_report_due(waited, is_reporter=is_reporter):
+                problem = _search_problem(event["found"], plan)
+                text = f"{node} ({meeting.connect_host}) for {waited} s: {problem}"
+                return Message("HPC113", f"waiting for {text}")
+        case {"coordinator_silent": seconds} if is_reporter:
+            end = f"the job ends in {event['left']} s if it stays so"
+            return Message("HPC124", f"no sign of {node} for {seconds} s; {end}")
+        case {"coordinator_answers": seconds} if is_reporter:
+            return Message("HPC161", f"{node} answers again, after {seconds} s")
     return None
-
-
-def _coordinator_silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Report that the coordinator does not answer, or answers again."""
-    if not reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator):
-        return None
-    node = f"the head node at {plan.rendezvous.endpoint}"
-    if "coordinator_answers" in event:
-        seconds = event["coordinator_answers"]
-        return Message("HPC161", f"{node} answers again, after {seconds} s")
-    text = (
-        f"no sign of {node} for {event['coordinator_silent']} s; the job ends in "
-        f"{event['left']} s if it stays so"
-    )
-    return Message("HPC124", text)
-
-
-def _waiting(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    missing = event["waiting"]
-    text = (
-        f"{plan.world.nodes - len(missing)} of {plan.world.nodes} nodes are there after "
-        f"{event['seconds']} s; waiting for {names(missing, plan)}"
-    )
-    return Message("HPC114", f"{text}. {plan.messages.hint}".rstrip(". "))
-
-
-def _finishing(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    unfinished = event["finishing"]
-    text = (
-        f"{plan.world.nodes - len(unfinished)} of {plan.world.nodes} nodes have finished, the last "
-        f"one {event['seconds']} s ago; still at work: {names(unfinished, plan)}"
-    )
-    return Message("HPC120", text)
-
-
-def _silent(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    text = (
-        f"no sign of {names(event['silent'], plan)} for {SILENCE_REPORT} s; the job "
-        f"ends in {event['left']} s if it stays so"
-    )
-    return Message("HPC121", text)
-
-
-def _answering(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    ranks = event["answering"]
-    verb = "answers" if len(ranks) == 1 else "answer"
-    return Message("HPC160", f"{names(ranks, plan)} {verb} again")
-
-
-def _lost(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    text = (
-        f"the agent on {names([event['lost']], plan)} is gone; waiting for it to be "
-        "started again"
-    )
-    return Message("HPC123", text)
-
-
-def _restart(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    cause = _cause(unpacked(event["because"]), plan)
-    return Message("HPC128", f"restart {event['restart']} of all workers: {cause}")
-
-
-def _sites(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
-    return disagreement(event["sites"], plan)
 
 
 def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Message:
@@ -134,29 +112,14 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
     return Message("HPC163", text)
 
 
-def _looking(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
-    """Report a wait for the coordinator: soon from one node, later from any."""
-    waited = event["looking"]
-    is_reporter = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
-    if not intervals.is_report_due(waited, is_reporter=is_reporter):
-        return None
-    text = (
-        f"waiting for the head node at {plan.rendezvous.endpoint} ({plan.rendezvous.connect_host}) for "
-        f"{waited} s: {_search_problem(event['found'], plan)}"
-    )
-    return Message("HPC113", text)
-
-
 # --- why a launch ends ------------------------------------------------------------
 
 
 def coordinator_missing(found: str, timeout: float, plan: LaunchPlan) -> Message:
     """Say what was found on the coordinator's ports, after ``timeout`` seconds."""
-    text = (
-        f"no head node at {plan.rendezvous.endpoint} ({plan.rendezvous.connect_host}) within {timeout:.0f} s "
-        f"(join_timeout): {_search_problem(found, plan)}"
-    )
-    return Message("HPC112", text)
+    node = f"{plan.rendezvous.endpoint} ({plan.rendezvous.connect_host})"
+    text = f"no head node at {node} within {timeout:.0f} s (join_timeout): "
+    return Message("HPC112", text + _search_problem(found, plan))
 
 
 def _search_problem(found: str, plan: LaunchPlan) -> str:
@@ -176,19 +139,18 @@ def refusal(
     environ: Mapping[str, str],
 ) -> LaunchError:
     """Say why the coordinator refuses this agent."""
-    node = (
-        f"the head node at {join_endpoint(plan.rendezvous.connect_host, refused.port)}"
-    )
+    world = plan.world
+    endpoint = join_endpoint(plan.rendezvous.connect_host, refused.port)
+    node = f"the head node at {endpoint}"
     reason, value = refused.reason, refused.value
-    if reason in (Refusal.TAKEN, Refusal.RUN_ID):
-        run_id = value if reason is Refusal.RUN_ID else request.run_id
-        inside = nested(environ, run_id)
-        if inside is not None:
-            return inside
+    run_id = value if reason is Refusal.RUN_ID else request.run_id
+    inside = nested(environ, run_id)
+    if inside is not None and reason in (Refusal.TAKEN, Refusal.RUN_ID):
+        return inside
     if reason is Refusal.TAKEN:
         code = "HPC115"
         text = (
-            f"{node} has another agent of node {plan.world.node_rank} already: {value}. "
+            f"{node} has another agent of node {world.node_rank} already: {value}. "
             "Start torchrun_hpc once on each node"
         )
     elif reason is Refusal.VERSION:
@@ -206,7 +168,7 @@ def refusal(
     elif reason is Refusal.NODES:
         code = "HPC118"
         text = (
-            f"this is node {plan.world.node_rank} of {plan.world.nodes}, but {node} waits for "
+            f"this is node {world.node_rank} of {world.nodes}, but {node} waits for "
             f"{value}. Start one job step with the same command on all nodes"
         )
     else:
@@ -224,35 +186,22 @@ def failed(failure: Failure, plan: LaunchPlan) -> Message:
 
 
 def _cause(failure: Failure, plan: LaunchPlan) -> str:
-    where = names(failure.nodes, plan) or "another node"
-    if failure.kind is Kind.WORKER:
-        text = f"worker {failure.rank} on {where} {ending(failure.code)}"
-    elif failure.kind is Kind.SIGNAL:
-        text = f"the agent on {where} received {signal_name(failure.code)}"
-    elif failure.kind is Kind.LOST:
-        text = (
-            f"the agent on {where} is gone without a word: it was killed, or the "
-            "node is lost"
-        )
-    elif failure.kind is Kind.SILENT:
-        text = f"the agent on {where} did not answer for {failure.code} s"
-    elif failure.kind is Kind.MISSING:
-        text = (
-            f"{count(len(failure.nodes), 'node')} did not come within {failure.code} s "
-            f"(join_timeout): {where}"
-        )
-    elif failure.kind is Kind.REFUSED:
-        text = f"the agent on {where} does not belong here ({failure.text}); see there"
-    elif failure.kind is Kind.COORDINATOR:
-        what = f"did not answer for {failure.code} s" if failure.code else "is gone"
-        node = (
-            plan.rendezvous.endpoint
-            if plan.rendezvous.coordinator is None
-            else names([plan.rendezvous.coordinator], plan)
-        )
-        text = f"the agent on the head node, {node}, {what}"
-    else:
-        text = f"the agent on {where} gave up: {failure.text}"
+    where, code = names(failure.nodes, plan) or "another node", failure.code
+    who = f"the agent on {where}"
+    missing = count(len(failure.nodes), "node")
+    rank = plan.rendezvous.coordinator
+    host = plan.rendezvous.endpoint if rank is None else names([rank], plan)
+    end = f"did not answer for {code} s" if code else "is gone"
+    text = {
+        Kind.WORKER: f"worker {failure.rank} on {where} {ending(code)}",
+        Kind.SIGNAL: f"{who} received {signal_name(code)}",
+        Kind.AGENT: f"{who} gave up: {failure.text}",
+        Kind.LOST: f"{who} is gone without a word: it was killed, or the node is lost",
+        Kind.SILENT: f"{who} did not answer for {code} s",
+        Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
+        Kind.REFUSED: f"{who} does not belong here ({failure.text}); see there",
+        Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
+    }[failure.kind]
     if failure.finished:
         nodes = count(failure.finished, "node")
         text += f"; no restart, because {nodes} had finished already"
@@ -287,10 +236,9 @@ def signal_name(number: int) -> str:
 
 def names(ranks: Sequence[int], plan: LaunchPlan) -> str:
     """Write nodes by name, not too many."""
+    hosts = dict(enumerate(plan.world.hosts))
     known = [
-        f"{plan.world.hosts[rank]} (node {rank})"
-        if 0 <= rank < len(plan.world.hosts) and plan.world.hosts[rank]
-        else f"node {rank}"
+        f"{hosts[rank]} (node {rank})" if hosts.get(rank) else f"node {rank}"
         for rank in ranks[:_SHOWN]
     ]
     more = len(ranks) - _SHOWN

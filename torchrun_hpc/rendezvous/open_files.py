@@ -38,13 +38,13 @@ def need(plan: LaunchPlan, *, has_store: bool) -> Need:
         plan: What is planned on this node.
         has_store: Whether the workers' store is in the process of node 0's agent.
     """
-    own = psutil.Process().num_fds() + _AGENT + _LOGS * plan.world.workers
+    nodes, workers = plan.world.nodes, plan.world.workers
+    own = psutil.Process().num_fds() + _AGENT + _LOGS * workers
     if plan.rendezvous.is_coordinator:
-        own += _COORDINATOR + plan.world.nodes
+        own += _COORDINATOR + nodes
     if plan.world.node_rank or not has_store:
         return Need(own, own)
-    own += _STORE
-    return Need(own + plan.world.workers, own + plan.world.nodes * plan.world.workers)
+    return Need(own + _STORE + workers, own + _STORE + nodes * workers)
 
 
 def raise_limit(wanted: int) -> int:
@@ -67,14 +67,11 @@ def check_limit(limit: int, needed: Need, plan: LaunchPlan) -> Message | None:
     """
     if limit >= needed.all:
         return None
-    nodes, workers = (
-        count(plan.world.nodes, "node"),
-        count(plan.world.workers, "worker"),
-    )
+    nodes, workers = plan.world.nodes, count(plan.world.workers, "worker")
     error = LaunchError(
         "HPC122",
         f"this node may have {limit} open files (ulimit -Hn), and needs {needed.all} "
-        f"for {nodes} with {workers} each: ask for more",
+        f"for {count(nodes, 'node')} with {workers} each: ask for more",
     )
     if limit < needed.least:
         raise error

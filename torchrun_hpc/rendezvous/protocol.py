@@ -145,14 +145,13 @@ def unpacked(value: Any) -> Failure:
     """
     try:
         values = {field.name: value[field.name] for field in fields(Failure)}
-        values["nodes"] = tuple(values["nodes"])
-        failure = Failure(**values | {"kind": Kind(values["kind"])})
+        values |= {"kind": Kind(values["kind"]), "nodes": tuple(values["nodes"])}
+        failure = Failure(**values)
     except (KeyError, TypeError, ValueError):
         raise ProtocolError("not a failure") from None
     numbers = (*failure.nodes, failure.rank, failure.code, failure.finished)
-    if not _are(int, *numbers) or not _are(str, failure.text):
-        raise ProtocolError("not a failure")
-    if not failure.text.isprintable():
+    is_text = _are(str, failure.text) and failure.text.isprintable()
+    if not _are(int, *numbers) or not is_text:
         raise ProtocolError("not a failure")
     return failure
 
@@ -163,13 +162,11 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     Raises:
         ProtocolError: Something is missing, or of another type.
     """
-    try:
-        request = JoinRequest(**{f.name: message[f.name] for f in fields(JoinRequest)})
-    except KeyError:
-        raise ProtocolError("not a join request") from None
-    if not _are(int, request.nodes, request.rank, request.pid) or not _are(
-        str, request.job, request.run_id, request.host, request.release, request.site
-    ):
+    values: dict[str, Any] = {f.name: message.get(f.name) for f in fields(JoinRequest)}
+    request = JoinRequest(**values)
+    numbers = (request.nodes, request.rank, request.pid)
+    texts = (request.job, request.run_id, request.host, request.release, request.site)
+    if not _are(int, *numbers) or not _are(str, *texts):
         raise ProtocolError("not a join request")
     return request
 
@@ -205,14 +202,10 @@ class Lines:
         if any(len(line) > self.limit for line in (*complete, rest)):
             raise ProtocolError(f"a line of more than {self.limit} bytes")
         self._rest = rest
-        return [_decode(line) for line in complete]
-
-
-def _decode(line: bytearray) -> dict[str, Any]:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        raise ProtocolError("not JSON") from None
-    if not isinstance(message, dict):
-        raise ProtocolError("not an object")
-    return message
+        try:
+            messages = [json.loads(line) for line in complete]
+        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+            raise ProtocolError("not JSON") from None
+        if not all(isinstance(message, dict) for message in messages):
+            raise ProtocolError("not an object")
+        return messages

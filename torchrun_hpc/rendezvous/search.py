@@ -10,22 +10,16 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.rendezvous.protocol import (
-    LINE_LIMIT,
-    VERSION,
-    Failure,
-    JoinRequest,
-    Lines,
-    ProtocolError,
-    Refusal,
-    encode,
-    packed,
-    unpacked,
-)
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.protocol import VERSION, ProtocolError, Refusal
 from torchrun_hpc.reporting import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest
+
+    Answered = tuple["Channel", Mapping[str, Any]]  # who, and the first message
 
 # Seconds.
 _CONNECT_TIMEOUT = 10.0
@@ -38,7 +32,6 @@ _ALL_PORTS_EVERY = 8  # turns
 NOBODY = "nobody listens"
 _NOT_YET = f"{NOBODY} (not started there yet, or ended)"
 _NO_MORE = f"{NOBODY} any more (it has ended there)"
-_OTHER_PROGRAM = "somebody else"
 
 
 class RefusedError(Exception):
@@ -88,7 +81,7 @@ class Channel(asyncio.Protocol):
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
         self._messages: list[Mapping[str, Any]] = []
         self._arrived = asyncio.Event()
-        self._lines = Lines(LINE_LIMIT)
+        self._lines = protocol.Lines(protocol.LINE_LIMIT)
         self._transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
@@ -127,23 +120,15 @@ class Channel(asyncio.Protocol):
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, unless the connection has ended."""
         if not self._transport.is_closing():
-            self._transport.write(encode(message))
+            self._transport.write(protocol.encode(message))
 
     def close(self) -> None:
         """Close the connection."""
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
 
 class Search:
-    """Looks for the coordinator.
-
-    Args:
-        request: Who this agent is.
-        address: Where the coordinator is.
-        on_event: Called each second with ``looking`` and ``found``.
-        own_failure: Why this agent cannot start, if it connects only to say that.
-    """
+    """Looks for the coordinator; the arguments are those of `Client`."""
 
     def __init__(
         self,
@@ -155,14 +140,14 @@ class Search:
         self._job = request.job
         self._first_line: dict[str, Any] = {"protocol": VERSION, **asdict(request)}
         if own_failure is not None:
-            self._first_line["failed"] = packed(own_failure)
+            self._first_line["failed"] = protocol.packed(own_failure)
         self._address = address
         self._on_event = on_event
-        self._attempts: dict[asyncio.Task[tuple[Channel, Mapping[str, Any]]], int] = {}
+        self._attempts: dict[asyncio.Task[Answered], int] = {}
         self._found: dict[int, str] = {}  # what is on each port
         self._accepted: set[int] = set()  # ports on which a connection was accepted
 
-    async def run(self) -> tuple[Channel, Mapping[str, Any]]:
+    async def run(self) -> Answered:
         """Try the ports until the coordinator answers on one; return its answer.
 
         Raises:
@@ -189,9 +174,7 @@ class Search:
                 task.cancel()
             await asyncio.gather(*self._attempts, return_exceptions=True)
 
-    async def _try_ports(
-        self, *, all_ports: bool
-    ) -> tuple[Channel, Mapping[str, Any]] | None:
+    async def _try_ports(self, *, all_ports: bool) -> Answered | None:
         """Try the ports in their order, beside those that have not answered yet.
 
         Args:
@@ -231,7 +214,7 @@ class Search:
             for text, ports in texts.items()
         )
 
-    async def _attempt(self, port: int) -> tuple[Channel, Mapping[str, Any]]:
+    async def _attempt(self, port: int) -> Answered:
         """Connect to one port, and return the coordinator's answer.
 
         Raises:
@@ -287,7 +270,7 @@ class Search:
                 return
         elif "failed" in answer:
             with contextlib.suppress(ProtocolError):
-                unpacked(answer["failed"])
+                protocol.unpacked(answer["failed"])
                 return
         elif "refused" in answer:
             with contextlib.suppress(ValueError):
@@ -296,4 +279,4 @@ class Search:
                     raise _OtherPeerError("another job")
                 value = "".join(c for c in str(answer.get("value")) if c.isprintable())
                 raise RefusedError(reason, value[:200], port)
-        raise _OtherPeerError(_OTHER_PROGRAM)
+        raise _OtherPeerError("somebody else")

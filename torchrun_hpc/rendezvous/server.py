@@ -5,26 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.network import bound_socket
-from torchrun_hpc.rendezvous.coordinator import (
-    CLOSE,
-    SILENCE_REPORT,
-    Coordinator,
-    Settings,
-)
-from torchrun_hpc.rendezvous.protocol import (
-    JOIN_REQUEST_LIMIT,
-    LINE_LIMIT,
-    Lines,
-    ProtocolError,
-    encode,
-)
+from torchrun_hpc.rendezvous import coordinator, protocol
+from torchrun_hpc.rendezvous.coordinator import CLOSE, Coordinator, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -49,9 +37,7 @@ UNKNOWN_PEERS = 1024
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 # Bytes that are kept for an agent that does not read.
-_UNSENT_LIMIT = 2 * LINE_LIMIT
-
-_numbers = itertools.count()
+_UNSENT_LIMIT = 2 * protocol.LINE_LIMIT
 
 
 def listen(address: str | None, port: int) -> socket.socket:
@@ -60,14 +46,11 @@ def listen(address: str | None, port: int) -> socket.socket:
     Raises:
         OSError: The port is taken, or the address is not this node's.
     """
-    if address is not None:
-        opened = bound_socket(address, port)
-    elif socket.has_dualstack_ipv6():
+    if address is None and socket.has_dualstack_ipv6():
         return socket.create_server(
             ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
         )
-    else:
-        opened = bound_socket("0.0.0.0", port)
+    opened = bound_socket(address or "0.0.0.0", port)
     try:
         opened.listen(BACKLOG)
     except OSError:
@@ -92,7 +75,7 @@ def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
         coordinator=plan.world.node_rank,
         max_restarts=0,
         join_timeout=0,
-        silence_timeout=SILENCE_REPORT,
+        silence_timeout=coordinator.SILENCE_REPORT,
     )
     for port in (*plan.rendezvous.ports, *plan.rendezvous.notice_ports):
         with contextlib.suppress(OSError):
@@ -127,7 +110,7 @@ class CoordinatorServer:
     ) -> None:
         self.coordinator = Coordinator(settings)
         self._listening = listening
-        self._listening.settimeout(0)
+        listening.settimeout(0)
         self._on_problem = on_problem
         self._has_reported = False
         self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
@@ -156,7 +139,8 @@ class CoordinatorServer:
         """
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._begin_closing)
+        self._is_closing = True
+        self._loop.call_soon_threadsafe(self.flush)
         start = time.monotonic()
         while not self._all_informed.wait(0.05):
             limit = late_timeout if self.coordinator.expects_nodes else timeout
@@ -167,7 +151,8 @@ class CoordinatorServer:
 
     def fail(self, failure: Failure) -> None:
         """End the job, also where this node's own agent is not connected any more."""
-        self._loop.call_soon_threadsafe(self._fail, failure)
+        self._loop.call_soon_threadsafe(self.coordinator.fail, failure)
+        self._loop.call_soon_threadsafe(self.flush)
 
     # --- in the thread ------------------------------------------------------------
 
@@ -212,12 +197,11 @@ class CoordinatorServer:
         task.add_done_callback(self._opening.discard)
 
     def _abort_oldest(self) -> bool:
-        """Abort the oldest connection of an unknown peer, if there is any."""
+        """Abort the oldest connection of an unknown peer; say whether there is one."""
         oldest = next(iter(self._unknown), None)
-        if oldest is None:
-            return False
-        self._unknown.pop(oldest).abort()
-        return True
+        if oldest is not None:
+            self._unknown.pop(oldest).abort()
+        return oldest is not None
 
     def _pause_accepting(self, reason: str) -> None:
         self._loop.remove_reader(self._listening)
@@ -231,42 +215,31 @@ class CoordinatorServer:
         self.coordinator.tick()
         self.flush()
 
-    def _begin_closing(self) -> None:
-        self._is_closing = True
-        self.flush()
-
-    def _fail(self, failure: Failure) -> None:
-        self.coordinator.fail(failure)
-        self.flush()
-
     def flush(self) -> None:
         """Send what the coordinator has left to be sent."""
         outbox, self.coordinator.outbox = self.coordinator.outbox, []
-        for number, message in outbox:
-            connection = self._connections.get(number)
-            if connection is None:
-                continue
-            if message is CLOSE:
+        for key, message in outbox:
+            connection = self._connections.get(key)
+            if connection is not None and message is CLOSE:
                 connection.close()
-            else:
+            elif connection is not None:
                 connection.send(message)
         if self._is_closing and self.coordinator.all_informed:
             self._all_informed.set()
 
     def connected(self, connection: _Connection) -> None:
         """Keep a new connection."""
-        self._unknown[connection.number] = connection
-        self._connections[connection.number] = connection
+        self._unknown[connection] = self._connections[connection] = connection
 
     def identified(self, connection: _Connection) -> None:
         """Take note that a connection has sent its first line."""
-        self._unknown.pop(connection.number, None)
+        self._unknown.pop(connection, None)
 
     def disconnected(self, connection: _Connection) -> None:
         """Forget a connection that has ended."""
-        self._unknown.pop(connection.number, None)
-        if self._connections.pop(connection.number, None) is not None:
-            self.coordinator.disconnected(connection.number)
+        self._unknown.pop(connection, None)
+        if self._connections.pop(connection, None) is not None:
+            self.coordinator.disconnected(connection)
             self.flush()
 
 
@@ -275,10 +248,9 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: CoordinatorServer) -> None:
         self._server = server
-        self._lines = Lines(JOIN_REQUEST_LIMIT)
+        self._lines = protocol.Lines(protocol.JOIN_REQUEST_LIMIT)
         self._transport: Any = None
         self._deadline: asyncio.TimerHandle | None = None
-        self.number = next(_numbers)  # of no other connection before or after
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -294,10 +266,10 @@ class _Connection(asyncio.Protocol):
                 if self._deadline is not None:
                     self._deadline.cancel()
                     self._deadline = None
-                    self._lines.limit = LINE_LIMIT
+                    self._lines.limit = protocol.LINE_LIMIT
                     self._server.identified(self)
-                self._server.coordinator.receive(self.number, message)
-        except ProtocolError:
+                self._server.coordinator.receive(self, message)
+        except protocol.ProtocolError:
             self._transport.abort()
         self._server.flush()
 
@@ -310,7 +282,7 @@ class _Connection(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > _UNSENT_LIMIT:
             self._transport.abort()
         else:
-            self._transport.write(encode(message))
+            self._transport.write(protocol.encode(message))
 
     def abort(self) -> None:
         self._transport.abort()

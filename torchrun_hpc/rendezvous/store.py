@@ -49,8 +49,10 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set some keys."""
-        texts = {k: _text(v) for k, v in zip(keys, values, strict=True)}
-        new = {k: text for k, text in texts.items() if k not in self._known}
+        data = (v.encode() if isinstance(v, str) else bytes(v) for v in values)
+        # As a text of JSON; `multi_get` makes it bytes again.
+        texts = zip(keys, (each.decode("latin-1") for each in data), strict=True)
+        new = {key: text for key, text in texts if key not in self._known}
         if new:
             self._ask({"set": new})
 
@@ -92,9 +94,3 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         except TimeoutError:
             text = f"no answer within {limit:.0f} s"
             raise capabilities.STORE_ERROR(text) from None
-
-
-def _text(value: str | bytes) -> str:
-    """Write any bytes as a text of JSON; `AgentStore.multi_get` reads them."""
-    data = value.encode() if isinstance(value, str) else bytes(value)
-    return data.decode("latin-1")

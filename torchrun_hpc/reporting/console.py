@@ -17,11 +17,8 @@ PREFIX = "torchrun_hpc: "
 def write(message: Message, kind: str = "") -> None:
     """Write one line to stderr, in one piece: other nodes write to the same terminal.
 
-    Nothing is raised if it cannot be written: a message never ends a launch.
-
-    Args:
-        message: What the line says.
-        kind: ``error``, ``warning``, or nothing.
+    Nothing is raised if it cannot be written: a message never ends a launch. Its kind
+    is ``error``, ``warning``, or empty.
     """
     label = f"{kind}: " if kind else ""
     streams.write(f"{PREFIX}{label}{message}\n", sys.stderr)
@@ -34,9 +31,8 @@ def output(text: str) -> None:
         LaunchError: There is no stdout, or it is full.
     """
     if sys.stdout is None:
-        raise LaunchError(
-            "HPC101", "there is no standard output to print to: it is closed"
-        )
+        text = "there is no standard output to print to: it is closed"
+        raise LaunchError("HPC101", text)
     try:
         # Whatever its encoding: names of files and of centres may be in any script.
         encoding = sys.stdout.encoding or "utf-8"

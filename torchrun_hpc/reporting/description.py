@@ -10,16 +10,9 @@ import json
 import platform
 import re
 import shlex
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    TypedDict,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+import typing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torchrun_hpc
 from torchrun_hpc.network import join_endpoint
@@ -135,34 +128,21 @@ def description(
     patches: Iterable[DescribedPatch],
     command: Sequence[str],
 ) -> Description:
-    """Describe a launch.
-
-    Args:
-        inputs: What the plan is made from.
-        plan: The plan.
-        torch: Version of torch.
-        patches: What is changed inside torch.
-        command: The same with plain torchrun.
-    """
+    """Describe a launch, with torch's version, the patches, and the plain command."""
+    options = {**inputs.options, **plan.options}
+    options.pop("hpc_dry_run", None)  # of that, not of the launch
+    environment = plan.environment.items()
     return {
         "torchrun_hpc": torchrun_hpc.__version__,
         "torch": torch,
         "python": platform.python_version(),
         "job": _job(inputs.job) if inputs.job else None,
         "plan": _plan(plan),
-        "options": _settings(_options(inputs, plan)),
+        "options": _settings(options),
         "patches": list(patches),
-        "exports": {
-            name: str(setting.value) for name, setting in plan.environment.items()
-        },
+        "exports": {name: str(setting.value) for name, setting in environment},
         "command": list(command),
     }
-
-
-def _options(inputs: Inputs, plan: LaunchPlan) -> dict[str, Setting]:
-    options = {**inputs.options, **plan.options}
-    options.pop("hpc_dry_run", None)  # of that, not of the launch
-    return options
 
 
 def _job(job: Job) -> DescribedJob:
@@ -172,32 +152,26 @@ def _job(job: Job) -> DescribedJob:
         "context": job.context.value,
         "nodes": list(job.nodes),
         "node_rank": job.node_rank,
-        "task": {
-            "rank": job.task.rank,
-            "size": job.task.size,
-            "local_rank": job.task.local_rank,
-            "local_size": job.task.local_size,
-        },
+        "task": cast("DescribedTask", asdict(job.task)),
         "allocated_nodes": job.allocated_nodes,
         "provenance": dict(job.provenance),
     }
 
 
 def _plan(plan: LaunchPlan) -> DescribedPlan:
+    world, meeting = plan.world, plan.rendezvous
     return {
         "title": plan.messages.title,
-        "nodes": plan.world.nodes,
-        "hosts": list(plan.world.hosts),
-        "node_rank": plan.world.node_rank,
-        "workers": plan.world.workers,
-        "backend": plan.rendezvous.backend,
-        "endpoint": plan.rendezvous.endpoint,
+        "nodes": world.nodes,
+        "hosts": list(world.hosts),
+        "node_rank": world.node_rank,
+        "workers": world.workers,
+        "backend": meeting.backend,
+        "endpoint": meeting.endpoint,
         "site": _settings({"site": plan.site})["site"] if plan.site else None,
-        "address": plan.rendezvous.local_address,
+        "address": meeting.local_address,
         "interface": plan.interface,
-        "listen": join_endpoint(*plan.rendezvous.listen)
-        if plan.rendezvous.listen
-        else None,
+        "listen": join_endpoint(*meeting.listen) if meeting.listen else None,
         "options": _settings(plan.options),
         "environment": _settings(plan.environment),
         "notes": as_data(plan.messages.notes),
@@ -232,11 +206,11 @@ def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
     try:
         found = json.loads(text)
         _check_form(found, Description)
-        is_valid = found["plan"]["node_rank"] == rank
-        is_valid &= _agree(found["plan"]["hosts"], plan.world.hosts)
-        is_valid &= found["command"][:1] == ["torchrun"]
-        is_valid &= all(
-            re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"]
+        is_valid = (
+            found["plan"]["node_rank"] == rank
+            and _agree(found["plan"]["hosts"], plan.world.hosts)
+            and found["command"][:1] == ["torchrun"]
+            and all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"])
         )
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -256,20 +230,22 @@ def _check_form(value: Any, form: Any) -> None:
         TypeError: It is of another type, or has unprintable characters.
         KeyError: A key is missing.
     """
-    kinds = [kind for kind in get_args(form) if kind is not type(None)]
-    if len(kinds) < len(get_args(form)):  # ... | None
+    kinds = typing.get_args(form)
+    if type(None) in kinds:  # ... | None
         if value is not None:
             _check_form(value, kinds[0])
         return
-    plain = dict if is_typeddict(form) else get_origin(form) or form
+    is_typed = typing.is_typeddict(form)
+    plain = dict if is_typed else typing.get_origin(form) or form
     if type(value) is not plain or (plain is str and not str(value).isprintable()):
         raise TypeError
-    if is_typeddict(form):
-        for name, kind in get_type_hints(form).items():
+    if is_typed:
+        for name, kind in typing.get_type_hints(form).items():
             _check_form(value[name], kind)
     elif plain is dict:
-        _check_form([*value], list[kinds[0]])  # type: ignore[valid-type]
-        _check_form([*value.values()], list[kinds[1]])  # type: ignore[valid-type]
+        for name, part in value.items():
+            _check_form(name, kinds[0])
+            _check_form(part, kinds[1])
     elif plain is list:
         for part in value:
             _check_form(part, kinds[0])
@@ -277,8 +253,6 @@ def _check_form(value: Any, form: Any) -> None:
 
 def shell_lines(described: Description) -> list[str]:
     """Write exports and command for a shell, ready to copy."""
-    exports = [
-        f"export {name}={shlex.quote(value)}"
-        for name, value in described["exports"].items()
-    ]
-    return [*exports, shlex.join(described["command"])]
+    exports = described["exports"].items()
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exports]
+    return [*lines, shlex.join(described["command"])]

@@ -22,11 +22,7 @@ def _first_report(*, is_reporter: bool) -> float:
 
 
 def report_times(*, is_reporter: bool = True) -> Iterator[float]:
-    """Yield after how many seconds a wait is reported.
-
-    Args:
-        is_reporter: Whether this node reports for all.
-    """
+    """Yield after how many seconds a wait is reported."""
     return itertools.count(_first_report(is_reporter=is_reporter), NEXT_REPORT)
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # Seconds that a write waits for a slow reader.
 _WRITE_TIMEOUT = 1.0
 
-_PIPE, _FILE_SIZE = signal.SIGPIPE, signal.SIGXFSZ
-
 # Not every exception: those of signal handlers are to be raised.
 _FAULTS = (OSError, ValueError, RuntimeError)
 
@@ -46,10 +44,6 @@ def write(text: str, stream: TextIO | None) -> None:
 
     The text does not go through Python's buffer: Python would try to write it again at
     exit, and end this process with exit code 120.
-
-    Args:
-        text: What to write.
-        stream: Where to; ``None`` if there is none.
     """
     if stream is None:
         return
@@ -94,7 +88,8 @@ def default_signals() -> Iterator[None]:
     Python ignores it, and the program would inherit that: ``yes | head`` would not end.
     Torchrun's workers, which are started with ``subprocess``, have the default, too.
     """
-    before = {n: signal.signal(n, signal.SIG_DFL) for n in (_PIPE, _FILE_SIZE)}
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ignored}
     try:
         yield
     finally:

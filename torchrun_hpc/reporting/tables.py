@@ -21,14 +21,7 @@ _SHOWN = 4
 def print_dry_run(
     form: str, nodes: Sequence[Description], missing: Sequence[str], limit: int
 ) -> None:
-    """Print what would be done, as tables or for machines.
-
-    Args:
-        form: ``table`` or ``json``.
-        nodes: As for `render`.
-        missing: As for `render`.
-        limit: As for `render`.
-    """
+    """Print what would be done, as ``table`` or ``json``; see `render`."""
     if form == "json":
         answer = {"nodes": nodes, "missing": missing, "limit_s": limit}
         console.output(json.dumps(answer, indent=2) + "\n")
@@ -60,10 +53,9 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
     if missing:
         parts.append(f"No answer within {limit} s from: {', '.join(missing)}")
     if any(node["exports"] for node in nodes):
-        titles = ("variable", "is set to", "from")
-        parts.append(_table(titles, _variables(nodes)))
-    patches = [[p["name"], p["state"], p["reason"]] for p in first["patches"]]
+        parts.append(_table(("variable", "is set to", "from"), _variables(nodes)))
     if not is_direct:  # torch is the script's affair
+        patches = [(p["name"], p["state"], p["reason"]) for p in first["patches"]]
         parts.append(_table(("inside torch", "is", "because"), patches))
     messages = [f"{m['code']} {m['text']}" for m in [*plan["notes"], *plan["advice"]]]
     messages += [
@@ -94,8 +86,8 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
     job, plan = node["job"], node["plan"]
     if job is not None:
         yield "scheduler", job["scheduler"], f"a {job['context']}"
-        rank, source = str(plan["node_rank"]), job["provenance"].get("node_rank", "")
-        yield "node rank", rank, source
+        source = job["provenance"].get("node_rank", "")
+        yield "node rank", str(plan["node_rank"]), source
     workers = node["options"].get("nproc_per_node")
     source = f"{workers['source']}={workers['value']}" if workers else "default"
     if job is not None and plan["backend"] == DIRECT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -429,7 +430,7 @@ def test_a_signal_and_a_coordinator_that_does_not_answer(job, signal_soon):
 )
 def test_the_exit_code_of_a_child(program, code):
     child = subprocess.Popen([sys.executable, "-S", "-c", program])
-    look = clients.exit_code_of(child.pid)
+    look = functools.partial(clients.exit_code_of, child.pid)
     wait_until(lambda: look() is not None)
     assert [look(), look()] == [code, code]  # it is still there to be collected
     assert child.wait() == code
@@ -438,11 +439,10 @@ def test_the_exit_code_of_a_child(program, code):
 
 def test_a_child_that_still_runs():
     child = subprocess.Popen(["sleep", "60"])
-    look = clients.exit_code_of(child.pid)
-    assert look() is None
+    assert clients.exit_code_of(child.pid) is None
     child.kill()
     child.wait()
 
 
 def test_a_process_that_is_no_child():
-    assert clients.exit_code_of(os.getppid())() is None
+    assert clients.exit_code_of(os.getppid()) is None

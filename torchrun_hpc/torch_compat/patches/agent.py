@@ -6,8 +6,9 @@ up, and waits at its end for others that may never come, without acting on signa
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -20,9 +21,6 @@ from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TARGET = "LocalElasticAgent"
 REASON = (
@@ -62,8 +60,8 @@ class JobAgent(LocalElasticAgent):
             processes = getattr(self._pcontext, "subprocess_handlers", {})
             handler.watch(
                 {
-                    worker_group.workers[local].global_rank: _exit_code(
-                        pid, processes.get(local)
+                    worker_group.workers[local].global_rank: functools.partial(
+                        _exit_code, pid, processes.get(local)
                     )
                     for local, pid in pids.items()
                 }
@@ -119,11 +117,6 @@ def _handler(agent: JobAgent) -> SchedulerRendezvous | None:
     return handler if isinstance(handler, SchedulerRendezvous) else None
 
 
-def _exit_code(pid: int, process: Any) -> Callable[[], int | None]:
-    look = exit_code_of(pid)
-
-    def exit_code() -> int | None:
-        collected = process.proc.returncode if process is not None else None
-        return look() if collected is None else int(collected)
-
-    return exit_code
+def _exit_code(pid: int, process: Any) -> int | None:
+    collected = process.proc.returncode if process is not None else None
+    return exit_code_of(pid) if collected is None else int(collected)
