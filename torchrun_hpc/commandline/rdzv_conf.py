@@ -32,9 +32,7 @@ _TAKEN = {
 }
 
 
-# --- how a value is read: an error if it cannot be ----------------------------------
-
-
+# How a value is read: a ValueError or an OverflowError if it cannot be.
 def _boolean(text: str) -> bool:
     return (*FALSE, *TRUE).index(text.lower()) >= len(FALSE)
 
@@ -115,9 +113,7 @@ def parse(setting: Setting | None) -> dict[str, str]:
         LaunchError: It has another form, or a key that is an option.
     """
     conf: dict[str, str] = {}
-    if setting is None:
-        return conf
-    for part in str(setting.value).split(","):
+    for part in str(setting.value).split(",") if setting else ():
         key, _, value = (text.strip() for text in part.partition("="))
         if key and value:
             conf[key] = value

@@ -140,12 +140,14 @@ def plain_command(
     """
     words = ["torchrun"]
     for action in _options_of(parser(environ)):
-        setting = settings.get(action.dest)
-        if setting is None or action.dest.startswith(_OURS):
+        if action.dest not in settings or action.dest.startswith(_OURS):
             continue
+        value = settings[action.dest].value
+        if isinstance(value, list):  # torch reads some as lists
+            value = ",".join(str(part).replace(",", ",,") for part in value)
         if action.nargs != 0:
-            words.append(f"{action.option_strings[-1]}={_written(setting.value)}")
-        elif setting.value:
+            words.append(f"{action.option_strings[-1]}={value}")
+        elif value:
             words.append(action.option_strings[-1])
     script = [args.training_script, *getattr(args, SCRIPT_ARGS)]
     # argparse would take these for its own.
@@ -154,15 +156,7 @@ def plain_command(
     return [*words, *script]
 
 
-def _written(value: Any) -> str:
-    """Write a value as it is typed; torch reads some as lists."""
-    if isinstance(value, list):
-        return ",".join(str(part).replace(",", ",,") for part in value)
-    return str(value)
-
-
 def _options_of(torchrun: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the options of a parser, without its positional arguments."""
     return [action for action in torchrun._actions if action.option_strings]
 
 

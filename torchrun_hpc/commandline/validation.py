@@ -14,8 +14,8 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+from torchrun_hpc.commandline import script
 from torchrun_hpc.commandline.options import DRY_RUN, LONGEST_ID, names_folder
-from torchrun_hpc.commandline.script import check_program, check_script
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.torch_compat import capabilities
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torchrun_hpc.setting import Setting
-
 
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
@@ -129,7 +128,4 @@ def check_configuration(args: argparse.Namespace, environ: Mapping[str, str]) ->
             if isinstance(error, OSError):
                 fault = "torchrun cannot make its folder for logs"
             raise LaunchError("HPC015", f"{fault}: {error}") from None
-    if args.no_python:
-        check_program(args.training_script, environ)
-    elif not args.module and not getattr(args, "hpc_dry_run", None):
-        check_script(args.training_script, environ)  # a dry run needs none
+    script.check(args.training_script, vars(args), environ)
