@@ -211,7 +211,7 @@ def direct_mode_problem(
     if form is not None and form.value not in options.DRY_RUN:
         return wrong_line(f"{form}: type one of {', '.join(options.DRY_RUN)}")
     variables = ((k, v) for k, v in environ.items() if k.startswith("PET_"))
-    by_variable = ((k[4:].lower(), f"{k}={v}") for k, v in variables)
+    by_variable = ((k.removeprefix("PET_").lower(), f"{k}={v}") for k, v in variables)
     refused = [
         *line.unknown,
         *(
