@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import hostlist
-from torchrun_hpc.schedulers.allocation import (
-    Allocation,
-    as_launch_id,
-    script_job,
-    unique,
-)
+from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
 from torchrun_hpc.schedulers.variables import Variables
@@ -279,10 +274,11 @@ def _interactive_step(slurm: _Variables) -> Job:
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
     source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
     everywhere = list(chain(*_components(slurm).values()))
+    shell = _allocation(slurm, "interactive", (node,), source)
     # What the step of srun --pty has, srun would otherwise wait for.
     srun = _srun(slurm, everywhere, "--overlap")
     return replace(
-        script_job(_allocation(slurm, "interactive", (node,), source), node, srun),
+        shell.job_of_script(node, srun),
         context=LaunchContext.INTERACTIVE_STEP,
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1),
     )
@@ -300,7 +296,7 @@ def _batch_script(slurm: _Variables) -> Job:
     node = slurm.first(NODE_NAME) or batch.nodes[0]
     if node not in batch.nodes:
         raise _stale("HPC031", _not_among(slurm, "job", batch.provenance["nodes"]))
-    job = script_job(batch, node, _srun(slurm, batch.nodes))
+    job = batch.job_of_script(node, _srun(slurm, batch.nodes))
     node_source = NODE_NAME if slurm.first(NODE_NAME) else NODE_ID
     return replace(job, provenance={**job.provenance, "node_rank": node_source})
 
@@ -309,7 +305,7 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
     shell = _allocation(slurm, "shell")
     if hostname.partition(".")[0] in {node.partition(".")[0] for node in shell.nodes}:
         return None  # a login into one of the job's nodes
-    job = script_job(shell, hostname, _srun(slurm, shell.nodes))
+    job = shell.job_of_script(hostname, _srun(slurm, shell.nodes))
     return replace(job, context=LaunchContext.ALLOCATION_SHELL)
 
 
@@ -323,7 +319,7 @@ def _allocation(
         nodes, source = slurm.hosts(*JOB_NODES), slurm.name(*JOB_NODES)
     launch_id, id_source = _launch_id(slurm, step)
     provenance = {"nodes": source, "launch_id": id_source}
-    return Allocation(NAME, launch_id, unique(nodes), provenance)
+    return Allocation(NAME, launch_id, tuple(dict.fromkeys(nodes)), provenance)
 
 
 def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
