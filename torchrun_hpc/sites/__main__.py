@@ -96,7 +96,7 @@ def _here(_: argparse.Namespace) -> int:
         _write(site.name, [f"{site.title}; {site.centre}", site.found_by, site.file])
         return 0
     wanted = seen.environ.get(VARIABLE)
-    looked_at = [f"{VARIABLE}={wanted}"] if wanted else [f"host name {_host(seen)}"]
+    looked_at = [f"{VARIABLE}={wanted}" if wanted else f"host name {_host(seen)}"]
     if not wanted:
         signs = (sign for site in sites.load(seen.environ) for sign in site.signs)
         names = dict.fromkeys(sign.variable for sign in signs if sign.variable)
@@ -121,11 +121,7 @@ def _check_file(file: str) -> int:
 
 
 def _preflight() -> Preflight:
-    """Look at this process.
-
-    Raises:
-        LaunchError: Its job cannot be found out.
-    """
+    """Look at this process, whose job has to be known."""
     seen = preflight(COMMAND)
     if seen.problem is not None:
         raise seen.problem
@@ -133,7 +129,6 @@ def _preflight() -> Preflight:
 
 
 def _host(seen: Preflight) -> str:
-    """Return the name of the job's first node, else of this machine."""
     return seen.hostname if seen.job is None else seen.job.a_node
 
 
@@ -148,7 +143,6 @@ def _signs(site: sites.Site) -> list[str]:
 
 
 def _write(name: str, lines: Iterable[str]) -> None:
-    """Write lines behind a name."""
     for line in lines:
         console.output(f"{name:{_WIDTH}} {line}\n")
         name = ""
