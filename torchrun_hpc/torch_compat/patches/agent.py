@@ -18,7 +18,6 @@ from torchrun_hpc.rendezvous.client import RoundOverError, exit_code_of
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
 
 if TYPE_CHECKING:
@@ -59,15 +58,10 @@ class JobAgent(LocalElasticAgent):
         pids: dict[int, Any] = super()._start_workers(worker_group)
         handler = _handler(self)
         if handler is not None:
-            processes = getattr(self._pcontext, "subprocess_handlers", {})
-            handler.watch(
-                {
-                    worker_group.workers[local].global_rank: _exit_code(
-                        pid, processes.get(local)
-                    )
-                    for local, pid in pids.items()
-                }
-            )
+            started = getattr(self._pcontext, "subprocess_handlers", {})
+            codes = {n: _exit_code(pid, started.get(n)) for n, pid in pids.items()}
+            workers = worker_group.workers
+            handler.watch({workers[n].global_rank: code for n, code in codes.items()})
         return pids
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
@@ -75,8 +69,7 @@ class JobAgent(LocalElasticAgent):
         handler = _handler(self)
         if handler is not None:
             error = sys.exc_info()[1]
-            signalled = isinstance(error, SignalException)
-            handler.stop_watching(look=not signalled)
+            handler.stop_watching(look=not isinstance(error, SignalException))
             if isinstance(error, SignalException):
                 handler.give_up(Failure(Kind.SIGNAL, code=int(error.sigval)))
         super()._shutdown(*args, **options)
@@ -92,7 +85,7 @@ class JobAgent(LocalElasticAgent):
 
 def is_extensible() -> bool:
     """Say whether agents are created by a name that can be replaced."""
-    return has(launcher, TARGET) and uses(launcher.launch_agent, TARGET)
+    return has(launcher, TARGET) and capabilities.uses(launcher.launch_agent, TARGET)
 
 
 def fits() -> bool:
@@ -103,7 +96,7 @@ def fits() -> bool:
         and takes(_Simple, "_exit_barrier", "self")
         and takes(LocalElasticAgent, "_start_workers", "self", "worker_group")
         and has(LocalElasticAgent, "_shutdown")
-        and uses(_Simple.__init__, "_remaining_restarts")
+        and capabilities.uses(_Simple.__init__, "_remaining_restarts")
     )
 
 

@@ -14,7 +14,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 from torchrun_hpc.torch_compat.patches.report_missing_nodes import HANDLERS
 
@@ -43,7 +42,7 @@ def hosts(store: Any) -> None:
 def fits() -> bool:
     """Check that the handlers have a store, and leave in this method."""
     return all(
-        has(handler, "shutdown") and uses(handler.__init__, "_store")
+        has(handler, "shutdown") and capabilities.uses(handler.__init__, "_store")
         for handler in HANDLERS
     )
 

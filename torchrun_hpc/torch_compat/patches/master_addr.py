@@ -27,11 +27,8 @@ _NAME = "config_from_args"
 
 def fits() -> bool:
     """Check that the warning is written where the arguments are read."""
-    original = _torch.config_from_args
-    return (
-        takes(_torch, _NAME, "args")
-        and "master_addr" in inspect.unwrap(original).__code__.co_consts
-    )
+    code = inspect.unwrap(_torch.config_from_args).__code__
+    return takes(_torch, _NAME, "args") and "master_addr" in code.co_consts
 
 
 def apply(*_: object) -> None:

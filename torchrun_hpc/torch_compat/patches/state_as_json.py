@@ -45,14 +45,12 @@ class StateAsJson:
         for name in _SETS:
             nodes.update(dict.fromkeys(getattr(state, name, ())))
         index = {node: number for number, node in enumerate(nodes)}
-        heartbeats = state.last_heartbeats.items()
         fields = dict(vars(state))
         fields[_NODES] = [[*vars(node).values()] for node in nodes]
         fields["deadline"] = state.deadline and _microseconds(state.deadline)
         fields["participants"] = [[index[n], r] for n, r in state.participants.items()]
-        fields["last_heartbeats"] = [
-            [index[n], _microseconds(t)] for n, t in heartbeats
-        ]
+        times = state.last_heartbeats.items()
+        fields["last_heartbeats"] = [[index[n], _microseconds(t)] for n, t in times]
         for name in _SETS:
             if name in fields:
                 fields[name] = [index[node] for node in fields[name]]
