@@ -87,7 +87,8 @@ def _run(args: argparse.Namespace) -> None:
     known = Known()
     with _signals_noted(), _faults_raised(known):
         environment.drop_empty_options()
-        seen = known.preflight = preflight(shlex.join(["python", *sys.argv]), ask=True)
+        command = shlex.join(["python", *sys.argv])
+        seen = known.preflight = preflight(command, exchange=True)
         options = getattr(args, _OPTIONS, None)
         if options is None:
             torchrun_parser.add_ours(args, seen.environ)

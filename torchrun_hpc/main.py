@@ -2,9 +2,9 @@
 
     preflight ──► parse ──► choose mode ──► plan ──► start
 
-`main` walks all of them. What only wants to know stops where it has what it needs:
-`describe` behind the plan, the dry run before the start, ``torchrun_hpc.sites`` behind
-preflight. Torch is imported behind the choice of the mode, if the mode has an agent.
+`main` goes through all of them. Others stop earlier: `describe` after the plan, the dry
+run where the workers would be started, ``torchrun_hpc.sites`` after preflight. Torch is
+imported after the mode is chosen, and not at all in direct mode.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import network, sites
 from torchrun_hpc.commandline import command_line
+from torchrun_hpc.commandline.options import OF_SETUP_ENVIRONMENT
 from torchrun_hpc.launching import direct, environment, signals
 from torchrun_hpc.launching.abort import Known, faults_reported
-from torchrun_hpc.launching.choice import count_workers, parse, starter_of
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
+from torchrun_hpc.launching.starters import count_workers, parse, starter_of
 from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import (
     Mode,
@@ -51,17 +52,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: With torchrun's exit code; 2 for a fault of environment or command
             line.
     """
-    # First of all: before anything else is opened.
-    streams.open_closed()
+    streams.open_closed()  # before anything else is opened, and gets their numbers
     streams.forgive_at_exit(sys.stderr)
-    # And this: a scheduler may send one at any time.
-    signals.install()
+    signals.install()  # a scheduler may send one at any time
     argv = sys.argv[1:] if argv is None else argv
     known = Known()
     with faults_reported(known):
         environment.drop_empty_options()
         command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
-        seen = known.preflight = preflight(command, ask=True)
+        seen = known.preflight = preflight(command, exchange=True)
         line = parse(argv, seen)
         known.options = line.options
         mode = choose_mode(seen, line, count_workers)
@@ -87,10 +86,10 @@ def plan_of(mode: Mode, seen: Preflight, starter: Starter) -> tuple[Inputs, Laun
         environ=seen.environ,
         command=seen.command,
         hostname=seen.hostname,
-        **starter.measured(),
+        **starter.measure(),  # workers, cpus, gpus, and what else there is
     )
     plan = make_plan(inputs)
-    starter.check(plan)
+    starter.apply_options(plan)
     return inputs, plan
 
 
@@ -111,7 +110,7 @@ def setup_environment() -> Mapping[str, str]:
     if direct.is_set_up(this_process().environ):
         return {}
     streams.open_closed()
-    seen = preflight(shlex.join(["python", *sys.argv]), ask=True)
+    seen = preflight(shlex.join(["python", *sys.argv]), exchange=True)
     check_started_right(seen)
     return set_up_worker(seen)
 
@@ -125,9 +124,8 @@ def set_up_worker(seen: Preflight) -> Mapping[str, str]:
     job = seen.job or direct.job_of_nobody(seen.hostname)
     seen = replace(seen, job=job)
     options = command_line.parse([], seen.environ).options
-    names = ("hpc_site", "hpc_omp_threads")
-    ours = {name: options[name] for name in names if name in options}
-    starter = direct.WorkerStarter(seen, ours)
+    options = {k: v for k, v in options.items() if k in OF_SETUP_ENVIRONMENT}
+    starter = direct.WorkerStarter(seen, options)
     inputs, plan = plan_of(direct_mode(job), seen, starter)
     start(inputs, plan, starter)
     return {name: str(value.value) for name, value in plan.environment.items()}

@@ -270,7 +270,7 @@ def test_no_store_is_shared_that_would_listen_on_all_interfaces(
 
 def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
     made = [
-        job.handler(rank, address=None, listen=None, connect_host="127.0.0.1")
+        job.handler(rank, local_address=None, listen=None, connect_host="127.0.0.1")
         for rank in (0, 1)
     ]
     given = _together(*(each.next_rendezvous for each in made))

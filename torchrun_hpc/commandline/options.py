@@ -72,6 +72,9 @@ DRY_RUN = {
     "json": "The same for machines.",
 }
 
+# Those of which the variable counts in a script that calls setup_environment().
+OF_SETUP_ENVIRONMENT = ("hpc_site", "hpc_omp_threads")
+
 # Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
 LONGEST_ID = 246
 

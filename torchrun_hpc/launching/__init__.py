@@ -1,1 +1,6 @@
-"""Launching."""
+"""Starting the workers: all that is done, and nothing that is decided.
+
+`preflight` looks at this process. `start` is the last stage, the same in all modes,
+with a `Starter` in `agent` or `direct`. `environment` is the one place that writes
+``os.environ``. `abort` tells the other nodes of a fault, `exit_status` of the end.
+"""

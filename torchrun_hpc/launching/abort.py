@@ -20,7 +20,7 @@ from torchrun_hpc import __version__, network, sites
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.preflight import preflight
-from torchrun_hpc.planning import endpoints, messages, several_nodes
+from torchrun_hpc.planning import messages, several_nodes
 from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
 from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.reporting import console
@@ -225,9 +225,9 @@ def tell(
             ports=place.rendezvous.ports,
             timeout=limit,
             silence_timeout=int(limit),
-            notice_ports=endpoints.notice_ports(place.launch_id),
+            notice_ports=place.rendezvous.notice_ports,
         )
-        hello = JoinRequest(
+        request = JoinRequest(
             job=place.launch_id,
             run_id="",
             nodes=place.world.nodes,
@@ -236,7 +236,7 @@ def tell(
             pid=os.getpid(),
             release=__version__,
         )
-        agent = client.Client(hello, where, wait, own_failure=failure)
+        agent = client.Client(request, where, wait, own_failure=failure)
         try:
             agent.connect()
             agent.fail(failure)  # if it was let in as one that had been there before
@@ -279,8 +279,5 @@ def _advice(job: Job | None) -> str:
     """Say what ends all tasks where they cannot be told."""
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
-    # Only where something is wrong: direct mode has no time for this.
-    from torchrun_hpc.rendezvous.messages import fail_together  # noqa: PLC0415
-
-    option = fail_together(job.launcher.fail_together)
+    option = messages.fail_together(job.launcher)
     return f". Other tasks may wait: {option}" if option else ""

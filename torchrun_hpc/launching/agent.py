@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching import dry_run, exit_status, signals
-from torchrun_hpc.launching.start import FAILED, Answers
+from torchrun_hpc.launching.start import FAILED, Answers, Starter
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.setting import Setting
 
 
-class AgentStarter:
+class AgentStarter(Starter):
     """Hands over to torch's agent.
 
     Args:
@@ -49,14 +49,14 @@ class AgentStarter:
         options: Mapping[str, Setting],
         run: Callable[[argparse.Namespace], None] = torch_run.run,
     ) -> None:
-        self.options = options
+        super().__init__(options)
         self._args = args
         self._run = run
         self._environ = preflight.environ
         self._is_scheduled = preflight.job is not None
         self._outcomes = registry.examine()
 
-    def measured(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, Any]:
         """Return the inputs of a plan that this node, and torch, have to be asked for.
 
         Raises:
@@ -69,7 +69,7 @@ class AgentStarter:
             "of_release": capabilities.variables(),
         }
 
-    def check(self, plan: LaunchPlan) -> None:
+    def apply_options(self, plan: LaunchPlan) -> None:
         """Fill the plan into the arguments of torchrun, and look at all of them.
 
         Raises:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import network
 from torchrun_hpc.commandline import script
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import signals
-from torchrun_hpc.launching.start import Answers
+from torchrun_hpc.launching.start import Starter
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
 from torchrun_hpc.planning.messages import NO_SCHEDULER, RANK, RUN_ID
 from torchrun_hpc.reporting import streams
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.setting import Setting
 
 
-class WorkerStarter:
+class WorkerStarter(Starter):
     """Lets this process be the worker, as it is.
 
     Args:
@@ -40,11 +40,11 @@ class WorkerStarter:
     """
 
     def __init__(self, preflight: Preflight, options: Mapping[str, Setting]) -> None:
-        self.options = options
+        super().__init__(options)
         self.job = preflight.job or job_of_nobody(preflight.hostname)
         self.environ = preflight.environ
 
-    def measured(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, Any]:
         """Return the inputs of a plan that this node has to be asked for."""
         cpus = len(os.sched_getaffinity(0))
         if cpus == os.cpu_count():  # not bound: they share
@@ -52,18 +52,6 @@ class WorkerStarter:
         is_alone = self.job.task.size == 1 and not self.environ.get(MASTER_PORT)
         port = network.free_port(LOOPBACK) if is_alone else 0
         return {"workers": 1, "cpus": cpus, "gpus": 0, "free_port": port}
-
-    def check(self, _plan: LaunchPlan) -> None:
-        """Do nothing: these options have been checked."""
-
-    @contextlib.contextmanager
-    def ready(self, _plan: LaunchPlan) -> Iterator[None]:
-        """Do nothing: there is nothing to clear up."""
-        yield
-
-    def findings(self, _plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
-        """Return nothing: torch is the script's affair."""
-        return [], []
 
     def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
         """Describe what this task would do."""
@@ -77,10 +65,6 @@ class WorkerStarter:
         except metadata.PackageNotFoundError:
             torch = "unknown"
         return description.description(inputs, plan, torch, [], self.command())
-
-    def answers(self, _plan: LaunchPlan, own: Description) -> Answers:
-        """Return what this task would do; no other is asked."""
-        return Answers([own])
 
     def command(self) -> list[str]:
         """Return what is run, as torchrun writes it."""

@@ -89,12 +89,9 @@ def meet(
 
 def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Message]:
     """Say on which nodes another site is used, if there are any."""
-    plans = {rank: node["plan"] for rank, node in found.items()}
+    sites = {rank: node["plan"]["site"] for rank, node in found.items()}
     by_site = ranks_by_site(
-        {
-            rank: made["site"]["value"] if made["site"] else ""
-            for rank, made in plans.items()
-        }
+        {rank: site["value"] if site else "" for rank, site in sites.items()}
     )
     return [messages.disagreement(by_site, plan)] if len(by_site) > 1 else []
 

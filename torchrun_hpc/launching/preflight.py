@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
-def preflight(command: str, *, ask: bool = False) -> Preflight:
+def preflight(command: str, *, exchange: bool = False) -> Preflight:
     """Look at this process.
 
     Args:
         command: The command as typed, for messages.
-        ask: Whether to ask the process manager, as all other tasks do.
+        exchange: Whether to exchange names with the other tasks, where they have a
+            process manager (PMI). All of them have to, and wait for each other, so it
+            is for a launch only.
     """
-    return of_process(this_process(_exchange if ask else None, command))
+    return of_process(this_process(_exchange if exchange else None, command))
 
 
 def of_process(process: Process) -> Preflight:

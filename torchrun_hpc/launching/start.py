@@ -5,8 +5,9 @@ What is the same in all modes is here. How workers are started, a `Starter` know
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching import environment
@@ -43,39 +44,46 @@ class Answers(NamedTuple):
     limit: int = 0
 
 
-class Starter(Protocol):
+class Starter:
     """Starts the workers in one way: by torch's agent, or by becoming one.
 
-    Attributes:
+    Args:
         options: What the user set.
     """
 
-    options: Mapping[str, Setting]
+    def __init__(self, options: Mapping[str, Setting]) -> None:
+        self.options = options
 
-    def measured(self) -> dict[str, Any]:
-        """Return the inputs of a plan that this node has to be asked for."""
+    def measure(self) -> dict[str, Any]:
+        """Return those fields of `Inputs` for which this node has to be asked."""
+        raise NotImplementedError
 
-    def check(self, plan: LaunchPlan) -> None:
-        """Check what was typed, with the plan filled in.
+    def apply_options(self, plan: LaunchPlan) -> None:
+        """Complete the command line by the options of the plan, and check it.
 
         Raises:
-            LaunchError: It cannot work.
+            LaunchError: A value cannot be used.
         """
 
-    def ready(self, plan: LaunchPlan) -> AbstractContextManager[None]:
-        """Get ready, and clear up behind; the environment is written."""
+    def ready(self, _plan: LaunchPlan) -> AbstractContextManager[None]:
+        """Return a context to start in; the environment has been written."""
+        return contextlib.nullcontext()
 
-    def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
+    def findings(self, _plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return what else is wrong: on this node, and on all."""
+        return [], []
 
     def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
         """Describe what this process would do."""
+        raise NotImplementedError
 
-    def answers(self, plan: LaunchPlan, own: Description) -> Answers:
+    def answers(self, _plan: LaunchPlan, own: Description) -> Answers:
         """Return what all nodes would do, on the one that reports."""
+        return Answers([own])
 
     def run(self, plan: LaunchPlan) -> None:
         """Start the workers."""
+        raise NotImplementedError
 
 
 def start(inputs: Inputs, plan: LaunchPlan, starter: Starter) -> None:

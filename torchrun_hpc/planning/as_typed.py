@@ -1,8 +1,8 @@
 """The plan for several machines without a scheduler, on each of which it was typed.
 
 That is left to torchrun, but for two things: which machine hosts c10d is decided by the
-address of the endpoint, not by comparing names; and gloo and NCCL get the interface that
-has this machine's address for it.
+address of the endpoint, not by comparing names; and gloo and NCCL get the interface
+that has this machine's address for it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from torchrun_hpc.network import join_endpoint
 from torchrun_hpc.planning import endpoints, messages, network_env, resources
 from torchrun_hpc.planning.endpoints import LOOPBACK
 from torchrun_hpc.planning.inputs import C10D, STATIC
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.local_endpoint import address_near
 from torchrun_hpc.planning.mode import node_range
 from torchrun_hpc.planning.one_node import C10D_PORT, STATIC_PORT
@@ -43,7 +38,8 @@ def plan(inputs: Inputs) -> LaunchPlan:
             "HPC066",
             f"{inputs.options['nnodes']}, but no scheduler's variables are set and no "
             "head node was typed: every node would wait on its own. Start it with "
-            "srun, or type on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT",
+            "srun, or type on every node: --rdzv_backend=c10d "
+            "--rdzv_endpoint=HOST:PORT",
         )
     fewest, nodes = node_range(inputs.options)
     backend = inputs.explicit("rdzv_backend") or STATIC  # torchrun's own default

@@ -16,12 +16,7 @@ from torchrun_hpc.planning import (
 )
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_ADDR, MASTER_PORT
 from torchrun_hpc.planning.inputs import DIRECT
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -37,23 +32,12 @@ _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 @dataclass(frozen=True)
 class _WorkerEndpoint:
-    """Where the workers of a step meet.
+    """Where the workers of a step meet, and what follows from it."""
 
-    Attributes:
-        host: Address of rank 0, or its name.
-        port: Its port.
-        endpoint: The same for a person.
-        source: What host and port came from.
-        site: The computing centre whose rules are used.
-        environment: Variables of the network.
-        notes: What was corrected, the same on all nodes.
-        warnings: What is wrong on this node, and was worked around.
-    """
-
-    host: str
+    host: str  # of rank 0, by its address or its name
     port: int
-    endpoint: str
-    source: str
+    endpoint: str  # the same for a person
+    source: str  # of host and port
     site: Setting | None = None
     environment: Mapping[str, Setting] = field(default_factory=dict)
     notes: tuple[Message, ...] = ()

@@ -33,7 +33,7 @@ LOOPBACK = "127.0.0.1"
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
-# How many ports a coordinator tries; and how many more, only to say that it cannot start.
+# How many ports a coordinator tries; and how many more, to say that it cannot start.
 _TRIES = 8
 _NOTICES = 4
 

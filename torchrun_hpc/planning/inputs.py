@@ -34,13 +34,13 @@ class Inputs:
         network: This node's network.
         options: What the user typed, or set by ``PET_*``, by the names that torchrun's
             parser gives them. An empty value is not there.
-        environ: Environment of this process, without what is left over.
+        environ: As in `Preflight`.
         workers: Number of workers on this node.
         cpus: Number of CPUs that this process may run on (its affinity mask).
         gpus: Number of GPUs that torch sees here.
         command: The command as typed, for messages.
         hostname: Name of this machine; empty if it is not known.
-        of_release: Variables that c10d of the installed torch needs to be right.
+        of_release: Variables that mend c10d of the installed release of torch.
         free_port: A port that is free here, for a worker that is alone.
     """
 
@@ -92,11 +92,11 @@ class Inputs:
 
     @property
     def is_static(self) -> bool:
-        """Whether that is its static one."""
+        """Whether torchrun would take its static rendezvous."""
         return self.backend == STATIC
 
     @property
     def is_c10d(self) -> bool:
-        """Whether that is its c10d, over TCP."""
+        """Whether torchrun would take its c10d rendezvous, over TCP."""
         conf = self.options.get("rdzv_conf")
         return self.backend == C10D and not rdzv_conf.uses_file(conf)

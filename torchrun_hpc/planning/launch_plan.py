@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import count
 from torchrun_hpc.planning.inputs import STATIC
 from torchrun_hpc.planning.mode import Mode
 
@@ -26,7 +27,7 @@ class World:
         report_rank: Rank by which it is decided who reports: that of the node; in
             direct mode that of the task.
         hosts: Names of the nodes by rank; empty without a scheduler.
-        fewest: With how many nodes it starts if no more come; 0 if that is ``nodes``.
+        fewest: The least number of nodes to start with; 0 if all have to be there.
         may_grow: Whether agents may join that this launch does not start.
         size: Number of all workers; 0 where it is not known before the nodes meet.
     """
@@ -40,6 +41,18 @@ class World:
     may_grow: bool = False
     size: int = 0
 
+    @property
+    def shape(self) -> str:
+        """The nodes, and the workers or tasks, as far as they are known yet."""
+        nodes, workers = count(self.nodes, "node"), count(self.workers, "worker")
+        if self.size:
+            is_even = self.size == self.workers * self.nodes
+            tasks = count(self.workers if is_even else self.size, "task")
+            return f"{nodes} x {tasks}" if is_even else f"{nodes}, {tasks}"
+        if 0 < self.fewest < self.nodes:
+            nodes = f"{self.fewest} to {nodes}"
+        return f"{nodes}, {workers}" + (" on this one" if self.nodes > 1 else "")
+
 
 @dataclass(frozen=True)
 class Rendezvous:
@@ -51,13 +64,14 @@ class Rendezvous:
         endpoint: Where the nodes meet, for a person.
         connect_host: Address or name to connect to; empty if torch is to find out.
         ports: Where the coordinator may be, in the order in which it tries them.
+        notice_ports: Where it reports that it found none of ``ports`` to use.
         coordinator: Rank of the node that hosts the rendezvous; ``None`` if only that
             node knows.
-        is_coordinator: Whether that is this one.
+        is_coordinator: Whether this node hosts it.
         local_address: This node's address for the job, as a number; ``None`` if it is
             not known.
         listen: Address and port on which this process hosts the rendezvous; ``None``
-            if it does not, or if any address will do.
+            if it hosts none, or listens on all addresses.
         may_join: Whether the port of a rendezvous that is to be hosted here may be
             taken by another agent of this machine, which is then the host.
     """
@@ -66,6 +80,7 @@ class Rendezvous:
     endpoint: str = ""
     connect_host: str = ""
     ports: tuple[int, ...] = ()
+    notice_ports: tuple[int, ...] = ()
     coordinator: int | None = None
     is_coordinator: bool = False
     local_address: str | None = None
@@ -82,16 +97,14 @@ class Messages:
         notes: What was corrected, the same on all nodes.
         advice: What is probably not meant; as good as the same on all nodes.
         warnings: What is wrong on this node, and was worked around.
-        suspicion: What is probably wrong if the nodes do not meet.
-        fail_together: With what one task that fails ends all, see `Launcher`.
+        hint: What may help where nodes do not come.
     """
 
     title: str = ""
     notes: tuple[Message, ...] = ()
     advice: tuple[Message, ...] = ()
     warnings: tuple[Message, ...] = ()
-    suspicion: str = ""
-    fail_together: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ class LocalEndpoint:
         port: Its port.
         connect_host: What to connect to: the number behind ``host``, so that torch asks
             no name server; the name, if it has several; empty if it has none here.
-        local_address: This node's address; ``None`` if other nodes could reach none of those
-            that are known.
+        local_address: This node's address; ``None`` if other nodes could reach none of
+            those that are known.
         is_host: Whether this node is the host.
         used_plain_name: Whether the host may be known by another name or address on
             other nodes.

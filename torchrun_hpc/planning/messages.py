@@ -8,7 +8,7 @@ from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.planning.mode import asks_for_one_node
-from torchrun_hpc.schedulers.job import LaunchContext
+from torchrun_hpc.schedulers.job import LaunchContext, Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,6 +94,12 @@ def is_foreign(inputs: Inputs, host: str) -> bool:
     """Say whether a name of this node has addresses, but none of its interfaces'."""
     known = inputs.network.addresses_of(host)
     return bool(known) and not any(map(inputs.network.owner, known))
+
+
+def fail_together(launcher: Launcher) -> str:
+    """Say which command and option end all tasks of a launch, if there are any."""
+    option = launcher.fail_together
+    return f"{option} ends all tasks when one fails" if option else ""
 
 
 def outside() -> LaunchError:

@@ -165,7 +165,8 @@ def _several_agents(job: Job, command: str, workers: Setting | None) -> LaunchEr
         "HPC062",
         f"{job.launcher.name} started {tasks} on {count(len(job.nodes), 'node')} "
         f"({job.provenance['tasks']}), and {wanted} on each would start more workers. "
-        f"Start it once on each node: {job.once_per_node(command)}   (or let each task be a "
-        "worker: leave --nproc_per_node out; or --standalone for one world per task)",
+        f"Start it once on each node: {job.once_per_node(command)}   (or let each task "
+        "be a worker: leave --nproc_per_node out; or --standalone for one world per "
+        "task)",
         everywhere=True,
     )

@@ -10,12 +10,7 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints, local_endpoint, messages, resources
 from torchrun_hpc.planning.endpoints import LOOPBACK
 from torchrun_hpc.planning.inputs import C10D, STATIC
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.mode import node_range
 from torchrun_hpc.setting import Setting
 

@@ -18,8 +18,10 @@ class Preflight:
 
     Attributes:
         job: What the scheduler says; ``None`` without one.
-        problem: Why the job could not be found out.
-        environ: Environment of this process, without what is left over.
+        problem: Why the job could not be found out; not raised yet, because a user who
+            asks for one node needs no job.
+        environ: Environment of this process, without the variables that another job
+            or launcher has left over.
         hostname: Name of this machine.
         command: The command as typed, for messages.
         task_rank: Rank of this task; ``None`` without one, and where it is unclear.

@@ -196,14 +196,15 @@ def _about_cpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
             # srun would refuse it, unless it has made the job itself.
             fix = (
                 f"The job has {most} there ({JOB_CPUS}): give sbatch, salloc or srun, "
-                f"whichever has made it, {more}. Or type: --nproc_per_node={inputs.cpus}"
+                f"whichever has made it, {more}. Or type: "
+                f"--nproc_per_node={inputs.cpus}"
             )
         elif job is not None and more:
             fix = f"Type: {job.once_per_node(inputs.command, more, nodes)}"
         yield Message(
             "HPC092",
-            f"{inputs.workers} workers share {cpus}: all that the affinity mask of this "
-            f"process has. {fix}",
+            f"{inputs.workers} workers share {cpus}: all that the affinity mask of "
+            f"this process has. {fix}",
         )
 
 
@@ -212,7 +213,8 @@ def _about_threads(inputs: Inputs) -> Iterator[Message]:
     if explicit is not None and _chosen_threads(inputs):
         yield Message(
             "HPC093",
-            f"{explicit} is ignored: {OMP}={inputs.environ[OMP]} is set. Type: unset {OMP}",
+            f"{explicit} is ignored: {OMP}={inputs.environ[OMP]} is set. Type: "
+            f"unset {OMP}",
         )
     value = _chosen_threads(inputs) or str(
         worker_threads(inputs).get(OMP, Setting("", "")).value

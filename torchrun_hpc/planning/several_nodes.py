@@ -16,12 +16,7 @@ from torchrun_hpc.planning import (
     resources,
 )
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.mode import node_range
 from torchrun_hpc.setting import Setting
 
@@ -121,6 +116,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
             else inputs.explicit("rdzv_endpoint") or "",
             connect_host=here.connect_host,
             ports=_ports(inputs, job, here),
+            notice_ports=endpoints.notice_ports(job.launch_id),
             coordinator=endpoint.node if job.is_ranked else None,
             is_coordinator=is_coordinator,
             local_address=None
@@ -138,8 +134,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
             notes=_notes(inputs, endpoint, here) + messages.interactive_note(inputs),
             advice=resources.advice(inputs, len(job.nodes)),
             warnings=messages.warnings(inputs, here, hosts[rank]),
-            suspicion=_suspicion(inputs),
-            fail_together=job.launcher.fail_together,
+            hint=_hint(inputs, job),
         ),
     )
 
@@ -289,8 +284,10 @@ def _notes(
     return tuple(notes)
 
 
-def _suspicion(inputs: Inputs) -> str:
-    """Say what is probably wrong if the nodes do not meet."""
+def _hint(inputs: Inputs, job: Job) -> str:
+    """Say what may help if the nodes do not meet."""
+    if _is_numbered(inputs):
+        return messages.fail_together(job.launcher)
     if inputs.is_static and "node_rank" in inputs.options:
         return f"is it {inputs.options['node_rank']} on every node?"
     return ""

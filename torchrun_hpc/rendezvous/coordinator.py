@@ -46,7 +46,7 @@ class Settings:
     """What all agents of a job agree on.
 
     Attributes:
-        job: The launch's identity.
+        job: The launch id.
         run_id: Torch's rendezvous id.
         nodes: Number of nodes.
         coordinator: Node rank of the coordinator; -1 where it is another node.

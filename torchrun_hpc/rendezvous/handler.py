@@ -23,7 +23,6 @@ from torchrun_hpc import __version__
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import join_endpoint, port_holder
-from torchrun_hpc.planning.endpoints import notice_ports
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import messages, open_files
 from torchrun_hpc.rendezvous.client import Client, JobFailedError
@@ -200,7 +199,7 @@ class SchedulerRendezvous(RendezvousHandler):
             ports=ports,
             timeout=settings.join_timeout if timeout is None else timeout,
             silence_timeout=settings.silence_timeout,
-            notice_ports=notice_ports(plan.launch_id),
+            notice_ports=plan.rendezvous.notice_ports,
         )
         self._client = Client(request, address, self._report)
         try:

@@ -71,8 +71,7 @@ def _waiting(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
         f"{plan.world.nodes - len(missing)} of {plan.world.nodes} nodes are there after "
         f"{event['seconds']} s; waiting for {names(missing, plan)}"
     )
-    advice = fail_together(plan.messages.fail_together)
-    return Message("HPC114", f"{text}. {advice}".rstrip(". "))
+    return Message("HPC114", f"{text}. {plan.messages.hint}".rstrip(". "))
 
 
 def _finishing(event: Mapping[str, Any], plan: LaunchPlan) -> Message:
@@ -163,17 +162,11 @@ def coordinator_missing(found: str, timeout: float, plan: LaunchPlan) -> Message
 def _search_problem(found: str, plan: LaunchPlan) -> str:
     """Say why the coordinator was not found: the cause, not what follows from it."""
     if NOBODY in found:  # its node is reached
-        advice = fail_together(plan.messages.fail_together)
-        return f"{found}. Has the job started there? {advice}".rstrip()
+        return f"{found}. Has the job started there? {plan.messages.hint}".rstrip()
     problem, is_cause = path_problem(plan.rendezvous.local_address)
     if is_cause:
         return problem
     return (found or "no answer yet") + (f"; {problem}" if problem else "")
-
-
-def fail_together(option: str) -> str:
-    """Say which command and option end all tasks of a launch, if there are any."""
-    return f"{option} ends all tasks when one fails" if option else ""
 
 
 def refusal(

@@ -89,7 +89,7 @@ class JoinRequest:
     """Who an agent is.
 
     Attributes:
-        job: The launch's identity, as the scheduler gives it.
+        job: The launch id.
         run_id: Torch's rendezvous id: the same, or what the user set.
         nodes: Number of nodes.
         rank: Its node rank.

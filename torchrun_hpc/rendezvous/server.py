@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.network import bound_socket
-from torchrun_hpc.planning.endpoints import notice_ports
 from torchrun_hpc.rendezvous.coordinator import (
     CLOSE,
     SILENCE_REPORT,
@@ -95,7 +94,7 @@ def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
         join_timeout=0,
         silence_timeout=SILENCE_REPORT,
     )
-    for port in (*plan.rendezvous.ports, *notice_ports(plan.launch_id)):
+    for port in (*plan.rendezvous.ports, *plan.rendezvous.notice_ports):
         with contextlib.suppress(OSError):
             server = CoordinatorServer(listen(address, port), settings)
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message, count
+from torchrun_hpc.errors import Message
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def start_line(plan: LaunchPlan) -> Message:
     """Describe in one line what is about to start."""
     where = plan.rendezvous
-    parts = [_shape(plan), plan.messages.title]
+    parts = [plan.world.shape, plan.messages.title]
     if where.endpoint:
         address = where.listen[0] if where.listen else ""
         number = f" ({address})" if address not in where.endpoint else ""
@@ -26,16 +26,3 @@ def start_line(plan: LaunchPlan) -> Message:
         parts.append(f"site {plan.site.value}")
     notes = map(str, plan.messages.notes)
     return Message("HPC001", "; ".join([", ".join(parts), *notes]))
-
-
-def _shape(plan: LaunchPlan) -> str:
-    """Count the nodes, and the workers or tasks, as far as they are known yet."""
-    world = plan.world
-    nodes, workers = count(world.nodes, "node"), count(world.workers, "worker")
-    if world.size:
-        is_even = world.size == world.workers * world.nodes
-        tasks = count(world.workers if is_even else world.size, "task")
-        return f"{nodes} x {tasks}" if is_even else f"{nodes}, {tasks}"
-    if 0 < world.fewest < world.nodes:
-        nodes = f"{world.fewest} to {nodes}"
-    return f"{nodes}, {workers}" + (" on this one" if world.nodes > 1 else "")

@@ -1,1 +1,1 @@
-"""Torch."""
+"""What depends on torch's releases: `capabilities`, and the `patches`."""

@@ -241,7 +241,7 @@ def test_a_client_says_for_what_it_waits(
     head: int | None, node_rank: int, reports: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One node reports for all: they wait for the same."""
-    patch_all(node_rank=node_rank, head=head, endpoint="jwb0001i:1")
+    patch_all(node_rank=node_rank, coordinator=head, endpoint="jwb0001i:1")
     endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
     with pytest.raises(RendezvousConnectionError):
         c10d_rendezvous_backend._create_tcp_store(

@@ -66,7 +66,7 @@ def test_workers_meet_at_the_address_of_the_first_node(
 ) -> None:
     """The second agent to come is the first of the nodes."""
     if which == OURS:
-        patch_all(local_local_address=None, hosts=())
+        patch_all(local_address=None, hosts=())
         for name, value in capabilities.variables().items():
             monkeypatch.setenv(name, value.value)
     addresses = ("127.0.0.3", "127.0.0.2")

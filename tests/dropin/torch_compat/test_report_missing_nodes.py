@@ -26,7 +26,7 @@ REPORT = "torchrun_hpc: HPC084 waiting at head:1 for other nodes of 3, for 0 s"
     ("values", "first_report", "lines"),
     [
         ({}, SOON, [REPORT]),
-        ({"suspicion": SUSPICION}, SOON, [f"{REPORT}; {SUSPICION}"]),
+        ({"hint": SUSPICION}, SOON, [f"{REPORT}; {SUSPICION}"]),
         ({"report_rank": 1, "node_rank": 1}, SOON, []),
         ({}, ENDED, []),
     ],

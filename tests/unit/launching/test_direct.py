@@ -12,7 +12,7 @@ from plans import BLOCK, job_at, make_direct_plan, planned_at, worker_environmen
 from torchrun_hpc import main
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import direct, environment, start
+from torchrun_hpc.launching import direct, start
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.planning.preflight import Preflight
@@ -35,13 +35,6 @@ def set_up(job, hostname, environ):
 # --- what is run --------------------------------------------------------------------
 
 
-def test_the_environment_is_written(monkeypatch):
-    environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "99", "HOME": "/root"}
-    monkeypatch.setattr("os.environ", environ)
-    environment.write(planned_at(BLOCK, 5))
-    assert environ == worker_environment(5, BLOCK) | {"HOME": "/root"}
-
-
 @pytest.mark.parametrize("rank", [0, 5])
 def test_a_worker_does_not_become_one_once_more(rank):
     """It would run the script a second time with the rank that it has."""
@@ -57,15 +50,6 @@ def test_a_worker_does_not_become_one_once_more(rank):
     options = explicit({"standalone": True})
     inputs = make_inputs(job=job_at(BLOCK, rank), environ=environ, workers=1)
     assert make_plan(replace(inputs, options=options, mode=Mode.ONE_NODE))
-
-
-def test_only_the_first_task_prints_a_line(capsys):
-    for rank in range(8):
-        start._announce(planned_at(BLOCK, rank), [], [])
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert "Slurm 19.0" in said.err
 
 
 PROGRAMS = {
@@ -124,22 +108,6 @@ def test_a_program_that_cannot_be_run(monkeypatch, tmp_path):
         start.start(inputs, plan, worker)
     assert caught.value.code == "HPC133"
     assert str(program) in str(caught.value)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_port_that_is_taken(rank):
-    import socket  # noqa: PLC0415 - here only
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        plan = planned_at([0, 0], rank, environ={"MASTER_PORT": port})
-        if rank:
-            start._check_port(plan)
-            return
-        with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1") as caught:
-            start._check_port(plan)
-    assert caught.value.code == "HPC132"
-    assert "MASTER_PORT=PORT" in str(caught.value)
 
 
 @pytest.mark.parametrize(

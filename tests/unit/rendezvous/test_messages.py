@@ -148,7 +148,12 @@ def test_the_cause_is_named(monkeypatch, found, problem, expected):
     monkeypatch.setattr(
         messages, "path_problem", lambda _address: (problem, problem == DOWN)
     )
-    assert messages._search_problem(found, plan(1, fail_together=KILL)) == expected
+    assert (
+        messages._search_problem(
+            found, plan(1, hint=f"{KILL} ends all tasks when one fails")
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_a_coordinator_that_cannot_start_informs_all(job):
         plan = make_launch_plan(
             nodes=3, node_rank=0, workers=1,
             launch_id="19.0", ports=(taken.getsockname()[1],), listen=(HERE, 1),
+            notice_ports=notice_ports("19.0"),
         )  # fmt: skip
         others = [
             job.client(

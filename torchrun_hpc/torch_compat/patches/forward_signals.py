@@ -17,7 +17,7 @@ from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, takes
 
 if TYPE_CHECKING:
-    from torchrun_hpc.torch_compat.patches.registry import Forward
+    from collections.abc import Callable, Mapping
 
 TARGET = "LocalElasticAgent._monitor_workers"
 REASON = "SIGUSR1 ends it, and does not reach the workers (pytorch#154849)"
@@ -34,7 +34,7 @@ def fits() -> bool:
     )
 
 
-def apply(_plan: object, forward: Forward) -> None:
+def apply(_plan: object, forward: Callable[[Mapping[int, int]], None]) -> None:
     """Forward signals each time that the agent looks after its workers."""
 
     class ForwardingAgent(LocalElasticAgent):

@@ -55,10 +55,10 @@ def _meet(plan: LaunchPlan, original: Any, handler: Any) -> Any:
 
 def _report(met: threading.Event, plan: LaunchPlan) -> None:
     place = f"{plan.rendezvous.endpoint} for other nodes of {plan.world.nodes}"
-    suspicion = f"; {plan.messages.suspicion}" if plan.messages.suspicion else ""
+    hint = f"; {plan.messages.hint}" if plan.messages.hint else ""
     start = time.monotonic()
     for waited in intervals.report_times():
         if met.wait(start + waited - time.monotonic()):
             return
-        text = f"waiting at {place}, for {waited:.0f} s{suspicion}"
+        text = f"waiting at {place}, for {waited:.0f} s{hint}"
         console.write(Message("HPC084", text))

@@ -1,4 +1,4 @@
-"""Which starter a mode has; the one of an agent imports torch."""
+"""Which starter a mode has, and where torch is imported: as late as possible."""
 
 from __future__ import annotations
 
