@@ -62,12 +62,7 @@ class CommandLine:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
-    """Parse a command line.
-
-    Args:
-        argv: Arguments, without the program's name.
-        environ: Environment of this process.
-    """
+    """Parse a command line, which has no name of a program in front."""
     try:
         parser = _parser(environ)
         own, script_args = split(parser, argv)
@@ -200,10 +195,7 @@ def direct_mode_problem(
 ) -> LaunchError | None:
     """Say why a command line cannot be one of direct mode, which has few options.
 
-    Args:
-        line: The command line.
-        environ: Environment of this process.
-        agents_command: How to start the same once on each node.
+    The message says how to start an agent instead, once on each node.
     """
     if line.problem is not None:
         return line.problem

@@ -131,10 +131,6 @@ def parse(setting: Setting | None) -> dict[str, str]:
 def check(setting: Setting | None, backend: str) -> None:
     """Check the values of those keys that a backend reads.
 
-    Args:
-        setting: The option; ``None`` if it is not set.
-        backend: The backend that is in force.
-
     Raises:
         LaunchError: It could not read one.
     """
@@ -153,13 +149,9 @@ def _error(setting: Setting | None, fault: str) -> LaunchError:
 
 
 def seconds(setting: Setting | None, backend: str, key: str, default: int) -> int:
-    """Return a number of seconds, or the default where a backend has none.
+    """Return a number of seconds, or the default where a backend does not read the key.
 
-    Args:
-        setting: The option, which has been checked.
-        backend: The backend that is in force.
-        key: One of those that some backends read.
-        default: What it is else.
+    The option has been checked.
     """
     conf = parse(setting)
     return int(conf.get(key, default)) if key in _readers(conf, backend) else default

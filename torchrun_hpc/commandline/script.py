@@ -51,9 +51,7 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
     Not a module: nothing but importing what it is in would tell. Not where the workers
     have another Python, which may see other files, in a container for example.
 
-    Args:
-        name: As typed: a file, or a folder or an archive with ``__main__.py``.
-        environ: Environment of this process.
+    It may be a file, or a folder or an archive with ``__main__.py``.
 
     Raises:
         LaunchError: It does not.

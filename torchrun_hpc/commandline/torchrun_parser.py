@@ -58,11 +58,7 @@ def _refuse(message: str) -> NoReturn:
 def parse(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[argparse.Namespace, dict[str, Setting]]:
-    """Parse a command line.
-
-    Args:
-        argv: Arguments, without the program's name.
-        environ: Environment of this process.
+    """Parse a command line, which has no name of a program in front.
 
     Returns:
         The arguments as torch.distributed.run takes them, and of these the ones that
@@ -131,13 +127,7 @@ def plain_command(
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
 ) -> list[str]:
-    """Write a command line of torchrun itself.
-
-    Args:
-        args: Has the script and its arguments.
-        settings: The options to write; ours are left out.
-        environ: Environment of this process.
-    """
+    """Write a command line of torchrun: these options without ours, and the script."""
     words = ["torchrun"]
     for action in _options_of(parser(environ)):
         if action.dest not in settings or action.dest.startswith(_OURS):

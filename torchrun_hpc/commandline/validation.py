@@ -31,10 +31,6 @@ _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 def number_of_workers(args: argparse.Namespace, options: Mapping[str, Setting]) -> int:
     """Return the number of workers on this node.
 
-    Args:
-        args: Arguments of torchrun; of these, ``nproc_per_node``.
-        options: Of these, what the user set.
-
     Raises:
         LaunchError: ``--nproc-per-node`` is no number, or counts what is not there.
     """
@@ -58,10 +54,6 @@ def number_of_gpus() -> int:
 
 def check_options(args: argparse.Namespace, options: Mapping[str, Setting]) -> None:
     """Look at the options that torch uses without checking them.
-
-    Args:
-        args: Arguments of torchrun, filled in.
-        options: Of these, what the user set.
 
     Raises:
         LaunchError: A value cannot be used.
@@ -105,10 +97,6 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 def check_configuration(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Let torch read all arguments once, and look at the script, before the start.
-
-    Args:
-        args: Arguments of torchrun, filled in.
-        environ: Environment of this process.
 
     Raises:
         LaunchError: A value cannot be used, in torch's words.

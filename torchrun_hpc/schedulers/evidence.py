@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Process:
     """Return the process without the variables that are left over.
 
-    Args:
-        process: This process.
-        detectors: All that may have started it.
-
     Raises:
         LaunchError: There are those of several, and nothing shows whose count.
     """

@@ -151,10 +151,8 @@ def _joined(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return for each rank its node, and the names of the nodes.
 
-    Args:
-        nodes: For each rank its node, as far as the process manager knows.
-        hosts: The list that `_each_once` has written.
-        mapping: What to return without such a list.
+    The process manager knows ``nodes``; `_each_once` has written ``hosts``, without
+    which ``mapping`` has to do.
     """
     written = hosts.split(",")
     if not hosts or len(written) != max(nodes) + 1:
@@ -218,10 +216,6 @@ def parse_mapping(text: str, size: int) -> tuple[int, ...]:
 
     MPICH 5 writes ``2`` for ``(2,1,1)`` and ``[...]x3`` for three times the same. What
     is written starts again from the beginning while there are tasks left.
-
-    Args:
-        text: The answer of the process manager.
-        size: Number of tasks.
 
     Returns:
         For each rank the number of its node, in the order of the ranks; empty if the

@@ -87,11 +87,7 @@ def find(
 def load(
     environ: Mapping[str, str], folders: Sequence[Path] | None = None
 ) -> tuple[Site, ...]:
-    """Read all sites, in the order in which their signs are checked.
-
-    Args:
-        environ: Environment of this process.
-        folders: As for `find`.
+    """Read all sites, in the order in which their signs are checked; see `find`.
 
     Raises:
         LaunchError: A file is wrong.

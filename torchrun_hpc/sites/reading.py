@@ -60,12 +60,9 @@ _Key = tuple[str, ...]
 def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
     """Read the sites of a file, in the order in which they stand there.
 
-    Args:
-        path: The file.
-        everywhere: Whether all nodes find the same file.
-
     Raises:
-        LaunchError: The file cannot be read, or something in it is wrong.
+        LaunchError: The file cannot be read, or something in it is wrong. It says so
+            for all nodes if they find the same file everywhere.
     """
     return _SiteFile(path, everywhere=everywhere).sites()
 
