@@ -38,8 +38,7 @@ def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Proces
         process = _without([s for s in schedulers if s is not scheduler], process)
         schedulers = [scheduler]
     # mpirun inside a job is no contradiction, unless the scheduler is the nearer one.
-    nearest = _nearest([*launchers, *schedulers], process)
-    if nearest is not None:
+    if nearest := _nearest([*launchers, *schedulers], process):
         return _without([each for each in launchers if each is not nearest], process)
     if len(launchers) > 1:
         raise _unclear(launchers, process, "no process above this one is theirs")
@@ -47,8 +46,7 @@ def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Proces
 
 
 def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
-    nearest = _nearest(schedulers, process)
-    if nearest is not None:
+    if nearest := _nearest(schedulers, process):
         return nearest
     has_host = [(scheduler, _has_host(scheduler, process)) for scheduler in schedulers]
     here = [scheduler for scheduler, is_here in has_host if is_here]

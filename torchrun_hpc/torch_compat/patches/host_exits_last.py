@@ -64,13 +64,9 @@ def _shutdown(plan: LaunchPlan, original: Any, handler: Any) -> Any:
         store.add(_KEY, 1)
         if went_well and any(store is hosted for hosted in _hosted):
             end = time.monotonic() + _LIMIT
-            nodes = _participants(handler, plan)
+            holder = getattr(handler, "_state_holder", None)
+            # There may be fewer than planned in an elastic range.
+            nodes = len(holder.state.participants) if holder else plan.world.nodes
             while store.add(_KEY, 0) < nodes and time.monotonic() < end:
                 time.sleep(_PAUSE)
     return closed
-
-
-def _participants(handler: Any, plan: LaunchPlan) -> int:
-    """Return how many nodes there were; fewer than planned in an elastic range."""
-    holder = getattr(handler, "_state_holder", None)
-    return plan.world.nodes if holder is None else len(holder.state.participants)

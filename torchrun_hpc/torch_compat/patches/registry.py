@@ -83,13 +83,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A patch, and what became of it.
-
-    Attributes:
-        name: Name of its module.
-        patch: The module.
-        state: What became of it.
-    """
+    """A patch, and what became of it; its name is its module's."""
 
     name: str
     patch: Patch
