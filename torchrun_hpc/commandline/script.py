@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 
 def check(name: str, options: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """See that what is to be run is there.
+    """See that what is to be run is there: a script, a module or a program.
 
-    Args:
-        name: The script, the module or the program.
-        options: Torchrun's and ours: what is missing or false is not set.
-        environ: Environment of this process.
+    An option, torchrun's or ours, that is missing or false is not set.
 
     Raises:
         LaunchError: It is not.

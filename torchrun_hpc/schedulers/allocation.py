@@ -44,9 +44,7 @@ class Allocation:
     def job_of_script(self, hostname: str, launcher: Launcher) -> Job:
         """Describe the job of a script that nothing but the scheduler has started.
 
-        Args:
-            hostname: Name of this machine, which may be outside of the nodes.
-            launcher: What starts tasks there.
+        This machine may be outside of the nodes.
         """
         rank = node_index(hostname, self.nodes)
         context = LaunchContext.BATCH_SCRIPT

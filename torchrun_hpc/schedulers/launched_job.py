@@ -123,12 +123,8 @@ def _number_of_nodes(
 ) -> int:
     """Return the number of nodes, the same on each of them.
 
-    Args:
-        detector: The launcher.
-        layout: What it says.
-        listed: Number of nodes that the scheduler lists, 0 if none.
-        index: Index of this node among them; a launch takes the first ones.
-        line: How to start one task on each node.
+    ``index`` is that of this node among those that the scheduler lists; a launch takes
+    the first ones. ``line`` starts one task on each node.
     """
     task = layout.task
     if layout.nodes is not None:

@@ -81,14 +81,10 @@ def _read(fields: Any) -> Any:
         setattr(state, name, _of(bool, fields[name]))
     if fields["deadline"] is not None:
         state.deadline = _time(fields["deadline"])
-    state.participants = {
-        nodes[_of(int, n)]: _of(int, rank)
-        for n, rank in _of(list, fields["participants"])
-    }
-    state.last_heartbeats = {
-        nodes[_of(int, n)]: _time(time)
-        for n, time in _of(list, fields["last_heartbeats"])
-    }
+    ranks = _of(list, fields["participants"])
+    state.participants = {nodes[_of(int, n)]: _of(int, rank) for n, rank in ranks}
+    times = _of(list, fields["last_heartbeats"])
+    state.last_heartbeats = {nodes[_of(int, n)]: _time(time) for n, time in times}
     for name in _SETS:
         if name in fields:
             setattr(state, name, {nodes[_of(int, n)] for n in _of(list, fields[name])})
