@@ -41,10 +41,6 @@ def _store(text: str) -> int:
     return ("tcp", "file").index(text.lower())
 
 
-def _protocol(text: str) -> int:
-    return ("http", "https").index(text)
-
-
 def _positive(text: str) -> int:
     if int(text) <= 0:
         raise ValueError
@@ -68,7 +64,7 @@ _Reader = tuple["Callable[[str], object]", str]
 # The second is what to say of a value that cannot be read, behind it.
 _WHOLE: _Reader = (int, " is not a whole number")
 _SECONDS: _Reader = (_seconds, " is not a number of seconds")
-_PROTOCOL: _Reader = (_protocol, ": type one of http, https")
+_PROTOCOL: _Reader = (("http", "https").index, ": type one of http, https")
 
 # torch's dynamic_rendezvous.create_handler. The last two may be 0 there, or less, and
 # the nodes never meet.
@@ -94,7 +90,7 @@ _READERS: dict[str, dict[str, _Reader]] = {
     "etcd": {"timeout": _WHOLE, "last_call_timeout": _WHOLE, "protocol": _PROTOCOL},
     "etcd-v2": {
         "read_timeout": (_positive, _SECONDS[1]),
-        "protocol": (lambda text: _protocol(text.lower()), _PROTOCOL[1]),
+        "protocol": (lambda text: _PROTOCOL[0](text.lower()), _PROTOCOL[1]),
         **_DYNAMIC,
     },
 }

@@ -83,7 +83,7 @@ def detect(process: Process) -> Job | None:
         The job, or ``None`` when Slurm did not start this process: no job, or a
         login into one of the job's nodes, which brings only some of the variables.
     """
-    slurm = _Variables(process.environ)
+    slurm = _Variables(process.environ, NAME, "SLURM_*")
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
         in_shell = slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
             process.terminal
@@ -104,7 +104,7 @@ def detect(process: Process) -> Job | None:
 
 def allocation(process: Process) -> Allocation | None:
     """Return the nodes of the Slurm job in which mpirun or the like started this."""
-    slurm = _Variables(process.environ)
+    slurm = _Variables(process.environ, NAME, "SLURM_*")
     if not slurm.first(*JOB_ID) or not (slurm.first(*JOB_NODES) or _components(slurm)):
         return None
     return _allocation(slurm, "")
@@ -121,9 +121,6 @@ def port_of_hook(environ: Mapping[str, str]) -> str:
 
 class _Variables(Variables):
     """Slurm's variables, also as lists."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__(environ, NAME, "SLURM_*")
 
     def hosts(self, *names: str) -> tuple[str, ...]:
         """Return the first of the variables that is set, as node names."""

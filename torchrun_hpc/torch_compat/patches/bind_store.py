@@ -42,10 +42,6 @@ _MODULES: tuple[Any, ...] = (c10d_rendezvous_backend, static_tcp_rendezvous)
 _STORE = "TCPStore"
 _SOCKET = "master_listen_fd"
 _SERVER = "_create_tcp_store_server"
-_SERVER_PARAMETERS = (
-    ("self", "bootstrap_store_info"),
-    ("self", "master_addr", "master_port"),
-)
 
 # Seconds.
 _PROBE_TIMEOUT = 5.0
@@ -59,8 +55,10 @@ def fits() -> bool:
         _SOCKET in getattr(module, _STORE).__init__.__doc__ for module in _MODULES
     ):
         return False
-    return not capabilities.SHARED_STORE.present or any(
-        takes(_Handler, _SERVER, *parameters) for parameters in _SERVER_PARAMETERS
+    return (
+        not capabilities.SHARED_STORE.present
+        or takes(_Handler, _SERVER, "self", "bootstrap_store_info")
+        or takes(_Handler, _SERVER, "self", "master_addr", "master_port")
     )
 
 
