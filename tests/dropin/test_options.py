@@ -621,6 +621,19 @@ def test_plain_command_has_what_variables_say(
     assert len(words) == 3
 
 
+@pytest.mark.parametrize("name", ["PET_HPC_DRY_RUN", "PET_HPC_DEBUG"])
+def test_an_option_of_ours_that_a_variable_switches_off_is_not_set(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "0")
+    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    assert not settings.keys() & {"hpc_dry_run", "hpc_debug"}
+    assert not torchrun_parser.changed(args, os.environ).keys() & {
+        "hpc_dry_run",
+        "hpc_debug",
+    }
+
+
 def test_plain_command_has_what_was_derived() -> None:
     args, settings = torchrun_parser.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
     options = {

@@ -209,7 +209,7 @@ def direct_mode_problem(
         *(
             word
             for dest, word in (*line.words.items(), *by_variable)
-            if not dest.startswith("hpc_") and dest not in _OF_DIRECT_MODE
+            if dest not in options.OURS and dest not in _OF_DIRECT_MODE
         ),
     ]
     if refused:

@@ -155,11 +155,12 @@ def _by_variable(
     args: argparse.Namespace,
     environ: Mapping[str, str],
 ) -> dict[str, Setting]:
-    """Return the options that a ``PET_*`` variable set."""
+    """Return the options set by ``PET_*`` variables, but ours that these switch off."""
     found = {}
     for action in _options_of(torchrun):
         variable = options.variable_of(action.dest)
         if reads_variable(action) and environ.get(variable):
             value = getattr(args, action.dest, environ[variable])
-            found[action.dest] = Setting(value, variable)
+            if value or not action.dest.startswith(_OURS):
+                found[action.dest] = Setting(value, variable)
     return found
