@@ -11,18 +11,8 @@ import argparse
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from torchrun_hpc.commandline.options import (
-    DRY_RUN,
-    PROGRAM,
-    TORCHRUN,
-    WITHOUT_VARIABLE,
-    add_ours,
-    default_of,
-    names_of,
-    variable_of,
-    wrong_line,
-    wrong_variable,
-)
+from torchrun_hpc.commandline import options
+from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.setting import Setting
 
@@ -72,12 +62,7 @@ class CommandLine:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
-    """Parse a command line.
-
-    Args:
-        argv: Arguments, without the program's name.
-        environ: Environment of this process.
-    """
+    """Parse a command line, which has no name of a program in front."""
     try:
         parser = _parser(environ)
         own, script_args = split(parser, argv)
@@ -89,23 +74,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     found = vars(args)
     script = found.pop(SCRIPT, "")
     found.pop(SCRIPT_ARGS, None)
-    options, words = dict[str, Setting](), dict[str, str]()
+    settings, words = dict[str, Setting](), dict[str, str]()
     for dest, value in found.items():
-        setting = Setting(value, variable_of(dest))
+        setting = Setting(value, options.variable_of(dest))
         if isinstance(value, _Word):
             setting = Setting(value.value, f"--{dest}")
             words[dest] = str(value)
         if isinstance(setting.value, list):  # Python makes one of --hpc-site=--
             return CommandLine(problem=wrong_line(f"{dest} has no value"))
         if setting.value not in {None, ""} and setting.value is not False:
-            options[dest] = setting
-    return CommandLine(
-        options=options,
-        script=script,
-        arguments=tuple(script_args),
-        unknown=tuple(word for word in others if word != "--"),
-        words=words,
-    )
+            settings[dest] = setting
+    unknown = tuple(word for word in others if word != "--")
+    return CommandLine(settings, script, tuple(script_args), unknown, words)
 
 
 def split(
@@ -148,9 +128,6 @@ class _HelpWanted(Exception):  # noqa: N818 - never leaves this module
     """The parser of torchrun would print something, and end."""
 
 
-# --- the parser ---------------------------------------------------------------------
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise wrong_line(message)
@@ -170,8 +147,7 @@ class _Option(argparse.Action):
     """An option; without a value if it has a constant."""
 
     def __init__(self, const: Any = None, **kwargs: Any) -> None:
-        nargs = None if const is None else 0
-        super().__init__(nargs=nargs, const=const, **kwargs)
+        super().__init__(nargs=None if const is None else 0, const=const, **kwargs)
 
     def __call__(
         self, _parser: Any, namespace: Any, values: Any, spelling: Any = None
@@ -191,30 +167,27 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     Raises:
         LaunchError: The variable of a flag is not a number.
     """
-    parser = _Parser(PROGRAM, add_help=False)
+    parser = _Parser(options.PROGRAM, add_help=False)
     group = parser.add_argument_group()  # of one, argparse tries no help texts
     # --h was an abbreviation of --help before there were two options with an h.
     group.add_argument("-h", "--help", "--h", action=_Help, nargs=0)
     try:
-        for dest, kind in TORCHRUN.items():
-            default = default_of(dest, kind, environ)
+        for dest, kind in options.TORCHRUN.items():
+            has_variable = dest not in options.WITHOUT_VARIABLE
             group.add_argument(
-                *names_of(dest),
+                *options.names_of(dest),
                 action=_Help if dest == "print_completion" else _Option,
                 const=kind is bool or None,
                 type=kind,
-                default=None if dest in WITHOUT_VARIABLE else default,
+                default=options.default_of(dest, kind, environ if has_variable else {}),
             )
-        add_ours(parser, environ, _Option)
+        options.add_ours(parser, environ, _Option)
     except ValueError as error:
-        raise wrong_variable(error, environ) from None
+        raise options.wrong_variable(error, environ) from None
     script = group.add_argument(SCRIPT, default=argparse.SUPPRESS)
     rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
     script.required = rest.required = False
     return parser
-
-
-# --- direct mode --------------------------------------------------------------------
 
 
 def direct_mode_problem(
@@ -222,24 +195,21 @@ def direct_mode_problem(
 ) -> LaunchError | None:
     """Say why a command line cannot be one of direct mode, which has few options.
 
-    Args:
-        line: The command line.
-        environ: Environment of this process.
-        agents_command: How to start the same once on each node.
+    The message says how to start an agent instead, once on each node.
     """
     if line.problem is not None:
         return line.problem
     form = line.options.get("hpc_dry_run")
-    if form is not None and form.value not in DRY_RUN:
-        return wrong_line(f"{form}: type one of {', '.join(DRY_RUN)}")
+    if form is not None and form.value not in options.DRY_RUN:
+        return wrong_line(f"{form}: type one of {', '.join(options.DRY_RUN)}")
+    variables = ((k, v) for k, v in environ.items() if k.startswith("PET_"))
+    by_variable = ((k.removeprefix("PET_").lower(), f"{k}={v}") for k, v in variables)
     refused = [
         *line.unknown,
-        *(word for dest, word in line.words.items() if not _is_for_direct_mode(dest)),
         *(
-            f"{name}={value}"
-            for name, value in environ.items()
-            if name.startswith("PET_")
-            and not _is_for_direct_mode(name.removeprefix("PET_").lower())
+            word
+            for dest, word in (*line.words.items(), *by_variable)
+            if not dest.startswith("hpc_") and dest not in _OF_DIRECT_MODE
         ),
     ]
     if refused:
@@ -253,7 +223,3 @@ def direct_mode_problem(
     if not line.script:
         return wrong_line("the script is missing")
     return None
-
-
-def _is_for_direct_mode(dest: str) -> bool:
-    return dest.startswith("hpc_") or dest in _OF_DIRECT_MODE

@@ -138,8 +138,8 @@ def add_ours(
             help=text,
         )
     by_variable = default_of("hpc_dry_run", str, environ)
+    names = names_of("hpc_dry_run")
     for form, text in DRY_RUN.items():
-        names = names_of("hpc_dry_run")
         group.add_argument(
             *(names if form == "table" else ()),
             *(f"{name}={form}" for name in names),

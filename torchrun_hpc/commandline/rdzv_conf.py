@@ -32,19 +32,13 @@ _TAKEN = {
 }
 
 
-# --- how a value is read: an error if it cannot be ----------------------------------
-
-
+# How a value is read: a ValueError or an OverflowError if it cannot be.
 def _boolean(text: str) -> bool:
     return (*FALSE, *TRUE).index(text.lower()) >= len(FALSE)
 
 
 def _store(text: str) -> int:
     return ("tcp", "file").index(text.lower())
-
-
-def _protocol(text: str) -> int:
-    return ("http", "https").index(text)
 
 
 def _positive(text: str) -> int:
@@ -70,7 +64,7 @@ _Reader = tuple["Callable[[str], object]", str]
 # The second is what to say of a value that cannot be read, behind it.
 _WHOLE: _Reader = (int, " is not a whole number")
 _SECONDS: _Reader = (_seconds, " is not a number of seconds")
-_PROTOCOL: _Reader = (_protocol, ": type one of http, https")
+_PROTOCOL: _Reader = (("http", "https").index, ": type one of http, https")
 
 # torch's dynamic_rendezvous.create_handler. The last two may be 0 there, or less, and
 # the nodes never meet.
@@ -96,7 +90,7 @@ _READERS: dict[str, dict[str, _Reader]] = {
     "etcd": {"timeout": _WHOLE, "last_call_timeout": _WHOLE, "protocol": _PROTOCOL},
     "etcd-v2": {
         "read_timeout": (_positive, _SECONDS[1]),
-        "protocol": (lambda text: _protocol(text.lower()), _PROTOCOL[1]),
+        "protocol": (lambda text: _PROTOCOL[0](text.lower()), _PROTOCOL[1]),
         **_DYNAMIC,
     },
 }
@@ -115,9 +109,7 @@ def parse(setting: Setting | None) -> dict[str, str]:
         LaunchError: It has another form, or a key that is an option.
     """
     conf: dict[str, str] = {}
-    if setting is None:
-        return conf
-    for part in str(setting.value).split(","):
+    for part in str(setting.value).split(",") if setting else ():
         key, _, value = (text.strip() for text in part.partition("="))
         if key and value:
             conf[key] = value
@@ -134,10 +126,6 @@ def parse(setting: Setting | None) -> dict[str, str]:
 
 def check(setting: Setting | None, backend: str) -> None:
     """Check the values of those keys that a backend reads.
-
-    Args:
-        setting: The option; ``None`` if it is not set.
-        backend: The backend that is in force.
 
     Raises:
         LaunchError: It could not read one.
@@ -157,13 +145,9 @@ def _error(setting: Setting | None, fault: str) -> LaunchError:
 
 
 def seconds(setting: Setting | None, backend: str, key: str, default: int) -> int:
-    """Return a number of seconds, or the default where a backend has none.
+    """Return a number of seconds, or the default where a backend does not read the key.
 
-    Args:
-        setting: The option, which has been checked.
-        backend: The backend that is in force.
-        key: One of those that some backends read.
-        default: What it is else.
+    The option has been checked.
     """
     conf = parse(setting)
     return int(conf.get(key, default)) if key in _readers(conf, backend) else default

@@ -6,12 +6,26 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+def check(name: str, options: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """See that what is to be run is there: a script, a module or a program.
+
+    An option, torchrun's or ours, that is missing or false is not set.
+
+    Raises:
+        LaunchError: It is not.
+    """
+    if options.get("no_python"):
+        check_program(name, environ)
+    elif not (options.get("module") or options.get("hpc_dry_run")):
+        check_script(name, environ)  # a dry run needs none
 
 
 def check_program(name: str, environ: Mapping[str, str]) -> None:
@@ -34,34 +48,27 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
     Not a module: nothing but importing what it is in would tell. Not where the workers
     have another Python, which may see other files, in a container for example.
 
-    Args:
-        name: As typed: a file, or a folder or an archive with ``__main__.py``.
-        environ: Environment of this process.
+    It may be a file, or a folder or an archive with ``__main__.py``.
 
     Raises:
         LaunchError: It does not.
     """
     if name.startswith("-") or environ.get("PYTHON_EXEC"):
         return  # an option of Python, or standard input
-    problem = _problem_of_script(Path(name))
+    path, where, problem = Path(name), "", ""
+    try:
+        if not path.is_absolute():
+            where = f" in {Path.cwd()}"
+        path.stat()
+        if not path.is_dir():
+            problem = "" if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
+        elif not any(entry.name.startswith("__main__") for entry in path.iterdir()):
+            problem = "a folder without __main__.py"
+    except OSError as error:
+        problem = f"{error.strerror}{where}"
     if problem:
         raise LaunchError(
             "HPC150",
             f"{name} cannot be run: {problem}. Type the script's path as it is on "
             "every node; a module takes -m, a program --no_python",
         )
-
-
-def _problem_of_script(path: Path) -> str:
-    """Say why Python cannot run a script; an empty text if it may."""
-    where = ""
-    try:
-        if not path.is_absolute():
-            where = f" in {Path.cwd()}"
-        path.stat()
-        if path.is_dir():
-            entries = any(entry.name.startswith("__main__") for entry in path.iterdir())
-            return "" if entries else "a folder without __main__.py"
-    except OSError as error:
-        return f"{error.strerror}{where}"
-    return "" if os.access(path, os.R_OK) else os.strerror(errno.EACCES)

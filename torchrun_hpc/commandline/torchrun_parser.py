@@ -58,11 +58,7 @@ def _refuse(message: str) -> NoReturn:
 def parse(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[argparse.Namespace, dict[str, Setting]]:
-    """Parse a command line.
-
-    Args:
-        argv: Arguments, without the program's name.
-        environ: Environment of this process.
+    """Parse a command line, which has no name of a program in front.
 
     Returns:
         The arguments as torch.distributed.run takes them, and of these the ones that
@@ -131,21 +127,17 @@ def plain_command(
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
 ) -> list[str]:
-    """Write a command line of torchrun itself.
-
-    Args:
-        args: Has the script and its arguments.
-        settings: The options to write; ours are left out.
-        environ: Environment of this process.
-    """
+    """Write a command line of torchrun: these options without ours, and the script."""
     words = ["torchrun"]
     for action in _options_of(parser(environ)):
-        setting = settings.get(action.dest)
-        if setting is None or action.dest.startswith(_OURS):
+        if action.dest not in settings or action.dest.startswith(_OURS):
             continue
+        value = settings[action.dest].value
+        if isinstance(value, list):  # torch reads some as lists
+            value = ",".join(str(part).replace(",", ",,") for part in value)
         if action.nargs != 0:
-            words.append(f"{action.option_strings[-1]}={_written(setting.value)}")
-        elif setting.value:
+            words.append(f"{action.option_strings[-1]}={value}")
+        elif value:
             words.append(action.option_strings[-1])
     script = [args.training_script, *getattr(args, SCRIPT_ARGS)]
     # argparse would take these for its own.
@@ -154,15 +146,7 @@ def plain_command(
     return [*words, *script]
 
 
-def _written(value: Any) -> str:
-    """Write a value as it is typed; torch reads some as lists."""
-    if isinstance(value, list):
-        return ",".join(str(part).replace(",", ",,") for part in value)
-    return str(value)
-
-
 def _options_of(torchrun: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the options of a parser, without its positional arguments."""
     return [action for action in torchrun._actions if action.option_strings]
 
 

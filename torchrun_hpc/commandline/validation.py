@@ -14,8 +14,8 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+from torchrun_hpc.commandline import script
 from torchrun_hpc.commandline.options import DRY_RUN, LONGEST_ID, names_folder
-from torchrun_hpc.commandline.script import check_program, check_script
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.torch_compat import capabilities
 
@@ -25,16 +25,11 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.setting import Setting
 
-
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def number_of_workers(args: argparse.Namespace, options: Mapping[str, Setting]) -> int:
     """Return the number of workers on this node.
-
-    Args:
-        args: Arguments of torchrun; of these, ``nproc_per_node``.
-        options: Of these, what the user set.
 
     Raises:
         LaunchError: ``--nproc-per-node`` is no number, or counts what is not there.
@@ -59,10 +54,6 @@ def number_of_gpus() -> int:
 
 def check_options(args: argparse.Namespace, options: Mapping[str, Setting]) -> None:
     """Look at the options that torch uses without checking them.
-
-    Args:
-        args: Arguments of torchrun, filled in.
-        options: Of these, what the user set.
 
     Raises:
         LaunchError: A value cannot be used.
@@ -107,10 +98,6 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 def check_configuration(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Let torch read all arguments once, and look at the script, before the start.
 
-    Args:
-        args: Arguments of torchrun, filled in.
-        environ: Environment of this process.
-
     Raises:
         LaunchError: A value cannot be used, in torch's words.
     """
@@ -129,7 +116,4 @@ def check_configuration(args: argparse.Namespace, environ: Mapping[str, str]) ->
             if isinstance(error, OSError):
                 fault = "torchrun cannot make its folder for logs"
             raise LaunchError("HPC015", f"{fault}: {error}") from None
-    if args.no_python:
-        check_program(args.training_script, environ)
-    elif not args.module and not getattr(args, "hpc_dry_run", None):
-        check_script(args.training_script, environ)  # a dry run needs none
+    script.check(args.training_script, vars(args), environ)

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import network
-from torchrun_hpc.commandline.script import check_program, check_script
+from torchrun_hpc.commandline import script
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import signals
 from torchrun_hpc.launching.start import Starter
@@ -82,10 +82,7 @@ class DirectStarter(WorkerStarter):
         Raises:
             LaunchError: There is not.
         """
-        if "no_python" in self.options:
-            check_program(self._line.script, self.environ)
-        elif not self.options.keys() & {"module", "hpc_dry_run"}:
-            check_script(self._line.script, self.environ)  # a dry run needs none
+        script.check(self._line.script, self.options, self.environ)
         yield
 
     def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:

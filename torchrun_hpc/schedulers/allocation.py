@@ -41,15 +41,32 @@ class Allocation:
     provenance: Mapping[str, str]
     host_file: str = ""
 
+    def job_of_script(self, hostname: str, launcher: Launcher) -> Job:
+        """Describe the job of a script that nothing but the scheduler has started.
+
+        This machine may be outside of the nodes.
+        """
+        rank = node_index(hostname, self.nodes)
+        context = LaunchContext.BATCH_SCRIPT
+        if rank is None and len(self.nodes) > 1:
+            context = LaunchContext.ALLOCATION_SHELL
+        return Job(
+            scheduler=self.scheduler,
+            launch_id=self.launch_id,
+            context=context,
+            launcher=launcher,
+            nodes=self.nodes,
+            node_rank=rank,
+            task=Task(),
+            allocated_nodes=len(self.nodes),
+            provenance=self.provenance,
+            host_file=self.host_file if launcher.host_file_option else "",
+        )
+
 
 def as_launch_id(text: str) -> str:
     """Replace the characters that a launch id must not have."""
     return re.sub("[^A-Za-z0-9._-]", "-", text)
-
-
-def unique(hosts: Iterable[str]) -> tuple[str, ...]:
-    """Return each host once, in the order of first appearance."""
-    return tuple(dict.fromkeys(hosts))
 
 
 def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list[str]:
@@ -66,7 +83,7 @@ def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list
     hosts: list[str] = []
     for number, line in enumerate(lines, start=1):
         host, *others = line.partition("#")[0].split() or [""]
-        if not host and not others:
+        if not host:
             continue
         is_known = not others or (counts and len(others) == 1 and others[0].isdecimal())
         if not (is_known and _HOST.fullmatch(host)) or len(hosts) == _MOST_LINES:
@@ -81,30 +98,3 @@ def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list
             )
         hosts.append(host)
     return hosts
-
-
-def script_job(allocation: Allocation, hostname: str, launcher: Launcher) -> Job:
-    """Describe the job of a script that nothing but the scheduler has started.
-
-    Args:
-        allocation: The job. It has nodes.
-        hostname: Name of this machine, which may be outside of them.
-        launcher: What starts tasks there.
-    """
-    nodes = allocation.nodes
-    rank = node_index(hostname, nodes)
-    is_outside = rank is None and len(nodes) > 1
-    return Job(
-        scheduler=allocation.scheduler,
-        launch_id=allocation.launch_id,
-        context=LaunchContext.ALLOCATION_SHELL
-        if is_outside
-        else LaunchContext.BATCH_SCRIPT,
-        launcher=launcher,
-        nodes=nodes,
-        node_rank=rank,
-        task=Task(),
-        allocated_nodes=len(nodes),
-        provenance=allocation.provenance,
-        host_file=allocation.host_file if launcher.host_file_option else "",
-    )

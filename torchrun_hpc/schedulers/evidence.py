@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Process:
     """Return the process without the variables that are left over.
 
-    Args:
-        process: This process.
-        detectors: All that may have started it.
-
     Raises:
         LaunchError: There are those of several, and nothing shows whose count.
     """
@@ -39,26 +35,18 @@ def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Proces
     schedulers = [detector for detector in present if detector.detect]
     if len(schedulers) > 1:
         scheduler = _scheduler(schedulers, process)
-        others = [detector for detector in schedulers if detector is not scheduler]
-        schedulers, process = [scheduler], _without(others, process)
+        process = _without([s for s in schedulers if s is not scheduler], process)
+        schedulers = [scheduler]
     # mpirun inside a job is no contradiction, unless the scheduler is the nearer one.
-    nearest = _nearest([*launchers, *schedulers], process)
-    if nearest is not None:
-        others = [detector for detector in launchers if detector is not nearest]
-        return _without(others, process)
+    if nearest := _nearest([*launchers, *schedulers], process):
+        return _without([each for each in launchers if each is not nearest], process)
     if len(launchers) > 1:
         raise _unclear(launchers, process, "no process above this one is theirs")
     return process
 
 
 def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
-    """Return the scheduler of this process.
-
-    Raises:
-        LaunchError: Nothing shows it.
-    """
-    nearest = _nearest(schedulers, process)
-    if nearest is not None:
+    if nearest := _nearest(schedulers, process):
         return nearest
     has_host = [(scheduler, _has_host(scheduler, process)) for scheduler in schedulers]
     here = [scheduler for scheduler, is_here in has_host if is_here]

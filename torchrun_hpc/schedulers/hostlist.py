@@ -23,7 +23,6 @@ _SEPARATORS = re.compile(r"[, \t\n]*")
 _ELEMENT = re.compile(r"(?:[A-Za-z0-9._-]|\[[^]]*\])+")
 _BRACKET = re.compile(r"\[(?P<ranges>[^]]*)\](?P<text>[^[]*)")
 _RANGE = re.compile(rf"([0-9]{{1,{_MAX_NAME}}})(?:-([0-9]{{1,{_MAX_NAME}}}))?")
-_NO_NAME = "cannot be in a host name"
 _MISPLACED = {"[": "opens a bracket that is not closed", "]": "closes no bracket"}
 _COUNT = re.compile(r"([1-9][0-9]{0,8})(?:\(x([1-9][0-9]{0,8})\))?")
 
@@ -54,7 +53,8 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     while (at := _end(_SEPARATORS, text, at)) < len(text):
         end = _end(_ELEMENT, text, at)
         if end == at:
-            raise _fault(text[at], at, _MISPLACED.get(text[at], _NO_NAME))
+            reason = _MISPLACED.get(text[at], "cannot be in a host name")
+            raise _fault(text[at], at, reason)
         hosts += _expand_element(text[at:end], at, MAX_HOSTS - len(hosts))
         at = end
     if not hosts:

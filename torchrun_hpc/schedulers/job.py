@@ -164,13 +164,10 @@ class Job:
     def once_per_node(
         self, command: str, options: str = "", nodes: int | None = None
     ) -> str:
-        """Write how to start a command once on each node.
+        """Write how to start a command once on each node, with options of the launcher.
 
-        Args:
-            command: The command.
-            options: Options of the launcher.
-            nodes: Number of nodes; by default those that were meant: all of ``nodes``,
-                or all of the job where the launcher has filled the first ones.
+        By default on the nodes that were meant: all of ``nodes``, or all of the job
+        where the launcher has filled the first ones.
         """
         if nodes is None:
             filled = self.has_several_tasks and not self.launcher.fills_all_nodes

@@ -9,14 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.schedulers import job
 from torchrun_hpc.schedulers.allocation import as_launch_id
-from torchrun_hpc.schedulers.job import (
-    BY_NAME,
-    Job,
-    LaunchContext,
-    node_index,
-    same_host,
-)
 from torchrun_hpc.schedulers.pmi import MOST_TASKS
 
 if TYPE_CHECKING:
@@ -36,14 +30,8 @@ def launched_job(
     layout: TaskLayout,
     allocation: Allocation | None,
     process: Process,
-) -> Job:
-    """Describe the job of a task.
-
-    Args:
-        detector: Its launcher.
-        layout: What the launcher says.
-        allocation: What the scheduler says, if there is one.
-        process: The task.
+) -> job.Job:
+    """Describe the job of a task, as its launcher and its scheduler, if any, say.
 
     Raises:
         LaunchError: The ranks contradict each other, or leave open how many nodes
@@ -52,7 +40,7 @@ def launched_job(
     launcher = detector.launcher
     scheduler = f" in {allocation.scheduler}" if allocation else ""
     listed = allocation.nodes if allocation else ()
-    index = node_index(process.hostname, listed)
+    index = job.node_index(process.hostname, listed)
     _check_ranks(detector, layout, layout.nodes)
     host_file = ""
     if launcher.host_file_option:
@@ -64,15 +52,15 @@ def launched_job(
     if layout.node_rank is not None:
         node_rank = layout.node_rank
     elif index is not None and index < nodes and layout.task.size > nodes:
-        node_rank, rank_source = index, BY_NAME
+        node_rank, rank_source = index, job.BY_NAME
     else:
         node_rank = _usual_node_rank(layout, nodes)
     names = _names(layout, listed, nodes)
     launch_id, id_source = _launch_id(detector, layout, allocation)
-    return Job(
+    return job.Job(
         scheduler=detector.name + scheduler,
         launch_id=launch_id,
-        context=LaunchContext.STEP,
+        context=job.LaunchContext.STEP,
         launcher=launcher,
         nodes=names,
         node_rank=node_rank,
@@ -96,19 +84,17 @@ def launched_job(
 def _names(layout: TaskLayout, listed: Sequence[str], nodes: int) -> tuple[str, ...]:
     """Return the names of the nodes in rank order, empty where they are not known.
 
-    Args:
-        layout: What the launcher says: perhaps the hosts' own names.
-        listed: The scheduler's names, perhaps of more hosts, or in another order.
-        nodes: Number of nodes.
+    The launcher may know the hosts' own names; the scheduler may list more of them, or
+    in another order.
     """
     labels = {node.partition(".")[0]: node for node in listed}
     names = tuple(labels.get(host.partition(".")[0], "") for host in layout.hosts)
-    is_clear = all(map(same_host, names, layout.hosts)) and len({*names}) == len(names)
-    if not (names and is_clear):
+    is_same = all(map(job.same_host, names, layout.hosts))
+    if not (names and is_same and len({*names}) == len(names)):
         names = tuple(listed[:nodes]) if len(listed) >= nodes else ("",) * nodes
     if layout.pmi_is_open and names[0]:
         (head,) = layout.head_candidates
-        if not same_host(names[0], head):  # this launch is on a part of the job
+        if not job.same_host(names[0], head):  # this launch is on a part of the job
             return (head, *("",) * (nodes - 1))
     return names
 
@@ -137,15 +123,8 @@ def _number_of_nodes(
 ) -> int:
     """Return the number of nodes, the same on each of them.
 
-    Args:
-        detector: The launcher, for a message.
-        layout: What it says.
-        listed: Number of nodes that the scheduler lists, 0 if none.
-        index: Index of this node among them; a launch takes the first ones.
-        line: How to start one task on each node, for a message.
-
-    Raises:
-        LaunchError: Tasks are uneven, and nothing says on how many nodes.
+    ``index`` is that of this node among those that the scheduler lists; a launch takes
+    the first ones. ``line`` starts one task on each node.
     """
     task = layout.task
     if layout.nodes is not None:

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import jsrun
-from torchrun_hpc.schedulers.allocation import (
-    Allocation,
-    as_launch_id,
-    hosts_in,
-    script_job,
-    unique,
-)
+from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.variables import Variables
@@ -62,7 +56,7 @@ def detect(process: Process) -> Job:
             "these through; or type --standalone for one node",
         )
     has_jsrun = process.environ.get(jsrun.ALLOCATION_ID)
-    return script_job(job, process.hostname, jsrun.JSRUN if has_jsrun else MPIRUN)
+    return job.job_of_script(process.hostname, jsrun.JSRUN if has_jsrun else MPIRUN)
 
 
 def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
@@ -71,11 +65,12 @@ def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
         text = process.read(lsf.first(name)) if lsf.first(name) else None
         hosts = hosts_in((text or "").splitlines(), name, counts=True)
         if hosts:
-            return unique(hosts), name
-    name = HOST_COUNTS if lsf.first(HOST_COUNTS) else HOSTS
-    words = lsf.first(name).split()
-    words = words[::2] if name == HOST_COUNTS else words
-    return unique(hosts_in(words, name)), name
+            break
+    else:
+        name = HOST_COUNTS if lsf.first(HOST_COUNTS) else HOSTS
+        words = lsf.first(name).split()
+        hosts = hosts_in(words[::2] if name == HOST_COUNTS else words, name)
+    return tuple(dict.fromkeys(hosts)), name
 
 
 DETECTOR = Detector(

@@ -11,13 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.allocation import (
-    Allocation,
-    as_launch_id,
-    hosts_in,
-    script_job,
-    unique,
-)
+from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import BY_NAME, LaunchContext, Launcher, Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
@@ -66,7 +60,7 @@ def allocation(process: Process) -> Allocation:
     return Allocation(
         scheduler="PBS",
         launch_id=as_launch_id(re.sub(r"\[([0-9]+)\]", r"_\1", number)),
-        nodes=unique(lines),
+        nodes=tuple(dict.fromkeys(lines)),
         provenance={"nodes": source, "launch_id": JOB_ID},
         host_file=f"${NODE_FILE}",
     )
@@ -83,7 +77,7 @@ def detect(process: Process) -> Job:
             f"PBS job {found.launch_id}. In a container, mount its folder; or start "
             "this with mpiexec, or type --standalone for one node",
         )
-    job = script_job(found, process.hostname, ANY_MPIEXEC)
+    job = found.job_of_script(process.hostname, ANY_MPIEXEC)
     if re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)):
         return _task(pbs, process, job)
     if pbs.first(ENVIRONMENT) == INTERACTIVE and job.node_rank is not None:

@@ -151,10 +151,8 @@ def _joined(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return for each rank its node, and the names of the nodes.
 
-    Args:
-        nodes: For each rank its node, as far as the process manager knows.
-        hosts: The list that `_each_once` has written.
-        mapping: What to return without such a list.
+    The process manager knows ``nodes``; `_each_once` has written ``hosts``, without
+    which ``mapping`` has to do.
     """
     written = hosts.split(",")
     if not hosts or len(written) != max(nodes) + 1:
@@ -167,9 +165,8 @@ def _joined(
 
 def is_announced(environ: Mapping[str, str]) -> bool:
     """Say whether there should be a process manager, and others to talk to."""
-    return bool(
-        (environ.get(DESCRIPTOR) or environ.get(PORT)) and environ.get(SIZE) != "1"
-    )
+    manager = environ.get(DESCRIPTOR) or environ.get(PORT)
+    return bool(manager) and environ.get(SIZE) != "1"
 
 
 def finalize(environ: Mapping[str, str]) -> None:
@@ -220,10 +217,6 @@ def parse_mapping(text: str, size: int) -> tuple[int, ...]:
     MPICH 5 writes ``2`` for ``(2,1,1)`` and ``[...]x3`` for three times the same. What
     is written starts again from the beginning while there are tasks left.
 
-    Args:
-        text: The answer of the process manager.
-        size: Number of tasks.
-
     Returns:
         For each rank the number of its node, in the order of the ranks; empty if the
         text is something else.
@@ -269,18 +262,13 @@ class _Manager:
         self._store = ""
 
     def start(self) -> None:
-        """Begin the exchange."""
         self.ask("cmd=init pmi_version=1 pmi_subversion=1")
         self._store = self.ask("cmd=get_my_kvsname").get("kvsname", "")
 
     def ask(
         self, line: str, wait: Callable[[float], None] | None = None
     ) -> dict[str, str]:
-        """Send a line, and read the answer as names and values.
-
-        Raises:
-            PmiError: There is no answer.
-        """
+        """Send a line, and read the answer as names and values."""
         data = line.encode() + b"\n"
         while data:
             data = data[os.write(self._descriptor, data) :]
@@ -297,14 +285,7 @@ class _Manager:
         return answer.get("value", "") if answer.get("rc") == "0" else ""
 
     def read(self, wait: Callable[[float], None] | None = None) -> str:
-        """Read a line.
-
-        Args:
-            wait: As for `exchange`; without, the answer has to come soon.
-
-        Raises:
-            PmiError: There is none.
-        """
+        """Read a line, which has to come soon if nothing is called while waiting."""
         line = b""
         start = time.monotonic()
         while not line.endswith(b"\n"):
@@ -323,11 +304,7 @@ class _Manager:
 
 @contextlib.contextmanager
 def _connection(environ: Mapping[str, str]) -> Iterator[_Manager]:
-    """Yield the connection of the environment, or a new one to the port in it.
-
-    Raises:
-        PmiError: There is none.
-    """
+    """Yield the connection of the environment, or a new one to the port in it."""
     if environ.get(DESCRIPTOR):
         yield _Manager(int(environ[DESCRIPTOR]))
         return

@@ -76,12 +76,7 @@ def this_process(
     exchange: Callable[[Mapping[str, str]], Exchanged | None] | None = None,
     command: str = "COMMAND",
 ) -> Process:
-    """Look at this process.
-
-    Args:
-        command: The command as typed, for messages.
-        exchange: What asks the process manager; ``None`` where it must not be asked.
-    """
+    """Look at this process; without ``exchange``, no process manager may be asked."""
     names, pids = _ancestors(os.getppid())
     return Process(
         environ=environment(),

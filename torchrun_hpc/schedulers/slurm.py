@@ -8,26 +8,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.allocation import (
-    Allocation,
-    as_launch_id,
-    script_job,
-    unique,
-)
+from torchrun_hpc.schedulers import hostlist
+from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
 from torchrun_hpc.schedulers.detector import Detector
-from torchrun_hpc.schedulers.hostlist import (
-    HostlistError,
-    expand_counts,
-    expand_hostlist,
-)
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
 from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from torchrun_hpc.schedulers.process import Process
 
@@ -91,7 +83,7 @@ def detect(process: Process) -> Job | None:
         The job, or ``None`` when Slurm did not start this process: no job, or a
         login into one of the job's nodes, which brings only some of the variables.
     """
-    slurm = _Variables(process.environ)
+    slurm = _Variables(process.environ, NAME, "SLURM_*")
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
         in_shell = slurm.first(*STEP_ID) in INTERACTIVE_STEP_IDS or (
             process.terminal
@@ -112,10 +104,10 @@ def detect(process: Process) -> Job | None:
 
 def allocation(process: Process) -> Allocation | None:
     """Return the nodes of the Slurm job in which mpirun or the like started this."""
-    slurm = _Variables(process.environ)
+    slurm = _Variables(process.environ, NAME, "SLURM_*")
     if not slurm.first(*JOB_ID) or not (slurm.first(*JOB_NODES) or _components(slurm)):
         return None
-    return _allocation(slurm, "", *_job_hosts(slurm))
+    return _allocation(slurm, "")
 
 
 def port_of_hook(environ: Mapping[str, str]) -> str:
@@ -130,15 +122,12 @@ def port_of_hook(environ: Mapping[str, str]) -> str:
 class _Variables(Variables):
     """Slurm's variables, also as lists."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__(environ, NAME, "SLURM_*")
-
     def hosts(self, *names: str) -> tuple[str, ...]:
         """Return the first of the variables that is set, as node names."""
         name = self.name(*names)
         try:
-            hosts = expand_hostlist(self.environ[name])
-        except HostlistError as error:
+            hosts = hostlist.expand_hostlist(self.environ[name])
+        except hostlist.HostlistError as error:
             text = f"{self.shown(name)} is not a list of nodes: {error}"
             raise LaunchError("HPC022", text, everywhere=True) from None
         if len(set(hosts)) < len(hosts):
@@ -150,8 +139,8 @@ class _Variables(Variables):
         """Return the first of the variables that is set, as numbers of tasks."""
         name = self.name(*names)
         try:
-            return expand_counts(self.environ[name])
-        except HostlistError as error:
+            return hostlist.expand_counts(self.environ[name])
+        except hostlist.HostlistError as error:
             text = f"{self.shown(name)} gives no counts: {error}"
             raise LaunchError("HPC024", text, everywhere=True) from None
 
@@ -163,9 +152,8 @@ def _is_left_over(slurm: _Variables) -> bool:
     step finds that step's variables in its batch script (seen with 22.05).
     """
     step, job = slurm.first(STEP_NODES), slurm.first(*JOB_NODES)
-    if not step or not job or step == job:
-        return False
-    return not set(slurm.hosts(STEP_NODES)) <= set(slurm.hosts(*JOB_NODES))
+    is_other = step and job and step != job
+    return bool(is_other and {*slurm.hosts(STEP_NODES)} - {*slurm.hosts(*JOB_NODES)})
 
 
 def _srun(slurm: _Variables, nodes: Collection[str], *options: str) -> Launcher:
@@ -199,20 +187,14 @@ def _step(slurm: _Variables) -> Job:
     size = sum(tasks_per_node)
     task_rank = slurm.integer(TASK_RANK)
     if task_rank >= size:
-        raise _stale(
-            "HPC027",
-            f"{TASK_RANK}={task_rank}, but the step has only {size} tasks "
-            f"({tasks_source})",
-        )
+        text = f"the step has only {size} tasks ({tasks_source})"
+        raise _stale("HPC027", f"{TASK_RANK}={task_rank}, but {text}")
     index, node_source = _index(slurm, nodes)
     local_size = tasks_per_node[index]
     local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
     if local_rank >= local_size:
-        raise _stale(
-            "HPC032",
-            f"{LOCAL_RANK}={local_rank}, but there are only {local_size} tasks on this "
-            f"node ({tasks_source})",
-        )
+        text = f"there are only {local_size} tasks on this node ({tasks_source})"
+        raise _stale("HPC032", f"{LOCAL_RANK}={local_rank}, but {text}")
     # With a task on each node, its rank is the node's. srun sorts the list of nodes,
     # and their numbers, also where the user's own list of hosts says the order of the
     # tasks, which is shown to none of them (seen with 22.05).
@@ -242,7 +224,6 @@ def _step(slurm: _Variables) -> Job:
 
 
 def _tasks_per_node(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the number of tasks on each of the step's nodes."""
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
         number = f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}"
         text = f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but {number}"
@@ -266,8 +247,7 @@ def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
         return f"{DISTRIBUTION}={ARBITRARY}"
     groups = _components(slurm)
     # A dictionary stands for a set that keeps its order.
-    hosts = dict.fromkeys(host for hosts in groups.values() for host in hosts)
-    step = dict.fromkeys(nodes)
+    hosts, step = dict.fromkeys(chain(*groups.values())), dict.fromkeys(nodes)
     is_other = [h for h in hosts if h in step] != [h for h in step if h in hosts]
     return ", ".join(groups) if is_other else ""
 
@@ -278,17 +258,11 @@ def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
     if name in nodes:
         return nodes.index(name), NODE_NAME
     if name:
-        of_step = f"the step's nodes, {slurm.shown(STEP_NODES)}"
-        raise _stale(
-            "HPC028", f"this node, {slurm.shown(NODE_NAME)}, is not among {of_step}"
-        )
+        raise _stale("HPC028", _not_among(slurm, "step", STEP_NODES))
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
-        raise _stale(
-            "HPC029",
-            f"{NODE_ID}={rank}, but the step has only {len(nodes)} nodes, "
-            f"{slurm.shown(STEP_NODES)}",
-        )
+        has = f"the step has only {len(nodes)} nodes, {slurm.shown(STEP_NODES)}"
+        raise _stale("HPC029", f"{NODE_ID}={rank}, but {has}")
     return rank, NODE_ID
 
 
@@ -296,12 +270,13 @@ def _interactive_step(slurm: _Variables) -> Job:
     """Describe a shell on a node of the job: one node, whatever the job has."""
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
     source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
-    everywhere = [host for hosts in _components(slurm).values() for host in hosts]
+    everywhere = list(chain(*_components(slurm).values()))
+    shell = _allocation(slurm, "interactive", (node,), source)
+    # What the step of srun --pty has, srun would otherwise wait for.
+    srun = _srun(slurm, everywhere, "--overlap")
     return replace(
-        _script(slurm, "interactive", (node,), source, node),
+        shell.job_of_script(node, srun),
         context=LaunchContext.INTERACTIVE_STEP,
-        # What the step of srun --pty has, srun would otherwise wait for.
-        launcher=_srun(slurm, everywhere, "--overlap"),
         allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1),
     )
 
@@ -314,49 +289,34 @@ def _batch_script(slurm: _Variables) -> Job:
         of_job = slurm.shown(*JOB_NODES)
         text = f"{slurm.shown(STEP_NODES)} names nodes that are not in {of_job}"
         raise _stale("HPC030", text, everywhere=True)
-    nodes, source = _job_hosts(slurm)
-    node = slurm.first(NODE_NAME) or nodes[0]
-    if node not in nodes:
-        of_job = f"the job's nodes, {slurm.shown(source)}"
-        raise _stale(
-            "HPC031", f"this node, {slurm.shown(NODE_NAME)}, is not among {of_job}"
-        )
-    job = _script(slurm, "batch", nodes, source, node)
+    batch = _allocation(slurm, "batch")
+    node = slurm.first(NODE_NAME) or batch.nodes[0]
+    if node not in batch.nodes:
+        raise _stale("HPC031", _not_among(slurm, "job", batch.provenance["nodes"]))
+    job = batch.job_of_script(node, _srun(slurm, batch.nodes))
     node_source = NODE_NAME if slurm.first(NODE_NAME) else NODE_ID
     return replace(job, provenance={**job.provenance, "node_rank": node_source})
 
 
 def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
-    nodes, source = _job_hosts(slurm)
-    if hostname.partition(".")[0] in {node.partition(".")[0] for node in nodes}:
+    shell = _allocation(slurm, "shell")
+    if hostname.partition(".")[0] in {node.partition(".")[0] for node in shell.nodes}:
         return None  # a login into one of the job's nodes
-    job = _script(slurm, "shell", nodes, source, hostname)
+    job = shell.job_of_script(hostname, _srun(slurm, shell.nodes))
     return replace(job, context=LaunchContext.ALLOCATION_SHELL)
 
 
-def _script(
-    slurm: _Variables, step: str, nodes: tuple[str, ...], source: str, node: str
-) -> Job:
-    """Describe the job of a script or a shell on this node: no task is started yet."""
-    job = _allocation(slurm, step, nodes, source)
-    return script_job(job, node, _srun(slurm, nodes))
-
-
 def _allocation(
-    slurm: _Variables, step: str, nodes: tuple[str, ...], source: str
+    slurm: _Variables, step: str, nodes: Sequence[str] = (), source: str = ""
 ) -> Allocation:
+    """Return these nodes, else the job's: of all components, if it has several."""
+    if not nodes and (groups := _components(slurm)):
+        nodes, source = list(chain(*groups.values())), ", ".join(groups)
+    elif not nodes:
+        nodes, source = slurm.hosts(*JOB_NODES), slurm.name(*JOB_NODES)
     launch_id, id_source = _launch_id(slurm, step)
     provenance = {"nodes": source, "launch_id": id_source}
-    return Allocation(NAME, launch_id, nodes, provenance)
-
-
-def _job_hosts(slurm: _Variables) -> tuple[tuple[str, ...], str]:
-    """Return the nodes of the job, of all components if it is heterogeneous."""
-    groups = _components(slurm)
-    if not groups:
-        return slurm.hosts(*JOB_NODES), slurm.name(*JOB_NODES)
-    nodes = unique(host for hosts in groups.values() for host in hosts)
-    return nodes, ", ".join(groups)
+    return Allocation(NAME, launch_id, tuple(dict.fromkeys(nodes)), provenance)
 
 
 def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
@@ -375,6 +335,11 @@ def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     names += [STEP_ID[0], RESTART_COUNT] if step else [RESTART_COUNT]
     launch_id = as_launch_id(f"{job}.{step}{suffix}" if step else job + suffix)
     return launch_id, ", ".join(filter(slurm.first, names))
+
+
+def _not_among(slurm: _Variables, whose: str, source: str) -> str:
+    nodes = f"the {whose}'s nodes, {slurm.shown(source)}"
+    return f"this node, {slurm.shown(NODE_NAME)}, is not among {nodes}"
 
 
 def _stale(code: str, text: str, *, everywhere: bool = False) -> LaunchError:

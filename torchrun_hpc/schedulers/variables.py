@@ -76,12 +76,8 @@ class Variables:
         Raises:
             LaunchError: One is not set, or is not a number.
         """
-        return Task(
-            self.integer(rank),
-            self.integer(size),
-            self.integer(local_rank),
-            self.integer(*local_size),
-        )
+        read = self.integer
+        return Task(read(rank), read(size), read(local_rank), read(*local_size))
 
     def integer_or_zero(self, *names: str) -> int:
         """Return the first of the variables that is set as a number, 0 if none is."""

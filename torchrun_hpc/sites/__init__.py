@@ -18,7 +18,7 @@ from torchrun_hpc.sites.reading import NONE, read
 from torchrun_hpc.sites.site import Sign, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.setting import Setting
 
@@ -73,8 +73,9 @@ def find(
     if setting.value in sites:
         return replace(sites[setting.value], found_by=str(setting))
     # Users may take the name of a system for that of its site: juwels, daint.
-    named = (s.name for s in sites.values() if setting.value.lower() in _words(s.title))
-    wanted = next(named, setting.value)
+    system = setting.value.lower()
+    words = {name: re.findall(r"[\w-]+", s.title.lower()) for name, s in sites.items()}
+    wanted = next((name for name in sites if system in words[name]), setting.value)
     raise LaunchError(
         "HPC040",
         f"{setting}: there is no such site. {choices(wanted, sites)}, {NONE}, or a "
@@ -86,11 +87,7 @@ def find(
 def load(
     environ: Mapping[str, str], folders: Sequence[Path] | None = None
 ) -> tuple[Site, ...]:
-    """Read all sites, in the order in which their signs are checked.
-
-    Args:
-        environ: Environment of this process.
-        folders: As for `find`.
+    """Read all sites, in the order in which their signs are checked; see `find`.
 
     Raises:
         LaunchError: A file is wrong.
@@ -137,20 +134,11 @@ def _recognise(
     sites: Sequence[Site], environ: Mapping[str, str], host: str
 ) -> Site | None:
     """Return the site of the first sign, in the order of checking, that is there."""
-    found = [
-        (_order(sign), site, found_by)
-        for site in sites
-        for sign in site.signs
-        if (found_by := sign.match(environ, host))
-    ]
-    if not found:
-        return None
-    _, site, found_by = min(found, key=lambda entry: entry[0])
-    return replace(site, found_by=found_by)
-
-
-def _words(title: str) -> list[str]:
-    return re.findall(r"[\w-]+", title.lower())
+    signs = ((sign, site) for site in sites for sign in site.signs)
+    for sign, site in sorted(signs, key=lambda entry: _order(entry[0])):
+        if found_by := sign.match(environ, host):
+            return replace(site, found_by=found_by)
+    return None
 
 
 def _order(sign: Sign) -> int:
@@ -169,23 +157,23 @@ def _groups(
     for folder in [*(_folders(environ) if folders is None else folders), OURS]:
         group: dict[str, Site] = {}
         for file in _files(folder):
-            for site in read(file, everywhere=_is_everywhere(file, environ)):
+            everywhere = _is_everywhere(file, environ)
+            for site in read(file, everywhere=everywhere):
                 if site.name in group:
+                    files = f"{site.file} and {group[site.name].file}"
                     raise LaunchError(
                         "HPC049",
-                        f"{site.file} and {group[site.name].file} both describe "
-                        f"{site.name}. Remove one, or type --hpc-site={NONE}",
-                        everywhere=_is_everywhere(file, environ),
+                        f"{files} both describe {site.name}. Remove one, or type "
+                        f"--hpc-site={NONE}",
+                        everywhere=everywhere,
                     )
                 group[site.name] = site
         kept = [site for site in group.values() if site.name not in replaced]
-        groups.append(sorted(kept, key=_first_order))
+        last = len(VARIABLES) + 1  # by name only
+        kept.sort(key=lambda site: min(map(_order, site.signs), default=last))
+        groups.append(kept)
         replaced.update(group)
     return groups
-
-
-def _first_order(site: Site) -> int:
-    return min(map(_order, site.signs), default=len(VARIABLES) + 1)
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -200,15 +188,13 @@ def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
     return (users, ADMINISTRATORS) if users.is_absolute() else (ADMINISTRATORS,)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path) -> list[Path]:
     """Return the files of a folder by name; none if the folder cannot be read."""
     try:
         files = sorted(folder.iterdir())
     except OSError:
-        return
-    for file in files:
-        if file.suffix == ".toml" and not file.name.startswith("."):
-            yield file
+        return []
+    return [f for f in files if f.suffix == ".toml" and not f.name.startswith(".")]
 
 
 def _is_everywhere(file: Path, environ: Mapping[str, str]) -> bool:

@@ -13,9 +13,7 @@ from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torchrun_hpc.planning.preflight import Preflight
+    from collections.abc import Iterable, Mapping, Sequence
 
 COMMAND = "python -m torchrun_hpc.sites"
 VARIABLE = "PET_HPC_SITE"
@@ -52,9 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(_: argparse.Namespace) -> int:
-    seen = _preflight()
-    here = _found(seen)
-    for site in sites.load(seen.environ):
+    environ, _host, here = _look()
+    for site in sites.load(environ):
         is_here = here is not None and (here.name, here.file) == (site.name, site.file)
         mark = "*" if is_here else " "
         _write(f"{mark} {site.name}", [f"{site.title}; {site.centre}", *_signs(site)])
@@ -90,17 +87,16 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _here(_: argparse.Namespace) -> int:
-    seen = _preflight()
-    site = _found(seen)
+    environ, host, site = _look()
     if site is not None:
         _write(site.name, [f"{site.title}; {site.centre}", site.found_by, site.file])
         return 0
-    wanted = seen.environ.get(VARIABLE)
-    looked_at = [f"{VARIABLE}={wanted}"] if wanted else [f"host name {_host(seen)}"]
+    wanted = environ.get(VARIABLE)
+    looked_at = [f"{VARIABLE}={wanted}" if wanted else f"host name {host}"]
     if not wanted:
-        signs = (sign for site in sites.load(seen.environ) for sign in site.signs)
+        signs = (sign for site in sites.load(environ) for sign in site.signs)
         names = dict.fromkeys(sign.variable for sign in signs if sign.variable)
-        values = ((name, seen.environ.get(name)) for name in names)
+        values = ((name, environ.get(name)) for name in names)
         looked_at += [f"{k}={v}" if v else f"{k} is not set" for k, v in values]
     _write(sites.NONE, looked_at)
     return NOT_FOUND
@@ -120,27 +116,19 @@ def _check_file(file: str) -> int:
     return 0
 
 
-def _preflight() -> Preflight:
-    """Look at this process.
+def _look() -> tuple[Mapping[str, str], str, sites.Site | None]:
+    """Return the environment, the host by which a site is recognised, and the site.
 
     Raises:
-        LaunchError: Its job cannot be found out.
+        LaunchError: The job of this process cannot be found out, or a file is wrong.
     """
     seen = preflight(COMMAND)
     if seen.problem is not None:
         raise seen.problem
-    return seen
-
-
-def _host(seen: Preflight) -> str:
-    """Return the name of the job's first node, else of this machine."""
-    return seen.hostname if seen.job is None else seen.job.a_node
-
-
-def _found(seen: Preflight) -> sites.Site | None:
+    host = seen.hostname if seen.job is None else seen.job.a_node
     wanted = seen.environ.get(VARIABLE)
     setting = Setting(wanted, VARIABLE) if wanted else None
-    return sites.find(seen.environ, _host(seen), setting)
+    return seen.environ, host, sites.find(seen.environ, host, setting)
 
 
 def _signs(site: sites.Site) -> list[str]:
@@ -148,7 +136,6 @@ def _signs(site: sites.Site) -> list[str]:
 
 
 def _write(name: str, lines: Iterable[str]) -> None:
-    """Write lines behind a name."""
     for line in lines:
         console.output(f"{name:{_WIDTH}} {line}\n")
         name = ""

@@ -60,12 +60,9 @@ _Key = tuple[str, ...]
 def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
     """Read the sites of a file, in the order in which they stand there.
 
-    Args:
-        path: The file.
-        everywhere: Whether all nodes find the same file.
-
     Raises:
-        LaunchError: The file cannot be read, or something in it is wrong.
+        LaunchError: The file cannot be read, or something in it is wrong. It says so
+            for all nodes if they find the same file everywhere.
     """
     return _SiteFile(path, everywhere=everywhere).sites()
 
@@ -81,12 +78,7 @@ def _bytes(path: Path) -> bytes:
 
 
 class _SiteFile:
-    """Reads and checks one file; its messages name file, line and key.
-
-    Args:
-        path: The file.
-        everywhere: Whether all nodes find the same file.
-    """
+    """Reads and checks one file; its messages name file, line and key."""
 
     def __init__(self, path: Path, *, everywhere: bool) -> None:
         self.path = path
@@ -94,7 +86,6 @@ class _SiteFile:
         self.text = ""
 
     def sites(self) -> tuple[Site, ...]:
-        """Read and check the file."""
         table = self._table()
         systems = {k: v for k, v in table.items() if isinstance(v, dict)}
         rest = {k: v for k, v in table.items() if k not in systems}
@@ -123,17 +114,14 @@ class _SiteFile:
             else:
                 stated = re.search(r"at line (\d+)", str(error))
                 line = int(stated[1]) if stated else self.text.count("\n") + 1
-            raise self._fault(
-                "HPC042", (), f"this is not TOML: {error}", line
-            ) from None
+            text = f"this is not TOML: {error}"
+            raise self._fault("HPC042", (), text, line) from None
 
     def _site(self, name: str, table: dict[str, Any], centre: str) -> Site:
         key = (name,)
         if not _SITE_NAME.fullmatch(name) or name == NONE:
-            raise self._wrong(
-                key,
-                f"a site's name is of lower-case letters, digits, - and _; not {NONE}",
-            )
+            known = "lower-case letters, digits, - and _"
+            raise self._wrong(key, f"a site's name is of {known}; not {NONE}")
         self._check_keys(key, table, _SITE)
         site = Site(
             name=name,
@@ -147,8 +135,7 @@ class _SiteFile:
         )
         for host, fast in site.examples.items():
             for given in (host, fast):
-                rewritten = site.rewrite(given)
-                if rewritten != fast:
+                if (rewritten := site.rewrite(given)) != fast:
                     raise self._fault(
                         "HPC047",
                         (*key, "hosts", "examples", host),
@@ -161,17 +148,16 @@ class _SiteFile:
         if table is None:
             return {}
         self._check_keys(key, table, _HOSTS)
-        pattern = self._text((*key, "pattern"), table["pattern"])
-        replacement = self._text(
-            (*key, "replacement"), table["replacement"], may_be_empty=True
-        )
-        self._check_pattern((*key, "pattern"), pattern)
-        self._check_pattern((*key, "replacement"), pattern, replacement)
-        examples = self._strings((*key, "examples"), table["examples"])
+        its_pattern, its_replacement, its_examples = ((*key, k) for k in _HOSTS)
+        pattern = self._text(its_pattern, table["pattern"])
+        replacement = table["replacement"]
+        if replacement != "":  # which leaves the part out
+            self._text(its_replacement, replacement)
+        self._check_pattern(its_pattern, pattern)
+        self._check_pattern(its_replacement, pattern, replacement)
+        examples = self._strings(its_examples, table["examples"])
         if not examples:
-            raise self._wrong(
-                (*key, "examples"), "give at least one: NODE = its fast name"
-            )
+            raise self._wrong(its_examples, "give at least one: NODE = its fast name")
         return {"pattern": pattern, "replacement": replacement, "examples": examples}
 
     def _signs(self, key: _Key, entries: Any) -> tuple[Sign, ...]:
@@ -182,10 +168,8 @@ class _SiteFile:
     def _sign(self, key: _Key, entry: Any) -> Sign:
         self._check_keys(key, entry, _SIGN)
         if set(entry) not in _SIGNS:
-            raise self._wrong(
-                key,
-                "each entry has variable and values, or variable and pattern, or host",
-            )
+            known = "variable and values, or variable and pattern, or host"
+            raise self._wrong(key, f"each entry has {known}")
         variable = entry.get("variable", "")
         if "variable" in entry:
             self._check_variable(key, variable)
@@ -205,11 +189,9 @@ class _SiteFile:
             if not value.isprintable():
                 raise self._wrong((*key, name), "the value has unprintable characters")
             if name == _GLOO and not _GLOO_VALUE.fullmatch(value):
-                raise self._wrong(
-                    (*key, name),
-                    "gloo takes exact names of interfaces, separated by commas: no "
-                    "prefix, no ^, no =, no blanks",
-                )
+                text = "gloo takes exact names of interfaces, separated by commas"
+                refused = "no prefix, no ^, no =, no blanks"
+                raise self._wrong((*key, name), f"{text}: {refused}")
         return variables
 
     def _check_variable(self, key: _Key, name: Any) -> None:
@@ -223,10 +205,10 @@ class _SiteFile:
             raise self._wrong(key, "this is a table: NAME = VALUE")
         return {name: self._text((*key, name), value) for name, value in table.items()}
 
-    def _text(self, key: _Key, value: Any, *, may_be_empty: bool = False) -> str:
+    def _text(self, key: _Key, value: Any) -> str:
         if not isinstance(value, str):
             raise self._wrong(key, "this is not text: put it into quotes")
-        if not value and not may_be_empty:
+        if not value:
             raise self._wrong(key, "this is empty")
         return value
 
@@ -246,9 +228,8 @@ class _SiteFile:
             # The replacement is parsed even if nothing matches.
             re.compile(pattern).sub(replacement, "")
         except (re.error, IndexError, OverflowError, RecursionError) as error:
-            raise self._fault(
-                "HPC046", key, f"{replacement or pattern!r} does not work: {error}"
-            ) from None
+            text = f"{replacement or pattern!r} does not work: {error}"
+            raise self._fault("HPC046", key, text) from None
 
     def _wrong(self, key: _Key, text: str) -> LaunchError:
         return self._fault("HPC045", key, text)
@@ -256,12 +237,9 @@ class _SiteFile:
     def _fault(self, code: str, key: _Key, text: str, line: int = 0) -> LaunchError:
         name = ".".join(k if _BARE_KEY.fullmatch(k) else f'"{k}"' for k in key)
         place = f"{self.path}, line {line or line_of(self.text, key)}"
-        return LaunchError(
-            code,
-            f"{place}{', ' if name else ''}{name}: {text}. Mend it, or type "
-            f"--hpc-site={NONE}",
-            everywhere=self.everywhere,
-        )
+        where = f"{place}, {name}" if name else place
+        message = f"{where}: {text}. Mend it, or type --hpc-site={NONE}"
+        return LaunchError(code, message, everywhere=self.everywhere)
 
 
 def line_of(text: str, key: _Key) -> int:

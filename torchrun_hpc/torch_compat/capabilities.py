@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OLDEST = "2.0"
-_NEWEST = "9999"  # of a build that does not say its release
 
 _numbers = re.match(r"\d+(\.\d+)*", torch.__version__)
-RELEASE = Version(_numbers[0] if _numbers else _NEWEST)
+# A build that does not say its release counts as the newest.
+RELEASE = Version(_numbers[0] if _numbers else "9999")
 
 _torch: Any = distributed
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
-_private: Any = dynamic_rendezvous
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,11 @@ def _builds_without_address() -> bool:
 def _warns_of_default() -> bool:
     code = torch_run.config_from_args.__code__
     return "master_addr" in code.co_consts and "rdzv_endpoint" not in code.co_names
+
+
+def _has_naive_times() -> bool:
+    executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor
+    return uses(executor._keep_alive, "utcnow")
 
 
 def _stop_closes_rendezvous() -> bool:
@@ -121,12 +125,7 @@ LISTENING_SOCKET = Capability(
 # So can libuv's, which is the default since 2.4. Nothing in Python shows it.
 LIBUV_TAKES_SOCKET = Capability(">=2.8", Version("2.8") <= RELEASE)
 # Times in the state of the rendezvous have a time zone.
-AWARE_TIMES = Capability(
-    ">=2.6",
-    not _found(
-        lambda: uses(_private._DistributedRendezvousOpExecutor._keep_alive, "utcnow")
-    ),
-)
+AWARE_TIMES = Capability(">=2.6", not _found(_has_naive_times))
 # An agent that stops its workers for a restart closes the rendezvous (pytorch#123678).
 STOP_CLOSES_RENDEZVOUS = Capability(
     "==2.3.*", _found(_stop_closes_rendezvous), is_fault=True
@@ -175,10 +174,8 @@ def option(args: argparse.Namespace, name: str) -> Any:
 
 def variables() -> dict[str, Setting]:
     """Return the variables that torch's own rendezvous needs to be right."""
-    found = {}
-    if SHARED_RENDEZVOUS_STORE.present:
-        found[UNSHARED] = Setting("1", f"torch {torch.__version__}")
-    return found
+    needs = SHARED_RENDEZVOUS_STORE.present
+    return {UNSHARED: Setting("1", f"torch {torch.__version__}")} if needs else {}
 
 
 def without_default(args: argparse.Namespace) -> argparse.Namespace:

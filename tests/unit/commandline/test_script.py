@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from torchrun_hpc.commandline.script import check_program, check_script
+from torchrun_hpc.commandline.script import check, check_program, check_script
 from torchrun_hpc.errors import LaunchError
 
 
@@ -91,3 +91,24 @@ def test_programs(folder):
     for name, path in (("run.sh", "/nowhere"), ("./train.py", str(folder)), ("", "/")):
         with pytest.raises(LaunchError, match=f"^{name}: there is no such program"):
             check_program(name, {"PATH": path})
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({}, "HPC150"),
+        ({"no_python": False, "module": False, "hpc_dry_run": None}, "HPC150"),
+        ({"no_python": True}, "HPC016"),
+        ({"no_python": True, "hpc_dry_run": "table"}, "HPC016"),
+        ({"module": True}, None),
+        ({"hpc_dry_run": "table"}, None),
+    ],
+)
+def test_what_is_checked(options, code):
+    environ = {"PATH": "/nowhere"}
+    if code is None:
+        check("not-there", options, environ)
+        return
+    with pytest.raises(LaunchError) as caught:
+        check("not-there", options, environ)
+    assert caught.value.code == code

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.allocation import (
-    Allocation,
-    as_launch_id,
-    hosts_in,
-    script_job,
-    unique,
-)
+from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.slurm import SRUN
@@ -21,9 +15,7 @@ PROVENANCE = {"nodes": "NODES", "launch_id": "JOB"}
 
 def test_hosts_in():
     lines = ["n2", "", "# a comment", " n1.site  # another", "n2"]
-    hosts = hosts_in(lines, "FILE")
-    assert hosts == ["n2", "n1.site", "n2"]
-    assert unique(hosts) == ("n2", "n1.site")
+    assert hosts_in(lines, "FILE") == ["n2", "n1.site", "n2"]
     assert hosts_in(["n2 4", "n1"], "FILE", counts=True) == ["n2", "n1"]
 
 
@@ -49,10 +41,10 @@ def test_as_launch_id():
         (("n1",), "login", LaunchContext.BATCH_SCRIPT, None),
     ],
 )
-def test_script_job(nodes, hostname, context, rank):
+def test_job_of_script(nodes, hostname, context, rank):
     allocation = Allocation("PBS", "7", nodes, PROVENANCE, host_file="$FILE")
-    job = script_job(allocation, hostname, MPIRUN)
+    job = allocation.job_of_script(hostname, MPIRUN)
     assert (job.context, job.node_rank, job.nodes) == (context, rank, nodes)
     assert (job.task, job.allocated_nodes) == (Task(), len(nodes))
     assert job.host_file == "$FILE"
-    assert script_job(allocation, hostname, SRUN).host_file == ""
+    assert allocation.job_of_script(hostname, SRUN).host_file == ""

@@ -19,7 +19,6 @@ from torchrun_hpc.rendezvous.client import RoundOverError, exit_code_of
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
 
 TARGET = "LocalElasticAgent"
@@ -73,8 +72,7 @@ class JobAgent(LocalElasticAgent):
         handler = _handler(self)
         if handler is not None:
             error = sys.exc_info()[1]
-            signalled = isinstance(error, SignalException)
-            handler.stop_watching(look=not signalled)
+            handler.stop_watching(look=not isinstance(error, SignalException))
             if isinstance(error, SignalException):
                 handler.give_up(Failure(Kind.SIGNAL, code=int(error.sigval)))
         super()._shutdown(*args, **options)
@@ -92,7 +90,7 @@ def is_extensible() -> bool:
     """Say whether agents are created by a name that can be replaced."""
     agent = getattr(launcher, TARGET, None)  # a program may have another one
     is_class = isinstance(agent, type) and issubclass(agent, LocalElasticAgent)
-    return is_class and uses(launcher.launch_agent, TARGET)
+    return is_class and capabilities.uses(launcher.launch_agent, TARGET)
 
 
 def fits() -> bool:
@@ -103,7 +101,7 @@ def fits() -> bool:
         and takes(_Simple, "_exit_barrier", "self")
         and takes(LocalElasticAgent, "_start_workers", "self", "worker_group")
         and has(LocalElasticAgent, "_shutdown")
-        and uses(_Simple.__init__, "_remaining_restarts")
+        and capabilities.uses(_Simple.__init__, "_remaining_restarts")
     )
 
 

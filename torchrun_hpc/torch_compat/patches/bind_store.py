@@ -42,10 +42,6 @@ _MODULES: tuple[Any, ...] = (c10d_rendezvous_backend, static_tcp_rendezvous)
 _STORE = "TCPStore"
 _SOCKET = "master_listen_fd"
 _SERVER = "_create_tcp_store_server"
-_SERVER_PARAMETERS = (
-    ("self", "bootstrap_store_info"),
-    ("self", "master_addr", "master_port"),
-)
 
 # Seconds.
 _PROBE_TIMEOUT = 5.0
@@ -55,12 +51,14 @@ def fits() -> bool:
     """Check the names that are replaced, and what they are called with."""
     if not all(has(module, _STORE) for module in _MODULES):
         return False
-    if capabilities.LISTENING_SOCKET.is_expected:
-        for module in _MODULES:
-            if _SOCKET not in getattr(module, _STORE).__init__.__doc__:
-                return False
-    return not capabilities.SHARED_STORE.present or any(
-        takes(_Handler, _SERVER, *parameters) for parameters in _SERVER_PARAMETERS
+    if capabilities.LISTENING_SOCKET.is_expected and not all(
+        _SOCKET in getattr(module, _STORE).__init__.__doc__ for module in _MODULES
+    ):
+        return False
+    return (
+        not capabilities.SHARED_STORE.present
+        or takes(_Handler, _SERVER, "self", "bootstrap_store_info")
+        or takes(_Handler, _SERVER, "self", "master_addr", "master_port")
     )
 
 
@@ -68,17 +66,10 @@ def apply(plan: LaunchPlan, *_: object) -> None:
     """Open the stores of this process on the plan's addresses."""
     for module in _MODULES:
         wrap(module, _STORE, functools.partial(_open_or_connect, plan))
+    address = plan.rendezvous.local_address
     takes_socket = capabilities.LISTENING_SOCKET.present
-    if (
-        plan.rendezvous.local_address is not None
-        and takes_socket
-        and has(_Handler, _SERVER)
-    ):
-        wrap(
-            _Handler,
-            _SERVER,
-            functools.partial(_open_for_workers, plan.rendezvous.local_address),
-        )
+    if address is not None and takes_socket and has(_Handler, _SERVER):
+        wrap(_Handler, _SERVER, functools.partial(_open_for_workers, address))
 
 
 def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
@@ -91,13 +82,14 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
     timeout: timedelta = timedelta(seconds=300),
     **options: Any,
 ) -> Any:
-    """Stand in for TCPStore where the nodes' rendezvous makes it."""
     options.update(world_size=world_size, timeout=timeout)
     if is_master:
         try:
             store = _open(original, host, port, plan, options)
         except LaunchError as error:
-            if not plan.rendezvous.may_join or not _is_taken(plan, port):
+            listen = plan.rendezvous.listen
+            is_taken = listen is not None and port_is_taken(listen[0], port)
+            if not (plan.rendezvous.may_join and is_taken):
                 raise
             text = f"{error}: taken for an agent of this world, and joined"
             console.write(Message("HPC156", text))
@@ -108,30 +100,19 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
     return original(host, port, is_master=False, **options)
 
 
-def _is_taken(plan: LaunchPlan, port: int) -> bool:
-    """Say whether somebody listens where this process would: perhaps an agent."""
-    return plan.rendezvous.listen is not None and port_is_taken(
-        plan.rendezvous.listen[0], port
-    )
-
-
 def _open(
     original: Any, host: str, port: int, plan: LaunchPlan, options: dict[str, Any]
 ) -> Any:
-    """Open the store that others connect to.
-
-    Raises:
-        LaunchError: It is known why the plan's address cannot be listened on.
-    """
-    if plan.rendezvous.listen is not None and plan.rendezvous.listen[1] == 0:
+    listen = plan.rendezvous.listen
+    if listen is not None and listen[1] == 0:
         port = 0  # torch's own may be fixed, as with --standalone in 2.0
-    if plan.rendezvous.listen is not None and capabilities.LISTENING_SOCKET.present:
-        return _serve(original, plan.rendezvous.listen[0], port, options)
+    if listen is not None and capabilities.LISTENING_SOCKET.present:
+        return _serve(original, listen[0], port, options)
     try:
         return original(host, port, is_master=True, **options)
     except RuntimeError:
-        if plan.rendezvous.listen is not None:
-            _check_free(plan.rendezvous.listen[0], port)
+        if listen is not None:
+            _check_free(listen[0], port)
         raise
 
 
@@ -155,24 +136,16 @@ def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
 
 
 def _check_free(address: str, port: int, reason: str = "") -> None:
-    """Say who has a port on which we could not listen.
-
-    Raises:
-        LaunchError: Somebody has it; or it is known why we could not.
-    """
+    """Refuse a port on which we could not listen, if it is known why."""
     problem = port_problem(address, port) or reason
     if problem:
-        raise LaunchError(
-            "HPC081", f"cannot listen on {address} port {port}: {problem}"
-        ) from None
+        text = f"cannot listen on {address} port {port}: {problem}"
+        raise LaunchError("HPC081", text) from None
 
 
 def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
-    """Wait until the head node listens, with plain sockets.
-
-    Raises:
-        RendezvousConnectionError: It does not, within ``limit`` seconds.
-    """
+    """Wait ``limit`` seconds for the head node to listen, with plain sockets."""
+    place = f"{plan.rendezvous.endpoint} ({host})"
     start = time.monotonic()
     # One node reports for all at first; one that waits longer may be the only one.
     is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
@@ -185,16 +158,13 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         except OSError as error:
             if waited > limit:
                 raise RendezvousConnectionError(
-                    "HPC082 the head node did not answer at "
-                    f"{plan.rendezvous.endpoint} ({host}) within {limit:.0f} s "
-                    f"(read_timeout): {error}"
+                    f"HPC082 the head node did not answer at {place} within "
+                    f"{limit:.0f} s (read_timeout): {error}"
                 ) from None
             if waited > report_at:
                 report_at = next(times)
-                text = (
-                    f"waiting for the head node at {plan.rendezvous.endpoint} ({host}) for "
-                    f"{waited:.0f} s: {error}"
-                )
+                since = f"for {waited:.0f} s: {error}"
+                text = f"waiting for the head node at {place} {since}"
                 console.write(Message("HPC083", text))
             time.sleep(intervals.backoff(waited))
         else:

@@ -15,7 +15,6 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import api
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import has, takes, wrap
 
 TARGET = "PContext.close"
@@ -32,7 +31,7 @@ def fits() -> bool:
     return (
         takes(_torch.PContext, _NAME, "self", "death_sig", "timeout")
         and has(_torch, _HANDLER, "SignalException")
-        and uses(_torch.PContext.start, _HANDLER)
+        and capabilities.uses(_torch.PContext.start, _HANDLER)
     )
 
 

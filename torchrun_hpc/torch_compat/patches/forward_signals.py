@@ -13,7 +13,6 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, takes
 
@@ -30,17 +29,13 @@ def fits() -> bool:
     return (
         agent.is_extensible()
         and takes(LocalElasticAgent, "_monitor_workers", "self", "worker_group")
-        and uses(LocalElasticAgent.__init__, "_pcontext")
+        and capabilities.uses(LocalElasticAgent.__init__, "_pcontext")
         and takes(PContext, "pids", "self")
     )
 
 
 def apply(_plan: object, forward: Callable[[Mapping[int, int]], None]) -> None:
-    """Forward signals each time that the agent looks after its workers.
-
-    Args:
-        forward: Delivers them to workers: local ranks and process numbers.
-    """
+    """Forward signals each time that the agent looks after its workers."""
 
     class ForwardingAgent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: Any) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 
 TARGET = "DynamicRendezvousHandler.next_rendezvous"
@@ -25,7 +24,8 @@ _KEPT = ("_shared_tcp_store_server", "_bootstrap_store_info")
 
 def fits() -> bool:
     """Check that the store is kept where it was."""
-    return has(_Handler, "next_rendezvous") and uses(_Handler.__init__, *_KEPT)
+    keeps = capabilities.uses(_Handler.__init__, *_KEPT)
+    return keeps and has(_Handler, "next_rendezvous")
 
 
 def apply(*_: object) -> None:

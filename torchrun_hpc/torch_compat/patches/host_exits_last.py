@@ -14,7 +14,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 from torchrun_hpc.torch_compat.patches.report_missing_nodes import HANDLERS
 
@@ -43,7 +42,7 @@ def hosts(store: Any) -> None:
 def fits() -> bool:
     """Check that the handlers have a store, and leave in this method."""
     return all(
-        has(handler, "shutdown") and uses(handler.__init__, "_store")
+        has(handler, "shutdown") and capabilities.uses(handler.__init__, "_store")
         for handler in HANDLERS
     )
 
@@ -65,13 +64,9 @@ def _shutdown(plan: LaunchPlan, original: Any, handler: Any) -> Any:
         store.add(_KEY, 1)
         if went_well and any(store is hosted for hosted in _hosted):
             end = time.monotonic() + _LIMIT
-            nodes = _participants(handler, plan)
+            holder = getattr(handler, "_state_holder", None)
+            # There may be fewer than planned in an elastic range.
+            nodes = len(holder.state.participants) if holder else plan.world.nodes
             while store.add(_KEY, 0) < nodes and time.monotonic() < end:
                 time.sleep(_PAUSE)
     return closed
-
-
-def _participants(handler: Any, plan: LaunchPlan) -> int:
-    """Return how many nodes there were; fewer than planned in an elastic range."""
-    holder = getattr(handler, "_state_holder", None)
-    return plan.world.nodes if holder is None else len(holder.state.participants)

@@ -17,7 +17,6 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import replace, takes
 
 _NAME = "_get_fq_hostname"
@@ -35,7 +34,7 @@ def fits() -> bool:
     return (
         takes(_torch, _NAME)
         and takes(_Agent, _NAME, "self")
-        and uses(_torch.SimpleElasticAgent._construct_event, _NAME)
+        and capabilities.uses(_torch.SimpleElasticAgent._construct_event, _NAME)
     )
 
 

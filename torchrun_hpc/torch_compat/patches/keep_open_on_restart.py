@@ -11,7 +11,6 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, has
 
@@ -38,7 +37,7 @@ def fits() -> bool:
     return (
         agent.is_extensible()
         and has(LocalElasticAgent, "_stop_workers")
-        and uses(LocalElasticAgent.__init__, "_rdzv_handler")
+        and capabilities.uses(LocalElasticAgent.__init__, "_rdzv_handler")
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 
 TARGET = "DynamicRendezvousHandler.next_rendezvous"
@@ -25,11 +24,11 @@ _NAME = "next_rendezvous"
 
 def fits() -> bool:
     """Check that the workers get what the handler answers."""
+    code = unwrap(_Handler.next_rendezvous).__code__
     return (
         has(_Handler, _NAME)
-        and "bootstrap_store_info"
-        in unwrap(_Handler.next_rendezvous).__code__.co_varnames
-        and uses(_Handler.__init__, "_state_holder")
+        and "bootstrap_store_info" in code.co_varnames
+        and capabilities.uses(_Handler.__init__, "_state_holder")
     )
 
 

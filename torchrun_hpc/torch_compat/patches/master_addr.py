@@ -7,15 +7,12 @@ whose default it has set itself.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import run as torch_run
 
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import takes, wrap
-
-if TYPE_CHECKING:
-    import argparse
 
 TARGET = "torch.distributed.run.config_from_args"
 REASON = "it warns of --master-addr, which nobody has typed (pytorch#111085)"
@@ -27,17 +24,10 @@ _NAME = "config_from_args"
 
 def fits() -> bool:
     """Check that the warning is written where the arguments are read."""
-    original = _torch.config_from_args
-    return (
-        takes(_torch, _NAME, "args")
-        and "master_addr" in inspect.unwrap(original).__code__.co_consts
-    )
+    code = inspect.unwrap(_torch.config_from_args).__code__
+    return takes(_torch, _NAME, "args") and "master_addr" in code.co_consts
 
 
 def apply(*_: object) -> None:
     """Leave the option out where torch does not read it."""
-    wrap(_torch, _NAME, _config_from_args)
-
-
-def _config_from_args(original: Any, args: argparse.Namespace) -> Any:
-    return original(capabilities.without_default(args))
+    wrap(_torch, _NAME, lambda read, args: read(capabilities.without_default(args)))

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import api
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import uses
 from torchrun_hpc.torch_compat.patches.replacing import has, replace, takes, wrap
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def fits() -> bool:
     return (
         sys.platform == "linux"
         and takes(handler, "_popen", "self", "args", "env")
-        and uses(handler._popen, _POPEN)
+        and capabilities.uses(handler._popen, _POPEN)
         and (has(home, _POPEN) or getattr(home, _MODULE) is subprocess)
         and "preexec_fn" not in str(handler._popen.__code__.co_consts)
     )
@@ -61,8 +60,7 @@ def apply(*_: object) -> None:
         wrap(home, _POPEN, _popen)
     else:
         popen = functools.partial(_popen, subprocess.Popen)
-        names = {**vars(subprocess), _POPEN: popen}
-        replace(home, _MODULE, SimpleNamespace(**names))
+        replace(home, _MODULE, SimpleNamespace(**{**vars(subprocess), _POPEN: popen}))
 
 
 def _popen(original: Any, *args: Any, **options: Any) -> Any:
@@ -72,13 +70,10 @@ def _popen(original: Any, *args: Any, **options: Any) -> Any:
 
 
 def _home() -> Any:
-    """Return the module in which workers are started."""
     return sys.modules[_torch.SubprocessHandler.__module__]
 
 
 def _before_exec(prctl: Callable[..., int], agent: int) -> Callable[[], None]:
-    """Return what a worker does before it becomes the script."""
-
     def before_exec() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != agent:  # it has ended before this

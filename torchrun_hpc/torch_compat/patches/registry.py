@@ -83,13 +83,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A patch, and what became of it.
-
-    Attributes:
-        name: Name of its module.
-        patch: The module.
-        state: What became of it.
-    """
+    """A patch, and what became of it; its name is its module's."""
 
     name: str
     patch: Patch
@@ -140,16 +134,15 @@ def described(outcome: Outcome) -> DescribedPatch:
 
 def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
     """Return a message for each patch that does not fit."""
-    found = []
-    for outcome in outcomes:
-        if outcome.state is State.DOES_NOT_FIT:
-            patch = outcome.patch
-            text = (
-                f"torch {torch.__version__} has changed {patch.TARGET}; it is left as "
-                f"it is, and {patch.REASON}"
-            )
-            found.append(Message("HPC080", text))
-    return found
+    return [
+        Message(
+            "HPC080",
+            f"torch {torch.__version__} has changed {outcome.patch.TARGET}; it is left "
+            f"as it is, and {outcome.patch.REASON}",
+        )
+        for outcome in outcomes
+        if outcome.state is State.DOES_NOT_FIT
+    ]
 
 
 def _state(patch: Patch) -> State:

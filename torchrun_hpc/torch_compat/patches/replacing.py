@@ -31,13 +31,7 @@ def replace(owner: Any, name: str, value: Any) -> None:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a function or method.
-
-    Args:
-        owner: Its module or class.
-        name: Its name there.
-        wrapper: Called in its place, with the original as first argument.
-    """
+    """Replace a function or method by one that gets the original as first argument."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -48,13 +42,10 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def extend(owner: Any, name: str, extension: type) -> None:
-    """Replace a class by a subclass of the same name.
+    """Replace a class, where torch looks it up, by a subclass of the same name.
 
-    Args:
-        owner: The module in which torch looks the class up.
-        name: Its name there.
-        extension: A subclass of torch's own, whose methods come first. ``super()`` in
-            them is the class that stood there: there may be several extensions.
+    The methods of the extension, a subclass of torch's own, come first. ``super()`` in
+    them is the class that stood there: there may be several extensions.
     """
     base = getattr(owner, name)
     replace(owner, name, type(base.__name__, (extension, base), {}))

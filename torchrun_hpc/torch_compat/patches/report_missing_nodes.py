@@ -7,9 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
-    StaticTCPRendezvous,
+from torch.distributed.elastic.rendezvous import (
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
 )
 
 from torchrun_hpc.errors import Message
@@ -28,7 +28,7 @@ IS_FOR = capabilities.EVERY
 # Those that meet in a store, which one of the nodes hosts.
 HANDLERS: tuple[Any, ...] = (
     dynamic_rendezvous.DynamicRendezvousHandler,
-    StaticTCPRendezvous,
+    static_tcp_rendezvous.StaticTCPRendezvous,
 )
 
 
@@ -54,13 +54,11 @@ def _meet(plan: LaunchPlan, original: Any, handler: Any) -> Any:
 
 
 def _report(met: threading.Event, plan: LaunchPlan) -> None:
+    place = f"{plan.rendezvous.endpoint} for other nodes of {plan.world.nodes}"
+    hint = f"; {plan.messages.hint}" if plan.messages.hint else ""
     start = time.monotonic()
     for waited in intervals.report_times():
         if met.wait(start + waited - time.monotonic()):
             return
-        text = (
-            f"waiting at {plan.rendezvous.endpoint} for other nodes of {plan.world.nodes}, for "
-            f"{waited:.0f} s"
-            + (f"; {plan.messages.hint}" if plan.messages.hint else "")
-        )
+        text = f"waiting at {place}, for {waited:.0f} s{hint}"
         console.write(Message("HPC084", text))

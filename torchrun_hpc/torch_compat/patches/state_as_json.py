@@ -45,14 +45,12 @@ class StateAsJson:
         for name in _SETS:
             nodes.update(dict.fromkeys(getattr(state, name, ())))
         index = {node: number for number, node in enumerate(nodes)}
-        heartbeats = state.last_heartbeats.items()
         fields = dict(vars(state))
         fields[_NODES] = [[*vars(node).values()] for node in nodes]
         fields["deadline"] = state.deadline and _microseconds(state.deadline)
         fields["participants"] = [[index[n], r] for n, r in state.participants.items()]
-        fields["last_heartbeats"] = [
-            [index[n], _microseconds(t)] for n, t in heartbeats
-        ]
+        times = state.last_heartbeats.items()
+        fields["last_heartbeats"] = [[index[n], _microseconds(t)] for n, t in times]
         for name in _SETS:
             if name in fields:
                 fields[name] = [index[node] for node in fields[name]]
@@ -83,14 +81,10 @@ def _read(fields: Any) -> Any:
         setattr(state, name, _of(bool, fields[name]))
     if fields["deadline"] is not None:
         state.deadline = _time(fields["deadline"])
-    state.participants = {
-        nodes[_of(int, n)]: _of(int, rank)
-        for n, rank in _of(list, fields["participants"])
-    }
-    state.last_heartbeats = {
-        nodes[_of(int, n)]: _time(time)
-        for n, time in _of(list, fields["last_heartbeats"])
-    }
+    ranks = _of(list, fields["participants"])
+    state.participants = {nodes[_of(int, n)]: _of(int, rank) for n, rank in ranks}
+    times = _of(list, fields["last_heartbeats"])
+    state.last_heartbeats = {nodes[_of(int, n)]: _time(time) for n, time in times}
     for name in _SETS:
         if name in fields:
             setattr(state, name, {nodes[_of(int, n)] for n in _of(list, fields[name])})
