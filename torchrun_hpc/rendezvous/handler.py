@@ -175,19 +175,19 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """
         if self._client is not None:
             return self._client
-        plan, settings, meeting = self._plan, self._settings, self._plan.rendezvous
+        plan, settings, where = self._plan, self._settings, self._plan.rendezvous
         request = _join_request(plan, settings)
         needed = open_files.need(plan, has_store=self._shares_store)
-        peers = UNKNOWN_PEERS if meeting.is_coordinator else 0
-        limit, ports = open_files.raise_limit(needed.all + peers), meeting.ports
-        if meeting.is_coordinator:
+        peers = UNKNOWN_PEERS if where.is_coordinator else 0
+        limit, ports = open_files.raise_limit(needed.all + peers), where.ports
+        if where.is_coordinator:
             opened = self._listen(request)
             peers = min(max(limit - needed.all, 0), peers)
             ports = (opened.getsockname()[1],)
             self._server = CoordinatorServer(opened, settings, peers, _report_problem)
             self._server.start()
         address = search.CoordinatorAddress(
-            host=meeting.connect_host,
+            host=where.connect_host,
             ports=ports,
             timeout=settings.join_timeout if timeout is None else timeout,
             silence_timeout=settings.silence_timeout,
@@ -253,9 +253,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         Raises:
             LaunchError: There is none, or the job has a coordinator already.
         """
-        meeting, problems, opened = self._plan.rendezvous, {}, None
-        address = meeting.listen[0] if meeting.listen else None
-        for port in meeting.ports:
+        where, problems, opened = self._plan.rendezvous, {}, None
+        address = where.listen[0] if where.listen else None
+        for port in where.ports:
             try:
                 opened = listen(address, port)
                 break
@@ -268,10 +268,10 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             self._check_no_coordinator(taken, request)
         if opened is not None:
             return opened
-        first, *others = meeting.ports
+        first, *others = where.ports
         holder = "" if others else f", taken by {port_holder(first)}"
         listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
-        endpoint = join_endpoint(meeting.connect_host, "PORT")
+        endpoint = join_endpoint(where.connect_host, "PORT")
         raise LaunchError(
             "HPC111",
             f"cannot listen on {address or 'any address'}: {listed}{holder}. Type "

@@ -75,14 +75,14 @@ def _wait_for_coordinator(event: Mapping[str, Any], plan: LaunchPlan) -> Message
 
     The first from one node soon, and later from any; the others from one node.
     """
-    meeting = plan.rendezvous
-    is_reporter = reports_wait_for(plan.world.node_rank, meeting.coordinator)
-    node = f"the head node at {meeting.endpoint}"
+    where = plan.rendezvous
+    is_reporter = reports_wait_for(plan.world.node_rank, where.coordinator)
+    node = f"the head node at {where.endpoint}"
     match event:
         case {"looking": waited}:
             if intervals.is_report_due(waited, is_reporter=is_reporter):
                 problem = _search_problem(event["found"], plan)
-                text = f"{node} ({meeting.connect_host}) for {waited} s: {problem}"
+                text = f"{node} ({where.connect_host}) for {waited} s: {problem}"
                 return Message("HPC113", f"waiting for {text}")
         case {"coordinator_silent": seconds} if is_reporter:
             end = f"the job ends in {event['left']} s if it stays so"

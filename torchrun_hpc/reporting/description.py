@@ -159,19 +159,19 @@ def _job(job: Job) -> DescribedJob:
 
 
 def _plan(plan: LaunchPlan) -> DescribedPlan:
-    world, meeting = plan.world, plan.rendezvous
+    world, where = plan.world, plan.rendezvous
     return {
         "title": plan.messages.title,
         "nodes": world.nodes,
         "hosts": list(world.hosts),
         "node_rank": world.node_rank,
         "workers": world.workers,
-        "backend": meeting.backend,
-        "endpoint": meeting.endpoint,
+        "backend": where.backend,
+        "endpoint": where.endpoint,
         "site": _settings({"site": plan.site})["site"] if plan.site else None,
-        "address": meeting.local_address,
+        "address": where.local_address,
         "interface": plan.interface,
-        "listen": join_endpoint(*meeting.listen) if meeting.listen else None,
+        "listen": join_endpoint(*where.listen) if where.listen else None,
         "options": _settings(plan.options),
         "environment": _settings(plan.environment),
         "notes": as_data(plan.messages.notes),
