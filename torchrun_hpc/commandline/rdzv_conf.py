@@ -119,7 +119,7 @@ def parse(setting: Setting | None) -> dict[str, str]:
                 f"{part!r} is not of the form key=value. Type pairs with commas "
                 "between them: join_timeout=900,read_timeout=600",
             )
-    for key in _TAKEN.keys() & conf.keys():
+    for key in sorted(_TAKEN.keys() & conf.keys()):
         raise _error(setting, f"{key} is set by {_TAKEN[key]}. Leave it out here")
     return conf
 
@@ -132,7 +132,7 @@ def check(setting: Setting | None, backend: str) -> None:
     """
     conf = parse(setting)
     readers = _readers(conf, backend)
-    for key in readers.keys() & conf.keys():
+    for key in sorted(readers.keys() & conf.keys()):
         read, fault = readers[key]
         try:
             read(conf[key])
