@@ -40,8 +40,9 @@ TORCHRUN: dict[str, type] = {
 WITHOUT_VARIABLE = ("logs_specs", "numa_binding", "print_completion")
 _SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
 
-# Ours that have a value: how it is written in the help, and the help.
-_VALUED = {
+# Ours but --hpc-dry-run: how the value is written in the help, None for a flag; and the
+# help.
+_OURS = {
     "hpc_site": (
         "NAME|FILE|none",
         (
@@ -63,6 +64,13 @@ _VALUED = {
             "How the nodes of a job meet where torchrun would use c10d: 'scheduler' "
             "by the ranks that the scheduler gave them, 'c10d' as torch does. By "
             "default 'auto': the first if the number of nodes is fixed."
+        ),
+    ),
+    "hpc_debug": (
+        None,
+        (
+            "Log what torch and the launcher do, on every node, with host name and "
+            "rank before each line."
         ),
     ),
 }
@@ -130,14 +138,14 @@ def add_ours(
         ValueError: The variable of a flag is not a number.
     """
     group = parser.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
-    for dest, (metavar, text) in _VALUED.items():
+    for dest, (metavar, text) in _OURS.items():
+        value: dict[str, Any] = {"type": str, "metavar": metavar}
         group.add_argument(
             *names_of(dest),
-            action=action or "store",
-            type=str,
-            default=default_of(dest, str, environ),
-            metavar=metavar,
+            action=action or ("store" if metavar else "store_const"),
+            default=default_of(dest, str if metavar else bool, environ),
             help=text,
+            **(value if metavar else {"const": True}),
         )
     by_variable = default_of("hpc_dry_run", str, environ)
     names = names_of("hpc_dry_run")
@@ -151,14 +159,6 @@ def add_ours(
             default={"0": None, "1": "table"}.get(by_variable, by_variable),
             help=text,
         )
-    group.add_argument(
-        *names_of("hpc_debug"),
-        action=action or "store_const",
-        const=True,
-        default=default_of("hpc_debug", bool, environ),
-        help="Log what torch and the launcher do, on every node, with host name and "
-        "rank before each line.",
-    )
 
 
 def names_folder(run_id: str) -> bool:

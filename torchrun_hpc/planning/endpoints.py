@@ -125,7 +125,7 @@ def endpoint_of(inputs: Inputs, job: Job) -> Endpoint:
         LaunchError: What was typed is not an endpoint, or there is no other.
     """
     port = port_of(job.launch_id)
-    # A launcher that tells no names may have started this node alone.
+    # The only node of a launch is this one, also where the launcher does not name it.
     first = job.nodes[0] or (job.hostname if len(job.nodes) == 1 else "")
     host, port, setting = explicit_endpoint(inputs, first, port)
     if setting is None and not (host and job.nodelist_is_shared):

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
-# Asked in this order, and the first that knows this process wins: whoever started it,
-# not whoever started that. A job is that of the first scheduler that knows its nodes.
+# Asked in this order, and the first that has started this process wins. So what runs
+# inside a job stands before the job's scheduler, and what also sets another's variables
+# before that other. The nodes of a job are from the first scheduler that knows them.
 DETECTORS: tuple[Detector, ...] = (
-    jsrun.DETECTOR,  # sets the variables of Open MPI, too
-    openmpi.DETECTOR,  # runs inside a job of Slurm, PBS, LSF; so do the next two
-    hydra.DETECTOR,
-    flux.DETECTOR,  # sets the variables of PALS, too
-    slurm.DETECTOR,  # as does srun, with Cray's plugin
+    jsrun.DETECTOR,  # also sets the variables of Open MPI
+    openmpi.DETECTOR,  # runs inside a job of Slurm, PBS or LSF
+    hydra.DETECTOR,  # the same
+    flux.DETECTOR,  # the same; also sets the variables of PALS
+    slurm.DETECTOR,  # srun with Cray's plugin also sets the variables of PALS
     pals.DETECTOR,  # runs inside a job of PBS
     pbs.DETECTOR,
     lsf.DETECTOR,

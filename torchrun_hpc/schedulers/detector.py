@@ -29,17 +29,22 @@ class Detector:
 
     Attributes:
         name: Its name, as a person writes it.
-        signs: Variables of which it sets one at least.
-        rank: Variable of a task's rank, and those that have to be set with it; empty
-            if it tells none. A launcher has started a task that has all of them.
-        prefixes: Beginnings of the names of its variables, to remove those that are
-            left over. Empty, as ``daemons``, where nothing can show that they are.
+        signs: Variables of which it sets one at least. Of a scheduler, the first that
+            is set is the job's number, by which `evidence` compares jobs.
+        rank: Variable of a task's rank, and those that have to be set with it: it has
+            started a task that has all of them. A launcher must have it; a scheduler
+            has it only if it numbers its tasks.
+        prefixes: Beginnings of names, or whole names, of the variables to remove where
+            they are left over. Each of ``signs`` begins with one of them. Only a
+            launcher may have none, and no ``daemons``: then its variables are never
+            taken for left over.
         daemons: Names of the processes with which it starts others.
         launcher: What a person types to start tasks.
         task_layout: Says which task this is, among how many. Called if ``rank`` is set.
-        detect: Describes the job; ``None`` if it did not start this. Called, as
-            ``allocation``, if one of ``signs`` is set.
-        allocation: Returns the job's nodes; ``None`` if there is no job.
+        detect: Describes the job; ``None`` if it did not start this. Called if one of
+            ``signs`` is set.
+        allocation: Returns the job's nodes; ``None`` if there is no job. Called if one
+            of ``signs`` is set.
 
     Raises:
         TypeError: A part is missing.

@@ -48,7 +48,9 @@ class Capability:
     Attributes:
         releases: Those that have it, as a version specifier.
         present: Whether the installed torch has it.
-        is_fault: Whether it is a fault: one that is not there is mended, by whomever.
+        is_fault: Whether it is a fault of torch. A torch of these releases that lacks
+            it has been mended, and needs no patch; one that lacks anything else is
+            taken for one that has changed (HPC080).
     """
 
     releases: str

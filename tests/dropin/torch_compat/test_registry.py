@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from inside_torch import (
     targets,
 )
 from side_by_side import run
+from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
@@ -44,6 +47,7 @@ from torchrun_hpc.torch_compat.patches import (
     defer_signals_on_close,
     forward_signals,
     fresh_store,
+    host_exits_last,
     host_name,
     keep_open_on_restart,
     local_addr,
@@ -52,13 +56,10 @@ from torchrun_hpc.torch_compat.patches import (
     parent_death_signal,
     registry,
     replacing,
+    report_missing_nodes,
     state_as_json,
 )
 from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 Multiprocessing: Any = multiprocessing_api
 SubprocessHandler = Multiprocessing.SubprocessHandler
@@ -108,12 +109,11 @@ def test_a_second_launch_in_one_process() -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_what_became_of_each() -> None:
     outcomes = registry.apply_patches(make_plan())
-    assert [outcome.name for outcome in outcomes] == [
-        *("state_as_json", "fresh_store", "node_order", "local_addr"),
-        *("bind_store", "report_missing_nodes", "host_exits_last"),
-        *("agent", "keep_open_on_restart", "forward_signals", "defer_signals_on_close"),
-        *("parent_death_signal", "host_name", "master_addr"),
-    ]
+    names = sorted(outcome.name for outcome in outcomes)
+    page = (Path(__file__).parents[3] / "docs" / "patches.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \|$", page, re.MULTILINE)
+    paragraphs = re.findall(r"^- `(\w+)`: ", page, re.MULTILINE)
+    assert names == sorted(rows) == sorted(paragraphs)
     assert registry.left_out(outcomes) == []
     for outcome in outcomes:
         assert registry.described(outcome) == {
@@ -161,10 +161,6 @@ def test_a_release_that_has_lost_what_it_had(monkeypatch: pytest.MonkeyPatch) ->
     assert dynamic_rendezvous.pickle is before
 
 
-# Where they are gone, somebody has mended them.
-FAULTS = (local_addr, master_addr, keep_open_on_restart)
-
-
 @pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.__name__)
 def test_a_release_that_should_have_it_and_has_not(
     patch: Any, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +169,7 @@ def test_a_release_that_should_have_it_and_has_not(
     monkeypatch.setattr(patch, "IS_FOR", lost)
     (outcome,) = outcomes = registry.examine([patch])
     messages = [message.code for message in registry.left_out(outcomes)]
-    if patch in FAULTS:
+    if patch.IS_FOR.is_fault:  # somebody has mended it
         assert (outcome.state, messages) == (registry.State.NOT_NEEDED, [])
     else:
         assert (outcome.state, messages) == (registry.State.DOES_NOT_FIT, ["HPC080"])
@@ -262,7 +258,8 @@ CHANGES += [
     (forward_signals, LocalElasticAgent, "_monitor_workers", None),
     (forward_signals, LocalElasticAgent, "_monitor_workers", _monitor_more),
     (forward_signals, LocalElasticAgent, "__init__", _start_otherwise),
-    (forward_signals, multiprocessing_api.PContext, "pids", None),
+    (forward_signals, multiprocessing_api.MultiprocessContext, "pids", None),
+    (forward_signals, multiprocessing_api.SubprocessContext, "pids", None),
     (defer_signals_on_close, multiprocessing_api.PContext, "close", None),
     (defer_signals_on_close, multiprocessing_api.PContext, "close", _close_otherwise),
     (defer_signals_on_close, multiprocessing_api.PContext, "start", _start_otherwise),
@@ -301,6 +298,14 @@ CHANGES += [
     (agent, LocalElasticAgent, "_start_workers", None),
     (agent, LocalElasticAgent, "_shutdown", None),
 ]
+# The base has a method of this name, which nobody calls.
+for _handler in report_missing_nodes.HANDLERS:
+    CHANGES += [
+        (report_missing_nodes, _handler, "next_rendezvous", None),
+        (host_exits_last, _handler, "shutdown", None),
+    ]
+if master_addr.IS_FOR.present:
+    CHANGES += [(master_addr, torch_run, "config_from_args", None)]
 # Agents are created elsewhere, or by another name.
 for _patch in (agent, forward_signals):
     CHANGES += [
@@ -312,6 +317,11 @@ if keep_open_on_restart.IS_FOR.present:
         (keep_open_on_restart, LocalElasticAgent, "_stop_workers", None),
         (keep_open_on_restart, LocalElasticAgent, "__init__", _no_arguments),
     ]
+
+
+@pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.__name__)
+def test_a_change_of_torch_is_tried_for_each(patch: registry.Patch) -> None:
+    assert patch.IS_FOR.present is any(patch is tried for tried, *_ in CHANGES)
 
 
 @pytest.mark.usefixtures("torch_again")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,17 @@ def test_ours_are_not_set_by_default():
         "hpc_dry_run": None,
         "hpc_debug": False,
     }
+
+
+def test_ours_are_in_the_documentation():
+    page = (Path(__file__).parents[3] / "docs" / "options.md").read_text("utf-8")
+    parser = argparse.ArgumentParser(add_help=False)
+    options.add_ours(parser, {})
+    found = parser._actions
+    assert page.count("\n### ") == len(found)
+    for action in found:
+        text = textwrap.fill(action.help, 88, break_on_hyphens=False)
+        assert f"\n{text}\nVariable: `{options.variable_of(action.dest)}`." in page
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -164,6 +165,15 @@ LAUNCHERS = [OPEN_MPI, HYDRA, PALS, FLUX, JSRUN]
 FAMILIES = [SLURM, PBS, LSF, *LAUNCHERS]
 READ = sorted({name for family in FAMILIES for name in family})
 
+
+@pytest.mark.parametrize("detector", schedulers.DETECTORS, ids=lambda d: d.name)
+def test_each_is_in_these_tables_and_in_the_documentation(detector):
+    own = {*detector.signs, *detector.rank}
+    assert any(own <= set(family) for family in FAMILIES)
+    page = (Path(__file__).parents[3] / "docs" / "job.md").read_text("utf-8")
+    assert f"`{detector.signs[0]}`" in page
+
+
 FILE = "/var/spool/pbs/aux/17[3].server"
 small = st.integers(0, 6).map(str)
 odd = st.one_of(
@@ -239,6 +249,10 @@ def exchanging(answer):
     return exchange
 
 
+PAGE = (Path(__file__).parents[3] / "docs" / "messages.md").read_text("utf-8")
+SECTION = re.split("^## ", PAGE.partition("\n## Scheduler\n")[2], flags=re.MULTILINE)
+CODES = set(re.findall("^### (HPC[0-9]{3})$", SECTION[0], re.MULTILINE))
+
 answers = st.sampled_from(
     [
         None,
@@ -309,7 +323,7 @@ def test_any_environment_is_understood_or_refused(
     assert (schedulers.task_rank(environ) or 0) >= 0
     if isinstance(found, str):
         assert found.isprintable()
-        assert re.match("HPC(0[23][0-9]|139|14[0-4]) ", found)
+        assert found.partition(" ")[0] in CODES
     elif found is not None:
         assert_sound(found)
 

@@ -130,7 +130,13 @@ def test_three_tasks_of_pbsdsh_are_one_world_although_qsub_had_a_shell_of_slurms
     assert [(job.node_rank, len(job.nodes)) for job in jobs] == [(0, 3), (1, 3), (2, 3)]
 
 
-PREFIXES = {"Slurm": "SLURM", "PBS": "PBS_", "LSF": "LSB_"}
+PREFIXES = {d.name: d.prefixes[0] for d in schedulers.DETECTORS if d.detect}
+
+
+def test_every_scheduler_is_in_these_tables():
+    assert {job.family for job in JOBS.values()} == LEFT.keys() == PREFIXES.keys()
+
+
 UNCLEAR = {
     "no host of either": {"host": "elsewhere"},
     "a host of both": {"host": "dec0001"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,11 @@ from torchrun_hpc.torch_compat.patches import replacing
 class Agent:
     def greet(self, name):
         return [f"agent {name}"]
+
+
+class Abstract(ABC):
+    @abstractmethod
+    def greet(self, name): ...
 
 
 class Loud(Agent):
@@ -62,6 +68,7 @@ def test_extensions_add_up_and_leave_the_class_alone(module):
         (Agent, "greet", ("self",), False),
         (Agent, "leave", (), False),
         (type("Heir", (Agent,), {}), "greet", ("self", "name"), False),
+        (Abstract, "greet", ("self", "name"), False),
     ],
 )
 def test_what_a_class_defines_itself(owner, name, parameters, expected):

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import PContext
+from torch.distributed.elastic.multiprocessing.api import (
+    MultiprocessContext,
+    SubprocessContext,
+)
 from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.torch_compat import capabilities
@@ -23,6 +26,9 @@ TARGET = "LocalElasticAgent._monitor_workers"
 REASON = "SIGUSR1 ends it, and does not reach the workers (pytorch#154849)"
 IS_FOR = capabilities.EVERY
 
+# Those that have the workers' process numbers.
+_CONTEXTS = (MultiprocessContext, SubprocessContext)
+
 
 def fits() -> bool:
     """Check that the agent looks after its workers here, and knows their numbers."""
@@ -30,7 +36,7 @@ def fits() -> bool:
         agent.is_extensible()
         and takes(LocalElasticAgent, "_monitor_workers", "self", "worker_group")
         and capabilities.uses(LocalElasticAgent.__init__, "_pcontext")
-        and takes(PContext, "pids", "self")
+        and all(takes(context, "pids", "self") for context in _CONTEXTS)
     )
 
 

@@ -48,7 +48,8 @@ class Patch(Protocol):
     Attributes:
         TARGET: What is replaced, as a dotted name.
         REASON: What goes wrong without it, with the issue's number.
-        IS_FOR: What a torch has for which it is.
+        IS_FOR: What in torch makes the patch necessary. It is applied only where that
+            is present.
     """
 
     __name__: str
@@ -63,7 +64,8 @@ class Patch(Protocol):
         """Replace the target as the plan says; see `apply_patches`."""
 
 
-# What is right for any launch, and what follows a plan.
+# The first are also applied before there is a plan, by ``import torchrun_hpc.auto``;
+# all others need one. They are applied in this order.
 ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
 PATCHES: tuple[Patch, ...] = (
     *ALWAYS,

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_MISSING = object()
 _originals: list[tuple[Any, str, Any]] = []
 
 
 def has(owner: Any, *names: str) -> bool:
-    """Say whether a module or class defines these names itself."""
-    return all(name in vars(owner) for name in names)
+    """Say whether a module or class defines these names itself.
+
+    An abstract method does not count: its subclasses have their own, so nobody would
+    call one that is wrapped.
+    """
+    found = [vars(owner).get(name, _MISSING) for name in names]
+    return not any(
+        value is _MISSING or getattr(value, "__isabstractmethod__", False)
+        for value in found
+    )
 
 
 def takes(owner: Any, name: str, *parameters: str) -> bool:
