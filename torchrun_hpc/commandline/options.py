@@ -84,7 +84,7 @@ DRY_RUN = {
 # Those of which the variable counts in a script that calls setup_environment().
 _OF_SETUP = ("hpc_site", "hpc_omp_threads")
 
-OURS = (*_VALUED, "hpc_dry_run", "hpc_debug")
+OURS = (*_OURS, "hpc_dry_run")
 
 # Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
 LONGEST_ID = 246
