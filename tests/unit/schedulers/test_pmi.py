@@ -80,9 +80,9 @@ class Manager:
             threading.Thread(target=self.serve, args=(ours, rank), daemon=True).start()
 
     def serve(self, connection, rank):
-        # The task may be gone before it has read the answer.
+        # The task may be gone before it has read the answer, or waits alone too long.
         with (
-            contextlib.suppress(OSError),
+            contextlib.suppress(OSError, threading.BrokenBarrierError),
             connection.makefile("rwb", buffering=0) as stream,
         ):
             for line in stream:
