@@ -8,7 +8,6 @@ accepts the others, and tells each. This needs no torch, which may be what is mi
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 import threading
@@ -16,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__, network, sites
+from torchrun_hpc import network, sites
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.preflight import preflight
@@ -203,53 +202,24 @@ def tell(
         for the same reason before.
     """
     # Most launches need none of these, and direct mode has no time for them.
-    from torchrun_hpc.rendezvous import client, search, server  # noqa: PLC0415
+    from torchrun_hpc.rendezvous import client, server  # noqa: PLC0415
     from torchrun_hpc.rendezvous.protocol import (  # noqa: PLC0415
         Failure,
-        JoinRequest,
         Kind,
         packed,
         unpacked,
     )
 
-    rank = place.world.node_rank
-    failure = unpacked(packed(Failure(Kind.AGENT, (rank,), text=reason)))
+    own = (place.world.node_rank,)
+    failure = unpacked(packed(Failure(Kind.AGENT, own, text=reason)))  # as it is sent
     heard = None
     # Ctrl-C: the user has read enough. No more files: nobody can be told.
     with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):
         if place.rendezvous.is_coordinator:
             server.serve_failure(place, failure, limit)
-            return True
-        where = search.CoordinatorAddress(
-            host=place.rendezvous.connect_host,
-            ports=place.rendezvous.ports,
-            timeout=limit,
-            silence_timeout=int(limit),
-            notice_ports=place.rendezvous.notice_ports,
-        )
-        request = JoinRequest(
-            job=place.launch_id,
-            run_id="",
-            nodes=place.world.nodes,
-            rank=rank,
-            host=place.world.hosts[rank],
-            pid=os.getpid(),
-            release=__version__,
-        )
-        agent = client.Client(request, where, wait, own_failure=failure)
-        try:
-            agent.connect()
-            agent.fail(failure)  # if it was let in as one that had been there before
-        except (
-            client.JobFailedError,
-            search.CoordinatorNotFoundError,
-            search.RefusedError,
-        ):
-            pass
-        finally:
-            agent.leave()
-        heard = agent.failure
-    return heard is None or heard.nodes == (rank,) or heard.text != failure.text
+        else:
+            heard = client.send_failure(place, failure, limit, wait)
+    return heard is None or heard.nodes == own or heard.text != failure.text
 
 
 @contextlib.contextmanager

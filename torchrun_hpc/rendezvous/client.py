@@ -15,9 +15,17 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import __version__
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed, unpacked
+from torchrun_hpc.rendezvous.protocol import (
+    Failure,
+    JoinRequest,
+    Kind,
+    packed,
+    unpacked,
+)
 from torchrun_hpc.rendezvous.search import (
+    CoordinatorAddress,
     CoordinatorNotFoundError,
     RefusedError,
     Search,
@@ -26,8 +34,8 @@ from torchrun_hpc.rendezvous.search import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torchrun_hpc.rendezvous.protocol import JoinRequest
-    from torchrun_hpc.rendezvous.search import Channel, CoordinatorAddress
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.rendezvous.search import Channel
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +55,57 @@ class JobFailedError(Exception):
 
 class RoundOverError(Exception):
     """The round ended before the workers could start: join the next one."""
+
+
+def request_of(plan: LaunchPlan, run_id: str) -> JoinRequest:
+    """Return what the agent of this node tells of itself."""
+    rank = plan.world.node_rank
+    return JoinRequest(
+        job=plan.launch_id,
+        run_id=run_id,
+        nodes=plan.world.nodes,
+        rank=rank,
+        host=plan.world.hosts[rank],
+        pid=os.getpid(),
+        release=__version__,
+        site=str(plan.site.value) if plan.site else "",
+    )
+
+
+def send_failure(
+    plan: LaunchPlan,
+    failure: Failure,
+    limit: float,
+    on_event: Callable[[Mapping[str, Any]], None],
+) -> Failure | None:
+    """Connect to the coordinator only to inform it why this agent cannot start.
+
+    Args:
+        plan: Where the coordinator is.
+        failure: Why this agent cannot start.
+        limit: Seconds to look for it.
+        on_event: See `Client`.
+
+    Returns:
+        Why the job failed, as the coordinator has it; ``None`` if it was not found.
+    """
+    where = plan.rendezvous
+    address = CoordinatorAddress(
+        host=where.connect_host,
+        ports=where.ports,
+        timeout=limit,
+        silence_timeout=int(limit),
+        notice_ports=where.notice_ports,
+    )
+    agent = Client(request_of(plan, ""), address, on_event, own_failure=failure)
+    try:
+        agent.connect()
+        agent.fail(failure)  # if it was let in as one that had been there before
+    except (JobFailedError, CoordinatorNotFoundError, RefusedError):
+        pass
+    finally:
+        agent.leave()
+    return agent.failure
 
 
 class Client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import resource
 import sys
 from dataclasses import dataclass, replace
@@ -13,13 +12,12 @@ from torch import distributed
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc import __version__
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import join_endpoint, port_holder
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import messages, open_files, search
-from torchrun_hpc.rendezvous.client import Client, JobFailedError
+from torchrun_hpc.rendezvous.client import Client, JobFailedError, request_of
 from torchrun_hpc.rendezvous.coordinator import Settings
 from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Refusal
 from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
@@ -176,7 +174,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         if self._client is not None:
             return self._client
         plan, settings, where = self._plan, self._settings, self._plan.rendezvous
-        request = _join_request(plan, settings)
+        request = request_of(plan, settings.run_id)
         needed = open_files.need(plan, has_store=self._shares_store)
         peers = UNKNOWN_PEERS if where.is_coordinator else 0
         limit, ports = open_files.raise_limit(needed.all + peers), where.ports
@@ -343,19 +341,6 @@ def _settings(
         max_restarts=max_restarts,
         join_timeout=parameters.get_as_int("join_timeout") or 0,
         silence_timeout=silence,
-    )
-
-
-def _join_request(plan: LaunchPlan, settings: Settings) -> JoinRequest:
-    return JoinRequest(
-        job=settings.job,
-        run_id=settings.run_id,
-        nodes=settings.nodes,
-        rank=plan.world.node_rank,
-        host=plan.world.hosts[plan.world.node_rank],
-        pid=os.getpid(),
-        release=__version__,
-        site=str(plan.site.value) if plan.site else "",
     )
 
 
