@@ -8,13 +8,14 @@ mpirun started without it; `describe` is for programs that want to know.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torchrun_hpc.reporting.description import Description
 
@@ -41,7 +42,8 @@ def describe(argv: Sequence[str] = ()) -> Description:
     """
     if isinstance(argv, str):
         raise TypeError(f"a list of options is needed: describe([{argv!r}])")
-    described: Description = _main().describe(argv)
+    with _faults_with_code() as main:
+        described: Description = main.describe(argv)
     return described
 
 
@@ -60,10 +62,19 @@ def setup_environment() -> Mapping[str, str]:
         LaunchError: The world cannot be found out; its ``code`` is in the
             documentation.
     """
-    variables: Mapping[str, str] = _main().setup_environment()
+    with _faults_with_code() as main:
+        variables: Mapping[str, str] = main.setup_environment()
     return variables
 
 
-def _main() -> Any:
-    """Import the pipeline, which most programs do not need."""
-    return importlib.import_module("torchrun_hpc.main")
+@contextlib.contextmanager
+def _faults_with_code() -> Iterator[Any]:
+    """Import the pipeline, which most programs do not need; show the code of a fault.
+
+    A traceback shows the text of an exception only.
+    """
+    main = importlib.import_module("torchrun_hpc.main")
+    try:
+        yield main
+    except LaunchError as fault:
+        raise EmbeddedLaunchError(fault.code, str(fault)) from None

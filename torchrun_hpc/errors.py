@@ -57,7 +57,7 @@ class LaunchError(Exception):
 
 
 class EmbeddedLaunchError(LaunchError, ValueError):
-    """The same for a program that has called torch, which raises ``ValueError``.
+    """The same for a program that has called us, or torch, which raises ``ValueError``.
 
     The code is in front of its text: a traceback shows nothing else.
     """

@@ -187,6 +187,7 @@ def test_what_would_be_refused(  # noqa: PLR0913, PLR0917
     with pytest.raises(torchrun_hpc.LaunchError) as caught:
         torchrun_hpc.describe(argv)
     assert caught.value.code == code
+    assert str(caught.value).startswith(f"{code} ")  # a traceback shows nothing else
     # The program that asked says it, or not.
     assert capfd.readouterr() == ("", "")
 

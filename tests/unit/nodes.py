@@ -130,6 +130,7 @@ PROVENANCE = {
     "node_rank": "SLURMD_NODENAME",
     "tasks": "SLURM_STEP_TASKS_PER_NODE",
     "task": "SLURM_PROCID",
+    "local_rank": "SLURM_LOCALID",
     "launch_id": "SLURM_JOB_ID, SLURM_STEP_ID",
 }
 THREE = ("jwb0001", "jwb0002", "jwb0003")

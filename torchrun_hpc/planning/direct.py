@@ -158,13 +158,15 @@ def _agents_variables(
     """Return what torchrun's agent sets: LocalElasticAgent._start_workers."""
     task, provenance = job.task, job.provenance
     size, rank = provenance.get("tasks", ""), provenance.get("task", "")
+    local_rank = (task.local_rank, provenance.get("local_rank", rank))
     virtual = inputs.explicit("virtual_local_rank")
-    local_rank = (0, "--virtual-local-rank") if virtual else (task.local_rank, rank)
+    if virtual:
+        local_rank = (0, "--virtual-local-rank")
     found = {
         "RANK": (task.rank, rank),
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": (task.size, size),
-        "LOCAL_WORLD_SIZE": (task.local_size, size),
+        "LOCAL_WORLD_SIZE": (task.local_size, provenance.get("local_size", size)),
         "GROUP_RANK": (job.node_rank, provenance.get("node_rank", "")),
         "GROUP_WORLD_SIZE": (len(job.nodes), provenance.get("nodes", "")),
         "ROLE_RANK": (task.rank, rank),

@@ -39,7 +39,13 @@ def task_layout(process: Process) -> TaskLayout:
     local_rank = flux.integer(LOCAL_RANK)  # how many there are, only PMI knows
     layout = TaskLayout(
         task=Task(rank, size, local_rank, -(-size // max(nodes, 1))),
-        provenance={"tasks": SIZE, "task": RANK, "nodes": NODES, "launch_id": JOB_ID},
+        provenance={
+            "tasks": SIZE,
+            "task": RANK,
+            "local_rank": LOCAL_RANK,
+            "nodes": NODES,
+            "launch_id": JOB_ID,
+        },
         nodes=nodes,
         # Job ids begin with a letter that is not ASCII: ƒD2e73NP.
         instance=flux.first(JOB_ID).replace("\u0192", "f"),

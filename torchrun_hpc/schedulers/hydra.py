@@ -38,7 +38,12 @@ def task_layout(process: Process) -> TaskLayout:
     hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
     layout = TaskLayout(
         task=hydra.task(pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE),
-        provenance={"tasks": pmi.SIZE, "task": pmi.RANK},
+        provenance={
+            "tasks": pmi.SIZE,
+            "task": pmi.RANK,
+            "local_rank": LOCAL_RANK,
+            "local_size": LOCAL_SIZE,
+        },
     )
     return with_exchanged(layout, process)
 

@@ -39,7 +39,13 @@ def task_layout(process: Process) -> TaskLayout:
     jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
     return TaskLayout(
         task=jsm.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
-        provenance={"tasks": SIZE, "task": RANK, "launch_id": INSTANCE},
+        provenance={
+            "tasks": SIZE,
+            "task": RANK,
+            "local_rank": LOCAL_RANK,
+            "local_size": LOCAL_SIZE,
+            "launch_id": INSTANCE,
+        },
         instance=jsm.first(INSTANCE),
     )
 

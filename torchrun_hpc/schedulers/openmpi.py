@@ -58,7 +58,14 @@ def task_layout(process: Process) -> TaskLayout:
     counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
     return TaskLayout(
         task=task,
-        provenance={"tasks": SIZE, "task": RANK, "launch_id": INSTANCE, "head": source},
+        provenance={
+            "tasks": SIZE,
+            "task": RANK,
+            "local_rank": LOCAL_RANK,
+            "local_size": LOCAL_SIZE,
+            "launch_id": INSTANCE,
+            "head": source,
+        },
         nodes=nodes if counts else None,
         nodes_before=before,
         most_nodes=nodes or None,

@@ -44,6 +44,8 @@ def task_layout(process: Process) -> TaskLayout:
         provenance={
             "tasks": pmi.SIZE,
             "task": RANK,
+            "local_rank": LOCAL_RANK,
+            "local_size": pals.name(*LOCAL_SIZE),
             "node_rank": NODE_RANK,
             "launch_id": APPLICATION,
         },

@@ -216,6 +216,7 @@ def _step(slurm: _Variables) -> Job:
             "node_rank": node_source if node_rank == index else TASK_RANK,
             "tasks": tasks_source,
             "task": TASK_RANK,
+            **({} if local_size == 1 else {"local_rank": LOCAL_RANK}),
             "launch_id": id_source,
             **({} if is_ranked else {"order": order}),
         },

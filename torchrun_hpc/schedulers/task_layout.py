@@ -18,7 +18,8 @@ class TaskLayout:
 
     Attributes:
         task: This process among the others.
-        provenance: For ``tasks``, ``task``, and what else there is, the variable.
+        provenance: For ``tasks``, ``task``, and what else there is, the variable;
+            without one for ``local_rank`` or ``local_size`` it is that of all tasks.
         nodes: Number of nodes, if the launcher says.
         most_nodes: Number of nodes that there are at most.
         node_rank: Rank of this node, if the launcher says.
@@ -63,7 +64,7 @@ def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:
             task = replace(task, local_rank=local_rank, local_size=local_size)
         changes["task"], changes["hosts"] = task, exchanged.hosts
         changes["nodes"], changes["node_rank"] = len(set(nodes)), node
-        provenance["node_rank"] = "PMI"
+        provenance |= dict.fromkeys(("node_rank", "local_rank", "local_size"), "PMI")
     return replace(
         layout,
         head_candidates=(exchanged.first_host,),

@@ -112,7 +112,7 @@ def test_values_carry_their_sources():
     provenance = {name: value.source for name, value in plan.environment.items()}
     assert provenance == {
         "RANK": "SLURM_PROCID",
-        "LOCAL_RANK": "SLURM_PROCID",
+        "LOCAL_RANK": "SLURM_LOCALID",
         "WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
         "LOCAL_WORLD_SIZE": "SLURM_STEP_TASKS_PER_NODE",
         "GROUP_RANK": "SLURMD_NODENAME",

@@ -74,6 +74,7 @@ def expected(places, provenance):
                 "node_rank": "FLUX_TASK_RANK",
                 "tasks": "FLUX_JOB_SIZE",
                 "task": "FLUX_TASK_RANK",
+                "local_rank": "FLUX_TASK_LOCAL_ID",
                 "launch_id": "FLUX_JOB_ID",
                 "nodes": "FLUX_JOB_NNODES",
                 **provenance,
@@ -89,7 +90,8 @@ def expected(places, provenance):
 @pytest.mark.parametrize("places", [EACH, BLOCK, CYCLIC, UNEVEN, FIRST_FEW])
 def test_tasks_that_tell_each_other(places):
     found = [detected(task) for task in launch(places)]
-    assert found == expected(places, {"head": "PMI", "node_rank": "PMI"})
+    by_pmi = ("head", "node_rank", "local_rank", "local_size")
+    assert found == expected(places, dict.fromkeys(by_pmi, "PMI"))
 
 
 @pytest.mark.parametrize("places", [EACH, BLOCK])

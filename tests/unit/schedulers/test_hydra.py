@@ -112,10 +112,11 @@ def expected_jobs(name, launch_id, *, exchanged, mapping=True):
         head = ("jwb0001",)
     more = {"head": "PMI"} if exchanged else {}
     ranked = "PMI_RANK"
+    local_rank, local_size = "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
     if launch.job and number < len(launch.places):
         ranked = "host name"
     if exchanged and mapping:
-        ranked = "PMI"
+        ranked = local_rank = local_size = "PMI"
     by = [launch.provenance[1]] if launch.job else []
     by += ["PMI"] if exchanged else []
     return [
@@ -133,6 +134,8 @@ def expected_jobs(name, launch_id, *, exchanged, mapping=True):
                 "node_rank": ranked,
                 "tasks": "PMI_SIZE",
                 "task": "PMI_RANK",
+                "local_rank": local_rank,
+                "local_size": local_size,
                 "launch_id": ", ".join(by),
                 **more,
             },

@@ -69,6 +69,8 @@ def test_jsrun(places):
                 "node_rank": "host name" if len(places) > 2 else "JSM_NAMESPACE_RANK",
                 "tasks": "JSM_NAMESPACE_SIZE",
                 "task": "JSM_NAMESPACE_RANK",
+                "local_rank": "JSM_NAMESPACE_LOCAL_RANK",
+                "local_size": "JSM_NAMESPACE_LOCAL_SIZE",
                 "launch_id": "LSB_JOBID, PMIX_NAMESPACE",
             },
             head_candidates=COMPUTE[:1],

@@ -112,6 +112,8 @@ def expected_jobs(name):
                 "node_rank": "host name" if by_name else "OMPI_COMM_WORLD_RANK",
                 "tasks": "OMPI_COMM_WORLD_SIZE",
                 "task": "OMPI_COMM_WORLD_RANK",
+                "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+                "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
                 "launch_id": "PMIX_NAMESPACE",
                 "head": launch.source,
             },

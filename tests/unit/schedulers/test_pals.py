@@ -86,6 +86,8 @@ def test_in_a_job_of_pbs(places, domain):
                 "node_rank": "PALS_NODEID",
                 "tasks": "PMI_SIZE",
                 "task": "PALS_RANKID",
+                "local_rank": "PALS_LOCAL_RANKID",
+                "local_size": "PALS_LOCAL_SIZE",
                 "launch_id": "PBS_JOBID, PALS_APID",
             },
             head_candidates=names[:1],

@@ -83,6 +83,8 @@ class Mpirun(NamedTuple):
                 "node_rank": "OMPI_COMM_WORLD_RANK",
                 "tasks": "OMPI_COMM_WORLD_SIZE",
                 "task": "OMPI_COMM_WORLD_RANK",
+                "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+                "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
                 "launch_id": "PMIX_NAMESPACE",
                 "head": "OMPI_MCA_orte_hnp_uri",
             },

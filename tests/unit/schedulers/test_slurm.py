@@ -31,6 +31,7 @@ BY_STEP = {
     "task": "SLURM_PROCID",
     "launch_id": "SLURM_JOB_ID, SLURM_STEP_ID",
 }
+BY_SEVERAL = {**BY_STEP, "local_rank": "SLURM_LOCALID"}
 BY_ARRAY = {
     **BY_STEP,
     "launch_id": "SLURM_JOB_ID, SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID, SLURM_STEP_ID",
@@ -113,14 +114,14 @@ EXPECTED = {
         step("25.0", THREE, 2, Task(2, 3, 0, 1), BY_STEP),
     ],
     "slurm-srun-2-nodes-4-tasks-each": [
-        step("20.0", TWO, 0, Task(0, 8, 0, 4), BY_STEP),
-        step("20.0", TWO, 0, Task(1, 8, 1, 4), BY_STEP),
-        step("20.0", TWO, 0, Task(2, 8, 2, 4), BY_STEP),
-        step("20.0", TWO, 0, Task(3, 8, 3, 4), BY_STEP),
-        step("20.0", TWO, 1, Task(4, 8, 0, 4), BY_STEP),
-        step("20.0", TWO, 1, Task(5, 8, 1, 4), BY_STEP),
-        step("20.0", TWO, 1, Task(6, 8, 2, 4), BY_STEP),
-        step("20.0", TWO, 1, Task(7, 8, 3, 4), BY_STEP),
+        step("20.0", TWO, 0, Task(0, 8, 0, 4), BY_SEVERAL),
+        step("20.0", TWO, 0, Task(1, 8, 1, 4), BY_SEVERAL),
+        step("20.0", TWO, 0, Task(2, 8, 2, 4), BY_SEVERAL),
+        step("20.0", TWO, 0, Task(3, 8, 3, 4), BY_SEVERAL),
+        step("20.0", TWO, 1, Task(4, 8, 0, 4), BY_SEVERAL),
+        step("20.0", TWO, 1, Task(5, 8, 1, 4), BY_SEVERAL),
+        step("20.0", TWO, 1, Task(6, 8, 2, 4), BY_SEVERAL),
+        step("20.0", TWO, 1, Task(7, 8, 3, 4), BY_SEVERAL),
     ],
     "slurm-srun-3-nodes": [
         step("19.0", THREE, 0, Task(0, 3, 0, 1), BY_STEP),
@@ -141,8 +142,8 @@ EXPECTED = {
         ),
     ],
     "slurm-srun-uneven-tasks": [
-        step("29.0", TWO, 0, Task(0, 3, 0, 2), BY_STEP),
-        step("29.0", TWO, 0, Task(1, 3, 1, 2), BY_STEP),
+        step("29.0", TWO, 0, Task(0, 3, 0, 2), BY_SEVERAL),
+        step("29.0", TWO, 0, Task(1, 3, 1, 2), BY_SEVERAL),
         step("29.0", TWO, 1, Task(2, 3, 0, 1), BY_STEP),
     ],
 }

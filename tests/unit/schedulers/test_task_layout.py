@@ -40,6 +40,8 @@ def test_a_host_that_is_there_twice_is_one_node(rank):
         "head": "PMI",
         "launch_id": "PMI",
         "node_rank": "PMI",
+        "local_rank": "PMI",
+        "local_size": "PMI",
     }
 
 
