@@ -25,11 +25,6 @@ SCRIPT, SCRIPT_ARGS = "training_script", "training_script_args"
 # thousands of arguments, and no right line has as many.
 _LONGEST = 256
 
-# The options of torchrun that direct mode takes. PET_STANDALONE may be 0.
-_OF_DIRECT_MODE = (
-    *("module", "no_python", "virtual_local_rank", "nproc_per_node", "standalone"),
-)
-
 
 @dataclass(frozen=True)
 class CommandLine:
@@ -188,38 +183,3 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
     script.required = rest.required = False
     return parser
-
-
-def direct_mode_problem(
-    line: CommandLine, environ: Mapping[str, str], agents_command: str
-) -> LaunchError | None:
-    """Say why a command line cannot be one of direct mode, which has few options.
-
-    The message says how to start an agent instead, once on each node.
-    """
-    if line.problem is not None:
-        return line.problem
-    form = line.options.get("hpc_dry_run")
-    if form is not None and form.value not in options.DRY_RUN:
-        return wrong_line(f"{form}: type one of {', '.join(options.DRY_RUN)}")
-    variables = ((k, v) for k, v in environ.items() if k.startswith("PET_"))
-    by_variable = ((k.removeprefix("PET_").lower(), f"{k}={v}") for k, v in variables)
-    refused = [
-        *line.unknown,
-        *(
-            word
-            for dest, word in (*line.words.items(), *by_variable)
-            if dest not in options.OURS and dest not in _OF_DIRECT_MODE
-        ),
-    ]
-    if refused:
-        return LaunchError(
-            "HPC134",
-            f"{refused[0]} is no option where each task is a worker. Options of the "
-            "script stand behind it; torchrun's are for its agent, which is there if "
-            f"the launcher is started once on each node: {agents_command}",
-            everywhere=True,
-        )
-    if not line.script:
-        return wrong_line("the script is missing")
-    return None

@@ -10,7 +10,7 @@ import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline.command_line import direct_mode_problem
+from torchrun_hpc.commandline.options import DRY_RUN, OURS, wrong_line
 from torchrun_hpc.errors import LaunchError, count
 from torchrun_hpc.schedulers.job import LaunchContext
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 # How many node names a message quotes.
 _SHOWN = 3
+
+# The options of torchrun that direct mode takes. PET_STANDALONE may be 0.
+_OF_DIRECT_MODE = (
+    *("module", "no_python", "virtual_local_rank", "nproc_per_node", "standalone"),
+)
 
 
 class Mode(Enum):
@@ -101,6 +106,41 @@ def check_started_right(preflight: Preflight) -> None:
 def direct_mode(job: Job) -> Mode:
     """Return the mode in which each task of a step is a worker."""
     return Mode.DIRECT if len(job.nodes) > 1 else Mode.DIRECT_ONE_NODE
+
+
+def direct_mode_problem(
+    line: CommandLine, environ: Mapping[str, str], agents_command: str
+) -> LaunchError | None:
+    """Say why a command line cannot be one of direct mode, which has few options.
+
+    The message says how to start an agent instead, once on each node.
+    """
+    if line.problem is not None:
+        return line.problem
+    form = line.options.get("hpc_dry_run")
+    if form is not None and form.value not in DRY_RUN:
+        return wrong_line(f"{form}: type one of {', '.join(DRY_RUN)}")
+    variables = ((k, v) for k, v in environ.items() if k.startswith("PET_"))
+    by_variable = ((k.removeprefix("PET_").lower(), f"{k}={v}") for k, v in variables)
+    refused = [
+        *line.unknown,
+        *(
+            word
+            for dest, word in (*line.words.items(), *by_variable)
+            if dest not in OURS and dest not in _OF_DIRECT_MODE
+        ),
+    ]
+    if refused:
+        return LaunchError(
+            "HPC134",
+            f"{refused[0]} is no option where each task is a worker. Options of the "
+            "script stand behind it; torchrun's are for its agent, which is there if "
+            f"the launcher is started once on each node: {agents_command}",
+            everywhere=True,
+        )
+    if not line.script:
+        return wrong_line("the script is missing")
+    return None
 
 
 def asks_for_one_node(options: Mapping[str, Setting]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from nodes import (
     BATCH,
@@ -16,8 +18,10 @@ from nodes import (
 )
 from plans import planned, refusal, refused
 
+from torchrun_hpc.commandline import command_line
+from torchrun_hpc.commandline.options import TORCHRUN
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.mode import Mode, asks_for_one_node, direct_mode_problem
 from torchrun_hpc.schedulers import flux, hydra, openmpi, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 
@@ -219,3 +223,257 @@ def test_several_workers_in_each_of_several_tasks():
     assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {COMMAND}" in str(
         caught.value
     )
+
+
+# --- the command line of direct mode ------------------------------------------------
+
+
+def direct(line, environ=None):
+    """Parse a command line of direct mode, as it has to be."""
+    environ = environ or {}
+    found = command_line.parse(line.split(), environ)
+    problem = direct_mode_problem(found, environ, "srun launcher")
+    if problem is not None:
+        raise problem
+    return found
+
+
+# What is typed: the options, what is run, its arguments.
+LINES = {
+    "train.py": ({}, "train.py", ()),
+    "train.py --lr 0.1": ({}, "train.py", ("--lr", "0.1")),
+    "-- train.py --lr 0.1": ({}, "train.py", ("--lr", "0.1")),
+    "train.py -- --lr": ({}, "train.py", ("--lr",)),  # as torchrun does
+    "train.py -h": ({}, "train.py", ("-h",)),
+    "train.py --standalone --nnodes=2": (
+        {},
+        "train.py",
+        ("--standalone", "--nnodes=2"),
+    ),
+    "train.py --max-restarts=3 -r 3": ({}, "train.py", ("--max-restarts=3", "-r", "3")),
+    "-m package.train --lr 0.1": (
+        {"module": (True, "--module")},
+        "package.train",
+        ("--lr", "0.1"),
+    ),
+    "--module package.train": ({"module": (True, "--module")}, "package.train", ()),
+    "--no-python ./program -m": (
+        {"no_python": (True, "--no_python")},
+        "./program",
+        ("-m",),
+    ),
+    "--no_python -- program": ({"no_python": (True, "--no_python")}, "program", ()),
+    "--nproc-per-node=1 train.py": (
+        {"nproc_per_node": ("1", "--nproc_per_node")},
+        "train.py",
+        (),
+    ),
+    "--nproc_per_node gpu train.py": (
+        {"nproc_per_node": ("gpu", "--nproc_per_node")},
+        "train.py",
+        (),
+    ),
+    "--virtual-local-rank train.py": (
+        {"virtual_local_rank": (True, "--virtual_local_rank")},
+        "train.py",
+        (),
+    ),
+    "--hpc-site=jsc --hpc_debug train.py": (
+        {"hpc_site": ("jsc", "--hpc_site"), "hpc_debug": (True, "--hpc_debug")},
+        "train.py",
+        (),
+    ),
+    "--hpc-omp-threads auto train.py": (
+        {"hpc_omp_threads": ("auto", "--hpc_omp_threads")},
+        "train.py",
+        (),
+    ),
+    "--hpc-rendezvous c10d train.py": (
+        {"hpc_rendezvous": ("c10d", "--hpc_rendezvous")},
+        "train.py",
+        (),
+    ),
+}
+
+
+def texts(options):
+    return {name: (option.value, option.source) for name, option in options.items()}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_line(line):
+    found = direct(line)
+    assert (texts(found.options), found.script, found.arguments) == LINES[line]
+
+
+@pytest.mark.parametrize(
+    ("line", "form"), [("--hpc-dry-run", "table"), ("--hpc_dry_run=json", "json")]
+)
+def test_dry_run(line, form):
+    found = direct(f"{line} train.py")
+    assert found.options["hpc_dry_run"].value == form
+    assert found.script == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("PET_HPC_SITE", "jsc", {"hpc_site": ("jsc", "PET_HPC_SITE")}),
+        ("PET_NPROC_PER_NODE", "4", {"nproc_per_node": ("4", "PET_NPROC_PER_NODE")}),
+        ("PET_HPC_DEBUG", "1", {"hpc_debug": (True, "PET_HPC_DEBUG")}),
+        ("PET_HPC_DEBUG", "0", {}),
+        ("PET_STANDALONE", "0", {}),
+        (
+            "PET_VIRTUAL_LOCAL_RANK",
+            "1",
+            {"virtual_local_rank": (True, "PET_VIRTUAL_LOCAL_RANK")},
+        ),
+        ("PET_HPC_DRY_RUN", "1", {"hpc_dry_run": ("table", "PET_HPC_DRY_RUN")}),
+    ],
+)
+def test_variables_of_options(variable, value, expected):
+    found = direct("train.py", {variable: value})
+    assert texts(found.options) == expected
+
+
+def test_what_is_typed_beats_its_variable():
+    found = direct("--hpc-site none train.py", {"PET_HPC_SITE": "jsc"})
+    assert texts(found.options) == {"hpc_site": ("none", "--hpc_site")}
+
+
+ONE_NODE = [
+    "--standalone train.py",
+    "--nnodes=1 train.py",
+    "--nnodes 1 train.py",
+    "--nnodes=1:1 train.py",
+    "--nnodes=01 train.py",
+    "--standalone --nproc_per_node=4 --max-restarts=3 train.py",
+    "--max-restarts 3 --nnodes 1 train.py",
+    "-h",
+    "--help",
+    "--hpc-debug -h train.py",
+]
+
+
+@pytest.mark.parametrize("line", ONE_NODE)
+def test_one_node_and_help_are_seen(line):
+    found = command_line.parse(line.split(), {})
+    assert found.wants_help or asks_for_one_node(found.options)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("PET_STANDALONE", "1"), ("PET_NNODES", "1"), ("PET_NNODES", "1:1")],
+)
+def test_one_node_by_a_variable(variable, value):
+    environ = {variable: value, "PET_MAX_RESTARTS": "3"}
+    found = command_line.parse(["train.py"], environ)
+    assert asks_for_one_node(found.options)
+
+
+# torchrun's options that are for its agent; with a value, if they take one.
+AGENTS = [
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=jwb0001:29400",
+    "--rdzv-id=1",
+    "--rdzv-conf=is_host=1",
+    "--max-restarts=3",
+    "--monitor-interval=1",
+    "--start-method=spawn",
+    "--event-log-handler=null",
+    "--role=trainer",
+    "--run-path",
+    "--log-dir=logs",
+    "--log-line-prefix-template=x",
+    "-r",
+    "--redirects=3",
+    "-t",
+    "--tee=3",
+    "--local-ranks-filter=0",
+    "--duplicate-stdout-filters=x",
+    "--duplicate-stderr-filters=x",
+    "--node-rank=0",
+    "--master-addr=jwb0001",
+    "--master-port=29500",
+    "--local-addr=jwb0001",
+    "--logs-specs=x",
+    "--numa-binding=node",
+    "--signals-to-handle=SIGTERM",
+    "--shutdown-timeout=30",
+]
+AND_VALUES = [option.replace("=", " ", 1) for option in AGENTS if "=" in option]
+
+
+@pytest.mark.parametrize("option", [*AGENTS, "-r 3", "-t 3", *AND_VALUES])
+@pytest.mark.parametrize("spelled", ["-", "_"])
+@pytest.mark.parametrize("before", ["", "--nproc-per-node=1 ", "-m "])
+def test_an_option_of_the_agent_is_refused_by_name(before, spelled, option):
+    name, separator, value = re.fullmatch("([^= ]+)([= ]?)(.*)", option).groups()
+    name = name[:2] + name[2:].replace("-", spelled)
+    with pytest.raises(LaunchError) as caught:
+        direct(f"{before}{name}{separator}{value} train.py")
+    assert caught.value.code == "HPC134"
+    assert caught.value.everywhere
+    assert str(caught.value).startswith(name)
+    assert str(caught.value).endswith("once on each node: srun launcher")
+
+
+def test_every_option_of_torchrun_is_allowed_or_refused():
+    allowed = "nnodes standalone module no_python virtual_local_rank nproc_per_node"
+    here = {option.partition("=")[0].lstrip("-").replace("-", "_") for option in AGENTS}
+    here -= {"r", "t"}
+    assert set(TORCHRUN) == here | {*allowed.split(), "print_completion"}
+
+
+@pytest.mark.parametrize("value", ["2", "3", "1:3", "2:2"])
+def test_a_number_of_nodes_is_refused(value):
+    with pytest.raises(LaunchError, match=f"^--nnodes={value} is no option") as caught:
+        direct(f"--nnodes={value} train.py")
+    assert caught.value.code == "HPC134"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("PET_MAX_RESTARTS", "3"), ("PET_RDZV_ENDPOINT", "a:1"), ("PET_TEE", "3")],
+)
+def test_a_variable_of_the_agent_is_refused_by_name(variable, value):
+    environ = {"HOME": "/root", variable: value}
+    with pytest.raises(
+        LaunchError, match=f"^{variable}={value} is no option"
+    ) as caught:
+        direct("train.py", environ)
+    assert caught.value.code == "HPC134"
+
+
+def test_a_number_of_nodes_by_a_variable_is_refused():
+    with pytest.raises(LaunchError, match=r"^PET_NNODES=2 is no option") as caught:
+        direct("train.py", {"PET_NNODES": "2"})
+    assert caught.value.code == "HPC134"
+
+
+BAD_LINES = {
+    "": "the script is missing",
+    "--": "the script is missing",
+    "--hpc-debug": "the script is missing",
+    "--no-python": "the script is missing",
+    "-m": "the script is missing",
+    "--hpc-site": "expected one argument",
+    "--nproc-per-node": "expected one argument",
+    "--standalone=1 train.py": "ignored explicit argument '1'",
+    "--hpc train.py": "ambiguous option: --hpc could match",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_line_that_is_wrong(line):
+    with pytest.raises(LaunchError, match=re.escape(BAD_LINES[line])) as caught:
+        direct(line)
+    assert (caught.value.code, caught.value.everywhere) == ("HPC010", True)
+    assert str(caught.value).endswith("--help lists all options")
+
+
+@pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_HPC_DEBUG", "PET_MODULE"])
+def test_a_variable_of_a_flag_that_is_no_number(variable):
+    with pytest.raises(LaunchError, match=f"{variable}=yes") as caught:
+        direct("train.py", {variable: "yes"})
+    assert caught.value.code == "HPC011"
