@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE too, but not these.
 LOCAL_RANK = "MPI_LOCALRANKID"
 LOCAL_SIZE = "MPI_LOCALNRANKS"
+_TASK = (pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE)
 
 # Intel MPI takes the option and goes by its I_MPI_PIN*, by which one task on a node has
 # all CPUs if nothing else is set.
@@ -37,13 +38,7 @@ def task_layout(process: Process) -> TaskLayout:
     """Say where Hydra has put this task."""
     hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
     layout = TaskLayout(
-        task=hydra.task(pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE),
-        provenance={
-            "tasks": pmi.SIZE,
-            "task": pmi.RANK,
-            "local_rank": LOCAL_RANK,
-            "local_size": LOCAL_SIZE,
-        },
+        task=hydra.task(*_TASK), provenance=hydra.task_provenance(*_TASK)
     )
     return with_exchanged(layout, process)
 

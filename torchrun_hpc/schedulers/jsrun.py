@@ -19,6 +19,7 @@ RANK = "JSM_NAMESPACE_RANK"
 SIZE = "JSM_NAMESPACE_SIZE"
 LOCAL_RANK = "JSM_NAMESPACE_LOCAL_RANK"
 LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"
+_TASK = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
 INSTANCE = "PMIX_NAMESPACE"
 
 # Of systems with jsrun. There the first host is that of the script, and no task runs
@@ -38,14 +39,8 @@ def task_layout(process: Process) -> TaskLayout:
     """Say where jsrun has put this task."""
     jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
     return TaskLayout(
-        task=jsm.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE),
-        provenance={
-            "tasks": SIZE,
-            "task": RANK,
-            "local_rank": LOCAL_RANK,
-            "local_size": LOCAL_SIZE,
-            "launch_id": INSTANCE,
-        },
+        task=jsm.task(*_TASK),
+        provenance={**jsm.task_provenance(*_TASK), "launch_id": INSTANCE},
         instance=jsm.first(INSTANCE),
     )
 

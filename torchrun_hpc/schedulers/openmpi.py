@@ -21,6 +21,7 @@ RANK = "OMPI_COMM_WORLD_RANK"
 SIZE = "OMPI_COMM_WORLD_SIZE"
 LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
+_TASK = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
 
 # Of this mpirun and no other: a number (4), or prterun-HOST-PID@1 (5).
 INSTANCE = "PMIX_NAMESPACE"
@@ -50,7 +51,7 @@ def task_layout(process: Process) -> TaskLayout:
     ompi = Variables(process.environ, "Open MPI", "OMPI_* and PMIX_*")
     machine, source = _machine(ompi)
     daemon = re.match(r"[^;]*\.([0-9]{1,6});", ompi.first(DAEMON))
-    task = ompi.task(RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
+    task = ompi.task(*_TASK)
     before = int(daemon[1]) if daemon else None
     nodes = ompi.integer_or_zero(NODES)
     # It counts nodes without a task, too, if mpirun has started a daemon there.
@@ -59,10 +60,7 @@ def task_layout(process: Process) -> TaskLayout:
     return TaskLayout(
         task=task,
         provenance={
-            "tasks": SIZE,
-            "task": RANK,
-            "local_rank": LOCAL_RANK,
-            "local_size": LOCAL_SIZE,
+            **ompi.task_provenance(*_TASK),
             "launch_id": INSTANCE,
             "head": source,
         },

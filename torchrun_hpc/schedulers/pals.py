@@ -23,6 +23,7 @@ RANK = "PALS_RANKID"
 NODE_RANK = "PALS_NODEID"
 LOCAL_RANK = "PALS_LOCAL_RANKID"
 LOCAL_SIZE = ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
+_TASK = (RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE)
 APPLICATION = "PALS_APID"  # a UUID
 
 # How much of the UUID names a launch among the others of its job.
@@ -40,12 +41,9 @@ def task_layout(process: Process) -> TaskLayout:
     """Say where PALS has put this task."""
     pals = Variables(process.environ, "PALS", "PALS_* and PMI_*")
     return TaskLayout(
-        task=pals.task(RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE),
+        task=pals.task(*_TASK),
         provenance={
-            "tasks": pmi.SIZE,
-            "task": RANK,
-            "local_rank": LOCAL_RANK,
-            "local_size": pals.name(*LOCAL_SIZE),
+            **pals.task_provenance(*_TASK),
             "node_rank": NODE_RANK,
             "launch_id": APPLICATION,
         },

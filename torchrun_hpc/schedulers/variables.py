@@ -79,6 +79,17 @@ class Variables:
         read = self.integer
         return Task(read(rank), read(size), read(local_rank), read(*local_size))
 
+    def task_provenance(
+        self, rank: str, size: str, local_rank: str, *local_size: str
+    ) -> dict[str, str]:
+        """Return the provenance of a `task`, see `TaskLayout`."""
+        return {
+            "tasks": size,
+            "task": rank,
+            "local_rank": local_rank,
+            "local_size": self.name(*local_size),
+        }
+
     def integer_or_zero(self, *names: str) -> int:
         """Return the first of the variables that is set as a number, 0 if none is."""
         return self.integer(*names) if self.first(*names) else 0

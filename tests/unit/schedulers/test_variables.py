@@ -19,6 +19,8 @@ def test_the_first_that_is_set_counts():
     assert VARIABLES.first("A", "missing") == ""
     assert VARIABLES.integer_or_zero("A", "missing") == 0
     assert VARIABLES.task("B", "B", "E", "A", "B") == Task(7, 7, 0, 7)
+    sources = VARIABLES.task_provenance("B", "B", "E", "A", "B")
+    assert sources == {"task": "B", "tasks": "B", "local_rank": "E", "local_size": "B"}
 
 
 def test_shown():
