@@ -75,11 +75,10 @@ def plan_of(mode: Mode, seen: Preflight, starter: Starter) -> tuple[Inputs, Laun
     Raises:
         LaunchError: Something that the user typed, or set, cannot work.
     """
-    host = seen.job.a_node if seen.job else seen.hostname
     inputs = Inputs(
         mode=mode,
         job=seen.job,
-        site=sites.find(seen.environ, host, starter.options.get("hpc_site")),
+        site=sites.find(seen.environ, seen.site_host, starter.options.get("hpc_site")),
         network=network.this_node(),
         options=starter.options,
         environ=seen.environ,

@@ -168,7 +168,7 @@ def _planned(
             Inputs(
                 mode=mode,
                 job=job,
-                site=sites.find(seen.environ, job.a_node, options.get("hpc_site")),
+                site=sites.find(seen.environ, seen.site_host, options.get("hpc_site")),
                 network=network.this_node(),
                 options=options,
                 environ=seen.environ,

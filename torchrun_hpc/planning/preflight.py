@@ -33,3 +33,8 @@ class Preflight:
     hostname: str
     command: str
     task_rank: int | None = None
+
+    @property
+    def site_host(self) -> str:
+        """Name by which the site is recognised: all nodes of a job have the same."""
+        return self.job.a_node if self.job else self.hostname

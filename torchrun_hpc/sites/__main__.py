@@ -125,10 +125,10 @@ def _look() -> tuple[Mapping[str, str], str, sites.Site | None]:
     seen = preflight(COMMAND)
     if seen.problem is not None:
         raise seen.problem
-    host = seen.hostname if seen.job is None else seen.job.a_node
-    wanted = seen.environ.get(VARIABLE)
+    environ, host = seen.environ, seen.site_host
+    wanted = environ.get(VARIABLE)
     setting = Setting(wanted, VARIABLE) if wanted else None
-    return seen.environ, host, sites.find(seen.environ, host, setting)
+    return environ, host, sites.find(environ, host, setting)
 
 
 def _signs(site: sites.Site) -> list[str]:
