@@ -24,14 +24,15 @@ from torchrun_hpc import main
 from torchrun_hpc.commandline import torchrun_parser
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-from torchrun_hpc.launching import abort, debug, environment, signals
+from torchrun_hpc.launching import abort, environment, signals
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.launching.agent import AgentStarter
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
+from torchrun_hpc.launching.starters import prepare_agent
 from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.reporting import console, streams
-from torchrun_hpc.schedulers import pmi, process
+from torchrun_hpc.schedulers import process
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
@@ -94,10 +95,7 @@ def _run(args: argparse.Namespace) -> None:
             options = torchrun_parser.changed(args, seen.environ)
         known.options = options
         mode = known.mode = choose_mode(seen, CommandLine(options), has_agent=True)
-        if seen.job is not None and seen.job.pmi_is_open:
-            pmi.finalize(seen.environ)  # the workers have no way to it
-        if options.get("hpc_debug"):
-            debug.switch_on(seen.hostname, seen.job.node_rank if seen.job else None)
+        prepare_agent(seen, options)
         starter = AgentStarter(seen, args, options, _original_run)
         inputs, plan = main.plan_of(mode, seen, starter)
         known.plan = plan

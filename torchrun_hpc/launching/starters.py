@@ -19,7 +19,7 @@ from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torchrun_hpc.commandline.command_line import CommandLine
     from torchrun_hpc.launching.start import Starter
@@ -48,7 +48,7 @@ def parse(argv: Sequence[str], preflight: Preflight) -> CommandLine:
         return line
     if line.problem:
         check_started_right(preflight)  # rather than a wrong word, and without torch
-    _switch_debug_on(preflight, line)
+    _switch_debug_on(preflight, line.options)
     import_torch()
     from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
 
@@ -79,10 +79,8 @@ def starter_of(
     job = preflight.job
     if mode.is_direct and job is not None:
         return DirectStarter(preflight, job, line)
-    if is_launch and job is not None and job.pmi_is_open:
-        pmi.finalize(preflight.environ)  # the workers have no way to it
     if is_launch:
-        _switch_debug_on(preflight, line)
+        prepare_agent(preflight, line.options)
     with _without_garbage_collection():
         import_torch()
         from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
@@ -94,9 +92,16 @@ def starter_of(
     return AgentStarter(preflight, args, options)
 
 
-def _switch_debug_on(preflight: Preflight, line: CommandLine) -> None:
+def prepare_agent(preflight: Preflight, options: Mapping[str, Setting]) -> None:
+    """Prepare this process to be an agent: leave PMI, and switch ``--hpc-debug`` on."""
+    if preflight.job is not None and preflight.job.pmi_is_open:
+        pmi.finalize(preflight.environ)  # the workers have no way to it
+    _switch_debug_on(preflight, options)
+
+
+def _switch_debug_on(preflight: Preflight, options: Mapping[str, Setting]) -> None:
     """Switch ``--hpc-debug`` on before torch is imported, which reads variables."""
-    if "hpc_debug" in line.options:
+    if "hpc_debug" in options:
         job = preflight.job
         debug.switch_on(preflight.hostname, job.node_rank if job else None)
 
