@@ -21,6 +21,8 @@ from torchrun_hpc.planning.mode import node_range
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torchrun_hpc.planning.endpoints import Endpoint
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.local_endpoint import LocalEndpoint
@@ -63,6 +65,12 @@ def plan(inputs: Inputs) -> LaunchPlan:
         endpoints.check_first_is_known(job, endpoint, "--master_addr=")
         _check_static(inputs, job, rank, endpoint)
     here = _local_endpoint(inputs, job, index, endpoint)
+    conf = rdzv_conf.filled(
+        inputs.options.get("rdzv_conf"),
+        is_host=int(here.is_host),
+        read_timeout=READ_TIMEOUT,
+        join_timeout=JOIN_TIMEOUT,
+    )
     own_env = network_env.network(inputs, here.local_address)
     environment = resources.worker_threads(inputs) | own_env
     hosts = endpoints.hosts_of(job)
@@ -78,10 +86,10 @@ def plan(inputs: Inputs) -> LaunchPlan:
             fewest=node_range(inputs.options)[0] if "nnodes" in inputs.options else 0,
             may_grow=_may_grow(inputs, job),
         ),
-        rendezvous=_rendezvous(inputs, job, endpoint, here),
+        rendezvous=_rendezvous(inputs, job, endpoint, here, conf),
         site=inputs.site_setting,
         interface=network_env.interface_name(inputs.environ, environment),
-        options=_options(inputs, job, endpoint, here),
+        options=_options(inputs, job, endpoint, here, conf),
         environment=environment,
         messages=Messages(
             title=messages.title(inputs, len(job.nodes)),
@@ -119,22 +127,17 @@ def _local_endpoint(
     return here
 
 
-def _conf(inputs: Inputs, here: LocalEndpoint) -> dict[str, str]:
-    return rdzv_conf.filled(
-        inputs.options.get("rdzv_conf"),
-        is_host=int(here.is_host),
-        read_timeout=READ_TIMEOUT,
-        join_timeout=JOIN_TIMEOUT,
-    )
-
-
 def _rendezvous(
-    inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint
+    inputs: Inputs,
+    job: Job,
+    endpoint: Endpoint,
+    here: LocalEndpoint,
+    conf: Mapping[str, str],
 ) -> Rendezvous:
     meets_here = inputs.is_static or inputs.is_c10d
     is_host = here.is_host
     if inputs.is_c10d:
-        is_host = _conf(inputs, here)["is_host"].lower() in rdzv_conf.TRUE
+        is_host = conf["is_host"].lower() in rdzv_conf.TRUE
     is_coordinator = meets_here and is_host
     # A host that is known by another name elsewhere must take what comes.
     address = None
@@ -156,7 +159,11 @@ def _rendezvous(
 
 
 def _options(
-    inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint
+    inputs: Inputs,
+    job: Job,
+    endpoint: Endpoint,
+    here: LocalEndpoint,
+    conf: Mapping[str, str],
 ) -> dict[str, Setting]:
     """Return what a user would type for this job."""
     derived = {
@@ -180,7 +187,7 @@ def _options(
     if inputs.is_c10d:
         setting = inputs.options.get("rdzv_conf")
         source = f"{setting.source} and defaults" if setting else "defaults"
-        options["rdzv_conf"] = Setting(rdzv_conf.join(_conf(inputs, here)), source)
+        options["rdzv_conf"] = Setting(rdzv_conf.join(conf), source)
     return options
 
 

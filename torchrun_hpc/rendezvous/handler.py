@@ -189,7 +189,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             ports=ports,
             timeout=settings.join_timeout if timeout is None else timeout,
             silence_timeout=settings.silence_timeout,
-            notice_ports=plan.rendezvous.notice_ports,
+            notice_ports=where.notice_ports,
         )
         self._client = Client(request, address, self._report)
         try:

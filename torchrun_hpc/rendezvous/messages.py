@@ -144,8 +144,8 @@ def refusal(
     node = f"the head node at {endpoint}"
     reason, value = refused.reason, refused.value
     run_id = value if reason is Refusal.RUN_ID else request.run_id
-    inside = nested(environ, run_id)
-    if inside is not None and reason in (Refusal.TAKEN, Refusal.RUN_ID):
+    is_second = reason in (Refusal.TAKEN, Refusal.RUN_ID)
+    if is_second and (inside := nested(environ, run_id)):
         return inside
     if reason is Refusal.TAKEN:
         code = "HPC115"
