@@ -30,13 +30,13 @@ dropin: .venv/installed
 
 # Files that take minutes, first: what is left at the end runs alone.
 LONG := tests/frameworks $(patsubst %,tests/cluster/test_%.py,\
-	faults restarts suggested_lines rendezvous releases launchers)
+	faults examples restarts suggested_lines rendezvous releases launchers)
 cluster-test: .venv/frameworks
 	tests/cluster/install.sh
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
 		$(LONG) tests/cluster
 
-# Lightning, Accelerate, Transformers and DeepSpeed: 300 MB more.
+# Lightning, Accelerate, Transformers, DeepSpeed and torchvision: 300 MB more.
 .venv/frameworks: .venv/installed requirements-frameworks.txt tests/frameworks/install.sh
 	tests/frameworks/install.sh $(BIN)
 	touch $@

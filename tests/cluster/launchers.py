@@ -8,15 +8,25 @@ A test types what a user types behind the hosts::
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from commands import ENVIRON
 
 if TYPE_CHECKING:
     from testbed import Cluster
 
 # Where install.sh puts what comes from PyPI: the programs have the same names.
 FOLDER = Path(__file__).parents[2] / ".launchers"
+
+# A login that activates nothing: it has no python of this environment.
+_PLAIN_SSH = """#!/bin/sh
+while case $1 in -*) ;; *) false ;; esac; do shift; done
+host=$1; shift
+exec {ssh} $host "export PATH=/usr/sbin:/usr/bin:/sbin:/bin;" "$@"
+"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,28 @@ class Launcher:
         Launchers name folders in TMPDIR by nothing but process numbers.
         """
         return ["env", f"TMPDIR={cluster.tmpdir}", str(self.program), *self.always]
+
+    def install(self, cluster: Cluster, folder: Path, *, job: bool = False) -> str:
+        """Let it be ``mpirun`` or ``mpiexec``, as a user types it; return the PATH.
+
+        Args:
+            cluster: Where it will run.
+            folder: Where to put it.
+            job: Whether it will run in a job of Slurm, which it asks.
+        """
+        folder.chmod(0o755)
+        command = self.in_job(cluster)
+        if not job:
+            ssh = folder / "ssh"
+            ssh.write_text(_PLAIN_SSH.format(ssh=cluster.ssh), encoding="utf-8")
+            ssh.chmod(0o755)
+            command += [option.format(ssh=ssh) for option in self.remote]
+        program = folder / ("mpirun" if self in OPENMPI else "mpiexec")
+        program.write_text(
+            f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8"
+        )
+        program.chmod(0o755)
+        return f"{folder}:{ENVIRON['PATH']}"
 
 
 _ROOT = "--allow-run-as-root"

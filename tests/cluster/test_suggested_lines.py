@@ -19,7 +19,7 @@ from commands import (
     column,
     read_workers,
 )
-from launchers import INTELMPI, MPICH_4, OPENMPI, OPENMPI_4, OPENMPI_5, Launcher
+from launchers import INTELMPI, MPICH_4, OPENMPI_4, OPENMPI_5, Launcher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,41 +91,9 @@ def test_in_a_shell_on_the_first_node(unpadded: Cluster, shell: str) -> None:
 
 # --- mpirun and mpiexec ------------------------------------------------------------
 
-# A login that activates nothing: it has no python of this environment.
-PLAIN_SSH = """#!/bin/sh
-while case $1 in -*) ;; *) false ;; esac; do shift; done
-host=$1; shift
-exec {ssh} $host "export PATH=/usr/sbin:/usr/bin:/sbin:/bin;" "$@"
-"""
-
-
 PBS = {
     "PBS_JOBID": "7.pbs", "PBS_NODEFILE": "HOSTFILE", "PBS_ENVIRONMENT": "PBS_BATCH"
 }  # fmt: skip
-
-
-def installed(
-    cluster: Cluster, launcher: Launcher, folder: Path, *, job: bool = False
-) -> str:
-    """Let a launcher be ``mpirun`` or ``mpiexec``; return the PATH.
-
-    Args:
-        cluster: Where it will run.
-        launcher: The launcher.
-        folder: An empty one.
-        job: Whether it will run in a job of Slurm, which it asks.
-    """
-    folder.chmod(0o755)
-    command = launcher.in_job(cluster)
-    if not job:
-        ssh = folder / "ssh"
-        ssh.write_text(PLAIN_SSH.format(ssh=cluster.ssh))
-        ssh.chmod(0o755)
-        command += [option.format(ssh=ssh) for option in launcher.remote]
-    name = "mpirun" if launcher in OPENMPI else "mpiexec"
-    (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-    (folder / name).chmod(0o755)
-    return f"{folder}:{ENVIRON['PATH']}"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +122,7 @@ def test_over_ssh(
     wrong: str,
     tmp_path: Path,
 ) -> None:
-    path = installed(bare, launcher, tmp_path)
+    path = launcher.install(bare, tmp_path)
     (tmp_path / "HOSTFILE").write_text("".join(f"{host}\n" * 2 for host in NODES))
     command = shlex.split(f"{AS_SUGGESTED} {wrong}")
     done = bare.run(command, host="n9", env={"PATH": path} | environ, cwd=tmp_path)
@@ -175,7 +143,7 @@ def test_of_mpirun_in_a_job_of_slurm(
     unpadded: Cluster, launcher: Launcher, wrong: str, tmp_path: Path
 ) -> None:
     """Four tasks fill the first two nodes."""
-    path = installed(unpadded, launcher, tmp_path, job=True)
+    path = launcher.install(unpadded, tmp_path, job=True)
     script = f"#!/bin/sh\n{AS_SUGGESTED} HPC134 {wrong}\n"
     done = unpadded.sbatch(script, "-N3", "-n6", env={"PATH": path}, cwd=tmp_path)
     assert done.returncode == 0, done.output

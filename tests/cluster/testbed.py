@@ -186,6 +186,28 @@ class Batch:
         return "".join(self.outputs)
 
 
+class Submitted(NamedTuple):
+    """A batch job that may not have ended yet.
+
+    Attributes:
+        job: Its number; of an array, the array's.
+        folder: Where each element writes into a file of its own, by its number.
+        command: What was typed.
+    """
+
+    job: str
+    folder: Path
+    command: Sequence[str]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What each element wrote so far; see `Batch`."""
+        files = sorted(self.folder.iterdir(), key=lambda file: int(file.name))
+        return tuple(
+            file.read_text(encoding="utf-8", errors="replace") for file in files
+        )
+
+
 class _Daemon(NamedTuple):
     process: subprocess.Popen[str]
     log: Path
@@ -473,15 +495,31 @@ class Cluster:
         """Submit a batch script and wait until its job has ended.
 
         Args:
+            script: As for `submit`.
+            *args: As for `submit`.
+            env: As for `popen`.
+            cwd: As for `popen`.
+            timeout: As for `wait`.
+        """
+        return self.wait(self.submit(script, *args, env=env, cwd=cwd), timeout)
+
+    def submit(
+        self,
+        script: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> Submitted:
+        """Submit a batch script.
+
+        Args:
             script: The text of the script.
             *args: Options of sbatch, all but ``--output``.
             env: As for `popen`.
             cwd: As for `popen`.
-            timeout: Seconds after which the job is cancelled.
 
         Raises:
             ClusterError: If sbatch refuses the script.
-            subprocess.TimeoutExpired: With the output so far.
         """
         folder = Path(tempfile.mkdtemp(prefix="batch-", dir=self._state))
         outputs = folder / "outputs"
@@ -492,19 +530,26 @@ class Cluster:
         submitted = self.run(command, env=env, cwd=cwd)
         if submitted.returncode != 0:
             raise ClusterError(submitted.stderr.strip())
-        job = submitted.stdout.strip()
+        return Submitted(submitted.stdout.strip(), outputs, command)
 
+    def wait(self, submitted: Submitted, timeout: float = 120) -> Batch:
+        """Wait until a batch job has ended.
+
+        Args:
+            submitted: The job.
+            timeout: Seconds after which the job is cancelled.
+
+        Raises:
+            subprocess.TimeoutExpired: With the output so far.
+        """
         # sbatch --wait looks at first after two seconds, then ever more rarely.
+        job, _, command = submitted
         ended = self._wait_for(job, timeout)
         if not ended:
             self._cancel([job])
-        texts = tuple(
-            file.read_text(encoding="utf-8", errors="replace")
-            for file in sorted(outputs.iterdir(), key=lambda file: int(file.name))
-        )
-        if not ended:
-            raise subprocess.TimeoutExpired(command, timeout, output="".join(texts))
-        return Batch(int(job), self._exit_code(job), texts)
+            output = "".join(submitted.outputs)
+            raise subprocess.TimeoutExpired(command, timeout, output=output)
+        return Batch(int(job), self._exit_code(job), submitted.outputs)
 
     # The networks
 

@@ -7,6 +7,24 @@ PATH=$BIN:$PATH
 cd "$(dirname "$0")/../.."
 pip install --quiet --requirement requirements-frameworks.txt
 
+# torchvision is built for CUDA. Beside a torch for CPUs its compiled operators do not
+# load, and it ends at the first two that it describes ("operator torchvision::nms does
+# not exist"). With these declared, without code, all the rest loads, which is Python:
+# models, data sets, transforms. Where it loads, it is left as it is.
+if ! python -c 'import torchvision' 2> /dev/null; then
+    FOLDER=$(python -c 'from importlib.util import find_spec as f
+print(*f("torchvision").submodule_search_locations)')
+    cat >> "$FOLDER/extension.py" << 'EOF'
+
+# By tests/frameworks/install.sh of torchrun_hpc:
+if not _has_ops():
+    _declared = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _declared.define(_name + "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+EOF
+    python -c 'import torchvision'
+fi
+
 # On CPUs DeepSpeed compiles a part of itself at its first start. It is built here, once,
 # with no test to keep waiting, and takes its place when it is complete: torch would wait
 # for ever for the lock of a build that was ended. Where it fails, the test shows why.

@@ -64,11 +64,16 @@ class DescribedJob(TypedDict):
 
 
 class DescribedPlan(TypedDict):
-    """`torchrun_hpc.planning.launch_plan.LaunchPlan` and its parts, in one."""
+    """`torchrun_hpc.planning.launch_plan.LaunchPlan` and its parts, in one.
+
+    Attributes:
+        fast_hosts: The names of `hosts` on the fast network, by the site's rule.
+    """
 
     title: str
     nodes: int
     hosts: list[str]
+    fast_hosts: list[str]
     node_rank: int
     workers: int
     backend: str
@@ -137,7 +142,7 @@ def description(
         "torch": torch,
         "python": platform.python_version(),
         "job": _job(inputs.job) if inputs.job else None,
-        "plan": _plan(plan),
+        "plan": _plan(plan, [inputs.rewrite(host) for host in plan.world.hosts]),
         "options": _settings(options),
         "patches": list(patches),
         "exports": {name: str(setting.value) for name, setting in environment},
@@ -158,12 +163,13 @@ def _job(job: Job) -> DescribedJob:
     }
 
 
-def _plan(plan: LaunchPlan) -> DescribedPlan:
+def _plan(plan: LaunchPlan, fast_hosts: list[str]) -> DescribedPlan:
     world, where = plan.world, plan.rendezvous
     return {
         "title": plan.messages.title,
         "nodes": world.nodes,
         "hosts": list(world.hosts),
+        "fast_hosts": fast_hosts,
         "node_rank": world.node_rank,
         "workers": world.workers,
         "backend": where.backend,

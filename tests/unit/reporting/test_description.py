@@ -72,6 +72,13 @@ def test_it_is_plain_data(name):
     assert json.loads(json.dumps(found)) == found
 
 
+@pytest.mark.parametrize(("name", "suffix"), [("three nodes", "i"), ("no site", "")])
+def test_names_on_the_fast_network(name, suffix):
+    plan = described(LAUNCHES[name])["plan"]
+    assert plan["hosts"] == ["jwb0001", "jwb0002", "jwb0003"]
+    assert plan["fast_hosts"] == [f"{host}{suffix}" for host in plan["hosts"]]
+
+
 def sent(name, **changes):
     """Return a description as another node would send it, and the plan here."""
     text = json.dumps(described(LAUNCHES[name]) | changes)

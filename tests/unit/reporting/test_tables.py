@@ -58,6 +58,7 @@ def described(rank=0, nodes=2, *, job=True, node_patches=PATCHES, **changes):
             "title": "Slurm 19.0",
             "nodes": nodes,
             "hosts": hosts,
+            "fast_hosts": hosts,
             "node_rank": rank,
             "workers": 4,
             "backend": "c10d",

@@ -1,0 +1,47 @@
+"""Trains a small model with Hugging Face Accelerate.
+
+    python -m torchrun_hpc --nproc_per_node=2 examples/accelerate_ddp.py
+    srun python -m torchrun_hpc --nproc_per_node=gpu examples/accelerate_ddp.py
+
+Accelerate reads all that it needs from torchrun's variables.
+"""
+
+from __future__ import annotations
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+FEATURES = 16
+
+
+def main() -> None:
+    """Train, and print the loss of each epoch."""
+    # Without a GPU it has to be told so, or each worker would train alone.
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    set_seed(0)
+    inputs = torch.randn(3200, FEATURES)
+    targets = inputs @ torch.randn(FEATURES, 1) + 0.1 * torch.randn(3200, 1)
+    data = DataLoader(TensorDataset(inputs, targets), batch_size=32, shuffle=True)
+    model = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+
+    for epoch in range(5):
+        losses = []
+        for part, wanted in data:
+            loss = nn.functional.mse_loss(model(part), wanted)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        # Of all workers.
+        mean = accelerator.reduce(torch.stack(losses).mean(), reduction="mean")
+        accelerator.print(f"epoch {epoch}: loss {mean:.4f}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
