@@ -127,8 +127,9 @@ class Training:
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Train on one batch, and return this worker's loss."""
-        inputs = inputs.to(self.device, memory_format=torch.channels_last)
-        targets = targets.to(self.device)
+        last = torch.channels_last
+        inputs = inputs.to(self.device, non_blocking=True, memory_format=last)
+        targets = targets.to(self.device, non_blocking=True)
         with torch.autocast(self.device.type, self.dtype, enabled=self.mixed):
             loss = nn.functional.cross_entropy(self.ddp(inputs), targets)
         self.optimizer.zero_grad()

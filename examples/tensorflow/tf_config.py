@@ -15,12 +15,14 @@ import torchrun_hpc
 
 
 def set_tf_config() -> None:
-    """Set ``TF_CONFIG``, by the nodes' names on the fast network.
+    """Set ``TF_CONFIG``, by the nodes' names on the fast network; on one node, nothing.
 
     Raises:
         torchrun_hpc.LaunchError: The nodes cannot be found out.
     """
     plan = torchrun_hpc.describe()["plan"]
+    if plan["nodes"] == 1:
+        return
     port = plan["endpoint"].rpartition(":")[2]
     workers = [f"{host}:{port}" for host in plan["fast_hosts"]]
     task = {"type": "worker", "index": plan["node_rank"]}
@@ -29,4 +31,4 @@ def set_tf_config() -> None:
 
 if __name__ == "__main__":
     set_tf_config()
-    print(os.environ["TF_CONFIG"])
+    print(os.environ.get("TF_CONFIG", "one node: TensorFlow needs no TF_CONFIG"))

@@ -15,17 +15,29 @@ FEATURES = 16
 
 
 def main() -> None:
-    """Train, and print the loss."""
+    """Train, and print the loss, on each node."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     tf.random.set_seed(0)
     inputs = tf.random.normal((3200, FEATURES))
     targets = inputs @ tf.random.normal((FEATURES, 1))
-    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(64).repeat()
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(64)
     with strategy.scope():
-        layers = [tf.keras.layers.Dense(64, "tanh"), tf.keras.layers.Dense(1)]
-        model = tf.keras.Sequential(layers)
-        model.compile(tf.keras.optimizers.SGD(0.05), "mse")
-    model.fit(data, epochs=5, steps_per_epoch=50, verbose=2)
+        weights = tf.Variable(tf.zeros((FEATURES, 1)))
+
+    @tf.function
+    def step(inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((inputs @ weights - targets) ** 2)
+        everywhere = tf.distribute.get_replica_context()
+        gradient = everywhere.all_reduce("MEAN", tape.gradient(loss, weights))
+        weights.assign_sub(0.01 * gradient)
+        return loss
+
+    for epoch in range(5):
+        for batch in strategy.experimental_distribute_dataset(data):
+            loss = strategy.reduce("MEAN", strategy.run(step, batch), axis=None)
+        replicas = strategy.num_replicas_in_sync
+        print(f"epoch {epoch}: loss {loss:.4f}, {replicas} replicas")
 
 
 if __name__ == "__main__":
