@@ -31,15 +31,16 @@ def main() -> None:
 
     for epoch in range(5):
         losses = []
-        for part, wanted in data:
-            loss = nn.functional.mse_loss(model(part), wanted)
+        for inputs, targets in data:
+            loss = nn.functional.mse_loss(model(inputs), targets)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
         # Of all workers.
         mean = accelerator.reduce(torch.stack(losses).mean(), reduction="mean")
-        accelerator.print(f"epoch {epoch}: loss {mean:.4f}")
+        if accelerator.is_main_process:
+            print(f"epoch {epoch}: loss {mean:.4f}")
     accelerator.end_training()
 
 

@@ -1,16 +1,16 @@
-"""Trains a language model with FSDP: every GPU holds a part of the parameters.
+"""Trains a language model with FSDP: its parameters are sharded among the workers.
 
     python -m torchrun_hpc --nproc_per_node=2 examples/fsdp.py --size tiny
     srun python -m torchrun_hpc --nproc_per_node=gpu examples/fsdp.py \
         --size 1b --steps 1000 --checkpoints $SCRATCH/fsdp
 
 The script is what one would write for torchrun: nothing in it knows of the cluster. The
-parameters are divided within a node, and each node has all of them; ``--shard=all``
-divides them among all nodes, for models that need it. The checkpoints are divided, too,
-into a folder that all nodes see. The same command resumes from the newest, also with
-another number of workers.
+parameters are sharded within a node and replicated between nodes (HSDP); for models
+that need it, ``--shard=all`` shards them among all workers. The workers write a
+checkpoint together, into a folder that all nodes see. The same command resumes from the
+newest, also with another number of workers, if that divides the batch.
 
-Needs torch 2.6 or newer.
+Needs torch 2.6 or newer; tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import functools
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,18 +52,23 @@ joined the others by the numbers of the scheduler before the first step can be m
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add = parser.add_argument
-    add("--size", choices=SIZES, default="85m")
-    add("--steps", type=int, default=200)
-    add("--batch-size", type=int, default=32, help="sequences, of all workers")
-    add("--length", type=int, default=1024, help="of a sequence, in characters")
-    add("--lr", type=float, default=3e-4, help="learning rate")
-    add("--shard", choices=["node", "all"], default="node")
-    add("--precision", choices=["bf16", "fp32"], help="bf16 on a GPU, else fp32")
-    add("--checkpoints", type=Path, metavar="FOLDER")
-    add("--save-every", type=int, default=100, metavar="STEPS")
-    add("--log-every", type=int, default=10, metavar="STEPS")
-    return parser.parse_args()
+    option = parser.add_argument
+    option("--size", choices=SIZES, default="85m", help="parameters, about")
+    option("--steps", type=int, default=200)
+    option("--batch-size", type=int, default=32, help="sequences, of all workers")
+    option("--length", type=int, default=1024, help="characters of a sequence")
+    option("--lr", type=float, default=3e-4, help="learning rate")
+    option("--shard", choices=["node", "all"], default="node")
+    option("--precision", choices=["bf16", "fp32"], help="default: what the GPU has")
+    option("--checkpoints", type=Path, metavar="FOLDER")
+    option("--save-every", type=int, default=500, metavar="STEPS")
+    option("--log-every", type=int, default=10, metavar="STEPS")
+    args = parser.parse_args()
+    workers = int(os.environ["WORLD_SIZE"])
+    if args.batch_size % workers:
+        text = f"--batch-size={args.batch_size} is no multiple of the {workers} workers"
+        raise SystemExit(text if os.environ["RANK"] == "0" else 2)
+    return args
 
 
 def main() -> None:
@@ -73,15 +79,13 @@ def main() -> None:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
+    dist.init_process_group()
     mesh = make_mesh(device, args.shard)
-    if args.batch_size % dist.get_world_size():
-        raise SystemExit(
-            f"--batch-size={args.batch_size} cannot be divided among "
-            f"{dist.get_world_size()} workers"
-        )
-    precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
-    half = torch.bfloat16 if precision == "bf16" else None
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+    # NVIDIA's GPUs have bfloat16 from the A100 on.
+    gpu = device.type == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+    precision = args.precision or ("bf16" if gpu else "fp32")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     shard = functools.partial(fully_shard, mesh=mesh, mp_policy=policy)
 
     torch.manual_seed(0)
@@ -93,20 +97,21 @@ def main() -> None:
     say(f"{count:,} parameters, {precision}, {mesh}")
     train(training, args, device)
 
-    # Gloo's threads let go of the last tensor a moment after its result is there, and
-    # abort if the group is gone by then.
-    time.sleep(0.2)
+    if device.type == "cpu":
+        # Gloo's threads release the last tensor a moment after its result is there,
+        # and abort if the group is gone by then.
+        time.sleep(0.2)
     dist.destroy_process_group()
 
 
 def make_mesh(device: torch.device, shard: str) -> DeviceMesh:
-    """Say between which workers the parameters are divided, and join these workers.
+    """Say among which workers the parameters are sharded.
 
-    With two dimensions the second one divides; along the first are copies, so that
-    between nodes only gradients are sent.
+    FSDP shards along the last dimension and replicates along the first, so that only
+    gradients go from node to node. Nodes have consecutive ranks, equally many.
     """
     within_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    world_size = int(os.environ["WORLD_SIZE"])
+    world_size = dist.get_world_size()
     if shard == "all":
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("all",))
     return init_device_mesh(
@@ -119,9 +124,16 @@ def make_mesh(device: torch.device, shard: str) -> DeviceMesh:
 class LanguageModel(nn.Module):
     """A transformer that predicts the next character.
 
-    Each layer is divided as soon as it is made: no worker ever holds more than one
-    whole. All draw the same random numbers, so the model does not depend on their
-    number.
+    Each layer is sharded as soon as it is made, so that a worker never has to hold the
+    whole model. All workers draw the same random numbers, so that the model does not
+    depend on their number.
+
+    Args:
+        width: Features of a layer.
+        layers: Number of layers.
+        heads: Heads of attention; they divide the width.
+        length: Characters of the longest sequence.
+        shard: What shards a layer.
     """
 
     def __init__(
@@ -184,7 +196,7 @@ class Training:
         return {"model": model, "optimizer": optimizer, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what it has read."""
+        """Restore what `torch.distributed.checkpoint` has read."""
         set_state_dict(
             self.model,
             self.optimizer,
@@ -194,15 +206,18 @@ class Training:
         self.step = state["step"]
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint below a folder; all workers write."""
+        """Write a checkpoint into a folder, all workers together; keep the last two."""
         dcp.save({"training": self}, checkpoint_id=folder / f"step-{self.step:08}")
+        if dist.get_rank() == 0:
+            for old in sorted(folder.glob("step-*"))[:-2]:
+                shutil.rmtree(old)
         say(f"checkpoint: step {self.step}")
 
     def resume(self, folder: Path) -> None:
-        """Read the newest whole checkpoint of a folder, if there is one."""
+        """Restore the newest complete checkpoint of a folder, if there is one."""
         # .metadata is written last. Rank 0 decides, so that all read the same.
-        whole = (path.parent for path in folder.glob("step-*/.metadata"))
-        newest = [max(whole, default=None)]
+        complete = (path.parent for path in folder.glob("step-*/.metadata"))
+        newest = [max(complete, default=None)]
         dist.broadcast_object_list(newest)
         if newest[0] is not None:
             dcp.load({"training": self}, checkpoint_id=newest[0])
@@ -213,7 +228,7 @@ def train(training: Training, args: argparse.Namespace, device: torch.device) ->
     """Train to the last step, from a checkpoint if there is one."""
     if args.checkpoints:
         training.resume(args.checkpoints)
-    total = torch.zeros((), device=device)
+    loss_sum = torch.zeros((), device=device)
     start, first = time.perf_counter(), training.step
     while training.step < args.steps:
         text = batch(training.step, args.batch_size, args.length).to(device)
@@ -222,23 +237,27 @@ def train(training: Training, args: argparse.Namespace, device: torch.device) ->
         training.optimizer.step()
         training.optimizer.zero_grad()
         training.step += 1
-        total += loss.detach()
+        loss_sum += loss.detach()
         if training.step % args.log_every == 0 or training.step == args.steps:
-            dist.all_reduce(total)
+            dist.all_reduce(loss_sum)
             steps = training.step - first
-            mean = total.item() / dist.get_world_size() / steps
+            mean = loss_sum.item() / dist.get_world_size() / steps
             tokens = args.batch_size * args.length * steps
             speed = tokens / (time.perf_counter() - start)
             say(f"step {training.step}: loss {mean:.4f}, {speed:.0f} tokens/s")
-            total.zero_()
+            loss_sum.zero_()
             start, first = time.perf_counter(), training.step
         is_due = training.step % args.save_every == 0 or training.step == args.steps
         if args.checkpoints and is_due:
+            begin = time.perf_counter()
             training.save(args.checkpoints)
+            start += time.perf_counter() - begin
 
 
 def batch(step: int, size: int, length: int) -> torch.Tensor:
-    """Make this worker's part of a step's text, the same for any number of workers.
+    """Make this worker's part of the synthetic text for a step.
+
+    All workers' parts together are the same for any number of workers.
 
     Returns:
         Shape (size / world size, length + 1), int64.

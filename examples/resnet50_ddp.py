@@ -1,14 +1,15 @@
-"""Trains ResNet-50 with DistributedDataParallel, on a folder of images or on made ones.
+"""Trains ResNet-50 with DistributedDataParallel.
 
     python -m torchrun_hpc --nproc_per_node=2 examples/resnet50_ddp.py --images 640
     srun python -m torchrun_hpc --nproc_per_node=gpu examples/resnet50_ddp.py \
         --data imagenet/train --train-num-workers 8 --checkpoint resnet50.pt
 
 The script is what one would write for torchrun: nothing in it knows of the cluster.
-Rank 0 writes the checkpoint after each epoch, and when SIGUSR1 arrives. The same
-command resumes from it, also with another number of workers.
+Without a folder it makes synthetic images. Rank 0 writes the checkpoint after each
+epoch, and when SIGUSR1 arrives. The same command resumes from it, also with another
+number of workers.
 
-Needs torch 2.3 or newer, and torchvision.
+Needs torchvision, and torch 2.3 or newer; tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -34,30 +34,29 @@ CLASSES = 1000
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add = parser.add_argument
-    add("--data", metavar="FOLDER", help="images, a folder for each class")
-    add("--images", type=int, default=50_000, help="number, where they are made")
-    add("--image-size", type=int, default=224, help="pixels")
-    add("--epochs", type=int, default=90)
-    add("--batch-size", type=int, default=64, help="images, of each worker")
-    add("--lr", type=float, default=0.025, help="learning rate, for each worker")
-    add("--fixed-lr", action="store_true", help="take --lr as it is")
-    add("--norm", choices=["batch", "group"], default="batch")
-    add("--train-num-workers", type=int, default=0, help="loaders, of each worker")
-    add("--checkpoint", type=Path, metavar="FILE")
-    add("--log-every", type=int, default=20, metavar="STEPS")
+    option = parser.add_argument
+    option("--data", metavar="FOLDER", help="images, in a folder for each class")
+    option("--images", type=int, default=50_000, help="number of synthetic images")
+    option("--image-size", type=int, default=224, help="pixels")
+    option("--epochs", type=int, default=90)
+    option("--batch-size", type=int, default=64, help="images per worker")
+    option("--lr", type=float, default=0.025, help="learning rate per worker")
+    option("--fixed-lr", action="store_true", help="use --lr as it is")
+    option("--norm", choices=["batch", "group"], default="batch")
+    option("--train-num-workers", type=int, default=0, help="DataLoader processes")
+    option("--checkpoint", type=Path, metavar="FILE")
+    option("--log-every", type=int, default=20, metavar="STEPS")
     return parser.parse_args()
 
 
 def main() -> None:
     """Join the other workers, and train."""
     args = parse()
-    checkpoint_now = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda *_: checkpoint_now.set())
-
+    signal.signal(signal.SIGUSR1, request_checkpoint)
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True  # all batches have the same shape
         dist.init_process_group("nccl")
     else:
         device = torch.device("cpu")
@@ -67,15 +66,26 @@ def main() -> None:
     training.resume()
     data = images(args)
     while training.epoch < args.epochs:
-        train_epoch(training, data, checkpoint_now)
-    # Gloo's threads let go of the last tensor a moment after its result is there, and
-    # abort if the group is gone by then.
-    time.sleep(0.2)
+        train_epoch(training, data)
+
+    if device.type == "cpu":
+        # Gloo's threads release the last tensor a moment after its result is there,
+        # and abort if the group is gone by then.
+        time.sleep(0.2)
     dist.destroy_process_group()
 
 
+checkpoint_is_requested = False
+
+
+def request_checkpoint(*_: object) -> None:
+    """Handle SIGUSR1: the next step ends with a checkpoint."""
+    global checkpoint_is_requested  # noqa: PLW0603 - a handler has no other way
+    checkpoint_is_requested = True
+
+
 def images(args: argparse.Namespace) -> datasets.VisionDataset:
-    """Return the images of a folder; without one, noise with labels by chance."""
+    """Return the images of the folder, or synthetic ones: noise, with random labels."""
     size = args.image_size
     if args.data is None:
         return datasets.FakeData(
@@ -91,7 +101,7 @@ def images(args: argparse.Namespace) -> datasets.VisionDataset:
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Normalise each image alone; BatchNorm would see one worker's part of a batch."""
+    """Normalise each image alone; BatchNorm sees the images of one worker."""
     return nn.GroupNorm(32, channels)
 
 
@@ -99,9 +109,9 @@ class Training:
     """Model and optimizer, and how far they have come.
 
     Attributes:
-        model: The model; ``ddp`` is the same, with gradients averaged over the workers.
-        epoch: The epoch that is trained, from 0.
-        seen: Images of this epoch that are done, on all workers together.
+        model: The model; ``ddp`` is the same with gradients averaged over the workers.
+        epoch: The current epoch, from 0.
+        seen: Images of this epoch that all workers together have trained on.
     """
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
@@ -111,6 +121,7 @@ class Training:
         self.seen = 0
         torch.manual_seed(0)
         norm = nn.BatchNorm2d if args.norm == "batch" else group_norm
+        # Residual branches that begin with zero: section 5.1 of Goyal et al.
         self.model = models.resnet50(
             num_classes=CLASSES, norm_layer=norm, zero_init_residual=True
         )
@@ -119,16 +130,19 @@ class Training:
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), args.lr, momentum=0.9, weight_decay=1e-4
         )
-        # bfloat16 since NVIDIA's A100; before it float16, which needs a scaler.
+        # bfloat16 from NVIDIA's A100 on; before it float16, which needs a scaler.
         self.mixed = device.type == "cuda"
         has_bfloat16 = self.mixed and torch.cuda.get_device_capability() >= (8, 0)
         self.dtype = torch.bfloat16 if has_bfloat16 else torch.float16
         self.scaler = torch.GradScaler(enabled=self.mixed and not has_bfloat16)
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        say(f"{count:,} parameters")
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Train on one batch, and return this worker's loss."""
-        last = torch.channels_last
-        inputs = inputs.to(self.device, non_blocking=True, memory_format=last)
+        inputs = inputs.to(
+            self.device, non_blocking=True, memory_format=torch.channels_last
+        )
         targets = targets.to(self.device, non_blocking=True)
         with torch.autocast(self.device.type, self.dtype, enabled=self.mixed):
             loss = nn.functional.cross_entropy(self.ddp(inputs), targets)
@@ -138,19 +152,23 @@ class Training:
         self.scaler.update()
         return loss.detach()
 
-    def set_learning_rate(self, epoch: float) -> None:
-        """Set the rate: by world size, warmed up, and a tenth every 30 epochs.
+    def set_learning_rate(self, epoch: float) -> float:
+        """Set the learning rate for a moment, in epochs, and return it.
 
-        After Goyal et al. 2017, arXiv:1706.02677.
+        Proportional to the number of workers, after five epochs of warm-up from the
+        rate of one; a tenth from epochs 30, 60 and 80 on: Goyal et al. 2017,
+        arXiv:1706.02677.
         """
-        rate = self.args.lr
+        rate = float(self.args.lr)
         if not self.args.fixed_lr:
-            rate *= dist.get_world_size() * min(1, epoch / 5) * 0.1 ** (epoch // 30)
+            rate *= 1 + (dist.get_world_size() - 1) * min(1, epoch / 5)
+            rate *= 0.1 ** sum(epoch >= drop for drop in (30, 60, 80))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        return rate
 
     def save(self) -> None:
-        """Let rank 0 write the checkpoint; if it is killed, the old one is whole."""
+        """Write the checkpoint on rank 0; if that is interrupted, the old one stays."""
         path: Path | None = self.args.checkpoint
         if path is None or dist.get_rank() != 0:
             return
@@ -161,61 +179,67 @@ class Training:
             "epoch": self.epoch,
             "seen": self.seen,
         }
+        path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
         torch.save(state, new)
         new.replace(path)
         say(f"checkpoint: epoch {self.epoch}, {self.seen} images")
 
     def resume(self) -> None:
-        """Go on from the checkpoint, which rank 0 alone reads: others may lack it."""
+        """Restore the checkpoint, which rank 0 reads: other nodes may not have it."""
         path: Path | None = self.args.checkpoint
-        box: list[Any] = [None]
+        states: list[Any] = [None]
         if dist.get_rank() == 0 and path is not None and path.exists():
-            box = [torch.load(path, map_location="cpu", weights_only=True)]
-        dist.broadcast_object_list(box)
-        state = box[0]
+            states = [torch.load(path, map_location="cpu", weights_only=True)]
+        dist.broadcast_object_list(states)
+        state = states[0]
         if state is None:
             return
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.epoch, self.seen = state["epoch"], state["seen"]
+        if state["scaler"]:  # empty if it was written without float16
+            self.scaler.load_state_dict(state["scaler"])
+        # With more workers than before, a few images may come twice.
+        self.epoch = state["epoch"]
+        self.seen = state["seen"] - state["seen"] % dist.get_world_size()
         say(f"resumed: epoch {self.epoch}, {self.seen} images")
 
 
-def train_epoch(
-    training: Training, data: datasets.VisionDataset, checkpoint_now: threading.Event
-) -> None:
-    """Train on what is left of an epoch, and write a checkpoint at its end."""
+def train_epoch(training: Training, data: datasets.VisionDataset) -> None:
+    """Train on the rest of an epoch, and write a checkpoint at its end."""
+    global checkpoint_is_requested  # noqa: PLW0603
     args, device, world_size = training.args, training.device, dist.get_world_size()
+    # Each worker crops and flips in its own way.
+    torch.manual_seed(training.epoch * world_size + dist.get_rank())
     sampler: DistributedSampler[Any] = DistributedSampler(data)
     sampler.set_epoch(training.epoch)
-    left = list(sampler)[training.seen // world_size :]
+    remaining = list(sampler)[training.seen // world_size :]
     loader = DataLoader(
         data,
         args.batch_size,
-        sampler=left,
+        sampler=remaining,
         num_workers=args.train_num_workers,
         pin_memory=device.type == "cuda",
     )
-    total = torch.zeros((), device=device)
-    start, first, seen = time.perf_counter(), 1, training.seen
+    loss_sum = torch.zeros((), device=device)
+    start, steps, seen = time.perf_counter(), 0, training.seen
     for step, (inputs, targets) in enumerate(loader, 1):
+        rate = training.set_learning_rate(training.epoch + training.seen / len(data))
+        loss_sum += training.step(inputs, targets)
         training.seen += len(inputs) * world_size
-        training.set_learning_rate(training.epoch + training.seen / len(data))
-        total += training.step(inputs, targets)
         if step % args.log_every == 0 or step == len(loader):
-            dist.all_reduce(total)
-            loss = total.item() / world_size / (step - first + 1)
+            dist.all_reduce(loss_sum)
+            loss = loss_sum.item() / world_size / (step - steps)
             speed = (training.seen - seen) / (time.perf_counter() - start)
             say(
-                f"epoch {training.epoch}, {training.seen} of {len(data)} images: "
-                f"loss {loss:.4f}, {speed:.0f} images/s"
+                f"epoch {training.epoch}, {min(training.seen, len(data))} of "
+                f"{len(data)} images: loss {loss:.4f}, learning rate {rate:.4f}, "
+                f"{speed:.0f} images/s"
             )
-            total.zero_()
-            start, first, seen = time.perf_counter(), step + 1, training.seen
-        if checkpoint_now.is_set():
-            checkpoint_now.clear()
+            loss_sum.zero_()
+            start, steps, seen = time.perf_counter(), step, training.seen
+        if checkpoint_is_requested:
+            checkpoint_is_requested = False
             training.save()
     training.epoch += 1
     training.seen = 0

@@ -34,7 +34,7 @@ class JobScript:
     def __str__(self) -> str:
         return f"{self.where}-{self.example}"
 
-    def smaller(self, arguments: str, instead: Mapping[str, str]) -> str:
+    def smaller(self, arguments: str, instead: Mapping[str, str] | None = None) -> str:
         """Return the script for a small machine.
 
         Args:
@@ -42,7 +42,7 @@ class JobScript:
             instead: What stands on the page, and what to put there.
         """
         text = self.text.rstrip("\n")
-        for there, other in instead.items():
+        for there, other in (instead or {}).items():
             assert there in text, f"no {there} in:\n{text}"
             text = text.replace(there, other)
         return f"{text} {arguments}\n"

@@ -1,7 +1,8 @@
 """Tell TensorFlow the nodes of this job, by ``TF_CONFIG``.
 
 For `tf.distribute.MultiWorkerMirroredStrategy`, which wants one process on each node
-and uses all GPUs that it finds there. Call it before TensorFlow is imported:
+and uses all GPUs that it finds there. Call `set_tf_config` before TensorFlow is
+imported:
 
     srun --ntasks-per-node=1 python examples/tensorflow/train.py
 """
@@ -10,23 +11,34 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import torchrun_hpc
 
 
+def tf_config() -> dict[str, Any]:
+    """Return the content of ``TF_CONFIG``: the nodes, and which of them this one is."""
+    plan = torchrun_hpc.describe()["plan"]
+    port = plan["endpoint"].rpartition(":")[2]
+    workers = [f"{host}:{port}" for host in plan["fast_hosts"]]
+    task = {"type": "worker", "index": plan["node_rank"]}
+    return {"cluster": {"worker": workers}, "task": task}
+
+
 def set_tf_config() -> None:
-    """Set ``TF_CONFIG``, by the nodes' names on the fast network; on one node, nothing.
+    """Set ``TF_CONFIG``, which TensorFlow needs if there are several nodes.
 
     Raises:
         torchrun_hpc.LaunchError: The nodes cannot be found out.
     """
     plan = torchrun_hpc.describe()["plan"]
-    if plan["nodes"] == 1:
-        return
-    port = plan["endpoint"].rpartition(":")[2]
-    workers = [f"{host}:{port}" for host in plan["fast_hosts"]]
-    task = {"type": "worker", "index": plan["node_rank"]}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+    if plan["backend"] == "direct" or not all(plan["hosts"]):
+        raise SystemExit(
+            "TensorFlow needs one process on each node, and all nodes' names. In a job "
+            "of Slurm, type: srun --ntasks-per-node=1 python ..."
+        )
+    if plan["nodes"] > 1:
+        os.environ["TF_CONFIG"] = json.dumps(tf_config())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Trains a small model with TensorFlow, on all nodes of the job.
 
-srun --ntasks-per-node=1 python examples/tensorflow/train.py
+    srun --ntasks-per-node=1 python examples/tensorflow/train.py
+
+Tried with TensorFlow 2.21, whose Keras has no training on several nodes.
 """
 
 from __future__ import annotations

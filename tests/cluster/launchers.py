@@ -69,7 +69,7 @@ class Launcher:
         return ["env", f"TMPDIR={cluster.tmpdir}", str(self.program), *self.always]
 
     def install(self, cluster: Cluster, folder: Path, *, job: bool = False) -> str:
-        """Let it be ``mpirun`` or ``mpiexec``, as a user types it; return the PATH.
+        """Install it as ``mpirun`` or ``mpiexec``, which a user types; return the PATH.
 
         Args:
             cluster: Where it will run.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
-    DDP,
     ENVIRON,
     HPC,
     JUELICH,
@@ -22,18 +21,6 @@ if TYPE_CHECKING:
     from testbed import Cluster
 
 TWO = ("-N2", "--ntasks-per-node=2")
-
-
-def test_it_trains_at_juelich(juelich: Cluster) -> None:
-    """Over the fast network: the other one is closed."""
-    done = juelich.srun(*TWO, *HPC, DDP, "--steps=3", env=JUELICH)
-    assert done.returncode == 0, done.stderr
-    assert "rank 3 of 4" in done.stdout
-    (line,) = own_lines(done.stderr)
-    assert "2 nodes x 2 tasks" in line
-    assert "each task a worker at jwb0001i:" in line
-    assert "interface ib0, site jsc" in line
-    assert done.stderr.count("\n") == 1, "torch warns of something"
 
 
 @pytest.mark.release("direct")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
-    DDP,
     ENVIRON,
     HPC,
     JUELICH,
@@ -94,15 +93,6 @@ def test_each_task_a_worker(bare: Cluster, launcher: Launcher) -> None:
     assert len({w["MASTER_PORT"] for w in seen}) == 1
     (line,) = own_lines(done.stderr)
     assert "HPC001 3 nodes x 2 tasks" in line
-
-
-def test_both_kinds_train(bare: Cluster) -> None:
-    """With gloo; what differs between launchers is shown by the tests above."""
-    done = run(bare, OPENMPI_4, *once(OPENMPI_4, 2), *HPC, "--nproc-per-node=1", DDP,
-               "--steps=3")  # fmt: skip
-    assert (done.returncode, "rank 0 of 2" in done.stdout) == (0, True), done.stderr
-    done = run(bare, MPICH_4, "-n", "3", "-ppn", "2", *HPC, DDP, "--steps=3")
-    assert (done.returncode, "rank 0 of 3" in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("launcher", [MPICH_5, INTELMPI], indirect=True, ids=str)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
-    DDP,
     ENVIRON,
     HPC,
     WORLD,
@@ -60,11 +59,6 @@ def test_typed_on_each_machine(
     assert {worker["MASTER_ADDR"] for worker in seen} == {address}
     (line,) = own_lines(errors)
     assert "2 nodes, 2 workers on this one, no scheduler" in line
-
-
-def test_they_train(bare: Cluster) -> None:
-    output, _ = type_on_each(bare, *STATIC, "--nproc_per_node=1", DDP, "--steps=3")
-    assert "rank 1 of 2" in output
 
 
 def test_nothing_typed_is_one_node(bare: Cluster) -> None:

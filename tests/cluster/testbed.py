@@ -500,6 +500,10 @@ class Cluster:
             env: As for `popen`.
             cwd: As for `popen`.
             timeout: As for `wait`.
+
+        Raises:
+            ClusterError: If sbatch refuses the script.
+            subprocess.TimeoutExpired: With the output so far.
         """
         return self.wait(self.submit(script, *args, env=env, cwd=cwd), timeout)
 

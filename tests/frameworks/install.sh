@@ -7,10 +7,11 @@ PATH=$BIN:$PATH
 cd "$(dirname "$0")/../.."
 pip install --quiet --requirement requirements-frameworks.txt
 
-# torchvision is built for CUDA. Beside a torch for CPUs its compiled operators do not
-# load, and it ends at the first two that it describes ("operator torchvision::nms does
-# not exist"). With these declared, without code, all the rest loads, which is Python:
-# models, data sets, transforms. Where it loads, it is left as it is.
+# The wheels of torchvision are built for CUDA. Beside a torch for CPUs their compiled
+# operators do not load, and the import fails because two of them do not exist
+# ("operator torchvision::nms does not exist"). If these two are declared, without code,
+# the import works: models, data sets and transforms are Python. A torchvision that
+# loads is left unchanged.
 if ! python -c 'import torchvision' 2> /dev/null; then
     FOLDER=$(python -c 'from importlib.util import find_spec as f
 print(*f("torchvision").submodule_search_locations)')

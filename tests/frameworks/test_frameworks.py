@@ -52,12 +52,13 @@ def test_an_unchanged_script(
     _need(framework)
     tasks, launcher = MODES[mode]
     script = SCRIPTS / FRAMEWORKS[framework][1]
-    env, built = JUELICH, {}
+    # One thread, as an agent sets it: the workers share two cores.
+    env, built = JUELICH | {"OMP_NUM_THREADS": "1"}, {}
     if framework == "deepspeed":
         # Its own copy: a process that is killed leaves a lock behind, for which all
         # later ones would wait.
         copy = shutil.copytree(EXTENSIONS, tmp_path / "extensions")
-        env = JUELICH | {"TORCH_EXTENSIONS_DIR": str(copy)}
+        env |= {"TORCH_EXTENSIONS_DIR": str(copy)}
         built = _built(tmp_path)
         assert built
     done = cluster.srun("-N2", tasks, *launcher, script, env=env, timeout=170)

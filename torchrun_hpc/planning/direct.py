@@ -114,6 +114,7 @@ def _plan(inputs: Inputs, job: Job, where: _WorkerEndpoint) -> LaunchPlan:
         raise messages.outside()
     environment = {**where.environment, **_agents_variables(inputs, job, where)}
     is_first = task.rank == 0
+    hosts = endpoints.hosts_of(job)
     return LaunchPlan(
         mode=inputs.mode,
         launch_id=job.launch_id,
@@ -122,7 +123,8 @@ def _plan(inputs: Inputs, job: Job, where: _WorkerEndpoint) -> LaunchPlan:
             node_rank=job.node_rank,
             workers=task.local_size,
             report_rank=task.rank,
-            hosts=endpoints.hosts_of(job),
+            hosts=hosts,
+            fast_hosts=tuple(map(inputs.rewrite, hosts)),
             size=task.size,
         ),
         rendezvous=Rendezvous(

@@ -27,6 +27,8 @@ class World:
         report_rank: Rank by which it is decided who reports: that of the node; in
             direct mode that of the task.
         hosts: Names of the nodes by rank; empty without a scheduler.
+        fast_hosts: Their names on the fast network, by the site's rule; whether these
+            resolve is not checked.
         fewest: The least number of nodes to start with; 0 if all have to be there.
         may_grow: Whether agents may join that this launch does not start.
         size: Number of all workers; 0 where it is not known before the nodes meet.
@@ -37,6 +39,7 @@ class World:
     workers: int
     report_rank: int = 0
     hosts: tuple[str, ...] = ()
+    fast_hosts: tuple[str, ...] = ()
     fewest: int = 0
     may_grow: bool = False
     size: int = 0

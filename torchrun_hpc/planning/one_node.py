@@ -55,6 +55,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
     if inputs.explicit("nnodes") is None or node_range(inputs.options)[1] > 1:
         options["nnodes"] = Setting("1", _RULE)  # nobody can join what is standalone
     job = inputs.job
+    hosts = () if job is None or job.node_rank is None else (job.own_name,)
     return LaunchPlan(
         mode=inputs.mode,
         world=World(
@@ -62,7 +63,8 @@ def plan(inputs: Inputs) -> LaunchPlan:
             node_rank=0,
             workers=inputs.workers,
             report_rank=0 if job is None else job.task.rank,
-            hosts=() if job is None or job.node_rank is None else (job.own_name,),
+            hosts=hosts,
+            fast_hosts=hosts,
         ),
         rendezvous=Rendezvous(
             backend=C10D if standalone else inputs.backend,

@@ -83,6 +83,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
             workers=inputs.workers,
             report_rank=rank,
             hosts=hosts,
+            fast_hosts=tuple(map(inputs.rewrite, hosts)),
             fewest=node_range(inputs.options)[0] if "nnodes" in inputs.options else 0,
             may_grow=_may_grow(inputs, job),
         ),

@@ -64,11 +64,7 @@ class DescribedJob(TypedDict):
 
 
 class DescribedPlan(TypedDict):
-    """`torchrun_hpc.planning.launch_plan.LaunchPlan` and its parts, in one.
-
-    Attributes:
-        fast_hosts: The names of `hosts` on the fast network, by the site's rule.
-    """
+    """`torchrun_hpc.planning.launch_plan.LaunchPlan` and its parts, in one."""
 
     title: str
     nodes: int
@@ -142,7 +138,7 @@ def description(
         "torch": torch,
         "python": platform.python_version(),
         "job": _job(inputs.job) if inputs.job else None,
-        "plan": _plan(plan, [inputs.rewrite(host) for host in plan.world.hosts]),
+        "plan": _plan(plan),
         "options": _settings(options),
         "patches": list(patches),
         "exports": {name: str(setting.value) for name, setting in environment},
@@ -163,13 +159,13 @@ def _job(job: Job) -> DescribedJob:
     }
 
 
-def _plan(plan: LaunchPlan, fast_hosts: list[str]) -> DescribedPlan:
+def _plan(plan: LaunchPlan) -> DescribedPlan:
     world, where = plan.world, plan.rendezvous
     return {
         "title": plan.messages.title,
         "nodes": world.nodes,
         "hosts": list(world.hosts),
-        "fast_hosts": fast_hosts,
+        "fast_hosts": list(world.fast_hosts),
         "node_rank": world.node_rank,
         "workers": world.workers,
         "backend": where.backend,
