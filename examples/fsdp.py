@@ -66,15 +66,17 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     workers = int(os.environ["WORLD_SIZE"])
     if args.batch_size % workers:
-        text = f"--batch-size={args.batch_size} is no multiple of the {workers} workers"
-        raise SystemExit(text if os.environ["RANK"] == "0" else 2)
+        parser.error(
+            f"--batch-size={args.batch_size} is no multiple of {workers} workers"
+        )
     return args
 
 
 def main() -> None:
     """Join the other workers, and train."""
     args = parse()
-    if torch.cuda.is_available():
+    gpu = torch.cuda.is_available()
+    if gpu:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     else:
@@ -82,8 +84,8 @@ def main() -> None:
     dist.init_process_group()
     mesh = make_mesh(device, args.shard)
     # NVIDIA's GPUs have bfloat16 from the A100 on.
-    gpu = device.type == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
-    precision = args.precision or ("bf16" if gpu else "fp32")
+    has_bfloat16 = gpu and torch.cuda.get_device_capability() >= (8, 0)
+    precision = args.precision or ("bf16" if has_bfloat16 else "fp32")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     shard = functools.partial(fully_shard, mesh=mesh, mp_policy=policy)
@@ -97,7 +99,7 @@ def main() -> None:
     say(f"{count:,} parameters, {precision}, {mesh}")
     train(training, args, device)
 
-    if device.type == "cpu":
+    if not gpu:
         # Gloo's threads release the last tensor a moment after its result is there,
         # and abort if the group is gone by then.
         time.sleep(0.2)
