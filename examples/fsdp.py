@@ -53,22 +53,21 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     option = parser.add_argument
-    option("--size", choices=SIZES, default="85m", help="parameters, about")
-    option("--steps", type=int, default=200)
-    option("--batch-size", type=int, default=32, help="sequences, of all workers")
+    option("--size", choices=SIZES, default="85m", help="number of parameters")
+    option("--steps", type=int, default=200, help="number of the last step")
+    option("--global-batch-size", type=int, default=32, help="sequences of all workers")
     option("--length", type=int, default=1024, help="characters of a sequence")
     option("--lr", type=float, default=3e-4, help="learning rate")
-    option("--shard", choices=["node", "all"], default="node")
-    option("--precision", choices=["bf16", "fp32"], help="default: what the GPU has")
-    option("--checkpoints", type=Path, metavar="FOLDER")
+    option("--shard", choices=["node", "all"], default="node", help="among whom")
+    option("--precision", choices=["bf16", "fp32"], help="unset: what the GPU has")
+    option("--checkpoints", type=Path, metavar="FOLDER", help="to write and resume")
     option("--save-every", type=int, default=500, metavar="STEPS")
     option("--log-every", type=int, default=10, metavar="STEPS")
     args = parser.parse_args()
     workers = int(os.environ["WORLD_SIZE"])
-    if args.batch_size % workers:
-        parser.error(
-            f"--batch-size={args.batch_size} is no multiple of {workers} workers"
-        )
+    size = args.global_batch_size
+    if size % workers:
+        parser.error(f"--global-batch-size={size} is no multiple of {workers} workers")
     return args
 
 
@@ -98,6 +97,7 @@ def main() -> None:
     count = sum(parameter.numel() for parameter in model.parameters())
     say(f"{count:,} parameters, {precision}, {mesh}")
     train(training, args, device)
+    say(f"finished: step {training.step}")
 
     if not gpu:
         # Gloo's threads release the last tensor a moment after its result is there,
@@ -230,10 +230,12 @@ def train(training: Training, args: argparse.Namespace, device: torch.device) ->
     """Train to the last step, from a checkpoint if there is one."""
     if args.checkpoints:
         training.resume(args.checkpoints)
+        for group in training.optimizer.param_groups:
+            group["lr"] = args.lr  # not that of the checkpoint
     loss_sum = torch.zeros((), device=device)
     start, first = time.perf_counter(), training.step
     while training.step < args.steps:
-        text = batch(training.step, args.batch_size, args.length).to(device)
+        text = batch(training.step, args.global_batch_size, args.length).to(device)
         loss = training.model(text)
         loss.backward()
         training.optimizer.step()
@@ -244,7 +246,7 @@ def train(training: Training, args: argparse.Namespace, device: torch.device) ->
             dist.all_reduce(loss_sum)
             steps = training.step - first
             mean = loss_sum.item() / dist.get_world_size() / steps
-            tokens = args.batch_size * args.length * steps
+            tokens = args.global_batch_size * args.length * steps
             speed = tokens / (time.perf_counter() - start)
             say(f"step {training.step}: loss {mean:.4f}, {speed:.0f} tokens/s")
             loss_sum.zero_()

@@ -44,7 +44,7 @@ def parse() -> argparse.Namespace:
     option("--fixed-lr", action="store_true", help="use --lr as it is")
     option("--norm", choices=["batch", "group"], default="batch")
     option("--train-num-workers", type=int, default=0, help="DataLoader processes")
-    option("--checkpoint", type=Path, metavar="FILE")
+    option("--checkpoint", type=Path, metavar="FILE", help="to write and resume")
     option("--log-every", type=int, default=20, metavar="STEPS")
     return parser.parse_args()
 
@@ -67,6 +67,7 @@ def main() -> None:
     data = images(args)
     while training.epoch < args.epochs:
         train_epoch(training, data)
+    say(f"finished: {training.epoch} epochs")
 
     if device.type == "cpu":
         # Gloo's threads release the last tensor a moment after its result is there,
@@ -213,6 +214,7 @@ def train_epoch(training: Training, data: datasets.VisionDataset) -> None:
     torch.manual_seed(training.epoch * world_size + dist.get_rank())
     sampler: DistributedSampler[Any] = DistributedSampler(data)
     sampler.set_epoch(training.epoch)
+    # The workers take the images in turns, so each of them had an equal share of these.
     remaining = list(sampler)[training.seen // world_size :]
     loader = DataLoader(
         data,

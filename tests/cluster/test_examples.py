@@ -30,7 +30,8 @@ IMAGES = "--image-size 32 --log-every 1 --train-num-workers 0"
 # Steps of 8 images on all workers together: --batch-size is 8 / number of workers.
 RESNET = f"{IMAGES} --images 32 --epochs 2 --norm group --fixed-lr --lr 0.003"
 AS_USERS = f"{IMAGES} --images 16 --epochs 3 --batch-size 4"
-FSDP = "--size tiny --length 32 --batch-size 8 --lr 0.001 --steps 120 --log-every 20"
+FSDP = "--size tiny --length 32 --global-batch-size 8 --lr 0.001 --steps 120"
+FSDP += " --log-every 20"
 
 # No python of this environment: the scripts activate it. One thread, for workers that
 # share two cores.
@@ -185,7 +186,8 @@ def test_fsdp_is_killed_and_submitted_again_with_fewer_workers(
 ) -> None:
     page = job_script("Jülich", "fsdp.py")
     endless = page.smaller(f"{FSDP} --steps 1000000 --save-every 60", TWO_WORKERS)
-    first = juelich.submit(endless, *SMALL, env=SITE, cwd=folder)
+    env = SITE | {"SCRATCH": str(folder)}
+    first = juelich.submit(endless, *SMALL, env=env, cwd=folder)
     wait_for(first, "^checkpoint: step 60$")
     signal_to(juelich, first, "KILL")
     done = juelich.wait(first)
@@ -194,7 +196,7 @@ def test_fsdp_is_killed_and_submitted_again_with_fewer_workers(
     check_begin(losses(done.output), fsdp)
 
     script = page.smaller(FSDP, TWO_WORKERS)
-    again = juelich.sbatch(script, *SMALL, "--nodes=1", env=SITE, cwd=folder)
+    again = juelich.sbatch(script, *SMALL, "--nodes=1", env=env, cwd=folder)
     assert again.returncode == 0, again.output
     assert "resumed: step 60\n" in again.output
     assert "(between_nodes=1, within_node=2)" in again.output
@@ -218,7 +220,7 @@ def test_resnet_each_task_a_worker(
     assert done.returncode == 0, done.output
     assert losses(done.output) == pytest.approx(resnet, rel=1e-3)
     # Over the fast network, and torch warns of nothing.
-    other = "^(?!epoch|checkpoint|.* parameters$).+$"
+    other = "^(?!epoch|checkpoint|finished|.* parameters$).+$"
     (line,) = re.findall(other, done.output, re.MULTILINE)
     assert "2 nodes x 2 tasks" in line
     assert "each task a worker at jwb0001i:" in line
@@ -274,6 +276,7 @@ def test_fsdp_by_the_launch_line_of_pbs(
         "PBS_O_WORKDIR": str(folder),
         "PBS_ENVIRONMENT": "PBS_BATCH",
         "NCAR_HOST": "derecho",
+        "SCRATCH": str(folder),
     }
     path = {"PATH": MPICH_4.install(bare, folder)}
     done = bare.run(["bash"], host="n9", env=PLAIN | pbs | path, input=script)
