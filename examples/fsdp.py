@@ -267,10 +267,11 @@ def batch(step: int, size: int, length: int) -> torch.Tensor:
         Shape (size / world size, length + 1), int64.
     """
     first, last = step * size, (step + 1) * size
+    words = TEXT.split()
     rows = []
     for number in range(first + dist.get_rank(), last, dist.get_world_size()):
-        words = random.Random(number).choices(TEXT.split(), k=length)  # noqa: S311
-        rows.append(list(" ".join(words).encode("ascii")[: length + 1]))
+        sentence = random.Random(number).choices(words, k=length)  # noqa: S311
+        rows.append(list(" ".join(sentence).encode("ascii")[: length + 1]))
     return torch.tensor(rows)
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torchrun_hpc
 
+if TYPE_CHECKING:
+    from torchrun_hpc.reporting.description import DescribedPlan
 
-def tf_config() -> dict[str, Any]:
+
+def tf_config(plan: DescribedPlan) -> dict[str, Any]:
     """Return the content of ``TF_CONFIG``: the nodes, and which of them this one is."""
-    plan = torchrun_hpc.describe()["plan"]
     port = plan["endpoint"].rpartition(":")[2]
     workers = [f"{host}:{port}" for host in plan["fast_hosts"]]
     task = {"type": "worker", "index": plan["node_rank"]}
@@ -38,7 +40,7 @@ def set_tf_config() -> None:
             "of Slurm, type: srun --ntasks-per-node=1 python ..."
         )
     if plan["nodes"] > 1:
-        os.environ["TF_CONFIG"] = json.dumps(tf_config())
+        os.environ["TF_CONFIG"] = json.dumps(tf_config(plan))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -44,6 +45,12 @@ def require(reason: str | None) -> None:
     if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
         pytest.fail(f"CI must run the tests on a cluster: {reason}")
     pytest.skip(reason)
+
+
+def require_package(name: str) -> None:
+    """Skip where a package that only tests need is missing; in CI, fail."""
+    is_there = importlib.util.find_spec(name) is not None
+    require(None if is_there else f"{name} is not installed (make cluster-test)")
 
 
 def read_workers(

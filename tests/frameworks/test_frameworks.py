@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
 import sys
 import sysconfig
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import HPC, JUELICH, ONE_TASK
+from commands import HPC, JUELICH, ONE_TASK, require_package
 
 if TYPE_CHECKING:
     import subprocess
@@ -81,12 +79,7 @@ def test_accelerate_launch(cluster: Cluster) -> None:
 
 def _need(framework: str) -> None:
     """Skip where a framework is not installed; in CI, fail."""
-    package = FRAMEWORKS[framework][0]
-    if importlib.util.find_spec(package) is None:
-        reason = f"{package} is not installed (requirements-frameworks.txt)"
-        if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
-            pytest.fail(reason)
-        pytest.skip(reason)
+    require_package(FRAMEWORKS[framework][0])
     if framework == "deepspeed" and not EXTENSIONS.exists():
         if not (shutil.which("c++") and PYTHON_H.exists()):
             pytest.skip("on CPUs DeepSpeed compiles a part of itself: no c++, Python.h")
