@@ -94,10 +94,11 @@ def _run(args: argparse.Namespace) -> None:
             torchrun_parser.add_ours(args, seen.environ)
             options = torchrun_parser.changed(args, seen.environ)
         known.options = options
-        mode = known.mode = choose_mode(seen, CommandLine(options), has_agent=True)
+        line = CommandLine(options)
+        mode = known.mode = choose_mode(seen, line, has_agent=True)
         prepare_agent(seen, options)
         starter = AgentStarter(seen, args, options, _original_run)
-        inputs, plan = main.plan_of(mode, seen, starter)
+        inputs, plan = main.plan_of(main.inputs_of(mode, seen, line), starter)
         known.plan = plan
         start(inputs, plan, starter)
 

@@ -9,18 +9,21 @@ imported after the mode is chosen, and not at all in direct mode.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import network, sites
+from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.commandline.options import options_of_setup
 from torchrun_hpc.launching import direct, environment, signals
 from torchrun_hpc.launching.abort import Known, faults_reported
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.launching.starters import count_workers, parse, starter_of
+from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import (
     Mode,
@@ -29,8 +32,10 @@ from torchrun_hpc.planning.mode import (
     direct_mode,
 )
 from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.resources import likely_workers
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import process
+from torchrun_hpc.worker.split_off import SplitOff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,10 +56,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: With torchrun's exit code; 2 for a fault of environment or command
             line.
     """
+    try:
+        _launch(sys.argv[1:] if argv is None else argv)
+    except SplitOff as split:
+        serve = split.serve
+    else:
+        return
+    serve()  # outside, so that no exception of a worker has another as its context
+
+
+def _launch(argv: Sequence[str]) -> None:
+    """Walk all stages."""
     streams.open_closed()  # before anything else is opened, and gets their numbers
     streams.forgive_at_exit(sys.stderr)
     signals.install()  # a scheduler may send one at any time
-    argv = sys.argv[1:] if argv is None else argv
     known = Known()
     with faults_reported(known):
         environment.drop_empty_options()
@@ -63,29 +78,47 @@ def main(argv: Sequence[str] | None = None) -> None:
         line = parse(argv, seen)
         known.options = line.options
         mode = known.mode = choose_mode(seen, line, count_workers)
-        starter = starter_of(mode, seen, line, argv)
-        inputs, plan = plan_of(mode, seen, starter)
+        inputs = inputs_of(mode, seen, line)
+        starter = starter_of(inputs, seen, line, argv)
+        inputs, plan = plan_of(inputs, starter)
         known.plan = plan
         start(inputs, plan, starter)
 
 
-def plan_of(mode: Mode, seen: Preflight, starter: Starter) -> tuple[Inputs, LaunchPlan]:
+def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
+    """Collect what a plan is made from, as far as it is known without torch.
+
+    Raises:
+        LaunchError: There is no such site, or what is to be preloaded is no module.
+    """
+    cpus, options = len(os.sched_getaffinity(0)), line.options
+    workers = options.get("nproc_per_node")
+    inputs = Inputs(
+        mode=mode,
+        job=seen.job,
+        site=sites.find(seen.environ, seen.site_host, options.get("hpc_site")),
+        network=network.this_node(),
+        options=options,
+        environ=seen.environ,
+        workers=likely_workers(workers, seen.environ, cpus),
+        cpus=cpus,
+        gpus=0,
+        command=seen.command,
+        hostname=seen.hostname,
+    )
+    # Without a script, a program has called torch, and has imported it.
+    planned = preload.plan(inputs, line.script) if line.script else None
+    return replace(inputs, preload=planned)
+
+
+def plan_of(inputs: Inputs, starter: Starter) -> tuple[Inputs, LaunchPlan]:
     """Make the plan, and return it with what it was made from.
 
     Raises:
         LaunchError: Something that the user typed, or set, cannot work.
     """
-    inputs = Inputs(
-        mode=mode,
-        job=seen.job,
-        site=sites.find(seen.environ, seen.site_host, starter.options.get("hpc_site")),
-        network=network.this_node(),
-        options=starter.options,
-        environ=seen.environ,
-        command=seen.command,
-        hostname=seen.hostname,
-        **starter.measure(),  # workers, cpus, gpus, and what else there is
-    )
+    # Workers, GPUs, and what else there is.
+    inputs = replace(inputs, options=starter.options, **starter.measure())
     plan = make_plan(inputs)
     starter.apply_options(plan)
     return inputs, plan
@@ -98,8 +131,9 @@ def describe(argv: Sequence[str]) -> Description:
         seen = preflight(shlex.join(["python", "-m", "torchrun_hpc", *argv]))
         line = parse(argv, seen)
         mode = choose_mode(seen, line, count_workers)
-        starter = starter_of(mode, seen, line, argv, is_launch=False)
-        inputs, plan = plan_of(mode, seen, starter)
+        inputs = inputs_of(mode, seen, line)
+        starter = starter_of(inputs, seen, line, argv, is_launch=False)
+        inputs, plan = plan_of(inputs, starter)
         return starter.describe(inputs, plan)
 
 
@@ -121,7 +155,8 @@ def set_up_worker(seen: Preflight) -> Mapping[str, str]:
     """
     job = seen.job or direct.job_of_nobody(seen.hostname)
     seen = replace(seen, job=job)
-    starter = direct.WorkerStarter(seen, job, options_of_setup(seen.environ))
-    inputs, plan = plan_of(direct_mode(job), seen, starter)
+    line = CommandLine(options_of_setup(seen.environ))
+    starter = direct.WorkerStarter(seen, job, line.options)
+    inputs, plan = plan_of(inputs_of(direct_mode(job), seen, line), starter)
     start(inputs, plan, starter)
     return {name: str(value.value) for name, value in plan.environment.items()}

@@ -66,6 +66,14 @@ _OURS = {
             "default 'auto': the first if the number of nodes is fixed."
         ),
     ),
+    "hpc_preload": (
+        "MODULE[,MODULE]",
+        (
+            "Modules that each node imports once, for all of its workers: 'torch'. A "
+            "worker is a fork then, and starts much faster. By default the site's, "
+            "or none."
+        ),
+    ),
     "hpc_debug": (
         None,
         (

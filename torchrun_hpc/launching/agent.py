@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +21,13 @@ from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.planning.preflight import Preflight
@@ -40,6 +43,7 @@ class AgentStarter(Starter):
         args: Arguments of torchrun; filled in.
         options: Of these, what the user set.
         run: ``torch.distributed.run.run``, or what a program has in its place.
+        preloaded: Leads to the fork server; ``None`` without ``--hpc-preload``.
     """
 
     def __init__(
@@ -48,8 +52,10 @@ class AgentStarter(Starter):
         args: argparse.Namespace,
         options: Mapping[str, Setting],
         run: Callable[[argparse.Namespace], None] = torch_run.run,
+        preloaded: Preloaded | None = None,
     ) -> None:
         super().__init__(options)
+        self._preloaded = preloaded
         self._args = args
         self._run = run
         self._environ = preflight.environ
@@ -90,7 +96,11 @@ class AgentStarter(Starter):
         args = self._args
         try:
             with self._rendezvous(plan):
-                self._outcomes = registry.apply_patches(plan, signals.forward)
+                hooks = Hooks(signals.forward)
+                if self._preloaded is not None:
+                    self._preloaded.check(self._environ)
+                    hooks = replace(hooks, fork=self._preloaded.fork)
+                self._outcomes = registry.apply_patches(plan, hooks)
                 validation.check_configuration(args, self._environ)
                 yield
         except ImportError as error:  # a backend's package; torch has a stub for one
@@ -135,16 +145,19 @@ class AgentStarter(Starter):
         own = []
         if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
             own.append(capabilities.warning_of_all_interfaces())
+        if self._preloaded is not None and self._preloaded.problem is not None:
+            own.append(self._preloaded.problem)
         return own, registry.left_out(self._outcomes or ())
 
     def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
         """Describe what this node would do."""
         options = {**self.options, **plan.options}
         command = torchrun_parser.plain_command(self._args, options, self._environ)
-        outcomes = self._outcomes or registry.examine()
-        patches = [registry.described(outcome) for outcome in outcomes]
+        patches = registry.patches_for(plan)
+        outcomes = self._outcomes or registry.examine(patches)
+        described = [registry.described(outcome) for outcome in outcomes]
         return description.description(
-            inputs, plan, torch.__version__, patches, command
+            inputs, plan, torch.__version__, described, command
         )
 
     def answers(self, plan: LaunchPlan, own: Description) -> Answers:
@@ -157,7 +170,8 @@ class AgentStarter(Starter):
         """Hand over to torch."""
         names = capabilities.option(self._args, "signals_to_handle")
         signals.leave_to_torch(names.split(","))
-        signals.begin(scheduled=self._is_scheduled)
+        server = self._preloaded.server if self._preloaded is not None else 0
+        signals.begin(scheduled=self._is_scheduled, fork_server=server)
         record(self._run)(self._args)
 
 

@@ -32,6 +32,21 @@ def set_unset(variables: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
+@contextlib.contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a moment only."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def drop_empty_options() -> dict[str, str]:
     """Remove the ``PET_*`` variables that are empty, and return them.
 

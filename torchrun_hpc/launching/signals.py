@@ -66,6 +66,7 @@ class _Forwarder:
         self._arrived: deque[_ReceivedSignal] = deque()
         self._undelivered: list[_ReceivedSignal] = []
         self._scheduled = False
+        self._parents: set[str] = set()
         self._probe: subprocess.Popen[bytes] | None = None
         self._reported = False
 
@@ -105,14 +106,16 @@ class _Forwarder:
                 if any(received.number == number for received in self._undelivered):
                     signal.raise_signal(number)
 
-    def begin(self, *, scheduled: bool) -> None:
+    def begin(self, *, scheduled: bool, fork_server: int = 0) -> None:
         """Prepare, before the workers start.
 
         Args:
             scheduled: Whether a scheduler started this process, which may signal the
                 workers too.
+            fork_server: Number of the process that forks them; 0 if there is none.
         """
         self._scheduled = scheduled
+        self._parents = {str(os.getpid()), str(fork_server)}
         if scheduled and any(signal.getsignal(n) == self._on_signal for n in FORWARDED):
             self._renew_probe()
 
@@ -173,8 +176,8 @@ class _Forwarder:
         alive: set[int] = set()
         for rank, pid in workers.items():
             status = _status(pid)
-            # If the agent has reaped this worker, another process may have its number.
-            if status.get("PPid") != str(os.getpid()) or status["State"][0] in "ZX":
+            # If this worker has been reaped, another process may have its number.
+            if status.get("PPid") not in self._parents or status["State"][0] in "ZX":
                 continue
             alive.add(pid)
             for number in FORWARDED:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torchrun_hpc.commandline.command_line import CommandLine
+    from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.launching.start import Starter
-    from torchrun_hpc.planning.mode import Mode
+    from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.preflight import Preflight
     from torchrun_hpc.setting import Setting
 
@@ -57,7 +58,7 @@ def parse(argv: Sequence[str], preflight: Preflight) -> CommandLine:
 
 
 def starter_of(
-    mode: Mode,
+    inputs: Inputs,
     preflight: Preflight,
     line: CommandLine,
     argv: Sequence[str],
@@ -67,7 +68,7 @@ def starter_of(
     """Return what starts the workers; torch's own parser has the last word on an agent.
 
     Args:
-        mode: How they are started.
+        inputs: What is known without torch.
         preflight: What this process shows.
         line: The command line, as far as it is understood without torch.
         argv: The same in words.
@@ -75,13 +76,15 @@ def starter_of(
 
     Raises:
         LaunchError: The command line is wrong, or there is no torch.
+        SplitOff: In the process of a fork server.
     """
     job = preflight.job
-    if mode.is_direct and job is not None:
+    if inputs.mode.is_direct and job is not None:
         return DirectStarter(preflight, job, line)
     if is_launch:
         prepare_agent(preflight, line.options)
     with _without_garbage_collection():
+        preloaded = _preloaded(inputs, line) if is_launch else None
         import_torch()
         from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
         from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
@@ -89,7 +92,20 @@ def starter_of(
     args, options = torchrun_parser.parse(argv, preflight.environ)
     if is_launch:
         streams.forgive_at_exit(sys.stdout)  # but for --help
-    return AgentStarter(preflight, args, options)
+    return AgentStarter(preflight, args, options, preloaded=preloaded)
+
+
+def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:
+    """Preload what is to be preloaded, unless this is a dry run, or it is useless."""
+    preload = inputs.preload
+    if preload is None or preload.problem or "hpc_dry_run" in inputs.options:
+        return None
+    from torchrun_hpc.launching.preloading import preload_modules  # noqa: PLC0415
+
+    words = [line.script, *line.arguments]
+    if "module" in inputs.options:
+        words = ["-m", *words]
+    return preload_modules(preload, words)
 
 
 def prepare_agent(preflight: Preflight, options: Mapping[str, Setting]) -> None:

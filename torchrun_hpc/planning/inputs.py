@@ -24,6 +24,24 @@ DIRECT = "direct"  # none: each task is a worker
 
 
 @dataclass(frozen=True)
+class Preload:
+    """The modules that a node imports once, before it forks its workers.
+
+    Attributes:
+        modules: Their names, in the order in which they are imported.
+        setting: The same as it was typed, or set, with the option or the site.
+        variables: Those to set before, because a module may read them then.
+        problem: Why the workers are started by exec nevertheless; empty if they are
+            not.
+    """
+
+    modules: tuple[str, ...]
+    setting: Setting
+    variables: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What a plan is made from.
 
@@ -35,13 +53,15 @@ class Inputs:
         options: What the user typed, or set by ``PET_*``, by the names that torchrun's
             parser gives them. An empty value is not there.
         environ: As in `Preflight`.
-        workers: Number of workers on this node.
+        workers: Number of workers on this node; before torch is imported, as far as it
+            is known.
         cpus: Number of CPUs that this process may run on (its affinity mask).
         gpus: Number of GPUs that torch sees here.
         command: The command as typed, for messages.
         hostname: Name of this machine; empty if it is not known.
         of_release: Variables that mend c10d of the installed release of torch.
         free_port: A port that is free here, for a worker that is alone.
+        preload: What is imported once for all workers; ``None`` if nothing is.
     """
 
     mode: Mode
@@ -57,6 +77,7 @@ class Inputs:
     hostname: str = ""
     of_release: Mapping[str, Setting] = field(default_factory=dict)
     free_port: int = 0
+    preload: Preload | None = None
 
     def explicit(self, name: str) -> Any:
         """Return what was typed for an option, ``None`` if nothing."""

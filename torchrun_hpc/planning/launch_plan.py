@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchrun_hpc.errors import Message
+    from torchrun_hpc.planning.inputs import Preload
     from torchrun_hpc.setting import Setting
 
 
@@ -124,6 +125,7 @@ class LaunchPlan:
         interface: Where gloo will be, for a person; empty if that is left to it.
         options: Options of torchrun to set, by their names in its parser.
         environment: Environment variables to set.
+        preload: What is imported once for all workers; ``None`` if nothing is.
     """
 
     mode: Mode
@@ -135,6 +137,7 @@ class LaunchPlan:
     interface: str = ""
     options: Mapping[str, Setting] = field(default_factory=dict)
     environment: Mapping[str, Setting] = field(default_factory=dict)
+    preload: Preload | None = None
 
     @property
     def ranks_follow_scheduler(self) -> bool:

@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
-from torchrun_hpc.planning import as_typed, direct, network_env, one_node, several_nodes
+from torchrun_hpc.planning import (
+    as_typed,
+    direct,
+    network_env,
+    one_node,
+    preload,
+    several_nodes,
+)
 from torchrun_hpc.planning.inputs import C10D
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.setting import Setting
@@ -50,4 +57,15 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
         if not has_logs and not inputs.mode.is_direct:
             # The workers' stderr, with the rank on each line.
             options["tee"] = Setting("2", "--hpc-debug")
-    return replace(plan, options=options, environment=environment)
+    messages = replace(
+        plan.messages,
+        notes=(*plan.messages.notes, *preload.notes(inputs)),
+        warnings=(*plan.messages.warnings, *preload.warnings(inputs)),
+    )
+    return replace(
+        plan,
+        options=options,
+        environment=environment,
+        messages=messages,
+        preload=inputs.preload,
+    )

@@ -46,6 +46,25 @@ GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 SRUN = "srun"  # these are about what it starts
 
 
+def likely_workers(
+    setting: Setting | None, environ: Mapping[str, str], cpus: int
+) -> int:
+    """Return how many workers there will be, as far as it is known without torch.
+
+    Args:
+        setting: Of ``--nproc-per-node``; ``None`` if it is not set.
+        environ: Environment of this process.
+        cpus: Number of CPUs that this process may run on.
+    """
+    if setting is None:
+        return 1
+    if re.fullmatch("[0-9]{1,6}", str(setting.value)):
+        return int(setting.value)
+    listed = [_listed(environ[name]) for name in VISIBLE if name in environ]
+    gpus = min(listed, default=_integer(environ, GPUS_ON_NODE))
+    return cpus if setting.value == "cpu" else gpus or cpus
+
+
 def worker_threads(inputs: Inputs) -> dict[str, Setting]:
     """Set what torchrun sets, without its banner: one thread a worker.
 

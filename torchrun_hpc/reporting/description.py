@@ -75,6 +75,7 @@ class DescribedPlan(TypedDict):
     backend: str
     endpoint: str
     site: DescribedSetting | None
+    preload: DescribedSetting | None
     address: str | None
     interface: str
     listen: str | None
@@ -171,6 +172,7 @@ def _plan(plan: LaunchPlan) -> DescribedPlan:
         "backend": where.backend,
         "endpoint": where.endpoint,
         "site": _settings({"site": plan.site})["site"] if plan.site else None,
+        "preload": _preload(plan),
         "address": where.local_address,
         "interface": plan.interface,
         "listen": join_endpoint(*where.listen) if where.listen else None,
@@ -180,6 +182,12 @@ def _plan(plan: LaunchPlan) -> DescribedPlan:
         "advice": as_data(plan.messages.advice),
         "warnings": as_data(plan.messages.warnings),
     }
+
+
+def _preload(plan: LaunchPlan) -> DescribedSetting | None:
+    if plan.preload is None or plan.preload.problem:
+        return None
+    return _settings({"preload": plan.preload.setting})["preload"]
 
 
 def _settings(settings: Mapping[str, Setting]) -> dict[str, DescribedSetting]:

@@ -65,6 +65,11 @@ def forgive_at_exit(stream: TextIO | None) -> None:
         atexit.register(_flush_or_discard, stream)
 
 
+def forget_at_exit() -> None:
+    """Take `forgive_at_exit` back."""
+    atexit.unregister(_flush_or_discard)
+
+
 def flush(stream: TextIO | None) -> bool:
     """Write what a stream has in its buffer; return whether that worked."""
     try:

@@ -95,6 +95,8 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
     yield "workers", str(plan["workers"]), source
     if plan["site"]:
         yield "site", plan["site"]["value"], plan["site"]["source"]
+    if plan["preload"]:
+        yield "imports once", plan["preload"]["value"], plan["preload"]["source"]
     yield "rendezvous", f"{plan['backend']} at {plan['endpoint']}", ""
     if plan["listen"]:
         yield "listens on", plan["listen"], "this node is the host"

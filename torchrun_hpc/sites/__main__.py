@@ -81,6 +81,7 @@ def _show(args: argparse.Namespace) -> int:
             _write("host names", [f"'{site.pattern}' -> '{site.replacement}'"])
         _write("", (f"{host} -> {fast}" for host, fast in site.examples.items()))
         _write("variables", (f"{k}={v}" for k, v in site.variables.items()))
+        _write("preload", [",".join(site.preload)] if site.preload else [])
         _write("source", [site.source])
         _write("file", [site.file])
     return 0

@@ -34,6 +34,7 @@ _SITE = {
     "recognise": False,
     "hosts": False,
     "variables": False,
+    "preload": False,
 }
 _HOSTS = {"pattern": True, "replacement": True, "examples": True}
 _SIGN = {"variable": False, "values": False, "pattern": False, "host": False}
@@ -131,6 +132,7 @@ class _SiteFile:
             file=str(self.path),
             signs=self._signs((*key, "recognise"), table.get("recognise", [])),
             variables=self._variables((*key, "variables"), table.get("variables", {})),
+            preload=self._modules((*key, "preload"), table.get("preload", [])),
             **self._hosts((*key, "hosts"), table.get("hosts")),
         )
         for host, fast in site.examples.items():
@@ -193,6 +195,16 @@ class _SiteFile:
                 refused = "no prefix, no ^, no =, no blanks"
                 raise self._wrong((*key, name), f"{text}: {refused}")
         return variables
+
+    def _modules(self, key: _Key, names: Any) -> tuple[str, ...]:
+        if not isinstance(names, list):
+            raise self._wrong(key, 'this is a list of modules: ["torch"]')
+        for name in names:
+            if not all(
+                part.isidentifier() for part in self._text(key, name).split(".")
+            ):
+                raise self._wrong(key, f"{name!r} is no name of a module")
+        return tuple(names)
 
     def _check_variable(self, key: _Key, name: Any) -> None:
         if not _VARIABLE_NAME.fullmatch(self._text(key, name)):

@@ -57,6 +57,8 @@ class Site:
             empty if names stay as they are.
         replacement: Its replacement, as for ``re.sub``.
         variables: The variables that the centre documents, to be set where unset.
+        preload: Modules that each node imports once for all workers, as
+            ``--hpc-preload``.
         examples: Node names, and their names on the fast network.
         found_by: By what it was recognised or chosen: ``SYSTEMNAME=juwels``.
     """
@@ -70,6 +72,7 @@ class Site:
     pattern: str = ""
     replacement: str = ""
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
+    preload: tuple[str, ...] = ()
     examples: Mapping[str, str] = field(default_factory=dict, hash=False)
     found_by: str = ""
 

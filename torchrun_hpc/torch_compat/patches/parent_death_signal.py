@@ -14,22 +14,18 @@ to SIGINT.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import api
 
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, replace, takes, wrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from torchrun_hpc.worker.parent import end_with_parent
 
 TARGET = "SubprocessHandler._popen"
 REASON = "workers live on if it is killed (pytorch#76287)"
@@ -37,8 +33,6 @@ IS_FOR = capabilities.EVERY
 
 _torch: Any = api
 _MODULE, _POPEN = "subprocess", "Popen"
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def fits() -> bool:
@@ -64,19 +58,8 @@ def apply(*_: object) -> None:
 
 
 def _popen(original: Any, *args: Any, **options: Any) -> Any:
-    # Bound here: between fork and exec there is no loading of libraries.
-    prctl = ctypes.CDLL(None).prctl
-    return original(*args, preexec_fn=_before_exec(prctl, os.getpid()), **options)
+    return original(*args, preexec_fn=end_with_parent(os.getpid()), **options)
 
 
 def _home() -> Any:
     return sys.modules[_torch.SubprocessHandler.__module__]
-
-
-def _before_exec(prctl: Callable[..., int], agent: int) -> Callable[[], None]:
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != agent:  # it has ended before this
-            os._exit(1)
-
-    return before_exec

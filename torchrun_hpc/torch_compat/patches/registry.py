@@ -18,6 +18,7 @@ from torchrun_hpc.torch_compat.patches import (
     agent,
     bind_store,
     defer_signals_on_close,
+    fork_workers,
     forward_signals,
     fresh_store,
     host_exits_last,
@@ -31,15 +32,14 @@ from torchrun_hpc.torch_compat.patches import (
     report_missing_nodes,
     state_as_json,
 )
+from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import DescribedPatch
     from torchrun_hpc.torch_compat.capabilities import Capability
-
-    Forward = Callable[[Mapping[int, int]], None]
 
 
 class Patch(Protocol):
@@ -60,7 +60,7 @@ class Patch(Protocol):
     def fits(self) -> bool:
         """Say whether torch looks as the patch expects."""
 
-    def apply(self, plan: Any, forward: Any, /) -> None:
+    def apply(self, plan: Any, hooks: Any, /) -> None:
         """Replace the target as the plan says; see `apply_patches`."""
 
 
@@ -72,6 +72,7 @@ PATCHES: tuple[Patch, ...] = (
     *(node_order, local_addr, bind_store, report_missing_nodes, host_exits_last),
     *(agent, keep_open_on_restart, forward_signals),
     *(defer_signals_on_close, parent_death_signal, host_name, master_addr),
+    fork_workers,
 )
 
 
@@ -93,7 +94,7 @@ class Outcome:
 
 
 def apply_patches(
-    plan: LaunchPlan | None = None, forward: Forward = lambda _: None
+    plan: LaunchPlan | None = None, hooks: Hooks | None = None
 ) -> tuple[Outcome, ...]:
     """Apply the patches that this torch needs and that fit it.
 
@@ -101,21 +102,26 @@ def apply_patches(
 
     Args:
         plan: What will be launched; without it, only what needs no plan is applied.
-        forward: Delivers signals of this process to its workers, which it gets as local
-            ranks and process numbers.
+        hooks: What they call of the launcher.
 
     Returns:
         What became of each patch.
     """
     replacing.restore()
-    outcomes = examine(ALWAYS if plan is None else PATCHES)
+    outcomes = examine(ALWAYS if plan is None else patches_for(plan))
     for outcome in outcomes:
         if outcome.state is State.APPLIED:
-            outcome.patch.apply(plan, forward)
+            outcome.patch.apply(plan, hooks or Hooks())
     return outcomes
 
 
-def examine(patches: Sequence[Patch] = PATCHES) -> tuple[Outcome, ...]:
+def patches_for(plan: LaunchPlan) -> tuple[Patch, ...]:
+    """Return the patches for a launch: one of them is for ``--hpc-preload`` only."""
+    is_forking = plan.preload is not None
+    return tuple(p for p in PATCHES if is_forking or p is not fork_workers)
+
+
+def examine(patches: Sequence[Patch]) -> tuple[Outcome, ...]:
     """Return what becomes of patches with this torch, without applying any."""
     return tuple(
         Outcome(patch.__name__.rpartition(".")[2], patch, _state(patch))

@@ -1,0 +1,93 @@
+"""Which modules a node imports once, for all of its workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.planning import messages, resources
+from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.setting import Setting
+from torchrun_hpc.sites import NONE
+
+if TYPE_CHECKING:
+    from torchrun_hpc.planning.inputs import Inputs
+
+OPTION = "hpc_preload"
+PYTHON_EXEC = "PYTHON_EXEC"  # torchrun's: another interpreter for the workers
+
+# Python, and the system's loader of libraries, read these when a program starts.
+READ_AT_START = ("PYTHON", "LD_")
+
+
+def plan(inputs: Inputs, script: str) -> Preload | None:
+    """Plan it, before torch is imported; ``None`` if nothing is to be preloaded.
+
+    Args:
+        inputs: What is known without torch; the number of workers may be a guess.
+        script: What the workers run.
+
+    Raises:
+        LaunchError: What was typed, or set, is no list of modules.
+    """
+    setting = inputs.options.get(OPTION)
+    if setting is None and inputs.site is not None and inputs.site.preload:
+        modules = ",".join(inputs.site.preload)
+        setting = Setting(modules, f"preload of site {inputs.site.name}")
+    if setting is None or setting.value == NONE or inputs.mode.is_direct:
+        return None
+    names = [name.strip() for name in setting.value.split(",")]
+    for name in names:
+        if not all(map(str.isidentifier, name.split("."))):
+            raise LaunchError(
+                "HPC168",
+                f"{setting}: {name!r} is no name of a module. Type names with commas "
+                f"between them, --hpc-preload=torch,numpy, or {NONE}",
+                everywhere=True,
+            )
+    site = inputs.site.variables if inputs.site else {}
+    variables = {
+        name: value
+        for name, value in site.items()
+        if not (inputs.environ.get(name) or name.startswith(READ_AT_START))
+    }
+    for name, threads in resources.worker_threads(inputs).items():
+        variables[name] = str(threads.value)
+    return Preload(tuple(names), setting, variables, _problem(inputs, script))
+
+
+def _problem(inputs: Inputs, script: str) -> str:
+    """Say why no worker can be a fork."""
+    interpreter = inputs.environ.get(PYTHON_EXEC)
+    if interpreter:
+        return f"{PYTHON_EXEC}={interpreter} is another interpreter"
+    for name in ("no_python", "numa_binding", "run_path"):
+        if inputs.explicit(name):
+            return f"{inputs.options[name].source} needs an exec"
+    if script.startswith("-"):
+        return f"{script} is an option of Python, or standard input"
+    return ""
+
+
+def notes(inputs: Inputs) -> tuple[Message, ...]:
+    """Say that the option has no effect, where no agent of ours starts the workers."""
+    if inputs.preload is not None or inputs.explicit(OPTION) == NONE:
+        return ()
+    where = "an agent that a program has started"
+    if inputs.mode.is_direct:
+        where = "direct mode, where each worker is a task"
+    return messages.unused(inputs, where, (OPTION,))
+
+
+def warnings(inputs: Inputs) -> tuple[Message, ...]:
+    """Say why the workers are not forked, if it is the user who has asked for it."""
+    preload = inputs.preload
+    if preload is None or not preload.problem or OPTION not in inputs.options:
+        return ()
+    return (not_used(preload, preload.problem),)
+
+
+def not_used(preload: Preload, reason: str) -> Message:
+    """Say why the workers are started by exec."""
+    text = f"{preload.setting} is not used, each worker imports by itself: {reason}"
+    return Message("HPC169", text)

@@ -1,0 +1,134 @@
+"""A fork of the fork server becomes a worker: all that an exec would have set.
+
+What is left of the fork server is what its modules have done when they were imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import resource
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from torchrun_hpc.worker.requests import Request
+
+_STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
+_UNBUFFERED = 2  # stdio.h: _IONBF
+_OPEN_FILES, _NAME = Path("/proc/self/fd"), Path("/proc/self/comm")
+_AUTHKEY = 32  # bytes, as in multiprocessing.process
+
+
+def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> None:
+    """Make this process what an exec would make it.
+
+    Args:
+        request: What it is to be.
+        files: Numbers of the open files that are its standard streams.
+        kept: And of those that stay open beside them.
+    """
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    for number in open_files() - {0, 1, 2, *kept}:
+        os.close(number)
+    for number, soft, hard in request.limits:
+        if resource.getrlimit(number) != (soft, hard):
+            resource.setrlimit(number, (soft, hard))
+    os.environ.clear()
+    os.environ.update(request.environ)
+    set_title(shlex.join(request.command))
+    sys.orig_argv[:] = request.command
+    _renew_streams()
+    _renew_random_state()
+    gc.enable()
+    _set_signals(request)
+
+
+def open_files() -> set[int]:
+    """Return the numbers of all open files."""
+    found = [int(entry.name) for entry in _OPEN_FILES.iterdir()]
+    return {number for number in found if _is_open(number)}  # the folder is not, now
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def set_title(title: str) -> None:
+    """Show in ``ps`` and ``top`` what this is, if there is a library for it."""
+    with contextlib.suppress(ImportError):
+        import setproctitle  # noqa: PLC0415 - an extra: torchrun_hpc[preload]
+
+        setproctitle.setproctitle(title)
+    with contextlib.suppress(OSError):  # its short name, as an exec would set it
+        _NAME.write_text(Path(sys.executable).name, encoding="utf-8")
+
+
+def _set_signals(request: Request) -> None:
+    """Set what signals do, as Python does when it starts; those that wait come now.
+
+    A handler that a module has installed stays.
+    """
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        handler = signal.getsignal(number)
+        if number in request.ignored:
+            wanted: Any = signal.SIG_IGN
+        elif handler != signal.SIG_IGN:
+            continue
+        elif number == signal.SIGINT:
+            wanted = signal.default_int_handler
+        else:
+            wanted = signal.SIG_DFL
+        if handler != wanted:
+            signal.signal(number, wanted)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
+
+
+def _renew_streams() -> None:
+    """Make the standard streams those of ``python -u``, of C, too.
+
+    The objects stay: those who write logs have them.
+    """
+    libc = ctypes.CDLL(None)
+    known = [stream for stream in (sys.__stdin__, sys.__stdout__) if stream is not None]
+    for number, (name, mode) in enumerate(_STREAMS.items()):
+        raw: Any = io.FileIO(number, mode, closefd=False)
+        raw.name = f"<{name}>"
+        stream: Any = getattr(sys, f"__{name}__")
+        if stream is None:  # it was closed
+            stream = io.TextIOWrapper(raw)
+            stream.mode = mode[0]
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        alike = stream if name == "stderr" else (known or [stream])[0]
+        stream.__init__(
+            io.BufferedReader(raw) if mode == "rb" else raw,
+            alike.encoding,
+            "backslashreplace" if name == "stderr" else alike.errors,
+            newline="\n",
+            write_through=True,
+        )
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _UNBUFFERED, 0)
+
+
+def _renew_random_state() -> None:
+    """Give this worker random numbers of its own; Python does it for ``random``."""
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        multiprocessing.current_process().authkey = os.urandom(_AUTHKEY)

@@ -1,0 +1,154 @@
+"""What an agent and its fork server tell each other.
+
+The agent sends a `Request` for each worker, with four open files: the worker's standard
+input, output and error, and a socket. On that socket it is answered twice: by the
+number of the worker's process, or the error that there is none, and by its exit code.
+If the socket is closed before, the fork server has ended, and all its workers with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# A worker's command line begins with these, where torchrun starts Python.
+PYTHON = (sys.executable, "-u")
+
+_LENGTH = 8  # bytes in front of a request, which say how many there are
+_FILES = 4
+_ANSWER = 32  # bytes, at most
+
+_LIMITS = tuple(
+    sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A worker as it is to be; an exec would hand on all of this.
+
+    Attributes:
+        command: Python, its option ``-u``, and what it runs.
+        environ: Its environment.
+        ignored: Numbers of the signals that it ignores.
+        blocked: And of those that it blocks.
+        limits: Number, soft and hard limit of each resource.
+    """
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    ignored: Sequence[int]
+    blocked: Sequence[int]
+    limits: Sequence[tuple[int, int, int]]
+
+
+def request_of(command: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Request a worker with the signals and the limits of this process."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    ignored = {number for number in handlers if handlers[number] == signal.SIG_IGN}
+    return Request(
+        command=command,
+        environ=environ,
+        ignored=sorted(ignored - {signal.SIGPIPE, signal.SIGXFSZ}),  # Python's own
+        blocked=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        limits=[(number, *resource.getrlimit(number)) for number in _LIMITS],
+    )
+
+
+def send(connection: socket.socket, request: Request, files: Sequence[int]) -> None:
+    """Send a request, with the numbers of its open files."""
+    text = json.dumps(asdict(request)).encode()
+    socket.send_fds(connection, [len(text).to_bytes(_LENGTH, "big")], files)
+    connection.sendall(text)
+
+
+def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
+    """Receive a request, and the numbers of its open files; ``None`` at the end."""
+    head, files, _, _ = socket.recv_fds(connection, _LENGTH, _FILES)
+    if not head:
+        return None
+    with connection.makefile("rb") as stream:
+        text = stream.read(int.from_bytes(head, "big"))
+    return Request(**json.loads(text)), files
+
+
+class ForkedWorker:
+    """A worker of the fork server: as much of ``subprocess.Popen`` as torch uses.
+
+    Args:
+        command: Its command line.
+        answers: Has its answers.
+
+    Raises:
+        OSError: There can be no more processes.
+        EOFError: The fork server has ended.
+    """
+
+    def __init__(self, command: Sequence[str], answers: socket.socket) -> None:
+        self.args = command
+        self._answers = answers
+        self._lock = threading.Lock()
+        self._code: int | None = None
+        kind, _, number = answers.recv(_ANSWER).partition(b" ")
+        if not kind:
+            raise EOFError
+        if kind != b"started":
+            raise OSError(int(number), os.strerror(int(number)))
+        self.pid = int(number)
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, below 0 of a signal; ``None`` while it runs."""
+        with self._lock:
+            if self._code is None and _has_answer(self._answers, 0):
+                number = self._answers.recv(_ANSWER)
+                self._code = int(number) if number else -signal.SIGKILL
+            return self._code
+
+    def poll(self) -> int | None:
+        """Return its exit code; ``None`` while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, so many seconds at most, and return its exit code.
+
+        Raises:
+            TimeoutExpired: It still runs.
+        """
+        if self._code is None:
+            _has_answer(self._answers, timeout)
+        code = self.returncode
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Let it end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _has_answer(answers: socket.socket, timeout: float | None) -> bool:
+    poll = select.poll()
+    poll.register(answers, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))

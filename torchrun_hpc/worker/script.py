@@ -1,0 +1,111 @@
+"""Run a script, or a module, as the interpreter itself does."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pkgutil
+import runpy
+import sys
+import types
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MODULE = "-m"
+_NO_SUCH_FILE = 2  # exit code
+
+
+def search_path(words: Sequence[str]) -> list[str]:
+    """Return what Python puts in front of ``sys.path``.
+
+    Args:
+        words: A script, or ``-m`` and a module, and what follows on the command line.
+    """
+    if words[0] != _MODULE and _has_main(words[0]):
+        return [os.path.abspath(words[0])]  # noqa: PTH100
+    if is_safe_path():
+        return []
+    if words[0] == _MODULE:
+        return [os.getcwd()]  # noqa: PTH109
+    return [os.path.dirname(os.path.realpath(words[0]))]  # noqa: PTH120
+
+
+def is_safe_path() -> bool:
+    """Say whether Python puts nothing there, but an archive: since Python 3.11."""
+    return bool(getattr(sys.flags, "safe_path", False))
+
+
+def run(words: Sequence[str]) -> None:
+    """Run it, and return or raise what the interpreter is to end with.
+
+    Args:
+        words: As above.
+    """
+    main = _new_main()
+    sys.argv = list(words)
+    # What the interpreter calls: so it is in tracebacks.
+    run_module: Any = runpy._run_module_as_main  # type: ignore[attr-defined] # noqa: SLF001
+    try:
+        if words[0] == _MODULE:
+            sys.argv[:2] = [_MODULE]
+            run_module(words[1])
+        elif _has_main(words[0]):
+            run_module("__main__", alter_argv=False)
+        else:
+            exec(_code_of(words[0], main), vars(main))  # noqa: S102
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _show_without(error, frames=1)
+        raise
+
+
+def _has_main(name: str) -> bool:
+    """Say whether this is a folder or an archive, with a ``__main__``."""
+    return pkgutil.get_importer(os.path.abspath(name)) is not None  # noqa: PTH100
+
+
+def _new_main() -> Any:
+    """Put a new module ``__main__`` in its place, as Python has it when it starts."""
+    main: Any = types.ModuleType("__main__")
+    main.__builtins__ = builtins
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    return main
+
+
+def _code_of(name: str, main: Any) -> types.CodeType:
+    """Return the code of a file, and name it in ``__main__``."""
+    path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - as Python does
+    main.__file__ = path
+    if sys.version_info < (3, 15):
+        main.__cached__ = None
+    if path.endswith(".pyc"):
+        main.__loader__ = SourcelessFileLoader("__main__", path)
+        code: types.CodeType = main.__loader__.get_code("__main__")
+        return code
+    main.__loader__ = SourceFileLoader("__main__", path)
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            source = file.read()
+    except OSError as error:
+        text = f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: {text}\n")
+        sys.exit(_NO_SUCH_FILE)
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _show_without(error: BaseException, frames: int) -> None:
+    """Let the interpreter show an exception without the first frames: ours."""
+    hook, shown = sys.excepthook, error.__traceback__
+    for _ in range(frames):
+        shown = shown and shown.tb_next
+
+    def show(kind: Any, value: BaseException, _traceback: Any) -> None:
+        hook(kind, value.with_traceback(shown), shown)
+
+    sys.excepthook = show
