@@ -11,7 +11,6 @@ import gc
 import io
 import os
 import resource
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -45,7 +44,7 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
             resource.setrlimit(number, (soft, hard))
     os.environ.clear()
     os.environ.update(request.environ)
-    set_title(shlex.join(request.command))
+    set_title(" ".join(request.command))
     sys.orig_argv[:] = request.command
     _renew_streams()
     _renew_random_state()

@@ -25,7 +25,7 @@ def search_path(words: Sequence[str]) -> list[str]:
         words: A script, or ``-m`` and a module, and what follows on the command line.
     """
     if words[0] != _MODULE and _has_main(words[0]):
-        return [os.path.abspath(words[0])]  # noqa: PTH100
+        return [_absolute(words[0])]
     if is_safe_path():
         return []
     if words[0] == _MODULE:
@@ -59,28 +59,33 @@ def run(words: Sequence[str]) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        _show_without(error, frames=1)
+        _hide_own_frames(error)
         raise
 
 
 def _has_main(name: str) -> bool:
     """Say whether this is a folder or an archive, with a ``__main__``."""
-    return pkgutil.get_importer(os.path.abspath(name)) is not None  # noqa: PTH100
+    return pkgutil.get_importer(_absolute(name)) is not None
+
+
+def _absolute(name: str) -> str:
+    """Return a path as Python makes it absolute: nothing else in it is changed."""
+    return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
 
 
 def _new_main() -> Any:
     """Put a new module ``__main__`` in its place, as Python has it when it starts."""
     main: Any = types.ModuleType("__main__")
-    main.__builtins__ = builtins
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
+    main.__builtins__ = builtins
     sys.modules["__main__"] = main
     return main
 
 
 def _code_of(name: str, main: Any) -> types.CodeType:
     """Return the code of a file, and name it in ``__main__``."""
-    path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - as Python does
+    path = _absolute(name)
     main.__file__ = path
     if sys.version_info < (3, 15):
         main.__cached__ = None
@@ -99,11 +104,11 @@ def _code_of(name: str, main: Any) -> types.CodeType:
     return compile(source, path, "exec", dont_inherit=True)
 
 
-def _show_without(error: BaseException, frames: int) -> None:
-    """Let the interpreter show an exception without the first frames: ours."""
+def _hide_own_frames(error: BaseException) -> None:
+    """Let the interpreter show an exception without the frames of this module."""
     hook, shown = sys.excepthook, error.__traceback__
-    for _ in range(frames):
-        shown = shown and shown.tb_next
+    while shown is not None and shown.tb_frame.f_globals is globals():
+        shown = shown.tb_next
 
     def show(kind: Any, value: BaseException, _traceback: Any) -> None:
         hook(kind, value.with_traceback(shown), shown)

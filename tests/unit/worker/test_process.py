@@ -1,0 +1,99 @@
+"""To the script nothing has changed: all that it can see is what an exec hands on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+PROBE = Path(__file__).with_name("all_it_can_see.py")
+
+DECODE = json.JSONDecoder().raw_decode
+
+PREPARATIONS = {
+    "as it is": "",
+    "umask": "os.umask(0o27)",
+    "signals are ignored": (
+        "import signal\n"
+        "for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):\n"
+        "    signal.signal(number, signal.SIG_IGN)"
+    ),
+    "signals are blocked": (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])"
+    ),
+    "a file is inherited": "os.set_inheritable(os.open('/', os.O_RDONLY), True)",
+    "limits": (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (123, 456))"
+    ),
+}
+
+
+def compare(by_exec, by_fork):
+    assert by_exec[0] == by_fork[0] == 0, (by_exec, by_fork)
+    assert by_exec[2] == by_fork[2] == ""
+    (seen, end), (expected, _) = (DECODE(form[1]) for form in (by_fork, by_exec))
+    assert by_fork[1][end:] == "\nwritten by C"
+    assert list(seen["__main__"]) == list(expected["__main__"])
+    assert seen == expected
+    return seen
+
+
+@pytest.mark.parametrize("preparation", PREPARATIONS)
+def test_what_a_script_can_see(in_both_forms, tmp_path, preparation):
+    shutil.copy(PROBE, tmp_path / "probe.py")
+    text = PREPARATIONS[preparation]
+    forms = in_both_forms("probe.py", "--lr", "0.1 0.2", preparation=text)
+    seen = compare(*forms)
+    assert seen["argv"][0] == ["probe.py", "--lr", "0.1 0.2"]
+    assert seen["parent-death signal"] == 9
+
+
+def test_without_standard_input(in_both_forms, tmp_path):
+    shutil.copy(PROBE, tmp_path / "probe.py")
+    compare(*in_both_forms("probe.py", closed="<&-"))
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PYTHONSAFEPATH": "1"},
+        {"PYTHONIOENCODING": "latin-1:replace"},
+        {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONOPTIMIZE": "1", "LC_ALL": "C"},
+        {"ONLY_IN_C": "ü", "NOT_TEXT": "\udcff"},
+    ],
+    ids=lambda environ: next(iter(environ)),
+)
+def test_with_other_variables(in_both_forms, tmp_path, environ):
+    shutil.copy(PROBE, tmp_path / "probe.py")
+    compare(*in_both_forms("probe.py", environ=environ))
+
+
+FOLDER, ARCHIVE = "folder", "archive.zip"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["./probe.py"],
+        ["link.py"],
+        [FOLDER, "1"],
+        [f"./{FOLDER}/"],
+        [ARCHIVE],
+        ["-m", FOLDER, "1"],
+        ["-m", f"{FOLDER}.inner"],
+        ["-m", "probe"],
+    ],
+    ids=" ".join,
+)
+def test_however_it_is_named(in_both_forms, tmp_path, words):
+    (tmp_path / FOLDER).mkdir()
+    for name in ("probe.py", f"{FOLDER}/__main__.py", f"{FOLDER}/inner.py"):
+        shutil.copy(PROBE, tmp_path / name)
+    (tmp_path / FOLDER / "elsewhere.py").symlink_to(PROBE)
+    (tmp_path / "link.py").symlink_to(f"{FOLDER}/inner.py")
+    shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / FOLDER)
+    compare(*in_both_forms(*words))

@@ -1,0 +1,142 @@
+"""A worker ends as Python ends: with the same exit code, traceback and last words."""
+
+from __future__ import annotations
+
+import py_compile
+import signal
+
+import pytest
+
+A_THREAD_GOES_ON = """
+import threading, time
+def work():
+    time.sleep(0.2)
+    print("worked")
+threading.Thread(target=work).start()
+raise ValueError
+"""
+AT_EXIT = """
+import atexit, sys
+atexit.register(print, "end")
+atexit.register(lambda: 1 / 0)
+sys.exit(3)
+"""
+ITS_OWN_HOOK = """
+import sys, traceback
+def show(kind, value, trace):
+    frames = traceback.extract_tb(trace)
+    print(kind, value, len(frames), trace is value.__traceback__)
+sys.excepthook = show
+raise ValueError(1)
+"""
+A_CLASS_OF_THE_SCRIPT = """
+import pickle
+class Sample:
+    pass
+print(pickle.loads(pickle.dumps(Sample)) is Sample)
+"""
+ITS_SOURCE = """
+import inspect
+def f():
+    return 1
+print(inspect.getsource(f), __file__)
+"""
+A_FINALIZER = """
+class A:
+    def __del__(self):
+        1 / 0
+a = A()
+a = None
+"""
+A_CAUSE = """
+try:
+    1 / 0
+except Exception as error:
+    raise KeyError(1) from error
+"""
+A_THREAD_FAILS = """
+import threading
+threading.Thread(target=lambda: 1 / 0).start()
+"""
+A_FAILING_HOOK = "import sys\nsys.excepthook = lambda *_: print(1)\nraise ValueError"
+
+# A script, and its exit code.
+SCRIPTS = {
+    "it returns": ("print(input(), input())", 0),
+    "it raises": ("def f():\n    raise ValueError('bad batch 17')\n\nf()", 1),
+    "with a cause": (A_CAUSE, 1),
+    "with a context": ("try:\n    1 / 0\nexcept Exception:\n    [][0]", 1),
+    "with a note": ("e = ValueError()\ne.__notes__ = ['on rank 3']\nraise e", 1),
+    "no Python": ("if True:\nprint(1)", 1),
+    "latin-1": (b"# coding: latin-1\nprint(ascii('\xff'))", 0),
+    "it exits": ("import sys\nsys.exit(17)", 17),
+    "with a text": ("import sys\nsys.exit('no data')", 1),
+    "with nothing": ("import sys\nsys.exit()", 0),
+    "at once": ("import os\nprint('a')\nos._exit(7)", 7),
+    "interrupted": ("raise KeyboardInterrupt", -signal.SIGINT),
+    "by a signal": ("import os\nos.kill(os.getpid(), 2)", -signal.SIGINT),
+    "killed": ("import os\nos.kill(os.getpid(), 9)", -signal.SIGKILL),
+    "terminated": ("import os\nos.kill(os.getpid(), 15)", -signal.SIGTERM),
+    "aborted": ("import os\nos.abort()", -signal.SIGABRT),
+    "at exit": (AT_EXIT, 3),
+    "a thread goes on": (A_THREAD_GOES_ON, 1),
+    "a thread fails": (A_THREAD_FAILS, 0),
+    "a hook of its own": (ITS_OWN_HOOK, 1),
+    "a hook that fails": (A_FAILING_HOOK, 1),
+    "a finalizer": (A_FINALIZER, 0),
+    "a warning": ("import warnings\nwarnings.warn('old', DeprecationWarning)", 0),
+    "a log": ("import logging\nlogging.warning('from %s', __name__)", 0),
+    "a class of the script": (A_CLASS_OF_THE_SCRIPT, 0),
+    "its source": (ITS_SOURCE, 0),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_how_a_script_ends(in_both_forms, tmp_path, script):
+    text, code = SCRIPTS[script]
+    text = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / "script.py").write_bytes(text + b"\n")
+    by_exec, by_fork = in_both_forms("script.py")
+    assert by_exec[0] == code, by_exec
+    assert by_fork == by_exec
+
+
+def test_a_fault_in_c(in_both_forms, tmp_path):
+    text = "import ctypes, faulthandler\nfaulthandler.enable()\nctypes.string_at(0)\n"
+    (tmp_path / "script.py").write_text(text)
+    by_exec, by_fork = in_both_forms("script.py")
+    assert by_exec[0] == by_fork[0] == -signal.SIGSEGV
+    # That remains: the launcher is below the script.
+    assert by_fork[2].splitlines()[:5] == by_exec[2].splitlines()[:5]
+
+
+def test_a_module_that_raises(in_both_forms, tmp_path):
+    (tmp_path / "script.py").write_text("raise ValueError(1)\n")
+    by_exec, by_fork = in_both_forms("-m", "script")
+    assert "runpy" in by_exec[2]
+    assert by_fork == by_exec
+
+
+@pytest.mark.parametrize(
+    "words", [["no.py"], ["-m", "no"], ["-m", "no.more"], ["empty"]]
+)
+def test_what_is_not_there(in_both_forms, tmp_path, words):
+    (tmp_path / "empty").mkdir()
+    by_exec, by_fork = in_both_forms(*words)
+    assert by_exec[0] in {1, 2}
+    assert by_fork == by_exec
+
+
+def test_a_compiled_script(in_both_forms, tmp_path):
+    (tmp_path / "script.py").write_text("print(__file__, __loader__ is None)\n")
+    py_compile.compile(str(tmp_path / "script.py"), str(tmp_path / "script.pyc"))
+    by_exec, by_fork = in_both_forms("script.pyc")
+    assert by_exec[0] == 0
+    assert by_fork == by_exec
+
+
+def test_a_full_disk(in_both_forms, tmp_path):
+    (tmp_path / "script.py").write_text("print(1)\n")
+    by_exec, by_fork = in_both_forms("script.py", preparation="stdout = '/dev/full'")
+    assert "No space left" in by_exec[2]
+    assert by_fork == by_exec
