@@ -23,6 +23,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher import api as launcher_api
 
+from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
@@ -57,6 +59,7 @@ EXPECTED = {
     (agent_api, "_get_fq_hostname"): _INFO,
     (multiprocessing_api.PContext, "close"): _EVERY,
     (Starting, POPEN): _EVERY,
+    (Starting.SubprocessHandler, "_popen"): _EVERY,
     (torch_run, "config_from_args"): capabilities.WARNS_OF_DEFAULT,
 }
 PLACES = [place for place, has in EXPECTED.items() if has.present or hasattr(*place)]
@@ -85,6 +88,7 @@ def make_plan(**values: Any) -> LaunchPlan:
         "endpoint": "head:1",
         "hosts": ("n9", "n10", "n11"),
         "local_address": "127.0.0.2",
+        "preload": Preload(("torch",), Setting("torch", "--hpc-preload")),
     }
     return make_launch_plan(**{**given_values, **values})
 

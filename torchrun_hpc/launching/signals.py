@@ -66,7 +66,7 @@ class _Forwarder:
         self._arrived: deque[_ReceivedSignal] = deque()
         self._undelivered: list[_ReceivedSignal] = []
         self._scheduled = False
-        self._parents: set[str] = set()
+        self._fork_server = 0
         self._probe: subprocess.Popen[bytes] | None = None
         self._reported = False
 
@@ -90,6 +90,7 @@ class _Forwarder:
         self._arrived.clear()
         self._undelivered.clear()
         self._scheduled = self._reported = False
+        self._fork_server = 0
 
     def leave_to_torch(self, names: Iterable[str]) -> None:
         """Let some signals do what they do in torchrun.
@@ -115,7 +116,7 @@ class _Forwarder:
             fork_server: Number of the process that forks them; 0 if there is none.
         """
         self._scheduled = scheduled
-        self._parents = {str(os.getpid()), str(fork_server)}
+        self._fork_server = fork_server
         if scheduled and any(signal.getsignal(n) == self._on_signal for n in FORWARDED):
             self._renew_probe()
 
@@ -174,10 +175,11 @@ class _Forwarder:
             if received.workers_have_it is not None
         ]
         alive: set[int] = set()
+        parents = {str(os.getpid()), str(self._fork_server)}
         for rank, pid in workers.items():
             status = _status(pid)
             # If this worker has been reaped, another process may have its number.
-            if status.get("PPid") not in self._parents or status["State"][0] in "ZX":
+            if status.get("PPid") not in parents or status["State"][0] in "ZX":
                 continue
             alive.add(pid)
             for number in FORWARDED:

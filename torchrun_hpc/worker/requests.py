@@ -79,8 +79,12 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
     head, files, _, _ = socket.recv_fds(connection, _LENGTH, _FILES)
     if not head:
         return None
-    with connection.makefile("rb") as stream:
-        text = stream.read(int.from_bytes(head, "big"))
+    length, text = int.from_bytes(head, "big"), b""
+    while len(text) < length:
+        part = connection.recv(length - len(text))
+        if not part:
+            return None
+        text += part
     return Request(**json.loads(text)), files
 
 

@@ -30,7 +30,7 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import start
 from torchrun_hpc.launching.agent import AgentStarter
 from torchrun_hpc.launching.preflight import preflight
-from torchrun_hpc.main import plan_of
+from torchrun_hpc.main import inputs_of, plan_of
 from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
@@ -378,8 +378,8 @@ def _warned(
     args, explicit = torchrun_parser.parse([*options, "train.py"], os.environ)
     seen = preflight("command")
     starter = AgentStarter(seen, args, explicit)
-    mode = choose_mode(seen, CommandLine(explicit))
-    _, plan = plan_of(mode, seen, starter)
+    line = CommandLine(explicit)
+    _, plan = plan_of(inputs_of(choose_mode(seen, line), seen, line), starter)
     plan = replace(plan, world=replace(plan.world, nodes=nodes))
     start._announce(plan, *starter.findings(plan))
     return [message.code for message in messages[1:]]

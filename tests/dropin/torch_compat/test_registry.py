@@ -59,6 +59,7 @@ from torchrun_hpc.torch_compat.patches import (
     report_missing_nodes,
     state_as_json,
 )
+from torchrun_hpc.torch_compat.patches.hooks import Hooks
 from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
 
 Multiprocessing: Any = multiprocessing_api
@@ -128,7 +129,7 @@ def test_what_became_of_each() -> None:
 @pytest.mark.usefixtures("torch_again")
 def test_looking_at_patches_applies_none() -> None:
     before = targets()
-    outcomes = registry.examine()
+    outcomes = registry.examine(registry.PATCHES)
     assert targets() == before
     assert outcomes == registry.apply_patches(make_plan())
 
@@ -403,7 +404,8 @@ def test_a_torch_without_a_class_that_two_patches_need(
     done = run([sys.executable, "-c", WITHOUT, name], cwd=tmp_path)
     assert (done.code, done.own_lines) == (0, []), done.err
     found = dict(line.split() for line in done.out.splitlines())
-    expected = {o.name: expected_state(o.patch).name for o in registry.examine()}
+    outcomes = registry.examine(registry.patches_for(make_plan(preload=None)))
+    expected = {o.name: expected_state(o.patch).name for o in outcomes}
     left_out = dict.fromkeys(("state_as_json", "node_order"), "DOES_NOT_FIT")
     assert found == {**expected, **left_out}
 
@@ -432,7 +434,7 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
     monkeypatch.setattr(multiprocessing_api.PContext, "close", close)
     forwarded: list[Any] = []
-    for outcome in registry.apply_patches(make_plan(), forwarded.append):
+    for outcome in registry.apply_patches(make_plan(), Hooks(forwarded.append)):
         applied = outcome.state is registry.State.APPLIED
         assert applied is outcome.patch.IS_FOR.is_expected, outcome
 

@@ -64,6 +64,7 @@ def described(rank=0, nodes=2, *, job=True, node_patches=PATCHES, **changes):
             "backend": "c10d",
             "endpoint": "n0:25592",
             "site": None,
+            "preload": None,
             "address": f"10.0.0.{rank}",
             "interface": "ib0",
             "listen": "10.0.0.0:25592" if rank == 0 else None,

@@ -10,9 +10,10 @@ import pytest
 from nodes import detected, node_file, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
+from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.launching.direct import WorkerStarter
 from torchrun_hpc.launching.preflight import of_process, preflight
-from torchrun_hpc.main import plan_of
+from torchrun_hpc.main import inputs_of, plan_of
 from torchrun_hpc.planning.mode import direct_mode
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.process import Process, this_process
@@ -382,7 +383,8 @@ def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
     assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
     job = detected(this_process())
     starter = WorkerStarter(preflight("COMMAND"), job, {})
-    inputs, _ = plan_of(direct_mode(job), preflight("COMMAND"), starter)
+    known = inputs_of(direct_mode(job), preflight("COMMAND"), CommandLine())
+    inputs, _ = plan_of(known, starter)
     assert (job.scheduler, inputs.site) == ("PBS", None)
     assert not [name for name in inputs.environ if name.startswith("SLURM")]
 

@@ -1,0 +1,281 @@
+"""The import, and the fork server that splits off; or why each worker imports alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+BEGIN = """
+import os, signal, subprocess, sys, time
+from torchrun_hpc.launching import preloading
+from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.setting import Setting
+from torchrun_hpc.worker.split_off import SplitOff
+
+def start(*modules, words=("script.py",), variables={}):
+    setting = Setting(",".join(modules), "--hpc-preload")
+    try:
+        return preloading.preload_modules(Preload(modules, setting, variables), words)
+    except SplitOff as split:
+        serve = split.serve
+    serve()
+    raise SystemExit
+
+def worker(preloaded, **environ):
+    command = [sys.executable, "-u", "script.py"]
+    return preloaded.fork(command, {**os.environ, **environ}, None, None)
+
+def ended(pid):
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            if open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
+"""
+PREFIX = "HPC169 --hpc-preload={} is not used, each worker imports by itself: "
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a program, in a folder with modules; return what it printed."""
+
+    def run(program, *options, script="", environ=None, **modules):
+        modules["script"] = script
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        return subprocess.run(
+            [sys.executable, *options, "-c", BEGIN + textwrap.dedent(program)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+A_THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+"""
+A_GPU = """
+class cuda:
+    @staticmethod
+    def is_initialized():
+        return True
+"""
+
+# A module of this name, its text, and why it cannot be preloaded.
+REASONS = {
+    "missing": (
+        None,
+        "missing cannot be imported (ModuleNotFoundError: No module named 'missing')",
+    ),
+    "wrong": (
+        "1 / 0",
+        "wrong cannot be imported (ZeroDivisionError: division by zero)",
+    ),
+    "ends": ("raise SystemExit(3)", "ends cannot be imported (SystemExit: 3)"),
+    "threads": (A_THREAD, "the import leaves 1 thread behind"),
+    "torch": (A_GPU, "the import has initialised a GPU (torch.cuda)"),
+    "driver": (
+        "file = open(__file__)",
+        "the import has initialised a GPU ({folder}/driver.py)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_cannot_be_preloaded(run, tmp_path, name):
+    text, reason = REASONS[name]
+    program = f"""
+        preloading._GPUS = (os.getcwd() + "/driver",)
+        preloaded = start("{name}")
+        print(preloaded.problem, preloaded.server)
+        assert worker(preloaded) is None
+        """
+    done = run(program, **({name: text} if text else {}))
+    reason = reason.format(folder=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{PREFIX.format(name)}{reason} 0\n", "")
+
+
+def test_a_library_that_ends_its_threads_before_a_fork(run):
+    """So does OpenBLAS, which numpy has, and torch with it."""
+    done = run(
+        """
+        preloaded = start("numpy")
+        print(preloaded.problem, worker(preloaded).wait())
+        """,
+        script="import numpy, threading\nnumpy.ones((9, 9)) @ numpy.ones((9, 9))",
+        environ={"OPENBLAS_NUM_THREADS": "2"},
+    )
+    assert (done.stdout, done.stderr) == ("None 0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["-u"], None),
+        (["-O"], "python -O is for the launcher only"),
+        (["-u", "-X", "dev"], "python -X is for the launcher only"),
+        (["-I"], "python -I is for the launcher only"),
+    ],
+)
+def test_options_of_python(run, options, reason):
+    done = run("print(start('json').problem)", *options)
+    assert done.stdout == (f"{PREFIX.format('json')}{reason}\n" if reason else "None\n")
+
+
+def test_variables_are_set_for_the_import_only(run):
+    done = run(
+        """
+        preloaded = start("reads", variables={"OMP_NUM_THREADS": "3", "OTHER": "4"})
+        print("OMP_NUM_THREADS" in os.environ, "OTHER" in os.environ, sys.path[0] == "")
+        os.environ["OMP_NUM_THREADS"] = "3"
+        preloaded.check(os.environ)
+        worker(preloaded, OTHER="5").wait()
+        os.environ["OMP_NUM_THREADS"] = "2"
+        preloaded.check(os.environ)
+        print(preloaded.problem)
+        """,
+        reads="import os\nread = os.environ['OMP_NUM_THREADS'], os.environ['OTHER']",
+        script="import os, reads\nprint(reads.read, os.environ['OTHER'])",
+        environ={"OMP_NUM_THREADS": ""},
+    )
+    reason = (
+        "OMP_NUM_THREADS was 3 when they were imported, and is 2 for the workers: "
+        "export it"
+    )
+    assert done.stdout.splitlines() == [
+        "True False True",  # the first was empty
+        "('3', '4') 5",
+        PREFIX.format("reads") + reason,
+    ]
+
+
+def test_what_was_imported_before_has_read_other_variables(run):
+    done = run(
+        """
+        import decimal
+        print(start("decimal", variables={"OMP_NUM_THREADS": "1"}).problem)
+        print(start("decimal").problem)
+        """
+    )
+    first = f"{PREFIX.format('decimal')}decimal had to be imported before"
+    assert done.stdout.splitlines() == [first, "None"]
+
+
+def test_modules_are_found_as_the_script_finds_them(run, tmp_path):
+    (tmp_path / "project").mkdir()
+    for folder in (".", "project"):
+        (tmp_path / folder / "mine.py").write_text(f"where = {folder!r}\n")
+    (tmp_path / "project" / "script.py").write_text("import mine\nprint(mine.where)\n")
+    done = run(
+        """
+        words = ["project/script.py"]
+        preloaded = start("mine", words=words)
+        command = [sys.executable, "-u", *words]
+        print(preloaded.fork(command, dict(os.environ), None, None).wait())
+        """
+    )
+    assert (done.stdout, done.stderr) == ("project\n0\n", "")
+
+
+def test_a_fork_server_that_is_killed(run):
+    """Its workers end with it; the next ones are started by exec."""
+    done = run(
+        """
+        preloaded = start("json")
+        first = worker(preloaded)
+        os.kill(preloaded.server, signal.SIGKILL)
+        print(first.wait(10), first.poll(), ended(first.pid))
+        print(worker(preloaded), worker(preloaded))
+        """,
+        script="import time\ntime.sleep(60)",
+    )
+    assert done.stdout == "-9 -9 True\nNone None\n"
+    reason = f"{PREFIX.format('json')}the fork server has ended"
+    assert done.stderr == f"torchrun_hpc: warning: {reason}\n"
+
+
+def test_an_agent_that_is_killed_leaves_nobody_behind(run):
+    done = run(
+        """
+        preloaded = start("json")
+        one = worker(preloaded)
+        print(preloaded.server, one.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        script="import time\ntime.sleep(60)",
+    )
+    assert done.returncode == -9
+    numbers = done.stdout.split()
+    check = run(f"print([ended(pid) for pid in {numbers}])")
+    assert check.stdout == "[True, True]\n"
+
+
+def test_signals_to_all_of_a_group_are_not_for_the_fork_server(run):
+    """Ctrl-C, and what a scheduler sends to all processes of a task."""
+    done = run(
+        """
+        os.setsid()
+        preloaded = start("json")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)
+            os.killpg(0, number)
+            os.kill(preloaded.server, number)
+        print(worker(preloaded).wait(10))
+        """
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_it_ends_with_the_last_agent(run):
+    done = run(
+        """
+        preloaded = start("json")
+        preloaded.give_up("enough")
+        print(ended(preloaded.server), worker(preloaded))
+        """
+    )
+    assert (done.stdout, done.stderr) == ("True None\n", "")
+
+
+def test_other_programs_are_not_forked(run):
+    done = run(
+        """
+        preloaded = start("json")
+        for command in (["numactl", sys.executable, "-u"], [sys.executable, "-O"]):
+            print(preloaded.fork(command, {}, None, None))
+        """
+    )
+    assert (done.stdout, done.stderr) == ("None\nNone\n", "")
+
+
+def test_many_workers_and_restarts(run):
+    done = run(
+        """
+        preloaded = start("json")
+        codes = []
+        for attempt in range(3):
+            workers = [worker(preloaded, CODE=str(n)) for n in range(40)]
+            codes.append([w.wait(20) for w in workers] == list(range(40)))
+        print(codes, len({w.pid for w in workers}))
+        """,
+        script="import os, sys\nsys.exit(int(os.environ['CODE']))",
+    )
+    assert (done.stdout, done.stderr) == ("[True, True, True] 40\n", "")

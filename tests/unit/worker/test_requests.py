@@ -1,0 +1,118 @@
+"""What the agent and the fork server tell each other."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_hpc.worker import requests
+from torchrun_hpc.worker.requests import ForkedWorker, Request, request_of
+
+texts = st.text(st.characters(exclude_categories=())).filter(
+    lambda text: "\0" not in text
+)
+
+
+@given(
+    st.lists(texts, max_size=5),
+    st.dictionaries(texts, texts, max_size=5),
+    st.lists(st.integers(1, 64)),
+)
+def test_a_request_arrives_as_it_is(command, environ, numbers):
+    request = Request(command, environ, numbers, numbers[:2], [[1, 2, -1]])
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.devnull) as file:  # noqa: PTH123
+        requests.send(ours, request, [file.fileno()])
+        requests.send(ours, request, [file.fileno()])
+        for _ in range(2):
+            received, files = requests.receive(theirs)
+            assert received == request
+            assert [os.fstat(n).st_rdev for n in files] == [os.stat(os.devnull).st_rdev]  # noqa: PTH116
+            os.close(files[0])
+        ours.close()
+        assert requests.receive(theirs) is None
+
+
+def test_a_request_that_is_larger_than_any_buffer():
+    request = Request(["python"], {"LONG": "x" * 2_000_000}, [], [], [])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender = threading.Thread(target=requests.send, args=(ours, request, [0]))
+        sender.start()
+        received, files = requests.receive(theirs)
+        sender.join()
+        os.close(files[0])
+    assert received == request
+
+
+def test_what_this_process_hands_on():
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+    try:
+        request = request_of(["python"], {})
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert signal.SIGUSR2 in request.ignored
+    assert signal.SIGPIPE not in request.ignored  # Python's own
+    assert signal.SIGTTOU in request.blocked
+
+
+@pytest.fixture
+def answered():
+    """Make a worker that is answered as given, and the other end of its socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+
+        def make(answer):
+            theirs.send(answer)
+            return ForkedWorker(["python"], ours), theirs
+
+        yield make
+
+
+def test_a_worker_that_ends(answered):
+    worker, server = answered(b"started 4711")
+    assert (worker.pid, worker.poll(), worker.returncode) == (4711, None, None)
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.wait(0.01)
+    server.send(b"-15")
+    assert (worker.wait(), worker.poll(), worker.wait(0)) == (-15, -15, -15)
+    worker.terminate()  # nobody has this number any more
+    worker.kill()
+
+
+def test_a_fork_server_that_ends(answered):
+    worker, server = answered(b"started 4711")
+    server.close()
+    assert worker.wait() == -signal.SIGKILL
+
+
+def test_no_more_processes(answered):
+    with pytest.raises(BlockingIOError) as found:
+        answered(b"error %d" % errno.EAGAIN)
+    assert found.value.strerror == os.strerror(errno.EAGAIN)
+
+
+def test_no_fork_server():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    with ours, pytest.raises(EOFError):
+        ForkedWorker(["python"], ours)
+
+
+def test_signals():
+    program = subprocess.Popen(["sleep", "60"])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, program:
+        theirs.send(b"started %d" % program.pid)
+        ForkedWorker(["sleep"], ours).terminate()
+        assert program.wait() == -signal.SIGTERM
