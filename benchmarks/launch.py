@@ -1,19 +1,33 @@
-"""Time from srun to the first all-reduce: torchrun_hpc against stock torchrun.
+"""How fast a job starts, and restarts: torchrun_hpc against what else there is.
 
-    python benchmarks/launch.py [PAIRS]
+    python benchmarks/launch.py [ROUNDS]
 
-On the test cluster (root, see tests/cluster), with the management network closed, on
-three nodes of one worker. Stock torchrun gets every flag and variable by hand, so that
-it works there. The two take turns, and who goes first alternates; what counts is the
-ratio of the medians. Fails if it is above 0.85.
+On the test cluster (root, see tests/cluster), with the management network closed:
+
+- the time from srun to the first all-reduce, on three nodes of one and of four workers,
+  and on one of eight, of stock torchrun, of srun with one Python for each worker and
+  the variables by hand, of torchrun_hpc, and of torchrun_hpc with --hpc-preload=torch;
+- the time from the end of a worker that fails to the script's first line on the last of
+  four workers, after a restart;
+- of a node of eight workers, the files that are opened below site-packages (strace),
+  and the seconds of CPU time.
+
+Stock torchrun gets every flag and variable by hand, so that it works there. All take
+turns, and the order alternates; what counts are ratios of medians. Fails if one is
+above its limit.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -21,82 +35,223 @@ sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
 from testbed import Cluster, missing  # noqa: E402
 
-PAIRS = 10
-LIMIT = 0.85
+ROUNDS = 7
+STOCK, BY_HAND, OURS, PRELOAD = "torchrun", "srun by hand", "torchrun_hpc", "preload"
 
+# Prints when its first line ran, and when the first all-reduce was over.
 SCRIPT = """
-import sys, time
-import torch
+import time; first_line = time.time()
+import json, os, sys, torch
 import torch.distributed as dist
+if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" and "fail" in sys.argv:
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        print(json.dumps({"failed": time.time()}), flush=True)
+        os._exit(1)
+    time.sleep(60)
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-if dist.get_rank() == 0:
-    print(time.time())
+print(json.dumps({"first_line": first_line, "met": time.time()}) + "\\n", end="")
 dist.destroy_process_group()
 """
 
-OURS = "exec python -m torchrun_hpc --nproc_per_node=1 {script}"
-STOCK = """
+LAUNCHER = "exec python -m torchrun_hpc --nproc_per_node={workers} {options} {script}"
+COMMANDS = {
+    OURS: LAUNCHER,
+    PRELOAD: LAUNCHER.replace("-m torchrun_hpc", "-m torchrun_hpc --hpc-preload=torch"),
+    BY_HAND: """
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+export MASTER_ADDR=10.20.0.1 MASTER_PORT=24680 GLOO_SOCKET_IFNAME=ib0 OMP_NUM_THREADS=1
+exec python {script}
+""",
+    STOCK: """
 export GLOO_SOCKET_IFNAME=ib0 OMP_NUM_THREADS=1
 if [ "$SLURM_NODEID" = 0 ]; then host=1; else host=0; fi
-exec python -m torch.distributed.run --nproc_per_node=1 --nnodes=3 \
+exec python -m torch.distributed.run --nproc_per_node={workers} --nnodes={nodes} \
     --rdzv_backend=c10d --rdzv_id="$SLURM_JOB_ID" --rdzv_endpoint=jwb0001i:24680 \
-    --rdzv_conf="is_host=$host" --local_addr="$(hostname)i" {script}
-"""
+    --rdzv_conf="is_host=$host" --local_addr="$(hostname)i" {options} {script}
+""",
+}
 
 
-def seconds(cluster: Cluster, command: str) -> float:
-    """Return the seconds from srun to the first all-reduce; rank 0 says when."""
-    environ = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "SYSTEMNAME": "juwelsbooster",
+@dataclass
+class Measured:
+    """What was measured of one kind of start.
+
+    Attributes:
+        title: Its name.
+        limits: What may not be above which part of what: two commands and the ratio.
+        values: For each command one value for each round.
+        unit: Of the values.
+    """
+
+    title: str
+    limits: dict[tuple[str, str], float]
+    values: dict[str, list[float]] = field(default_factory=dict)
+    unit: str = "s"
+
+    def add(self, command: str, value: float) -> None:
+        """Note a value."""
+        self.values.setdefault(command, []).append(value)
+
+    def report(self) -> bool:
+        """Print medians and ratios; return whether all are within their limits."""
+        print(f"\n{self.title}")
+        medians = {name: statistics.median(v) for name, v in self.values.items()}
+        for name, values in self.values.items():
+            print(
+                f"  {name:13} {medians[name]:10.2f} {self.unit}"
+                f"   ({min(values):.2f} to {max(values):.2f}, {len(values)} rounds)"
+            )
+        is_good = True
+        for (one, other), limit in self.limits.items():
+            ratio = medians[one] / medians[other]
+            is_good &= ratio <= limit
+            print(f"  {one} / {other}: {ratio:.3f}, at most {limit:.2f}")
+        return is_good
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The cluster, and the script on it.
+
+    Attributes:
+        cluster: Three nodes.
+        script: Path of the script.
+    """
+
+    cluster: Cluster
+    script: str
+
+    def start(
+        self, name: str, nodes: int, workers: int, *words: str, options: str = ""
+    ) -> tuple[float, list[dict[str, float]]]:
+        """Start a command; return when srun was started, and what the workers printed.
+
+        Args:
+            name: Which command.
+            nodes: Number of nodes.
+            workers: And of workers on each.
+            words: Arguments of the script.
+            options: Options of the launcher.
+        """
+        environ = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "SYSTEMNAME": "juwelsbooster",
+        }
+        tasks = workers if name == BY_HAND else 1
+        command = COMMANDS[name].format(
+            script=" ".join([self.script, *words]),
+            nodes=nodes,
+            workers=workers,
+            options=options,
+        )
+        begin = time.time()
+        done = self.cluster.srun(
+            f"-N{nodes}", f"--ntasks-per-node={tasks}", "sh", "-c", command,
+            env=environ, cwd=ROOT, timeout=120,
+        )  # fmt: skip
+        if done.returncode:
+            sys.exit(f"failed:\n{command}\n{done.stderr}")
+        lines = (line for line in done.stdout.splitlines() if line.startswith("{"))
+        return begin, [json.loads(line) for line in lines]
+
+
+def first_all_reduce(
+    bench: Bench, measured: Measured, nodes: int, workers: int
+) -> None:
+    """Measure the time from srun to the first all-reduce, once for each command."""
+    for name in turns(measured, [STOCK, BY_HAND, OURS, PRELOAD]):
+        begin, printed = bench.start(name, nodes, workers)
+        measured.add(name, max(line["met"] for line in printed) - begin)
+
+
+def restart(bench: Bench, measured: Measured) -> None:
+    """Measure the time from the end of a worker to the script's first line."""
+    for name in turns(measured, [STOCK, OURS, PRELOAD]):
+        _, printed = bench.start(name, 1, 4, "fail", options="--max_restarts=1")
+        (failed,) = [line["failed"] for line in printed if "failed" in line]
+        first_lines = [line["first_line"] for line in printed if "met" in line]
+        measured.add(name, max(first_lines) - failed)
+
+
+def turns(measured: Measured, names: list[str]) -> list[str]:
+    """Return the order in which they take turns."""
+    rounds = len(next(iter(measured.values.values()), []))
+    return names if rounds % 2 else names[::-1]
+
+
+def cpu_seconds(measured: Measured, script: str) -> None:
+    """Measure the CPU time of a node of eight workers, without a scheduler."""
+    for name, command in _on_this_machine(script).items():
+        before = os.times()
+        subprocess.run(command, check=True, capture_output=True)
+        after = os.times()
+        used = after.children_user + after.children_system
+        measured.add(name, used - before.children_user - before.children_system)
+
+
+def files_opened(measured: Measured, script: str) -> None:
+    """Count the files that a node of eight workers opens below site-packages."""
+    for name, command in _on_this_machine(script).items():
+        with tempfile.NamedTemporaryFile("r") as log:
+            trace = ["strace", "-f", "-qq", "-e", "trace=open,openat", "-o", log.name]
+            subprocess.run([*trace, *command], check=True, capture_output=True)
+            opened = [line for line in log if "site-packages" in line]
+        measured.add(name, sum("= -1" not in line for line in opened))
+
+
+def _on_this_machine(script: str) -> dict[str, list[str]]:
+    stock, *_ = modules = ["torch.distributed.run", "torchrun_hpc"]
+    start = {module: [sys.executable, "-m", module] for module in modules}
+    words = ["--standalone", "--nproc_per_node=8", script]
+    return {
+        STOCK: [*start[stock], *words],
+        PRELOAD: [*start["torchrun_hpc"], "--hpc-preload=torch", *words],
     }
-    start = time.time()
-    done = cluster.srun(
-        "-N3", "--ntasks-per-node=1", "sh", "-c", command, env=environ, cwd=ROOT
-    )
-    if done.returncode:
-        sys.exit(f"failed:\n{command}\n{done.stderr}")
-    return float(done.stdout) - start
 
 
 def main() -> None:
     """Measure, report, and judge."""
     reason = missing()
+    if reason is None and shutil.which("strace") is None:
+        reason = "strace is missing"
     if reason is not None:
         sys.exit(f"this needs the test cluster: {reason}")
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else PAIRS
-    times: dict[str, list[float]] = {"torchrun_hpc": [], "torchrun": []}
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    starts = {
+        (3, 1): {(PRELOAD, STOCK): 0.60, (OURS, STOCK): 0.80},
+        (3, 4): {(PRELOAD, STOCK): 0.25, (PRELOAD, BY_HAND): 0.35},
+        (1, 8): {(PRELOAD, STOCK): 0.27},
+    }
+    measured = {
+        shape: Measured(
+            f"{shape[0]} nodes of {shape[1]} workers: to the first all-reduce", limits
+        )
+        for shape, limits in starts.items()
+    }
+    again = Measured("a restart: to the script's first line", {(PRELOAD, STOCK): 0.3})
+    cpu = Measured("8 workers: CPU time", {(PRELOAD, STOCK): 1 / 4})
+    files = Measured(
+        "8 workers: files opened below site-packages",
+        {(PRELOAD, STOCK): 1 / 7},
+        unit="",
+    )
     with Cluster() as cluster, tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(SCRIPT)
         script.flush()
-        commands = {
-            "torchrun_hpc": OURS.format(script=script.name),
-            "torchrun": STOCK.format(script=script.name),
-        }
-        for command in commands.values():
-            seconds(cluster, command)  # bytecode and the file system's cache
-        for number in range(pairs):
-            order = list(commands) if number % 2 else list(commands)[::-1]
-            for name in order:
-                times[name].append(seconds(cluster, commands[name]))
-    for name, taken in times.items():
-        print(
-            f"{name}: median {statistics.median(taken):.2f} s, "
-            f"{min(taken):.2f} to {max(taken):.2f} s in {pairs} rounds"
-        )
-    ratios = sorted(
-        ours / stock
-        for ours, stock in zip(times["torchrun_hpc"], times["torchrun"], strict=True)
-    )
-    ratio = statistics.median(times["torchrun_hpc"]) / statistics.median(
-        times["torchrun"]
-    )
-    print(
-        f"ratio of the medians {ratio:.3f}; of the pairs: median "
-        f"{statistics.median(ratios):.3f}, {ratios[0]:.3f} to {ratios[-1]:.3f}"
-    )
-    sys.exit(ratio > LIMIT)
+        bench = Bench(cluster, script.name)
+        for name in COMMANDS:
+            bench.start(name, 3, 1)  # bytecode and the file system's cache
+        for _ in range(rounds):
+            for (nodes, workers), into in measured.items():
+                first_all_reduce(bench, into, nodes, workers)
+            restart(bench, again)
+            cpu_seconds(cpu, script.name)
+        files_opened(files, script.name)
+    found = [part.report() for part in (*measured.values(), again, cpu, files)]
+    sys.exit(not all(found))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,9 @@ HPC = ("python", "-m", "torchrun_hpc")
 STOCK = ("python", "-m", "torch.distributed.run")
 JSC = ("python", "-m", "torchrun_jsc")
 
+# How an agent starts its workers: by exec, or as forks of one import.
+FORMS = {"exec": {}, "fork": {"PET_HPC_PRELOAD": "torch"}}
+
 ONE_TASK = "--ntasks-per-node=1"
 KILL = "--kill-on-bad-exit=1"
 

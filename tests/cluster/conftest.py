@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import launchers
 import pytest
 import testbed
-from commands import require
+from commands import ENVIRON, FORMS, JUELICH, require
 from launchers import LAUNCHERS, Launcher
 from testbed import Cluster
 
@@ -54,6 +54,15 @@ def bare() -> Iterator[Cluster]:
     """Three nodes without a scheduler, and no order in their names as text."""
     with Cluster(("n9", "n10", "n11"), management="open", slurm=False) as cluster:
         yield cluster
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Start the workers in both forms; say in which."""
+    for name, value in FORMS[request.param].items():
+        for environ in (ENVIRON, JUELICH):
+            monkeypatch.setitem(environ, name, value)
+    return str(request.param)
 
 
 @pytest.fixture(params=LAUNCHERS, ids=str)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
+from commands import FORMS, HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
 from testbed import Cluster
 
 from torchrun_hpc.planning import endpoints
@@ -71,11 +71,13 @@ class Job:
         cluster: The cluster.
         hosts: Three nodes of it that nobody else uses.
         folder: What the workers write, and what the launcher prints.
+        form: How its workers are started; see `FORMS`.
     """
 
     cluster: Cluster
     hosts: tuple[str, ...]
     folder: Path
+    form: str
     program: subprocess.Popen[str] = field(init=False)
 
     def start(
@@ -99,7 +101,7 @@ class Job:
                         *("sh", "-c", shell, str(self.folder)),
                         *(*HPC, *options, SCRIPT, str(self.folder), *words.split()),
                     ],
-                    env=JUELICH,
+                    env=JUELICH | FORMS[self.form],
                     stdout=output,
                     stderr=subprocess.STDOUT,
                 )
@@ -165,26 +167,26 @@ class Job:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, KeyError):  # ended, or srun itself
-                if str(self.folder) in process.cmdline():
-                    rank = int(process.environ()["SLURM_NODEID"])
-                    if node in {None, rank}:
-                        found.append(process)
+                words = " ".join(process.cmdline())
+                if str(self.folder) in words and node in {None, _node_of(process)}:
+                    found.append(process)
         return found
 
     def agents(self) -> list[psutil.Process]:
         """Return the agents, by node rank."""
-        return self._programs("torchrun_hpc", "SLURM_NODEID")
+        return self._programs("torchrun_hpc")
 
     def workers(self) -> list[psutil.Process]:
-        """Return the workers, by rank."""
-        return self._programs(SCRIPT, "RANK")
+        """Return the workers, by rank: each node has one."""
+        return self._programs(SCRIPT)
 
-    def _programs(self, name: str, key: str) -> list[psutil.Process]:
+    def _programs(self, name: str) -> list[psutil.Process]:
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error, KeyError):
-                if name in process.cmdline()[:3]:
-                    found.append((process.environ()[key], process))
+                # Of a fork, all is one word.
+                if name in " ".join(process.cmdline()).split()[:3]:
+                    found.append((_node_of(process), process))
         return [process for _, process in sorted(found, key=operator.itemgetter(0))]
 
     def run(self, node: int, command: str) -> str:
@@ -193,6 +195,13 @@ class Job:
             ["sh", "-c", command], host=self.hosts[node], check=True
         )
         return done.stdout.strip()
+
+
+def _node_of(process: psutil.Process) -> int:
+    """Return the rank of its node; a fork's own variables are not to be seen."""
+    line = (process, *process.parents())
+    first = next(each for each in line if "SLURM_NODEID" in each.environ())
+    return int(first.environ()["SLURM_NODEID"])
 
 
 def ended(*processes: psutil.Process) -> bool:
@@ -749,35 +758,35 @@ Outcome = tuple[Job, Seconds]
 @pytest.fixture(scope="module")
 def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Outcome]]:
+) -> Iterator[Callable[[str, str], Outcome]]:
     """Start all faults that are asked for, and write the page when it is wanted.
 
     What is asked for twice, as by ``--reruns``, is started anew on nodes of its own.
     """
     wanted = [
-        item.callspec.params["name"]
+        (item.callspec.params["name"], item.callspec.params["form"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_fault
     ]
-    wanted.sort(key=lambda name: "cut_off" not in name)  # these take longest
+    wanted.sort(key=lambda asked: "cut_off" not in asked[0])  # these take longest
     jobs = len(wanted) + SPARE_JOBS
     nodes = [f"jwb{number:04}" for number in range(1, 3 * jobs + 1)]
     unused = zip(*[iter(nodes)] * 3, strict=True)
     pool = ThreadPoolExecutor(jobs)
     with Cluster(nodes) as cluster:
 
-        def start(name: str) -> Future[Outcome]:
-            job = Job(cluster, next(unused), tmp_path_factory.mktemp(name))
+        def start(name: str, form: str) -> Future[Outcome]:
+            job = Job(cluster, next(unused), tmp_path_factory.mktemp(name), form)
             return pool.submit(lambda: (job, FAULTS[name](job)))
 
-        started = {name: start(name) for name in wanted}
+        started = {fault: start(*fault) for fault in wanted}
         asked = set()
 
-        def outcome(name: str) -> Outcome:
-            if name in asked:
-                started[name] = start(name)
-            asked.add(name)
-            return started[name].result()
+        def outcome(name: str, form: str) -> Outcome:
+            if (name, form) in asked:
+                started[name, form] = start(name, form)
+            asked.add((name, form))
+            return started[name, form].result()
 
         try:
             yield outcome
@@ -785,7 +794,9 @@ def outcome(
             pool.shutdown(wait=False, cancel_futures=True)
     if WRITES:
         over = {
-            name: f for name, f in started.items() if f.done() and not f.cancelled()
+            name: f
+            for (name, form), f in started.items()
+            if form == "exec" and f.done() and not f.cancelled()
         }
         write(
             {
@@ -808,8 +819,9 @@ def outcome(
         for name in FAULTS
     ],
 )
-def test_fault(name: str, outcome: Callable[[str], Outcome]) -> None:
-    job, seconds = outcome(name)
+@pytest.mark.parametrize("form", FORMS)
+def test_fault(name: str, form: str, outcome: Callable[[str, str], Outcome]) -> None:
+    job, seconds = outcome(name, form)
     print({key: round(value, 2) for key, value in seconds.items()})
     if not WRITES:
         check(name, job, seconds)

@@ -15,9 +15,9 @@ SCRIPT = str(SCRIPTS / "restarts.py")
 
 
 @pytest.mark.release("restarts")
-@pytest.mark.parametrize(("rendezvous", "restarts"), [("scheduler", 5), ("c10d", 2)])
+@pytest.mark.parametrize(("rendezvous", "restarts"), [("scheduler", 3), ("c10d", 2)])
 def test_restarts_with_a_late_rank_0(
-    unpadded: Cluster, rendezvous: str, restarts: int
+    unpadded: Cluster, rendezvous: str, restarts: int, form: str
 ) -> None:
     # Up to torch 2.3 an agent looks after its workers every 5 s.
     options = (f"--hpc-rendezvous={rendezvous}", "--monitor-interval=0.1")
@@ -26,6 +26,7 @@ def test_restarts_with_a_late_rank_0(
         str(restarts), env=ENVIRON, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "HPC169" not in done.stderr, form
     # Some releases of torch have gloo speak on stdout.
     told = [line for line in done.stdout.splitlines() if "[Gloo]" not in line]
     assert sorted(told) == sorted(

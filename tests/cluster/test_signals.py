@@ -7,6 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from commands import ENVIRON, HPC, ONE_TASK, ROOT, SCRIPTS, STOCK, column, read_workers
 from launchers import MPICH_4, OPENMPI, OPENMPI_4, Launcher
@@ -38,14 +39,16 @@ def got(folder: Path) -> list[int]:
 
 
 @pytest.mark.release("signals")
-def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
+def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path, form: str) -> None:
     # Up to torch 2.3 an agent looks after its workers every 5 s.
     options = ("--nproc_per_node=2", "--monitor-interval=0.1")
     command = [*HPC, *options, SCRIPT, str(tmp_path)]
     step = unpadded.popen(["srun", "-N2", ONE_TASK, *command], env=ENVIRON)
     try:
         first, *_ = ready(tmp_path)
-        host, agent, job = first
+        host, parent, job = first
+        fork_server = psutil.Process(int(parent))
+        agent = parent if form == "exec" else str(fork_server.ppid())
         # The agent alone, as Slurm does with cgroups.
         unpadded.run(["kill", "-USR1", agent], host=host, check=True)
         assert got(tmp_path) == [1, 1, 0, 0]
@@ -65,6 +68,7 @@ def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
     assert "warning" not in errors
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("launcher", [OPENMPI_4, MPICH_4], indirect=True, ids=str)
 def test_a_signal_from_the_script_of_a_job_of_pbs(
     bare: Cluster, launcher: Launcher, tmp_path: Path
@@ -114,6 +118,7 @@ def test_slurm_signals_the_workers_of_stock_torchrun_too(
         unpadded.end(step)
 
 
+@pytest.mark.usefixtures("form")
 def test_a_signal_ahead_of_the_end_of_the_job(
     unpadded: Cluster, tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from side_by_side import Launcher, Result
 
 BOTH = (OURS, STOCK)
+FORKS = "forks"  # ours, with --hpc-preload
+each_form = pytest.fixture(scope="module", params=[OURS, FORKS])
 
 OPTIONS = torch_run.get_args_parser()._option_string_actions
 
@@ -61,6 +63,8 @@ def reachable():
     return True
 
 agent = psutil.Process(os.getppid())
+if "fork server" in " ".join(agent.cmdline()):
+    agent = agent.parent()
 listening = [
     c.laddr.ip for c in agent.net_connections("tcp") if c.status == "LISTEN"
 ]
@@ -152,6 +156,18 @@ class Line:
     workers: int = 1
     same: tuple[str, ...] = ()
     warning: str = ""
+
+    def launched_by(self, which: str) -> tuple[list[str], dict[str, str]]:
+        """Return options and variables for one of the launchers.
+
+        The harness has imported torch already, without the number of threads: for a
+        fork it has to be known.
+        """
+        options = [*self.argv, *(bare(which) if self.bare else ())]
+        if which != FORKS:
+            return options, self.environ
+        threads = {"OMP_NUM_THREADS": "1"} if self.workers > 1 else {}
+        return ["--hpc-preload=torch", *options], {**threads, **self.environ}
 
     @property
     def bare(self) -> bool:
@@ -287,44 +303,58 @@ def _reports(where: Path) -> list[dict[str, Any]]:
 def _launch(
     launcher: Launcher, folder: Path, lines: list[Line], base: Path, **options: Any
 ) -> list[dict[str, Launch]]:
-    """Launch every line with both launchers."""
-    launches, environs = [], []
+    """Launch every line with ours, in both forms, and with stock."""
+    launches, environs, kinds = [], [], (OURS, FORKS, STOCK)
     for number, line in enumerate(lines):
-        for which in BOTH:
-            words = [*line.argv, *(bare(which) if line.bare else ()), line.script]
-            port = str(free_port("127.0.0.1"))
+        for which in kinds:
+            words, environ = line.launched_by(which)
             where = base / f"{number}-{which}"
             where.mkdir()
-            launches.append(
-                (
-                    which,
-                    [
-                        word.replace("{port}", port).replace("{folder}", str(folder))
-                        for word in words
-                    ]
-                    + PLAIN_ARGS,
-                )
-            )
-            environs.append({**line.environ, "REPORT": str(where)})
+            known = {
+                "{port}": str(free_port("127.0.0.1")),
+                "{folder}": str(folder),
+                "{which}": which,
+            }
+            words = [_filled(word, known) for word in (*words, line.script)]
+            launcher_name = STOCK if which == STOCK else OURS
+            launches.append((launcher_name, words + PLAIN_ARGS))
+            environ = {name: _filled(value, known) for name, value in environ.items()}
+            environs.append({**environ, "REPORT": str(where)})
     results = launcher.many(
         launches, environs=environs, cwd=folder, at_once=4, **options
     )
     return [
         {
             which: Launch(
-                results[2 * number + index], _reports(base / f"{number}-{which}")
+                results[len(kinds) * number + index],
+                _reports(base / f"{number}-{which}"),
             )
-            for index, which in enumerate(BOTH)
+            for index, which in enumerate(kinds)
         }
         for number in range(len(lines))
     ]
 
 
+def _filled(text: str, known: dict[str, str]) -> str:
+    """Replace each ``{name}`` by what is known."""
+    for name, value in known.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _of(form: str, launched: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what ours in one form, and stock, did with each line."""
+    return {
+        name: {OURS: found[form], STOCK: found[STOCK]}
+        for name, found in launched.items()
+    }
+
+
 @pytest.fixture(scope="module")
-def launches(
+def all_launches(
     launcher: Launcher, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Launch]]:
-    """All lines, launched once with each launcher.
+    """All lines, launched once with each of them.
 
     Torch's default port is taken meanwhile: nothing may depend on it.
     """
@@ -339,6 +369,14 @@ def launches(
         base = tmp_path_factory.mktemp("reports")
         found = _launch(launcher, folder, list(LINES.values()), base, limit=45)
     return dict(zip(LINES, found, strict=True))
+
+
+@each_form
+def launches(
+    request: pytest.FixtureRequest, all_launches: dict[str, dict[str, Launch]]
+) -> dict[str, dict[str, Launch]]:
+    """All lines, with ours in both forms, and stock."""
+    return _of(request.param, all_launches)
 
 
 # Stock torchrun of some releases cannot do without it.
@@ -424,6 +462,9 @@ def test_clean_start_is_one_line(
     # The events that --event-log-handler=console asks for.
     lines = [x for x in result.err.splitlines() if '"name": "torchelastic' not in x]
     warning = LINES[name].warning
+    if "--hpc-preload" in result.err:
+        assert {"--no-python", "--run-path"}.intersection(LINES[name].argv)
+        warning = "HPC169"
     expected = 2 if warning else 1
     assert lines == result.own_lines[:expected], result.err
     assert len(lines) == expected
@@ -532,7 +573,7 @@ FAILURES = {
 
 
 @pytest.fixture(scope="module")
-def failures(
+def all_failures(
     launcher: Launcher, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Launch]]:
     base = tmp_path_factory.mktemp("failures")
@@ -554,6 +595,13 @@ def failures(
             text = path.read_text() if path.exists() else "null"
             launch.workers.append({"error file": json.loads(text)})
     return dict(zip(FAILURES, found, strict=True))
+
+
+@each_form
+def failures(
+    request: pytest.FixtureRequest, all_failures: dict[str, dict[str, Launch]]
+) -> dict[str, dict[str, Launch]]:
+    return _of(request.param, all_failures)
 
 
 def _shape(value: Any) -> Any:
@@ -653,7 +701,7 @@ def _tree(base: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def logs(
+def all_logs(
     launcher: Launcher, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, tuple[Launch, dict[str, str]]]]:
     base = tmp_path_factory.mktemp("logs")
@@ -666,9 +714,17 @@ def logs(
     ]
     found = _launch(launcher, folder, lines, base)
     return {
-        name: {which: (pair[which], _tree(base / f"{name}-{which}")) for which in BOTH}
+        name: {which: (pair[which], _tree(base / f"{name}-{which}")) for which in pair}
         for name, pair in zip(LOGS, found, strict=True)
     }
+
+
+@each_form
+def logs(
+    request: pytest.FixtureRequest,
+    all_logs: dict[str, dict[str, tuple[Launch, dict[str, str]]]],
+) -> dict[str, dict[str, tuple[Launch, dict[str, str]]]]:
+    return _of(request.param, all_logs)
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -34,16 +34,25 @@ FRAMEWORKS = {
 }
 
 # How srun starts the launcher, and what is typed between it and the script.
+AGENT = [*HPC, "--nproc_per_node=2"]
 MODES = {
-    "agent": (ONE_TASK, [*HPC, "--nproc_per_node=2"]),
+    "agent": (ONE_TASK, AGENT),
+    "forks": (ONE_TASK, [*AGENT, "--hpc-preload=torch"]),
     "direct": ("--ntasks-per-node=2", [*HPC]),
 }
+# Those of the others are among the examples.
+DIRECT = ("trainer", "deepspeed")
+CASES = [
+    (framework, mode)
+    for framework in FRAMEWORKS
+    for mode in MODES
+    if mode != "direct" or framework in DIRECT
+]
 
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(("framework", "mode"), CASES)
 def test_an_unchanged_script(
     cluster: Cluster, framework: str, mode: str, tmp_path: Path
 ) -> None:
@@ -61,6 +70,7 @@ def test_an_unchanged_script(
         assert built
     done = cluster.srun("-N2", tasks, *launcher, script, env=env, timeout=170)
     _check(done, framework)
+    assert "HPC169" not in done.stderr
     assert _built(tmp_path) == built  # no test waits for a compiler
 
 

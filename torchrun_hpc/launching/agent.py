@@ -172,7 +172,11 @@ class AgentStarter(Starter):
         signals.leave_to_torch(names.split(","))
         server = self._preloaded.server if self._preloaded is not None else 0
         signals.begin(scheduled=self._is_scheduled, fork_server=server)
-        record(self._run)(self._args)
+        try:
+            record(self._run)(self._args)
+        finally:
+            if self._preloaded is not None:
+                self._preloaded.end()
 
 
 def _fail(message: Message, error: Exception) -> None:

@@ -6,6 +6,7 @@ message says why.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -15,6 +16,8 @@ import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from torchrun_hpc.errors import count
 from torchrun_hpc.launching import environment, signals
@@ -38,6 +41,8 @@ _READ_AT_IMPORT = (*READ_AT_START, "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
 
 # Files of the drivers of NVIDIA, AMD and Intel.
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+_END_TIMEOUT = 1.0  # seconds
 
 _OPEN_FILES, _THREADS = Path("/proc/self/fd"), Path("/proc/self/task")
 
@@ -70,9 +75,16 @@ class Preloaded:
     def give_up(self, reason: str) -> None:
         """End the fork server, for this reason."""
         self.problem = not_used(self._preload, reason)
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self.end()
+
+    def end(self) -> None:
+        """End the fork server; what it has used counts as used by this process."""
+        if self._connection is None:
+            return
+        self._connection.close()
+        self._connection = None
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(self.server).wait(_END_TIMEOUT)
 
     def check(self, environ: Mapping[str, str]) -> None:
         """See that the modules have read the same variables as the workers get."""

@@ -125,9 +125,11 @@ def _renew_streams() -> None:
 
 def _renew_random_state() -> None:
     """Give this worker random numbers of its own; Python does it for ``random``."""
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None:
-        numpy.seed()
-    multiprocessing: Any = sys.modules.get("multiprocessing.process")
-    if multiprocessing is not None:
-        multiprocessing.current_process().authkey = os.urandom(_AUTHKEY)
+    modules: dict[str, Any] = sys.modules
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "torch" in modules:
+        modules["torch"].default_generator.seed()  # those of GPUs are not made yet
+    if "multiprocessing.process" in modules:
+        process = modules["multiprocessing.process"].current_process()
+        process.authkey = os.urandom(_AUTHKEY)

@@ -8,6 +8,7 @@ If the socket is closed before, the fork server has ended, and all its workers w
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -108,8 +109,11 @@ class ForkedWorker:
         kind, _, number = answers.recv(_ANSWER).partition(b" ")
         if not kind:
             raise EOFError
-        if kind != b"started":
+        if kind == b"error":
             raise OSError(int(number), os.strerror(int(number)))
+        if kind != b"started":  # its exit code: killed for memory, for example
+            text = f"it ended before it began, with exit code {int(kind)}"
+            raise ChildProcessError(errno.ECHILD, text)
         self.pid = int(number)
 
     @property

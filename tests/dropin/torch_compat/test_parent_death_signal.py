@@ -26,23 +26,6 @@ Multiprocessing: Any = multiprocessing_api
 SubprocessHandler = Multiprocessing.SubprocessHandler
 
 
-def test_an_agent_that_has_ended_before_the_worker_could_ask() -> None:
-    called: list[int] = []
-    tie = parent_death_signal._before_exec(
-        lambda *args: called.append(args[0]) or 0, os.getpid()
-    )
-    child = os.fork()
-    if child == 0:  # its parent is the agent
-        tie()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    child = os.fork()
-    if child == 0:
-        parent_death_signal._before_exec(lambda *_: 0, -1)()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-
-
 @pytest.mark.usefixtures("torch_again")
 def test_a_program_that_is_missing(tmp_path: Path) -> None:
     """The error that the agent reports is the same as without the patch."""
@@ -87,11 +70,11 @@ def test_workers_are_tied_wherever_torch_starts_them(
     assert parent_death_signal.fits()
     parent_death_signal.apply(make_plan())
     options: list[Any] = []
-    kept = parent_death_signal._before_exec
+    kept = parent_death_signal.end_with_parent
     monkeypatch.setattr(
         parent_death_signal,
-        "_before_exec",
-        lambda prctl, pid: options.append(pid) or kept(prctl, pid),
+        "end_with_parent",
+        lambda pid: options.append(pid) or kept(pid),
     )
     child = Handler()._popen([sys.executable, "-S", "-c", ""], dict(os.environ))
     assert child.wait() == 0

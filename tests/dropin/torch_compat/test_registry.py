@@ -45,6 +45,7 @@ from torchrun_hpc.torch_compat.patches import (
     agent,
     bind_store,
     defer_signals_on_close,
+    fork_workers,
     forward_signals,
     fresh_store,
     host_exits_last,
@@ -307,6 +308,10 @@ for _handler in report_missing_nodes.HANDLERS:
     ]
 if master_addr.IS_FOR.present:
     CHANGES += [(master_addr, torch_run, "config_from_args", None)]
+CHANGES += [
+    (fork_workers, multiprocessing_api.SubprocessHandler, "_popen", None),
+    (fork_workers, multiprocessing_api.SubprocessHandler, "_popen", _no_arguments),
+]
 # Agents are created elsewhere, or by another name.
 for _patch in (agent, forward_signals):
     CHANGES += [

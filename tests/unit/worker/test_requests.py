@@ -102,6 +102,11 @@ def test_no_more_processes(answered):
     assert found.value.strerror == os.strerror(errno.EAGAIN)
 
 
+def test_a_worker_that_ends_before_it_begins(answered):
+    with pytest.raises(ChildProcessError, match="with exit code -9"):
+        answered(b"-9")
+
+
 def test_no_fork_server():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 TARGET = "SubprocessHandler._popen"
-REASON = "each worker of a node imports torch by itself, one copy after the other"
+REASON = "each worker of a node imports torch once more (as in pytorch#103117)"
 IS_FOR = capabilities.EVERY
 
 _torch: Any = api
