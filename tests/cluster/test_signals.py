@@ -7,7 +7,6 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 from commands import ENVIRON, HPC, ONE_TASK, ROOT, SCRIPTS, STOCK, column, read_workers
 from launchers import MPICH_4, OPENMPI, OPENMPI_4, Launcher
@@ -47,8 +46,10 @@ def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path, form: str) -> None
     try:
         first, *_ = ready(tmp_path)
         host, parent, job = first
-        fork_server = psutil.Process(int(parent))
-        agent = parent if form == "exec" else str(fork_server.ppid())
+        agent = parent
+        if form == "fork":  # that is the fork server
+            words = ["ps", "-o", "ppid=", "-p", parent]
+            agent = unpadded.run(words, host=host, check=True).stdout.strip()
         # The agent alone, as Slurm does with cgroups.
         unpadded.run(["kill", "-USR1", agent], host=host, check=True)
         assert got(tmp_path) == [1, 1, 0, 0]

@@ -63,8 +63,8 @@ def reachable():
     return True
 
 agent = psutil.Process(os.getppid())
-if "fork server" in " ".join(agent.cmdline()):
-    agent = agent.parent()
+if "torchrun_hpc.worker" in sys.modules:
+    agent = agent.parent()  # of the fork server
 listening = [
     c.laddr.ip for c in agent.net_connections("tcp") if c.status == "LISTEN"
 ]
@@ -166,7 +166,8 @@ class Line:
         options = [*self.argv, *(bare(which) if self.bare else ())]
         if which != FORKS:
             return options, self.environ
-        threads = {"OMP_NUM_THREADS": "1"} if self.workers > 1 else {}
+        has_several = self.workers > 1 or "--nproc-per-node=2" in self.argv
+        threads = {"OMP_NUM_THREADS": "1"} if has_several else {}
         return ["--hpc-preload=torch", *options], {**threads, **self.environ}
 
     @property
@@ -462,7 +463,7 @@ def test_clean_start_is_one_line(
     # The events that --event-log-handler=console asks for.
     lines = [x for x in result.err.splitlines() if '"name": "torchelastic' not in x]
     warning = LINES[name].warning
-    if "--hpc-preload" in result.err:
+    if "HPC169" in result.err:
         assert {"--no-python", "--run-path"}.intersection(LINES[name].argv)
         warning = "HPC169"
     expected = 2 if warning else 1
