@@ -35,7 +35,7 @@ from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.planning.resources import likely_workers
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import process
-from torchrun_hpc.worker.split_off import SplitOff
+from torchrun_hpc.worker import SplitOff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,6 @@ from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
-from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
     import argparse
@@ -96,11 +94,11 @@ class AgentStarter(Starter):
         args = self._args
         try:
             with self._rendezvous(plan):
-                hooks = Hooks(signals.forward)
+                hooks: list[Any] = [signals.forward]
                 if self._preloaded is not None:
                     self._preloaded.check(self._environ)
-                    hooks = replace(hooks, fork=self._preloaded.fork)
-                self._outcomes = registry.apply_patches(plan, hooks)
+                    hooks.append(self._preloaded.fork)
+                self._outcomes = registry.apply_patches(plan, *hooks)
                 validation.check_configuration(args, self._environ)
                 yield
         except ImportError as error:  # a backend's package; torch has a stub for one

@@ -24,11 +24,10 @@ from torchrun_hpc.launching import environment, signals
 from torchrun_hpc.planning.preload import READ_AT_START, not_used
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
-from torchrun_hpc.worker import requests, script
+from torchrun_hpc.worker import SplitOff, requests, script
 from torchrun_hpc.worker.fork_server import ForkServer
 from torchrun_hpc.worker.process import open_files
 from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
-from torchrun_hpc.worker.split_off import SplitOff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -66,14 +65,33 @@ class Preloaded:
         self.server = 0
         self.problem: Message | None = None
 
-    def connect(
-        self, connection: socket.socket, server: int, environ: Mapping[str, str]
-    ) -> None:
-        """Use a fork server that has imported with these variables."""
-        self._connection, self.server, self._environ = connection, server, environ
+    def start(self, words: Sequence[str]) -> None:
+        """Import the modules, and split off the fork server, if that is possible.
 
-    def give_up(self, reason: str) -> None:
-        """End the fork server, for this reason."""
+        Args:
+            words: The script, or ``-m`` and a module, and its arguments.
+
+        Raises:
+            SplitOff: In the process of the fork server.
+        """
+        front = script.search_path(words)
+        own = sys.path[: 0 if script.is_safe_path() else 1]
+        sys.path[: len(own)] = front  # to import as the script would do it
+        try:
+            _check_interpreter(sys.orig_argv)
+            before = open_files()
+            self._environ = _import(self._preload)
+            files = frozenset(open_files() - before)
+            _check_gpus(files)
+            _check_threads()
+            self._connection, self.server = _split_off(files)
+        except _ImpossibleError as reason:
+            self._give_up(str(reason))
+        for path in front:
+            sys.path.remove(path)
+        sys.path[:0] = own
+
+    def _give_up(self, reason: str) -> None:
         self.problem = not_used(self._preload, reason)
         self.end()
 
@@ -93,7 +111,7 @@ class Preloaded:
         for name in sorted({*environ, *self._environ}):
             then, now = self._environ.get(name), environ.get(name)
             if name.startswith(_READ_AT_IMPORT) and then != now:
-                self.give_up(
+                self._give_up(
                     f"{name} was {then or 'not set'} when they were imported, and is "
                     f"{now or 'not set'} for the workers: export it"
                 )
@@ -132,40 +150,10 @@ class Preloaded:
                 requests.send(self._connection, request, files)
             return ForkedWorker(command, own)
         except (EOFError, ConnectionError):
-            self.give_up("the fork server has ended")
+            self._give_up("the fork server has ended")
             if self.problem is not None:
                 console.write(self.problem, "warning")
             return None
-
-
-def preload_modules(preload: Preload, words: Sequence[str]) -> Preloaded:
-    """Import the modules, and split off the fork server.
-
-    Args:
-        preload: What is to be imported.
-        words: The script, or ``-m`` and a module, and its arguments.
-
-    Raises:
-        SplitOff: In the process of the fork server.
-    """
-    preloaded = Preloaded(preload)
-    front = script.search_path(words)
-    own = sys.path[: 0 if script.is_safe_path() else 1]
-    sys.path[: len(own)] = front  # to import as the script would do it
-    try:
-        _check_interpreter(sys.orig_argv)
-        before = open_files()
-        environ = _import(preload)
-        files = frozenset(open_files() - before)
-        _check_gpus(files)
-        _check_threads()
-        preloaded.connect(*_split_off(files), environ)
-    except _ImpossibleError as reason:
-        preloaded.give_up(str(reason))
-    for path in front:
-        sys.path.remove(path)
-    sys.path[:0] = own
-    return preloaded
 
 
 def _check_interpreter(command: Sequence[str]) -> None:
@@ -186,16 +174,12 @@ def _import(preload: Preload) -> Mapping[str, str]:
         raise _ImpossibleError(f"{late[0]} had to be imported before")
     with environment.with_variables(preload.variables):
         for name in preload.modules:
-            _import_module(name)
+            try:
+                importlib.import_module(name)
+            except (Exception, SystemExit) as error:  # noqa: BLE001, PERF203
+                text = f"cannot be imported ({type(error).__name__}: {error})"
+                raise _ImpossibleError(f"{name} {text}") from None
         return dict(process.environment())
-
-
-def _import_module(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may do anything
-        text = f"{name} cannot be imported ({type(error).__name__}: {error})"
-        raise _ImpossibleError(text) from None
 
 
 def _check_gpus(files: Iterable[int]) -> None:

@@ -100,12 +100,12 @@ def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:
     preload = inputs.preload
     if preload is None or preload.problem or "hpc_dry_run" in inputs.options:
         return None
-    from torchrun_hpc.launching.preloading import preload_modules  # noqa: PLC0415
+    from torchrun_hpc.launching.preloading import Preloaded  # noqa: PLC0415
 
-    words = [line.script, *line.arguments]
-    if "module" in inputs.options:
-        words = ["-m", *words]
-    return preload_modules(preload, words)
+    preloaded = Preloaded(preload)
+    option = ["-m"] if "module" in inputs.options else []
+    preloaded.start([*option, line.script, *line.arguments])
+    return preloaded
 
 
 def prepare_agent(preflight: Preflight, options: Mapping[str, Setting]) -> None:

@@ -142,19 +142,6 @@ class ForkedWorker:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return code
 
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Let it end."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it."""
-        self.send_signal(signal.SIGKILL)
-
 
 def _has_answer(answers: socket.socket, timeout: float | None) -> bool:
     poll = select.poll()

@@ -60,7 +60,6 @@ from torchrun_hpc.torch_compat.patches import (
     report_missing_nodes,
     state_as_json,
 )
-from torchrun_hpc.torch_compat.patches.hooks import Hooks
 from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
 
 Multiprocessing: Any = multiprocessing_api
@@ -439,7 +438,7 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
     monkeypatch.setattr(multiprocessing_api.PContext, "close", close)
     forwarded: list[Any] = []
-    for outcome in registry.apply_patches(make_plan(), Hooks(forwarded.append)):
+    for outcome in registry.apply_patches(make_plan(), forwarded.append):
         applied = outcome.state is registry.State.APPLIED
         assert applied is outcome.patch.IS_FOR.is_expected, outcome
 

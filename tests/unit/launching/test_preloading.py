@@ -17,12 +17,14 @@ import os, signal, subprocess, sys, time
 from torchrun_hpc.launching import preloading
 from torchrun_hpc.planning.inputs import Preload
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.worker.split_off import SplitOff
+from torchrun_hpc.worker import SplitOff
 
 def start(*modules, words=("script.py",), variables={}):
     setting = Setting(",".join(modules), "--hpc-preload")
+    preloaded = preloading.Preloaded(Preload(modules, setting, variables))
     try:
-        return preloading.preload_modules(Preload(modules, setting, variables), words)
+        preloaded.start(words)
+        return preloaded
     except SplitOff as split:
         serve = split.serve
     serve()
@@ -248,7 +250,7 @@ def test_it_ends_with_the_last_agent(run):
     done = run(
         """
         preloaded = start("json")
-        preloaded.give_up("enough")
+        preloaded.end()
         print(ended(preloaded.server), worker(preloaded))
         """
     )

@@ -15,12 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torchrun_hpc.launching.preloading import preload_modules
+from torchrun_hpc.launching.preloading import Preloaded
 from torchrun_hpc.planning.inputs import Preload
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.worker import SplitOff
 from torchrun_hpc.worker.parent import end_with_parent
-from torchrun_hpc.worker.split_off import SplitOff
 
 INPUT = "one line\nand another\n"
 
@@ -31,8 +31,9 @@ def main():
     space = {"stdout": "", "os": os}  # stdout: of the worker, if it is not to be read
     exec(preparation, space)  # noqa: S102
     preload = Preload(("decimal",), Setting("decimal", "--hpc-preload"))
+    preloaded = Preloaded(preload)
     try:
-        preloaded = preload_modules(preload, words)
+        preloaded.start(words)
     except SplitOff as split:
         serve = split.serve
     else:

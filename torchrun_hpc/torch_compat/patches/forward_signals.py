@@ -20,7 +20,7 @@ from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, takes
 
 if TYPE_CHECKING:
-    from torchrun_hpc.torch_compat.patches.hooks import Hooks
+    from collections.abc import Callable, Mapping
 
 TARGET = "LocalElasticAgent._monitor_workers"
 REASON = "SIGUSR1 ends it, and does not reach the workers (pytorch#154849)"
@@ -40,13 +40,15 @@ def fits() -> bool:
     )
 
 
-def apply(_plan: object, hooks: Hooks) -> None:
+def apply(
+    _plan: object, forward: Callable[[Mapping[int, int]], None], *_: object
+) -> None:
     """Forward signals each time that the agent looks after its workers."""
 
     class ForwardingAgent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: Any) -> Any:
             if self._pcontext is not None:
-                hooks.forward(self._pcontext.pids())
+                forward(self._pcontext.pids())
             return super()._monitor_workers(worker_group)
 
     extend(launcher, agent.TARGET, ForwardingAgent)

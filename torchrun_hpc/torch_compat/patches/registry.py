@@ -32,14 +32,16 @@ from torchrun_hpc.torch_compat.patches import (
     report_missing_nodes,
     state_as_json,
 )
-from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import DescribedPatch
     from torchrun_hpc.torch_compat.capabilities import Capability
+
+    Forward = Callable[[Mapping[int, int]], None]
+    Fork = Callable[..., Any]
 
 
 class Patch(Protocol):
@@ -60,7 +62,7 @@ class Patch(Protocol):
     def fits(self) -> bool:
         """Say whether torch looks as the patch expects."""
 
-    def apply(self, plan: Any, hooks: Any, /) -> None:
+    def apply(self, plan: Any, forward: Any, fork: Any, /) -> None:
         """Replace the target as the plan says; see `apply_patches`."""
 
 
@@ -94,7 +96,9 @@ class Outcome:
 
 
 def apply_patches(
-    plan: LaunchPlan | None = None, hooks: Hooks | None = None
+    plan: LaunchPlan | None = None,
+    forward: Forward = lambda _workers: None,
+    fork: Fork = lambda *_worker: None,
 ) -> tuple[Outcome, ...]:
     """Apply the patches that this torch needs and that fit it.
 
@@ -102,7 +106,10 @@ def apply_patches(
 
     Args:
         plan: What will be launched; without it, only what needs no plan is applied.
-        hooks: What they call of the launcher.
+        forward: Delivers signals of this process to its workers, which it gets as local
+            ranks and process numbers.
+        fork: Starts a worker as a fork, of which it gets command line, environment,
+            stdout and stderr; returns ``None`` if it cannot.
 
     Returns:
         What became of each patch.
@@ -111,7 +118,7 @@ def apply_patches(
     outcomes = examine(ALWAYS if plan is None else patches_for(plan))
     for outcome in outcomes:
         if outcome.state is State.APPLIED:
-            outcome.patch.apply(plan, hooks or Hooks())
+            outcome.patch.apply(plan, forward, fork)
     return outcomes
 
 
