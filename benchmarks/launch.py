@@ -7,8 +7,8 @@ On the test cluster (root, see tests/cluster), with the management network close
 - the time from srun to the first all-reduce, on three nodes of one and of four workers,
   and on one of eight, of stock torchrun, of srun with one Python for each worker and
   the variables by hand, of torchrun_hpc, and of torchrun_hpc with --hpc-preload=torch;
-- the time from the end of a worker that fails to the script's first line on the last of
-  four workers, after a restart;
+- a restart: the time from the end of a worker that fails to the script's first line on
+  the last of four workers, and to the first one behind the import of torch;
 - of a node of eight workers, the files that are opened below site-packages (strace),
   and the seconds of CPU time.
 
@@ -38,22 +38,27 @@ from testbed import Cluster, missing  # noqa: E402
 ROUNDS = 7
 STOCK, BY_HAND, OURS, PRELOAD = "torchrun", "srun by hand", "torchrun_hpc", "preload"
 
-# Prints when its first line ran, and when the first all-reduce was over.
+# Says when the first all-reduce was over.
 SCRIPT = """
-import time; first_line = time.time()
-import json, os, sys, torch
+import json, time, torch
 import torch.distributed as dist
-if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" and "fail" in sys.argv:
-    dist.init_process_group("gloo")
-    dist.barrier()
-    if dist.get_rank() == 1:
-        print(json.dumps({"failed": time.time()}), flush=True)
-        os._exit(1)
-    time.sleep(60)
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-print(json.dumps({"first_line": first_line, "met": time.time()}) + "\\n", end="")
+print(json.dumps({"met": time.time()}) + "\\n", end="")
 dist.destroy_process_group()
+"""
+
+# Fails once; then says when its first line ran, and when it had imported torch.
+FAILS = """
+import time; first_line = time.time()
+import json, os, torch
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(3)  # until all are there
+    if os.environ["RANK"] == "1":
+        print(json.dumps({"failed": time.time()}) + "\\n", end="")
+        os._exit(1)
+    time.sleep(60)
+print(json.dumps({"first_line": first_line, "imported": time.time()}) + "\\n", end="")
 """
 
 LAUNCHER = "exec python -m torchrun_hpc --nproc_per_node={workers} {options} {script}"
@@ -118,14 +123,14 @@ class Bench:
 
     Attributes:
         cluster: Three nodes.
-        script: Path of the script.
+        folder: Has the scripts.
     """
 
     cluster: Cluster
-    script: str
+    folder: Path
 
     def start(
-        self, name: str, nodes: int, workers: int, *words: str, options: str = ""
+        self, name: str, nodes: int, workers: int, script: str, options: str = ""
     ) -> tuple[float, list[dict[str, float]]]:
         """Start a command; return when srun was started, and what the workers printed.
 
@@ -133,7 +138,7 @@ class Bench:
             name: Which command.
             nodes: Number of nodes.
             workers: And of workers on each.
-            words: Arguments of the script.
+            script: Name of the script.
             options: Options of the launcher.
         """
         environ = {
@@ -142,7 +147,7 @@ class Bench:
         }
         tasks = workers if name == BY_HAND else 1
         command = COMMANDS[name].format(
-            script=" ".join([self.script, *words]),
+            script=self.folder / script,
             nodes=nodes,
             workers=workers,
             options=options,
@@ -163,17 +168,18 @@ def first_all_reduce(
 ) -> None:
     """Measure the time from srun to the first all-reduce, once for each command."""
     for name in turns(measured, [STOCK, BY_HAND, OURS, PRELOAD]):
-        begin, printed = bench.start(name, nodes, workers)
+        begin, printed = bench.start(name, nodes, workers, "meets.py")
         measured.add(name, max(line["met"] for line in printed) - begin)
 
 
-def restart(bench: Bench, measured: Measured) -> None:
-    """Measure the time from the end of a worker to the script's first line."""
-    for name in turns(measured, [STOCK, OURS, PRELOAD]):
-        _, printed = bench.start(name, 1, 4, "fail", options="--max_restarts=1")
+def restart(bench: Bench, to_first_line: Measured, to_import: Measured) -> None:
+    """Measure a restart: from the end of a worker to the last of the new ones."""
+    for name in turns(to_first_line, [STOCK, OURS, PRELOAD]):
+        _, printed = bench.start(name, 1, 4, "fails.py", options="--max_restarts=1")
         (failed,) = [line["failed"] for line in printed if "failed" in line]
-        first_lines = [line["first_line"] for line in printed if "met" in line]
-        measured.add(name, max(first_lines) - failed)
+        again = [line for line in printed if "failed" not in line]
+        to_first_line.add(name, max(line["first_line"] for line in again) - failed)
+        to_import.add(name, max(line["imported"] for line in again) - failed)
 
 
 def turns(measured: Measured, names: list[str]) -> list[str]:
@@ -182,7 +188,7 @@ def turns(measured: Measured, names: list[str]) -> list[str]:
     return names if rounds % 2 else names[::-1]
 
 
-def cpu_seconds(measured: Measured, script: str) -> None:
+def cpu_seconds(measured: Measured, script: Path) -> None:
     """Measure the CPU time of a node of eight workers, without a scheduler."""
     for name, command in _on_this_machine(script).items():
         before = os.times()
@@ -192,7 +198,7 @@ def cpu_seconds(measured: Measured, script: str) -> None:
         measured.add(name, used - before.children_user - before.children_system)
 
 
-def files_opened(measured: Measured, script: str) -> None:
+def files_opened(measured: Measured, script: Path) -> None:
     """Count the files that a node of eight workers opens below site-packages."""
     for name, command in _on_this_machine(script).items():
         with tempfile.NamedTemporaryFile("r") as log:
@@ -202,10 +208,10 @@ def files_opened(measured: Measured, script: str) -> None:
         measured.add(name, sum("= -1" not in line for line in opened))
 
 
-def _on_this_machine(script: str) -> dict[str, list[str]]:
+def _on_this_machine(script: Path) -> dict[str, list[str]]:
     stock, *_ = modules = ["torch.distributed.run", "torchrun_hpc"]
     start = {module: [sys.executable, "-m", module] for module in modules}
-    words = ["--standalone", "--nproc_per_node=8", script]
+    words = ["--standalone", "--nproc_per_node=8", str(script)]
     return {
         STOCK: [*start[stock], *words],
         PRELOAD: [*start["torchrun_hpc"], "--hpc-preload=torch", *words],
@@ -231,26 +237,28 @@ def main() -> None:
         )
         for shape, limits in starts.items()
     }
-    again = Measured("a restart: to the script's first line", {(PRELOAD, STOCK): 0.3})
+    first_line = Measured("a restart: to the first line", {(PRELOAD, STOCK): 0.3})
+    imported = Measured("a restart: to the end of the import", {(PRELOAD, STOCK): 0.3})
     cpu = Measured("8 workers: CPU time", {(PRELOAD, STOCK): 1 / 4})
     files = Measured(
         "8 workers: files opened below site-packages",
         {(PRELOAD, STOCK): 1 / 7},
         unit="",
     )
-    with Cluster() as cluster, tempfile.NamedTemporaryFile("w", suffix=".py") as script:
-        script.write(SCRIPT)
-        script.flush()
-        bench = Bench(cluster, script.name)
+    with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
+        bench = Bench(cluster, Path(folder))
+        for name, text in {"meets.py": SCRIPT, "fails.py": FAILS}.items():
+            (bench.folder / name).write_text(text, encoding="utf-8")
         for name in COMMANDS:
-            bench.start(name, 3, 1)  # bytecode and the file system's cache
+            bench.start(name, 3, 1, "meets.py")  # bytecode, the file system's cache
         for _ in range(rounds):
             for (nodes, workers), into in measured.items():
                 first_all_reduce(bench, into, nodes, workers)
-            restart(bench, again)
-            cpu_seconds(cpu, script.name)
-        files_opened(files, script.name)
-    found = [part.report() for part in (*measured.values(), again, cpu, files)]
+            restart(bench, first_line, imported)
+            cpu_seconds(cpu, bench.folder / "meets.py")
+        files_opened(files, bench.folder / "meets.py")
+    parts = (*measured.values(), first_line, imported, cpu, files)
+    found = [part.report() for part in parts]
     sys.exit(not all(found))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import select
 import signal
@@ -54,6 +55,7 @@ class ForkServer:
         """
         os.setsid()
         end_with_parent(self._agent)()
+        gc.freeze()  # what the workers do not look at, they need not copy
         process.set_title("torchrun_hpc: fork server")
         ended, wakes = socket.socketpair()
         ended.setblocking(False)  # noqa: FBT003
