@@ -70,7 +70,7 @@ def plan_once(options: Mapping[str, Setting]) -> float:
         mode=choose_mode(seen, CommandLine(options)),
         job=seen.job,
         site=sites.find(ENVIRON, "jwb0001"),
-        network=Network(this_node().interfaces, resolve, lambda _address: None),
+        network=Network(this_node().list_interfaces, resolve, lambda _address: None),
         options=options,
         environ=ENVIRON,
         workers=4,

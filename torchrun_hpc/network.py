@@ -1,7 +1,8 @@
 """The network as this node sees it: interfaces, names, routes, ports.
 
-A plan is made from a `Network`. What it asks the machine later, names and routes, are
-two functions among its attributes, so that a test describes a node with dictionaries.
+A plan is made from a `Network`. What it asks the machine, interfaces, names and routes,
+are functions, so that it asks for what it needs, and a test describes a node with
+dictionaries.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import re
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,15 +43,20 @@ class Network:
     """The network of this node.
 
     Attributes:
-        interfaces: All interfaces of this node.
+        list_interfaces: Returns all interfaces of this node.
         resolve: Returns the addresses of a host name; none if it does not resolve.
         source_toward: Returns the address from which the kernel would send to an
             address; ``None`` if there is no route. Sends nothing.
     """
 
-    interfaces: tuple[Interface, ...]
+    list_interfaces: Callable[[], tuple[Interface, ...]]
     resolve: Callable[[str], tuple[Address, ...]]
     source_toward: Callable[[Address], Address | None]
+
+    @property
+    def interfaces(self) -> tuple[Interface, ...]:
+        """All interfaces of this node."""
+        return self.list_interfaces()
 
     def addresses_of(self, host: str) -> tuple[Address, ...]:
         """Return the addresses under which other nodes could reach a host.
@@ -123,12 +127,16 @@ def _is_reachable(address: Address) -> bool:
 def this_node() -> Network:
     """Describe the network of the node that this process runs on.
 
-    Each name is resolved once: a second answer could be another one.
+    It is asked for its interfaces, and for each name, once: a second answer could be
+    another one.
     """
-    return Network(_interfaces(), functools.cache(resolve), source_toward)
+    interfaces, names = functools.cache(_interfaces), functools.cache(resolve)
+    return Network(interfaces, names, source_toward)
 
 
 def _interfaces() -> tuple[Interface, ...]:
+    import psutil  # noqa: PLC0415 - slow to import
+
     stats = psutil.net_if_stats()
     found = []
     for name, entries in psutil.net_if_addrs().items():
@@ -178,6 +186,8 @@ def path_problem(address: str | None) -> tuple[str, bool]:
         The reason, empty if there is none to be seen; and whether it is certain,
         because the interface that has this node's address is down.
     """
+    import psutil  # noqa: PLC0415 - slow to import
+
     try:
         interfaces = _interfaces()
     except (OSError, psutil.Error):
@@ -252,6 +262,8 @@ def _binding_error(address: str, port: int) -> OSError | None:
 
 def port_holder(port: int) -> str:
     """Describe the program that listens on a port of this node, for a message."""
+    import psutil  # noqa: PLC0415 - slow to import
+
     try:
         connections = psutil.net_connections("tcp")
     except psutil.Error:

@@ -116,7 +116,7 @@ def make_network(interfaces, hosts=None, routes=None, down=()):
                 return ipaddress.ip_address(source)
         return None
 
-    return Network(found, resolve, source_toward)
+    return Network(lambda: found, resolve, source_toward)
 
 
 # --- three nodes at Jülich ----------------------------------------------------------

@@ -179,6 +179,8 @@ def test_a_task_becomes_the_script_without_torch(python, tmp_path, task, options
     environ = recorded("slurm-srun-2-nodes-4-tasks-each")[task][0] | one
     program = "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\nsys.exit(5)\n"
     (tmp_path / "script.py").write_text(program, encoding="utf-8")
+    # Slow to import, and of no use on one node.
+    (tmp_path / "psutil.py").write_text("import os; os._exit(78)\n", encoding="utf-8")
     done = python(
         "-m", "torchrun_hpc", *options, "script.py", "--lr", "0.1", environ=environ
     )
