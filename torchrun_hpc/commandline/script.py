@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,8 @@ def check_program(name: str, environ: Mapping[str, str]) -> None:
     Raises:
         LaunchError: It is not.
     """
+    import shutil  # noqa: PLC0415 - slow to import
+
     if shutil.which(name, path=environ.get("PATH", os.defpath)) is None:
         raise LaunchError(
             "HPC016",

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -247,6 +246,8 @@ class _Forwarder:
 
 def _start_probe() -> subprocess.Popen[bytes] | None:
     """Start a process, as the workers are started, that has all signals blocked."""
+    import shutil  # noqa: PLC0415 - slow to import
+
     program = shutil.which("cat")
     if program is None:
         return None
