@@ -92,11 +92,13 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
         LaunchError: There is no such site, or what is to be preloaded is no module.
     """
     cpus, options = len(os.sched_getaffinity(0)), line.options
-    workers = options.get("nproc_per_node")
+    workers, site = options.get("nproc_per_node"), options.get("hpc_site")
+    # What is typed is checked in any case.
+    has_site = mode.uses_site or site is not None
     inputs = Inputs(
         mode=mode,
         job=seen.job,
-        site=sites.find(seen.environ, seen.site_host, options.get("hpc_site")),
+        site=sites.find(seen.environ, seen.site_host, site) if has_site else None,
         network=network.this_node(),
         options=options,
         environ=seen.environ,

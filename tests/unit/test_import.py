@@ -168,24 +168,52 @@ def test_what_may_be_launched_goes_on_to_torch(python, name, options):
     assert (done.returncode, done.stderr) == (TORCH_IS_IMPORTED, "")
 
 
-@pytest.mark.parametrize("options", [[], ["--nproc-per-node=1"]])
-@pytest.mark.parametrize("task", range(4))
-def test_a_task_becomes_the_script_without_torch(python, tmp_path, task, options):
-    one = {
+def on_one_node(task):
+    """Return the environment of one of four tasks on one node."""
+    return recorded("slurm-srun-2-nodes-4-tasks-each")[task][0] | {
         "SLURM_STEP_NODELIST": "jwb0001",
         "SLURM_STEP_NUM_NODES": "1",
         "SLURM_STEP_TASKS_PER_NODE": "4",
     }
-    environ = recorded("slurm-srun-2-nodes-4-tasks-each")[task][0] | one
+
+
+@pytest.mark.parametrize("options", [[], ["--nproc-per-node=1"]])
+@pytest.mark.parametrize("task", range(4))
+def test_a_task_becomes_the_script_without_torch(python, tmp_path, task, options):
     program = "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\nsys.exit(5)\n"
     (tmp_path / "script.py").write_text(program, encoding="utf-8")
     # Slow to import, and of no use on one node.
     (tmp_path / "psutil.py").write_text("import os; os._exit(78)\n", encoding="utf-8")
     done = python(
-        "-m", "torchrun_hpc", *options, "script.py", "--lr", "0.1", environ=environ
+        *("-m", "torchrun_hpc", *options, "script.py", "--lr", "0.1"),
+        environ=on_one_node(task),
     )
     assert (done.returncode, done.stdout) == (5, f"{task} ['--lr', '0.1']\n")
     assert bool(done.stderr) is (task == 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], None),
+        (["--hpc-site=none"], None),
+        (["--hpc-site=jcs"], "HPC042 .*mine.toml"),
+    ],
+)
+def test_a_task_on_one_node_reads_no_site_that_is_not_typed(
+    python, tmp_path, options, message
+):
+    folder = tmp_path / "torchrun_hpc" / "sites"
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text("no site", encoding="utf-8")
+    (tmp_path / "script.py").touch()
+    environ = on_one_node(0) | {"XDG_CONFIG_HOME": str(tmp_path)}
+    done = python("-m", "torchrun_hpc", *options, "script.py", environ=environ)
+    if message is None:
+        assert done.returncode == 0
+        return
+    assert done.returncode == 2
+    assert re.match(f"torchrun_hpc: error: {message}", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_NNODES"])
