@@ -14,11 +14,6 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.sites.site import Sign, Site
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -108,7 +103,7 @@ class _SiteFile:
             ) from None  # it may be missing on this node only
         try:
             self.text = data.decode().replace("\r\n", "\n")
-            return tomllib.loads(self.text)
+            return _table_of(self.text)
         except (ValueError, RecursionError) as error:
             if isinstance(error, UnicodeDecodeError):
                 line = data.count(b"\n", 0, error.start) + 1
@@ -264,20 +259,35 @@ def line_of(text: str, key: _Key) -> int:
         text: A file that parses, with line feeds only.
         key: Names of the tables, and of the key in the last.
     """
-    table = tomllib.loads(text)
+    table = _table_of(text)
     while key and not _has(table, key):
         key = key[:-1]
     lines = text.split("\n")
     begin = 0
     for end in range(len(lines) if key else 0):
         try:
-            table = tomllib.loads("\n".join(lines[: end + 1]))
-        except tomllib.TOMLDecodeError:
+            table = _table_of("\n".join(lines[: end + 1]))
+        except ValueError:
             continue
         if _has(table, key):
             break
         begin = end + 1
     return begin + 1
+
+
+def _table_of(text: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Raises:
+        ValueError: This is none.
+        RecursionError: It is nested too deeply.
+    """
+    # Slow to import, and direct mode on one node reads no site.
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+    return tomllib.loads(text)
 
 
 def _has(table: Any, key: _Key) -> bool:
