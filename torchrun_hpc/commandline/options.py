@@ -67,7 +67,7 @@ _OURS = {
         ),
     ),
     "hpc_preload": (
-        "MODULE[,MODULE]",
+        "MODULE[,MODULE]|none",
         (
             "Modules that each node imports once, for all of its workers: 'torch'. A "
             "worker is a fork then, and starts much faster. By default the site's, "

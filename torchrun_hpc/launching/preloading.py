@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 # Libraries read these when they are loaded: OpenMP's, MKL, OpenBLAS.
 _READ_AT_IMPORT = (*READ_AT_START, "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
+
+# They do, when they are imported.
+_READERS = ("torch", "numpy")
 
 # Files of the drivers of NVIDIA, AMD and Intel.
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
@@ -74,9 +78,10 @@ class Preloaded:
         Raises:
             SplitOff: In the process of the fork server.
         """
-        front = script.search_path(words)
+        front, arguments = script.search_path(words), sys.argv
         own = sys.path[: 0 if script.is_safe_path() else 1]
-        sys.path[: len(own)] = front  # to import as the script would do it
+        # To import as the script would do it.
+        sys.path[: len(own)], sys.argv = front, script.arguments(words)
         try:
             _check_interpreter(sys.orig_argv)
             before = open_files()
@@ -87,9 +92,10 @@ class Preloaded:
             self._connection, self.server = _split_off(files)
         except _ImpossibleError as reason:
             self._give_up(str(reason))
-        for path in front:
-            sys.path.remove(path)
-        sys.path[:0] = own
+        with contextlib.suppress(ValueError):  # a module has taken it out
+            for path in front:
+                sys.path.remove(path)
+        sys.path[:0], sys.argv = own, arguments
 
     def _give_up(self, reason: str) -> None:
         self.problem = not_used(self._preload, reason)
@@ -169,16 +175,23 @@ def _check_interpreter(command: Sequence[str]) -> None:
 
 def _import(preload: Preload) -> Mapping[str, str]:
     """Import the modules, and return the variables that there were."""
-    late = [name for name in preload.modules if name in sys.modules]
+    late = [name for name in _READERS if name in sys.modules]
     if late and preload.variables:
-        raise _ImpossibleError(f"{late[0]} had to be imported before")
+        names = ", ".join(preload.variables)
+        text = f"{late[0]} had to be imported before {names} could be set: export that"
+        raise _ImpossibleError(text)
+    folder = Path.cwd()
     with environment.with_variables(preload.variables):
         for name in preload.modules:
             try:
                 importlib.import_module(name)
             except (Exception, SystemExit) as error:  # noqa: BLE001, PERF203
-                text = f"cannot be imported ({type(error).__name__}: {error})"
+                said = str(error).partition("\n")[0]
+                text = f"cannot be imported ({type(error).__name__}: {said})"
                 raise _ImpossibleError(f"{name} {text}") from None
+        if Path.cwd() != folder:
+            os.chdir(folder)
+            raise _ImpossibleError("the import changes the working directory")
         return dict(process.environment())
 
 
@@ -212,7 +225,9 @@ def _check_threads() -> None:
         os.waitpid(child, 0)
     threads = len(list(_THREADS.iterdir())) - 1
     if threads:
-        raise _ImpossibleError(f"the import leaves {count(threads, 'thread')} behind")
+        own = ", ".join(thread.name for thread in threading.enumerate()[1:])
+        text = f"the import leaves {count(threads, 'thread')} behind"
+        raise _ImpossibleError(f"{text} ({own})" if own else text)
 
 
 def _split_off(files: frozenset[int]) -> tuple[socket.socket, int]:

@@ -38,6 +38,11 @@ def is_safe_path() -> bool:
     return bool(getattr(sys.flags, "safe_path", False))
 
 
+def arguments(words: Sequence[str]) -> list[str]:
+    """Return ``sys.argv``, as it is before a module has been found."""
+    return list(words[1:] if words[0] == _MODULE else words)
+
+
 def run(words: Sequence[str]) -> None:
     """Run it, and return or raise what the interpreter is to end with.
 
@@ -45,12 +50,12 @@ def run(words: Sequence[str]) -> None:
         words: As above.
     """
     main = _new_main()
-    sys.argv = list(words)
+    sys.argv = arguments(words)
     # What the interpreter calls: so it is in tracebacks.
     run_module: Any = runpy._run_module_as_main  # type: ignore[attr-defined] # noqa: SLF001
     try:
         if words[0] == _MODULE:
-            sys.argv[:2] = [_MODULE]
+            sys.argv[0] = _MODULE
             run_module(words[1])
         elif _has_main(words[0]):
             run_module("__main__", alter_argv=False)

@@ -72,7 +72,7 @@ def run(tmp_path):
 
 A_THREAD = """
 import threading, time
-threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+threading.Thread(target=time.sleep, args=(60,), daemon=True, name="poller").start()
 """
 A_GPU = """
 class cuda:
@@ -92,7 +92,9 @@ REASONS = {
         "wrong cannot be imported (ZeroDivisionError: division by zero)",
     ),
     "ends": ("raise SystemExit(3)", "ends cannot be imported (SystemExit: 3)"),
-    "threads": (A_THREAD, "the import leaves 1 thread behind"),
+    "threads": (A_THREAD, "the import leaves 1 thread behind (poller)"),
+    "moves": ("import os; os.chdir('/')", "the import changes the working directory"),
+    "talks": ("raise ValueError('1\\n2')", "talks cannot be imported (ValueError: 1)"),
     "torch": (A_GPU, "the import has initialised a GPU (torch.cuda)"),
     "driver": (
         "file = open(__file__)",
@@ -174,27 +176,34 @@ def test_what_was_imported_before_has_read_other_variables(run):
         """
         import decimal
         print(start("decimal", variables={"OMP_NUM_THREADS": "1"}).problem)
+        import numpy
+        print(start("decimal", variables={"OMP_NUM_THREADS": "1"}).problem)
         print(start("decimal").problem)
         """
     )
-    first = f"{PREFIX.format('decimal')}decimal had to be imported before"
-    assert done.stdout.splitlines() == [first, "None"]
+    reason = "numpy had to be imported before OMP_NUM_THREADS could be set: export that"
+    known = PREFIX.format("decimal") + reason
+    assert done.stdout.splitlines() == ["None", known, "None"]
 
 
 def test_modules_are_found_as_the_script_finds_them(run, tmp_path):
     (tmp_path / "project").mkdir()
     for folder in (".", "project"):
         (tmp_path / folder / "mine.py").write_text(f"where = {folder!r}\n")
-    (tmp_path / "project" / "script.py").write_text("import mine\nprint(mine.where)\n")
+    (tmp_path / "project" / "mine.py").open("a").write("import sys\nargs = sys.argv")
+    program = "import mine\nprint(mine.where, mine.args)\n"
+    (tmp_path / "project" / "script.py").write_text(program)
     done = run(
         """
-        words = ["project/script.py"]
+        words = ["project/script.py", "--lr", "1"]
         preloaded = start("mine", words=words)
         command = [sys.executable, "-u", *words]
         print(preloaded.fork(command, dict(os.environ), None, None).wait())
+        print(sys.argv, sys.path[0] == "")
         """
     )
-    assert (done.stdout, done.stderr) == ("project\n0\n", "")
+    seen = "project ['project/script.py', '--lr', '1']\n0\n['-c'] True\n"
+    assert (done.stdout, done.stderr) == (seen, "")
 
 
 def test_a_fork_server_that_is_killed(run):
