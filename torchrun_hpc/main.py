@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import network, sites
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.reporting.description import Description
 
 
+_DEVICES = Path("/dev")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``python -m torchrun_hpc``.
 
@@ -57,15 +61,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             line.
     """
     try:
-        _launch(sys.argv[1:] if argv is None else argv)
+        # A program that has given the arguments would go on in each worker.
+        _launch(sys.argv[1:] if argv is None else argv, may_split_off=argv is None)
     except SplitOff as split:
         serve = split.serve
     else:
         return
     serve()  # outside, so that no exception of a worker has another as its context
+    sys.exit()
 
 
-def _launch(argv: Sequence[str]) -> None:
+def _launch(argv: Sequence[str], *, may_split_off: bool) -> None:
     """Walk all stages."""
     streams.open_closed()  # before anything else is opened, and gets their numbers
     streams.forgive_at_exit(sys.stderr)
@@ -79,6 +85,8 @@ def _launch(argv: Sequence[str]) -> None:
         known.options = line.options
         mode = known.mode = choose_mode(seen, line, count_workers)
         inputs = inputs_of(mode, seen, line)
+        if not may_split_off:
+            inputs = replace(inputs, preload=None)
         starter = starter_of(inputs, seen, line, argv)
         inputs, plan = plan_of(inputs, starter)
         known.plan = plan
@@ -93,6 +101,7 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
     """
     cpus, options = len(os.sched_getaffinity(0)), line.options
     workers, site = options.get("nproc_per_node"), options.get("hpc_site")
+    gpus = len(list(_DEVICES.glob("nvidia[0-9]*")))  # torch counts them, later
     # What is typed is checked in any case.
     has_site = mode.uses_site or site is not None
     inputs = Inputs(
@@ -102,7 +111,7 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
         network=network.this_node(),
         options=options,
         environ=seen.environ,
-        workers=likely_workers(workers, seen.environ, cpus),
+        workers=likely_workers(workers, seen.environ, cpus, gpus),
         cpus=cpus,
         gpus=0,
         command=seen.command,

@@ -91,7 +91,7 @@ TESTED_IN = {
     "rendezvous.handler": "dropin/test_rendezvous_handler.py",
     "rendezvous.store": "dropin/test_rendezvous_handler.py",
     "worker.fork_server": "unit/launching/test_preloading.py",
-    "worker.parent": "unit/launching/test_preloading.py",
+    "worker.imports": "unit/launching/test_preloading.py",
     "schedulers": "unit/schedulers/test_detection.py",
     "sites": "unit/sites/test_sites.py",
     "sites.site": "unit/sites/test_sites.py",

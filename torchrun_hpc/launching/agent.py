@@ -18,6 +18,7 @@ from torchrun_hpc.launching.start import FAILED, Answers, Starter
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
+from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
@@ -96,7 +97,8 @@ class AgentStarter(Starter):
             with self._rendezvous(plan):
                 hooks: list[Any] = [signals.forward]
                 if self._preloaded is not None:
-                    self._preloaded.check(self._environ)
+                    is_first = is_reporter(plan.world.report_rank)
+                    self._preloaded.check(self._environ, is_reporter=is_first)
                     hooks.append(self._preloaded.fork)
                 self._outcomes = registry.apply_patches(plan, *hooks)
                 validation.check_configuration(args, self._environ)
@@ -143,9 +145,12 @@ class AgentStarter(Starter):
         own = []
         if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
             own.append(capabilities.warning_of_all_interfaces())
+        shared = registry.left_out(self._outcomes or ())
         if self._preloaded is not None and self._preloaded.problem is not None:
-            own.append(self._preloaded.problem)
-        return own, registry.left_out(self._outcomes or ())
+            # If it is the site's wish, each of its jobs is told once.
+            is_explicit = "hpc_preload" in self.options
+            (own if is_explicit else shared).append(self._preloaded.problem)
+        return own, shared
 
     def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
         """Describe what this node would do."""

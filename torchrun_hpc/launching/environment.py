@@ -42,7 +42,7 @@ def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)  # a module may have done so
             else:
                 os.environ[name] = value
 

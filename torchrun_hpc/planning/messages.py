@@ -55,9 +55,10 @@ def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, .
 
 def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
     """Name the options of ours that only nodes of a job can follow."""
-    site = ("hpc_site",) if inputs.site is not None else ()
+    site = inputs.site
+    useless = ("hpc_site",) if site is not None and not site.preload else ()
     numbered = inputs.explicit("hpc_rendezvous") == SCHEDULER
-    return unused(inputs, where, site + (("hpc_rendezvous",) if numbered else ()))
+    return unused(inputs, where, useless + (("hpc_rendezvous",) if numbered else ()))
 
 
 def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, ...]:

@@ -60,7 +60,7 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     messages = replace(
         plan.messages,
         notes=(*plan.messages.notes, *preload.notes(inputs)),
-        warnings=(*plan.messages.warnings, *preload.warnings(inputs)),
+        advice=(*plan.messages.advice, *preload.advice(inputs)),
     )
     return replace(
         plan,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import messages, resources
 from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.sites import NONE
+from torchrun_hpc.sites import NONE, is_module
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
@@ -38,14 +39,16 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
         return None
     names = [name.strip() for name in setting.value.split(",")]
     for name in names:
-        if not all(map(str.isidentifier, name.split("."))):
+        if not is_module(name):
             raise LaunchError(
                 "HPC168",
                 f"{setting}: {name!r} is no name of a module. Type names with commas "
                 f"between them, --hpc-preload=torch,numpy, or {NONE}",
                 everywhere=True,
             )
-    site = inputs.site.variables if inputs.site else {}
+    # Elsewhere a launch sets none.
+    is_for_site = inputs.site is not None and inputs.mode is Mode.SEVERAL_NODES
+    site = inputs.site.variables if inputs.site and is_for_site else {}
     variables = {
         name: value
         for name, value in site.items()
@@ -79,7 +82,7 @@ def notes(inputs: Inputs) -> tuple[Message, ...]:
     return messages.unused(inputs, where, (OPTION,))
 
 
-def warnings(inputs: Inputs) -> tuple[Message, ...]:
+def advice(inputs: Inputs) -> tuple[Message, ...]:
     """Say why the workers are not forked, if it is the user who has asked for it."""
     preload = inputs.preload
     if preload is None or not preload.problem or OPTION not in inputs.options:

@@ -47,7 +47,7 @@ SRUN = "srun"  # these are about what it starts
 
 
 def likely_workers(
-    setting: Setting | None, environ: Mapping[str, str], cpus: int
+    setting: Setting | None, environ: Mapping[str, str], cpus: int, gpus: int
 ) -> int:
     """Return how many workers there will be, as far as it is known without torch.
 
@@ -55,14 +55,15 @@ def likely_workers(
         setting: Of ``--nproc-per-node``; ``None`` if it is not set.
         environ: Environment of this process.
         cpus: Number of CPUs that this process may run on.
+        gpus: Number of GPUs that the system has files for.
     """
     if setting is None:
         return 1
     if re.fullmatch("[0-9]{1,6}", str(setting.value)):
         return int(setting.value)
     listed = [_listed(environ[name]) for name in VISIBLE if name in environ]
-    gpus = min(listed, default=_integer(environ, GPUS_ON_NODE))
-    return cpus if setting.value == "cpu" else gpus or cpus
+    seen = min(listed, default=_integer(environ, GPUS_ON_NODE) or gpus)
+    return cpus if setting.value == "cpu" else seen or cpus
 
 
 def worker_threads(inputs: Inputs) -> dict[str, Setting]:

@@ -40,6 +40,7 @@ def need(plan: LaunchPlan, *, has_store: bool) -> Need:
     """
     nodes, workers = plan.world.nodes, plan.world.workers
     own = psutil.Process().num_fds() + _AGENT + _LOGS * workers
+    own += workers if plan.preload else 0  # of each, the fork server's answers
     if plan.rendezvous.is_coordinator:
         own += _COORDINATOR + nodes
     if plan.world.node_rank or not has_store:

@@ -15,14 +15,23 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.sites.reading import NONE, read
-from torchrun_hpc.sites.site import Sign, Site
+from torchrun_hpc.sites.site import Sign, Site, is_module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.setting import Setting
 
-__all__ = ["NONE", "Sign", "Site", "find", "is_file", "load", "read_site_file"]
+__all__ = [
+    "NONE",
+    "Sign",
+    "Site",
+    "find",
+    "is_file",
+    "is_module",
+    "load",
+    "read_site_file",
+]
 
 OURS = Path(__file__).parent
 ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+def is_module(name: str) -> bool:
+    """Say whether this can be the name of a module, as it stands behind ``import``."""
+    return all(map(str.isidentifier, name.split(".")))
+
+
 @dataclass(frozen=True)
 class Sign:
     """A sign by which a site is recognised: a variable's value, or a host name.

@@ -2,8 +2,9 @@
 
     agent ──fork──► fork server ──fork──► workers
 
-It splits off right after the import, before the agent has threads, a store, or has
-asked for a GPU: a process that has used the driver of a GPU cannot be forked.
+It splits off when torch has been imported, before the agent has threads, a store, or
+has asked for a GPU: a process that has used the driver of a GPU cannot be forked. Then
+it imports the other modules.
 """
 
 from __future__ import annotations
@@ -15,48 +16,91 @@ import os
 import select
 import signal
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.worker import process, requests, script
+from torchrun_hpc.schedulers.process import environment
+from torchrun_hpc.worker import imports, process, requests, script
+from torchrun_hpc.worker.imports import ForkError
 from torchrun_hpc.worker.parent import end_with_parent
 from torchrun_hpc.worker.requests import PYTHON
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torchrun_hpc.worker.requests import Request
+
+READY = b"ready"  # the answer when all is imported; else it is a reason
 
 _WAKEUPS = 4096  # bytes, one for each signal
 
 
 class ForkServer:
-    """Forks a worker for each request.
+    """Imports modules, and forks a worker for each request.
 
     Args:
-        connection: Leads to the agent.
-        agent: Number of the agent's process.
-        files: Numbers of the open files of the modules that were imported.
+        words: The script, or ``-m`` and a module, and its arguments.
+        modules: The modules to import; some may have been imported before.
+        variables: Those to set for that.
+        files: Numbers of the open files that the workers keep.
     """
 
     def __init__(
-        self, connection: socket.socket, agent: int, files: frozenset[int]
+        self,
+        words: Sequence[str],
+        modules: Sequence[str],
+        variables: Mapping[str, str],
+        files: set[int],
     ) -> None:
-        self._connection = connection
-        self._agent = agent
+        self._words = words
+        self._modules = modules
+        self._variables = variables
         self._files = files
+        self._changed: dict[str, str] = {}  # variables that modules have set
         self._answers: dict[int, socket.socket] = {}  # by the workers' process numbers
 
-    def serve(self) -> None:
-        """Fork workers until the agent ends; in a worker, run its script."""
-        script.run(self._wait_for_worker().command[len(PYTHON) :])
-
-    def _wait_for_worker(self) -> Request:
-        """Serve, and return in the workers only.
+    def serve(self, connection: socket.socket, agent: int) -> None:
+        """Fork workers until the agent ends; in a worker, run its script.
 
         All signals are blocked: what is sent to the agent's group is not meant for it.
+
+        Args:
+            connection: Leads to the agent.
+            agent: Number of the agent's process.
         """
         os.setsid()
-        end_with_parent(self._agent)()
-        gc.freeze()  # what the workers do not look at, they need not copy
+        end_with_parent(agent)()
         process.set_title("torchrun_hpc: fork server")
+        try:
+            self._import()
+        except ForkError as reason:
+            connection.sendall(str(reason).encode())
+            os._exit(0)
+        connection.sendall(READY)
+        request = self._wait_for_worker(connection)
+        script.run(request.command[len(PYTHON) :])
+
+    def _import(self) -> None:
+        """Import as the script would do it.
+
+        Raises:
+            ForkError: There can be no forks.
+        """
+        script.prepare(self._words)
+        before = process.open_files()
+        gc.disable()
+        process.set_variables(self._variables)
+        environ = dict(environment())
+        imports.import_all(self._modules)
+        now = environment().items()
+        self._changed = {k: v for k, v in now if environ.get(k) != v}
+        gc.freeze()  # what the workers do not look at, they need not copy
+        self._files |= process.open_files() - before
+        imports.check_gpus(self._files)
+        imports.check_threads()
+
+    def _wait_for_worker(self, connection: socket.socket) -> Request:
+        """Serve, and return in the workers only."""
         ended, wakes = socket.socketpair()
         ended.setblocking(False)  # noqa: FBT003
         wakes.setblocking(False)  # noqa: FBT003
@@ -64,21 +108,23 @@ class ForkServer:
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         while True:
-            ready, _, _ = select.select([self._connection, ended], [], [])
+            ready, _, _ = select.select([connection, ended], [], [])
             if ended in ready:
                 ended.recv(_WAKEUPS)
                 self._collect()
-            if self._connection not in ready:
+            if connection not in ready:
                 continue
-            received = requests.receive(self._connection)
+            received = requests.receive(connection)
             if received is None:
                 os._exit(0)
             request, files = received
             if self._fork(files):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, before)
-                for opened in (self._connection, ended, wakes, *self._answers.values()):
+                for opened in (connection, ended, wakes, *self._answers.values()):
                     opened.close()
+                environ = {**request.environ, **self._changed}
+                request = replace(request, environ=environ)
                 process.take_over(request, files, self._files)
                 return request
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torchrun_hpc.worker.requests import Request
 
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
 _UNBUFFERED = 2  # stdio.h: _IONBF
-_OPEN_FILES, _NAME = Path("/proc/self/fd"), Path("/proc/self/comm")
+OPEN_FILES, _NAME = Path("/proc/self/fd"), Path("/proc/self/comm")
 _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
@@ -43,7 +43,7 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
         if resource.getrlimit(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
     os.environ.clear()
-    os.environ.update(request.environ)
+    set_variables(request.environ)
     set_title(" ".join(request.command))
     sys.orig_argv[:] = request.command
     _renew_streams()
@@ -52,9 +52,14 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     _set_signals(request)
 
 
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Set variables of this process."""
+    os.environ.update(variables)
+
+
 def open_files() -> set[int]:
     """Return the numbers of all open files."""
-    found = [int(entry.name) for entry in _OPEN_FILES.iterdir()]
+    found = [int(entry.name) for entry in OPEN_FILES.iterdir()]
     return {number for number in found if _is_open(number)}  # the folder is not, now
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import resource
 import select
@@ -18,17 +19,19 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # A worker's command line begins with these, where torchrun starts Python.
 PYTHON = (sys.executable, "-u")
 
 _LENGTH = 8  # bytes in front of a request, which say how many there are
 _FILES = 4
+_PAUSE = 0.01  # seconds
 _ANSWER = 32  # bytes, at most
 
 _LIMITS = tuple(
@@ -76,9 +79,12 @@ def send(connection: socket.socket, request: Request, files: Sequence[int]) -> N
 
 
 def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
-    """Receive a request, and the numbers of its open files; ``None`` at the end."""
+    """Receive a request, and the numbers of its open files.
+
+    Return ``None`` at the end, or if this process may not have as many open files.
+    """
     head, files, _, _ = socket.recv_fds(connection, _LENGTH, _FILES)
-    if not head:
+    if len(files) < _FILES:
         return None
     length, text = int.from_bytes(head, "big"), b""
     while len(text) < length:
@@ -95,15 +101,19 @@ class ForkedWorker:
     Args:
         command: Its command line.
         answers: Has its answers.
+        lost: Is called if the fork server has ended before the worker.
 
     Raises:
         OSError: There can be no more processes.
         EOFError: The fork server has ended.
     """
 
-    def __init__(self, command: Sequence[str], answers: socket.socket) -> None:
+    def __init__(
+        self, command: Sequence[str], answers: socket.socket, lost: Callable[[], None]
+    ) -> None:
         self.args = command
         self._answers = answers
+        self._lost = lost
         self._lock = threading.Lock()
         self._code: int | None = None
         kind, _, number = answers.recv(_ANSWER).partition(b" ")
@@ -120,9 +130,12 @@ class ForkedWorker:
     def returncode(self) -> int | None:
         """Its exit code, below 0 of a signal; ``None`` while it runs."""
         with self._lock:
-            if self._code is None and _has_answer(self._answers, 0):
+            if self._code is None and select.select([self._answers], [], [], 0)[0]:
                 number = self._answers.recv(_ANSWER)
+                self._answers.close()
                 self._code = int(number) if number else -signal.SIGKILL
+                if not number:
+                    self._lost()
             return self._code
 
     def poll(self) -> int | None:
@@ -135,15 +148,9 @@ class ForkedWorker:
         Raises:
             TimeoutExpired: It still runs.
         """
-        if self._code is None:
-            _has_answer(self._answers, timeout)
-        code = self.returncode
-        if code is None:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while (code := self.returncode) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            time.sleep(_PAUSE)
         return code
-
-
-def _has_answer(answers: socket.socket, timeout: float | None) -> bool:
-    poll = select.poll()
-    poll.register(answers, select.POLLIN)
-    return bool(poll.poll(None if timeout is None else timeout * 1000))

@@ -18,7 +18,7 @@ _MODULE = "-m"
 _NO_SUCH_FILE = 2  # exit code
 
 
-def search_path(words: Sequence[str]) -> list[str]:
+def _search_path(words: Sequence[str]) -> list[str]:
     """Return what Python puts in front of ``sys.path``.
 
     Args:
@@ -26,31 +26,35 @@ def search_path(words: Sequence[str]) -> list[str]:
     """
     if words[0] != _MODULE and _has_main(words[0]):
         return [_absolute(words[0])]
-    if is_safe_path():
+    if _is_safe_path():
         return []
     if words[0] == _MODULE:
         return [os.getcwd()]  # noqa: PTH109
     return [os.path.dirname(os.path.realpath(words[0]))]  # noqa: PTH120
 
 
-def is_safe_path() -> bool:
+def _is_safe_path() -> bool:
     """Say whether Python puts nothing there, but an archive: since Python 3.11."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 
-def arguments(words: Sequence[str]) -> list[str]:
-    """Return ``sys.argv``, as it is before a module has been found."""
-    return list(words[1:] if words[0] == _MODULE else words)
+def prepare(words: Sequence[str]) -> None:
+    """Set what modules see that the script imports; ``run`` needs it.
+
+    Args:
+        words: As above.
+    """
+    sys.path[: 0 if _is_safe_path() else 1] = _search_path(words)
+    sys.argv = list(words[1:] if words[0] == _MODULE else words)
 
 
 def run(words: Sequence[str]) -> None:
     """Run it, and return or raise what the interpreter is to end with.
 
     Args:
-        words: As above.
+        words: As those of `prepare`.
     """
     main = _new_main()
-    sys.argv = arguments(words)
     # What the interpreter calls: so it is in tracebacks.
     run_module: Any = runpy._run_module_as_main  # type: ignore[attr-defined] # noqa: SLF001
     try:

@@ -17,13 +17,14 @@ import os, signal, subprocess, sys, time
 from torchrun_hpc.launching import preloading
 from torchrun_hpc.planning.inputs import Preload
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.worker import SplitOff
+from torchrun_hpc.worker import SplitOff, imports
 
 def start(*modules, words=("script.py",), variables={}):
     setting = Setting(",".join(modules), "--hpc-preload")
     preloaded = preloading.Preloaded(Preload(modules, setting, variables))
     try:
         preloaded.start(words)
+        preloaded.check({**os.environ, **variables}, is_reporter=True)
         return preloaded
     except SplitOff as split:
         serve = split.serve
@@ -94,6 +95,10 @@ REASONS = {
     "ends": ("raise SystemExit(3)", "ends cannot be imported (SystemExit: 3)"),
     "threads": (A_THREAD, "the import leaves 1 thread behind (poller)"),
     "moves": ("import os; os.chdir('/')", "the import changes the working directory"),
+    "reads": (
+        "import os; rank = int(os.environ.get('RANK', 0))",
+        "reads reads RANK when it is imported, which each worker has of its own",
+    ),
     "talks": ("raise ValueError('1\\n2')", "talks cannot be imported (ValueError: 1)"),
     "torch": (A_GPU, "the import has initialised a GPU (torch.cuda)"),
     "driver": (
@@ -107,7 +112,7 @@ REASONS = {
 def test_what_cannot_be_preloaded(run, tmp_path, name):
     text, reason = REASONS[name]
     program = f"""
-        preloading._GPUS = (os.getcwd() + "/driver",)
+        imports._GPUS = (os.getcwd() + "/driver",)
         preloaded = start("{name}")
         print(preloaded.problem, preloaded.server)
         assert worker(preloaded) is None
@@ -115,6 +120,32 @@ def test_what_cannot_be_preloaded(run, tmp_path, name):
     done = run(program, **({name: text} if text else {}))
     reason = reason.format(folder=tmp_path)
     assert (done.stdout, done.stderr) == (f"{PREFIX.format(name)}{reason} 0\n", "")
+
+
+def test_what_modules_do_is_not_for_the_agent(run):
+    done = run(
+        """
+        preloaded = start("does", "pops", variables={"OMP_NUM_THREADS": "1"})
+        print(signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL)
+        print(sys.excepthook is sys.__excepthook__, "NEW" in os.environ)
+        print(worker(preloaded).wait())
+        """,
+        does="""
+            import atexit, os, signal, sys
+            signal.signal(signal.SIGUSR1, print)
+            sys.excepthook = print
+            os.environ["NEW"] = "1"
+            atexit.register(print, "at the end")
+            """,
+        pops="import os; os.environ.pop('OMP_NUM_THREADS')",
+        script="""
+            import os, signal, sys
+            print(signal.getsignal(10), sys.excepthook, os.environ["NEW"])
+            """,
+    )
+    prints = "<built-in function print>"
+    expected = ["True", "True False", f"{prints} {prints} 1", "at the end", "0"]
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
 
 
 def test_a_library_that_ends_its_threads_before_a_fork(run):
@@ -149,11 +180,13 @@ def test_variables_are_set_for_the_import_only(run):
         """
         preloaded = start("reads", variables={"OMP_NUM_THREADS": "3", "OTHER": "4"})
         print("OMP_NUM_THREADS" in os.environ, "OTHER" in os.environ, sys.path[0] == "")
-        os.environ["OMP_NUM_THREADS"] = "3"
-        preloaded.check(os.environ)
         worker(preloaded, OTHER="5").wait()
-        os.environ["OMP_NUM_THREADS"] = "2"
-        preloaded.check(os.environ)
+        preloaded = preloading.Preloaded(preloaded._preload)
+        try:
+            preloaded.start(["script.py"])
+        except SplitOff as split:
+            split.serve()
+        preloaded.check(os.environ, is_reporter=True)
         print(preloaded.problem)
         """,
         reads="import os\nread = os.environ['OMP_NUM_THREADS'], os.environ['OTHER']",
@@ -161,8 +194,8 @@ def test_variables_are_set_for_the_import_only(run):
         environ={"OMP_NUM_THREADS": ""},
     )
     reason = (
-        "OMP_NUM_THREADS was 3 when they were imported, and is 2 for the workers: "
-        "export it"
+        "OMP_NUM_THREADS was 3 when they were imported, and is not set for the "
+        "workers: export it"
     )
     assert done.stdout.splitlines() == [
         "True False True",  # the first was empty
@@ -219,7 +252,7 @@ def test_a_fork_server_that_is_killed(run):
         script="import time\ntime.sleep(60)",
     )
     assert done.stdout == "-9 -9 True\nNone None\n"
-    reason = f"{PREFIX.format('json')}the fork server has ended"
+    reason = f"{PREFIX.format('json')}the fork server has ended: was it killed?"
     assert done.stderr == f"torchrun_hpc: warning: {reason}\n"
 
 
@@ -264,6 +297,39 @@ def test_it_ends_with_the_last_agent(run):
         """
     )
     assert (done.stdout, done.stderr) == ("True None\n", "")
+
+
+def test_an_import_that_takes_long(run):
+    done = run(
+        """
+        preloading.intervals.FIRST_REPORT = 0.2
+        print(start("slow").problem)
+        """,
+        slow="import time; time.sleep(0.5)",
+    )
+    text = "HPC170 waiting for the import of --hpc-preload=slow, for 0.2 s"
+    assert (done.stdout, done.stderr) == ("None\n", f"torchrun_hpc: {text}\n")
+
+
+def test_an_import_that_ends_its_process(run):
+    done = run("print(start('ends').problem)", ends="import os; os._exit(0)")
+    reason = "an import has ended the fork server"
+    assert (done.stdout, done.stderr) == (f"{PREFIX.format('ends')}{reason}\n", "")
+
+
+def test_more_workers_than_open_files(run):
+    """Of each the agent keeps one open, as long as it runs."""
+    done = run(
+        """
+        import resource
+        preloaded = start("json")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+        for attempt in range(2):
+            codes = [worker(preloaded).wait() for n in range(30)]
+        print({*codes})
+        """
+    )
+    assert (done.stdout, done.stderr) == ("{0}\n", "")
 
 
 def test_other_programs_are_not_forked(run):

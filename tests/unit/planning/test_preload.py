@@ -62,6 +62,8 @@ def test_a_site_may_set_it():
 
 def test_variables_that_are_read_at_import():
     site = replace(SITE, variables={"TORCH_X": "1", "UCX_Y": "2", "LD_Z": "3"})
+    alone = {"site": site, "workers": 1, "options": {"standalone": True}}
+    assert planned(**alone).variables == {}  # where the launch sets none either
     assert planned(site=site, environ={"UCX_Y": "4"}).variables == {
         "TORCH_X": "1",
         "OMP_NUM_THREADS": "1",
@@ -96,7 +98,7 @@ def test_what_needs_an_exec(case):
         inputs = make_inputs(options=options | explicit, environ=environ, site=site)
         inputs = replace(inputs, preload=preload.plan(inputs, "train.py"))
         assert inputs.preload.problem == reason
-        found = [m for m in make_plan(inputs).messages.warnings if m.code == "HPC169"]
+        found = [m for m in make_plan(inputs).messages.advice if m.code == "HPC169"]
         assert codes(found) == expected
 
 
@@ -141,4 +143,10 @@ def test_a_program_that_calls_torch_has_imported_it():
 )
 def test_workers_that_torch_has_not_counted(typed, environ, workers):
     setting = None if typed is None else Setting(typed, "--nproc-per-node")
-    assert likely_workers(setting, environ, 8) == workers
+    assert likely_workers(setting, environ, 8, 0) == workers
+
+
+def test_gpus_that_no_variable_names():
+    setting = Setting("gpu", "--nproc-per-node")
+    assert likely_workers(setting, {}, 8, 1) == 1
+    assert likely_workers(setting, {"CUDA_VISIBLE_DEVICES": "0,1"}, 8, 4) == 2

@@ -37,6 +37,7 @@ def main():
     except SplitOff as split:
         serve = split.serve
     else:
+        preloaded.check(os.environ, is_reporter=True)
         assert preloaded.problem is None, preloaded.problem
         command = [sys.executable, "-u", *words]
         forms = [by_exec, preloaded.fork]

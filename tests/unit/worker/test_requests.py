@@ -30,13 +30,15 @@ def test_a_request_arrives_as_it_is(command, environ, numbers):
     request = Request(command, environ, numbers, numbers[:2], [[1, 2, -1]])
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.devnull) as file:  # noqa: PTH123
-        requests.send(ours, request, [file.fileno()])
-        requests.send(ours, request, [file.fileno()])
+        requests.send(ours, request, 4 * [file.fileno()])
+        requests.send(ours, request, 4 * [file.fileno()])
         for _ in range(2):
             received, files = requests.receive(theirs)
             assert received == request
-            assert [os.fstat(n).st_rdev for n in files] == [os.stat(os.devnull).st_rdev]  # noqa: PTH116
-            os.close(files[0])
+            kinds = {os.fstat(number).st_rdev for number in files}
+            assert kinds == {os.fstat(file.fileno()).st_rdev}
+            for number in files:
+                os.close(number)
         ours.close()
         assert requests.receive(theirs) is None
 
@@ -45,11 +47,14 @@ def test_a_request_that_is_larger_than_any_buffer():
     request = Request(["python"], {"LONG": "x" * 2_000_000}, [], [], [])
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sender = threading.Thread(target=requests.send, args=(ours, request, [0]))
+        sender = threading.Thread(
+            target=requests.send, args=(ours, request, [0, 0, 0, 0])
+        )
         sender.start()
         received, files = requests.receive(theirs)
         sender.join()
-        os.close(files[0])
+        for number in files:
+            os.close(number)
     assert received == request
 
 
@@ -74,7 +79,7 @@ def answered():
 
         def make(answer):
             theirs.send(answer)
-            return ForkedWorker(["python"], ours), theirs
+            return ForkedWorker(["python"], ours, lambda: None), theirs
 
         yield make
 
@@ -88,10 +93,14 @@ def test_a_worker_that_ends(answered):
     assert (worker.wait(), worker.poll(), worker.wait(0)) == (-15, -15, -15)
 
 
-def test_a_fork_server_that_ends(answered):
-    worker, server = answered(b"started 4711")
-    server.close()
-    assert worker.wait() == -signal.SIGKILL
+def test_a_fork_server_that_ends():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lost = []
+    theirs.send(b"started 4711")
+    worker = ForkedWorker(["python"], ours, lambda: lost.append(True))
+    theirs.close()
+    assert (worker.wait(), worker.poll(), lost) == (-signal.SIGKILL, -9, [True])
+    assert ours.fileno() == -1  # closed
 
 
 def test_no_more_processes(answered):
@@ -109,4 +118,4 @@ def test_no_fork_server():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     with ours, pytest.raises(EOFError):
-        ForkedWorker(["python"], ours)
+        ForkedWorker(["python"], ours, lambda: None)

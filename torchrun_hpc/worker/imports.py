@@ -1,0 +1,128 @@
+"""Import modules in a process that is to be forked, and see that it can be."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torchrun_hpc.errors import count
+from torchrun_hpc.schedulers.process import environment
+from torchrun_hpc.worker.process import OPEN_FILES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# What an agent sets for each worker, so that nobody has it at the import.
+_OF_A_WORKER = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+    )
+)
+
+# Files of the drivers of NVIDIA, AMD and Intel.
+_GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+_THREADS = Path("/proc/self/task")
+
+
+class ForkError(Exception):
+    """Says why no worker can be a fork of this process."""
+
+
+class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
+    """Notes which variables of a worker are read."""
+
+    read: set[str]
+
+    def __getitem__(self, key: str) -> str:
+        if key in _OF_A_WORKER:
+            self.read.add(key)
+        return str(super().__getitem__(key))
+
+
+def import_all(names: Iterable[str]) -> None:
+    """Import modules.
+
+    Raises:
+        ForkError: One cannot be imported, or does what would be wrong in a fork.
+    """
+    folder, environ = Path.cwd(), cast("Any", environment())
+    plain = type(environ)
+    _WatchedEnvironment.read = set()
+    environ.__class__ = _WatchedEnvironment
+    try:
+        for name in names:
+            _import(name)
+            if _WatchedEnvironment.read:
+                read = ", ".join(sorted(_WatchedEnvironment.read))
+                raise ForkError(
+                    f"{name} reads {read} when it is imported, which each worker has "
+                    "of its own"
+                )
+    finally:
+        environ.__class__ = plain
+    if Path.cwd() != folder:
+        raise ForkError("the import changes the working directory")
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may do anything
+        first = str(error).partition("\n")[0]
+        text = f"{name} cannot be imported ({type(error).__name__}: {first})"
+        raise ForkError(text) from None
+
+
+def check_gpus(files: Iterable[int]) -> None:
+    """See that no driver of a GPU was initialised, after which there is no fork.
+
+    Args:
+        files: Numbers of the files that were opened by the import.
+
+    Raises:
+        ForkError: One was.
+    """
+    links = (OPEN_FILES / str(number) for number in files)
+    names = [str(link.readlink()) for link in links]
+    found = [name for name in names if name.startswith(_GPUS)]
+    torch: Any = sys.modules.get("torch")
+    devices = ("cuda", "xpu") if torch is not None else ()
+    found += [
+        f"torch.{device}"
+        for device in devices
+        if getattr(torch, device, None) and getattr(torch, device).is_initialized()
+    ]
+    if found:
+        raise ForkError(f"the import has initialised a GPU ({found[0]})")
+
+
+def check_threads() -> None:
+    """See that there are no threads, which a fork would not have.
+
+    Libraries that can be forked end theirs before a fork: OpenBLAS does.
+
+    Raises:
+        ForkError: There are.
+    """
+    if _other_threads():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's own, of threads
+            child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    if _other_threads():
+        names = ", ".join(thread.name for thread in threading.enumerate()[1:])
+        text = f"the import leaves {count(_other_threads(), 'thread')} behind"
+        raise ForkError(f"{text} ({names})" if names else text)
+
+
+def _other_threads() -> int:
+    return len(list(_THREADS.iterdir())) - 1
