@@ -46,9 +46,8 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
                 f"between them, --hpc-preload=torch,numpy, or {NONE}",
                 everywhere=True,
             )
-    # Elsewhere a launch sets none.
-    is_for_site = inputs.site is not None and inputs.mode is Mode.SEVERAL_NODES
-    site = inputs.site.variables if inputs.site and is_for_site else {}
+    has_say = inputs.mode is Mode.SEVERAL_NODES  # else a launch sets none
+    site = inputs.site.variables if inputs.site and has_say else {}
     variables = {
         name: value
         for name, value in site.items()
