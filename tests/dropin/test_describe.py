@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from plans import make_launch_plan
 from side_by_side import clean_environ, run
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import local_elastic_agent
@@ -82,7 +83,8 @@ def test_no_scheduler(argv: list[Any]) -> None:
     assert found["command"][0] == "torchrun"
     assert "--standalone" in found["command"]
     assert found["command"][-1] == "SCRIPT"
-    for patch, module in zip(found["patches"], registry.PATCHES, strict=True):
+    modules = registry.patches_for(make_launch_plan())
+    for patch, module in zip(found["patches"], modules, strict=True):
         needed = module.IS_FOR.is_expected
         expected = registry.State.APPLIED if needed else registry.State.NOT_NEEDED
         assert patch["state"] == expected.value, patch
