@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from nodes import changed, recorded
-
-ROOT = Path(__file__).parents[2]
+from programs import run_python
 
 TORCH_IS_IMPORTED = 77
 
@@ -24,17 +20,8 @@ def python(tmp_path):
 
     def run(*args, environ=None, torch=f"import os; os._exit({TORCH_IS_IMPORTED})"):
         (package / "__init__.py").write_text(f"{torch}\n", encoding="utf-8")
-        path = os.pathsep.join([str(tmp_path), str(ROOT)])
-        return subprocess.run(
-            [sys.executable, *args],
-            env={"PYTHONPATH": path, "PYTHONUTF8": "1"} | (environ or {}),
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        variables = {"PYTHONUTF8": "1"} | (environ or {})
+        return run_python(*args, cwd=tmp_path, environ=variables, path=[tmp_path])
 
     return run
 

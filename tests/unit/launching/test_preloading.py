@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[3]
+from programs import run_python
 
 BEGIN = """
 import os, signal, subprocess, sys, time
@@ -57,15 +53,10 @@ def run(tmp_path):
         modules["script"] = script
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-        return subprocess.run(
-            [sys.executable, *options, "-c", BEGIN + textwrap.dedent(program)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
+        return run_python(
+            *(*options, "-c", BEGIN + textwrap.dedent(program)),
             cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            environ={**os.environ, **(environ or {})},
         )
 
     return run

@@ -1,0 +1,35 @@
+"""Programs that the tests start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(*args, cwd, environ=None, path=(), before=()):
+    """Run Python on this checkout, without standard input, and return the outcome.
+
+    Args:
+        args: Its arguments.
+        cwd: Working directory.
+        environ: Its environment but PYTHONPATH; by default that of this process.
+        path: Folders to be searched before the checkout.
+        before: A command that starts it, if not by itself.
+    """
+    return subprocess.run(
+        [*before, sys.executable, *args],
+        env={
+            **(os.environ if environ is None else environ),
+            "PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)]),
+        },
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
