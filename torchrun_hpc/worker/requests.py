@@ -154,3 +154,8 @@ class ForkedWorker:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             time.sleep(_PAUSE)
         return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs; torch 2.0 ends workers so."""
+        if self.returncode is None:
+            os.kill(self.pid, number)

@@ -119,3 +119,15 @@ def test_no_fork_server():
     theirs.close()
     with ours, pytest.raises(EOFError):
         ForkedWorker(["python"], ours, lambda: None)
+
+
+def test_a_signal():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with subprocess.Popen(["sleep", "60"]) as program, ours, theirs:
+        theirs.send(b"started %d" % program.pid)
+        worker = ForkedWorker(["sleep"], ours, lambda: None)
+        worker.send_signal(signal.SIGTERM)
+        assert program.wait() == -signal.SIGTERM
+        theirs.send(b"-15")
+        worker.send_signal(signal.SIGTERM)  # nobody has its number any more
+        assert worker.poll() == -signal.SIGTERM
