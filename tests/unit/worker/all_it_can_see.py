@@ -78,7 +78,6 @@ def handlers():
 
 GETENV = ctypes.CDLL(None).getenv
 GETENV.restype = ctypes.c_char_p
-pid = os.getpid()
 seen = {
     "__main__": main_module(),
     "argv": [sys.argv, sys.orig_argv],
@@ -95,7 +94,7 @@ seen = {
     ],
     "status": status(),
     "handlers": handlers(),
-    "leads": [os.getsid(0) == pid, os.getpgid(0) == pid],
+    "leads": [number == os.getpid() for number in (os.getsid(0), os.getpgid(0))],
     "parent-death signal": parent_death_signal(),
     "environ": dict(os.environ),
     "variable of C": str(GETENV(b"ONLY_IN_C")),
