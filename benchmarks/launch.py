@@ -209,12 +209,11 @@ def files_opened(measured: Measured, script: Path) -> None:
 
 
 def _on_this_machine(script: Path) -> dict[str, list[str]]:
-    stock, *_ = modules = ["torch.distributed.run", "torchrun_hpc"]
-    start = {module: [sys.executable, "-m", module] for module in modules}
+    python = [sys.executable, "-m"]
     words = ["--standalone", "--nproc_per_node=8", str(script)]
     return {
-        STOCK: [*start[stock], *words],
-        PRELOAD: [*start["torchrun_hpc"], "--hpc-preload=torch", *words],
+        STOCK: [*python, "torch.distributed.run", *words],
+        PRELOAD: [*python, "torchrun_hpc", "--hpc-preload=torch", *words],
     }
 
 

@@ -13,7 +13,6 @@ import os
 import shlex
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import network, sites
@@ -21,7 +20,7 @@ from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.commandline.options import options_of_setup
 from torchrun_hpc.launching import direct, environment, signals
 from torchrun_hpc.launching.abort import Known, faults_reported
-from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.launching.preflight import gpu_files, preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.launching.starters import count_workers, parse, starter_of
 from torchrun_hpc.planning import preload
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.planning.preflight import Preflight
     from torchrun_hpc.reporting.description import Description
-
-
-_DEVICES = Path("/dev")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -101,7 +97,7 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
     """
     cpus, options = len(os.sched_getaffinity(0)), line.options
     workers, site = options.get("nproc_per_node"), options.get("hpc_site")
-    gpus = len(list(_DEVICES.glob("nvidia[0-9]*")))  # torch counts them, later
+    gpus = 0 if mode.is_direct else gpu_files()  # torch counts them, later
     # What is typed is checked in any case.
     has_site = mode.uses_site or site is not None
     inputs = Inputs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +68,6 @@ class AgentStarter(Starter):
         """
         return {
             "workers": validation.number_of_workers(self._args, self.options),
-            "cpus": len(os.sched_getaffinity(0)),
             "gpus": validation.number_of_gpus(),
             "of_release": capabilities.variables(),
         }

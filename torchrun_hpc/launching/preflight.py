@@ -6,6 +6,7 @@ It starts nothing, and imports no torch.
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import schedulers
@@ -49,6 +50,11 @@ def of_process(process: Process) -> Preflight:
     except LaunchError as fault:
         problem = fault
     return Preflight(job, problem, environ, process.hostname, process.command, rank)
+
+
+def gpu_files() -> int:
+    """Return for how many GPUs of NVIDIA's the system has files; no driver is used."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:

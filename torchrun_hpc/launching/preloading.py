@@ -98,13 +98,7 @@ class Preloaded:
         if self._connection is None:
             return
         reason = _answer(self._connection, self._preload, is_reporter=is_reporter)
-        for name in sorted({*environ, *self._environ}):
-            then, now = self._environ.get(name), environ.get(name)
-            if name.startswith(_READ_AT_IMPORT) and then != now:
-                reason = reason or (
-                    f"{name} was {then or 'not set'} when they were imported, and is "
-                    f"{now or 'not set'} for the workers: export it"
-                )
+        reason = reason or _difference(self._environ, environ)
         if reason:
             self._give_up(reason)
 
@@ -184,6 +178,18 @@ def _check_order(variables: Mapping[str, str]) -> None:
         names = ", ".join(variables)
         text = f"{late[0]} had to be imported before {names} could be set: export that"
         raise ForkError(text)
+
+
+def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say which variable that is read at import has changed since, if one has."""
+    for name in sorted({*then, *now}):
+        was, is_now = then.get(name), now.get(name)
+        if name.startswith(_READ_AT_IMPORT) and was != is_now:
+            return (
+                f"{name} was {was or 'not set'} when they were imported, and is "
+                f"{is_now or 'not set'} for the workers: export it"
+            )
+    return ""
 
 
 def _split_off(server: ForkServer) -> tuple[socket.socket, int]:

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError, choices
-from torchrun_hpc.sites.site import Sign, Site
+from torchrun_hpc.sites.site import Sign, Site, is_module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -195,9 +195,7 @@ class _SiteFile:
         if not isinstance(names, list):
             raise self._wrong(key, 'this is a list of modules: ["torch"]')
         for name in names:
-            if not all(
-                part.isidentifier() for part in self._text(key, name).split(".")
-            ):
+            if not is_module(self._text(key, name)):
                 raise self._wrong(key, f"{name!r} is no name of a module")
         return tuple(names)
 
