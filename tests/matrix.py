@@ -43,8 +43,8 @@ TOOLS = (
 # What looks into torch. Signals and whole launches take long, and are tried on the
 # cluster.
 UNIT = (
-    *("tests/dropin/torch_compat", "tests/dropin/test_describe.py"),
-    *("tests/dropin/test_options.py", "tests/dropin/test_rendezvous_handler.py"),
+    *("tests/dropin/test_options.py", "tests/dropin/torch_compat"),
+    *("tests/dropin/test_describe.py", "tests/dropin/test_rendezvous_handler.py"),
 )
 CLUSTER = ("--dist", "loadfile", "-m", "release", "tests/cluster")
 CHECKS = (

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import ENVIRON, JUELICH, ONE_TASK, ROOT, require_package
+from commands import ENVIRON, FORMS, JUELICH, ONE_TASK, ROOT, require_package
 from job_scripts import job_script, pbs_resources
 from launchers import MPICH_4, OPENMPI_4
 
@@ -36,6 +36,7 @@ FSDP += " --log-every 20"
 # share two cores.
 PLAIN = {"OMP_NUM_THREADS": "1"}
 SITE = PLAIN | {"SYSTEMNAME": JUELICH["SYSTEMNAME"]}
+ONE_IMPORT = SITE | FORMS["fork"]
 
 # Options of sbatch count more than those in the script.
 SMALL = ("--nodes=2", "--partition=batch", "--gres=gpu:2", "--cpus-per-task=1")
@@ -160,7 +161,7 @@ def test_resnet_is_killed_and_submitted_again(
 ) -> None:
     page = job_script("Jülich", "resnet50_ddp.py")
     endless = page.smaller(f"{RESNET} --batch-size 4 --epochs 1000", ONE_WORKER)
-    first = juelich.submit(endless, *SMALL, env=SITE, cwd=folder)
+    first = juelich.submit(endless, *SMALL, env=ONE_IMPORT, cwd=folder)
     wait_for(first, "^epoch 1, 8 of 32 images")
     signal_to(juelich, first, "USR1")
     wait_for(first, "^checkpoint: epoch 1, (8|16|24) images$")
@@ -170,7 +171,7 @@ def test_resnet_is_killed_and_submitted_again(
     check_begin(losses(done.output), resnet)
 
     script = page.smaller(f"{RESNET} --batch-size 4", ONE_WORKER)
-    again = juelich.sbatch(script, *SMALL, env=SITE, cwd=folder)
+    again = juelich.sbatch(script, *SMALL, env=ONE_IMPORT, cwd=folder)
     assert again.returncode == 0, again.output
     assert re.search("^resumed: epoch 1, (8|16|24) images$", again.output, re.MULTILINE)
     check_end(losses(again.output), resnet)
@@ -181,7 +182,7 @@ def test_fsdp_is_killed_and_submitted_again_with_fewer_workers(
 ) -> None:
     page = job_script("Jülich", "fsdp.py")
     endless = page.smaller(f"{FSDP} --steps 1000000 --save-every 60", TWO_WORKERS)
-    env = SITE | {"SCRATCH": str(folder)}
+    env = ONE_IMPORT | {"SCRATCH": str(folder)}
     first = juelich.submit(endless, *SMALL, env=env, cwd=folder)
     wait_for(first, "^checkpoint: step 60$")
     signal_to(juelich, first, "KILL")
@@ -201,7 +202,7 @@ def test_fsdp_is_killed_and_submitted_again_with_fewer_workers(
 def test_resnet_with_agents(juelich: Cluster, resnet: Losses, folder: Path) -> None:
     page = job_script("Dresden", "resnet50_ddp.py")
     script = page.smaller(f"{RESNET} --batch-size 4", ONE_WORKER)
-    done = juelich.sbatch(script, *SMALL, env=SITE, cwd=folder)
+    done = juelich.sbatch(script, *SMALL, env=ONE_IMPORT, cwd=folder)
     assert done.returncode == 0, done.output
     assert losses(done.output) == pytest.approx(resnet, rel=1e-3)
 
