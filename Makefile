@@ -33,7 +33,7 @@ LONG := tests/frameworks $(patsubst %,tests/cluster/test_%.py,\
 	faults examples restarts suggested_lines rendezvous releases launchers)
 cluster-test: .venv/frameworks
 	tests/cluster/install.sh
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
 		$(LONG) tests/cluster
 
 # Lightning, Accelerate, Transformers, DeepSpeed and torchvision: 300 MB more.
