@@ -19,6 +19,7 @@ from commands import (
     own_lines,
     read_workers,
 )
+from steps import step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,14 +164,9 @@ def test_a_missing_node_is_waited_for_with_a_message(
         f"test $SLURM_NODEID = 2 && until test -e {tmp_path}/go; do sleep 0.1; done; "
         f"exec {shlex.join([*HPC, WORLD])}"
     )
-    step = unpadded.popen(["srun", "-N3", ONE_TASK, "sh", "-c", late], env=ENVIRON)
-    try:
-        assert step.stderr is not None
-        message = "HPC114 2 of 3 nodes are there after 10 s; waiting for n11 (node 2)"
-        assert any(message in line for line in step.stderr)
+    message = "HPC114 2 of 3 nodes are there after 10 s; waiting for n11 (node 2)"
+    with step(unpadded, "sh", "-c", late) as job:
+        job.says(re.escape(message))
         (tmp_path / "go").touch()
-        output, errors = step.communicate(timeout=60)
-    finally:
-        unpadded.end(step)
-    assert step.returncode == 0, errors
-    assert len(read_workers(output)) == 3
+        assert job.end() == 0, job.output
+    assert len(read_workers(job.output)) == 3

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 # Libraries read these when they are loaded: OpenMP's, MKL, OpenBLAS.
 _READ_AT_IMPORT = (*READ_AT_START, "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
 
-# They do, when they are imported.
-_READERS = (TORCH := "torch", "numpy")
+# Modules that load such libraries.
+_TORCH = "torch"
+_READERS = (_TORCH, "numpy")
 
 _END_TIMEOUT = 1.0  # seconds
 _LONGEST = 4096  # bytes of a reason
@@ -77,8 +78,8 @@ class Preloaded:
             _check_order(variables)
             before = open_files()
             with environment.with_variables(variables):
-                if TORCH in self._preload.modules:
-                    imports.import_all([TORCH])
+                if _TORCH in self._preload.modules:
+                    imports.import_all([_TORCH])
                 self._environ = dict(process.environment())
             imports.check_threads()
             server = ForkServer(
