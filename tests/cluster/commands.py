@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 WORLD = str(SCRIPTS / "world.py")
+ALL_REDUCE = str(SCRIPTS / "all_reduce.py")
 DDP = str(ROOT / "examples" / "ddp.py")
 
 # On the hosts as a user has it: the virtual environment in front.

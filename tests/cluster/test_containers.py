@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
+    ALL_REDUCE,
     ENVIRON,
     HPC,
     JUELICH,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from testbed import Cluster
 
 CONTAINER = ("sh", str(SCRIPTS / "container.sh"))
-ALL_REDUCE = str(SCRIPTS / "container_worker.py")
 TWO_NODES = ("-N2", "-w", "jwb0001,jwb0002")
 TWO_TASKS = "--ntasks-per-node=2"
 

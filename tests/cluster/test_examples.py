@@ -88,7 +88,7 @@ def alone(example: str, arguments: str) -> str:
         env=ENVIRON | world | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -123,7 +123,7 @@ def folder(tmp_path: Path) -> Path:
 
 def wait_for(job: Submitted, pattern: str) -> None:
     """Wait until a job has written a line."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 180
     while not re.search(pattern, "".join(job.outputs), re.MULTILINE):
         assert time.monotonic() < end, f"no {pattern!r} in:\n{''.join(job.outputs)}"
         time.sleep(0.05)
@@ -306,7 +306,7 @@ def test_resnet_typed_on_each_machine(bare: Cluster, folder: Path) -> None:
         mine = small | {"--node_rank=0": f"--node_rank={rank}"}
         script = ["bash", "-c", page.smaller(AS_USERS, mine)]
         programs.append(bare.popen(script, host=host, env=PLAIN, cwd=folder))
-    outputs = [program.communicate(timeout=120) for program in programs]
+    outputs = [program.communicate(timeout=180) for program in programs]
     assert [program.returncode for program in programs] == [0, 0], outputs
     check_fall(losses(outputs[0][0]))
     assert outputs[1][0] == ""  # rank 0 alone prints

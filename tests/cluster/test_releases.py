@@ -150,6 +150,6 @@ def test_a_signal_while_torchs_rendezvous_waits(unpadded: Cluster) -> None:
 
 @pytest.mark.release("training")
 def test_training(unpadded: Cluster) -> None:
-    done = unpadded.srun("-N3", ONE_TASK, *HPC, DDP, env=FAST)
+    done = unpadded.srun("-N2", ONE_TASK, *HPC, DDP, env=FAST)
     assert done.returncode == 0, done.stderr
     assert "loss after 50 steps: " in done.stdout

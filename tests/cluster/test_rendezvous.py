@@ -215,10 +215,10 @@ def test_another_id_on_one_node(unpadded: Cluster) -> None:
     ) in done.stderr
 
 
-def test_ten_jobs_on_the_same_nodes(unpadded: Cluster) -> None:
+def test_five_jobs_on_the_same_nodes(unpadded: Cluster) -> None:
     argv = ["srun", "-N2", "-n2", "--overlap", "--mem=0", *HPC, WORLD]
     jobs = [
-        unpadded.popen(argv, env=ENVIRON, stderr=subprocess.STDOUT) for _ in range(10)
+        unpadded.popen(argv, env=ENVIRON, stderr=subprocess.STDOUT) for _ in range(5)
     ]
     try:
         for job in jobs:

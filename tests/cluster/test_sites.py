@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from commands import ENVIRON, HPC, ONE_TASK, ROOT, WORLD, column, lines, read_workers
+from commands import (
+    ALL_REDUCE,
+    ENVIRON,
+    HPC,
+    ONE_TASK,
+    WORLD,
+    column,
+    lines,
+    read_workers,
+)
 from testbed import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TRAIN = (*HPC, "examples/ddp.py", "--steps=5")
-VARIABLES = ("host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+VARIABLES = (
+    *("host", "total", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+)
 
 OWN = """
 centre = "A centre of our own"
@@ -87,19 +97,19 @@ def test_centre(centre: Centre, tmp_path: Path) -> None:
     environ = ENVIRON | centre.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
     with centre.cluster as cluster:
         foreign = cluster.foreign_bytes("eth0")
-        trained = cluster.srun("-N3", ONE_TASK, *TRAIN, env=environ, cwd=ROOT)
+        done = cluster.srun("-N3", ONE_TASK, *HPC, ALL_REDUCE, env=environ)
         assert cluster.foreign_bytes("eth0") == foreign
-        done = cluster.srun("-N3", ONE_TASK, *HPC, WORLD, env=environ)
         here = cluster.srun(
             "-N1", "python", "-m", "torchrun_hpc.sites", "here", env=environ
         )
-    assert trained.returncode == 0, trained.stderr
-    (line,) = lines(trained.stderr)
+    assert done.returncode == 0, done.stderr
+    (line,) = lines(done.stderr)
     assert f"scheduler rendezvous at {centre.head}:" in line
     assert line.endswith(f", site {centre.site}")
     interface = centre.cluster.fast
     assert column(read_workers(done), *VARIABLES) == [
-        (host, "10.20.0.1", interface, centre.nccl) for host in centre.cluster.names
+        (host, 3.0, "10.20.0.1", interface, centre.nccl)
+        for host in centre.cluster.names
     ]
     assert here.returncode == 0, here.stderr
     assert centre.site in here.stdout

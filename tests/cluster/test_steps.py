@@ -99,17 +99,17 @@ def test_an_array(unpadded: Cluster) -> None:
         }
 
 
-def test_eight_steps_of_one_node_at_once(unpadded: Cluster) -> None:
-    steps = "\n".join([f"srun -N1 -n1 --exact {COMMAND} --sleep 3 &"] * 8)
-    done = unpadded.sbatch(f"#!/bin/sh\n{steps}\nwait\n", "-N1", "-n8", env=ENVIRON)
+def test_five_steps_of_one_node_at_once(unpadded: Cluster) -> None:
+    steps = "\n".join([f"srun -N1 -n1 --exact {COMMAND} --sleep 3 &"] * 5)
+    done = unpadded.sbatch(f"#!/bin/sh\n{steps}\nwait\n", "-N1", "-n5", env=ENVIRON)
     assert done.returncode == 0, done.output
     seen = read_workers(done.output)
-    assert len(seen) == 8
+    assert len(seen) == 5
     assert set(column(seen, "WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")) == {
         ("1", "127.0.0.1", "")
     }
-    assert len({worker["MASTER_PORT"] for worker in seen}) == 8
-    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 8
+    assert len({worker["MASTER_PORT"] for worker in seen}) == 5
+    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 5
 
 
 def test_a_requeued_job_has_another_launch_id(unpadded: Cluster) -> None:

@@ -358,7 +358,7 @@ class Cluster:
         host: str = LOGIN,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        timeout: float = 120,
+        timeout: float = 180,
         input: str | None = None,  # noqa: A002 - the name in subprocess.run
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
@@ -469,7 +469,7 @@ class Cluster:
         host: str = LOGIN,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        timeout: float = 120,
+        timeout: float = 180,
         input: str | None = None,  # noqa: A002
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
@@ -490,7 +490,7 @@ class Cluster:
         *args: str,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        timeout: float = 120,
+        timeout: float = 180,
     ) -> Batch:
         """Submit a batch script and wait until its job has ended.
 
@@ -536,7 +536,7 @@ class Cluster:
             raise ClusterError(submitted.stderr.strip())
         return Submitted(submitted.stdout.strip(), outputs, command)
 
-    def wait(self, submitted: Submitted, timeout: float = 120) -> Batch:
+    def wait(self, submitted: Submitted, timeout: float = 180) -> Batch:
         """Wait until a batch job has ended.
 
         Args:

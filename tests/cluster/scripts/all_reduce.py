@@ -1,4 +1,4 @@
-"""Says what a worker in a container was told, after an all-reduce with all others."""
+"""Says what a worker was told, after an all-reduce with all others."""
 
 import json
 import os
@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 NAMES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_JOB_ID"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"),
+    *("SLURMD_NODENAME", "SLURM_JOB_ID"),
 )
 
 dist.init_process_group("gloo")
