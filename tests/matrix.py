@@ -46,7 +46,7 @@ UNIT = (
     *("tests/dropin/test_options.py", "tests/dropin/torch_compat"),
     *("tests/dropin/test_describe.py", "tests/dropin/test_rendezvous_handler.py"),
 )
-CLUSTER = ("--dist", "loadfile", "-m", "release", "tests/cluster")
+CLUSTER = ("--dist", "worksteal", "-m", "release", "tests/cluster")
 CHECKS = (
     *("unit", "ranks", "MASTER_ADDR", "interfaces", "restarts", "elastic", "hostile"),
     *("signals", "port", "direct", "dry run", "training"),
@@ -352,7 +352,7 @@ def run_tests(
         program = subprocess.Popen(
             [
                 *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-                *("-n", "3", f"--timeout={TEST_LIMIT_S}"),
+                *("-n", "4", f"--timeout={TEST_LIMIT_S}"),
                 *(f"--junitxml={report}", *selection),
             ],
             cwd=ROOT,

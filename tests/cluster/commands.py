@@ -40,6 +40,8 @@ BY_HAND = ("--nnodes=3", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node
 
 # The nodes of the clusters `unpadded` and `bare`.
 NODES = ("n9", "n10", "n11")
+# Without their names srun takes the third one while one of them ends another step.
+FIRST_TWO = ("-N2", "--nodelist=n9,n10")
 
 
 def require(reason: str | None) -> None:

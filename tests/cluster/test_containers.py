@@ -12,6 +12,7 @@ import pytest
 from commands import (
     ALL_REDUCE,
     ENVIRON,
+    FIRST_TWO,
     HPC,
     JUELICH,
     ONE_TASK,
@@ -156,7 +157,7 @@ def test_a_network_without_the_fast_interface(
 ) -> None:
     """Addresses of their own in the one network that is there; names mean these."""
     done = unpadded.srun(
-        "-N2", "-w", "n9,n10", ONE_TASK, *CONTAINER, "--network=macvlan",
+        *FIRST_TWO, ONE_TASK, *CONTAINER, "--network=macvlan",
         hosts_file(tmp_path, 101), *HPC, "--nproc_per_node=2", ALL_REDUCE, env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -174,7 +175,7 @@ def test_names_without_those_of_the_fast_network(
 ) -> None:
     """The container's own /etc/hosts: the plain names have to do."""
     done = unpadded.srun(
-        "-N2", "-w", "n9,n10", ONE_TASK, *CONTAINER, hosts_file(tmp_path, 1), *HPC,
+        *FIRST_TWO, ONE_TASK, *CONTAINER, hosts_file(tmp_path, 1), *HPC,
         "--hpc-site=jsc", WORLD, env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -276,7 +277,7 @@ def test_master_addr_in_another_network_of_node_0(
 ) -> None:
     """Where no site is known, so does a user choose the network in direct mode."""
     environ = ENVIRON | {"MASTER_ADDR": address, "MASTER_PORT": "29511"}
-    done = unpadded.srun("-N2", "-w", "n9,n10", TWO_TASKS, *HPC, WORLD, env=environ)
+    done = unpadded.srun(*FIRST_TWO, TWO_TASKS, *HPC, WORLD, env=environ)
     assert done.returncode == 0, done.stderr
     seen = column(read_workers(done), "MASTER_ADDR", "MASTER_PORT")
     assert seen == [("10.20.0.1", "29511")] * 4

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from commands import (
     ALL_REDUCE,
     ENVIRON,
+    FIRST_TWO,
     HPC,
     ONE_TASK,
     ROOT,
@@ -25,7 +26,7 @@ NODE = re.compile(r"n(9|10|11) node (0|1|2): (rank ([0-3]): )?")
 
 def test_every_line_names_host_and_rank(unpadded: Cluster) -> None:
     environ = ENVIRON | {"PET_HPC_DEBUG": "1"}  # others type the option
-    done = unpadded.srun("-N2", ONE_TASK, *HPC, "--nproc_per_node=2", ALL_REDUCE,
+    done = unpadded.srun(*FIRST_TWO, ONE_TASK, *HPC, "--nproc_per_node=2", ALL_REDUCE,
                          env=environ)  # fmt: skip
     assert done.returncode == 0, done.stderr
     seen = lines(done.stderr)
@@ -49,26 +50,26 @@ def test_every_line_names_host_and_rank(unpadded: Cluster) -> None:
 
 
 def test_workers_have_the_variables_too(unpadded: Cluster) -> None:
-    done = unpadded.srun("-N3", ONE_TASK, *HPC, "--hpc-debug", WORLD, env=ENVIRON)
+    done = unpadded.srun(*FIRST_TWO, ONE_TASK, *HPC, "--hpc-debug", WORLD, env=ENVIRON)
     names = ("TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "PET_HPC_DEBUG")
-    assert column(read_workers(done), *names) == [("INFO", "INFO", "")] * 3
+    assert column(read_workers(done), *names) == [("INFO", "INFO", "")] * 2
 
 
 def test_what_the_user_has_set_is_kept(unpadded: Cluster) -> None:
     environ = ENVIRON | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "+dynamo"}
-    done = unpadded.srun("-N3", ONE_TASK, *HPC, "--hpc-debug", "--tee=0", WORLD,
+    done = unpadded.srun(*FIRST_TWO, ONE_TASK, *HPC, "--hpc-debug", "--tee=0", WORLD,
                          env=environ)  # fmt: skip
     assert done.returncode == 0, done.stderr
     kept = column(
         read_workers(done), "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS", "PET_HPC_DEBUG"
     )
-    assert kept == [("ERROR", "+dynamo", "")] * 3
+    assert kept == [("ERROR", "+dynamo", "")] * 2
     assert "TCPStore" not in done.stderr
     assert all(NODE.match(line) for line in lines(done.stderr))
 
 
 def test_a_fault_has_the_same_exit_code(unpadded: Cluster) -> None:
-    done = unpadded.srun("-N3", ONE_TASK, *HPC, "--hpc-debug", "--nnodes=2", WORLD,
+    done = unpadded.srun(*FIRST_TWO, ONE_TASK, *HPC, "--hpc-debug", "--nnodes=3", WORLD,
                          env=ENVIRON)  # fmt: skip
     assert done.returncode == 2
     (line,) = [line for line in lines(done.stderr) if "hpc: error" in line]

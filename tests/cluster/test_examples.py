@@ -210,11 +210,13 @@ def test_resnet_with_agents(juelich: Cluster, resnet: Losses, folder: Path) -> N
 def test_resnet_each_task_a_worker(
     juelich: Cluster, resnet: Losses, folder: Path
 ) -> None:
-    script = job_script("ThaiSC", "resnet50_ddp.py").smaller(f"{RESNET} --batch-size 2")
+    short = f"{RESNET} --batch-size 2 --epochs 1"
+    script = job_script("ThaiSC", "resnet50_ddp.py").smaller(short)
     tasks = "--ntasks-per-node=2"
     done = juelich.sbatch(script, *SMALL, tasks, env=SITE, cwd=folder)
     assert done.returncode == 0, done.output
-    assert losses(done.output) == pytest.approx(resnet, rel=1e-3)
+    wanted = {(epoch, n): loss for (epoch, n), loss in resnet.items() if epoch == 0}
+    assert losses(done.output) == pytest.approx(wanted, rel=1e-3)
     # Over the fast network, and torch warns of nothing.
     other = "^(?!epoch|checkpoint|finished|.* parameters$).+$"
     (line,) = re.findall(other, done.output, re.MULTILINE)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import (
     ENVIRON,
+    FIRST_TWO,
     HPC,
     ONE_TASK,
     SCRIPTS,
@@ -232,7 +233,7 @@ def test_five_jobs_on_the_same_nodes(unpadded: Cluster) -> None:
 
 @pytest.mark.parametrize("kind", ["auto", "scheduler", "c10d"])
 def test_the_kind_that_was_asked_for(unpadded: Cluster, kind: str) -> None:
-    done = unpadded.srun("-N3", ONE_TASK, *HPC, f"--hpc-rendezvous={kind}",
+    done = unpadded.srun(*FIRST_TWO, ONE_TASK, *HPC, f"--hpc-rendezvous={kind}",
                          "--rdzv_backend=c10d", WORLD, env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.stderr
     (line,) = lines(done.stderr)

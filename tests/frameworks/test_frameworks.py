@@ -37,7 +37,7 @@ FRAMEWORKS = {
 AGENT = [*HPC, "--nproc_per_node=2"]
 MODES = {
     "agent": (ONE_TASK, AGENT),
-    "forks": (ONE_TASK, [*AGENT, "--hpc-preload=torch"]),
+    "forks": (ONE_TASK, AGENT),
     "direct": ("--ntasks-per-node=2", [*HPC]),
 }
 CASES = [
@@ -59,6 +59,11 @@ def test_an_unchanged_script(
     script = SCRIPTS / FRAMEWORKS[framework][1]
     # One thread, as an agent sets it: the workers share two cores.
     env, built = JUELICH | {"OMP_NUM_THREADS": "1"}, {}
+    if mode == "forks":
+        package, *_ = FRAMEWORKS[framework]
+        # Lightning reads RANK when it is imported.
+        modules = ["torch", *([package] if package != "lightning" else [])]
+        env |= {"PET_HPC_PRELOAD": ",".join(modules)}
     if framework == "deepspeed":
         # Its own copy: a process that is killed leaves a lock behind, for which all
         # later ones would wait.
