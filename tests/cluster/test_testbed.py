@@ -342,7 +342,7 @@ def test_nothing_is_left_behind() -> None:
         assert step.stdout.readline() == "up\n"
         cluster.popen(["sleep", "1000"], host="a1")
         processes = set(psutil.Process().children(recursive=True)) - others
-        assert "slurmctld" in [process.name() for process in processes]
+        assert any(is_named(process, "slurmctld") for process in processes)
     assert not any(process.is_running() for process in processes)
     assert machine_state() == before
 
