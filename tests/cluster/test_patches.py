@@ -71,7 +71,7 @@ def test_it_applies_and_can_be_undone() -> None:
     assert check.main([RELEASE]) == 0
 
 
-def test_stock_torchrun_trains_over_the_fast_network(
+def test_stock_torchrun_works_over_the_fast_network(
     juelich: Cluster, patched: dict[str, str]
 ) -> None:
     argv = (
