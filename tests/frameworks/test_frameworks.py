@@ -40,11 +40,13 @@ MODES = {
     "forks": (ONE_TASK, AGENT),
     "direct": ("--ntasks-per-node=2", [*HPC]),
 }
+# Those of the others are among the examples.
+DIRECT = ("trainer", "deepspeed")
 CASES = [
     (framework, mode)
     for framework in FRAMEWORKS
     for mode in MODES
-    if mode != "direct" or framework == "deepspeed"  # others: see the examples
+    if mode != "direct" or framework in DIRECT
 ]
 
 pytestmark = pytest.mark.timeout(240)
