@@ -33,6 +33,14 @@ FRAMEWORKS = {
     "deepspeed": ("deepspeed", "deepspeed_train.py", "gloo"),
 }
 
+# What forks have in common; Lightning cannot be, it reads RANK when it is imported.
+PRELOADED = {
+    "lightning": "torch",
+    "accelerate": "torch,accelerate",
+    "trainer": "torch,transformers",
+    "deepspeed": "torch,deepspeed",
+}
+
 # How srun starts the launcher, and what is typed between it and the script.
 AGENT = [*HPC, "--nproc_per_node=2"]
 MODES = {
@@ -62,10 +70,7 @@ def test_an_unchanged_script(
     # One thread, as an agent sets it: the workers share two cores.
     env, built = JUELICH | {"OMP_NUM_THREADS": "1"}, {}
     if mode == "forks":
-        package, *_ = FRAMEWORKS[framework]
-        # Lightning reads RANK when it is imported.
-        modules = ["torch", *([package] if package != "lightning" else [])]
-        env |= {"PET_HPC_PRELOAD": ",".join(modules)}
+        env |= {"PET_HPC_PRELOAD": PRELOADED[framework]}
     if framework == "deepspeed":
         # Its own copy: a process that is killed leaves a lock behind, for which all
         # later ones would wait.
