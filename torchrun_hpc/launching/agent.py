@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import run as torch_run
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.launching import dry_run, exit_status, signals
+from torchrun_hpc.failures.relay import Relay
+from torchrun_hpc.failures.report import LocalReport
+from torchrun_hpc.failures.watch import Watch
+from torchrun_hpc.launching import dry_run, exit_status, quiet, signals
 from torchrun_hpc.launching.start import FAILED, Answers, Starter
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import client, handler, messages
@@ -20,17 +25,22 @@ from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.planning.preflight import Preflight
     from torchrun_hpc.reporting.description import Description
     from torchrun_hpc.setting import Setting
+
+
+_REST_TIMEOUT = 1.0  # seconds for what the workers' processes still write
 
 
 class AgentStarter(Starter):
@@ -42,18 +52,26 @@ class AgentStarter(Starter):
         options: Of these, what the user set.
         run: ``torch.distributed.run.run``, or what a program has in its place.
         preloaded: Leads to the fork server; ``None`` without ``--hpc-preload``.
+        is_command: Whether the launch is all that this process does. Then torch's own
+            report of failures is withheld, unless the user wants to see what it logs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a thing of its own
         self,
         preflight: Preflight,
         args: argparse.Namespace,
         options: Mapping[str, Setting],
         run: Callable[[argparse.Namespace], None] = torch_run.run,
         preloaded: Preloaded | None = None,
+        *,
+        is_command: bool = False,
     ) -> None:
         super().__init__(options)
         self._preloaded = preloaded
+        logs = preflight.environ.get("TORCH_LOGS") or preflight.environ.get("LOGLEVEL")
+        self._is_quiet = is_command and not (logs or "hpc_debug" in options)
+        self._relay = Relay()
+        self._watch: Watch | None = None
         self._args = args
         self._run = run
         self._environ = preflight.environ
@@ -92,15 +110,20 @@ class AgentStarter(Starter):
         """
         args = self._args
         try:
-            with self._rendezvous(plan):
-                hooks: list[Any] = [signals.forward]
+            with self._rendezvous(plan) as on_failure:
+                self._watch = Watch(self._relay, on_failure)
+                hooks = Hooks(signals.forward, self._relay, self._watch)
                 if self._preloaded is not None:
                     is_first = is_reporter(plan.world.report_rank)
                     self._preloaded.check(self._environ, is_reporter=is_first)
-                    hooks.append(self._preloaded.fork)
-                self._outcomes = registry.apply_patches(plan, *hooks)
+                    hooks = replace(hooks, fork=self._preloaded.fork)
+                self._outcomes = registry.apply_patches(plan, hooks)
                 validation.check_configuration(args, self._environ)
                 yield
+        except ChildFailedError as error:
+            if self._is_quiet:
+                raise SystemExit(FAILED) from error
+            raise
         except ImportError as error:  # a backend's package; torch has a stub for one
             raise LaunchError(
                 "HPC017",
@@ -120,10 +143,16 @@ class AgentStarter(Starter):
             _fail(Message("HPC085", text), error)
 
     @contextlib.contextmanager
-    def _rendezvous(self, plan: LaunchPlan) -> Iterator[None]:
-        """Let torch find our rendezvous, if it is the one."""
+    def _rendezvous(
+        self, plan: LaunchPlan
+    ) -> Iterator[Callable[[WorkerFailure, int], object]]:
+        """Let torch find our rendezvous, if it is the one; say who gets failures."""
         if plan.rendezvous.backend != SCHEDULER or self.options.get("hpc_dry_run"):
-            yield
+            own = LocalReport(plan)
+            try:
+                yield own.add
+            finally:
+                exit_status.set_last_line(own.end())
             return
         args = self._args
         creator = handler.register(plan, args.max_restarts, self._environ)
@@ -131,7 +160,7 @@ class AgentStarter(Starter):
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:
             with exit_status.together(plan, creator, names):
-                yield
+                yield creator.worker_failed
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
 
@@ -174,8 +203,12 @@ class AgentStarter(Starter):
         server = self._preloaded.server if self._preloaded is not None else 0
         signals.begin(scheduled=self._is_scheduled, fork_server=server)
         try:
-            record(self._run)(self._args)
+            with quiet.withheld() if self._is_quiet else nullcontext():
+                record(self._run)(self._args)
         finally:
+            if self._watch is not None:
+                self._watch.end()
+            self._relay.close(_REST_TIMEOUT)
             if self._preloaded is not None:
                 self._preloaded.end()
 

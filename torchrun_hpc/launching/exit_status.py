@@ -172,5 +172,13 @@ def _leave(plan: LaunchPlan, creator: Creator) -> None:
         and handler.took_part
         and messages.reports_failure(failure, plan)
     ):
-        # After the report of torch's agent, which Python prints when it exits.
-        atexit.register(console.write, messages.failed(failure, plan), "error")
+        set_last_line(messages.failed(failure, plan))
+
+
+def set_last_line(message: Message | None) -> None:
+    """Print an error as the last line of this process.
+
+    In a program that has called torch, Python prints torch's report when it exits.
+    """
+    if message is not None:
+        atexit.register(console.write, message, "error")

@@ -29,7 +29,7 @@ from torchrun_hpc.schedulers import process
 from torchrun_hpc.worker import SplitOff, imports, requests
 from torchrun_hpc.worker.fork_server import READY, ForkServer
 from torchrun_hpc.worker.imports import ForkError
-from torchrun_hpc.worker.process import open_files
+from torchrun_hpc.worker.process import FAULT_HANDLER, open_files
 from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Say which variable that is read at import has changed since, if one has."""
     for name in sorted({*then, *now}):
         was, is_now = then.get(name), now.get(name)
-        if name.startswith(_READ_AT_IMPORT) and was != is_now:
+        is_read = name.startswith(_READ_AT_IMPORT) and name != FAULT_HANDLER
+        if is_read and was != is_now:
             return (
                 f"{name} was {was or 'not set'} when they were imported, and is "
                 f"{is_now or 'not set'} for the workers: export it"

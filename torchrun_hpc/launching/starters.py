@@ -92,7 +92,7 @@ def starter_of(
     args, options = torchrun_parser.parse(argv, preflight.environ)
     if is_launch:
         streams.forgive_at_exit(sys.stdout)  # but for --help
-    return AgentStarter(preflight, args, options, preloaded=preloaded)
+    return AgentStarter(preflight, args, options, preloaded=preloaded, is_command=True)
 
 
 def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
+# Lets Python write the frames of a process that crashes, in every worker.
+FAULT_HANDLER = "PYTHONFAULTHANDLER"
+
 _PLANS = {
     Mode.ONE_NODE: one_node.plan,
     Mode.SEVERAL_NODES: several_nodes.checked_plan,
@@ -51,6 +54,8 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     options, environment = {**plan.options}, {**plan.environment}
     if plan.rendezvous.backend == C10D:
         environment |= network_env.of_release(inputs)
+    if not (plan.mode.is_direct or FAULT_HANDLER in inputs.environ):  # empty is off
+        environment[FAULT_HANDLER] = Setting("1", "for the report of a crash")
     if inputs.explicit("hpc_debug"):
         environment |= network_env.debugging(inputs.environ)
         has_logs = {"tee", "redirects"}.intersection(inputs.options)

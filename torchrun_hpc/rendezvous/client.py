@@ -10,19 +10,23 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
+from torchrun_hpc.failures.report import COLLECT_TIMEOUT
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import (
     Failure,
     JoinRequest,
     Kind,
+    failure_of,
     packed,
+    packed_worker,
     unpacked,
+    unpacked_summary,
 )
 from torchrun_hpc.rendezvous.search import (
     CoordinatorAddress,
@@ -34,6 +38,7 @@ from torchrun_hpc.rendezvous.search import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torchrun_hpc.failures.collection import Summary, WorkerFailure
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.search import Channel
 
@@ -41,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 # Seconds.
 _TICK = 1.0
-_WORKERS_INTERVAL = 0.1  # between two looks at the workers
+_REPORT_TIMEOUT = 5.0  # for node 0 to report them
 _LEAVE_TIMEOUT = 1.0
 
 
@@ -150,7 +155,7 @@ class Client:
         self._go: Mapping[str, Any] | None = None
         self._answers: dict[int, Any] = {}
         self._asked = 0
-        self._workers: dict[int, Callable[[], int | None]] = {}
+        self._is_reported = False  # which workers have failed
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         self._channel: Channel | None = None
@@ -188,7 +193,6 @@ class Client:
             self._has_joined = True
             self._go = None
             self.is_over = False
-        self._workers = {}
         message: dict[str, Any] = {"join": wanted}
         if store is not None:
             message["store"] = store
@@ -217,34 +221,16 @@ class Client:
         Raises:
             JobFailedError: They have not.
         """
-        self._workers = {}
         self.send({"done": self.next_round - 1})
         self._until(lambda: self.finished)
 
-    def watch(self, workers: Mapping[int, Callable[[], int | None]]) -> None:
-        """Report the first worker that ends with an error.
-
-        Args:
-            workers: By global rank, a function that returns the exit code, or
-                ``None`` for one that still runs.
-        """
-        self._workers = dict(workers)
-        self._in_thread(self._keep_checking)
-
-    def check_workers(self) -> None:
-        """Report a worker that has ended with an error, and no other after it."""
-        codes = {rank: exit_code() for rank, exit_code in self._workers.items()}
-        failed = {rank: code for rank, code in codes.items() if code}
-        if failed:
-            self._workers = {}
-            # Torch's agent may have stopped the others already, by SIGTERM.
-            rank = min(failed, key=lambda rank: failed[rank] == -signal.SIGTERM)
-            failure = Failure(Kind.WORKER, (self.request.rank,), rank, failed[rank])
-            self.send({"died": packed(failure), "round": self.next_round - 1})
+    def worker_failed(self, failure: WorkerFailure) -> None:
+        """Inform the coordinator that a worker has failed; the first ends the round."""
+        died = packed_worker(failure)
+        self.send({"died": died, "round": self.next_round - 1})
 
     def fail(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
-        self._workers = {}
         if self.failure is None and not self.finished:
             self.failure = failure
             self.send({"failed": packed(failure)})
@@ -258,8 +244,14 @@ class Client:
             if self.failure is not None and self.is_accepted:
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_decided, _LEAVE_TIMEOUT)
+                    # Where one task ends with an error, some schedulers end all.
+                    self._changed.wait_for(self._may_leave, _REPORT_TIMEOUT)
             self._in_thread(self._disconnect)
             self._thread.join(_LEAVE_TIMEOUT)
+
+    def _may_leave(self) -> bool:
+        is_worker = self.failure is not None and self.failure.kind is Kind.WORKER
+        return self._is_reported or not is_worker
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send something to the coordinator."""
@@ -343,12 +335,18 @@ class Client:
 
     def _lose(self, failure: Failure) -> None:
         if not self.finished and not self._is_leaving:
-            self._change(failure=self.failure or failure, _is_decided=True)
+            failure = self.failure or failure
+            self._change(failure=failure, _is_decided=True, _is_reported=True)
 
-    def _keep_checking(self) -> None:
-        self.check_workers()
-        if self._workers:
-            self._loop.call_later(_WORKERS_INTERVAL, self._keep_checking)
+    def _report(self, summary: Summary | None) -> None:
+        """Report which workers have failed; now it is known which was the first."""
+        if summary is not None and self.failure is not None:
+            self._on_event({"report": summary})
+            finished = self.failure.finished
+            first = replace(failure_of(summary.first), finished=finished)
+            self._change(failure=first)
+        self._change(_is_reported=True)
+        self._send({"printed": True})
 
     def _send(self, message: Mapping[str, Any]) -> None:
         _log.debug("to the coordinator: %s", message)
@@ -375,26 +373,17 @@ class Client:
         elif "go" in message:
             self._change(_go=message, next_round=message["go"] + 1, is_over=False)
         elif "over" in message:
-            self._workers = {}
             self._change(next_round=message["over"] + 1, is_over=True)
         elif "finished" in message:
             self._change(finished=True)
         elif "failed" in message:
-            self._workers = {}
             self._send({"read": True})
             self._change(failure=unpacked(message["failed"]), _is_decided=True)
+            if self.request.rank == 0:
+                self._loop.call_later(COLLECT_TIMEOUT, self._send, {"report": True})
+        elif "report" in message:
+            self._report(unpacked_summary(message["report"]))
+        elif "printed" in message:
+            self._change(_is_reported=True)
         else:
             self._on_event(message)
-
-
-def exit_code_of(pid: int) -> int | None:
-    """Return the exit code of a child process, without collecting it.
-
-    It is ``None`` while the child runs, and when it has been collected.
-    """
-    with contextlib.suppress(ChildProcessError):
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None and ended.si_pid == pid:
-            killed = ended.si_code != os.CLD_EXITED
-            return -ended.si_status if killed else ended.si_status
-    return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
+from torchrun_hpc.failures.collection import Collection
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError, Refusal
@@ -111,6 +112,7 @@ class Coordinator:
         self._unread: set[Hashable] = set()  # connections that have not confirmed it
         self._has_run = False  # any round
         self._cause: Failure | None = None  # of the latest restart
+        self._worker_failures = Collection()  # of this round
         self._workers_store: Any = None
         self._waited = 0
         self._seconds = 0
@@ -150,8 +152,7 @@ class Coordinator:
         self._refuse_candidate(rank)
         if "join" in message:
             self._join(agent, message)
-        if "died" in message and self.running and message.get("round") == self.round:
-            self._end_round(protocol.unpacked(message["died"]))
+        self._report_workers(agent, message)
         if "failed" in message:
             self.fail(protocol.unpacked(message["failed"]))
         if "done" in message:
@@ -347,6 +348,21 @@ class Coordinator:
         for agent in self._agents.values():
             self._send(agent, {"go": self.round, "store": self._workers_store})
 
+    def _report_workers(self, agent: _Agent, message: Mapping[str, Any]) -> None:
+        """Collect the failures of workers, of which the first one ends the round."""
+        if "died" in message and message.get("round") == self.round and self.running:
+            worker = protocol.unpacked_worker(message["died"])
+            worker = replace(worker, node=agent.request.rank)
+            self._worker_failures.add(worker)
+            if self.failure is None:
+                self._end_round(protocol.failure_of(worker))
+        if "report" in message:
+            summary = protocol.packed_summary(self._worker_failures.summary())
+            self._send(agent, {"report": summary})
+        if "printed" in message:
+            for other in self._agents.values():
+                self._send(other, {"printed": True})
+
     def _end_round(self, failure: Failure) -> None:
         """Let all join the next round, or end the job if there is none."""
         has_ended = self.failure is not None or self.finished
@@ -357,6 +373,7 @@ class Coordinator:
         self.running = False
         self._waited = 0
         self._joined.clear()
+        self._worker_failures.clear()
         for agent in self._agents.values():
             self._send(agent, {"over": self.round})
         self.round += 1

@@ -14,6 +14,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.failures import report
 from torchrun_hpc.network import join_endpoint, port_holder
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import messages, open_files, search
@@ -29,10 +30,11 @@ from torchrun_hpc.torch_compat import capabilities
 if TYPE_CHECKING:
     import argparse
     import socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+    from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 _torch: Any = distributed
@@ -205,20 +207,10 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             console.write(warning, "warning")
         return self._client
 
-    def watch(self, workers: Mapping[int, Callable[[], int | None]]) -> None:
-        """Report the first worker that ends with an error, see `Client.watch`."""
+    def worker_failed(self, failure: WorkerFailure) -> None:
+        """Inform the others that a worker of this node has failed."""
         if self._client is not None:
-            self._client.watch(workers)
-
-    def stop_watching(self, *, look: bool) -> None:
-        """Report no worker any more, because they are stopped.
-
-        Args:
-            look: Whether to report one that has ended by now.
-        """
-        if self._client is not None and look:
-            self._client.check_workers()
-        self.watch({})
+            self._client.worker_failed(failure)
 
     def finish(self) -> bool:
         """Wait until all nodes have finished; say whether they did."""
@@ -319,6 +311,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return address, port
 
     def _report(self, event: Mapping[str, Any]) -> None:
+        if "report" in event:
+            report.write(event["report"], self._plan)
+            return
         message = messages.render(event, self._plan)
         if message is not None:
             console.write(message, "warning" if "sites" in event else "")
@@ -377,6 +372,11 @@ class Creator:
     max_restarts: int
     environ: Mapping[str, str]
     handler: SchedulerRendezvous | None = None
+
+    def worker_failed(self, failure: WorkerFailure, _restarts_left: int) -> None:
+        """Inform the others that a worker of this node has failed."""
+        if self.handler is not None:
+            self.handler.worker_failed(failure)
 
     def __call__(self, parameters: RendezvousParameters) -> SchedulerRendezvous:
         """Make the handler."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.failures import report
+from torchrun_hpc.failures.collection import signal_name
 from torchrun_hpc.network import join_endpoint, path_problem
 from torchrun_hpc.planning.messages import nested
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked
 from torchrun_hpc.rendezvous.search import NOBODY
 from torchrun_hpc.reporting import intervals
+from torchrun_hpc.reporting.names import nodes as names
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import RefusedError
 
-_SHOWN = 10  # names that a message quotes
 _SHORT = 50  # characters of the name of a site
 
 # --- what happens meanwhile -------------------------------------------------------
@@ -61,8 +62,8 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
                 "started again"
             )
         case {"restart": number}:
-            cause = _cause(unpacked(event["because"]), plan)
-            code, text = "HPC128", f"restart {number} of all workers: {cause}"
+            cause = cause_of(unpacked(event["because"]), plan)
+            return report.restarted(number, cause)
         case {"sites": by_site}:
             return disagreement(by_site, plan)
         case _:
@@ -182,10 +183,11 @@ def refusal(
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
     """Say why the job failed: the last line of node 0."""
-    return Message("HPC125", f"the job has failed: {_cause(failure, plan)}")
+    return report.failed(cause_of(failure, plan))
 
 
-def _cause(failure: Failure, plan: LaunchPlan) -> str:
+def cause_of(failure: Failure, plan: LaunchPlan) -> str:
+    """Say why the job failed, in one line."""
     where, code = names(failure.nodes, plan) or "another node", failure.code
     who = f"the agent on {where}"
     missing = count(len(failure.nodes), "node")
@@ -193,7 +195,13 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
     host = plan.rendezvous.endpoint if rank is None else names([rank], plan)
     end = f"did not answer for {code} s" if code else "is gone"
     text = {
-        Kind.WORKER: f"worker {failure.rank} on {where} {ending(code)}",
+        Kind.WORKER: report.worker_failed(
+            plan,
+            rank=failure.rank,
+            node=failure.nodes[0] if failure.nodes else -1,
+            code=code,
+            cause=failure.text,
+        ),
         Kind.SIGNAL: f"{who} received {signal_name(code)}",
         Kind.AGENT: f"{who} gave up: {failure.text}",
         Kind.LOST: f"{who} is gone without a word: it was killed, or the node is lost",
@@ -216,30 +224,3 @@ def reports_failure(failure: Failure, plan: LaunchPlan) -> bool:
     is_absent = failure.kind in (Kind.LOST, Kind.SILENT, Kind.MISSING)
     absent = {r for r in failure.nodes if is_absent and 0 <= r < world.nodes}
     return is_reporter(world.node_rank, absent if len(absent) < world.nodes else ())
-
-
-def ending(code: int) -> str:
-    """Say how a worker ended."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    memory = ": probably out of memory" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal_name(-code)}{memory}"
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal."""
-    try:
-        return f"{signal.Signals(number).name} ({number})"
-    except ValueError:
-        return f"signal {number}"
-
-
-def names(ranks: Sequence[int], plan: LaunchPlan) -> str:
-    """Write nodes by name, not too many."""
-    hosts = dict(enumerate(plan.world.hosts))
-    known = [
-        f"{hosts[rank]} (node {rank})" if hosts.get(rank) else f"node {rank}"
-        for rank in ranks[:_SHOWN]
-    ]
-    more = len(ranks) - _SHOWN
-    return ", ".join(known) + (f" and {more} more" if more > 0 else "")

@@ -10,10 +10,12 @@ from an agent                 meaning
 ``protocol: VERSION``         first line of a connection, with all of `JoinRequest`
 ``join: ROUND``               it is ready for this round; node 0 adds the ``store`` of
                               the workers
-``died: FAILURE``             one of its workers has ended with an error
+``died: WORKER FAILURE``      one of its workers has ended with an error, in ``round``
 ``failed: FAILURE``           it gives up
 ``done: ROUND``               all workers of its node have finished this round
 ``read: true``                it has received the failure
+``report: true``              node 0 wants to report the failures of workers
+``printed: true``             it has done so
 ``bye: true``                 it closes the connection; that is no fault
 ``heartbeat: true``           the answer to ``heartbeat``
 ``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` of the store that
@@ -29,6 +31,8 @@ from the coordinator          meaning
 ``over: ROUND``               this round has ended; join the next one
 ``finished: ROUND``           all nodes have finished
 ``failed: FAILURE``           the job has failed, and this was the first failure
+``report: SUMMARY``           the failures of workers; nothing if none has failed
+``printed: true``             node 0 has reported them
 ``heartbeat: true``           to be answered by ``heartbeat``
 ``answer: NUMBER``            the answer to ``ask``
 ``waiting``, ``finishing``,   for the user, on the node that reports: see
@@ -45,10 +49,12 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc.failures.collection import Summary, WorkerFailure
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VERSION = 1
+VERSION = 2
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
@@ -154,6 +160,62 @@ def unpacked(value: Any) -> Failure:
     if not _are(int, *numbers) or not is_text:
         raise ProtocolError("not a failure")
     return failure
+
+
+def failure_of(worker: WorkerFailure) -> Failure:
+    """Return how a job failed, of which this worker was the first."""
+    nodes, code = (worker.node,), worker.code
+    return Failure(Kind.WORKER, nodes, worker.rank, code, worker.cause)
+
+
+def packed_worker(failure: WorkerFailure) -> dict[str, Any]:
+    """Write how a worker failed as plain data."""
+    return asdict(failure)
+
+
+def unpacked_worker(value: Any) -> WorkerFailure:
+    """Read how a worker failed.
+
+    Raises:
+        ProtocolError: It is not that.
+    """
+    try:
+        values = {field.name: value[field.name] for field in fields(WorkerFailure)}
+        failure = WorkerFailure(**{**values, "lines": tuple(values["lines"])})
+    except (KeyError, TypeError):
+        raise ProtocolError("not a failure of a worker") from None
+    numbers = (failure.rank, failure.size, failure.node, failure.local_rank)
+    texts = (failure.cause, failure.log, failure.unread, *failure.lines)
+    is_time = type(failure.time) in (int, float)
+    if not (_are(int, *numbers, failure.code) and _are(str, *texts) and is_time):
+        raise ProtocolError("not a failure of a worker")
+    if not all(text.isprintable() for text in texts):
+        raise ProtocolError("control characters in a failure of a worker")
+    return failure
+
+
+def packed_summary(summary: Summary | None) -> dict[str, Any] | None:
+    """Write the failures of workers as plain data."""
+    return None if summary is None else asdict(summary)
+
+
+def unpacked_summary(value: Any) -> Summary | None:
+    """Read the failures of workers, as the coordinator has written them.
+
+    Raises:
+        ProtocolError: It is not that.
+    """
+    if value is None:
+        return None
+    try:
+        return Summary(
+            unpacked_worker(value["first"]),
+            tuple(value["alike"]),
+            tuple((str(cause), tuple(ranks)) for cause, ranks in value["others"]),
+            int(value["unlisted"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise ProtocolError("not a summary") from None
 
 
 def join_request(message: Mapping[str, Any]) -> JoinRequest:

@@ -9,19 +9,26 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.reporting import streams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchrun_hpc.errors import Message
 
 PREFIX = "torchrun_hpc: "
 
 
-def write(message: Message, kind: str = "") -> None:
+def write(message: Message, kind: str = "", details: Sequence[str] = ()) -> None:
     """Write one line to stderr, in one piece: other nodes write to the same terminal.
 
-    Nothing is raised if it cannot be written: a message never ends a launch. Its kind
-    is ``error``, ``warning``, or empty.
+    Nothing is raised if it cannot be written: a message never ends a launch.
+
+    Args:
+        message: What there is to say.
+        kind: ``error``, ``warning``, or empty.
+        details: Lines to follow.
     """
     label = f"{kind}: " if kind else ""
-    streams.write(f"{PREFIX}{label}{message}\n", sys.stderr)
+    lines = (f"{PREFIX}{label}{message}", *details)
+    streams.write("".join(f"{line}\n" for line in lines), sys.stderr)
 
 
 def output(text: str) -> None:

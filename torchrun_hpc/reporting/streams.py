@@ -12,14 +12,21 @@ import io
 import os
 import select
 import signal
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 # Seconds that a write waits for a slow reader.
 _WRITE_TIMEOUT = 1.0
+
+_STDERR = 2
+
+# Held while something is written, so that it stays in one piece.
+_lock = threading.RLock()
 
 # Not every exception: those of signal handlers are to be raised.
 _FAULTS = (OSError, ValueError, RuntimeError)
@@ -45,8 +52,15 @@ def write(text: str, stream: TextIO | None) -> None:
     The text does not go through Python's buffer: Python would try to write it again at
     exit, and end this process with exit code 120.
     """
-    if stream is None:
+    if stream is None or not _lock.acquire(timeout=_WRITE_TIMEOUT):
         return
+    try:
+        _write(text, stream)
+    finally:
+        _lock.release()
+
+
+def _write(text: str, stream: TextIO) -> None:
     with contextlib.suppress(*_FAULTS):
         descriptor = _descriptor(stream)
         if descriptor is None:
@@ -57,6 +71,29 @@ def write(text: str, stream: TextIO | None) -> None:
         while rest and _takes_more(descriptor):
             # If it can be written to, PIPE_BUF bytes do not block: pipe(7).
             rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
+
+
+def exclusive() -> AbstractContextManager[Any]:
+    """Return a context in which no other thread of this process writes here."""
+    return _lock
+
+
+def copy(data: bytes) -> None:
+    """Write bytes to standard error as they are, however long that takes.
+
+    What cannot be written is lost, because a disk is full, for example.
+
+    Raises:
+        BrokenPipeError: Nobody will ever read it.
+    """
+    try:
+        while data:
+            select.select([], [_STDERR], [])  # it may have been made non-blocking
+            data = data[os.write(_STDERR, data) :]
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 def forgive_at_exit(stream: TextIO | None) -> None:

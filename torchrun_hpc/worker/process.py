@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import io
 import os
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from torchrun_hpc.worker.requests import Request
+
+FAULT_HANDLER = "PYTHONFAULTHANDLER"  # Python reads it when it starts
 
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
 _UNBUFFERED = 2  # stdio.h: _IONBF
@@ -47,6 +50,8 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     set_title(" ".join(request.command))
     sys.orig_argv[:] = request.command
     _renew_streams()
+    if request.environ.get(FAULT_HANDLER):
+        faulthandler.enable()
     _renew_random_state()
     gc.enable()
     _set_signals(request)

@@ -6,7 +6,6 @@ up, and waits at its end for others that may never come, without acting on signa
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher
 
-from torchrun_hpc.rendezvous.client import RoundOverError, exit_code_of
+from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.torch_compat import capabilities
@@ -47,32 +46,11 @@ class JobAgent(LocalElasticAgent):
             left = worker_group.spec.max_restarts - handler.restarts
             self._remaining_restarts = max(left, 0)
 
-    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
-        """Start the workers, and report the first that fails at once.
-
-        Torch's agent looks every ``--monitor-interval``, and then stops the others
-        first, which takes as long as they like.
-        """
-        pids: dict[int, Any] = super()._start_workers(worker_group)
-        handler = _handler(self)
-        if handler is not None:
-            processes = getattr(self._pcontext, "subprocess_handlers", {})
-            handler.watch(
-                {
-                    worker_group.workers[local].global_rank: functools.partial(
-                        _exit_code, pid, processes.get(local)
-                    )
-                    for local, pid in pids.items()
-                }
-            )
-        return pids
-
     def _shutdown(self, *args: Any, **options: Any) -> None:
         """Stop the workers; the other agents get to know of a signal before."""
         handler = _handler(self)
         if handler is not None:
             error = sys.exc_info()[1]
-            handler.stop_watching(look=not isinstance(error, SignalException))
             if isinstance(error, SignalException):
                 handler.give_up(Failure(Kind.SIGNAL, code=int(error.sigval)))
         super()._shutdown(*args, **options)
@@ -99,7 +77,6 @@ def fits() -> bool:
         is_extensible()
         and takes(_Simple, "_rendezvous", "self", "worker_group")
         and takes(_Simple, "_exit_barrier", "self")
-        and takes(LocalElasticAgent, "_start_workers", "self", "worker_group")
         and has(LocalElasticAgent, "_shutdown")
         and capabilities.uses(_Simple.__init__, "_remaining_restarts")
     )
@@ -113,8 +90,3 @@ def apply(*_: object) -> None:
 def _handler(agent: JobAgent) -> SchedulerRendezvous | None:
     handler = agent._worker_group.spec.rdzv_handler
     return handler if isinstance(handler, SchedulerRendezvous) else None
-
-
-def _exit_code(pid: int, process: Any) -> int | None:
-    collected = process.proc.returncode if process is not None else None
-    return exit_code_of(pid) if collected is None else int(collected)

@@ -13,7 +13,7 @@ from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import takes, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 TARGET = "SubprocessHandler._popen"
 REASON = "each worker of a node imports torch once more (as in pytorch#103117)"
@@ -30,11 +30,11 @@ def fits() -> bool:
     )
 
 
-def apply(_plan: object, _forward: object, fork: Callable[..., Any]) -> None:
+def apply(_plan: object, hooks: Hooks) -> None:
     """Fork each worker, if that is possible."""
 
     def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
-        worker = fork(args, env, handler._stdout, handler._stderr)
+        worker = hooks.fork(args, env, handler._stdout, handler._stderr)
         return original(handler, args, env) if worker is None else worker
 
     wrap(_torch.SubprocessHandler, "_popen", popen)

@@ -20,7 +20,7 @@ from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, takes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 TARGET = "LocalElasticAgent._monitor_workers"
 REASON = "SIGUSR1 ends it, and does not reach the workers (pytorch#154849)"
@@ -40,15 +40,13 @@ def fits() -> bool:
     )
 
 
-def apply(
-    _plan: object, forward: Callable[[Mapping[int, int]], None], *_: object
-) -> None:
+def apply(_plan: object, hooks: Hooks) -> None:
     """Forward signals each time that the agent looks after its workers."""
 
     class ForwardingAgent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: Any) -> Any:
             if self._pcontext is not None:
-                forward(self._pcontext.pids())
+                hooks.forward(self._pcontext.pids())
             return super()._monitor_workers(worker_group)
 
     extend(launcher, agent.TARGET, ForwardingAgent)

@@ -31,17 +31,16 @@ from torchrun_hpc.torch_compat.patches import (
     replacing,
     report_missing_nodes,
     state_as_json,
+    watch_workers,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import DescribedPatch
     from torchrun_hpc.torch_compat.capabilities import Capability
-
-    Forward = Callable[[Mapping[int, int]], None]
-    Fork = Callable[..., Any]
+    from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 
 class Patch(Protocol):
@@ -62,7 +61,7 @@ class Patch(Protocol):
     def fits(self) -> bool:
         """Say whether torch looks as the patch expects."""
 
-    def apply(self, plan: Any, forward: Any, fork: Any, /) -> None:
+    def apply(self, plan: Any, hooks: Any, /) -> None:
         """Replace the target as the plan says; see `apply_patches`."""
 
 
@@ -74,7 +73,7 @@ PATCHES: tuple[Patch, ...] = (
     *(node_order, local_addr, bind_store, report_missing_nodes, host_exits_last),
     *(agent, keep_open_on_restart, forward_signals),
     *(defer_signals_on_close, parent_death_signal, host_name, master_addr),
-    fork_workers,
+    *(fork_workers, watch_workers),
 )
 
 
@@ -96,9 +95,7 @@ class Outcome:
 
 
 def apply_patches(
-    plan: LaunchPlan | None = None,
-    forward: Forward = lambda _workers: None,
-    fork: Fork = lambda *_worker: None,
+    plan: LaunchPlan | None = None, hooks: Hooks | None = None
 ) -> tuple[Outcome, ...]:
     """Apply the patches that this torch needs and that fit it.
 
@@ -106,10 +103,7 @@ def apply_patches(
 
     Args:
         plan: What will be launched; without it, only what needs no plan is applied.
-        forward: Delivers signals of this process to its workers, which it gets as local
-            ranks and process numbers.
-        fork: Starts a worker as a fork, of which it gets command line, environment,
-            stdout and stderr; returns ``None`` if it cannot.
+        hooks: What the patches call; a launch has them.
 
     Returns:
         What became of each patch.
@@ -118,7 +112,7 @@ def apply_patches(
     outcomes = examine(ALWAYS if plan is None else patches_for(plan))
     for outcome in outcomes:
         if outcome.state is State.APPLIED:
-            outcome.patch.apply(plan, forward, fork)
+            outcome.patch.apply(plan, hooks)
     return outcomes
 
 

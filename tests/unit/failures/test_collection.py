@@ -1,0 +1,139 @@
+"""Which failure was the first, and which others are equal to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchrun_hpc.failures.collection import (
+    Collection,
+    WorkerFailure,
+    ending,
+    signal_name,
+)
+
+
+def failure(rank, cause="ValueError: bad", code=1):
+    return WorkerFailure(
+        rank=rank,
+        size=6,
+        node=rank // 2,
+        local_rank=rank % 2,
+        code=code,
+        time=rank,
+        cause=cause,
+    )
+
+
+def summary_of(*failures):
+    collection = Collection()
+    for each in failures:
+        collection.add(each)
+    return collection.summary()
+
+
+GLOO = "RuntimeError: Connection closed by peer [10.0.0.{}]:{}. This is typically"
+
+
+def test_nothing_has_failed():
+    assert summary_of() is None
+
+
+def test_the_first_one_comes_first():
+    assert summary_of(failure(3), failure(1)).first.rank == 3
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        GLOO.format(1, 2),
+        "RuntimeError: Read error [::1]:4521: Connection reset by peer",
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes",
+        (
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process "
+            "exited or there was a network error, NCCL version 2.21.5"
+        ),
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "torch.distributed.DistStoreError: wait timeout after 300000ms",
+    ],
+)
+def test_what_follows_from_another_failure_is_not_the_first(cause):
+    killed = failure(2, "", -9)
+    found = summary_of(failure(0, cause), killed)
+    assert found.first == killed
+    assert summary_of(failure(0, cause)).first.rank == 0
+
+
+def test_equal_ones_are_counted():
+    found = summary_of(
+        failure(3),
+        failure(1, GLOO.format(1, 4711)),
+        failure(5),
+        failure(0, GLOO.format(2, 815)),
+        failure(2),
+    )
+    assert found.first.rank == 3
+    assert found.alike == (2, 5)
+    assert found.others == (("RuntimeError: Connection closed by peer", (0, 1)),)
+    assert found.unlisted == 0
+
+
+def test_a_worker_fails_once():
+    found = summary_of(failure(3), failure(3, "another"))
+    assert (found.first.cause, found.alike, found.others) == ("ValueError: bad", (), ())
+
+
+@pytest.mark.parametrize(
+    ("causes", "listed"),
+    [
+        (("loss 1.5 at step 3", "loss 17.25 at step 4"), "loss #.# at step #"),
+        (("at 0x7fff", "at 0xdead"), "at #"),
+        (("KeyError: 1", "KeyError: 1"), "KeyError: 1"),
+        (("", ""), "ended with exit code 1"),
+        (("x" * 300, "x" * 300), "x" * 150 + " ..."),
+    ],
+)
+def test_what_is_listed_of_others(causes, listed):
+    others = (failure(rank, cause) for rank, cause in enumerate(causes, 1))
+    assert summary_of(failure(0), *others).others == ((listed, (1, 2)),)
+
+
+def test_without_a_cause_the_exit_code_says_what_is_equal():
+    found = summary_of(*(failure(rank, "", code) for rank, code in ((0, 1), (1, -9))))
+    assert found.others == (
+        ("was killed by SIGKILL (9): probably out of memory", (1,)),
+    )
+
+
+def test_there_is_a_limit_to_what_is_listed():
+    kinds = [failure(rank, "x" * rank) for rank in range(1, 10)]
+    found = summary_of(failure(0), *kinds, failure(10, "xx"))
+    assert len(found.others) == 5
+    assert found.others[0] == ("xx", (2, 10))  # the most frequent one
+    assert found.unlisted == 4
+
+
+def test_another_round():
+    collection = Collection()
+    collection.add(failure(1))
+    collection.clear()
+    assert collection.summary() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (0, "ended with exit code 0"),
+        (255, "ended with exit code 255"),
+        (-11, "was killed by SIGSEGV (11)"),
+        (-9, "was killed by SIGKILL (9): probably out of memory"),
+    ],
+)
+def test_how_a_worker_ended(code, text):
+    assert ending(code) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(15, "SIGTERM (15)"), (34, "SIGRTMIN (34)"), (40, "signal 40")]
+)
+def test_names_of_signals(number, name):
+    assert signal_name(number) == name

@@ -1,0 +1,257 @@
+"""The last words of workers: real ones, and whatever bytes there may be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_hpc.failures.last_words import SENT, last_words, recorded
+
+RAISES = """
+def inner():
+    raise ValueError("bad batch 17")
+def outer():
+    inner()
+outer()
+"""
+CHAINED = """
+try:
+    {}["key"]
+except KeyError as error:
+    raise RuntimeError("no such key") from error
+"""
+GROUP = """
+raise ExceptionGroup("two of them", [ValueError("one"), TypeError("two")])
+"""
+IGNORED = """
+import sys
+class Noisy:
+    def __del__(self):
+        raise OSError("in a finalizer")
+noisy = Noisy()
+raise ValueError("bad batch 17")
+"""
+THREAD = """
+import os, threading
+def run():
+    raise ValueError("in a thread")
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+os._exit(3)
+"""
+HANDLED = """
+import os, signal, sys, traceback
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+for number in range({lines}):
+    print("step", number, file=sys.stderr)
+os.kill(os.getpid(), signal.{name})
+"""
+CRASH = """
+import ctypes, faulthandler, sys
+faulthandler.enable()
+def deep(level):
+    if level:
+        deep(level - 1)
+    ctypes.string_at(0)
+deep(20)
+"""
+ABORT = """
+import faulthandler, os, sys
+faulthandler.enable()
+sys.stderr.write("terminate called after throwing an instance of 'c10::Error'\\n")
+sys.stderr.write("  what():  the device is gone\\n")
+os.abort()
+"""
+
+
+def run(program: str) -> tuple[bytes, int]:
+    """Run a program; return what it wrote to stderr, and its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, check=False, timeout=30
+    )
+    return done.stderr, done.returncode
+
+
+def words_of(program: str):
+    return last_words(*run(program))
+
+
+def test_an_exception():
+    words = words_of(RAISES)
+    assert words.is_traceback
+    assert words.cause == "ValueError: bad batch 17"
+    assert words.lines[0] == "Traceback (most recent call last):"
+    assert words.lines[-1] == words.cause
+    assert any("in inner" in line for line in words.lines)
+
+
+def test_a_chain_is_shown_from_its_beginning():
+    words = words_of(CHAINED)
+    assert words.cause == "RuntimeError: no such key"
+    assert "KeyError: 'key'" in words.lines
+    assert sum("Traceback" in line for line in words.lines) == 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs groups")
+def test_a_group():
+    words = words_of(GROUP)
+    assert words.cause == "ExceptionGroup: two of them (2 sub-exceptions)"
+    assert any("TypeError: two" in line for line in words.lines)
+
+
+def test_what_python_ignores_is_not_the_cause():
+    written, _ = run(IGNORED)
+    assert b"Exception ignored" in written
+    assert words_of(IGNORED).cause == "ValueError: bad batch 17"
+
+
+def test_an_exception_of_a_thread():
+    assert words_of(THREAD).cause == "ValueError: in a thread"
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "cause"),
+    [
+        (2, "SIGKILL", "step 1"),
+        (30, "SIGABRT", "step 29"),
+        (2, "SIGABRT", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_exception_that_was_survived(lines, name, cause):
+    assert words_of(HANDLED.format(lines=lines, name=name)).cause == cause
+
+
+def test_a_crash_has_its_innermost_frames():
+    words = words_of(CRASH)
+    assert words.cause == "Fatal Python error: Segmentation fault"
+    assert words.lines[0] == words.cause
+    assert words.lines[1].startswith("Current thread")
+    assert len(words.lines) == 12
+    assert "string_at" in words.lines[2]
+
+
+def test_an_abort_in_cxx():
+    words = words_of(ABORT)
+    assert words.cause == "the device is gone"
+    assert words.lines[0].startswith("terminate called")
+    assert words.lines[2] == "Fatal Python error: Aborted"
+    assert 'File "<string>", line 6' in words.lines[4]
+
+
+def lines_of(*lines: str) -> bytes:
+    return "\n".join(lines).encode()
+
+
+STACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "cause", "shown"),
+    [
+        (b"", 1, "", ()),
+        (b"\n\n", 1, "", ()),
+        (b"usage\nx.py: error: no\n\n", 2, "x.py: error: no", None),
+        (b"1%\r 2%\r 3%", -9, "3%", ("1%", " 2%", " 3%")),
+        (b"terminate called\n  what():  gone\n", -6, "gone", None),
+        (lines_of(*STACK, "KeyError: 1"), 1, "KeyError: 1", None),
+        (
+            lines_of(*(f"[rank3]: {line}" for line in (*STACK, "KeyError: 1"))),
+            1,
+            "KeyError: 1",
+            (*STACK, "KeyError: 1"),
+        ),
+        (
+            lines_of(*STACK, "E: CUDA", "more of it", "", "[W1122 10:00:00] bye"),
+            1,
+            "E: CUDA",
+            (*STACK, "E: CUDA", "more of it"),
+        ),
+        (
+            lines_of(*STACK, "KeyError: 1", "[rank0]:[W1122 10:00:00.1 x.cpp:1] bye"),
+            1,
+            "KeyError: 1",
+            (*STACK, "KeyError: 1"),
+        ),
+        (
+            lines_of(
+                "╭── Traceback (most recent call last) ──╮", "│ x │", "╰──╯", "E: 1"
+            ),
+            1,
+            "E: 1",
+            None,
+        ),
+        (lines_of(*STACK), 1, "", STACK),  # the rest was never written
+        (lines_of("free(): invalid", "Fatal Python error: Aborted"), -6, None, None),
+        (b"\x1b[31mred\x1b[0m\xff", 1, "\\x1b[31mred\\x1b[0m\\xff", None),
+        (b"x\tend", 1, "x       end", None),
+    ],
+)
+def test_what_is_written(written, code, cause, shown):
+    words = last_words(written, code)
+    if cause is None:
+        cause = "free(): invalid"
+    assert words.cause == cause
+    if shown is not None:
+        assert words.lines == shown
+
+
+def test_the_middle_of_a_long_one_is_cut():
+    stack = [f'  File "x.py", line {number}' for number in range(100)]
+    words = last_words(lines_of(STACK[0], *stack, "E: 1"), 1)
+    assert len(words.lines) == 30
+    assert words.lines[0] == STACK[0]
+    assert words.lines[8] == "  ... 73 lines left out ..."
+    assert words.lines[9] == stack[80]
+    assert words.lines[-1] == "E: 1"
+
+
+@given(st.binary(max_size=3000) | st.text(max_size=3000).map(str.encode), st.integers())
+def test_whatever_is_written(written, code):
+    words = last_words(written, code)
+    assert len(words.lines) <= 30
+    for line in (words.cause, *words.lines):
+        assert line.isprintable()
+    assert len(json.dumps([words.cause, *words.lines])) <= SENT
+
+
+def test_lines_that_are_too_long():
+    words = last_words("\n".join(["\u4e2d" * 5000] * 50).encode(), 1)
+    assert len(words.lines) == 20
+    assert len(json.dumps([words.cause, *words.lines])) <= SENT
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            json.dumps(
+                {
+                    "message": {
+                        "message": "KeyError: 1",
+                        "extraInfo": {
+                            "py_callstack": lines_of(*STACK, "KeyError: 1").decode(),
+                            "timestamp": "1",
+                        },
+                    }
+                }
+            ),
+            "KeyError: 1",
+        ),
+        ("", None),
+        ("[]", None),
+        ('{"message": "text"}', None),
+        ('{"message": {"extraInfo": {"py_callstack": 3}}}', None),
+    ],
+)
+def test_what_record_writes(text, cause):
+    words = recorded(text)
+    assert (words and words.cause) == cause

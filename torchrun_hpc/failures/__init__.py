@@ -1,0 +1,17 @@
+"""Why workers fail: what they wrote last, which of them was first, and the report.
+
+    worker ──stderr──► `relay` ──► stderr of the agent
+                          │
+       exit code ──► `watch` ──► `collection` ──► `report`
+
+=============  =====================================================================
+`relay`        passes on what workers write to stderr, and keeps the end of it
+`last_words`   finds the traceback in that end
+`watch`        finds out which workers have failed, and why
+`collection`   which failure was the first, and which others are equal
+`report`       what a person reads, on one screen
+=============  =====================================================================
+
+Where the nodes meet in the scheduler rendezvous, the coordinator has the collection,
+and node 0 reports. Elsewhere each agent reports for its own workers.
+"""

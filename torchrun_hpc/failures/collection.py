@@ -1,0 +1,145 @@
+"""The failures of workers: which was the first, and which others are equal."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+_CAUSES = 5  # that a report lists
+_LONGEST = 150  # characters of each
+
+# What a worker reports whose peer has gone: gloo, NCCL, and torch's stores.
+_FOLLOWS = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|connectFullMesh"
+    r"|failed to recv|recvValue failed|sendBytes failed|remote process exited"
+    r"|ncclRemoteError|ncclSystemError|communicator was aborted|timed out|timeout",
+    re.IGNORECASE,
+)
+# What differs between failures that are equal.
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+")
+_ADDRESS = re.compile(r" \[?[0-9a-f]*[:.][0-9a-f:.%\w]*\]?:\d+")  # gloo: [::1]:1234
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """How a worker failed.
+
+    Attributes:
+        rank: Its global rank.
+        size: Number of all workers.
+        node: Rank of its node.
+        local_rank: Its rank there.
+        code: Its exit code; below 0 the signal that killed it.
+        time: When, in seconds since 1970.
+        cause: Why, in one line; empty if nothing is known.
+        lines: The traceback, or what it wrote last.
+        log: The file that has all of it; empty without.
+        unread: Why its stderr was not read; empty if it was.
+    """
+
+    rank: int
+    size: int
+    node: int
+    local_rank: int
+    code: int
+    time: float
+    cause: str = ""
+    lines: tuple[str, ...] = ()
+    log: str = ""
+    unread: str = ""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it looks as if another worker had failed before."""
+        return bool(_FOLLOWS.search(self.cause))
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """What is the same for failures that are equal."""
+        same = _VARIES.sub("#", _ADDRESS.sub("", self.cause))
+        return (0 if self.cause else self.code), same
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What there is to report.
+
+    Attributes:
+        first: The first failure.
+        alike: Ranks of the other workers that failed in the same way.
+        others: Causes of other failures, and the ranks that had them.
+        unlisted: How many have failed in still other ways.
+    """
+
+    first: WorkerFailure
+    alike: tuple[int, ...] = ()
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    unlisted: int = 0
+
+
+class Collection:
+    """The failures of one round."""
+
+    def __init__(self) -> None:
+        self._failures: dict[int, WorkerFailure] = {}
+
+    def add(self, failure: WorkerFailure) -> None:
+        """Add one; only the first of a worker counts."""
+        self._failures.setdefault(failure.rank, failure)
+
+    def clear(self) -> None:
+        """Begin with another round."""
+        self._failures.clear()
+
+    def summary(self) -> Summary | None:
+        """Return what there is to report; ``None`` if nothing has failed."""
+        if not self._failures:
+            return None
+        # In the order in which they came, but for those that follow from others.
+        first, *rest = sorted(self._failures.values(), key=lambda f: f.follows)
+        by_kind: dict[tuple[int, str], list[WorkerFailure]] = {}
+        for failure in rest:
+            by_kind.setdefault(failure.kind, []).append(failure)
+        alike = by_kind.pop(first.kind, [])
+        groups = sorted(by_kind.values(), key=len, reverse=True)
+        return Summary(
+            first,
+            _ranks(alike),
+            tuple((_cause(group), _ranks(group)) for group in groups[:_CAUSES]),
+            sum(map(len, groups[_CAUSES:])),
+        )
+
+
+def _ranks(group: list[WorkerFailure]) -> tuple[int, ...]:
+    return tuple(sorted(failure.rank for failure in group))
+
+
+def _cause(group: list[WorkerFailure]) -> str:
+    """Return the cause of equal failures: without what differs between them."""
+    first = group[0]
+    text = _ADDRESS.sub("", first.cause) or ending(first.code)
+    if any(failure.cause != first.cause for failure in group):
+        text = _VARIES.sub("#", text)
+    sentence = text.partition(". ")[0]
+    return sentence if len(sentence) <= _LONGEST else sentence[:_LONGEST] + " ..."
+
+
+def ending(code: int) -> str:
+    """Say how a worker ended.
+
+    Args:
+        code: Its exit code; below 0 the signal that killed it.
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    memory = ": probably out of memory" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal_name(-code)}{memory}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"

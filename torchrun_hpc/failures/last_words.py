@@ -1,0 +1,195 @@
+"""What a worker wrote last: the traceback that it ended with, or what there is else.
+
+Python's own form of a traceback is known, in which torch puts ``[rank0]:`` in front of
+each line, and that of ``rich``; and what ``faulthandler`` writes when a process
+crashes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEPT = 64 * 1024  # bytes that are kept of what a worker writes
+SENT = 8 * 1024  # bytes of its last words that leave its node
+
+_SHOWN = 30  # lines of a traceback, the middle of which is cut
+_HEAD = 8  # of them, those in front of the cut
+_LAST = 20  # lines that are shown without a traceback
+_FRAMES = 10  # the innermost ones, of a crash
+_MESSAGE = 8  # further lines of an exception's message
+_LONGEST = 240  # characters of a line
+
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_RANK = re.compile(r"\[rank\d+\]: ?")  # torch/distributed/__init__.py
+_TRACEBACK = re.compile(
+    r"[\s|+╭─]*(Exception Group )?Traceback \(most recent call last\)"
+)
+_CHAINED = re.compile(
+    "The above exception was the direct cause of|During handling of the above exception"
+)
+_NOT_FATAL = re.compile("Exception ignored ")
+_FATAL = "Fatal Python error: "
+_CXX = "terminate called "  # libstdc++, in front of SIGABRT
+# Behind a traceback: what others log while the process ends.
+_OTHERS = re.compile(
+    rf"(\[rank\d+\]:)?\[?[WEIF]\d{{4}}|Exception |Traceback |{_FATAL}|{_CXX}"
+)
+_SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # of torch and gloo
+_OF_STACK = re.compile(r"[\s|+│╭╰─]|$")
+
+
+class LastWords(NamedTuple):
+    """What a worker wrote last.
+
+    Attributes:
+        cause: Why it ended, in one line; empty if it wrote nothing.
+        lines: What to show; the last one is the newest.
+        is_traceback: Whether this is how Python, or a crash, ended it.
+    """
+
+    cause: str = ""
+    lines: tuple[str, ...] = ()
+    is_traceback: bool = False
+
+
+def last_words(tail: bytes, code: int) -> LastWords:
+    """Find the last words in the end of what a worker wrote to stderr.
+
+    Args:
+        tail: The end of it.
+        code: Its exit code; below 0 the signal that killed it.
+    """
+    text = tail.decode(errors="backslashreplace")
+    lines = [_RANK.sub("", line, count=1) for line in _LINE_END.split(text)]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    found = None
+    if code not in (0, -signal.SIGKILL):  # that one comes from outside
+        crash = _crash(lines) if code < 0 else None
+        found = _traceback(lines, is_recent=code < 0) or crash
+    if found is None:
+        rest = lines[-_LAST:]
+        cause = rest[-1].strip().removeprefix("what():").strip() if rest else ""
+        return _limited(cause, rest, is_traceback=False)
+    return _limited(*found, is_traceback=True)
+
+
+def recorded(text: str) -> LastWords | None:
+    """Read the file that ``@record`` writes: torch's ``ErrorHandler``.
+
+    Returns:
+        What it says; ``None`` if it is none.
+    """
+    try:
+        message = json.loads(text)["message"]
+        stack = message["extraInfo"]["py_callstack"]
+        return last_words(stack.encode(), 1)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _traceback(
+    lines: Sequence[str], *, is_recent: bool
+) -> tuple[str, Sequence[str]] | None:
+    """Return the cause and the lines of the last traceback that ended the process.
+
+    Args:
+        lines: What it wrote.
+        is_recent: Whether it counts only if it is near the end, because the process
+            has been killed: it may have survived what it reported before.
+    """
+    for start in reversed(range(len(lines))):
+        if not _TRACEBACK.match(lines[start]):
+            continue
+        if start and _NOT_FATAL.match(lines[start - 1]):
+            continue
+        end = start + 1
+        while end < len(lines) and _OF_STACK.match(lines[end]):
+            end += 1
+        cause = lines[end] if end < len(lines) else _of_group(lines[start:end])
+        limit = end + _MESSAGE
+        while end < min(len(lines), limit):
+            end += 1
+            is_over = end == len(lines) or not lines[end].strip()
+            if is_over or _OTHERS.match(lines[end]):
+                break
+        crash = next((i for i in range(end, len(lines)) if _FATAL in lines[i]), None)
+        behind = (len(lines) if crash is None else crash) - end
+        if is_recent and behind > _LAST:
+            return None
+        return cause, lines[_first_of_chain(lines, start) : end]
+    return None
+
+
+def _of_group(block: Sequence[str]) -> str:
+    """Return the exception of a group, of which each line is indented."""
+    plain = (line.strip(" |+-") for line in block[1:])
+    return next((line for line in plain if re.match(r"[\w.]+: ", line)), "")
+
+
+def _first_of_chain(lines: Sequence[str], start: int) -> int:
+    """Return where the first of several exceptions begins that led to one another."""
+    before = start - 1
+    while before > 0 and not lines[before].strip():
+        before -= 1
+    if before <= 0 or not _CHAINED.match(lines[before]):
+        return start
+    for earlier in reversed(range(before)):
+        if _TRACEBACK.match(lines[earlier]):
+            return _first_of_chain(lines, earlier)
+    return start
+
+
+def _crash(lines: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """Return the cause of a crash, and the innermost frames of the current thread."""
+    fatal = next((i for i in reversed(range(len(lines))) if _FATAL in lines[i]), None)
+    if fatal is None:
+        return None
+    near = range(max(fatal - _LAST, 0), fatal)
+    first = next((i for i in reversed(near) if lines[i].startswith(_CXX)), None)
+    reason = [line for line in lines[first:fatal] if line.strip()] if near else []
+    if first is None:  # the C library says why it aborts, in one line
+        reason = reason[-1:] if "Aborted" in lines[fatal] else []
+    what = [line for line in reason if line.strip().startswith("what():")]
+    cause = (what or reason[-1:] or [lines[fatal]])[0]
+    shown = [*reason, lines[fatal]]
+    rest = iter(lines[fatal:])
+    for line in rest:
+        if line.startswith("Current thread "):
+            shown.append(line)
+            break
+    for number, line in enumerate(rest):
+        if number == _FRAMES or not line.startswith("  File "):
+            break
+        shown.append(line)
+    return cause.strip().removeprefix("what():").strip(), shown
+
+
+def _limited(cause: str, lines: Sequence[str], *, is_traceback: bool) -> LastWords:
+    """Cut what is too long, and make control characters visible."""
+    left_out = len(lines) - _SHOWN
+    if left_out > 0:
+        tail = len(lines) - (_SHOWN - _HEAD - 1)
+        cut = f"  ... {left_out + 1} lines left out ..."
+        lines = [*lines[:_HEAD], cut, *lines[tail:]]
+    cause = _SOURCE.sub("", cause)
+    longest = _LONGEST
+    while True:
+        shown = [_visible(line, longest) for line in (cause, *lines)]
+        if len(json.dumps(shown)) <= SENT:
+            return LastWords(shown[0], tuple(shown[1:]), is_traceback)
+        longest //= 2
+
+
+def _visible(line: str, longest: int) -> str:
+    line = line.expandtabs()
+    if len(line) > longest:
+        line = line[: longest - 4] + " ..."
+    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return "".join(escaped)

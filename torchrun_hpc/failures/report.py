@@ -1,0 +1,142 @@
+"""What a person reads about workers that have failed: on one screen, on one node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import Message, count
+from torchrun_hpc.failures.collection import Collection, ending
+from torchrun_hpc.reporting import console, names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torchrun_hpc.failures.collection import Summary, WorkerFailure
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+
+# Seconds for other failures of workers to arrive: they may be the cause, or the same.
+COLLECT_TIMEOUT = 1.0
+
+_INDENT = "    "
+_OWN = console.PREFIX + _INDENT
+
+
+def failed(cause: str) -> Message:
+    """Say why the job has failed: node 0's last line."""
+    return Message("HPC125", f"the job has failed: {cause}")
+
+
+def restarted(number: int, cause: str) -> Message:
+    """Say why all workers are started again."""
+    return Message("HPC128", f"restart {number} of all workers: {cause}")
+
+
+def worker_failed(  # noqa: D417 - the others are those of `WorkerFailure`
+    plan: LaunchPlan, *, rank: int, node: int, code: int, cause: str = ""
+) -> str:
+    """Say how a worker failed.
+
+    Args:
+        plan: Has the names of the nodes.
+    """
+    text = f"worker {rank}"
+    if plan.world.nodes > 1 or plan.world.hosts:
+        text += f" on {names.nodes([node], plan)}"
+    return f"{text} {ending(code)}" + (f": {cause}" if cause else "")
+
+
+def cause_of(failure: WorkerFailure, plan: LaunchPlan) -> str:
+    """Say how a worker failed, and why, in one line."""
+    return worker_failed(
+        plan,
+        rank=failure.rank,
+        node=failure.node,
+        code=failure.code,
+        cause=failure.cause,
+    )
+
+
+def write(summary: Summary, plan: LaunchPlan) -> None:
+    """Write the report: the first failure, and how many others there are.
+
+    Args:
+        summary: What there is to report.
+        plan: Has the names of the nodes.
+    """
+    first = summary.first
+    how = worker_failed(plan, rank=first.rank, node=first.node, code=first.code)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.time))
+    log = f", log file {first.log}" if first.log else ""
+    message = failed(f"{how} (local rank {first.local_rank}, at {when}{log})")
+    console.write(message, "error", [*_details(summary)])
+
+
+def _details(summary: Summary) -> Iterator[str]:
+    first = summary.first
+    for line in first.lines:
+        yield _INDENT + line
+    if first.unread:
+        yield f"{_OWN}its stderr is in the output: {first.unread}"
+    if alike := summary.alike:
+        others = count(len(alike), "other rank")
+        yield f"{_OWN}the same on {others}: {names.ranges(alike)}"
+    for cause, ranks in summary.others:
+        word = "rank" if len(ranks) == 1 else "ranks"
+        yield f"{_OWN}{word} {names.ranges(ranks)} of {first.size}: {cause}"
+    if summary.unlisted:
+        yield f"{_OWN}and {count(summary.unlisted, 'other rank')} for other reasons"
+
+
+class LocalReport:
+    """Reports the failures of one node, where it has no coordinator that collects them.
+
+    Args:
+        plan: Has the names of the nodes.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._collection = Collection()
+        self._restarts = 0
+        self._restarts_left = -1
+        self._is_due = False
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def add(self, failure: WorkerFailure, restarts_left: int) -> None:
+        """Take note of a failure; the first one of the last round is reported soon.
+
+        Args:
+            failure: How a worker failed.
+            restarts_left: How many restarts were left.
+        """
+        is_first = restarts_left != self._restarts_left
+        if is_first:
+            self._collection.clear()
+            self._restarts_left = restarts_left
+        self._collection.add(failure)
+        if is_first and restarts_left:
+            self._restarts += 1
+            console.write(restarted(self._restarts, cause_of(failure, self._plan)))
+        elif is_first:
+            self._is_due = True
+            self._timer = threading.Timer(COLLECT_TIMEOUT, self._write)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> Message | None:
+        """Report what is not reported yet; return the last line, if there is one."""
+        if self._timer is None:
+            return None
+        self._write()
+        summary = self._collection.summary()
+        return failed(cause_of(summary.first, self._plan)) if summary else None
+
+    def _write(self) -> None:
+        summary = self._collection.summary()
+        with self._lock:
+            is_due, self._is_due = self._is_due, False
+        if is_due and summary is not None:
+            write(summary, self._plan)

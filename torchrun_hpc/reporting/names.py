@@ -1,0 +1,38 @@
+"""How nodes and ranks are named in messages: not too many of them."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+
+_NODES = 10
+_RANGES = 12
+
+
+def nodes(ranks: Sequence[int], plan: LaunchPlan) -> str:
+    """Write nodes by name: ``n9 (node 0), n10 (node 1)``."""
+    hosts = dict(enumerate(plan.world.hosts))
+    known = [
+        f"{hosts[rank]} (node {rank})" if hosts.get(rank) else f"node {rank}"
+        for rank in ranks[:_NODES]
+    ]
+    more = len(ranks) - _NODES
+    return ", ".join(known) + (f" and {more} more" if more > 0 else "")
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Write ranks of workers: ``0-3,5``."""
+    runs: list[list[int]] = []
+    pairs = enumerate(sorted(ranks))
+    for _, run in groupby(pairs, lambda pair: pair[1] - pair[0]):
+        runs.append([rank for _, rank in run])
+    known = [
+        f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:_RANGES]
+    ]
+    more = sum(map(len, runs[_RANGES:]))
+    return ",".join(known) + (f" and {more} more" if more else "")
