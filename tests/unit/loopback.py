@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
+from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client
@@ -37,6 +38,12 @@ NOT_YET = "nobody listens (not started there yet, or ended)"
 
 # Seconds that anything may take here.
 LIMIT = 10.0
+
+
+def worker_failure(rank, **changes):
+    """Return how a worker failed, of four on each of three nodes."""
+    values = {"size": 12, "node": rank // 4, "local_rank": rank % 4, "code": 1}
+    return WorkerFailure(rank, **values | {"time": 1.7e9} | changes)
 
 
 def listening(port=0):
@@ -207,15 +214,16 @@ def line(**message):
     return lambda _: protocol.encode(message)
 
 
+VERSION = protocol.VERSION
 OTHER_PROGRAMS = {
     "one that never answers": lambda _: None,
     "an echo": lambda data: data,
     "one of SSH": lambda _: b"SSH-2.0-OpenSSH_9.6\r\n",
     "noise": lambda _: b"\0\xff\n" * 100,
     "a number": lambda _: b"5\n",
-    "a welcome to another job": line(welcome=1, job="20.0", round=0),
-    "a welcome of another version": line(welcome=2, job="19.0", round=0),
-    "a welcome without a round": line(welcome=1, job="19.0"),
+    "a welcome to another job": line(welcome=VERSION, job="20.0", round=0),
+    "a welcome of another version": line(welcome=VERSION + 1, job="19.0", round=0),
+    "a welcome without a round": line(welcome=VERSION, job="19.0"),
     "a refusal without a reason": line(refused="bored", value=""),
     "a failure that is none": line(failed=1),
     "a failure of nothing": line(failed={}),

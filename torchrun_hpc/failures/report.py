@@ -43,7 +43,7 @@ def worker_failed(  # noqa: D417 - the others are those of `WorkerFailure`
     """
     text = f"worker {rank}"
     if plan.world.nodes > 1 or plan.world.hosts:
-        text += f" on {names.nodes([node], plan)}"
+        text += f" on {names.nodes([node], plan) if node >= 0 else 'another node'}"
     return f"{text} {ending(code)}" + (f": {cause}" if cause else "")
 
 

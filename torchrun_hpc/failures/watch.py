@@ -98,12 +98,15 @@ class Watch:
             if not self._has_failed:
                 self._running = []
 
-    def end(self) -> None:
-        """Watch no more, because all have ended; look at those that failed last."""
-        self._ended.set()
+    def stopped(self) -> None:
+        """Take note that all have ended; look at those that failed last."""
         with self._lock:
-            if self._has_failed:
-                self.check()
+            self.check()
+            self._running = []
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._ended.set()
 
     def check(self) -> None:
         """Look for workers that have ended with an error."""

@@ -378,8 +378,9 @@ class Client:
             self._change(finished=True)
         elif "failed" in message:
             self._send({"read": True})
-            self._change(failure=unpacked(message["failed"]), _is_decided=True)
-            if self.request.rank == 0:
+            failure = unpacked(message["failed"])
+            self._change(failure=failure, _is_decided=True)
+            if self.request.rank == 0 and failure.kind is Kind.WORKER:
                 self._loop.call_later(COLLECT_TIMEOUT, self._send, {"report": True})
         elif "report" in message:
             self._report(unpacked_summary(message["report"]))

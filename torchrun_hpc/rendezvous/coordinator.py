@@ -113,6 +113,7 @@ class Coordinator:
         self._has_run = False  # any round
         self._cause: Failure | None = None  # of the latest restart
         self._worker_failures = Collection()  # of this round
+        self._is_reported = False  # to the user, which workers have failed
         self._workers_store: Any = None
         self._waited = 0
         self._seconds = 0
@@ -360,6 +361,7 @@ class Coordinator:
             summary = protocol.packed_summary(self._worker_failures.summary())
             self._send(agent, {"report": summary})
         if "printed" in message:
+            self._is_reported = True
             for other in self._agents.values():
                 self._send(other, {"printed": True})
 
@@ -434,6 +436,8 @@ class Coordinator:
         self.outbox.append((connection, {"failed": protocol.packed(failure)}))
         self._unread.add(connection)
         self._informed.add(rank)
+        if self._is_reported:
+            self.outbox.append((connection, {"printed": True}))
 
     def _send(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         self.outbox.append((agent.connection, message))

@@ -61,6 +61,8 @@ JOIN_REQUEST_LIMIT = 4096
 LINE_LIMIT = 16 * 2**20
 
 _TEXT_LIMIT = 500
+_LATEST = 2**36  # seconds since 1970, of a failure
+_TEXTS = ("cause", "log", "unread")  # of how a worker failed
 
 
 class ProtocolError(Exception):
@@ -139,8 +141,12 @@ class Failure:
 
 def packed(failure: Failure) -> dict[str, Any]:
     """Write a failure as plain data."""
-    text = "".join(c if c.isprintable() else " " for c in failure.text)
-    return {**asdict(failure), "kind": failure.kind.value, "text": text[:_TEXT_LIMIT]}
+    text = _printable(failure.text)[:_TEXT_LIMIT]
+    return {**asdict(failure), "kind": failure.kind.value, "text": text}
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def unpacked(value: Any) -> Failure:
@@ -170,7 +176,8 @@ def failure_of(worker: WorkerFailure) -> Failure:
 
 def packed_worker(failure: WorkerFailure) -> dict[str, Any]:
     """Write how a worker failed as plain data."""
-    return asdict(failure)
+    texts = {name: _printable(getattr(failure, name)) for name in _TEXTS}
+    return {**asdict(failure), **texts, "lines": [*map(_printable, failure.lines)]}
 
 
 def unpacked_worker(value: Any) -> WorkerFailure:
@@ -181,22 +188,24 @@ def unpacked_worker(value: Any) -> WorkerFailure:
     """
     try:
         values = {field.name: value[field.name] for field in fields(WorkerFailure)}
+        _check(list, values["lines"])
         failure = WorkerFailure(**{**values, "lines": tuple(values["lines"])})
+        is_time = type(failure.time) is not bool and 0 <= failure.time < _LATEST
     except (KeyError, TypeError):
         raise ProtocolError("not a failure of a worker") from None
     numbers = (failure.rank, failure.size, failure.node, failure.local_rank)
-    texts = (failure.cause, failure.log, failure.unread, *failure.lines)
-    is_time = type(failure.time) in (int, float)
-    if not (_are(int, *numbers, failure.code) and _are(str, *texts) and is_time):
-        raise ProtocolError("not a failure of a worker")
-    if not all(text.isprintable() for text in texts):
-        raise ProtocolError("control characters in a failure of a worker")
+    _check(int, *numbers, failure.code)
+    _check(str, *(values[name] for name in _TEXTS), *failure.lines)
+    if not is_time:
+        raise ProtocolError("not a time")
     return failure
 
 
 def packed_summary(summary: Summary | None) -> dict[str, Any] | None:
     """Write the failures of workers as plain data."""
-    return None if summary is None else asdict(summary)
+    if summary is None:
+        return None
+    return {**asdict(summary), "first": packed_worker(summary.first)}
 
 
 def unpacked_summary(value: Any) -> Summary | None:
@@ -208,14 +217,25 @@ def unpacked_summary(value: Any) -> Summary | None:
     if value is None:
         return None
     try:
-        return Summary(
-            unpacked_worker(value["first"]),
-            tuple(value["alike"]),
-            tuple((str(cause), tuple(ranks)) for cause, ranks in value["others"]),
-            int(value["unlisted"]),
-        )
+        first, alike = unpacked_worker(value["first"]), tuple(value["alike"])
+        others = tuple((cause, tuple(ranks)) for cause, ranks in value["others"])
+        unlisted = value["unlisted"]
     except (KeyError, TypeError, ValueError):
         raise ProtocolError("not a summary") from None
+    _check(int, unlisted, *alike, *(rank for _, ranks in others for rank in ranks))
+    _check(str, *(cause for cause, _ in others))
+    return Summary(first, alike, others, unlisted)
+
+
+def _check(kind: type, *values: Any) -> None:
+    """See that values are of a type, and texts printable.
+
+    Raises:
+        ProtocolError: They are not.
+    """
+    is_text = kind is str and _are(kind, *values)
+    if not _are(kind, *values) or (is_text and not all(map(str.isprintable, values))):
+        raise ProtocolError(f"something else than {kind.__name__}")
 
 
 def join_request(message: Mapping[str, Any]) -> JoinRequest:

@@ -24,6 +24,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from torchrun_hpc.rendezvous.protocol import VERSION
+
 END = time.monotonic() + float(sys.argv[1])
 MARKER = sys.argv[2]
 JOB = sys.argv[3]
@@ -51,7 +53,8 @@ def garbage(place: tuple[str, int]) -> None:
     """Send invalid messages."""
     lines = [
         b"\x00\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[]\n", b"null\n",
-        b'{"protocol":1}\n', b'{"protocol":1,"job":[]}\n', b"[" * 100000 + b"\n",
+        b'{"protocol":%d}\n' % VERSION, b'{"protocol":%d,"job":[]}\n' % VERSION,
+        b"[" * 100000 + b"\n",
         pickle.dumps(Payload()), b'{"failed":{"kind":"worker"}}\n', b'{"join":0}\n',
     ]  # fmt: skip
     for line in lines:
@@ -82,11 +85,12 @@ def hold(place: tuple[str, int]) -> None:
 def pretend(place: tuple[str, int]) -> None:
     """Send the join request of an agent of each node rank."""
     with contextlib.suppress(OSError), connected(place) as opened:
-        opened.sendall(b'{"protocol":1,"job":"?"}\n')
+        opened.sendall(b'{"protocol":%d,"job":"?"}\n' % VERSION)
         did["disclosed"] += JOB in opened.makefile().readline()
     for rank in range(3):
-        request = {"protocol": 1, "job": JOB, "run_id": JOB, "nodes": 3, "rank": rank,
-                   "host": "evil", "pid": 1, "release": "1", "site": ""}  # fmt: skip
+        request = {"protocol": VERSION, "job": JOB, "run_id": JOB, "nodes": 3,
+                   "rank": rank, "host": "evil", "pid": 1, "release": "1",
+                   "site": ""}  # fmt: skip
         with contextlib.suppress(OSError), connected(place) as opened:
             did["pretended"] += 1
             opened.sendall(json.dumps(request).encode() + b"\n")

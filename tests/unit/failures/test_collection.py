@@ -49,8 +49,8 @@ def test_the_first_one_comes_first():
         "RuntimeError: Read error [::1]:4521: Connection reset by peer",
         "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes",
         (
-            "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process "
-            "exited or there was a network error, NCCL version 2.21.5"
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote "
+            "process exited or there was a network error, NCCL version 2.21.5"
         ),
         "BrokenPipeError: [Errno 32] Broken pipe",
         "torch.distributed.DistStoreError: wait timeout after 300000ms",

@@ -284,3 +284,21 @@ def test_a_child_that_still_runs():
 
 def test_a_process_that_is_no_child():
     assert exit_code_of(os.getppid()) is None
+
+
+def test_those_that_end_while_all_are_stopped_are_looked_at_once_more(watched):
+    watched.start(RAISES, FOLLOWS)
+    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    watched.watch.stop(look=True)
+    watched.wait_for_all()
+    watched.watch.stopped()
+    assert sorted(ranks(watched)) == [4, 5]
+    watched.watch.check()
+    assert len(watched.failures) == 2
+
+
+def test_equal_failures_of_a_node_have_their_lines_once(watched):
+    watched.start(RAISES, RAISES, "raise KeyError(1)")
+    watched.wait_for_all()
+    watched.watch.check()
+    assert sorted(bool(failure.lines) for failure in watched.failures) == [0, 1, 1]

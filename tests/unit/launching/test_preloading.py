@@ -15,12 +15,12 @@ from torchrun_hpc.planning.inputs import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff, imports
 
-def start(*modules, words=("script.py",), variables={}):
+def start(*modules, words=("script.py",), variables={}, later={}):
     setting = Setting(",".join(modules), "--hpc-preload")
     preloaded = preloading.Preloaded(Preload(modules, setting, variables))
     try:
         preloaded.start(words)
-        preloaded.check({**os.environ, **variables}, is_reporter=True)
+        preloaded.check({**os.environ, **variables, **later}, is_reporter=True)
         return preloaded
     except SplitOff as split:
         serve = split.serve
@@ -193,6 +193,34 @@ def test_variables_are_set_for_the_import_only(run):
         "('3', '4') 5",
         PREFIX.format("reads") + reason,
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("PYTHONHASHSEED", "was not set when they were imported, and is 1"),
+        ("PYTHONFAULTHANDLER", None),
+    ],
+)
+def test_variables_that_python_reads_when_it_starts(run, name, reason):
+    done = run(f"print(start('json', later={{'{name}': '1'}}).problem)")
+    text = f"{PREFIX.format('json')}{name} {reason} for the workers: export it"
+    assert done.stdout == f"{text if reason else None}\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_enabled"), [(None, False), ("", False), ("0", True), ("1", True)]
+)
+def test_a_crash_is_described_as_python_would(run, value, is_enabled):
+    environ = {} if value is None else {"PYTHONFAULTHANDLER": value}
+    done = run(
+        f"""
+        os.environ.pop("PYTHONFAULTHANDLER", None)
+        print(worker(start("json"), **{environ}).wait())
+        """,
+        script="import faulthandler\nprint(faulthandler.is_enabled())",
+    )
+    assert (done.stdout, done.stderr) == (f"{is_enabled}\n0\n", "")
 
 
 def test_what_was_imported_before_has_read_other_variables(run):

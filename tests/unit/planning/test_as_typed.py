@@ -8,6 +8,7 @@ from nodes import (
 )
 from plans import planned, refused
 
+from torchrun_hpc.planning.plan import FAULT_HANDLER
 from torchrun_hpc.reporting.reporter import is_reporter
 
 # --- several nodes without a scheduler ----------------------------------------------
@@ -21,7 +22,7 @@ def test_typed_by_hand_on_each_machine():
         "10.10.10.11:29500",
         "no scheduler",
     )
-    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
+    assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -10,6 +10,7 @@ from nodes import (
 from plans import PORT, conf_of, planned, refused
 
 from torchrun_hpc.errors import Message
+from torchrun_hpc.planning.plan import FAULT_HANDLER
 
 # --- addresses ----------------------------------------------------------------------
 
@@ -84,7 +85,7 @@ def test_no_address_that_other_nodes_could_reach(rank):
     """In a container behind NAT, the interfaces have none of the names' addresses."""
     nat = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
     plan = planned(rank, network=juelich(rank, interfaces=nat))
-    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
+    assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
     assert plan.options["local_addr"].value == f"{THREE[rank]}i"
     assert (plan.rendezvous.local_address, plan.rendezvous.listen) == (None, None)
     assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"

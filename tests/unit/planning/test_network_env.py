@@ -9,7 +9,7 @@ from nodes import INTERACTIVE, juelich, make_inputs, outside_a_step, step
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import network_env
-from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.plan import FAULT_HANDLER, make_plan
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import Site
@@ -223,6 +223,7 @@ def test_several_nodes_get_the_variables_of_their_site():
     plan = make_plan(make_inputs(site=FULL))
     assert {k: v.value for k, v in plan.environment.items()} == {
         "OMP_NUM_THREADS": "1",
+        FAULT_HANDLER: "1",
         GLOO: "eth0",
         NCCL: "ib0",
         "NCCL_IB_TIMEOUT": "20",
@@ -244,14 +245,14 @@ def test_several_nodes_get_the_variables_of_their_site():
 )
 def test_one_node_and_nothing_of_the_site(job, options):
     plan = make_plan(make_inputs(job=job, options=options, site=FULL))
-    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
+    assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
     assert (plan.messages.warnings, plan.site, plan.interface) == ((), None, "")
 
 
 def test_no_scheduler_and_nothing_of_the_site_but_the_interface():
     options = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
     plan = make_plan(make_inputs(job=None, options=options, site=FULL))
-    assert plan.environment.keys() == {"OMP_NUM_THREADS", GLOO}
+    assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER, GLOO}
     assert plan.environment[GLOO].value == "eth0"
 
 

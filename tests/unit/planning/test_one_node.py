@@ -16,6 +16,7 @@ from plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import endpoints
+from torchrun_hpc.planning.plan import FAULT_HANDLER
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 
@@ -32,7 +33,7 @@ def test_one_node_of_a_job(job):
         "rdzv_endpoint": "localhost:0",
         "rdzv_id": job.launch_id,
     }
-    assert values(plan.environment) == {"OMP_NUM_THREADS": "1"}
+    assert values(plan.environment) == {"OMP_NUM_THREADS": "1", FAULT_HANDLER: "1"}
     assert (plan.rendezvous.endpoint, plan.rendezvous.local_address) == (
         "localhost",
         "127.0.0.1",
@@ -59,7 +60,7 @@ def test_laptop(options):
     }
     assert plan.messages.title == "no scheduler"
     assert is_reporter(plan.world.report_rank)
-    assert plan.environment.keys() == {"OMP_NUM_THREADS"}
+    assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
 
 
 @pytest.mark.parametrize("task", [0, 1, 5])

@@ -17,11 +17,12 @@ from nodes import (
     recorded,
     step,
 )
-from plans import ONE_NODE_JOBS, conf_of, planned, refused, values
+from plans import BLOCK, ONE_NODE_JOBS, conf_of, planned, planned_at, refused, values
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.planning.plan import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.process import Process
 from torchrun_hpc.setting import Setting
@@ -222,7 +223,7 @@ def test_interfaces(interfaces, down, gloo, nccl):
 )
 def test_the_users_interfaces_stay(environ, expected):
     plan = planned(network=juelich(interfaces=ETHERNET), environ=environ, workers=1)
-    assert values(plan.environment) == expected
+    assert values(plan.environment) == expected | {FAULT_HANDLER: "1"}
     assert plan.messages.warnings == ()
 
 
@@ -311,6 +312,28 @@ def test_nccl_interface_that_matches_nothing(value, warns):
 def test_threads(job, environ, workers, expected):
     plan = planned(job=job, environ=environ, workers=workers)
     assert values(plan.environment).get("OMP_NUM_THREADS") == expected
+
+
+CRASH = Setting("1", "for the report of a crash")
+
+
+@pytest.mark.parametrize("job", [step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]])
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, CRASH),
+        ({FAULT_HANDLER: ""}, None),  # as Python reads it: off
+        ({FAULT_HANDLER: "0"}, None),
+        ({FAULT_HANDLER: "1"}, None),
+    ],
+)
+def test_crashes_are_described_unless_the_user_decides(job, environ, expected):
+    plan = planned(job=job, environ=environ)
+    assert plan.environment.get(FAULT_HANDLER) == expected
+
+
+def test_a_task_that_is_a_worker_is_as_the_user_starts_it():
+    assert FAULT_HANDLER not in planned_at(BLOCK, 1).environment
 
 
 # --- properties ---------------------------------------------------------------------

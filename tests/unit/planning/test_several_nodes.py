@@ -16,6 +16,7 @@ from plans import ALIASES, ENDPOINTS, ONE_NODE_JOBS, PORT, planned, refused, val
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints
+from torchrun_hpc.planning.plan import FAULT_HANDLER
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 from torchrun_hpc.reporting.start_line import start_line
 
@@ -43,6 +44,7 @@ def test_three_nodes_at_juelich(rank, address, is_host, listen):
     }
     assert values(plan.environment) == {
         "OMP_NUM_THREADS": "1",
+        FAULT_HANDLER: "1",
         "GLOO_SOCKET_IFNAME": "ib0",
     }
     assert (plan.world.nodes, plan.world.node_rank, plan.world.workers) == (3, rank, 2)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 from loopback import (
@@ -24,8 +22,10 @@ from loopback import (
     other_program,
     together,
     wait_until,
+    worker_failure,
 )
 
+from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import coordinator, protocol
 from torchrun_hpc.rendezvous.client import JobFailedError
@@ -52,14 +52,14 @@ def test_a_job_from_its_beginning_to_its_end(job):
 def test_a_job_that_restarts(job):
     job.start_server(max_restarts=1)
     made = job.all_at_work()
-    made[1].watch({4: lambda: None, 5: lambda: 7})
+    made[1].worker_failed(worker_failure(5, code=7))
     wait_until(lambda: all(client.is_over for client in made))
     assert [client.next_round for client in made] == [1, 1, 1]
     for go in join_all(made):
         assert go["go"] == 1
     assert not any(client.is_over for client in made)
     assert [client.failure for client in made] == [None] * 3
-    made[2].watch({9: lambda: -9})
+    made[2].worker_failed(worker_failure(9, code=-9))
     wait_until(lambda: all(client.failure for client in made))
     assert {client.failure for client in made} == {
         Failure(Kind.WORKER, (2,), rank=9, code=-9)
@@ -69,26 +69,6 @@ def test_a_job_that_restarts(job):
             client.join(None)
         with pytest.raises(JobFailedError):
             client.finish()
-
-
-def test_workers_that_are_no_longer_watched(job):
-    job.start_server()
-    made = job.all_at_work()
-    code = [None]
-    made[1].watch({5: lambda: code[0]})
-    made[1].watch({})
-    code[0] = 1
-    time.sleep(0.3)
-    assert made[0].failure is None
-
-
-def test_a_last_look_at_the_workers(job):
-    job.start_server()
-    made = job.all_at_work()
-    made[1]._workers = {4: lambda: 0, 5: lambda: 3, 6: lambda: 1}
-    made[1].check_workers()
-    made[1].check_workers()
-    assert failure_of(made[0]) == Failure(Kind.WORKER, (1,), rank=5, code=3)
 
 
 def test_an_agent_that_gives_up(job):
@@ -135,6 +115,149 @@ def test_leaving_without_having_come(job):
     client.leave()
     client.fail(Failure(Kind.AGENT, (0,)))
     client.leave()
+
+
+# --- workers that fail --------------------------------------------------------------
+
+BAD = "ValueError: bad batch 17"
+FIRST = worker_failure(5, cause=BAD, lines=("Traceback ...", BAD))
+PEER = worker_failure(9, cause="RuntimeError: Connection closed by peer [::1]:4711")
+WHY = Failure(Kind.WORKER, (1,), rank=5, code=1, text=BAD)
+
+
+@pytest.fixture
+def at_work(job):
+    """Let three agents start to work; return them, and what each is to report."""
+
+    def start(**settings):
+        job.start_server(**settings)
+        events = [[], [], []]
+        made = [job.client(rank, on_event=events[rank].append) for rank in range(3)]
+        together(*(client.connect for client in made))
+        join_all(made)
+        return made, events
+
+    return start
+
+
+def all_hear_of(failure, made):
+    """Wait until all agents have heard why the job failed, by the coordinator."""
+    wait_until(lambda: all(client._is_decided for client in made))
+    assert {client.failure for client in made} == {failure}
+
+
+def test_a_worker_that_fails_is_reported_by_node_0(at_work):
+    made, events = at_work()
+    made[1].worker_failed(FIRST)
+    all_hear_of(WHY, made)
+    assert events == [[], [], []]  # there may be more
+    made[2].worker_failed(worker_failure(10, cause=BAD))
+    wait_until(lambda: events[0])
+    assert events == [[{"report": Summary(FIRST, alike=(10,))}], [], []]
+
+
+def test_the_failure_that_was_the_first_is_known_with_the_report(at_work):
+    made, events = at_work()
+    made[2].worker_failed(PEER)
+    all_hear_of(protocol.failure_of(PEER), made)
+    made[1].worker_failed(FIRST)
+    wait_until(lambda: events[0])
+    assert events[0][0]["report"].first == FIRST
+    wait_until(lambda: made[0].failure == WHY)
+
+
+def test_why_there_is_no_restart_stays_known_with_the_report(at_work, job):
+    made, events = at_work(max_restarts=1)
+    made[2].send({"done": 0})
+    wait_until(lambda: job.server.coordinator._done)
+    made[1].worker_failed(FIRST)
+    all_hear_of(replace(WHY, finished=1), made)
+    wait_until(lambda: events[0])
+    wait_until(lambda: made[0]._is_reported)
+    assert made[0].failure == replace(WHY, finished=1)
+
+
+def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(at_work):
+    made, events = at_work(max_restarts=1)
+    made[1].worker_failed(FIRST)
+    wait_until(lambda: all(client.is_over for client in made))
+    made[2].worker_failed(PEER)  # of the same round: because of it
+    for go in join_all(made):
+        assert go["go"] == 1
+    time.sleep(clients.COLLECT_TIMEOUT + 0.2)
+    assert [client.failure for client in made] == [None] * 3
+    ((event,), *others) = events  # no report
+    assert (event["restart"], protocol.unpacked(event["because"])) == (1, WHY)
+    assert others == [[], []]
+
+
+# How a worker's failure gets to the coordinator, and whether there is a report.
+HOW = {
+    "it is seen at once": (lambda client: client.worker_failed(FIRST), True),
+    "torch has seen it": (lambda client: client.fail(WHY), False),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_all_leave_as_soon_as_it_is_reported(at_work, job, how):
+    fail, is_reported = HOW[how]
+    made, events = at_work()
+    start = time.monotonic()
+    fail(made[1])
+    all_hear_of(WHY, made)
+    together(*(client.leave for client in made))
+    assert [len(each) for each in events] == [is_reported, 0, 0]
+    job.server.close(5, 5)
+    assert clients.COLLECT_TIMEOUT <= time.monotonic() - start < 3
+    assert not any(client._thread.is_alive() for client in made)
+
+
+def test_nobody_waits_for_ever_for_the_report(at_work, monkeypatch):
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", LIMIT)
+    monkeypatch.setattr(clients, "_REPORT_TIMEOUT", 0.4)
+    made, events = at_work()
+    made[1].worker_failed(FIRST)
+    all_hear_of(WHY, made)
+    start = time.monotonic()
+    together(*(client.leave for client in made))
+    assert 0.4 <= time.monotonic() - start < 2
+    assert events == [[], [], []]
+
+
+OTHERS = [Failure(kind, (1,)) for kind in Kind if kind is not Kind.WORKER]
+
+
+@pytest.mark.parametrize("failure", OTHERS, ids=lambda failure: failure.kind.value)
+def test_nobody_waits_for_a_report_where_no_worker_has_failed(at_work, failure):
+    made, _ = at_work()
+    made[1].fail(failure)
+    all_hear_of(failure, made)
+    start = time.monotonic()
+    together(*(client.leave for client in made))
+    assert time.monotonic() - start < clients.COLLECT_TIMEOUT
+
+
+def test_workers_that_fail_because_an_agent_is_gone_are_not_why(at_work):
+    """They follow from it, whatever they say."""
+    made, events = at_work()
+    gone = Failure(Kind.LOST, (2,))
+    made[1].fail(gone)
+    made[1].worker_failed(FIRST)
+    all_hear_of(gone, made)
+    time.sleep(clients.COLLECT_TIMEOUT + 0.3)
+    assert events == [[], [], []]
+    assert made[0].failure == gone
+
+
+def test_nobody_waits_for_a_report_without_a_coordinator(at_work, job):
+    made, _ = at_work()
+    made[1].worker_failed(FIRST)
+    all_hear_of(WHY, made)
+    start = time.monotonic()
+    job.server._loop.call_soon_threadsafe(job.server._loop.stop)
+    together(*(client.leave for client in made))
+    assert time.monotonic() - start < 2
+    assert [client.failure for client in made] == [WHY] * 3
 
 
 # --- who is gone --------------------------------------------------------------------
@@ -413,36 +536,3 @@ def test_a_signal_and_a_coordinator_that_does_not_answer(job, signal_soon):
     client.fail(Failure(Kind.SIGNAL, (1,), code=15))
     client.leave()
     assert time.monotonic() - start < 3
-
-
-# --- workers ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("program", "code"),
-    [
-        ("pass", 0),
-        ("raise SystemExit(3)", 3),
-        ("import os; os._exit(255)", 255),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-        ("import os; os.abort()", -signal.SIGABRT),
-    ],
-)
-def test_the_exit_code_of_a_child(program, code):
-    child = subprocess.Popen([sys.executable, "-S", "-c", program])
-    look = functools.partial(clients.exit_code_of, child.pid)
-    wait_until(lambda: look() is not None)
-    assert [look(), look()] == [code, code]  # it is still there to be collected
-    assert child.wait() == code
-    assert look() is None
-
-
-def test_a_child_that_still_runs():
-    child = subprocess.Popen(["sleep", "60"])
-    assert clients.exit_code_of(child.pid) is None
-    child.kill()
-    child.wait()
-
-
-def test_a_process_that_is_no_child():
-    assert clients.exit_code_of(os.getppid()) is None

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from loopback import worker_failure
 
 from torchrun_hpc import __version__
+from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import coordinator, protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, Coordinator, Settings
 from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, ProtocolError
@@ -40,7 +42,8 @@ def failure(kind=Kind.WORKER, node=1, **values):
     return Failure(kind, (node,), **values)
 
 
-DIED = failure(rank=5, code=-9)
+KILLED = worker_failure(5, code=-9)
+DIED = failure(rank=5, code=-9)  # what becomes of it
 
 
 class Job:
@@ -76,6 +79,16 @@ class Job:
         return self.send(
             connection, **request_of(connection, nodes=self.nodes) | changes
         )
+
+    def died(self, worker, number=0, connection=None):
+        """Let the agent of a worker's node report that it has failed in a round."""
+        agent = worker.node if connection is None else connection
+        return self.send(agent, died=protocol.packed_worker(worker), round=number)
+
+    def reported(self):
+        """Let node 0 ask which workers have failed, and return the answer."""
+        ((message,),) = self.send(0, report=True).values()
+        return protocol.unpacked_summary(json.loads(json.dumps(message["report"])))
 
     def lose(self, connection):
         self.coordinator.disconnected(connection)
@@ -124,7 +137,7 @@ class Job:
 
 def test_a_job_from_its_beginning_to_its_end():
     job = Job()
-    welcome = {"welcome": 1, "job": "19.0", "round": 0}
+    welcome = {"welcome": protocol.VERSION, "job": "19.0", "round": 0}
     for rank in (2, 0, 1):
         assert job.connect(rank) == {rank: [welcome]}
     assert job.send(1, join=0) == {}
@@ -164,7 +177,7 @@ def test_nodes_that_use_different_sites_are_named_once(sites, reported):
     assert sent == (
         expected if reported is None else expected | {0: [{"sites": reported}, go]}
     )
-    job.send(1, died=protocol.packed(DIED), round=0)
+    job.died(KILLED)
     job.join(0, 1)
     assert job.send(2, join=1) == to(range(3), {"go": 1, "store": STORE})
 
@@ -206,7 +219,7 @@ def test_one_node_is_a_job_too():
 def test_messages_of_another_round_are_ignored():
     job = Job(max_restarts=2)
     job.all_at_work()
-    job.send(1, died=protocol.packed(DIED), round=0)
+    job.died(KILLED)
     job.join(0, 1, 2)
     job.sent()
     for message in ({"done": 0}, {"done": 2}, {"died": None, "round": 0}):
@@ -229,11 +242,11 @@ def test_nobody_joins_another_round_than_the_next(wanted):
 def test_a_worker_that_dies_is_a_restart_for_all():
     job = Job(max_restarts=1)
     job.all_at_work()
-    sent = job.send(1, died=protocol.packed(DIED), round=0)
+    sent = job.died(KILLED)
     assert sent == to(range(3), {"over": 0})
     assert not job.coordinator.running
     # The others' workers end because of it.
-    assert job.send(2, died=protocol.packed(failure(node=2)), round=0) == {}
+    assert job.died(worker_failure(9)) == {}
     job.join(0, 1)
     sent = job.send(2, join=1)
     assert sent == to(range(3), {"go": 1, "store": STORE})
@@ -263,12 +276,11 @@ def test_restarts_are_counted_for_the_job(max_restarts):
     job = Job(max_restarts=max_restarts)
     job.all_at_work()
     for number in range(max_restarts):
-        died = failure(node=number % 3, code=1)
-        job.send(number % 3, died=protocol.packed(died), round=number)
+        job.died(worker_failure(4 * (number % 3)), number)
         assert job.coordinator.round == number + 1
         job.join(0, 1, 2)
         job.sent()
-    sent = job.send(1, died=protocol.packed(DIED), round=max_restarts)
+    sent = job.died(KILLED, max_restarts)
     assert sent == job.failed(DIED)
     assert job.coordinator.failure == DIED
 
@@ -277,7 +289,7 @@ def test_the_store_is_empty_after_a_restart():
     job = Job(max_restarts=1)
     job.all_at_work()
     job.send(1, ask=1, set={"torchelastic/role_info/1": "old"})
-    job.send(1, died=protocol.packed(DIED), round=0)
+    job.died(KILLED)
     job.join(0, 1, 2)
     job.sent()
     sent = job.send(0, ask=7, check=["torchelastic/role_info/1"])
@@ -290,7 +302,7 @@ def test_no_restart_after_others_have_finished():
     job.all_at_work()
     job.send(0, done=0)
     job.send(2, done=0)
-    sent = job.send(1, died=protocol.packed(DIED), round=0)
+    sent = job.died(KILLED)
     assert sent == job.failed(replace(DIED, finished=2))
 
 
@@ -298,7 +310,7 @@ def test_no_restart_if_one_finished_before_it_was_informed():
     """The end of its workers and the restart have crossed each other."""
     job = Job(max_restarts=3)
     job.all_at_work()
-    job.send(1, died=protocol.packed(DIED), round=0)
+    job.died(KILLED)
     job.join(1)
     assert job.send(2, done=0) == job.failed(replace(DIED, finished=1))
     assert not job.coordinator.finished
@@ -315,14 +327,109 @@ def test_no_end_of_a_round_that_does_not_run(done):
     assert job.coordinator.running
 
 
-# --- agents that are gone -----------------------------------------------------------
-
-
 def test_a_restart_is_reported_with_its_cause():
     job = Job(max_restarts=1)
     job.all_at_work()
-    job.send(1, died=protocol.packed(DIED), round=0)
+    job.died(KILLED)
     assert job.news == [(0, {"restart": 1, "because": protocol.packed(DIED)})]
+
+
+# --- which workers have failed ------------------------------------------------------
+
+BAD = "ValueError: bad batch {}"
+CLOSED = "RuntimeError: Connection closed by peer [10.20.0.{}]:4711"
+
+
+def test_a_worker_that_fails_ends_the_job_with_its_cause():
+    job = Job()
+    job.all_at_work()
+    sent = job.died(worker_failure(5, cause=BAD.format(17)))
+    assert sent == job.failed(failure(rank=5, code=1, text="ValueError: bad batch 17"))
+
+
+def test_what_follows_from_a_failure_comes_after_it():
+    """Even if it arrives before."""
+    job = Job()
+    job.all_at_work()
+    peer = worker_failure(0, cause=CLOSED.format(2))
+    first = worker_failure(5, cause=BAD.format(17))
+    assert job.died(peer) == job.failed(protocol.failure_of(peer))
+    assert job.died(first) == {}
+    assert job.died(worker_failure(9, cause=CLOSED.format(1))) == {}
+    summary = job.reported()
+    assert (summary.first, summary.alike) == (first, ())
+    assert summary.others == (("RuntimeError: Connection closed by peer", (0, 9)),)
+
+
+def test_equal_failures_are_counted():
+    job = Job()
+    job.all_at_work()
+    for rank in (5, 8, 0, 11, 2):
+        job.died(worker_failure(rank, cause=BAD.format(rank)))
+    job.died(KILLED)  # once more: it has failed already
+    summary = job.reported()
+    assert summary.first == worker_failure(5, cause=BAD.format(5))
+    assert (summary.alike, summary.others, summary.unlisted) == ((0, 2, 8, 11), (), 0)
+
+
+@pytest.mark.parametrize("claimed", [0, 2, -1, 99])
+def test_a_worker_is_on_the_node_of_its_agent(claimed):
+    job = Job()
+    job.all_at_work()
+    assert job.died(replace(KILLED, node=claimed), connection=1) == job.failed(DIED)
+    assert job.reported().first == KILLED
+
+
+def test_no_worker_has_failed():
+    job = Job()
+    job.all_at_work()
+    job.send(1, failed=protocol.packed(failure(Kind.SIGNAL, code=15)))
+    assert job.send(0, report=True) == {0: [{"report": None}]}
+
+
+def test_failures_before_a_restart_are_not_reported_after_it():
+    job = Job(max_restarts=1)
+    job.all_at_work()
+    job.died(worker_failure(9))
+    assert job.reported() is None
+    job.join(0, 1, 2)
+    job.sent()
+    assert job.reported() is None
+    job.died(KILLED, 1)
+    assert (job.reported().first, job.reported().alike) == (KILLED, ())
+
+
+# When a worker fails of which nobody is to hear, and the round that its agent names.
+TOO_EARLY_OR_TOO_LATE = {
+    "nobody has joined": ((), 0),
+    "a node has not joined": ((0, 1), 0),
+    "another round": ((0, 1, 2), 1),
+    "a round before the first": ((0, 1, 2), -1),
+    "no round": ((0, 1, 2), None),
+    "a round of text": ((0, 1, 2), "0"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_EARLY_OR_TOO_LATE)
+def test_a_worker_of_another_round_is_ignored(case):
+    joined, number = TOO_EARLY_OR_TOO_LATE[case]
+    job = Job(max_restarts=1)
+    job.all_there()
+    job.join(*joined)
+    job.sent()
+    assert job.died(KILLED, number) == {}
+    assert job.reported() is None
+    assert (job.coordinator.round, job.coordinator.failure) == (0, None)
+
+
+def test_all_hear_that_the_failures_are_reported():
+    job = Job()
+    job.all_at_work()
+    job.died(KILLED)
+    assert job.send(0, printed=True) == to(range(3), {"printed": True})
+
+
+# --- agents that are gone -----------------------------------------------------------
 
 
 def test_an_agent_is_lost_for_good():
@@ -344,7 +451,7 @@ def test_an_agent_is_lost_and_started_again():
     }
     job.join(0, 1)
     assert job.send("again", **request_of(2, pid=999)) == {
-        "again": [{"welcome": 1, "job": "19.0", "round": 1}]
+        "again": [{"welcome": protocol.VERSION, "job": "19.0", "round": 1}]
     }
     sent = job.send("again", join=1)
     assert sent == to((0, 1, "again"), {"go": 1, "store": STORE})
@@ -379,7 +486,9 @@ def test_an_agent_that_has_only_looked_may_go():
     job.all_there()
     assert job.lose(2) == {2: ["close"]}
     assert job.coordinator.failure is None
-    assert job.connect(2) == {2: [{"welcome": 1, "job": "19.0", "round": 0}]}
+    assert job.connect(2) == {
+        2: [{"welcome": protocol.VERSION, "job": "19.0", "round": 0}]
+    }
 
 
 def test_an_agent_that_leaves_as_it_should_is_no_loss():
@@ -461,7 +570,7 @@ def test_the_first_one_is_gone_and_the_second_is_accepted():
     job.all_at_work()
     job.send("second", **request_of(1, pid=999))
     sent = job.lose(1)
-    assert sent["second"] == [{"welcome": 1, "job": "19.0", "round": 1}]
+    assert sent["second"] == [{"welcome": protocol.VERSION, "job": "19.0", "round": 1}]
     assert sent[0] == [{"over": 0}, {"lost": 1}]
     job.join(0, 2)
     assert job.send("second", join=1)["second"] == [{"go": 1, "store": STORE}]
@@ -482,7 +591,7 @@ def test_the_first_one_says_nothing_and_the_second_is_accepted():
     job.send("second", **request_of(1, pid=999))
     assert job.wait(coordinator.CANDIDATE_TIMEOUT - 1, 0, 2) == {}
     sent = job.wait(1, 0, 2)[1]
-    assert ("second", {"welcome": 1, "job": "19.0", "round": 1}) in sent
+    assert ("second", {"welcome": protocol.VERSION, "job": "19.0", "round": 1}) in sent
     assert (1, "close") in sent
     assert (0, {"lost": 1}) in sent
 
@@ -501,7 +610,7 @@ def test_a_third_one():
     job.send("second", **request_of(1, pid=998))
     job.send("third", **request_of(1, pid=999))
     assert job.lose("second") == {}
-    assert job.lose(1)["third"][0]["welcome"] == 1
+    assert job.lose(1)["third"][0]["welcome"] == protocol.VERSION
 
 
 def test_an_agent_that_gave_up_one_connection():
@@ -510,7 +619,7 @@ def test_an_agent_that_gave_up_one_connection():
     job.connect(1)
     sent = job.send("again", **request_of(1))
     assert sent[1] == ["close"]
-    assert sent["again"] == [{"welcome": 1, "job": "19.0", "round": 0}]
+    assert sent["again"] == [{"welcome": protocol.VERSION, "job": "19.0", "round": 0}]
     assert job.lose(1) == {}
     assert job.coordinator.failure is None
 
@@ -525,12 +634,12 @@ REFUSED = {
         None,
     ),
     "another protocol": (
-        {"protocol": 2, "rank": 1, "release": "9.0"},
+        {"protocol": protocol.VERSION - 1, "rank": 1, "release": "9.0"},
         {"refused": "version", "value": __version__},
         Failure(Kind.REFUSED, (1,), text="another torchrun_hpc"),
     ),
     "another protocol, and nothing else that is known": (
-        {"protocol": 2, "rank": None, "nodes": None},
+        {"protocol": protocol.VERSION + 1, "rank": None, "nodes": None},
         {"refused": "version", "value": __version__},
         Failure(Kind.REFUSED, (), text="another torchrun_hpc"),
     ),
@@ -593,7 +702,7 @@ def test_an_agent_that_is_refused(case):
         {"join": 0},
         {"bye": True},
         {"failed": protocol.packed(DIED)},
-        {"protocol": 1, "job": "19.0"},
+        {"protocol": protocol.VERSION, "job": "19.0"},
         request_of(1, pid="4711"),
         request_of(1) | {"rank": "1"},
     ],
@@ -636,7 +745,7 @@ def test_the_first_failure_counts():
     job.send(1, failed=protocol.packed(DIED))
     other = failure(Kind.SIGNAL, 2, code=15)
     assert job.send(2, failed=protocol.packed(other)) == {}
-    assert job.send(2, died=protocol.packed(other), round=0) == {}
+    assert job.died(worker_failure(9)) == {}
     assert job.send(2, join=1) == {}
     assert job.send(2, done=0) == {}
     job.coordinator.fail(other)
@@ -683,6 +792,9 @@ def test_nobody_is_there():
         {"failed": {}},
         {"failed": {**protocol.packed(DIED), "kind": "bored"}},
         {"died": "worker", "round": 0},
+        {"died": None, "round": 0},
+        {"died": protocol.packed(DIED), "round": 0},  # as of the first protocol
+        {"died": {**protocol.packed_worker(KILLED), "cause": "\x1b[2J"}, "round": 0},
     ],
 )
 def test_a_failure_that_is_none(message):
@@ -819,7 +931,7 @@ def test_a_restart_has_all_the_time_of_a_start():
     job.wait(99, 0, 1, 2)
     job.join(1, 2)
     assert job.wait(1000, 0, 1, 2) == {}  # at work
-    job.send(1, died=protocol.packed(DIED), round=0)
+    job.died(KILLED)
     assert job.wait(50, 0, 1, 2) == {}  # their workers end first
     job.join(0, 1)
     assert sorted(job.wait(99, 0, 1, 2)) == [10, 40, 70]
@@ -876,6 +988,7 @@ def test_a_question_of_an_agent_that_is_gone():
 def test_each_node_receives_the_same_amount_in_a_job_of_any_size(nodes):
     job = Job(nodes=nodes, max_restarts=1)
     sent = defaultdict(int)
+    died = protocol.packed_worker(KILLED)
 
     def count():
         for connection, messages in job.sent().items():
@@ -889,7 +1002,7 @@ def test_each_node_receives_the_same_amount_in_a_job_of_any_size(nodes):
             job.coordinator.receive(rank, {"join": number, "store": STORE})
         count()
         if number == 0:
-            job.coordinator.receive(5, {"died": protocol.packed(DIED), "round": 0})
+            job.coordinator.receive(5, {"died": died, "round": 0})
     for rank in range(nodes):
         job.coordinator.receive(rank, {"done": 1})
     count()
@@ -924,6 +1037,8 @@ verbs = st.sampled_from(
             "bye",
             "heartbeat",
             "ask",
+            "report",
+            "printed",
         ),
         *("set", "get", "add", "by", "check", "round", "store", "rank", "nodes"),
     ]
@@ -931,6 +1046,13 @@ verbs = st.sampled_from(
 failures = st.builds(
     Failure, st.sampled_from(Kind), st.lists(st.integers(-1, 3)).map(tuple)
 ).map(protocol.packed)
+worker_failures = st.builds(
+    WorkerFailure,
+    **dict.fromkeys(("rank", "size", "node", "local_rank"), st.integers(-1, 12)),
+    code=st.sampled_from([1, 255, -9, -15]),
+    time=st.floats(),
+    cause=st.sampled_from(["", BAD.format(17), BAD.format(18), CLOSED.format(1)]),
+).map(protocol.packed_worker)
 
 
 ODD = {0: {"nodes": 4}, 1: {"run_id": "x"}, 2: {"job": "x"}, 3: {"protocol": 5}}
@@ -994,6 +1116,9 @@ class AnyCoordinator(RuleBasedStateMachine):
                 read = protocol.unpacked(message["failed"])
                 assert self.first in (None, read)
                 self.first = read
+            elif "report" in message:
+                summary = protocol.unpacked_summary(message["report"])
+                assert summary is None or summary.first.node in range(3)
         for connection in closed:
             if connection in self.open:
                 self.lose(connection)
@@ -1040,14 +1165,20 @@ class AnyCoordinator(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(
         data=st.data(),
-        message=st.sampled_from(["done", "died", "failed", "read", "bye", "heartbeat"]),
+        message=st.sampled_from(
+            [
+                *("done", "died", "failed", "read", "bye", "heartbeat"),
+                *("died", "report", "printed"),
+            ]
+        ),
         behind=st.sampled_from([0, 0, 0, 1]),
         failure=failures,
+        worker=worker_failures,
     )
-    def send(self, data, message, behind, failure):
+    def send(self, data, message, behind, failure, worker):
         connection = data.draw(st.sampled_from(sorted(self.open)))
         number = self.coordinator.round - behind
-        value = {"done": number, "died": failure, "failed": failure}.get(message, True)
+        value = {"done": number, "died": worker, "failed": failure}.get(message, True)
         self.receive(connection, {message: value, "round": number})
 
     @precondition(lambda self: self.open)

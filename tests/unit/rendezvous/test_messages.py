@@ -198,6 +198,10 @@ FAILED = {
         Failure(Kind.WORKER, (1,), rank=5, code=3),
         f"worker 5 on {NODE} ended with exit code 3",
     ),
+    "a worker that raises": (
+        Failure(Kind.WORKER, (1,), rank=5, code=1, text="ValueError: bad batch 17"),
+        f"worker 5 on {NODE} ended with exit code 1: ValueError: bad batch 17",
+    ),
     "a worker that is killed": (
         Failure(Kind.WORKER, (1,), rank=5, code=-9),
         f"worker 5 on {NODE} was killed by SIGKILL (9): probably out of memory",
@@ -299,20 +303,6 @@ def test_the_head_node_where_only_its_address_is_known():
     assert message.text.endswith("the agent on the head node, jwb0001i:25592, is gone")
 
 
-@pytest.mark.parametrize(
-    ("number", "written"),
-    [
-        (0, ""),
-        (1, "n0 (node 0)"),
-        (10, ", ".join(f"n{i} (node {i})" for i in range(10))),
-        (11, ", ".join(f"n{i} (node {i})" for i in range(10)) + " and 1 more"),
-        (1500, ", ".join(f"n{i} (node {i})" for i in range(10)) + " and 1490 more"),
-    ],
-)
-def test_names_of_many_nodes(number, written):
-    assert messages.names(range(number), many()) == written
-
-
 @pytest.mark.parametrize("kind", Kind)
 def test_a_failure_of_all_nodes_is_no_flood(kind):
     failure = Failure(kind, tuple(range(1500)), code=1, text="x" * 500)
@@ -376,14 +366,3 @@ def test_which_node_reports_that_the_head_node_is_gone(head, expected):
         if messages.reports_failure(failure, plan(rank, coordinator=head))
     ]
     assert reporters == expected
-
-
-# --- parts --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("number", "name"),
-    [(2, "SIGINT (2)"), (15, "SIGTERM (15)"), (99, "signal 99"), (-1, "signal -1")],
-)
-def test_names_of_signals(number, name):
-    assert messages.signal_name(number) == name

@@ -12,7 +12,7 @@ import pytest
 from loopback import LIMIT, Raw
 from plans import make_launch_plan
 
-from torchrun_hpc.rendezvous import open_files
+from torchrun_hpc.rendezvous import open_files, protocol
 
 HERE = "127.0.0.1"
 
@@ -164,7 +164,7 @@ def test_agents_are_accepted_whoever_else_is_connected(case, client):
             agent.send_message(join=0)
         assert ["go" in agent.receive() for agent in agents] == [True] * 3
         again = client(port)
-        again.send_message(protocol=1, job="20.0")
+        again.send_message(protocol=protocol.VERSION, job="20.0")
         assert "refused" in again.receive()
         printed, seconds, errors = end()
     assert (printed, errors) == ([], "")

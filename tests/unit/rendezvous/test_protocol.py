@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrun_hpc.failures.collection import Summary, WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.protocol import (
     Failure,
@@ -19,6 +20,19 @@ from torchrun_hpc.rendezvous.protocol import (
 
 REQUEST = JoinRequest("19.0", "mine", 3, 1, "jwb0002", 4711, "0.1.0")
 FAILURE = Failure(Kind.WORKER, (1, 2), rank=5, code=-9, text="why", finished=1)
+WORKER = WorkerFailure(
+    rank=5,
+    size=12,
+    node=1,
+    local_rank=1,
+    code=1,
+    time=1.7e9,
+    cause="ValueError: bad batch 17",
+    lines=("Traceback (most recent call last):", "", "ValueError: bad batch 17"),
+    log="/logs/attempt_0/1/stderr.log",
+    unread="it is a terminal",
+)
+SUMMARY = Summary(WORKER, (6, 7), (("KeyError: 1", (0, 2)), ("was killed", (3,))), 4)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -253,13 +267,164 @@ def test_anything_for_a_failure(value):
     )
 
 
+# --- failures of workers ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "failure", [WORKER, WorkerFailure(5, 12, 1, 1, -9, 0), replace(WORKER, cause="中")]
+)
+def test_how_a_worker_failed_arrives_as_it_was_sent(failure):
+    sent = as_sent(protocol.packed_worker(failure))
+    assert protocol.unpacked_worker(sent) == failure
+
+
+def test_the_first_worker_is_why_the_job_failed():
+    expected = Failure(Kind.WORKER, (1,), 5, 1, "ValueError: bad batch 17")
+    assert protocol.failure_of(WORKER) == expected
+
+
+NO_WORKER_FAILURES = {
+    "nothing": None,
+    "a text": "worker",
+    "a number": 1,
+    "a list": ["worker"],
+    "an empty object": {},
+    "a rank of text": {"rank": "5"},
+    "a rank that is true": {"rank": True},
+    "a rank with a point": {"rank": 5.0},
+    "a size that is none": {"size": None},
+    "nodes": {"node": [1]},
+    "a local rank of text": {"local_rank": ""},
+    "a code without end": {"code": float("inf")},
+    "a time of day": {"time": "12:00"},
+    "a time that is true": {"time": True},
+    "no time": {"time": None},
+    "a time that never comes": {"time": float("inf")},
+    "a time that is none": {"time": float("nan")},
+    "a time that no calendar has": {"time": 1e300},
+    "a time before time": {"time": -1},
+    "one text for all lines": {"lines": "abc"},
+    "a cause that is none": {"cause": None},
+    "a cause of two lines": {"cause": "a\nb"},
+    "a cause that moves the cursor": {"cause": "\x1b[2J"},
+    "a cause that turns": {"cause": "\u202e"},
+    "half a letter": {"cause": "\ud800"},
+    "no lines": {"lines": None},
+    "a number of lines": {"lines": 3},
+    "lines of numbers": {"lines": [1]},
+    "lines of lines": {"lines": [["a"]]},
+    "two lines in one": {"lines": ["a", "b\r"]},
+    "lines that move the cursor": {"lines": ["\x1b[2J"]},
+    "a log of numbers": {"log": 1},
+    "a log that rings": {"log": "/logs/\a"},
+    "no reason": {"unread": False},
+    "a reason that moves the cursor": {"unread": "\x1b[2J"},
+}
+
+
+@pytest.mark.parametrize("case", NO_WORKER_FAILURES)
+def test_what_is_no_failure_of_a_worker(case):
+    value = NO_WORKER_FAILURES[case]
+    if isinstance(value, dict) and value:
+        value = protocol.packed_worker(WORKER) | value
+    with pytest.raises(ProtocolError):
+        protocol.unpacked_worker(value)
+
+
+@pytest.mark.parametrize("name", list(asdict(WORKER)))
+def test_a_failure_of_a_worker_without(name):
+    value = protocol.packed_worker(WORKER)
+    del value[name]
+    with pytest.raises(ProtocolError):
+        protocol.unpacked_worker(value)
+
+
+def changes_of(kind):
+    """Return what may be changed in a message: of one field, or of several."""
+    names = [field.name for field in fields(kind)]
+    return st.dictionaries(st.sampled_from(names), values, max_size=2)
+
+
+@given(values | changes_of(WORKER))
+def test_anything_for_a_failure_of_a_worker(value):
+    if isinstance(value, dict):
+        value = protocol.packed_worker(WORKER) | value
+    try:
+        failure = protocol.unpacked_worker(value)
+    except ProtocolError:
+        return
+    texts = (failure.cause, failure.log, failure.unread, *failure.lines)
+    assert all(text.isprintable() for text in texts)
+    again = protocol.unpacked_worker(as_sent(protocol.packed_worker(failure)))
+    # Text, because NaN is not itself.
+    assert repr(again) == repr(failure)
+
+
+# --- what node 0 reports of them ----------------------------------------------------
+
+
+@pytest.mark.parametrize("summary", [None, SUMMARY, Summary(WORKER)])
+def test_a_summary_arrives_as_it_was_sent(summary):
+    sent = as_sent(protocol.packed_summary(summary))
+    assert protocol.unpacked_summary(sent) == summary
+
+
+NO_SUMMARIES = {
+    "a text": "worker",
+    "a number": 0,
+    "a list": [],
+    "an empty object": {},
+    "no first one": {"first": None},
+    "a first one without a name": {"first": {}},
+    "a first one that moves the cursor": {
+        "first": protocol.packed_worker(WORKER) | {"cause": "\x1b[2J"}
+    },
+    "a number of ranks": {"alike": 3},
+    "no ranks": {"alike": None},
+    "ranks of text": {"alike": ["1"]},
+    "others that move the cursor": {"others": [["\x1b[2J", [1]]]},
+    "others of ranks of text": {"others": [["KeyError: 1", "12"]]},
+    "more than all": {"unlisted": float("inf")},
+    "a number of others": {"others": 2},
+    "others without ranks": {"others": [["KeyError: 1"]]},
+    "others of one rank": {"others": [["KeyError: 1", 3]]},
+    "others without a cause": {"others": [3]},
+    "many that are not listed": {"unlisted": "many"},
+    "nothing that is not listed": {"unlisted": None},
+}
+
+
+def test_what_cannot_be_printed_is_not_sent():
+    odd = replace(WORKER, cause="\x1b[2J", log="/logs/\xa0x", lines=("\a",))
+    failure = protocol.unpacked_worker(as_sent(protocol.packed_worker(odd)))
+    assert (failure.cause, failure.log) == (" [2J", "/logs/ x")
+    assert failure.lines == (" ",)
+
+
+@pytest.mark.parametrize("case", NO_SUMMARIES)
+def test_what_is_no_summary(case):
+    value = NO_SUMMARIES[case]
+    if isinstance(value, dict) and value:
+        value = protocol.packed_summary(SUMMARY) | value
+    with pytest.raises(ProtocolError):
+        protocol.unpacked_summary(value)
+
+
+@pytest.mark.parametrize("name", list(asdict(SUMMARY)))
+def test_a_summary_without(name):
+    value = protocol.packed_summary(SUMMARY)
+    del value[name]
+    with pytest.raises(ProtocolError):
+        protocol.unpacked_summary(value)
+
+
 # --- what the page of the protocol says ---------------------------------------------
 
 
 @pytest.mark.parametrize("enum", [Kind, protocol.Refusal])
 def test_words_of_the_protocol_do_not_change(enum):
     """Another version has to be another `VERSION`."""
-    assert protocol.VERSION == 1
+    assert protocol.VERSION == 2
     assert [member.value for member in enum] == {
         Kind: [
             *("worker", "signal", "agent", "lost"),

@@ -110,7 +110,9 @@ NO_AGENTS = {
     "a number": b"1\n",
     "an empty message": b"{}\n",
     "a verb of an agent": b'{"join":0}\n',
-    "half a join request": b'{"protocol":1,"job":"19.0"}\n',
+    "half a join request": protocol.encode(
+        {"protocol": protocol.VERSION, "job": "19.0"}
+    ),
     "a long line": b"x" * (protocol.JOIN_REQUEST_LIMIT + 1),
     "a deep line": b"[" * 4000 + b"\n",
 }
@@ -179,7 +181,7 @@ def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
     client.connect()
     assert there[1].receive() is None
     for other in there[2:]:  # the others are there, and the agent is not counted
-        other.send_message(protocol=1, job="20.0")
+        other.send_message(protocol=protocol.VERSION, job="20.0")
         assert "refused" in other.receive()
     assert client.failure is None
 

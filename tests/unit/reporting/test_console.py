@@ -10,14 +10,15 @@ from torchrun_hpc.reporting import console
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
+    ("kind", "details", "text"),
     [
-        ("error", "torchrun_hpc: error: HPC061 text\n"),
-        ("warning", "torchrun_hpc: warning: HPC061 text\n"),
-        ("", "torchrun_hpc: HPC061 text\n"),
+        ("error", (), "torchrun_hpc: error: HPC061 text\n"),
+        ("warning", (), "torchrun_hpc: warning: HPC061 text\n"),
+        ("", (), "torchrun_hpc: HPC061 text\n"),
+        ("error", ("  a", "b"), "torchrun_hpc: error: HPC061 text\n  a\nb\n"),
     ],
 )
-def test_line_is_one_write(monkeypatch, kind, text):
+def test_all_of_it_is_one_write(monkeypatch, kind, details, text):
     writes = []
 
     class Stream(io.StringIO):
@@ -26,5 +27,5 @@ def test_line_is_one_write(monkeypatch, kind, text):
             return super().write(text)
 
     monkeypatch.setattr(sys, "stderr", Stream())
-    console.write(Message("HPC061", "text"), kind)
+    console.write(Message("HPC061", "text"), kind, details)
     assert writes == [text]

@@ -248,7 +248,11 @@ def test_what_is_said_and_set():
     assert (plan["address"], plan["interface"]) == ("10.20.0.1", "ib0")
     assert plan["listen"] == f"10.20.0.1:{port}"
     assert plan["endpoint"] == f"jwb0001i:{port}"
-    assert found["exports"] == {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "ib0"}
+    assert found["exports"] == {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "PYTHONFAULTHANDLER": "1",
+    }
     assert plan["environment"]["GLOO_SOCKET_IFNAME"] == {
         "value": "ib0",
         "source": "ib0 has 10.20.0.1",
@@ -332,6 +336,7 @@ def test_one_line_for_each_export_and_one_for_the_command():
     assert description.shell_lines(found) == [
         "export OMP_NUM_THREADS=1",
         "export GLOO_SOCKET_IFNAME=ib0",
+        "export PYTHONFAULTHANDLER=1",
         "torchrun --nnodes=3 train.py --lr 0.1",
     ]
 

@@ -58,6 +58,7 @@ def apply(_plan: object, hooks: Hooks) -> None:
             is_signal = isinstance(sys.exc_info()[1], SignalException)
             hooks.watch.stop(look=not is_signal)
             super()._shutdown(*args, **options)
+            hooks.watch.stopped()
 
     def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
         def start(stderr: Any) -> Any:
