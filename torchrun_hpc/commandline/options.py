@@ -74,6 +74,14 @@ _OURS = {
             "or none."
         ),
     ),
+    "hpc_stall_report": (
+        "SECONDS",
+        (
+            "When all workers of the job have shown the same stacks for so long, print "
+            "what they are doing, once; nothing is ended. Off by default; needs "
+            "py-spy: pip install 'torchrun_hpc[stacks]'."
+        ),
+    ),
     "hpc_debug": (
         None,
         (

@@ -108,6 +108,12 @@ class Watch:
         """Watch no more."""
         self._ended.set()
 
+    @property
+    def running(self) -> list[Worker]:
+        """The workers that run."""
+        with self._lock:
+            return [*self._running]
+
     def check(self) -> None:
         """Look for workers that have ended with an error."""
         with self._lock:

@@ -23,6 +23,7 @@ from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.stacks.inspection import Inspection
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
@@ -72,6 +73,8 @@ class AgentStarter(Starter):
         self._is_quiet = is_command and not (logs or "hpc_debug" in options)
         self._relay = Relay()
         self._watch: Watch | None = None
+        self._inspection: Inspection | None = None
+        self._ask_all: Callable[[float], Mapping[int, Any]] | None = None
         self._args = args
         self._run = run
         self._environ = preflight.environ
@@ -112,6 +115,7 @@ class AgentStarter(Starter):
         try:
             with self._rendezvous(plan) as on_failure:
                 self._watch = Watch(self._relay, on_failure)
+                self._inspection = Inspection(plan, self._watch, self._ask_all)
                 hooks = Hooks(signals.forward, self._relay, self._watch)
                 if self._preloaded is not None:
                     is_first = is_reporter(plan.world.report_rank)
@@ -155,7 +159,8 @@ class AgentStarter(Starter):
                 exit_status.set_last_line(own.end())
             return
         args = self._args
-        creator = handler.register(plan, args.max_restarts, self._environ)
+        creator = handler.register(plan, args.max_restarts, self._environ, self._sample)
+        self._ask_all = creator.stacks
         names = capabilities.option(args, "signals_to_handle")
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:
@@ -163,6 +168,10 @@ class AgentStarter(Starter):
                 yield creator.worker_failed
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
+
+    def _sample(self) -> list[dict[str, Any]]:
+        """Return the stacks of this node's workers, for other nodes."""
+        return [] if self._inspection is None else self._inspection.sample()
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return what this torch cannot do: on this node, and on all."""
@@ -202,10 +211,14 @@ class AgentStarter(Starter):
         signals.leave_to_torch(names.split(","))
         server = self._preloaded.server if self._preloaded is not None else 0
         signals.begin(scheduled=self._is_scheduled, fork_server=server)
+        if self._inspection is not None:
+            self._inspection.start()
         try:
             with quiet.withheld() if self._is_quiet else nullcontext():
                 record(self._run)(self._args)
         finally:
+            if self._inspection is not None:
+                self._inspection.close()
             if self._watch is not None:
                 self._watch.end()
             self._relay.close(_REST_TIMEOUT)

@@ -126,6 +126,8 @@ class LaunchPlan:
         options: Options of torchrun to set, by their names in its parser.
         environment: Environment variables to set.
         preload: What is imported once for all workers; ``None`` if nothing is.
+        stall_report: Seconds after which workers that show the same stacks are
+            reported; 0 if they are not.
     """
 
     mode: Mode
@@ -138,6 +140,7 @@ class LaunchPlan:
     options: Mapping[str, Setting] = field(default_factory=dict)
     environment: Mapping[str, Setting] = field(default_factory=dict)
     preload: Preload | None = None
+    stall_report: float = 0
 
     @property
     def ranks_follow_scheduler(self) -> bool:

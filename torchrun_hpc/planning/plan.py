@@ -8,13 +8,16 @@ ignores is taken back.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning import (
     as_typed,
     direct,
+    messages,
     network_env,
     one_node,
     preload,
@@ -25,11 +28,14 @@ from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
+    from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 # Lets Python write the frames of a process that crashes, in every worker.
 FAULT_HANDLER = "PYTHONFAULTHANDLER"
+
+STALL_REPORT = "hpc_stall_report"
 
 _PLANS = {
     Mode.ONE_NODE: one_node.plan,
@@ -62,15 +68,43 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
         if not has_logs and not inputs.mode.is_direct:
             # The workers' stderr, with the rank on each line.
             options["tee"] = Setting("2", "--hpc-debug")
-    messages = replace(
+    about = replace(
         plan.messages,
-        notes=(*plan.messages.notes, *preload.notes(inputs)),
+        notes=(*plan.messages.notes, *preload.notes(inputs), *_unused(inputs)),
         advice=(*plan.messages.advice, *preload.advice(inputs)),
     )
     return replace(
         plan,
         options=options,
         environment=environment,
-        messages=messages,
+        messages=about,
         preload=inputs.preload,
+        stall_report=_stall_report(inputs),
     )
+
+
+def _stall_report(inputs: Inputs) -> float:
+    """Return after how many seconds a stall is reported; 0 if it is not.
+
+    Raises:
+        LaunchError: What was typed, or set, is no number of seconds.
+    """
+    setting = inputs.options.get(STALL_REPORT)
+    if setting is None or inputs.mode.is_direct:
+        return 0
+    if not re.fullmatch(r"[1-9]\d{0,6}", str(setting.value)):
+        raise LaunchError(
+            "HPC174",
+            f"{setting}: type whole seconds, longer than any pause of the training: "
+            "--hpc-stall-report=600",
+            everywhere=True,
+        )
+    return float(setting.value)
+
+
+def _unused(inputs: Inputs) -> tuple[Message, ...]:
+    """Say which options need an agent, where there is none."""
+    if not inputs.mode.is_direct:
+        return ()
+    where = "direct mode, where each worker is a task"
+    return messages.unused(inputs, where, (STALL_REPORT,))

@@ -155,6 +155,7 @@ class Client:
         self._go: Mapping[str, Any] | None = None
         self._answers: dict[int, Any] = {}
         self._asked = 0
+        self._samples: dict[int, dict[int, Any]] = {}  # by question, and node
         self._is_reported = False  # which workers have failed
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -208,12 +209,29 @@ class Client:
             RoundOverError: The round that it is about has ended.
             JobFailedError: The job has failed.
         """
-        self._asked = number = self._asked + 1
+        with self._changed:  # other threads ask for stacks
+            self._asked = number = self._asked + 1
         self.send({"ask": number, **question})
         self._until(lambda: number in self._answers or self.is_over, timeout)
         if self.is_over:
             raise RoundOverError
         return self._answers.pop(number)
+
+    def stacks(self, timeout: float) -> dict[int, Any]:
+        """Ask all agents for the stacks of their workers; return the answers by node.
+
+        Args:
+            timeout: Seconds to wait for those of all nodes.
+        """
+        with self._changed:
+            self._asked = number = self._asked + 1
+            answers = self._samples[number] = {}
+        self.send({"stacks": number})
+        with contextlib.suppress(TimeoutError, JobFailedError):
+            self._until(lambda: len(answers) == self.request.nodes, timeout)
+        with self._changed:
+            del self._samples[number]
+        return answers
 
     def finish(self) -> None:
         """Wait until all nodes have finished.
@@ -382,9 +400,19 @@ class Client:
             self._change(failure=failure, _is_decided=True)
             if self.request.rank == 0 and failure.kind is Kind.WORKER:
                 self._loop.call_later(COLLECT_TIMEOUT, self._send, {"report": True})
-        elif "report" in message:
+        else:
+            self._handle_workers(message)
+
+    def _handle_workers(self, message: Mapping[str, Any]) -> None:
+        """Handle a message about workers, or one for the user."""
+        if "report" in message:
             self._report(unpacked_summary(message["report"]))
         elif "printed" in message:
             self._change(_is_reported=True)
+        elif "sampled" in message:
+            with self._changed:
+                answers = self._samples.get(message["sampled"], {})
+                answers[message["node"]] = message["of"]
+                self._changed.notify_all()
         else:
             self._on_event(message)

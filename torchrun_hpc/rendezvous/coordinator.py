@@ -154,6 +154,7 @@ class Coordinator:
         if "join" in message:
             self._join(agent, message)
         self._report_workers(agent, message)
+        self._pass_on(agent, message)
         if "failed" in message:
             self.fail(protocol.unpacked(message["failed"]))
         if "done" in message:
@@ -364,6 +365,17 @@ class Coordinator:
             self._is_reported = True
             for other in self._agents.values():
                 self._send(other, {"printed": True})
+
+    def _pass_on(self, agent: _Agent, message: Mapping[str, Any]) -> None:
+        """Pass on a question of an agent to all, and the answers to it."""
+        own = agent.request.rank
+        if "stacks" in message:
+            for other in self._agents.values():
+                self._send(other, {"stacks": [own, message["stacks"]]})
+        match message.get("sampled"):
+            case [int(rank), number] if rank in self._agents:
+                answer = {"sampled": number, "node": own, "of": message.get("of")}
+                self._send(self._agents[rank], answer)
 
     def _end_round(self, failure: Failure) -> None:
         """Let all join the next round, or end the job if there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 import sys
+import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from torchrun_hpc.torch_compat import capabilities
 if TYPE_CHECKING:
     import argparse
     import socket
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
@@ -65,6 +66,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             that say how long an agent may be silent.
         max_restarts: How often the job may restart.
         environ: Environment of this process.
+        sample: Returns the stacks of this node's workers, for other nodes.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         parameters: RendezvousParameters,
         max_restarts: int,
         environ: Mapping[str, str],
+        sample: Callable[[], Any] = list,
     ) -> None:
         self._plan = plan
+        self._sample = sample
         self._parameters = parameters
         self._settings = _settings(plan, parameters, max_restarts)
         self._environ = environ
@@ -212,6 +216,10 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         if self._client is not None:
             self._client.worker_failed(failure)
 
+    def stacks(self, timeout: float) -> dict[int, Any]:
+        """Return the stacks of all workers by node, see `Client.stacks`."""
+        return {} if self._client is None else self._client.stacks(timeout)
+
     def finish(self) -> bool:
         """Wait until all nodes have finished; say whether they did."""
         try:
@@ -310,9 +318,21 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         )
         return address, port
 
+    def _answer(self, question: Any) -> None:
+        """Send the stacks of this node's workers to the one that asks."""
+        answer = {"sampled": question, "of": self._sample()}
+        if self._client is not None:
+            self._client.send(answer)
+
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
             report.write(event["report"], self._plan)
+            return
+        if "stacks" in event:
+            name = "stacks of this node"
+            threading.Thread(
+                target=self._answer, args=[event["stacks"]], name=name, daemon=True
+            ).start()
             return
         message = messages.render(event, self._plan)
         if message is not None:
@@ -371,6 +391,7 @@ class Creator:
     plan: LaunchPlan
     max_restarts: int
     environ: Mapping[str, str]
+    sample: Callable[[], Any] = list
     handler: SchedulerRendezvous | None = None
 
     def worker_failed(self, failure: WorkerFailure, _restarts_left: int) -> None:
@@ -378,10 +399,14 @@ class Creator:
         if self.handler is not None:
             self.handler.worker_failed(failure)
 
+    def stacks(self, timeout: float) -> dict[int, Any]:
+        """Return the stacks of all workers by node."""
+        return {} if self.handler is None else self.handler.stacks(timeout)
+
     def __call__(self, parameters: RendezvousParameters) -> SchedulerRendezvous:
         """Make the handler."""
         self.handler = SchedulerRendezvous(
-            self.plan, parameters, self.max_restarts, self.environ
+            self.plan, parameters, self.max_restarts, self.environ, self.sample
         )
         return self.handler
 
@@ -392,10 +417,13 @@ class Creator:
 
 
 def register(
-    plan: LaunchPlan, max_restarts: int, environ: Mapping[str, str]
+    plan: LaunchPlan,
+    max_restarts: int,
+    environ: Mapping[str, str],
+    sample: Callable[[], Any] = list,
 ) -> Creator:
     """Let torch find this rendezvous under its name."""
-    creator = Creator(plan, max_restarts, environ)
+    creator = Creator(plan, max_restarts, environ, sample)
     rendezvous.rendezvous_handler_registry.register(SCHEDULER, creator)
     return creator
 

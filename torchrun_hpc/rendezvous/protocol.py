@@ -16,6 +16,8 @@ from an agent                 meaning
 ``read: true``                it has received the failure
 ``report: true``              node 0 wants to report the failures of workers
 ``printed: true``             it has done so
+``stacks: NUMBER``            it asks all agents for the stacks of their workers
+``sampled: [RANK, NUMBER]``   the answer, ``of`` its workers, for the node that asks
 ``bye: true``                 it closes the connection; that is no fault
 ``heartbeat: true``           the answer to ``heartbeat``
 ``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` of the store that
@@ -33,6 +35,8 @@ from the coordinator          meaning
 ``failed: FAILURE``           the job has failed, and this was the first failure
 ``report: SUMMARY``           the failures of workers; nothing if none has failed
 ``printed: true``             node 0 has reported them
+``stacks: [RANK, NUMBER]``    an agent asks for the stacks of the workers
+``sampled: NUMBER``           the answer of a ``node``
 ``heartbeat: true``           to be answered by ``heartbeat``
 ``answer: NUMBER``            the answer to ``ask``
 ``waiting``, ``finishing``,   for the user, on the node that reports: see

@@ -57,6 +57,7 @@ class ForkServer:
         self._variables = variables
         self._files = files
         self._changed: dict[str, str] = {}  # variables that modules have set
+        self._agent = 0
         self._answers: dict[int, socket.socket] = {}  # by the workers' process numbers
 
     def serve(self, connection: socket.socket, agent: int) -> None:
@@ -70,6 +71,7 @@ class ForkServer:
         """
         os.setsid()
         end_with_parent(agent)()
+        self._agent = agent
         process.set_title("torchrun_hpc: fork server")
         try:
             self._import()
@@ -138,7 +140,7 @@ class ForkServer:
             answers.send(b"error %d" % (error.errno or errno.EAGAIN))
         if pid == 0:
             os.setsid()
-            end_with_parent(server)()
+            end_with_parent(server, self._agent)()
             answers.send(b"started %d" % os.getpid())
             answers.close()
             return True

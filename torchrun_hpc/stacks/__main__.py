@@ -1,0 +1,87 @@
+"""Show what the workers of a job are doing: ``python -m torchrun_hpc.stacks``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.reporting import console
+from torchrun_hpc.stacks import service, tree
+from torchrun_hpc.stacks.sampling import WorkerStack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COMMAND = "python -m torchrun_hpc.stacks"
+_TIMEOUT = 30.0  # seconds for the agent to answer; it takes five for other nodes
+
+NOT_FOUND = 1  # exit code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that stands in ``argv``, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        description="Show what the workers of a job are doing, merged over all ranks. "
+        "Run it on any node of the job: srun --overlap --jobid=N " + COMMAND,
+    )
+    parser.add_argument("--json", action="store_true", help="the same for machines")
+    args = parser.parse_args(argv)
+    seen = preflight(COMMAND)
+    if seen.task_rank:  # all tasks of a step would print the same
+        return 0
+    launches = _of_job(seen.job.launch_id if seen.job else "")
+    if not launches:
+        text = (
+            f"no launch of torchrun_hpc on {seen.hostname} is yours. Type on a node of "
+            f"the job: srun --overlap --jobid=N {COMMAND}"
+        )
+        console.write(Message("HPC172", text), "error")
+        return NOT_FOUND
+    answers = [answer for name in launches if (answer := _ask(name)) is not None]
+    if args.json:
+        console.output(json.dumps(answers, indent=2) + "\n")
+    else:
+        for answer in answers:
+            console.output("\n".join(_lines(answer)) + "\n")
+    return 0 if len(answers) == len(launches) else NOT_FOUND
+
+
+def _of_job(launch_id: str) -> list[str]:
+    """Return the sockets of this job's launches; of all, if it has none here."""
+    found = [*service.launches()]
+    job = launch_id.partition(".")[0]
+    own = [name for other, name in found if job and other.partition(".")[0] == job]
+    return own or [name for _, name in found]
+
+
+def _ask(name: str) -> Mapping[str, Any] | None:
+    try:
+        return service.ask(name, _TIMEOUT)
+    except OSError as error:
+        text = f"the agent does not answer: {error.strerror or error}"
+        console.write(Message("HPC173", text), "error")
+        return None
+
+
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    hosts = {stack["node"]: stack["host"] for stack in answer["workers"]}
+    stacks = [
+        WorkerStack(
+            stack["rank"], stack["node"], tuple(stack["frames"]), stack["problem"]
+        )
+        for stack in answer["workers"]
+    ]
+    lines = [f"launch {answer['launch']}"] if answer["launch"] else []
+    lines += tree.render(stacks, hosts) or ["there are no workers now"]
+    if answer["missing"]:
+        lines.append(f"no answer of {answer['missing']}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Lets a person see what the workers are doing, while they run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.reporting import names
+from torchrun_hpc.stacks import sampling, tree
+from torchrun_hpc.stacks.service import Service
+from torchrun_hpc.stacks.stall import StallReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torchrun_hpc.failures.watch import Watch
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.stacks.sampling import WorkerStack
+
+# Seconds: for one node, and for all of them.
+_NODE_TIMEOUT = 3.0
+_TIMEOUT = 4.5
+
+
+class Inspection:
+    """Answers who asks for stacks, and reports a stall, if that is wanted.
+
+    Args:
+        plan: What is planned on this node.
+        watch: Knows the workers of this node.
+        ask_all: Returns the stacks that all nodes have sent, by node; ``None`` where
+            there is one node, or the others cannot be asked.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        watch: Watch,
+        ask_all: Callable[[float], Mapping[int, Any]] | None,
+    ) -> None:
+        self._plan = plan
+        self._watch = watch
+        self._ask_all = ask_all
+        self._hosts = dict(enumerate(plan.world.hosts))
+        self._service = Service(plan.launch_id, self._answer)
+        self._stall: StallReport | None = None
+        if plan.stall_report and (ask_all is None or plan.world.node_rank == 0):
+            self._stall = StallReport(plan.stall_report, self._if_complete, self._hosts)
+
+    def start(self) -> None:
+        """Start to answer."""
+        self._service.start()
+        if self._stall is not None:
+            self._stall.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._service.close()
+        if self._stall is not None:
+            self._stall.end()
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Return the stacks of this node's workers, as plain data."""
+        workers = self._watch.running
+        return [asdict(stack) for stack in sampling.sample(workers, _NODE_TIMEOUT)]
+
+    def _collect(self) -> tuple[list[WorkerStack], list[int]]:
+        """Return the stacks of all workers, and the nodes that have not answered."""
+        own = self._plan.world.node_rank
+        if self._ask_all is None:
+            return sampling.received(self.sample(), own), []
+        answers = self._ask_all(_TIMEOUT)
+        found = [s for node in answers for s in sampling.received(answers[node], node)]
+        nodes = range(self._plan.world.nodes)
+        return found, [node for node in nodes if node not in answers]
+
+    def _if_complete(self) -> list[WorkerStack]:
+        stacks, missing = self._collect()
+        return [] if missing else stacks
+
+    def _answer(self) -> dict[str, Any]:
+        stacks, missing = self._collect()
+        return {
+            "launch": self._plan.launch_id,
+            "missing": names.nodes(missing, self._plan) if missing else "",
+            "workers": tree.as_data(stacks, self._hosts),
+        }

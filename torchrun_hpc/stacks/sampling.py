@@ -1,0 +1,139 @@
+"""The stacks of the workers of one node, as py-spy sees them from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchrun_hpc.failures.watch import Worker
+
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_NOT_ALLOWED = ("Permission denied", "Operation not permitted", "EPERM", "EACCES")
+_LONGEST = 200  # characters of a frame, or a problem
+
+
+@dataclass(frozen=True)
+class WorkerStack:
+    """What a worker is doing.
+
+    Attributes:
+        rank: Its global rank.
+        node: Rank of its node.
+        frames: Of its main thread, ``FUNCTION FILE:LINE`` each, the outermost first.
+        problem: Why they are not known; empty if they are.
+    """
+
+    rank: int
+    node: int
+    frames: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
+    """Look at the workers of this node, all at the same time; they run on.
+
+    Args:
+        workers: The workers.
+        timeout: Seconds that it may take.
+    """
+    program = _program()
+    if program is None:
+        text = f"py-spy is not installed: {sys.executable} -m pip install "
+        text += "'torchrun_hpc[stacks]'"
+        return [WorkerStack(w.rank, w.node, problem=text) for w in workers]
+    end = time.monotonic() + timeout
+    started = [(worker, _start(program, worker.pid)) for worker in workers]
+    return [_stack(worker, process, end) for worker, process in started]
+
+
+def _program() -> str | None:
+    """Return py-spy, that of this environment first."""
+    own = Path(sys.executable).with_name("py-spy")
+    return str(own) if own.exists() else shutil.which("py-spy")
+
+
+def _start(program: str, pid: int) -> subprocess.Popen[bytes]:
+    # It stops the worker for some milliseconds; without, frames may be wrong.
+    return subprocess.Popen(  # noqa: S603
+        [program, "dump", "--json", "--pid", str(pid)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> WorkerStack:
+    try:
+        output, errors = process.communicate(timeout=max(end - time.monotonic(), 0.1))
+        frames = _frames(json.loads(output), worker.pid)
+        return WorkerStack(worker.rank, worker.node, frames)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        problem = "no answer of py-spy"
+    except (ValueError, LookupError, TypeError):
+        problem = _problem(errors.decode(errors="replace"))
+    return WorkerStack(worker.rank, worker.node, problem=problem)
+
+
+def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
+    """Return the frames of the main thread, the outermost first."""
+    main = next(thread for thread in threads if thread["os_thread_id"] == pid)
+    return tuple(
+        _printable(f"{f['name']} {f['short_filename'] or f['filename']}:{f['line']}")
+        for f in reversed(main["frames"])
+    )
+
+
+def _problem(errors: str) -> str:
+    """Say what py-spy says, and which setting forbids it."""
+    if any(word in errors for word in _NOT_ALLOWED):
+        scope = "0"
+        with contextlib.suppress(OSError):
+            scope = _PTRACE_SCOPE.read_text(encoding="ascii").strip()
+        if scope in ("2", "3"):
+            return f"{_PTRACE_SCOPE} is {scope}: only the administrator may look"
+        return (
+            "py-spy may not look: a container needs --cap-add=SYS_PTRACE, or the "
+            f"system forbids ptrace to user {os.getuid()}"
+        )
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    text = lines[0].removeprefix("Error: ") if lines else "py-spy has said nothing"
+    return _printable(text)
+
+
+def received(value: Any, node: int) -> list[WorkerStack]:
+    """Read what a node has sent of its workers, as `asdict` makes it.
+
+    Args:
+        value: The stacks as plain data.
+        node: Rank of the node.
+    """
+    try:
+        return [
+            WorkerStack(
+                rank=int(each["rank"]),
+                node=node,
+                frames=tuple(_printable(frame) for frame in each["frames"]),
+                problem=_printable(each["problem"]),
+            )
+            for each in value
+        ]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _printable(text: str) -> str:
+    return "".join(c for c in text if c.isprintable())[:_LONGEST]

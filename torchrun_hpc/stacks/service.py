@@ -1,0 +1,103 @@
+"""Answers ``python -m torchrun_hpc.stacks``, on a socket that only its user can use.
+
+The socket has a name in the network namespace of the node, and no file. Both sides look
+at the user of the other one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_PREFIX = "torchrun_hpc.stacks"
+_LONGEST_ID = 60  # characters of a launch id: a name has 107 bytes
+_SOCKETS = Path("/proc/net/unix")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
+_TIMEOUT = 10.0  # seconds, in which a command has to read its answer
+
+
+class Service:
+    """Answers the command, in a thread of its own.
+
+    Args:
+        launch_id: Of this launch; empty where one node needs none.
+        collect: Returns the stacks of all workers as plain data.
+    """
+
+    def __init__(self, launch_id: str, collect: Callable[[], Any]) -> None:
+        self._collect = collect
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._name = (
+            f"\0{_PREFIX}/{os.getuid()}/{launch_id[:_LONGEST_ID]}/{os.getpid()}"
+        )
+        self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
+
+    def start(self) -> None:
+        """Start to answer, if there can be a socket."""
+        with contextlib.suppress(OSError):
+            self._listening.bind(self._name)
+            self._listening.listen()
+            self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                asking, _ = self._listening.accept()
+                with asking, contextlib.suppress(OSError):
+                    asking.settimeout(_TIMEOUT)
+                    if _user_of(asking) in (os.getuid(), 0):
+                        asking.sendall(json.dumps(self._collect()).encode())
+
+
+def launches() -> Iterator[tuple[str, str]]:
+    """Yield launch id and name of the socket of each launch of this user here."""
+    wanted = f"@{_PREFIX}/{os.getuid()}/"
+    for line in _SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines():
+        _, found, rest = line.partition(wanted)
+        launch_id, is_listening, _ = rest.rpartition("/")
+        if found and is_listening:
+            yield launch_id, "\0" + (wanted + rest)[1:]
+
+
+def ask(name: str, timeout: float) -> Mapping[str, Any]:
+    """Ask the agent that has a socket of this name.
+
+    Args:
+        name: As `launches` yields it.
+        timeout: Seconds to wait for the answer.
+
+    Raises:
+        OSError: It does not answer, or is another user's.
+    """
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(timeout)
+        asking.connect(name)
+        if _user_of(asking) != os.getuid():
+            raise PermissionError
+        answer = b"".join(iter(lambda: asking.recv(2**16), b""))
+    try:
+        found: Mapping[str, Any] = json.loads(answer)
+    except ValueError:
+        raise ConnectionError("no answer") from None
+    return found
+
+
+def _user_of(connection: socket.socket) -> int:
+    size = _CREDENTIALS.size
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(_CREDENTIALS.unpack(packed)[1])

@@ -1,0 +1,70 @@
+"""``--hpc-stall-report``: says so, once, when no worker has gone on for some time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import Message, count
+from torchrun_hpc.reporting import console
+from torchrun_hpc.stacks import tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torchrun_hpc.stacks.sampling import WorkerStack
+
+# A worker that goes on is often seen at the same line: it waits there in each step.
+_SAMPLES = 60
+_SHORTEST, _LONGEST = 0.5, 10.0  # seconds between two
+
+
+class StallReport:
+    """Compares the stacks of all workers, in a thread of its own, on node 0.
+
+    Args:
+        seconds: For so long the stacks have to be the same.
+        collect: Returns the stacks of all workers; none if a node does not answer.
+        hosts: Names of the nodes by rank.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        collect: Callable[[], Sequence[WorkerStack]],
+        hosts: Mapping[int, str],
+    ) -> None:
+        self._seconds = seconds
+        self._collect = collect
+        self._hosts = hosts
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stall", daemon=True)
+
+    def start(self) -> None:
+        """Start to compare."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Compare no more."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        pause = min(max(self._seconds / _SAMPLES, _SHORTEST), _LONGEST)
+        before: Sequence[WorkerStack] = []
+        since = time.monotonic()
+        while not self._ended.wait(pause):
+            stacks = sorted(self._collect(), key=lambda stack: stack.rank)
+            if stacks != before or any(stack.problem for stack in stacks):
+                before, since = stacks, time.monotonic()
+            elif stacks and time.monotonic() - since >= self._seconds:
+                self._report(stacks)
+                return
+
+    def _report(self, stacks: Sequence[WorkerStack]) -> None:
+        text = (
+            f"the {count(len(stacks), 'worker')} have shown the same stacks for "
+            f"{self._seconds:.0f} s (--hpc-stall-report); nothing is ended:"
+        )
+        lines = (f"    {line}" for line in tree.render(stacks, self._hosts))
+        console.write(Message("HPC171", text), "warning", [*lines])
