@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> None:
         line = CommandLine(options)
         mode = known.mode = choose_mode(seen, line, has_agent=True)
         prepare_agent(seen, options)
-        starter = AgentStarter(seen, args, options, _original_run)
+        starter = AgentStarter(seen, args, options, run=_original_run)
         inputs, plan = main.plan_of(main.inputs_of(mode, seen, line), starter)
         known.plan = plan
         start(inputs, plan, starter)

@@ -19,12 +19,13 @@ from torchrun_hpc.failures.report import LocalReport
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.launching import dry_run, exit_status, quiet, signals
 from torchrun_hpc.launching.start import FAILED, Answers, Starter
-from torchrun_hpc.planning.inputs import SCHEDULER
+from torchrun_hpc.planning.inputs import SCHEDULER, Resolver
+from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.stacks.inspection import Inspection
-from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.patches import registry
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.launching.preloading import Preloaded
+    from torchrun_hpc.launching.resolver import ResolverCheck
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.planning.preflight import Preflight
@@ -53,6 +55,7 @@ class AgentStarter(Starter):
         options: Of these, what the user set.
         run: ``torch.distributed.run.run``, or what a program has in its place.
         preloaded: Leads to the fork server; ``None`` without ``--hpc-preload``.
+        resolver: Finds out whether the resolver answers.
         is_command: Whether the launch is all that this process does. Then torch's own
             report of failures is withheld, unless the user wants to see what it logs.
     """
@@ -62,13 +65,15 @@ class AgentStarter(Starter):
         preflight: Preflight,
         args: argparse.Namespace,
         options: Mapping[str, Setting],
+        *,
         run: Callable[[argparse.Namespace], None] = torch_run.run,
         preloaded: Preloaded | None = None,
-        *,
+        resolver: ResolverCheck | None = None,
         is_command: bool = False,
     ) -> None:
         super().__init__(options)
         self._preloaded = preloaded
+        self._resolver = resolver
         logs = preflight.environ.get("TORCH_LOGS") or preflight.environ.get("LOGLEVEL")
         self._is_quiet = is_command and not (logs or "hpc_debug" in options)
         self._relay = Relay()
@@ -91,6 +96,7 @@ class AgentStarter(Starter):
             "workers": validation.number_of_workers(self._args, self.options),
             "gpus": validation.number_of_gpus(),
             "of_release": capabilities.variables(),
+            "resolver": self._resolver.result() if self._resolver else Resolver.UNKNOWN,
         }
 
     def apply_options(self, plan: LaunchPlan) -> None:
@@ -112,6 +118,8 @@ class AgentStarter(Starter):
             SystemExit: The job has failed; its cause is the exception that says why.
         """
         args = self._args
+        if CPP_LOG_LEVEL in plan.environment:
+            cpp_log.read_level()  # of this process, which has imported torch
         try:
             with self._rendezvous(plan) as on_failure:
                 self._watch = Watch(self._relay, on_failure)

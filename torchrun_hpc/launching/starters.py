@@ -14,6 +14,7 @@ from torchrun_hpc.commandline import command_line
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
+from torchrun_hpc.launching.resolver import ResolverCheck
 from torchrun_hpc.planning.mode import check_started_right
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
@@ -81,8 +82,10 @@ def starter_of(
     job = preflight.job
     if inputs.mode.is_direct and job is not None:
         return DirectStarter(preflight, job, line)
+    check = None
     if is_launch:
         prepare_agent(preflight, line.options)
+        check = ResolverCheck(inputs.network)
     with _without_garbage_collection():
         preloaded = _preloaded(inputs, line) if is_launch else None
         import_torch()
@@ -92,7 +95,14 @@ def starter_of(
     args, options = torchrun_parser.parse(argv, preflight.environ)
     if is_launch:
         streams.forgive_at_exit(sys.stdout)  # but for --help
-    return AgentStarter(preflight, args, options, preloaded=preloaded, is_command=True)
+    return AgentStarter(
+        preflight,
+        args,
+        options,
+        preloaded=preloaded,
+        resolver=check,
+        is_command=True,
+    )
 
 
 def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.commandline import rdzv_conf
@@ -21,6 +22,15 @@ STATIC = "static"
 C10D = "c10d"
 SCHEDULER = "scheduler"  # ours, for nodes that the scheduler has numbered
 DIRECT = "direct"  # none: each task is a worker
+
+
+class Resolver(Enum):
+    """Whether the resolver of this node answers."""
+
+    UNKNOWN = "unknown"  # nobody has asked, or not for long
+    ANSWERS = "answers"
+    SLOW = "slow"  # it has not answered yet
+    DOWN = "down"  # no name server answers
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ class Inputs:
         of_release: Variables that mend c10d of the installed release of torch.
         free_port: A port that is free here, for a worker that is alone.
         preload: What is imported once for all workers; ``None`` if nothing is.
+        resolver: Whether names of addresses are answered here.
     """
 
     mode: Mode
@@ -78,6 +89,7 @@ class Inputs:
     of_release: Mapping[str, Setting] = field(default_factory=dict)
     free_port: int = 0
     preload: Preload | None = None
+    resolver: Resolver = Resolver.UNKNOWN
 
     def explicit(self, name: str) -> Any:
         """Return what was typed for an option, ``None`` if nothing."""

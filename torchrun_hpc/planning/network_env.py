@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, choices
+from torchrun_hpc.planning.inputs import Resolver
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
+
+CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+RESOLVER_OPTIONS = "RES_OPTIONS"
 
 # Each of these sets a level of its own, so that their common parent has no say.
 _LOGGED_MODULES = (
@@ -39,7 +43,7 @@ DEBUG_VARIABLES = {
     # Not DETAIL: that is no logging, it checks each collective in a process group of
     # its own, and jobs hang (pytorch#129672) or, DDP on gloo in torch 2.13, crash.
     "TORCH_DISTRIBUTED_DEBUG": "INFO",
-    "TORCH_CPP_LOG_LEVEL": "INFO",
+    CPP_LOG_LEVEL: "INFO",
     # For --tee, which is set where neither it nor --redirects is typed.
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank}: ",
 }
@@ -65,6 +69,28 @@ def debugging(environ: Mapping[str, str]) -> dict[str, Setting]:
         name: Setting(value, "--hpc-debug")
         for name, value in DEBUG_VARIABLES.items()
         if environ.get(name) in {None, "", value}
+    }
+
+
+def of_resolver(inputs: Inputs) -> dict[str, Setting]:
+    """Return what spares workers a resolver that does not answer.
+
+    Torch asks for the name of each address, and warns where it gets no answer. Where no
+    name server answers at all, nobody has to wait for one (resolv.conf(5)).
+    """
+    source = {
+        Resolver.DOWN: "no name server answers",
+        Resolver.SLOW: "the resolver has not answered yet",
+    }.get(inputs.resolver)
+    if source is None:
+        return {}
+    found = {CPP_LOG_LEVEL: "ERROR"}
+    if inputs.resolver is Resolver.DOWN:
+        found[RESOLVER_OPTIONS] = "timeout:1 attempts:1"
+    return {
+        name: Setting(value, source)
+        for name, value in found.items()
+        if not inputs.environ.get(name)
     }
 
 

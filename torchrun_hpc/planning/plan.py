@@ -62,6 +62,7 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
         environment |= network_env.of_release(inputs)
     if not (plan.mode.is_direct or FAULT_HANDLER in inputs.environ):  # empty is off
         environment[FAULT_HANDLER] = Setting("1", "for the report of a crash")
+    environment |= network_env.of_resolver(inputs)
     if inputs.explicit("hpc_debug"):
         environment |= network_env.debugging(inputs.environ)
         has_logs = {"tee", "redirects"}.intersection(inputs.options)

@@ -21,7 +21,7 @@ from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.rendezvous import messages, open_files, search
 from torchrun_hpc.rendezvous.client import Client, JobFailedError, request_of
 from torchrun_hpc.rendezvous.coordinator import Settings
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Refusal
+from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, Refusal
 from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
@@ -90,7 +90,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         )
         self._server: CoordinatorServer | None = None
         self._client: Client | None = None
-        self._workers_store: Any = None
+        self._workers_store: list[Any] = []
 
     # --- what torch asks ----------------------------------------------------------
 
@@ -241,7 +241,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         if self._server is not None:
             self._server.close()
             self._server = None
-        self._workers_store = None
+        self._workers_store = []
 
     # --- parts --------------------------------------------------------------------
 
@@ -301,22 +301,40 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
         Each round has its own, so that no worker finds values of the round before.
         """
-        self._workers_store = None
+        opening: list[Any] = []
+        self._workers_store = opening
         address = str(self._parameters.local_addr)
         if not self._shares_store:
             return address, int(get_free_port())  # type: ignore[no-untyped-call]
         own = self._plan.rendezvous.local_address
         opened = listen(own, 0)
         port = opened.getsockname()[1]
-        self._workers_store = _torch.TCPStore(
-            own or "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            multi_tenant=True,
-            **capabilities.listening_on(opened),
-        )
+        # It serves before it returns: where no name server answers, that takes long.
+        threading.Thread(
+            target=self._serve,
+            args=[opening, own or "127.0.0.1", port, capabilities.listening_on(opened)],
+            name="workers' store",
+            daemon=True,
+        ).start()
         return address, port
+
+    def _serve(
+        self, opening: list[Any], host: str, port: int, options: Mapping[str, Any]
+    ) -> None:
+        """Open the store of the workers, and keep it."""
+        try:
+            store = _torch.TCPStore(
+                host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=True,
+                **options,
+            )
+        except Exception as error:  # noqa: BLE001 - the other nodes wait for it
+            self.give_up(Failure(Kind.AGENT, text=f"the workers' store: {error}"))
+        else:
+            opening.append(store)
 
     def _answer(self, question: Any) -> None:
         """Send the stacks of this node's workers to the one that asks."""

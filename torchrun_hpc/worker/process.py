@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.worker.requests import Request
 
+CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 FAULT_HANDLER = "PYTHONFAULTHANDLER"  # Python reads it when it starts
 
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
@@ -53,6 +54,10 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     if request.environ.get(FAULT_HANDLER):
         faulthandler.enable()
     _renew_random_state()
+    if "torch" in sys.modules and request.environ.get(CPP_LOG_LEVEL):
+        from torchrun_hpc.torch_compat import cpp_log  # noqa: PLC0415 - needs torch
+
+        cpp_log.read_level()
     gc.enable()
     _set_signals(request)
 

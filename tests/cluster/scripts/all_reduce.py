@@ -14,7 +14,7 @@ import torch.distributed as dist
 NAMES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"),
-    *("SLURMD_NODENAME", "SLURM_JOB_ID"),
+    *("SLURMD_NODENAME", "SLURM_JOB_ID", "TORCH_CPP_LOG_LEVEL", "RES_OPTIONS"),
 )
 
 dist.init_process_group("gloo")

@@ -1,0 +1,18 @@
+"""The log of torch's C++ code, of which the level is set when torch is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from pathlib import Path
+
+import torch
+
+_LIBRARY = Path(torch.__file__).parent / "lib" / "libc10.so"
+_INIT_LOGGING = "_ZN3c1011initLoggingEv"  # c10::initLogging(), c10/util/Logging.h
+
+
+def read_level() -> None:
+    """Let torch read ``TORCH_CPP_LOG_LEVEL`` again; without it, more is printed."""
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(str(_LIBRARY)), _INIT_LOGGING)()
