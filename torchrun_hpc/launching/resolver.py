@@ -71,4 +71,5 @@ class ResolverCheck:
         if code is None:
             is_slow = time.monotonic() - self._start > _SLOW
             return Resolver.SLOW if is_slow else Resolver.UNKNOWN
-        return Resolver.DOWN if code == 1 else Resolver.ANSWERS
+        known = {0: Resolver.ANSWERS, 1: Resolver.DOWN}
+        return known.get(code, Resolver.UNKNOWN)

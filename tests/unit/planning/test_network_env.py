@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 
 import pytest
 from nodes import INTERACTIVE, juelich, make_inputs, outside_a_step, step
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import network_env
+from torchrun_hpc.planning.inputs import Resolver
 from torchrun_hpc.planning.plan import FAULT_HANDLER, make_plan
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
@@ -278,3 +280,27 @@ def test_no_scheduler_and_nothing_of_the_site_but_the_interface():
 def test_interfaces_for_a_person(environ, environment, shown):
     planned = {name: Setting(value, "") for name, value in environment.items()}
     assert network_env.interface_name(environ, planned) == shown
+
+
+# --- the resolver ---------------------------------------------------------------------
+
+LEVEL, SHORT = "TORCH_CPP_LOG_LEVEL", "RES_OPTIONS"
+
+
+@pytest.mark.parametrize(
+    ("resolver", "environ", "expected"),
+    [
+        (Resolver.UNKNOWN, {}, {}),
+        (Resolver.ANSWERS, {}, {}),
+        (Resolver.SLOW, {}, {LEVEL: "ERROR"}),
+        (Resolver.DOWN, {}, {LEVEL: "ERROR", SHORT: "timeout:1 attempts:1"}),
+        (Resolver.DOWN, {LEVEL: "INFO"}, {SHORT: "timeout:1 attempts:1"}),
+        (Resolver.DOWN, {SHORT: "rotate"}, {LEVEL: "ERROR"}),
+        (Resolver.SLOW, {LEVEL: "WARNING"}, {}),
+    ],
+)
+def test_a_resolver_that_does_not_answer(resolver, environ, expected):
+    inputs = replace(make_inputs(environ=environ), resolver=resolver)
+    found = network_env.of_resolver(inputs)
+    assert {name: setting.value for name, setting in found.items()} == expected
+    assert all(setting.source for setting in found.values())

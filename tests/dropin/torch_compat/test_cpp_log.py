@@ -1,0 +1,34 @@
+"""The level of torch's C++ log can be changed after its import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+STORES = """
+import os, sys, torch
+from torchrun_hpc.torch_compat import cpp_log
+for level in sys.argv[1:]:
+    os.environ["TORCH_CPP_LOG_LEVEL"] = level
+    cpp_log.read_level()
+    print(level, file=sys.stderr, flush=True)
+    torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+"""
+
+
+@pytest.mark.parametrize("levels", [("INFO", "ERROR"), ("ERROR", "INFO")])
+def test_the_level_of_the_log(levels: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STORES, *levels],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    _, _, first = done.stderr.partition(f"{levels[0]}\n")
+    first, _, second = first.partition(f"{levels[1]}\n")
+    logged = dict(zip(levels, (first, second), strict=True))
+    assert "[c10d]" in logged["INFO"]
+    assert logged["ERROR"] == ""

@@ -1,0 +1,80 @@
+"""The check of the resolver: what is known of it, and when."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from nodes import make_network
+
+from torchrun_hpc.launching import resolver
+from torchrun_hpc.launching.resolver import ResolverCheck
+from torchrun_hpc.planning.inputs import Resolver
+
+
+LOOPBACK = ("lo", "127.0.0.1/8")
+
+
+def network_of(*interfaces, **changes):
+    return make_network(dict([LOOPBACK, *interfaces]), **changes)
+
+
+ETHERNET = ("eth0", "10.20.0.1/24")
+
+
+def asked(monkeypatch, program, seconds=10.0):
+    """Ask by a program; return what is known when it has ended, or after seconds."""
+    monkeypatch.setattr(resolver, "_ASK", program)
+    check = ResolverCheck(network_of(ETHERNET))
+    end = time.monotonic() + seconds
+    while check._process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return check
+
+
+@pytest.mark.parametrize(
+    ("program", "result"),
+    [
+        ("", Resolver.ANSWERS),
+        ("raise SystemExit(0)", Resolver.ANSWERS),
+        ("raise SystemExit(1)", Resolver.DOWN),
+        ("raise SystemExit(True)", Resolver.DOWN),
+        ("import os; os._exit(3)", Resolver.UNKNOWN),
+    ],
+)
+def test_an_answer(monkeypatch, program, result):
+    assert asked(monkeypatch, program).result() is result
+
+
+def test_it_asks_for_the_address_that_torch_asks_for(monkeypatch):
+    program = "import sys; sys.exit(sys.argv[1] == '::ffff:10.20.0.1')"
+    assert asked(monkeypatch, program).result() is Resolver.DOWN
+
+
+@pytest.mark.parametrize(
+    ("seconds", "result"), [(0, Resolver.UNKNOWN), (1, Resolver.SLOW)]
+)
+def test_nobody_waits_for_an_answer(monkeypatch, seconds, result):
+    check = asked(monkeypatch, "import time; time.sleep(60)", seconds)
+    process = check._process
+    assert check.result() is result
+    assert process.returncode == -9  # nor does it ask on
+    assert check.result() is Resolver.UNKNOWN
+
+
+@pytest.mark.parametrize("interfaces", [[], [("eth0", "fd00::1/64")]])
+def test_without_an_address_nothing_is_asked(interfaces):
+    check = ResolverCheck(network_of(*interfaces))
+    assert check._process is None
+    assert check.result() is Resolver.UNKNOWN
+
+
+def test_an_interface_that_is_down_is_not_asked_for():
+    check = ResolverCheck(network_of(ETHERNET, down=("eth0",)))
+    assert check.result() is Resolver.UNKNOWN
+
+
+def test_what_this_machine_says():
+    """The question itself is one that Python can ask."""
+    check = ResolverCheck(network_of(ETHERNET))
+    assert isinstance(check.result(), Resolver)
