@@ -65,6 +65,7 @@ benchmark: .venv/installed
 	$(BIN)/python benchmarks/launch.py
 	$(BIN)/python benchmarks/direct.py
 	$(BIN)/python benchmarks/rendezvous.py
+	$(BIN)/python benchmarks/stderr.py
 
 clean:
 	rm -rf .launchers .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -161,7 +161,7 @@ class Launcher:
             environ: Variables to add.
             environs: More of them, for each launch its own.
             streams: For each launch, what is wrong with its streams: ``0``, ``1`` or
-                ``2`` to a key of `BROKEN`.
+                ``2`` to a key of `BROKEN` or `OTHERS`.
             cwd: Working directory.
             limit: Seconds after which a launch is killed; its exit code is then
                 `KILLED`.
@@ -252,12 +252,13 @@ BROKEN = {
     "not read": _not_read,
     "not read, non-blocking": functools.partial(_not_read, blocking=False),
 }
+OTHERS = {"as stdout": lambda: os.dup(1)}  # 2>&1
 
 
 def break_streams(how: dict[str, str]) -> None:
     """Give this process streams as a shell does that starts it with such ones."""
     for number, what in how.items():
-        descriptor = BROKEN[what]()
+        descriptor = (BROKEN | OTHERS)[what]()
         if descriptor < 0:
             os.close(int(number))
             setattr(sys, ("stdin", "stdout", "stderr")[int(number)], None)

@@ -127,6 +127,16 @@ def test_a_refusal_is_raised_and_not_printed(ended: dict[str, dict[str, Any]]) -
     assert "HPC010 unrecognized arguments: --bogus" in written  # as argparse does
 
 
+def test_a_failure_of_workers_is_raised_and_reported(
+    ended: dict[str, dict[str, Any]],
+) -> None:
+    """What torch logs of it is the program's, who may look for it."""
+    for which in (OURS, STOCK):
+        assert "failed (exitcode: 3)" in ended["runs"][f"{which} wrote"]
+    report = "HPC125 the job has failed: worker 0 ended with exit code 3 (local rank 0"
+    assert ended["runs"]["ours wrote"].count(report) == 1
+
+
 def test_a_program_that_does_not_care(tmp_path: Path) -> None:
     """Exit code 1 and a traceback, as of torch; its last line is the message."""
     program = (

@@ -113,7 +113,8 @@ def test_one_node_of_a_job(
     assert found["options"]["rdzv_id"] == {"value": "mine", "source": "PET_RDZV_ID"}
     assert found["options"]["rdzv_endpoint"]["value"] == "localhost:0"
     exports = {capabilities.UNSHARED: "1"} if needed else {}
-    assert found["exports"] == {"OMP_NUM_THREADS": "1", **exports}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    assert found["exports"] == {**own, **exports}
     assert found["plan"]["environment"].get(capabilities.UNSHARED) == (
         {"value": "1", "source": f"torch {torch.__version__}"} if needed else None
     )

@@ -98,9 +98,14 @@ if then[0]:
             sys.exit(f"fewer reports than workers: {glob.glob(everyone)}")
         time.sleep(0.01)
 if then[0] == "exit":
+    if then[2:] not in ([], [os.environ["RANK"]]):
+        time.sleep(30)
     sys.exit(int(then[1]))
 if then[0] == "raise":
     raise ValueError("a fault of the script")
+if then[0] == "crash":
+    import ctypes
+    ctypes.string_at(0)
 if then[0] == "kill":
     os.kill(os.getpid(), int(then[1]))
     time.sleep(30)
@@ -259,7 +264,7 @@ LINES = {
         workers=2,
         same=(_RUN,),
     ),
-    "threads": Line(environ={"OMP_NUM_THREADS": "2"}),
+    "threads": Line(environ={"OMP_NUM_THREADS": "2", "PYTHONFAULTHANDLER": ""}),
     "threads, too many": Line(
         ("--nproc-per-node=2",),
         environ={"OMP_NUM_THREADS": "3"},
@@ -399,6 +404,12 @@ def test_exit_code_and_output(
     assert sorted(stock.out.splitlines()) == lines
 
 
+def _more(line: Line) -> dict[str, str]:
+    """Return the variables of the workers that stock torchrun does not set."""
+    more = {"PYTHONFAULTHANDLER": "1"}
+    return {name: value for name, value in more.items() if name not in line.environ}
+
+
 @each_line
 def test_environment_of_the_workers(
     name: str, launches: dict[str, dict[str, Launch]]
@@ -408,8 +419,9 @@ def test_environment_of_the_workers(
     assert len(ours) == len(stock) == line.workers
     different = _DIFFERENT.difference(line.same)
     for mine, theirs in zip(ours, stock, strict=True):
-        assert mine["environ"].keys() == theirs["environ"].keys()
-        for variable in mine["environ"].keys() - different:
+        assert mine["environ"] | _more(line) == mine["environ"]
+        assert mine["environ"].keys() == theirs["environ"].keys() | _more(line)
+        for variable in theirs["environ"].keys() - different:
             assert mine["environ"][variable] == theirs["environ"][variable], variable
         for what in ("argv", "name", "python", "cwd"):
             assert mine[what] == theirs[what]
@@ -558,18 +570,40 @@ def test_help_and_version_start_nothing(launcher: Launcher) -> None:
 
 FAILURES = {
     "exit 3": Line(environ={"THEN": "exit:3"}),
-    "exit 3, two workers": Line(("--nproc-per-node=2",), environ={"THEN": "exit:3"}),
+    "exit 3, one of two": Line(("--nproc-per-node=2",), environ={"THEN": "exit:3:1"}),
     "exit -1": Line(environ={"THEN": "exit:-1"}),
     "exception": Line(environ={"THEN": "raise"}),
     "killed": Line(environ={"THEN": f"kill:{int(signal.SIGKILL)}"}),
     "terminated": Line(environ={"THEN": f"kill:{int(signal.SIGTERM)}"}),
-    "crashed": Line(environ={"THEN": f"kill:{int(signal.SIGSEGV)}"}),
+    "crashed": Line(environ={"THEN": "crash"}),
     "no such module": Line(("-m",), "missing.module"),
     "recorded": Line((), "recorded.py"),
     "restarts used up": Line(("--max-restarts=1",), environ={"THEN": "exit:4"}),
     "second attempt": Line(
         ("--max-restarts=1", "--nproc-per-node=2"), environ={"THEN": "fail-first"}
     ),
+}
+# How we say that the worker ended, and why.
+ENDINGS = {
+    "exit 3": ("ended with exit code 3", ""),
+    "exit 3, one of two": ("ended with exit code 3", ""),
+    "exit -1": ("ended with exit code 255", ""),
+    "exception": ("ended with exit code 1", "ValueError: a fault of the script"),
+    "killed": ("was killed by SIGKILL (9): probably out of memory", ""),
+    "terminated": ("was killed by SIGTERM (15)", ""),
+    "crashed": (
+        "was killed by SIGSEGV (11)",
+        "Fatal Python error: Segmentation fault",
+    ),
+    "no such module": (
+        "ended with exit code 1",
+        (
+            f"{sys.executable}: Error while finding module specification for "
+            "'missing.module' (ModuleNotFoundError: No module named 'missing')"
+        ),
+    ),
+    "recorded": ("ended with exit code 1", "ValueError: a fault of the script"),
+    "restarts used up": ("ended with exit code 4", ""),
 }
 
 
@@ -616,12 +650,11 @@ def _shape(value: Any) -> Any:
     return type(value).__name__
 
 
-def _report_of_torch(err: str) -> list[str]:
-    """Return torch's table of failures, without times, hosts and process ids."""
-    _, _, table = err.partition("ChildFailedError:")
-    kept = [x for x in table.splitlines() if not x.startswith(("  time", "  host"))]
-    kept = [re.sub(r"\(pid: [0-9]+\)|[0-9]{4,}", "", x) for x in kept]
-    return [re.sub(r"/[^ ]*/(?=error.json)", "", x) for x in kept]
+FAILED = "torchrun_hpc: error: HPC125 the job has failed: "
+
+# What torch says of a failure.
+BOX = "ChildFailedError: "
+TORCHS_LINES = ("Sending process ", "failed (exitcode: ")
 
 
 each_failure = pytest.mark.parametrize("name", FAILURES)
@@ -639,13 +672,58 @@ def test_exit_code_of_failures(
 
 @each_failure
 def test_report_of_failures(name: str, failures: dict[str, dict[str, Launch]]) -> None:
+    """It takes the place of torch's."""
     ours, stock = (failures[name][which].result for which in BOTH)
-    if "--nproc-per-node=2" in FAILURES[name].argv:
-        # Which of them failed first, is chance.
-        assert ("ChildFailedError" in ours.err) == ("ChildFailedError" in stock.err)
+    start, *restarts = ours.own_lines
+    assert "HPC001" in start
+    assert (BOX in stock.err) is (stock.code != 0)
+    for words in (BOX, *TORCHS_LINES, "torch/distributed/run.py"):
+        assert words not in ours.err
+    if name == "second attempt":  # which of the two, is chance
+        restart = r"restart 1 of all workers: worker [01] ended with exit code 5"
+        assert re.fullmatch(f"torchrun_hpc: HPC128 {restart}", *restarts)
+        assert ours.err.splitlines() == ours.own_lines
+        return
+    *restarts, first, last = restarts
+    rank = 1 if name == "exit 3, one of two" else 0
+    how, cause = ENDINGS[name]
+    why = f"worker {rank} {how}"
+    assert re.fullmatch(
+        rf"{FAILED}{re.escape(why)} \(local rank {rank}, at [\d-]{{10}} [\d:]{{8}}\)",
+        first,
+    )
+    assert last == FAILED + why + (f": {cause}" if cause else "")
+    expected = [f"torchrun_hpc: HPC128 restart 1 of all workers: {why}"]
+    assert restarts == (expected if name == "restarts used up" else [])
+    written, _, shown = ours.err.partition(f"{first}\n")
+    assert shown.splitlines()[-1] == last
+    # What the worker has written stands in front of it, and once more in it.
+    details = shown.splitlines()[:-1]
+    assert all(line.startswith("    ") for line in details)
+    assert {line.strip() for line in details} <= {
+        line.strip() for line in written.splitlines()
+    }
+    assert any(cause in line for line in details) is bool(cause)
+
+
+@pytest.mark.parametrize("name", ["exception", "recorded", "crashed"])
+def test_the_report_has_the_traceback(
+    name: str, failures: dict[str, dict[str, Launch]]
+) -> None:
+    """Of a crash, too: the innermost frame is the first one there."""
+    _, _, report = failures[name][OURS].result.err.partition(FAILED)
+    lines = [line[4:] for line in report.splitlines()[1:-1]]
+    frames = [line for line in lines if line.startswith("  File ")]
+    if name == "crashed":
+        assert lines[0] == "Fatal Python error: Segmentation fault"
+        assert re.fullmatch(r"  File .*, line \d+ in string_at", frames[0])
+        assert re.search(r"report.py\", line \d+ in <module>$", frames[1])
+        assert "Fatal" not in failures[name][STOCK].result.err  # it would not be there
     else:
-        assert _report_of_torch(ours.err) == _report_of_torch(stock.err)
-    assert len(ours.own_lines) == 1
+        assert lines[0] == "Traceback (most recent call last):"
+        assert lines[-1] == ENDINGS[name][1]
+        where = {"exception": "<module>", "recorded": "main"}[name]
+        assert re.search(rf"re\w+.py\", line \d+, in {where}$", frames[-1])
 
 
 @each_failure
@@ -669,6 +747,142 @@ def test_attempts(failures: dict[str, dict[str, Launch]]) -> None:
         assert {attempt for _, attempt in seen} == {"0", "1"}
         last = [w for w in workers if w["environ"]["TORCHELASTIC_RESTART_COUNT"] == "1"]
         assert [w["reachable"] is True for w in last] == [_is_kept(w) for w in last]
+
+
+# --- what else the report depends on ----------------------------------------------
+
+_ONE_OF_TWO = Line(("--nproc-per-node=2",), environ={"THEN": "exit:3:1"})
+REPORTS = {
+    "tee": Line(("--tee=3", "--log-dir={base}/tee"), environ={"THEN": "raise"}),
+    "redirects": Line(
+        ("--redirects=3", "--log-dir={base}/redirects"), environ={"THEN": "raise"}
+    ),
+    "as stdout": Line(environ={"THEN": "raise"}),
+    "function": Line(
+        ("--run-path", "--monitor-interval=0.01"), environ={"THEN": "raise"}
+    ),
+    # The user wants to see what torch says.
+    "LOGLEVEL": Line(_ONE_OF_TWO.argv, environ={"LOGLEVEL": "INFO"}),
+    "TORCH_LOGS": Line(_ONE_OF_TWO.argv, environ={"TORCH_LOGS": "distributed"}),
+    "debug": Line((*_ONE_OF_TWO.argv, "--hpc-debug")),
+}
+
+
+@pytest.fixture(scope="module")
+def reports(
+    launcher: Launcher, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Result]:
+    """What ours says; where stderr is the same file as stdout, it is ``out``."""
+    base = tmp_path_factory.mktemp("reports")
+    launches, environs = [], []
+    for number, line in enumerate(REPORTS.values()):
+        words = [_filled(word, {"{base}": str(base)}) for word in line.argv]
+        launches.append((OURS, [*words, line.script]))
+        (base / str(number)).mkdir()
+        report = {"REPORT": str(base / str(number))}
+        environs.append(_ONE_OF_TWO.environ | line.environ | report)
+    streams = [{"2": name} if name == "as stdout" else {} for name in REPORTS]
+    results = launcher.many(
+        launches, environs=environs, streams=streams, cwd=folder, at_once=4
+    )
+    return dict(zip(REPORTS, results, strict=True))
+
+
+@pytest.mark.parametrize("name", ["LOGLEVEL", "TORCH_LOGS", "debug"])
+def test_who_wants_to_see_what_torch_says_sees_it(
+    name: str, reports: dict[str, Result]
+) -> None:
+    result = reports[name]
+    assert result.code == 1
+    for words in (BOX, *TORCHS_LINES, "torch/distributed/run.py"):
+        assert words in result.err
+    last = f"{FAILED}worker 1 ended with exit code 3"
+    assert result.err.count(f"{last}\n") == 1
+    assert result.err.count(f"{last} (local rank 1, at ") == 1
+
+
+@pytest.mark.parametrize("name", ["tee", "redirects"])
+def test_the_report_has_the_traceback_of_a_log_file(
+    name: str, reports: dict[str, Result]
+) -> None:
+    """And says which file it is."""
+    result = reports[name]
+    assert result.code == 1
+    _, first, last = result.own_lines
+    found = re.search(r"\(local rank 0, at .*, log file (/.*/0/stderr.log)\)$", first)
+    assert found, first
+    log = Path(found[1]).read_text()
+    assert log.startswith("Traceback (most recent call last):\n  File ")
+    shown = "".join(f"    {line}\n" for line in log.splitlines())
+    assert result.err.endswith(f"{first}\n{shown}{last}\n")
+    assert last.endswith(": ValueError: a fault of the script")
+    prefixed = re.findall("^.*default0.*Traceback", result.err, re.MULTILINE)
+    assert len(prefixed) == (name == "tee")
+
+
+def test_the_order_of_stdout_and_stderr_is_kept(reports: dict[str, Result]) -> None:
+    """Where they are one file, the report says so, and has no more to say."""
+    result = reports["as stdout"]
+    assert (result.code, result.err) == (1, "")
+    start, out, *traceback, first, unread, last = result.out.splitlines()
+    assert "HPC001" in start
+    assert out.startswith("out 0 ")
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert traceback[-1] == "ValueError: a fault of the script"
+    assert first.startswith(f"{FAILED}worker 0 ended with exit code 1 (local rank 0, ")
+    assert unread == (
+        "torchrun_hpc:     its stderr is in the output: it is the same file as stdout"
+    )
+    assert last == f"{FAILED}worker 0 ended with exit code 1"
+
+
+def test_a_function_of_torchs_fails(reports: dict[str, Result]) -> None:
+    """It runs the script, writes nothing, and torch may be the first to see its end."""
+    result = reports["function"]
+    assert result.code == 1
+    assert "ValueError: a fault of the script" in result.err
+
+
+# All bytes, more than a pipe has room for, and the last line without an end.
+BYTES = """
+import os, sys
+os.write(2, bytes(range(256)) * 2000)
+os.write(1, bytes(range(256)))
+sys.stderr.write("50 %\\r100 %")
+"""
+ALL_BYTES = bytes(range(256))
+
+
+@pytest.mark.parametrize("options", [(), ("--hpc-preload=torch",)])
+def test_streams_arrive_byte_for_byte(options: tuple[str, ...], tmp_path: Path) -> None:
+    """By a pipe, and in a file."""
+    (tmp_path / "train.py").write_text(BYTES)
+    found = []
+    with (tmp_path / "stderr").open("wb") as file:
+        processes = [
+            subprocess.Popen(
+                [*COMMANDS[OURS], *options, "train.py"],
+                env=clean_environ(),
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            for stderr in (subprocess.PIPE, file)
+        ]
+    try:
+        found = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            end_group(process.pid)
+            process.wait(timeout=10)
+    errs = [found[0][1], (tmp_path / "stderr").read_bytes()]
+    for process, (out, _), err in zip(processes, found, errs, strict=True):
+        start, _, rest = err.partition(b"\n")
+        assert start.startswith(b"torchrun_hpc: HPC001 ")
+        assert rest == ALL_BYTES * 2000 + b"50 %\r100 %"
+        assert out == ALL_BYTES
+        assert process.returncode == 0
 
 
 # --- log files --------------------------------------------------------------------
@@ -851,7 +1065,7 @@ def test_two_nodes_as_typed(
         for worker in workers:
             assert (worker["reachable"] is True) is _is_kept(worker)
     for mine, theirs in zip(ours, stock, strict=True):
-        assert mine["environ"].keys() == theirs["environ"].keys()
+        assert mine["environ"].keys() == theirs["environ"].keys() | _more(Line())
     for result in results[:2]:
         assert "Traceback" not in result.err
     # The host of the endpoint speaks; with c10d both are on its machine.
@@ -978,6 +1192,20 @@ def test_auto_twice(folder: Path, tmp_path: Path) -> None:
     lines = result.err.splitlines()
     assert [x == "launch" for x in lines] == [True, False, True, False], lines
     assert lines[1] == lines[3]
+
+
+def test_auto_raises_what_torch_raises(folder: Path, tmp_path: Path) -> None:
+    """And says why it failed, below Python's traceback."""
+    result = _auto(folder, tmp_path, 1, ["report.py"], THEN="raise")
+    assert result.code == 1
+    for words in (BOX, TORCHS_LINES[1]):
+        assert words in result.err
+    _, first, last = result.own_lines
+    assert first.startswith(f"{FAILED}worker 0 ended with exit code 1 (local rank 0, ")
+    assert last == (
+        f"{FAILED}worker 0 ended with exit code 1: ValueError: a fault of the script"
+    )
+    assert result.err.splitlines()[-1] == last
 
 
 def test_auto_respects_variables(folder: Path, tmp_path: Path) -> None:

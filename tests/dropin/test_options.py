@@ -359,7 +359,7 @@ def test_many_script_arguments_behind_a_mistake() -> None:
         (["--max-restarts", "0"], {"max_restarts": (0, "--max_restarts")}),
         (["--rdzv-e", "a:1"], {"rdzv_endpoint": ("a:1", "--rdzv_endpoint")}),
         (["--hpc-site", "jsc"], {"hpc_site": ("jsc", "--hpc_site")}),
-        (["--hpc-s=none"], {"hpc_site": ("none", "--hpc_site")}),
+        (["--hpc-si=none"], {"hpc_site": ("none", "--hpc_site")}),
         (
             ["-m", "--nproc_per_node=2", "--nproc-per-node=gpu"],
             {

@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.client import JobFailedError
@@ -39,7 +40,7 @@ from torchrun_hpc.rendezvous.handler import (
     Creator,
     SchedulerRendezvous,
 )
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
@@ -71,6 +72,12 @@ def _together(*functions: Callable[[], Any]) -> list[Any]:
         return [
             future.result(30) for future in [pool.submit(each) for each in functions]
         ]
+
+
+def _worker_failure(rank: int, **changes: Any) -> WorkerFailure:
+    """Return how the only worker of a node failed."""
+    values: dict[str, Any] = {"size": 2, "node": rank, "local_rank": 0, "code": 1}
+    return WorkerFailure(rank, **values | {"time": 1.7e9} | changes)
 
 
 class Job:
@@ -170,7 +177,7 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
         assert [each.restarts for each in made] == [number] * 2
         assert [each.num_nodes_waiting() for each in made] == [0, 0]
         if number == 0:
-            made[1].watch({1: lambda: 7})
+            made[1].worker_failed(_worker_failure(1, code=7))
             end = time.monotonic() + 10
             while not all(each.num_nodes_waiting() for each in made):
                 assert time.monotonic() < end
@@ -213,8 +220,7 @@ def test_what_torch_asks_a_handler(job: Job) -> None:
     assert (made.num_nodes_waiting(), made.is_closed(), made.restarts) == (0, False, 0)
     made.set_closed()
     made.give_up(Failure(Kind.AGENT))
-    made.watch({0: lambda: 1})
-    made.stop_watching(look=True)
+    made.worker_failed(_worker_failure(0))
     assert made.finish()
     assert made.shutdown()
 
@@ -340,12 +346,68 @@ def test_a_failure_of_another_node(job: Job) -> None:
 def test_a_failure_of_an_own_worker_is_for_torch_to_report(job: Job) -> None:
     made = [job.handler(rank) for rank in (0, 1)]
     _together(*(each.next_rendezvous for each in made))
-    made[1].watch({1: lambda: -11})
+    made[1].worker_failed(_worker_failure(1, code=-11))
     assert _wait_for_failure(made[1]).code == -11
     assert made[1].num_nodes_waiting() == 0
     assert _wait_for_failure(made[0]).code == -11
     with pytest.raises(JobFailedError):
         made[0].num_nodes_waiting()
+
+
+BAD = "ValueError: bad batch 17"
+CLOSED = "RuntimeError: Connection closed by peer"
+
+
+def test_failures_of_workers_are_reported_by_node_0(
+    job: Job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it hears of the first one later than of those that follow from it."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    made = [job.handler(rank) for rank in (0, 1)]
+    _together(*(each.next_rendezvous for each in made))
+    made[0].worker_failed(_worker_failure(0, cause=CLOSED, lines=(CLOSED,)))
+    for each in made:
+        assert _wait_for_failure(each).text == CLOSED
+    lines = ("Traceback (most recent call last):", BAD)
+    made[1].worker_failed(_worker_failure(1, cause=BAD, lines=lines))
+    _together(*(each.leave for each in made))
+    assert capfd.readouterr().err.splitlines() == [
+        (
+            "torchrun_hpc: error: HPC125 the job has failed: worker 1 on n1 (node 1) "
+            "ended with exit code 1 (local rank 0, at 2023-11-14 22:13:20)"
+        ),
+        "    Traceback (most recent call last):",
+        f"    {BAD}",
+        f"torchrun_hpc:     rank 0 of 2: {CLOSED}",
+    ]
+    expected = Failure(Kind.WORKER, (1,), rank=1, code=1, text=BAD)
+    assert made[0].failure == expected  # of which the last line is
+
+
+@pytest.mark.parametrize("kind", [Kind.SIGNAL, Kind.LOST])
+def test_no_failure_of_a_worker_is_reported_where_something_else_came_before(
+    kind: Kind, job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The workers of other nodes fail because those of this one are gone."""
+    made = [job.handler(rank) for rank in (0, 1)]
+    _together(*(each.next_rendezvous for each in made))
+    made[1].give_up(Failure(kind, code=15))
+    expected = Failure(kind, (1,), code=15)
+    assert _wait_for_failure(made[0]) == expected
+    made[0].worker_failed(_worker_failure(0, cause=CLOSED, lines=(CLOSED,)))
+    time.sleep(1.2)  # node 0 would ask for others, and report them
+    assert made[0].failure == expected
+    assert capfd.readouterr().err == ""
+
+
+def test_a_failure_of_a_worker_without_a_rendezvous(job: Job) -> None:
+    """Torch has not asked for the handler, or has failed to make it."""
+    creator = Creator(job.plan(0), 0, {})
+    creator.worker_failed(_worker_failure(0), 0)
+    creator.handler = job.handler(0)
+    creator.worker_failed(_worker_failure(0), 0)
+    assert creator.handler.failure is None
 
 
 def test_no_coordinator(job: Job) -> None:
@@ -442,7 +504,7 @@ def test_a_launch_inside_a_worker(
 
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.handler(0).connect()
-    monkeypatch.setattr("torchrun_hpc.rendezvous.search.VERSION", 2)
+    monkeypatch.setattr("torchrun_hpc.rendezvous.search.VERSION", VERSION + 1)
     with pytest.raises(LaunchError) as caught:
         job.handler(1).connect()
     assert caught.value.code == "HPC116"

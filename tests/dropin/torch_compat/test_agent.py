@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,20 +24,12 @@ class Recording(SchedulerRendezvous):
 
     def __init__(self, *, restarts: int = 0, ends_well: bool = True) -> None:
         self.calls: list[Any] = []
-        self.workers: dict[int, Callable[[], int | None]] = {}
         self._restarts = restarts
         self._ends_well = ends_well
 
     @property
     def restarts(self) -> int:
         return self._restarts
-
-    def watch(self, workers: Any) -> None:
-        self.calls.append("watch")
-        self.workers = workers
-
-    def stop_watching(self, *, look: bool) -> None:
-        self.calls.append(("stop watching", look))
 
     def give_up(self, failure: Failure) -> None:
         self.calls.append(failure)
@@ -53,21 +42,14 @@ class Recording(SchedulerRendezvous):
 class TorchsAgent(LocalElasticAgent):
     """Stands in for torch's agent: it does nothing, and records that."""
 
-    def __init__(self, handler: Any, max_restarts: int, workers: int) -> None:
+    def __init__(self, handler: Any, max_restarts: int) -> None:
         spec = SimpleNamespace(rdzv_handler=handler, max_restarts=max_restarts)
-        ranked = [SimpleNamespace(global_rank=workers + n) for n in range(workers)]
-        self._worker_group: Any = SimpleNamespace(spec=spec, workers=ranked)
+        self._worker_group: Any = SimpleNamespace(spec=spec)
         self._remaining_restarts = max_restarts
-        self._pcontext: Any = SimpleNamespace(subprocess_handlers={})
-        self.pids: dict[int, int] = {}
         self.calls: list[Any] = getattr(handler, "calls", [])
 
     def _rendezvous(self, *args: Any) -> None:
         self.calls.append(("rendezvous", args))
-
-    def _start_workers(self, *args: Any) -> dict[int, Any]:
-        self.calls.append(("start workers", args))
-        return self.pids
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
         self.calls.append(("shutdown", args, options))
@@ -85,8 +67,8 @@ def make_agent(
     monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
     agent.apply()
 
-    def make(handler: Any, *, max_restarts: int = 3, workers: int = 2) -> Any:
-        return launcher_api.LocalElasticAgent(handler, max_restarts, workers)
+    def make(handler: Any, *, max_restarts: int = 3) -> Any:
+        return launcher_api.LocalElasticAgent(handler, max_restarts)
 
     return make
 
@@ -96,12 +78,10 @@ def test_agents_of_other_rendezvous_are_left_alone(
 ) -> None:
     torch_agent = make_agent(object())
     torch_agent._rendezvous("group")
-    assert torch_agent._start_workers("group") is torch_agent.pids
     torch_agent._shutdown("signal")
     torch_agent._exit_barrier()
     assert torch_agent.calls == [
         ("rendezvous", ("group",)),
-        ("start workers", ("group",)),
         ("shutdown", ("signal",), {}),
         ("exit barrier",),
     ]
@@ -122,52 +102,7 @@ def test_all_agents_have_the_jobs_restarts_left(
     assert torch_agent._remaining_restarts == left
 
 
-# --- workers ------------------------------------------------------------------------
-
-
-def test_the_workers_are_watched_by_their_global_ranks(
-    make_agent: Callable[..., Any],
-) -> None:
-    children = [
-        subprocess.Popen([sys.executable, "-S", "-c", program])
-        for program in ("raise SystemExit(3)", "import time; time.sleep(60)")
-    ]
-    handler = Recording()
-    torch_agent = make_agent(handler)
-    torch_agent.pids = {local: child.pid for local, child in enumerate(children)}
-    torch_agent._pcontext.subprocess_handlers = {
-        local: SimpleNamespace(proc=child) for local, child in enumerate(children)
-    }
-    try:
-        assert torch_agent._start_workers(torch_agent._worker_group) == torch_agent.pids
-        assert list(handler.workers) == [2, 3]
-        end = time.monotonic() + 10
-        while handler.workers[2]() is None:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert [look() for look in handler.workers.values()] == [3, None]
-        assert children[0].wait() == 3  # torch's agent was faster
-        assert [look() for look in handler.workers.values()] == [3, None]
-    finally:
-        children[1].kill()
-        children[1].wait()
-    assert handler.workers[3]() == -9
-
-
-def test_workers_of_a_function_are_watched_too(make_agent: Callable[..., Any]) -> None:
-    """There torch has no process handlers."""
-    child = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"])
-    handler = Recording()
-    torch_agent = make_agent(handler, workers=1)
-    torch_agent.pids = {0: child.pid}
-    del torch_agent._pcontext.subprocess_handlers
-    torch_agent._start_workers(torch_agent._worker_group)
-    end = time.monotonic() + 10
-    while handler.workers[1]() is None:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert handler.workers[1]() == 3
-    child.wait()
+# --- the end of the workers ----------------------------------------------------------
 
 
 def _raise(number: int) -> None:
@@ -184,7 +119,6 @@ def test_what_ends_the_workers_is_reported_first(
     except SignalException:
         torch_agent._shutdown(15, is_restart=False)
     assert handler.calls == [
-        ("stop watching", False),
         Failure(Kind.SIGNAL, code=15),
         ("shutdown", (15,), {"is_restart": False}),
     ]
@@ -195,10 +129,7 @@ def test_the_end_of_workers_in_a_restart_is_no_failure(
 ) -> None:
     handler = Recording()
     make_agent(handler)._shutdown(is_restart=True)
-    assert handler.calls == [
-        ("stop watching", True),
-        ("shutdown", (), {"is_restart": True}),
-    ]
+    assert handler.calls == [("shutdown", (), {"is_restart": True})]
 
 
 # --- the exit barrier ---------------------------------------------------------------

@@ -59,7 +59,9 @@ from torchrun_hpc.torch_compat.patches import (
     replacing,
     report_missing_nodes,
     state_as_json,
+    watch_workers,
 )
+from torchrun_hpc.torch_compat.patches.hooks import Hooks
 from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
 
 Multiprocessing: Any = multiprocessing_api
@@ -92,7 +94,7 @@ def test_the_agent_has_all_extensions_and_torchs_name() -> None:
     assert extended.__name__ == "LocalElasticAgent"
     assert issubclass(extended, agent.JobAgent)
     names = {kind.__name__ for kind in extended.__mro__}
-    assert "ForwardingAgent" in names
+    assert {"ForwardingAgent", "WatchingAgent"} <= names
     assert ("OpenAgent" in names) is keep_open_on_restart.IS_FOR.present
     changed = {k for k, v in vars(LocalElasticAgent).items() if v is not own.get(k)}
     assert changed <= {"_get_fq_hostname"}
@@ -295,9 +297,15 @@ CHANGES += [
     (agent, Simple, "_exit_barrier", _other),
     (agent, Simple, "_exit_barrier", None),
     (agent, Simple, "__init__", _no_arguments),  # it counts the restarts otherwise
-    (agent, LocalElasticAgent, "_start_workers", _no_arguments),
-    (agent, LocalElasticAgent, "_start_workers", None),
     (agent, LocalElasticAgent, "_shutdown", None),
+    (watch_workers, LocalElasticAgent, "_start_workers", _no_arguments),
+    (watch_workers, LocalElasticAgent, "_start_workers", None),
+    (watch_workers, LocalElasticAgent, "_shutdown", None),
+    (watch_workers, LocalElasticAgent, "__init__", _no_arguments),
+    (watch_workers, SubprocessHandler, "_popen", None),
+    (watch_workers, SubprocessHandler, "_popen", _no_arguments),
+    (watch_workers, SubprocessHandler, "_popen", _popen_elsewhere),
+    (watch_workers, multiprocessing_api.PContext, "__init__", _start_otherwise),
 ]
 # The base has a method of this name, which nobody calls.
 for _handler in report_missing_nodes.HANDLERS:
@@ -312,7 +320,7 @@ CHANGES += [
     (fork_workers, multiprocessing_api.SubprocessHandler, "_popen", _no_arguments),
 ]
 # Agents are created elsewhere, or by another name.
-for _patch in (agent, forward_signals):
+for _patch in (agent, forward_signals, watch_workers):
     CHANGES += [
         (_patch, launcher_api, "LocalElasticAgent", None),
         (_patch, launcher_api, "launch_agent", _no_arguments),
@@ -438,7 +446,9 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
     monkeypatch.setattr(multiprocessing_api.PContext, "close", close)
     forwarded: list[Any] = []
-    for outcome in registry.apply_patches(make_plan(), forwarded.append):
+    nothing: Any = None
+    hooks = Hooks(forwarded.append, relay=nothing, watch=nothing)
+    for outcome in registry.apply_patches(make_plan(), hooks):
         applied = outcome.state is registry.State.APPLIED
         assert applied is outcome.patch.IS_FOR.is_expected, outcome
 

@@ -1,0 +1,341 @@
+"""Workers are watched as they start, and what they write to stderr is read."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.launcher import api as launcher_api
+
+from torchrun_hpc.failures.relay import Relay
+from torchrun_hpc.torch_compat.patches import fork_workers, watch_workers
+from torchrun_hpc.torch_compat.patches.hooks import Hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+Multiprocessing: Any = multiprocessing_api
+SubprocessHandler = Multiprocessing.SubprocessHandler
+
+SLEEPS = "import time; time.sleep(60)"
+EXITS = "raise SystemExit(3)"
+LEFT = 2  # restarts
+
+
+class RecordingWatch:
+    """A watch that records what the agent lets it know."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.workers: dict[int, Any] = {}
+
+    def begin(self, workers: Any, restarts_left: int) -> None:
+        self.workers = {worker.rank: worker for worker in workers}
+        self.calls.append(("begin", restarts_left))
+
+    def stop(self, *, look: bool) -> None:
+        self.calls.append(("stop", look))
+
+    def stopped(self) -> None:
+        self.calls.append("stopped")
+
+
+class TorchsAgent(LocalElasticAgent):
+    """Stands in for torch's agent, of node 1 of two: it does nothing."""
+
+    def __init__(self, calls: list[Any], pids: dict[int, int]) -> None:
+        ranks = range(len(pids), 2 * len(pids))
+        workers = [SimpleNamespace(global_rank=r, world_size=ranks.stop) for r in ranks]
+        self.group: Any = SimpleNamespace(workers=workers, group_rank=1)
+        self._remaining_restarts = LEFT
+        self._pcontext: Any = SimpleNamespace(stderrs={}, error_files={})
+        self._pids = pids
+        self._calls = calls
+
+    def _start_workers(self, *args: Any) -> dict[int, Any]:
+        self._calls.append(("start workers", args))
+        return self._pids
+
+    def _shutdown(self, *args: Any, **options: Any) -> None:
+        self._calls.append(("shutdown", args, options))
+
+
+@pytest.fixture
+def watch() -> RecordingWatch:
+    return RecordingWatch()
+
+
+@pytest.fixture
+def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
+    monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
+    made = Relay()
+    yield made
+    made.close(5)
+
+
+@pytest.fixture
+def hooks(
+    torch_again: None,  # noqa: ARG001
+    watch: Any,
+    relay: Relay,
+) -> Hooks:
+    return Hooks(lambda _: None, relay, watch)
+
+
+@pytest.fixture
+def make_agent(
+    hooks: Hooks, watch: RecordingWatch, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Make an agent of node 1, as a launch does it."""
+    monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
+    watch_workers.apply(None, hooks)
+
+    def make(pids: dict[int, int] | None = None) -> Any:
+        return launcher_api.LocalElasticAgent(watch.calls, pids or {})
+
+    return make
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A worker that fails, and one that runs."""
+    started = [
+        subprocess.Popen([sys.executable, "-S", "-c", program])
+        for program in (EXITS, SLEEPS)
+    ]
+    yield started
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def _wait_for(exit_code: Callable[[], int | None]) -> int:
+    end = time.monotonic() + 10
+    while (code := exit_code()) is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return code
+
+
+# --- who is watched -----------------------------------------------------------------
+
+
+def test_the_workers_are_watched_by_their_global_ranks(
+    make_agent: Callable[..., Any],
+    watch: RecordingWatch,
+    children: list[subprocess.Popen[bytes]],
+) -> None:
+    pids = {local: child.pid for local, child in enumerate(children)}
+    torch_agent = make_agent(pids)
+    torch_agent._pcontext.subprocess_handlers = {
+        local: SimpleNamespace(proc=child) for local, child in enumerate(children)
+    }
+    assert torch_agent._start_workers(torch_agent.group) is pids
+    assert watch.calls == [("start workers", (torch_agent.group,)), ("begin", LEFT)]
+    found = [
+        (w.rank, w.size, w.node, w.local_rank, w.pid) for w in watch.workers.values()
+    ]
+    assert found == [(2, 4, 1, 0, pids[0]), (3, 4, 1, 1, pids[1])]
+    assert _wait_for(watch.workers[2].exit_code) == 3
+    assert watch.workers[3].exit_code() is None
+    assert children[0].wait() == 3  # torch's agent was faster
+    assert [w.exit_code() for w in watch.workers.values()] == [3, None]
+    children[1].kill()
+    children[1].wait()
+    assert watch.workers[3].exit_code() == -9
+
+
+def test_workers_of_a_function_are_watched_too(
+    make_agent: Callable[..., Any],
+    watch: RecordingWatch,
+    children: list[subprocess.Popen[bytes]],
+) -> None:
+    """There torch has no process handlers."""
+    torch_agent = make_agent({0: children[0].pid})
+    torch_agent._start_workers(torch_agent.group)
+    assert _wait_for(watch.workers[1].exit_code) == 3
+    assert children[0].wait() == 3  # it was left to be collected
+
+
+def test_where_a_worker_writes(
+    make_agent: Callable[..., Any], watch: RecordingWatch
+) -> None:
+    torch_agent = make_agent({0: 1, 1: 1, 2: 1})
+    torch_agent._pcontext.stderrs = {0: "", 1: "1/stderr.log"}
+    torch_agent._pcontext.error_files = {0: "0/error.json", 1: "1/error.json"}
+    torch_agent._start_workers(torch_agent.group)
+    found = [(w.log, w.error_file) for w in watch.workers.values()]
+    assert found == [
+        ("", "0/error.json"),
+        ("1/stderr.log", "1/error.json"),
+        ("", ""),
+    ]
+
+
+# --- when they are stopped ----------------------------------------------------------
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+# What is being handled, and whether a worker may have failed.
+HANDLED = {
+    "nothing": (None, True),
+    "a failure": (ValueError("another node"), True),
+    "a signal": (SignalException("ended", signal.SIGTERM), False),
+}
+
+
+@pytest.mark.parametrize("case", HANDLED)
+def test_what_ends_the_workers_decides_whether_they_fail(
+    case: str, make_agent: Callable[..., Any], watch: RecordingWatch
+) -> None:
+    error, look = HANDLED[case]
+    torch_agent = make_agent()
+    try:
+        if error is not None:
+            _raise(error)
+        torch_agent._shutdown(15, is_restart=True)
+    except Exception:  # noqa: BLE001 - as torch's agent, inside of it
+        torch_agent._shutdown(15, is_restart=True)
+    assert watch.calls == [
+        ("stop", look),
+        ("shutdown", (15,), {"is_restart": True}),
+        "stopped",
+    ]
+
+
+# --- what they write ----------------------------------------------------------------
+
+# It writes what its streams are to stdout, and all bytes to stderr.
+WRITES = """
+import json, os
+kinds = [os.fstat(number)[:3] for number in (1, 2)]
+os.write(1, json.dumps(kinds).encode())
+os.write(2, bytes(range(128)) * 1000 + b"no end")
+"""
+WRITTEN = bytes(range(128)) * 1000 + b"no end"
+
+
+def _start(entrypoint: str, *args: str, stderr: str = "") -> Any:
+    """Start a worker as torch does; older releases take other arguments."""
+    names = inspect.signature(SubprocessHandler).parameters
+    given: dict[str, Any] = {"entrypoint": entrypoint, "args": args, "env": {}}
+    given |= {"stdout": "", "stderr": stderr, "local_rank_id": 0}
+    return SubprocessHandler(**{name: given.get(name) for name in names})
+
+
+def test_stderr_goes_through_the_relay(
+    hooks: Hooks, relay: Relay, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    watch_workers.apply(None, hooks)
+    handler = _start(sys.executable, "-S", "-c", WRITES)
+    assert handler._stderr is None
+    assert handler.proc.wait(timeout=10) == 0
+    assert relay.reads(handler.proc.pid)
+    assert relay.end_of(handler.proc.pid, 5)[0] == WRITTEN[-64 * 1024 :]
+    relay.close(5)
+    out, err = capfdbinary.readouterr()
+    assert err == WRITTEN
+    stdout, stderr = json.loads(out)
+    assert stdout == [*os.fstat(1)[:3]]
+    assert stat.S_ISFIFO(stderr[0])
+
+
+def test_each_worker_has_a_pipe_of_its_own(hooks: Hooks, relay: Relay) -> None:
+    watch_workers.apply(None, hooks)
+    programs = [f"import os; os.write(2, b'worker {rank}')" for rank in range(2)]
+    handlers = [_start(sys.executable, "-S", "-c", program) for program in programs]
+    for rank, handler in enumerate(handlers):
+        assert handler.proc.wait(timeout=10) == 0
+        assert relay.end_of(handler.proc.pid, 5)[0] == f"worker {rank}".encode()
+
+
+def test_a_file_is_left_alone(
+    hooks: Hooks,
+    relay: Relay,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    watch_workers.apply(None, hooks)
+    log = tmp_path / "stderr.log"
+    handler = _start(sys.executable, "-S", "-c", WRITES, stderr=str(log))
+    assert handler._stderr.name == str(log)
+    assert handler.proc.wait(timeout=10) == 0
+    assert not relay.reads(handler.proc.pid)
+    handler._stderr.close()
+    out, err = capfdbinary.readouterr()
+    assert err == b""
+    assert log.read_bytes() == WRITTEN
+    assert json.loads(out) == [[*os.fstat(1)[:3]], [*log.stat()[:3]]]
+
+
+def test_where_it_cannot_be_read_it_is_left_alone(
+    hooks: Hooks, relay: Relay, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    relay.unread = "it is a terminal"
+    watch_workers.apply(None, hooks)
+    handler = _start(sys.executable, "-S", "-c", WRITES)
+    assert handler.proc.wait(timeout=10) == 0
+    assert not relay.reads(handler.proc.pid)
+    out, err = capfdbinary.readouterr()
+    assert err == WRITTEN
+    assert json.loads(out) == [[*os.fstat(number)[:3]] for number in (1, 2)]
+
+
+def test_a_program_that_is_missing(hooks: Hooks, tmp_path: Path) -> None:
+    """The error is the same as without, and no pipe is left open."""
+    errors, numbers = [], []
+    for applied in (False, True):
+        if applied:
+            watch_workers.apply(None, hooks)
+        with pytest.raises(FileNotFoundError) as caught:
+            _start(str(tmp_path / "missing"))
+        errors.append((caught.value.errno, caught.value.filename, str(caught.value)))
+        numbers.append(psutil.Process().num_fds())
+    assert errors[0] == errors[1]
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_a_fork_writes_to_the_relay_too(
+    hooks: Hooks, relay: Relay, monkeypatch: pytest.MonkeyPatch, *, is_forked: bool
+) -> None:
+    """It is not torch that starts it; where it cannot be one, torch does."""
+    program = "import os; os.write(2, b'worker')"
+
+    def fork(command: Any, environ: Any, stdout: Any, stderr: Any) -> Any:
+        given = command, environ, stdout, stderr.fileno()
+        forks.append(given)
+        if not is_forked:
+            return None
+        return subprocess.Popen(command, env=environ, stdout=stdout, stderr=stderr)
+
+    forks: list[Any] = []
+    monkeypatch.setenv("IN", "the environment")
+    more = Hooks(hooks.forward, relay, hooks.watch, fork)
+    fork_workers.apply(None, more)
+    watch_workers.apply(None, more)
+    handler = _start(sys.executable, "-S", "-c", program)
+    assert handler.proc.wait(timeout=10) == 0
+    ((command, environ, stdout, stderr),) = forks
+    assert command == (sys.executable, "-S", "-c", program)
+    assert environ["IN"] == "the environment"
+    assert stdout is None
+    assert stderr > 2
+    assert relay.end_of(handler.proc.pid, 5)[0] == b"worker"
