@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from typing import BinaryIO
 
 from torchrun_hpc.failures.relay import Relay
 
@@ -36,12 +37,12 @@ def write(relay: Relay | None, rate: float, seconds: float) -> float:
     """Let a program write to the stderr of this one; return the seconds it took."""
     command = [sys.executable, "-c", WRITER, str(rate), str(seconds)]
 
-    def popen(stderr: object) -> subprocess.Popen[str]:
+    def popen(stderr: BinaryIO | None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,  # type: ignore[arg-type]
+            text=True,
         )
 
     worker = popen(None) if relay is None else relay.start(popen)

@@ -21,6 +21,9 @@ SENT = 8 * 1024  # bytes of its last words that leave its node
 _SHOWN = 30  # lines of a traceback, the middle of which is cut
 _HEAD = 8  # of them, those in front of the cut
 _LAST = 20  # lines that are shown without a traceback
+# Lines that others may write between a traceback and the end of a process whose exit
+# code is that of an exception, 1.
+_BEHIND_EXCEPTION = 50
 _FRAMES = 10  # the innermost ones, of a crash
 _MESSAGE = 8  # further lines of an exception's message
 _LONGEST = 240  # characters of a line
@@ -35,6 +38,7 @@ _CHAINED = re.compile(
 )
 _NOT_FATAL = re.compile("Exception ignored ")
 _FATAL = "Fatal Python error: "
+_LAUNCHER = "/torchrun_hpc/worker/"
 _CXX = "terminate called "  # libstdc++, in front of SIGABRT
 # Behind a traceback: what others log while the process ends.
 _OTHERS = re.compile(
@@ -72,7 +76,8 @@ def last_words(tail: bytes, code: int) -> LastWords:
     found = None
     if code not in (0, -signal.SIGKILL):  # that one comes from outside
         crash = _crash(lines) if code < 0 else None
-        found = _traceback(lines, is_recent=code < 0) or crash
+        behind = _BEHIND_EXCEPTION if code == 1 else _LAST
+        found = _traceback(lines, behind) or crash
     if found is None:
         rest = lines[-_LAST:]
         cause = rest[-1].strip().removeprefix("what():").strip() if rest else ""
@@ -94,15 +99,13 @@ def recorded(text: str) -> LastWords | None:
         return None
 
 
-def _traceback(
-    lines: Sequence[str], *, is_recent: bool
-) -> tuple[str, Sequence[str]] | None:
+def _traceback(lines: Sequence[str], most: int) -> tuple[str, Sequence[str]] | None:
     """Return the cause and the lines of the last traceback that ended the process.
 
     Args:
         lines: What it wrote.
-        is_recent: Whether it counts only if it is near the end, because the process
-            has been killed: it may have survived what it reported before.
+        most: How many lines may be behind it: a process may have survived what it
+            reported long before.
     """
     for start in reversed(range(len(lines))):
         if not _TRACEBACK.match(lines[start]):
@@ -121,7 +124,7 @@ def _traceback(
                 break
         crash = next((i for i in range(end, len(lines)) if _FATAL in lines[i]), None)
         behind = (len(lines) if crash is None else crash) - end
-        if is_recent and behind > _LAST:
+        if behind > most:
             return None
         return cause, lines[_first_of_chain(lines, start) : end]
     return None
@@ -165,7 +168,8 @@ def _crash(lines: Sequence[str]) -> tuple[str, Sequence[str]] | None:
             shown.append(line)
             break
     for number, line in enumerate(rest):
-        if number == _FRAMES or not line.startswith("  File "):
+        is_ours = _LAUNCHER in line  # below a script that is run in a fork
+        if number == _FRAMES or is_ours or not line.startswith("  File "):
             break
         shown.append(line)
     return cause.strip().removeprefix("what():").strip(), shown

@@ -41,13 +41,11 @@ while piece := os.read(0, {_SIZE}):
 
 def reason_not_to_read() -> str:
     """Say why the workers' stderr is not read; empty if it is."""
-    try:
-        if os.isatty(2):
-            return "it is a terminal"
+    if os.isatty(2):
+        return "it is a terminal"
+    with contextlib.suppress(OSError):  # one of them is closed
         if os.path.sameopenfile(1, 2):
             return "it is the same file as stdout"
-    except OSError:
-        return "it is closed"
     return ""
 
 
@@ -62,15 +60,16 @@ class Relay:
         self.unread = reason_not_to_read()
         self._pipes: dict[int, _Pipe] = {}  # by process number
 
-    def start(self, popen: Callable[[Any], Any]) -> Any:
+    def start(self, popen: Callable[[Any], Any], *, is_shown: bool = True) -> Any:
         """Start a worker whose stderr is passed on, if that is possible.
 
         Args:
             popen: Starts it: gets the open file that is to be its stderr, ``None`` for
-                that of this process; returns an object with a ``pid``.
+                the one that it would have; returns an object with a ``pid``.
+            is_shown: Whether it is passed on; else it is read only.
         """
         try:
-            reader, writer = (None, None) if self.unread else os.pipe()
+            reader, writer = (None, None) if self.unread and is_shown else os.pipe()
         except OSError:  # no more files
             reader = writer = None
         if reader is None or writer is None:
@@ -83,7 +82,7 @@ class Relay:
         except BaseException:
             os.close(reader)
             raise
-        self._pipes[worker.pid] = _Pipe(reader)
+        self._pipes[worker.pid] = _Pipe(reader, is_shown=is_shown)
         return worker
 
     def reads(self, pid: int) -> bool:
@@ -99,8 +98,8 @@ class Relay:
                 write for ever.
 
         Returns:
-            The bytes, and the time of the last traceback in them, in seconds since
-            1970; 0 without.
+            The bytes, and the time of the last traceback or crash in them, in seconds
+            since 1970; 0 without.
         """
         pipe = self._pipes[pid]
         end = time.monotonic() + timeout
@@ -131,10 +130,11 @@ class _Pipe:
         thread: Passes it on.
     """
 
-    def __init__(self, reader: int) -> None:
+    def __init__(self, reader: int, *, is_shown: bool) -> None:
         self.tail = bytearray()
         self.failed_at = 0.0
         self._reader = reader
+        self._is_shown = is_shown
         self._lock = threading.Lock()  # held while it is read, and kept
         self._is_open = True
         self._waits = select.poll()
@@ -159,7 +159,7 @@ class _Pipe:
                     subprocess.Popen(  # noqa: S603
                         [sys.executable, "-ISc", _COPY],
                         stdin=self._reader,
-                        stdout=2,
+                        stdout=2 if self._is_shown else subprocess.DEVNULL,
                         start_new_session=True,
                     )
                 os.close(self._reader)
@@ -167,9 +167,10 @@ class _Pipe:
     def _run(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             while piece := self._read():
-                with streams.exclusive():
-                    streams.copy(piece)
-                    self._pass_on_rest(piece)
+                if self._is_shown:
+                    with streams.exclusive():
+                        streams.copy(piece)
+                        self._pass_on_rest(piece)
         with self._lock:
             if self._is_open:  # its next write fails, as ours did
                 self._is_open = False
@@ -199,6 +200,6 @@ class _Pipe:
             self.tail += piece
             if len(self.tail) > 2 * KEPT:
                 del self.tail[:-KEPT]
-        if b"Traceback (most " in piece:
+        if b"Traceback (most " in piece or b"Fatal Python error" in piece:
             self.failed_at = time.time()
         return piece

@@ -114,6 +114,11 @@ class Watch:
         with self._lock:
             return [*self._running]
 
+    @property
+    def has_reported(self) -> bool:
+        """Whether a worker has failed, since the last ones were started."""
+        return self._has_failed
+
     def check(self) -> None:
         """Look for workers that have ended with an error."""
         with self._lock:
@@ -139,7 +144,7 @@ class Watch:
         elif self._relay.reads(worker.pid):
             tail, failed_at = self._relay.end_of(worker.pid, limit - time.monotonic())
         else:
-            tail, unread = b"", self._relay.unread or "torch has started it as a fork"
+            tail, unread = b"", self._relay.unread or "torch has started it itself"
         words = last_words(tail, code)
         with contextlib.suppress(OSError, ValueError):
             words = recorded(Path(worker.error_file).read_text("utf-8")) or words
@@ -149,7 +154,7 @@ class Watch:
             node=worker.node,
             local_rank=worker.local_rank,
             code=code,
-            time=failed_at or time.time(),
+            time=(words.is_traceback and failed_at) or time.time(),
             cause=words.cause,
             lines=words.lines,
             log=log,

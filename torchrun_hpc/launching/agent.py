@@ -75,6 +75,7 @@ class AgentStarter(Starter):
         self._preloaded = preloaded
         self._resolver = resolver
         logs = preflight.environ.get("TORCH_LOGS") or preflight.environ.get("LOGLEVEL")
+        self._is_command = is_command
         self._is_quiet = is_command and not (logs or "hpc_debug" in options)
         self._relay = Relay()
         self._watch: Watch | None = None
@@ -133,7 +134,7 @@ class AgentStarter(Starter):
                 validation.check_configuration(args, self._environ)
                 yield
         except ChildFailedError as error:
-            if self._is_quiet:
+            if self._is_quiet and self._watch is not None and self._watch.has_reported:
                 raise SystemExit(FAILED) from error
             raise
         except ImportError as error:  # a backend's package; torch has a stub for one
@@ -164,7 +165,9 @@ class AgentStarter(Starter):
             try:
                 yield own.add
             finally:
-                exit_status.set_last_line(own.end())
+                message = own.end()
+                if message is not None and self._is_command:
+                    exit_status.set_last_line(message)
             return
         args = self._args
         creator = handler.register(plan, args.max_restarts, self._environ, self._sample)
@@ -172,7 +175,9 @@ class AgentStarter(Starter):
         names = capabilities.option(args, "signals_to_handle")
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:
-            with exit_status.together(plan, creator, names):
+            with exit_status.together(
+                plan, creator, names, is_command=self._is_command
+            ):
                 yield creator.worker_failed
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more

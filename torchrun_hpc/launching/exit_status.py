@@ -38,13 +38,16 @@ class _EarlySignal(SignalException):
 
 
 @contextlib.contextmanager
-def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]:
+def together(
+    plan: LaunchPlan, creator: Creator, signals: str, *, is_command: bool = True
+) -> Iterator[None]:
     """End in the same way as all other nodes.
 
     Args:
         plan: What is planned on this node.
         creator: Has the rendezvous handler, once it is created.
         signals: Names of the signals that end a job, as ``--signals-to-handle``.
+        is_command: Whether the launch is all that this process does.
 
     Raises:
         SystemExit: 1 if the job failed, here or elsewhere; its cause says why.
@@ -58,7 +61,7 @@ def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]
         _handle(signals, _ignore)  # if repeated, while this one is reported
         problem = error
     try:
-        code = _end(plan, creator, problem)
+        code = _end(plan, creator, problem, is_command=is_command)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -69,13 +72,17 @@ def together(plan: LaunchPlan, creator: Creator, signals: str) -> Iterator[None]
 
 
 def _end(
-    plan: LaunchPlan, creator: Creator, problem: BaseException | None
+    plan: LaunchPlan,
+    creator: Creator,
+    problem: BaseException | None,
+    *,
+    is_command: bool,
 ) -> int | None:
     """Report to the others, leave, return the exit code; ``None`` to raise it again."""
     failure, code = (None, 0) if problem is None else _judge(plan, problem)
     if failure is not None:
         _give_up(plan, creator, failure, problem)
-    _leave(plan, creator)
+    _leave(plan, creator, is_command=is_command)
     if problem is None and creator.handler and creator.handler.failure:
         return FAILED
     return code
@@ -160,8 +167,12 @@ def _give_up(
         abort.tell(plan, failure.text, _REPORT_TIMEOUT)
 
 
-def _leave(plan: LaunchPlan, creator: Creator) -> None:
-    """Leave the rendezvous; the last line says why the job failed."""
+def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
+    """Leave the rendezvous; the last line of a command says why the job failed.
+
+    A program may go on, and has an exception. It gets the line now, if there is no
+    report that has said it.
+    """
     handler = creator.handler
     if handler is None:
         return
@@ -172,13 +183,13 @@ def _leave(plan: LaunchPlan, creator: Creator) -> None:
         and handler.took_part
         and messages.reports_failure(failure, plan)
     ):
-        set_last_line(messages.failed(failure, plan))
+        message = messages.failed(failure, plan)
+        if is_command:
+            set_last_line(message)
+        elif failure.kind is not Kind.WORKER:
+            console.write(message, "error")
 
 
-def set_last_line(message: Message | None) -> None:
-    """Print an error as the last line of this process.
-
-    In a program that has called torch, Python prints torch's report when it exits.
-    """
-    if message is not None:
-        atexit.register(console.write, message, "error")
+def set_last_line(message: Message) -> None:
+    """Print an error as the last line of this process."""
+    atexit.register(console.write, message, "error")

@@ -9,19 +9,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LOGGER = "torch.distributed.elastic.multiprocessing.api"
-_WITHHELD = ("Sending process ", "failed (exitcode: ")
+_PACKAGE = "torch.distributed.elastic.multiprocessing"
+_LOGGERS = (f"{_PACKAGE}.api", f"{_PACKAGE}.errors.error_handler")
+_WITHHELD = (
+    "Sending process ",
+    "failed (exitcode: ",
+    "no error file defined for parent",
+)
 
 
 @contextlib.contextmanager
 def withheld() -> Iterator[None]:
     """Withhold its lines about workers that it stops, and about the one that failed."""
-    logger = logging.getLogger(_LOGGER)
-    logger.addFilter(_is_shown)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addFilter(_is_shown)
     try:
         yield
     finally:
-        logger.removeFilter(_is_shown)
+        for logger in loggers:
+            logger.removeFilter(_is_shown)
 
 
 def _is_shown(record: logging.LogRecord) -> bool:

@@ -1,6 +1,6 @@
 """Starts programs whose stderr is passed on, as an agent does it.
 
-    python relaying.py SECONDS PROGRAM...
+    python relaying.py SECONDS PROGRAM...     (HIDDEN=1: nothing is passed on)
 
 It waits for the programs, and prints as JSON why stderr is not read, and for each
 program its exit code, and the end of what it wrote. For the rest it waits SECONDS.
@@ -20,7 +20,8 @@ children = [
     relay.start(
         lambda stderr, program=program: subprocess.Popen(
             [sys.executable, "-c", program], stderr=stderr, start_new_session=True
-        )
+        ),
+        is_shown="HIDDEN" not in os.environ,
     )
     for program in sys.argv[2:]
 ]

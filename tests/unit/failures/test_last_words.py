@@ -73,6 +73,10 @@ os.abort()
 """
 
 
+def lines_of(*lines: str) -> bytes:
+    return "\n".join(lines).encode()
+
+
 def run(program: str) -> tuple[bytes, int]:
     """Run a program; return what it wrote to stderr, and its exit code."""
     done = subprocess.run(
@@ -118,6 +122,46 @@ def test_an_exception_of_a_thread():
     assert words_of(THREAD).cause == "ValueError: in a thread"
 
 
+HANDLED_LONG_AGO = """
+import sys, traceback
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+for number in range({lines}):
+    print("step", number, file=sys.stderr)
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "cause"),
+    [
+        (3, 3, "ZeroDivisionError: division by zero"),  # it may be
+        (30, 3, "step 29"),
+        (30, 1, "ZeroDivisionError: division by zero"),
+        (60, 1, "step 59"),
+    ],
+)
+def test_an_exception_of_long_ago(lines, code, cause):
+    words = words_of(HANDLED_LONG_AGO.format(lines=lines, code=code))
+    assert words.cause == cause
+    assert words.is_traceback == cause.startswith("Zero")
+
+
+def test_the_launchers_frames_of_a_fork_are_left_out():
+    ours = '  File "/x/site-packages/torchrun_hpc/worker/script.py", line 70 in run'
+    written = lines_of(
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Current thread 0x1 (most recent call first):",
+        '  File "train.py", line 3 in <module>',
+        ours,
+        '  File "<frozen runpy>", line 88 in _run_code',
+    )
+    assert last_words(written, -11).lines[-1] == '  File "train.py", line 3 in <module>'
+
+
 @pytest.mark.parametrize(
     ("lines", "name", "cause"),
     [
@@ -145,10 +189,6 @@ def test_an_abort_in_cxx():
     assert words.lines[0].startswith("terminate called")
     assert words.lines[2] == "Fatal Python error: Aborted"
     assert 'File "<string>", line 6' in words.lines[4]
-
-
-def lines_of(*lines: str) -> bytes:
-    return "\n".join(lines).encode()
 
 
 STACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')

@@ -76,6 +76,15 @@ def test_what_is_known_of_a_failure():
     assert "bad batch 17" in found["ends"][0]
 
 
+def test_what_is_hidden_is_read_all_the_same():
+    """As with --local-ranks-filter."""
+    found, arrived = run(
+        "raise ValueError('bad batch 17')", env=os.environ | {"HIDDEN": "1"}
+    )
+    assert arrived == b""
+    assert "bad batch 17" in found["ends"][0]
+
+
 # --- what cannot be read --------------------------------------------------------------
 
 

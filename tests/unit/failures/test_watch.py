@@ -100,6 +100,20 @@ def test_what_is_known_of_a_failure(watched):
     assert watched.left == [LEFT]
 
 
+def test_a_traceback_of_long_ago_is_not_when_it_failed(watched):
+    program = (
+        "import os, sys, time, traceback\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: traceback.print_exc()\n"
+        "sys.stderr.flush(); time.sleep(1.5); os.kill(os.getpid(), 9)"
+    )
+    before = time.time()
+    watched.start(program)
+    watched.wait_for_all()
+    watched.watch.check()
+    assert watched.failures[0].time - before > 1.4
+
+
 def test_it_looks_by_itself(monkeypatch):
     found = Watched(monkeypatch)
     monkeypatch.setattr(watches, "_INTERVAL", 0.01)

@@ -7,9 +7,11 @@ takes as long as they like. What the worker wrote stands somewhere in the output
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic.agent.server import api as server
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -28,6 +30,7 @@ REASON = "the traceback of the first failure is lost (pytorch#113546, #75087, #6
 IS_FOR = capabilities.EVERY
 
 _torch: Any = api
+_Simple: Any = server.SimpleElasticAgent
 
 
 def fits() -> bool:
@@ -39,7 +42,9 @@ def fits() -> bool:
         and capabilities.uses(handler._popen, "_stderr")
         and takes(LocalElasticAgent, "_start_workers", "self", "worker_group")
         and has(LocalElasticAgent, "_shutdown")
+        and takes(LocalElasticAgent, "_monitor_workers", "self", "worker_group")
         and capabilities.uses(LocalElasticAgent.__init__, "_pcontext")
+        and capabilities.uses(_Simple.__init__, "_remaining_restarts")
         and capabilities.uses(_torch.PContext.__init__, "stderrs", "error_files")
     )
 
@@ -54,6 +59,10 @@ def apply(_plan: object, hooks: Hooks) -> None:
             hooks.watch.begin(workers, self._remaining_restarts)
             return pids
 
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            hooks.watch.check()  # before torch stops the others, which fail of that
+            return super()._monitor_workers(worker_group)
+
         def _shutdown(self, *args: Any, **options: Any) -> None:
             is_signal = isinstance(sys.exc_info()[1], SignalException)
             hooks.watch.stop(look=not is_signal)
@@ -61,23 +70,26 @@ def apply(_plan: object, hooks: Hooks) -> None:
             hooks.watch.stopped()
 
     def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
+        planned = handler._stderr
+        is_hidden = getattr(planned, "name", "") == os.devnull  # --local-ranks-filter
+
         def start(stderr: Any) -> Any:
-            handler._stderr = stderr
+            handler._stderr = planned if stderr is None else stderr
             try:
                 return original(handler, args, env)
             finally:
-                handler._stderr = None
+                handler._stderr = planned
 
-        if handler._stderr is not None:  # a file: --redirects, --tee
+        if planned is not None and not is_hidden:  # a file: --redirects, --tee
             return original(handler, args, env)
-        return hooks.relay.start(start)
+        return hooks.relay.start(start, is_shown=not is_hidden)
 
     extend(launcher, agent.TARGET, WatchingAgent)
     wrap(_torch.SubprocessHandler, "_popen", popen)
 
 
 def _workers(pids: dict[int, Any], group: Any, context: Any) -> list[Worker]:
-    processes = getattr(context, "subprocess_handlers", {})
+    processes = _processes(context)
     return [
         Worker(
             rank=group.workers[local].global_rank,
@@ -86,13 +98,25 @@ def _workers(pids: dict[int, Any], group: Any, context: Any) -> list[Worker]:
             local_rank=local,
             pid=pid,
             exit_code=functools.partial(_exit_code, pid, processes.get(local)),
-            log=context.stderrs.get(local, ""),
+            log=_file(context.stderrs.get(local)),
             error_file=context.error_files.get(local, ""),
         )
         for local, pid in pids.items()
     ]
 
 
+def _file(name: str | None) -> str:
+    return "" if name in (None, os.devnull) else str(name)
+
+
+def _processes(context: Any) -> dict[int, Any]:
+    """Return what torch knows of each worker's end, by local rank."""
+    if hasattr(context, "subprocess_handlers"):
+        return {k: h.proc for k, h in context.subprocess_handlers.items()}
+    processes = getattr(getattr(context, "_pc", None), "processes", ())  # functions
+    return dict(enumerate(getattr(each, "_popen", None) for each in processes))
+
+
 def _exit_code(pid: int, process: Any) -> int | None:
-    collected = process.proc.returncode if process is not None else None
+    collected = getattr(process, "returncode", None)
     return exit_code_of(pid) if collected is None else int(collected)
