@@ -66,17 +66,17 @@ class Inspection:
 
     def _collect(self) -> tuple[list[WorkerStack], list[int]]:
         """Return the stacks of all workers, and the nodes that have not answered."""
-        own = self._plan.world.node_rank
         if self._ask_all is None:
-            return sampling.received(self.sample(), own), []
-        answers = self._ask_all(_TIMEOUT)
+            answers: Mapping[int, Any] = {self._plan.world.node_rank: self.sample()}
+        else:
+            answers = self._ask_all(_TIMEOUT)
         found = [s for node in answers for s in sampling.received(answers[node], node)]
         nodes = range(self._plan.world.nodes)
         return found, [node for node in nodes if node not in answers]
 
     def _if_complete(self) -> list[WorkerStack]:
         stacks, missing = self._collect()
-        return [] if missing else stacks
+        return [] if missing and self._ask_all is not None else stacks
 
     def _answer(self) -> dict[str, Any]:
         stacks, missing = self._collect()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.watch import Worker
 
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
-_NOT_ALLOWED = ("Permission denied", "Operation not permitted", "EPERM", "EACCES")
+_NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
 _LONGEST = 200  # characters of a frame, or a problem
 
 
@@ -53,7 +53,11 @@ def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
         text += "'torchrun_hpc[stacks]'"
         return [WorkerStack(w.rank, w.node, problem=text) for w in workers]
     end = time.monotonic() + timeout
-    started = [(worker, _start(program, worker.pid)) for worker in workers]
+    try:
+        started = [(worker, _start(program, worker.pid)) for worker in workers]
+    except OSError as error:
+        text = f"{program} cannot be started: {error.strerror}"
+        return [WorkerStack(w.rank, w.node, problem=text) for w in workers]
     return [_stack(worker, process, end) for worker, process in started]
 
 
@@ -83,7 +87,7 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
         process.kill()
         process.communicate()
         problem = "no answer of py-spy"
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, StopIteration):
         problem = _problem(errors.decode(errors="replace"))
     return WorkerStack(worker.rank, worker.node, problem=problem)
 
@@ -99,7 +103,7 @@ def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
 
 def _problem(errors: str) -> str:
     """Say what py-spy says, and which setting forbids it."""
-    if any(word in errors for word in _NOT_ALLOWED):
+    if any(word in errors.lower() for word in _NOT_ALLOWED):
         scope = "0"
         with contextlib.suppress(OSError):
             scope = _PTRACE_SCOPE.read_text(encoding="ascii").strip()
@@ -131,7 +135,7 @@ def received(value: Any, node: int) -> list[WorkerStack]:
             )
             for each in value
         ]
-    except (KeyError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return []
 
 

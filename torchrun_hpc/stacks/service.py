@@ -7,6 +7,7 @@ at the user of the other one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _PREFIX = "torchrun_hpc.stacks"
 _LONGEST_ID = 60  # characters of a launch id: a name has 107 bytes
 _SOCKETS = Path("/proc/net/unix")
+_LISTENS = "00010000"  # among its flags: __SO_ACCEPTCON, linux/net.h
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _TIMEOUT = 10.0  # seconds, in which a command has to read its answer
 
@@ -58,7 +60,8 @@ class Service:
         with contextlib.suppress(OSError):
             while True:
                 asking, _ = self._listening.accept()
-                with asking, contextlib.suppress(OSError):
+                # Whatever is wrong with one answer, the next one is given.
+                with asking, contextlib.suppress(Exception):
                     asking.settimeout(_TIMEOUT)
                     if _user_of(asking) in (os.getuid(), 0):
                         asking.sendall(json.dumps(self._collect()).encode())
@@ -69,8 +72,8 @@ def launches() -> Iterator[tuple[str, str]]:
     wanted = f"@{_PREFIX}/{os.getuid()}/"
     for line in _SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines():
         _, found, rest = line.partition(wanted)
-        launch_id, is_listening, _ = rest.rpartition("/")
-        if found and is_listening:
+        launch_id, _, pid = rest.rpartition("/")
+        if found and pid and _LISTENS in line.split():
             yield launch_id, "\0" + (wanted + rest)[1:]
 
 
@@ -88,7 +91,7 @@ def ask(name: str, timeout: float) -> Mapping[str, Any]:
         asking.settimeout(timeout)
         asking.connect(name)
         if _user_of(asking) != os.getuid():
-            raise PermissionError
+            raise PermissionError(errno.EPERM, "it is another user's")
         answer = b"".join(iter(lambda: asking.recv(2**16), b""))
     try:
         found: Mapping[str, Any] = json.loads(answer)

@@ -54,9 +54,14 @@ class StallReport:
         before: Sequence[WorkerStack] = []
         since = time.monotonic()
         while not self._ended.wait(pause):
-            stacks = sorted(self._collect(), key=lambda stack: stack.rank)
+            try:
+                stacks = sorted(self._collect(), key=lambda stack: stack.rank)
+            except Exception:  # noqa: BLE001 - it may be the end of the job
+                stacks = []
             if stacks != before or any(stack.problem for stack in stacks):
                 before, since = stacks, time.monotonic()
+            elif self._ended.is_set():
+                return
             elif stacks and time.monotonic() - since >= self._seconds:
                 self._report(stacks)
                 return

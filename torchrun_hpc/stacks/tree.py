@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.errors import count
 from torchrun_hpc.reporting import names
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 8  # frames of a line, the middle of which is cut
 _HEAD = 2  # of them, those in front of the cut
-_ODD = "* "
+_ODD, _USUAL = "* ", "  "
 
 
 def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]:
@@ -29,40 +29,62 @@ def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]
     """
     if len({stack.node for stack in stacks}) == 1:
         hosts = {}
+    tree = _Tree(len(stacks), hosts)
     known = [stack for stack in stacks if not stack.problem]
-    lines = [*_lines(known, 0, "", len(stacks), hosts)] if known else []
+    lines = [*tree.lines(known)] if known else []
     problems: dict[str, list[WorkerStack]] = {}
     for stack in stacks:
         if stack.problem:
             problems.setdefault(stack.problem, []).append(stack)
     for problem, group in problems.items():
-        lines.append(f"no stack of {_who(group, len(stacks), hosts)}: {problem}")
+        lines.append(f"no stack of {tree.who(group)}: {problem}")
     return lines
 
 
-def _lines(
-    group: Sequence[WorkerStack],
-    depth: int,
-    indent: str,
-    total: int,
-    hosts: Mapping[int, str],
-) -> Iterator[str]:
-    """Write what ranks have in common below ``depth`` frames, and then the rest."""
-    common = _common(group)
-    shown = group[0].frames[depth:common]
-    if len(shown) > _SHOWN:
-        shown = (*shown[:_HEAD], "...", *shown[_HEAD + 1 - _SHOWN :])
-    is_odd = indent and len(group) * 2 < total
-    mark = _ODD if is_odd else indent and "  "
-    text = " > ".join(shown) or "no frame of Python"
-    yield f"{indent[2:]}{mark}{_who(group, total, hosts)}: {text}"
-    parts: dict[str, list[WorkerStack]] = {}
-    for stack in group:
-        deeper = stack.frames[common] if len(stack.frames) > common else ""
-        parts.setdefault(deeper, []).append(stack)
-    if len(parts) > 1:
-        for part in sorted(parts.values(), key=len, reverse=True):
-            yield from _lines(part, common, indent + "  ", total, hosts)
+class _Tree(NamedTuple):
+    """How groups of ranks are written.
+
+    Attributes:
+        total: Number of all ranks.
+        hosts: Names of the nodes by rank.
+    """
+
+    total: int
+    hosts: Mapping[int, str]
+
+    def lines(
+        self, group: Sequence[WorkerStack], depth: int = 0, indent: str = ""
+    ) -> Iterator[str]:
+        """Write what ranks have in common below ``depth`` frames, and then the rest."""
+        common = _common(group)
+        parts: dict[str, list[WorkerStack]] = {}
+        for stack in group:
+            deeper = stack.frames[common] if len(stack.frames) > common else ""
+            parts.setdefault(deeper, []).append(stack)
+        if common or len(parts) == 1:
+            # One that has nothing below is where the others have called something.
+            shown = group[0].frames[depth:common] or group[0].frames[-1:]
+            if len(shown) > _SHOWN:
+                shown = (*shown[:_HEAD], "...", *shown[_HEAD + 1 - _SHOWN :])
+            text = " > ".join(shown) or "no frame of Python"
+            yield f"{indent}{self.who(group)}: {text}"
+        if len(parts) > 1:
+            ordered = sorted(parts.values(), key=len, reverse=True)
+            is_usual = len(ordered[0]) * 2 > self.total
+            for part in ordered:
+                is_odd = is_usual and len(part) * 2 < self.total
+                mark = _ODD if is_odd else _USUAL
+                yield from self.lines(part, common, " " * len(indent) + mark)
+
+    def who(self, group: Sequence[WorkerStack]) -> str:
+        """Name a group of ranks."""
+        if len(group) == self.total:
+            return count(self.total, "rank")
+        ranks, node = names.ranges(stack.rank for stack in group), group[0].node
+        if all(stack.node == node for stack in group) and self.hosts.get(node):
+            ranks += f", {self.hosts[node]}"
+        number = f"{len(group)} of {self.total} ranks" if len(group) > 1 else "1 rank"
+        return f"{number} ({ranks})"
 
 
 def _common(group: Sequence[WorkerStack]) -> int:
@@ -72,17 +94,6 @@ def _common(group: Sequence[WorkerStack]) -> int:
         if any(s.frames[depth : depth + 1] != (frame,) for s in group):
             return depth
     return len(first)
-
-
-def _who(group: Sequence[WorkerStack], total: int, hosts: Mapping[int, str]) -> str:
-    ranks = names.ranges(stack.rank for stack in group)
-    if len(group) == total:
-        return count(total, "rank")
-    node = group[0].node
-    if all(stack.node == node for stack in group):
-        ranks += f", {hosts[node]}" if hosts.get(node) else ""
-    number = f"{len(group)} of {total} ranks" if len(group) > 1 else "1 rank"
-    return f"{number} ({ranks})"
 
 
 def as_data(
