@@ -336,6 +336,55 @@ def test_a_task_that_is_a_worker_is_as_the_user_starts_it():
     assert FAULT_HANDLER not in planned_at(BLOCK, 1).environment
 
 
+# --- a stall --------------------------------------------------------------------------
+
+EVERY_JOB = [step(), None, INTERACTIVE, *ONE_NODE_JOBS.values()]
+
+
+@pytest.mark.parametrize("job", EVERY_JOB)
+@pytest.mark.parametrize(
+    ("value", "seconds"), [("1", 1), ("600", 600), ("9999999", 9999999), (None, 0)]
+)
+def test_after_how_many_seconds_a_stall_is_reported(job, value, seconds):
+    options = {} if value is None else {"hpc_stall_report": value}
+    plan = planned(job=job, options=options)
+    assert plan.stall_report == seconds
+    assert not [note for note in plan.messages.notes if note.code == "HPC077"]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_all_nodes_know_that_a_stall_is_reported(rank):
+    assert planned(rank, options={"hpc_stall_report": "600"}).stall_report == 600
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "value",
+    ["0", "00600", "-1", "+5", "1.5", "1e3", "10s", "ten", "", " 5", "10000000"],
+)
+def test_what_is_no_number_of_seconds(value, rank):
+    error = refused(
+        "HPC174",
+        f"--hpc_stall_report={value}: type whole seconds, longer than any pause of the "
+        "training: --hpc-stall-report=600",
+        rank,
+        options={"hpc_stall_report": value},
+    )
+    assert error.everywhere
+
+
+@pytest.mark.parametrize("value", ["600", "ten"])
+def test_nobody_looks_for_a_stall_in_direct_mode(value):
+    plan = planned_at(BLOCK, 1, options={"hpc_stall_report": value})
+    assert plan.stall_report == 0
+    (note,) = plan.messages.notes
+    assert str(note) == (
+        f"HPC077 --hpc_stall_report={value} has no effect on direct mode, where each "
+        "worker is a task"
+    )
+    assert planned_at(BLOCK, 1).messages.notes == ()
+
+
 # --- properties ---------------------------------------------------------------------
 
 names = st.sampled_from(

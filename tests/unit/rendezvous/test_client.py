@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from loopback import (
@@ -30,6 +31,7 @@ from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import coordinator, protocol
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 
 # --- a job --------------------------------------------------------------------------
 
@@ -258,6 +260,169 @@ def test_nobody_waits_for_a_report_without_a_coordinator(at_work, job):
     together(*(client.leave for client in made))
     assert time.monotonic() - start < 2
     assert [client.failure for client in made] == [WHY] * 3
+
+
+# --- what the workers are doing -----------------------------------------------------
+
+
+class Sampled:
+    """Three agents, which answer with the stacks of their workers.
+
+    Attributes:
+        silent: Nodes that do not answer.
+    """
+
+    def __init__(self, job):
+        job.start_server(max_restarts=1)
+        self.silent = set()
+        self.made = [
+            job.client(rank, on_event=partial(self._answer, rank)) for rank in range(3)
+        ]
+        together(*(client.connect for client in self.made))
+        join_all(self.made)
+
+    def _answer(self, rank, event):
+        if "stacks" in event and rank not in self.silent:
+            self.made[rank].send({"sampled": event["stacks"], "of": [f"of {rank}"]})
+
+    def __iter__(self):
+        return iter(self.made)
+
+    def __getitem__(self, rank):
+        return self.made[rank]
+
+
+@pytest.fixture
+def sampled(job):
+    return Sampled(job)
+
+
+ANSWERS = {rank: [f"of {rank}"] for rank in range(3)}
+
+
+def test_the_stacks_of_all_nodes(sampled):
+    start = time.monotonic()
+    for client in sampled:
+        assert client.stacks(LIMIT) == ANSWERS
+    assert time.monotonic() - start < 2
+
+
+def test_all_ask_for_stacks_at_the_same_time(sampled):
+    asking = [lambda c=client: c.stacks(LIMIT) for client in sampled] * 4
+    assert together(*asking) == [ANSWERS] * 12
+
+
+def test_an_agent_that_does_not_send_its_stacks(sampled):
+    sampled.silent.add(1)
+    start = time.monotonic()
+    assert sampled[0].stacks(0.5) == {0: ["of 0"], 2: ["of 2"]}
+    assert 0.5 <= time.monotonic() - start < 2
+    sampled.silent.clear()
+    assert sampled[0].stacks(LIMIT) == ANSWERS
+
+
+def test_stacks_that_come_too_late_are_not_taken_for_others(sampled):
+    sampled.silent.add(1)
+    sampled[0].stacks(0.1)
+    sampled[1].send({"sampled": [0, sampled[0]._asked], "of": ["late"]})
+    assert sampled[0].stacks(0.5) == {0: ["of 0"], 2: ["of 2"]}
+    assert sampled[0].failure is None
+
+
+def test_stacks_while_the_main_thread_asks_the_store(sampled):
+    def wait_for_it():
+        return sampled[0].ask({"get": ["late"]}, LIMIT)
+
+    def ask_for_stacks():
+        time.sleep(0.2)
+        found = [sampled[0].stacks(LIMIT) for _ in range(3)]
+        sampled[1].ask({"set": {"late": "1"}}, LIMIT)
+        return found
+
+    assert together(wait_for_it, ask_for_stacks) == [["1"], [ANSWERS] * 3]
+
+
+def test_many_questions_from_two_threads(sampled):
+    """None gets the answer to another one's."""
+
+    def ask_the_store():
+        key = {"add": "a", "by": 1}
+        return [sampled[0].ask(key, LIMIT) for _ in range(200)]
+
+    def ask_for_stacks():
+        return [sampled[0].stacks(LIMIT) for _ in range(50)]
+
+    counted, *found = together(ask_the_store, ask_for_stacks, ask_for_stacks)
+    assert counted == [*range(1, 201)]
+    assert found == [[ANSWERS] * 50] * 2
+
+
+def test_stacks_of_a_job_that_restarts(sampled):
+    """Asked for while nobody is in a round."""
+    sampled[1].worker_failed(FIRST)
+    wait_until(lambda: all(client.is_over for client in sampled))
+    assert sampled[2].stacks(LIMIT) == ANSWERS
+
+
+def test_stacks_of_a_job_that_fails(sampled):
+    """There is nothing to wait for."""
+    sampled.silent.add(1)
+    start = time.monotonic()
+    found, _ = together(
+        lambda: sampled[0].stacks(LIMIT),
+        lambda: (time.sleep(0.3), sampled[1].fail(Failure(Kind.AGENT, (1,)))),
+    )
+    assert found == {0: ["of 0"], 2: ["of 2"]}
+    assert time.monotonic() - start < 3
+
+
+def test_stacks_where_an_agent_is_gone(sampled):
+    cut(sampled[2])
+    wait_until(lambda: sampled[0].is_over)
+    start = time.monotonic()
+    assert sampled[0].stacks(0.5) == {0: ["of 0"], 1: ["of 1"]}
+    assert time.monotonic() - start < 2
+
+
+def test_stacks_without_a_coordinator(sampled, job):
+    job.server._loop.call_soon_threadsafe(job.server._loop.stop)
+    start = time.monotonic()
+    assert sampled[0].stacks(LIMIT) == {}
+    assert time.monotonic() - start < 3
+
+
+def test_stacks_after_the_end(sampled):
+    together(*(client.finish for client in sampled))
+    together(*(client.leave for client in sampled))
+    assert sampled[0].stacks(0.3) == {}
+
+
+def test_stacks_before_the_coordinator_is_found(job):
+    """It is not: that is for the main thread, which has to be told."""
+    client = job.client(1, (free_port(),), where={"timeout": 0.3})
+
+    def connect():
+        with pytest.raises(CoordinatorNotFoundError):
+            client.connect()
+
+    found, _ = together(lambda: client.stacks(LIMIT), connect)
+    assert found == {}
+
+
+@pytest.mark.parametrize("number", [None, "x", 99, [], {}])
+def test_an_agent_that_answers_what_nobody_has_asked(job, raw, number):
+    """The others go on."""
+    job.start_server()
+    made = [job.client(0), job.client(1)]
+    odd = raw()
+    odd.request(2)
+    odd.send_message(join=0)
+    together(*(client.connect for client in made))
+    join_all(made)
+    odd.send_message(sampled=[0, number], of=[])
+    assert made[0].ask({"set": {"a": "1"}}, LIMIT) is True
+    time.sleep(0.2)
+    assert made[0].failure is None
 
 
 # --- who is gone --------------------------------------------------------------------

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import pytest
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -427,6 +429,127 @@ def test_all_hear_that_the_failures_are_reported():
     job.all_at_work()
     job.died(KILLED)
     assert job.send(0, printed=True) == to(range(3), {"printed": True})
+
+
+# --- what the workers are doing -----------------------------------------------------
+
+SAMPLES = [{"rank": 9, "node": 2, "frames": ["f a.py:1"], "problem": ""}]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_all_agents_are_asked_for_stacks(rank):
+    """Also the one that asks."""
+    job = Job()
+    job.all_at_work()
+    assert job.send(rank, stacks=7) == to(range(3), {"stacks": [rank, 7]})
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_one_that_asks_gets_the_answers(rank):
+    job = Job()
+    job.all_at_work()
+    job.send(rank, stacks=7)
+    for other in (2, 0, 1):
+        answer = {"sampled": 7, "node": other, "of": SAMPLES}
+        assert job.send(other, sampled=[rank, 7], of=SAMPLES) == {rank: [answer]}
+
+
+def test_two_that_ask_at_the_same_time():
+    job = Job()
+    job.all_at_work()
+    job.send(0, stacks=7)
+    job.send(1, stacks=7)
+    for rank in (1, 0):
+        sent = job.send(2, sampled=[rank, 7], of=[])
+        assert sent == {rank: [{"sampled": 7, "node": 2, "of": []}]}
+
+
+def test_the_node_of_an_answer_is_that_of_its_agent():
+    job = Job()
+    job.all_at_work()
+    sent = job.send(2, sampled=[0, 7], node=1, of=[])
+    assert sent == {0: [{"sampled": 7, "node": 2, "of": []}]}
+
+
+def test_an_answer_for_an_agent_that_is_gone():
+    job = Job(max_restarts=1)
+    job.all_at_work()
+    job.send(1, stacks=7)
+    job.lose(1)
+    assert job.send(2, sampled=[1, 7], of=[]) == {}
+    job.send("again", **request_of(1, pid=999))
+    assert job.send(0, stacks=8)["again"] == [{"stacks": [0, 8]}]
+
+
+@pytest.mark.parametrize("when", ["it waits", "it restarts", "it fails"])
+def test_stacks_may_be_asked_for_at_any_time(when):
+    job = Job(max_restarts=1)
+    job.all_there()
+    if when != "it waits":
+        job.join(0, 1, 2)
+        job.died(KILLED)
+    if when == "it fails":
+        job.join(0, 1, 2)
+        job.died(KILLED, 1)
+    job.sent()
+    assert job.send(2, stacks=7) == to(range(3), {"stacks": [2, 7]})
+    assert job.send(0, sampled=[2, 7], of=[])[2][0]["sampled"] == 7
+
+
+def test_stacks_change_nothing_of_the_job():
+    job = Job(max_restarts=1)
+    job.all_at_work()
+    job.send(1, stacks=7)
+    job.send(2, sampled=[1, 7], of=SAMPLES)
+    assert job.coordinator.running
+    for rank in range(3):
+        job.send(rank, done=0)
+    assert job.coordinator.finished
+
+
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        *(None, True, 0, "", "07", [], {}, [0], [0, 7, 7], [None, 7], ["0", 7]),
+        *([3, 7], [-1, 7], [0.0, 7], [[0], 7], {"0": 7}, [10**30, 7]),
+    ],
+)
+def test_an_answer_for_nobody(sampled):
+    job = Job()
+    job.all_at_work()
+    assert job.send(2, sampled=sampled, of=SAMPLES) == {}
+    assert job.coordinator.failure is None
+
+
+@pytest.mark.parametrize("number", [[], {}, [7]])
+def test_what_is_passed_on_is_a_number(number):
+    """Else the agent that gets it would lose its connection, and the job would end."""
+    job = Job()
+    job.all_at_work()
+    sent = {}
+    with suppress(ProtocolError):
+        sent = job.send(2, sampled=[0, number], of=[])
+    assert sent == {}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 9) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner)
+    ),
+)
+
+
+nearly = st.tuples(st.integers(0, 2), json_values).map(list)
+
+
+@given(st.sampled_from(["stacks", "sampled"]), json_values | nearly)
+def test_whatever_is_asked_or_answered(key, value):
+    job = Job()
+    job.all_at_work()
+    with suppress(ProtocolError):
+        job.send(1, **{key: value}, of=value)
+    assert job.coordinator.running
 
 
 # --- agents that are gone -----------------------------------------------------------

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
+import sys
 
 import pytest
+from programs import ROOT
 
 from torchrun_hpc.worker.parent import end_with_parent
 
@@ -17,3 +22,42 @@ def test_a_parent_that_has_ended_before_the_process_could_ask(parent, code):
         end_with_it()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+
+
+FORKS = """\
+import os, sys
+from torchrun_hpc.worker.parent import end_with_parent
+end_with_it = end_with_parent(os.getpid(), *map(int, sys.argv[1:]))
+child = os.fork()
+if child == 0:
+    end_with_it()
+    os.execlp("true", "true")
+print(os.getpid(), child, os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("agent", [None, 4711])
+def test_the_agent_may_look_at_it(agent, tmp_path):
+    """Its parent, or another process, of which it is no descendant."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace shows what the kernel is asked for, and is not installed")
+    trace = tmp_path / "trace"
+    done = subprocess.run(
+        [
+            *("strace", "-f", "-e", "trace=prctl", "-e", "signal=none", "-o", trace),
+            *(sys.executable, "-c", FORKS, *([] if agent is None else [str(agent)])),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    parent, child, status = map(int, done.stdout.split())
+    assert status == 0  # also without Yama, where there is nothing to ask for
+    asked = re.findall(rf"{child} +prctl\((\w+), (\w+)", trace.read_text())
+    assert asked == [
+        ("PR_SET_PDEATHSIG", "SIGKILL"),
+        ("PR_SET_PTRACER", str(agent or parent)),
+    ]

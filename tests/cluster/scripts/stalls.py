@@ -1,0 +1,38 @@
+"""Rank 5 reads, and all others wait for it in an all-reduce.
+
+    stalls.py FOLDER
+
+Rank 5 reads the named pipe FOLDER/data until somebody has written into it. Then all of
+them end, each with a file FOLDER/ended.RANK.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+folder = Path(sys.argv[1])
+
+
+def read() -> None:
+    """Wait for data."""
+    with open(folder / "data") as data:  # noqa: PTH123 - no frame of pathlib
+        data.read()
+
+
+def step() -> None:
+    """Do what a training does in a step."""
+    if dist.get_rank() == 5:
+        read()
+    else:
+        dist.all_reduce(torch.ones(1))
+
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+step()
+if dist.get_rank() == 5:
+    dist.all_reduce(torch.ones(1))
+(folder / f"ended.{dist.get_rank()}").touch()
+dist.destroy_process_group()

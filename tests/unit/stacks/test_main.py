@@ -1,0 +1,241 @@
+"""``python -m torchrun_hpc.stacks`` on a node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+
+import pytest
+from nodes import recorded
+from programs import run_python
+
+from torchrun_hpc.stacks import __main__ as command
+from torchrun_hpc.stacks import service
+from torchrun_hpc.stacks.__main__ import main
+from torchrun_hpc.stacks.service import Service
+
+pytestmark = pytest.mark.usefixtures("own_names")
+
+COMMAND = "python -m torchrun_hpc.stacks"
+HOST = "n1"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Make an empty environment on a machine."""
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*args):
+        code = main(args)
+        out, err = capsys.readouterr()
+        return code, out, err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def serve():
+    """Let launches answer."""
+    with contextlib.ExitStack() as ending:
+
+        def serve(launch_id, answer):
+            made = Service(launch_id, lambda: answer)
+            ending.callback(made.close)
+            made.start()
+
+        yield serve
+
+
+def stack(rank, frames=(), problem="", node=0, host=""):
+    return {
+        "rank": rank,
+        "node": node,
+        "host": host,
+        "frames": [*frames],
+        "problem": problem,
+    }
+
+
+WAIT, READ = ("<module> a.py:1", "wait a.py:2"), ("<module> a.py:1", "read b.py:3")
+ONE_NODE = {"launch": "", "missing": "", "workers": [stack(0, WAIT), stack(1, WAIT)]}
+THREE_NODES = {
+    "launch": "19.0",
+    "missing": "jwb0003 (node 2)",
+    "workers": [
+        *(stack(rank, WAIT, "", 0, "jwb0001") for rank in (0, 1, 2)),
+        stack(3, READ, "", 1, "jwb0002"),
+        stack(4, (), "no answer of py-spy", 1, "jwb0002"),
+    ],
+}
+OF_ONE_NODE = "2 ranks: <module> a.py:1 > wait a.py:2\n"
+OF_THREE_NODES = """\
+launch 19.0
+4 of 5 ranks (0-3): <module> a.py:1
+  3 of 5 ranks (0-2, jwb0001): wait a.py:2
+* 1 rank (3, jwb0002): read b.py:3
+no stack of 1 rank (4, jwb0002): no answer of py-spy
+no answer of jwb0003 (node 2)
+"""
+
+
+def test_one_node(serve, run):
+    serve("", ONE_NODE)
+    assert run() == (0, OF_ONE_NODE, [])
+
+
+def test_several_nodes(serve, run):
+    serve("19.0", THREE_NODES)
+    assert run() == (0, OF_THREE_NODES, [])
+
+
+def test_no_workers(serve, run):
+    serve("", {"launch": "", "missing": "", "workers": []})
+    assert run() == (0, "there are no workers now\n", [])
+
+
+def test_json(serve, run):
+    serve("19.0", THREE_NODES)
+    code, out, err = run("--json")
+    assert (code, err) == (0, [])
+    assert json.loads(out) == [THREE_NODES]
+
+
+def test_several_launches(serve, run):
+    serve("19.0", THREE_NODES)
+    serve("19.1", {**ONE_NODE, "launch": "19.1"})
+    code, out, _ = run()
+    assert code == 0
+    assert OF_THREE_NODES in out
+    assert f"launch 19.1\n{OF_ONE_NODE}" in out
+    assert len(json.loads(run("--json")[1])) == 2
+
+
+# --- of which job ---------------------------------------------------------------------
+
+
+def in_a_job(monkeypatch, rank=0, **changes):
+    """Be a task of three, on three nodes."""
+    environ, hostname = recorded("slurm-srun-3-nodes")[rank]
+    for name, value in (environ | changes).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(socket, "gethostname", lambda: hostname)
+    return environ["SLURM_JOB_ID"]
+
+
+def test_launches_of_this_job_only(serve, run, monkeypatch):
+    number = in_a_job(monkeypatch)
+    serve(f"{number}.0", {**ONE_NODE, "launch": "this"})
+    serve(f"{number}1.0", {**ONE_NODE, "launch": "another"})
+    serve("1.0", {**ONE_NODE, "launch": "another"})
+    assert run() == (0, f"launch this\n{OF_ONE_NODE}", [])
+
+
+def test_a_launch_without_a_job(serve, run, monkeypatch):
+    """As of --standalone."""
+    in_a_job(monkeypatch)
+    serve("", ONE_NODE)
+    assert run() == (0, OF_ONE_NODE, [])
+
+
+def test_one_task_of_a_step_prints(serve, run, monkeypatch):
+    serve("", ONE_NODE)
+    printed = []
+    for rank in range(3):
+        in_a_job(monkeypatch, rank)
+        printed.append(run())
+    assert printed == [(0, OF_ONE_NODE, []), (0, "", []), (0, "", [])]
+
+
+# --- what may be wrong ----------------------------------------------------------------
+
+
+def test_no_launch(run):
+    assert run() == (
+        1,
+        "",
+        [
+            (
+                f"torchrun_hpc: error: HPC172 no launch of torchrun_hpc on {HOST} is "
+                f"yours. Type on a node of the job: srun --overlap --jobid=N {COMMAND}"
+            )
+        ],
+    )
+    assert run("--json")[:2] == (1, "")
+
+
+@pytest.fixture
+def broken(own_names):
+    """Let an agent take questions, and never answer."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{own_names}/{os.getuid()}/19.0/1")
+        listening.listen()
+        yield listening
+
+
+NO_ANSWER = "torchrun_hpc: error: HPC173 the agent does not answer: "
+
+
+@pytest.mark.usefixtures("broken")
+def test_an_agent_that_does_not_answer(run, monkeypatch):
+    monkeypatch.setattr(command, "_TIMEOUT", 0.2)
+    assert run() == (1, "", [f"{NO_ANSWER}timed out"])
+
+
+@pytest.mark.usefixtures("broken")
+def test_another_one_answers(run, monkeypatch, serve):
+    monkeypatch.setattr(command, "_TIMEOUT", 0.2)
+    serve("", ONE_NODE)
+    code, out, err = run("--json")
+    assert (code, json.loads(out), err) == (1, [ONE_NODE], [f"{NO_ANSWER}timed out"])
+
+
+def test_an_agent_that_has_just_ended(run, monkeypatch, broken):
+    found = [*service.launches()]
+    broken.close()
+    monkeypatch.setattr(service, "launches", lambda: found)
+    assert run() == (1, "", [f"{NO_ANSWER}Connection refused"])
+
+
+@pytest.mark.usefixtures("pretender")
+def test_an_agent_of_another_user(run):
+    code, out, (line,) = run()
+    assert (code, out) == (1, "")
+    assert line.startswith(NO_ANSWER)
+    assert line != NO_ANSWER  # but says why
+
+
+def test_a_job_that_cannot_be_found_out(serve, run, monkeypatch):
+    """It needs no job to look at what is on this node."""
+    monkeypatch.setenv("SLURM_JOB_ID", "19")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "n[1-")
+    serve("", ONE_NODE)
+    assert run() == (0, OF_ONE_NODE, [])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--help"], "srun --overlap --jobid=N python -m torchrun_hpc.stacks"),
+        (["--jsn"], "unrecognized arguments: --jsn"),
+    ],
+)
+def test_as_a_program(tmp_path, args, words):
+    done = run_python("-m", "torchrun_hpc.stacks", *args, cwd=tmp_path)
+    assert done.returncode == (0 if args == ["--help"] else 2)
+    assert words in " ".join((done.stdout + done.stderr).split())
+
+
+def test_it_imports_no_torch(tmp_path):
+    """It starts on a node that is busy."""
+    program = "import sys, torchrun_hpc.stacks.__main__; print('torch' in sys.modules)"
+    done = run_python("-c", program, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("False\n", "")

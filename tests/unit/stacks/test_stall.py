@@ -1,0 +1,214 @@
+"""Workers that do not go on are reported, once; others never."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from torchrun_hpc.stacks import stall
+from torchrun_hpc.stacks.sampling import WorkerStack
+from torchrun_hpc.stacks.stall import StallReport
+
+LIMIT = 10.0  # seconds, of a busy machine
+HOSTS = {0: "jwb0001", 1: "jwb0002"}
+REDUCE = ("<module> train.py:12", "all_reduce c10d.py:9")
+READ = ("<module> train.py:12", "read data.py:31")
+
+WAITING = [WorkerStack(rank, rank // 2, REDUCE) for rank in range(4)]
+ONE_READS = [*WAITING[:3], WorkerStack(3, 1, READ)]
+NO_ANSWER = [*WAITING[:3], WorkerStack(3, 1, problem="no answer of py-spy")]
+A_NODE_IS_MISSING = []  # as of Inspection
+
+REPORT = [
+    (
+        "torchrun_hpc: warning: HPC171 the 4 workers have shown the same stacks for "
+        "10 s (--hpc-stall-report); nothing is ended:"
+    ),
+    "    4 ranks: <module> train.py:12",
+    "      3 of 4 ranks (0-2): all_reduce c10d.py:9",
+    "    * 1 rank (3, jwb0002): read data.py:31",
+]
+
+
+class Recorded:
+    """What the workers are doing, a sample each second; then the launch ends."""
+
+    def __init__(self, samples):
+        self._samples = samples
+        self.taken = 0
+        self.ended = threading.Event()
+
+    def __call__(self):
+        self.taken += 1
+        if self.taken > len(self._samples):
+            self.ended.set()
+            return []
+        return self._samples[self.taken - 1]
+
+
+@pytest.fixture
+def report(monkeypatch, capfd):
+    """Return what is reported of such samples, where the limit is ten seconds."""
+    monkeypatch.setattr(stall, "_SHORTEST", 0)
+
+    def report(*samples):
+        recorded = Recorded(samples)
+        clock = SimpleNamespace(monotonic=lambda: float(recorded.taken))
+        monkeypatch.setattr(stall, "time", clock)
+        made = StallReport(10, recorded, HOSTS)
+        made._thread.daemon = True
+        monkeypatch.setattr(stall, "_LONGEST", 0)  # no pause between two
+        made.start()
+        while made._thread.is_alive() and not recorded.ended.wait(0.01):
+            pass
+        made.end()
+        made._thread.join(LIMIT)
+        assert not made._thread.is_alive()
+        return capfd.readouterr().err.splitlines()
+
+    return report
+
+
+@pytest.mark.parametrize("seconds", [11, 12, 100])
+def test_the_same_stacks_are_reported_once(report, seconds):
+    assert report(*[ONE_READS] * seconds) == REPORT
+
+
+def test_the_same_stacks_for_less_time(report):
+    assert report(*[ONE_READS] * 10) == []
+
+
+def test_what_was_before_does_not_count(report):
+    assert report(*[WAITING] * 9, *[ONE_READS] * 11) == REPORT
+
+
+# What comes between, after nine seconds and before nine others.
+BETWEEN = {
+    "a worker does something else": WAITING,
+    "a worker is at another line": [
+        *ONE_READS[:3],
+        WorkerStack(3, 1, (*READ[:1], "read data.py:32")),
+    ],
+    "a worker has no stack": NO_ANSWER,
+    "a worker has ended": ONE_READS[:3],
+    "all have ended": [],
+    "a node is missing": A_NODE_IS_MISSING,
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_it_begins_anew(report, name):
+    half = [ONE_READS] * 9
+    assert report(*half, BETWEEN[name], *half) == []
+    assert report(*half, BETWEEN[name], *half, ONE_READS, ONE_READS) == REPORT
+
+
+@pytest.mark.parametrize("samples", [[WAITING, ONE_READS], [ONE_READS, NO_ANSWER]])
+def test_workers_that_go_on(report, samples):
+    assert report(*samples * 50) == []
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [[], [WorkerStack(rank, 0, problem="py-spy is not installed") for rank in (0, 1)]],
+)
+def test_where_nothing_is_seen_nothing_is_reported(report, nothing):
+    assert report(*[nothing] * 100) == []
+
+
+def test_the_order_of_the_answers_does_not_matter(report):
+    assert report(*[ONE_READS, ONE_READS[::-1]] * 6) == REPORT
+
+
+def test_workers_without_a_frame_of_python(report):
+    """All of them have ended but for their C++."""
+    found = report(*[[WorkerStack(rank, 0) for rank in (0, 1)]] * 12)
+    assert found[1:] == ["    2 ranks: no frame of Python"]
+
+
+# --- with a clock ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(stall, "_SHORTEST", 0.05)
+
+
+@pytest.mark.usefixtures("quick")
+def test_it_takes_as_long_as_is_wanted(capfd):
+    made = StallReport(1, lambda: WAITING, HOSTS)
+    start = time.monotonic()
+    made.start()
+    made._thread.join(LIMIT)
+    assert 1 <= time.monotonic() - start < 3
+    assert "the same stacks for 1 s " in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_report_after_the_end(capfd):
+    made = StallReport(1, lambda: WAITING, HOSTS)
+    made.start()
+    time.sleep(0.5)
+    made.end()
+    made._thread.join(0.5)
+    assert not made._thread.is_alive()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_report_of_what_is_still_collected_at_the_end(capfd):
+    """The answers of other nodes take seconds; meanwhile the job is over."""
+    looks, answered = [], threading.Event()
+
+    def collect():
+        looks.append(len(looks))
+        if len(looks) == 3:
+            answered.wait(LIMIT)
+        return WAITING
+
+    made = StallReport(1, collect, HOSTS)
+    made.start()
+    time.sleep(1.5)
+    made.end()
+    answered.set()
+    made._thread.join(LIMIT)
+    assert len(looks) == 3
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pause"), [(1, 0.5), (30, 0.5), (60, 1), (600, 10), (86400, 10)]
+)
+def test_how_often_it_looks(monkeypatch, seconds, pause):
+    pauses = []
+    made = StallReport(seconds, list, HOSTS)
+
+    def wait(timeout):
+        pauses.append(timeout)
+        return True
+
+    monkeypatch.setattr(made._ended, "wait", wait)
+    made.start()
+    made._thread.join(LIMIT)
+    assert pauses == [pause]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_look_that_fails_is_not_the_last_one(capfd):
+    """As where no process can be started just now."""
+    looks = iter([OSError, RuntimeError])
+
+    def collect():
+        error = next(looks, None)
+        if error is not None:
+            raise error
+        return WAITING
+
+    made = StallReport(1, collect, HOSTS)
+    made.start()
+    made._thread.join(LIMIT)
+    assert capfd.readouterr().err.count("HPC171") == 1
