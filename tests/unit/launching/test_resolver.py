@@ -11,7 +11,6 @@ from torchrun_hpc.launching import resolver
 from torchrun_hpc.launching.resolver import ResolverCheck
 from torchrun_hpc.planning.inputs import Resolver
 
-
 LOOPBACK = ("lo", "127.0.0.1/8")
 
 

@@ -110,7 +110,6 @@ def test_a_launch_on_several_nodes(inspect, workers):
     [
         ({0: of_node(0), 1: of_node(1)}, "jwb0003 (node 2)"),
         ({1: []}, "jwb0001 (node 0), jwb0003 (node 2)"),
-        ({}, "jwb0001 (node 0), jwb0002 (node 1), jwb0003 (node 2)"),
         ({0: of_node(0), 1: [], 2: of_node(2)}, ""),
     ],
 )
@@ -119,6 +118,14 @@ def test_nodes_that_have_not_answered_are_named(inspect, answers, missing):
     found = answer()
     assert found["missing"] == missing
     assert len(found["workers"]) == sum(map(len, answers.values()))
+
+
+def test_what_is_known_here_is_shown_though_nobody_answers(inspect, workers):
+    """The network is broken, which may be why the job does not go on."""
+    inspect(workers, lambda _: {})
+    found = answer()
+    assert [stack["rank"] for stack in found["workers"]] == [2, 3]
+    assert found["missing"] == "jwb0001 (node 0), jwb0003 (node 2)"
 
 
 @pytest.mark.parametrize(

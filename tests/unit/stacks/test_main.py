@@ -100,6 +100,12 @@ def test_no_workers(serve, run):
     assert run() == (0, "there are no workers now\n", [])
 
 
+def test_nobody_has_answered(serve, run):
+    """The network is broken: whether there are workers, is not known."""
+    serve("", {"launch": "", "missing": "n9 (node 0), n10 (node 1)", "workers": []})
+    assert run() == (0, "no answer of n9 (node 0), n10 (node 1)\n", [])
+
+
 def test_json(serve, run):
     serve("19.0", THREE_NODES)
     code, out, err = run("--json")
@@ -142,6 +148,17 @@ def test_a_launch_without_a_job(serve, run, monkeypatch):
     in_a_job(monkeypatch)
     serve("", ONE_NODE)
     assert run() == (0, OF_ONE_NODE, [])
+
+
+def test_a_launch_on_one_node_of_a_job_that_has_another_one(serve, run, monkeypatch):
+    """It has no number of its own, and is not to be forgotten."""
+    number = in_a_job(monkeypatch)
+    serve(f"{number}.0", {**THREE_NODES, "launch": f"{number}.0"})
+    serve("", ONE_NODE)
+    code, out, err = run()
+    assert (code, err) == (0, [])
+    assert f"launch {number}.0\n" in out
+    assert OF_ONE_NODE in out
 
 
 def test_one_task_of_a_step_prints(serve, run, monkeypatch):

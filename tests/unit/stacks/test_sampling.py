@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -221,22 +222,16 @@ def test_it_says_which_setting_forbids_it(name, scope, instead, tmp_path, monkey
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_what_the_real_one_says_where_it_is_not_allowed(processes, tmp_path):
+def test_what_the_real_one_says_where_it_is_not_allowed(processes):
     """Another user's process: as where a system forbids it."""
     pid = processes.sleeping()
-    py_spy = tmp_path / "py-spy"  # that of the environment may lie below /root
-    shutil.copy(sampling._program(), py_spy)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    words = [str(py_spy), "dump", "--json", "--pid", str(pid)]
-    done = subprocess.run(
-        words,
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        capture_output=True,
-        check=False,
-    )
+    user = {"user": 65534, "group": 65534, "extra_groups": []}
+    # That of the environment may lie below a folder that only root can enter.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        py_spy = shutil.copy(sampling._program(), folder)
+        words = [py_spy, "dump", "--json", "--pid", str(pid)]
+        done = subprocess.run(words, **user, capture_output=True, check=False)
     assert done.returncode
     assert "py-spy may not look" in sampling._problem(done.stderr.decode())
 
