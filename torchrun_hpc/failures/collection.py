@@ -55,7 +55,7 @@ class WorkerFailure:
         return bool(_FOLLOWS.search(self.cause))
 
     @property
-    def kind(self) -> tuple[int, str]:
+    def likeness(self) -> tuple[int, str]:
         """What is the same for failures that are equal."""
         same = _VARIES.sub("#", _ADDRESS.sub("", self.cause))
         return (0 if self.cause else self.code), same
@@ -98,11 +98,11 @@ class Collection:
             return None
         # In the order in which they came, but for those that follow from others.
         first, *rest = sorted(self._failures.values(), key=lambda f: f.follows)
-        by_kind: dict[tuple[int, str], list[WorkerFailure]] = {}
+        alike_ones: dict[tuple[int, str], list[WorkerFailure]] = {}
         for failure in rest:
-            by_kind.setdefault(failure.kind, []).append(failure)
-        alike = by_kind.pop(first.kind, [])
-        groups = sorted(by_kind.values(), key=len, reverse=True)
+            alike_ones.setdefault(failure.likeness, []).append(failure)
+        alike = alike_ones.pop(first.likeness, [])
+        groups = sorted(alike_ones.values(), key=len, reverse=True)
         return Summary(
             first,
             _ranks(alike),

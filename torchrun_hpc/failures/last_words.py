@@ -40,6 +40,9 @@ _NOT_FATAL = re.compile("Exception ignored ")
 _FATAL = "Fatal Python error: "
 _LAUNCHER = "/torchrun_hpc/worker/"
 _CXX = "terminate called "  # libstdc++, in front of SIGABRT
+_CXX_STACK = re.compile(r"frame #\d+:|Exception raised from ")  # c10::Error
+_WHAT = "what():"
+_THREAD = re.compile(r"(Current thread|Thread) 0x")
 # Behind a traceback: what others log while the process ends.
 _OTHERS = re.compile(
     rf"(\[rank\d+\]:)?\[?[WEIF]\d{{4}}|Exception |Traceback |{_FATAL}|{_CXX}"
@@ -77,12 +80,25 @@ def last_words(tail: bytes, code: int) -> LastWords:
     if code not in (0, -signal.SIGKILL):  # that one comes from outside
         crash = _crash(lines) if code < 0 else None
         behind = _BEHIND_EXCEPTION if code == 1 else _LAST
-        found = _traceback(lines, behind) or crash
+        found = crash if crash and crash.has_frames else _traceback(lines, behind)
+        found = found or crash
     if found is None:
         rest = lines[-_LAST:]
-        cause = rest[-1].strip().removeprefix("what():").strip() if rest else ""
+        # What it wrote before it was killed need not be the reason.
+        says_why = (
+            rest if code > 0 else [r for r in rest if r.strip().startswith(_WHAT)]
+        )
+        cause = says_why[-1].strip().removeprefix(_WHAT).strip() if says_why else ""
         return _limited(cause, rest, is_traceback=False)
-    return _limited(*found, is_traceback=True)
+    return _limited(found.cause, found.lines, is_traceback=True)
+
+
+class _Found(NamedTuple):
+    """Why a process ended, in its own words."""
+
+    cause: str
+    lines: Sequence[str]
+    has_frames: bool = True
 
 
 def recorded(text: str) -> LastWords | None:
@@ -99,8 +115,8 @@ def recorded(text: str) -> LastWords | None:
         return None
 
 
-def _traceback(lines: Sequence[str], most: int) -> tuple[str, Sequence[str]] | None:
-    """Return the cause and the lines of the last traceback that ended the process.
+def _traceback(lines: Sequence[str], most: int) -> _Found | None:
+    """Return the last traceback that ended the process.
 
     Args:
         lines: What it wrote.
@@ -116,17 +132,17 @@ def _traceback(lines: Sequence[str], most: int) -> tuple[str, Sequence[str]] | N
         while end < len(lines) and _OF_STACK.match(lines[end]):
             end += 1
         cause = lines[end] if end < len(lines) else _of_group(lines[start:end])
-        limit = end + _MESSAGE
-        while end < min(len(lines), limit):
+        limit = min(end + _MESSAGE, len(lines))
+        while end < limit:
             end += 1
-            is_over = end == len(lines) or not lines[end].strip()
-            if is_over or _OTHERS.match(lines[end]):
+            if end < limit and _OTHERS.match(lines[end]):
                 break
         crash = next((i for i in range(end, len(lines)) if _FATAL in lines[i]), None)
-        behind = (len(lines) if crash is None else crash) - end
-        if behind > most:
+        if (len(lines) if crash is None else crash) - end > most:
             return None
-        return cause, lines[_first_of_chain(lines, start) : end]
+        while not lines[end - 1].strip():
+            end -= 1
+        return _Found(cause, lines[_first_of_chain(lines, start) : end])
     return None
 
 
@@ -149,30 +165,34 @@ def _first_of_chain(lines: Sequence[str], start: int) -> int:
     return start
 
 
-def _crash(lines: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """Return the cause of a crash, and the innermost frames of the current thread."""
+def _crash(lines: Sequence[str]) -> _Found | None:
+    """Return why a process crashed, and the innermost frames of a thread.
+
+    It is the current one, or the main thread, which comes last, where the current one
+    runs no Python.
+    """
     fatal = next((i for i in reversed(range(len(lines))) if _FATAL in lines[i]), None)
     if fatal is None:
         return None
-    near = range(max(fatal - _LAST, 0), fatal)
-    first = next((i for i in reversed(near) if lines[i].startswith(_CXX)), None)
-    reason = [line for line in lines[first:fatal] if line.strip()] if near else []
-    if first is None:  # the C library says why it aborts, in one line
-        reason = reason[-1:] if "Aborted" in lines[fatal] else []
-    what = [line for line in reason if line.strip().startswith("what():")]
+    first = next((i for i in range(fatal - 1, -1, -1) if _CXX in lines[i]), None)
+    if first is not None:
+        said = [line for line in lines[first:fatal] if not _CXX_STACK.match(line)]
+        reason = [line for line in said if line.strip()][:_MESSAGE]
+    else:  # the C library says why it aborts, in one line
+        near = [line for line in lines[max(fatal - 2, 0) : fatal] if line.strip()]
+        reason = near[-1:] if "Aborted" in lines[fatal] else []
+    what = [line for line in reason if line.strip().startswith(_WHAT)]
     cause = (what or reason[-1:] or [lines[fatal]])[0]
-    shown = [*reason, lines[fatal]]
-    rest = iter(lines[fatal:])
-    for line in rest:
-        if line.startswith("Current thread "):
-            shown.append(line)
-            break
-    for number, line in enumerate(rest):
+    threads = [i for i in range(fatal, len(lines)) if _THREAD.match(lines[i])]
+    current = [i for i in threads if lines[i].startswith("Current ")] or threads[-1:]
+    frames: list[str] = []
+    for line in lines[current[0] + 1 :] if current else ():
         is_ours = _LAUNCHER in line  # below a script that is run in a fork
-        if number == _FRAMES or is_ours or not line.startswith("  File "):
+        if len(frames) == _FRAMES or is_ours or not line.startswith("  File "):
             break
-        shown.append(line)
-    return cause.strip().removeprefix("what():").strip(), shown
+        frames.append(line)
+    shown = [*reason, lines[fatal], *(lines[i] for i in current[:1]), *frames]
+    return _Found(cause.strip().removeprefix(_WHAT).strip(), shown, bool(frames))
 
 
 def _limited(cause: str, lines: Sequence[str], *, is_traceback: bool) -> LastWords:

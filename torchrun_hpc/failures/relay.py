@@ -18,6 +18,7 @@ import sys
 import termios
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.failures.last_words import KEPT
@@ -68,47 +69,48 @@ class Relay:
                 the one that it would have; returns an object with a ``pid``.
             is_shown: Whether it is passed on; else it is read only.
         """
-        try:
-            reader, writer = (None, None) if self.unread and is_shown else os.pipe()
-        except OSError:  # no more files
-            reader = writer = None
-        if reader is None or writer is None:
+        opened = None if self.unread and is_shown else _open_pipe(is_shown=is_shown)
+        if opened is None:
             return popen(None)
-        with contextlib.suppress(OSError, AttributeError):  # a user may have many
-            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _SIZE)  # new in Python 3.10
-        try:
-            with open(writer, "wb") as stderr:  # noqa: PTH123 - a number
-                worker = popen(stderr)
-        except BaseException:
-            os.close(reader)
-            raise
-        self._pipes[worker.pid] = _Pipe(reader, is_shown=is_shown)
+        pipe, writer = opened
+        with open(writer, "wb") as stderr:  # noqa: PTH123 - a number
+            worker = popen(stderr)
+        self._pipes[worker.pid] = pipe
         return worker
 
     def reads(self, pid: int) -> bool:
         """Say whether it reads what this worker writes."""
         return pid in self._pipes
 
-    def end_of(self, pid: int, timeout: float) -> tuple[bytes, float]:
+    def end_of(self, pid: int) -> tuple[bytes, float]:
         """Return the end of what a worker wrote, which has ended, and when it failed.
 
         Args:
             pid: Its number.
-            timeout: Seconds to wait for the rest: processes that it has started may
-                write for ever.
 
         Returns:
             The bytes, and the time of the last traceback or crash in them, in seconds
             since 1970; 0 without.
         """
         pipe = self._pipes[pid]
-        end = time.monotonic() + timeout
-        while not pipe.is_read() and time.monotonic() < end:
-            time.sleep(_PAUSE)
-        return bytes(pipe.tail[-KEPT:]), pipe.failed_at
+        pipe.read_rest()
+        return bytes(pipe.tail), pipe.failed_at
+
+    def failed_at(self, pid: int) -> float:
+        """Return when a worker wrote a traceback, which may still run; 0 if not."""
+        return self._pipes[pid].failed_at if pid in self._pipes else 0.0
+
+    def forget_ended(self) -> None:
+        """Forget the workers of which all is passed on."""
+        ended = [pid for pid, pipe in self._pipes.items() if not pipe.thread.is_alive()]
+        for pid in ended:
+            del self._pipes[pid]
 
     def close(self, timeout: float) -> None:
         """Pass on the rest; leave what comes later to a process of its own.
+
+        What has been read is passed on, however long that takes, because the workers
+        would have waited for it, too.
 
         Args:
             timeout: Seconds to wait for the end of all pipes.
@@ -116,9 +118,25 @@ class Relay:
         end = time.monotonic() + timeout
         for pipe in self._pipes.values():
             pipe.thread.join(max(end - time.monotonic(), 0))
-            if pipe.thread.is_alive():
-                pipe.leave_behind()
+        for pipe in self._pipes.values():
+            pipe.leave_behind()
         self._pipes.clear()
+
+
+def _open_pipe(*, is_shown: bool) -> tuple[_Pipe, int] | None:
+    """Open a pipe that is read; ``None`` if there can be no more files, or threads."""
+    try:
+        reader, writer = os.pipe()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError, AttributeError):  # a user may have many
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _SIZE)  # new in Python 3.10
+    try:
+        return _Pipe(reader, is_shown=is_shown), writer
+    except RuntimeError:
+        os.close(reader)
+        os.close(writer)
+        return None
 
 
 class _Pipe:
@@ -136,24 +154,27 @@ class _Pipe:
         self._reader = reader
         self._is_shown = is_shown
         self._lock = threading.Lock()  # held while it is read, and kept
+        self._unwritten: deque[bytes] = deque()  # read for the report, ahead of time
         self._is_open = True
+        self._is_writing = False
         self._waits = select.poll()
         self._waits.register(reader, select.POLLIN)
         self.thread = threading.Thread(target=self._run, name="stderr", daemon=True)
         self.thread.start()
 
-    def is_read(self) -> bool:
-        """Say whether all that was written has been read."""
+    def read_rest(self) -> None:
+        """Read what its worker has written, also if it cannot be passed on now."""
         unread = array.array("i", [0])
         with self._lock:
             if self._is_open:
                 fcntl.ioctl(self._reader, termios.FIONREAD, unread)
-        return not unread[0]
+                if unread[0]:
+                    self._unwritten.append(self._keep(os.read(self._reader, unread[0])))
 
     def leave_behind(self) -> None:
-        """Let a process of its own pass on the rest, whoever writes it."""
+        """Let a process of its own pass on what is still to come, whoever writes it."""
         with self._lock:
-            if self._is_open:
+            if self._is_open and self.thread.is_alive():
                 self._is_open = False
                 with contextlib.suppress(OSError):
                     subprocess.Popen(  # noqa: S603
@@ -163,6 +184,8 @@ class _Pipe:
                         start_new_session=True,
                     )
                 os.close(self._reader)
+        while self._is_writing or self._unwritten:
+            self.thread.join(_PAUSE)
 
     def _run(self) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -170,36 +193,47 @@ class _Pipe:
                 if self._is_shown:
                     with streams.exclusive():
                         streams.copy(piece)
-                        self._pass_on_rest(piece)
+                        self._pass_on_line(piece)
+                self._is_writing = False
+        self._is_writing = False
         with self._lock:
+            self._unwritten.clear()
             if self._is_open:  # its next write fails, as ours did
                 self._is_open = False
                 os.close(self._reader)
 
-    def _pass_on_rest(self, piece: bytes) -> None:
+    def _pass_on_line(self, piece: bytes) -> None:
         """Pass on the rest of a line, before others write.
 
         Whatever the pipe had room for is there as a whole. Where a worker wrote more,
         it is about to write the rest.
         """
-        while (
-            not piece.endswith(b"\n")
-            and len(piece) >= select.PIPE_BUF
-            and self._waits.poll(_REST_TIMEOUT * 1000)
-        ):
+        end = time.monotonic() + _REST_TIMEOUT
+        if len(piece) < select.PIPE_BUF:
+            return
+        while not piece.endswith((b"\n", b"\r")):
+            rest = end - time.monotonic()
+            if rest < 0 or not (self._unwritten or self._waits.poll(rest * 1000)):
+                return
             piece = self._read()
             streams.copy(piece)
+            if not piece:
+                return
 
     def _read(self) -> bytes:
         """Wait for the next piece; it is empty at the end."""
-        self._waits.poll()
+        if not self._unwritten:
+            self._waits.poll()
         with self._lock:
-            if not self._is_open:
-                return b""
-            piece = os.read(self._reader, _SIZE)
-            self.tail += piece
-            if len(self.tail) > 2 * KEPT:
-                del self.tail[:-KEPT]
+            self._is_writing = True
+            if self._unwritten:
+                return self._unwritten.popleft()
+            return self._keep(os.read(self._reader, _SIZE)) if self._is_open else b""
+
+    def _keep(self, piece: bytes) -> bytes:
+        """Keep the end of what was read."""
+        self.tail += piece
+        del self.tail[:-KEPT]
         if b"Traceback (most " in piece or b"Fatal Python error" in piece:
             self.failed_at = time.time()
         return piece

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torchrun_hpc.failures.collection import Summary, WorkerFailure
+    from torchrun_hpc.failures.watch import Attempt
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 # Seconds for other failures of workers to arrive: they may be the cause, or the same.
@@ -99,25 +100,25 @@ class LocalReport:
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
         self._collection = Collection()
+        self._attempt = 0
         self._restarts = 0
-        self._restarts_left = -1
-        self._is_due = False
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
+        self._is_due = False
 
-    def add(self, failure: WorkerFailure, restarts_left: int) -> None:
-        """Take note of a failure; the first one of the last round is reported soon.
+    def add(self, failure: WorkerFailure, attempt: Attempt) -> None:
+        """Take note of a failure; the first one of the last attempt is reported soon.
 
         Args:
             failure: How a worker failed.
-            restarts_left: How many restarts were left.
+            attempt: Which workers have failed.
         """
-        is_first = restarts_left != self._restarts_left
+        is_first = attempt.number != self._attempt
         if is_first:
             self._collection.clear()
-            self._restarts_left = restarts_left
+            self._attempt = attempt.number
         self._collection.add(failure)
-        if is_first and restarts_left:
+        if is_first and attempt.restarts_left:
             self._restarts += 1
             console.write(restarted(self._restarts, cause_of(failure, self._plan)))
         elif is_first:
@@ -130,13 +131,14 @@ class LocalReport:
         """Report what is not reported yet; return the last line, if there is one."""
         if self._timer is None:
             return None
+        self._timer.cancel()
         self._write()
         summary = self._collection.summary()
         return failed(cause_of(summary.first, self._plan)) if summary else None
 
     def _write(self) -> None:
-        summary = self._collection.summary()
         with self._lock:
-            is_due, self._is_due = self._is_due, False
-        if is_due and summary is not None:
-            write(summary, self._plan)
+            summary = self._collection.summary()
+            if self._is_due and summary is not None:
+                write(summary, self._plan)
+            self._is_due = False

@@ -9,10 +9,10 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.failures.collection import WorkerFailure
-from torchrun_hpc.failures.last_words import KEPT, last_words, recorded
+from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Seconds.
 _INTERVAL = 0.1  # between two looks at the workers
-_REST_TIMEOUT = 0.3  # for what a worker wrote last to arrive
+_TEARDOWN = 5.0  # that a worker may take to end after its traceback
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,18 @@ class Worker:
     error_file: str = ""
 
 
+class Attempt(NamedTuple):
+    """Which workers have failed: all are started again with the next attempt.
+
+    Attributes:
+        number: How often workers have been started here.
+        restarts_left: How many restarts were left then.
+    """
+
+    number: int
+    restarts_left: int
+
+
 class Watch:
     """Watches the workers, in a thread of its own.
 
@@ -57,32 +69,37 @@ class Watch:
 
     Args:
         relay: Has what they write.
-        on_failure: Gets each failure, the first one first, and how many restarts were
-            left when the workers started; it is called from several threads, never
-            from two at a time.
+        on_failure: Gets each failure, the first one first; it is called from several
+            threads, never from two at a time.
+
+    Attributes:
+        has_failed: Whether a worker of this attempt has failed.
     """
 
     def __init__(
-        self, relay: Relay, on_failure: Callable[[WorkerFailure, int], object]
+        self, relay: Relay, on_failure: Callable[[WorkerFailure, Attempt], object]
     ) -> None:
         self._relay = relay
         self._on_failure = on_failure
         self._lock = threading.RLock()
+        self._workers: list[Worker] = []
         self._running: list[Worker] = []
-        self._restarts_left = 0
-        self._has_failed = False
-        self._kinds: set[tuple[int, str]] = set()  # of which the lines are known
+        self._attempt = Attempt(0, 0)
+        self.has_failed = False
+        self._known: set[object] = set()  # equal failures, of which one had its lines
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def begin(self, workers: Iterable[Worker], restarts_left: int) -> None:
         """Watch these workers, and no others any more."""
         with self._lock:
-            self._running = list(workers)
-            self._restarts_left = restarts_left
-            self._has_failed = False
-            self._kinds.clear()
-        if not self._thread.is_alive() and not self._ended.is_set():
+            self._workers = list(workers)
+            self._running = [*self._workers]
+            self._attempt = Attempt(self._attempt.number + 1, restarts_left)
+            self.has_failed = False
+            self._known.clear()
+            self._relay.forget_ended()
+        if self._attempt.number == 1:
             self._thread.start()
 
     def stop(self, *, look: bool) -> None:
@@ -90,64 +107,64 @@ class Watch:
 
         Args:
             look: Whether one may have failed by now. Then others are watched to their
-                end: they may have failed with it.
+                end: they may have failed with it. So is one that has written a
+                traceback, and may be about to end.
         """
         with self._lock:
             if look:
                 self.check()
-            if not self._has_failed:
-                self._running = []
+            if not (look and self.has_failed):
+                since = time.time() - _TEARDOWN
+                self._running = [
+                    worker
+                    for worker in self._running
+                    if look and self._relay.failed_at(worker.pid) > since
+                ]
 
     def stopped(self) -> None:
         """Take note that all have ended; look at those that failed last."""
         with self._lock:
             self.check()
-            self._running = []
+            self._workers = self._running = []
 
     def end(self) -> None:
         """Watch no more."""
         self._ended.set()
 
     @property
-    def running(self) -> list[Worker]:
-        """The workers that run."""
+    def workers(self) -> list[tuple[Worker, bool]]:
+        """The workers of this attempt, and whether each still runs."""
         with self._lock:
-            return [*self._running]
-
-    @property
-    def has_reported(self) -> bool:
-        """Whether a worker has failed, since the last ones were started."""
-        return self._has_failed
+            return [(worker, worker in self._running) for worker in self._workers]
 
     def check(self) -> None:
         """Look for workers that have ended with an error."""
         with self._lock:
             codes = [(worker, worker.exit_code()) for worker in self._running]
             self._running = [worker for worker, code in codes if code is None]
-            limit = time.monotonic() + _REST_TIMEOUT
-            found = [self._failure(w, code, limit) for w, code in codes if code]
+            found = [self._failure(worker, code) for worker, code in codes if code]
             for failure, was_stopped in sorted(found, key=_order):
-                if not (was_stopped and self._has_failed):
-                    self._has_failed = True
-                    self._on_failure(self._brief(failure), self._restarts_left)
+                if not (was_stopped and self.has_failed):
+                    self.has_failed = True
+                    self._on_failure(self._brief(failure), self._attempt)
 
-    def _failure(
-        self, worker: Worker, code: int, limit: float
-    ) -> tuple[WorkerFailure, bool]:
+    def _failure(self, worker: Worker, code: int) -> tuple[WorkerFailure, bool]:
         """Describe a failure, and say whether it is only that the worker was stopped.
 
         Torch's agent stops the others, by SIGTERM, as soon as one has failed.
         """
-        log, unread, failed_at = worker.log, "", 0.0
-        if log:
-            tail = _end_of_file(log)
-        elif self._relay.reads(worker.pid):
-            tail, failed_at = self._relay.end_of(worker.pid, limit - time.monotonic())
-        else:
-            tail, unread = b"", self._relay.unread or "torch has started it itself"
-        words = last_words(tail, code)
-        with contextlib.suppress(OSError, ValueError):
-            words = recorded(Path(worker.error_file).read_text("utf-8")) or words
+        unread, failed_at, words = "", 0.0, LastWords()
+        with contextlib.suppress(Exception):  # whatever there is: the job has failed
+            if worker.log:
+                words = last_words(_end_of_file(worker.log), code)
+            elif self._relay.reads(worker.pid):
+                tail, failed_at = self._relay.end_of(worker.pid)
+                words = last_words(tail, code)
+            else:
+                unread = self._relay.unread or "torch has started it itself"
+            if worker.error_file and Path(worker.error_file).is_file():
+                text = Path(worker.error_file).read_text("utf-8")
+                words = recorded(text) or words
         failure = WorkerFailure(
             rank=worker.rank,
             size=worker.size,
@@ -157,15 +174,15 @@ class Watch:
             time=(words.is_traceback and failed_at) or time.time(),
             cause=words.cause,
             lines=words.lines,
-            log=log,
+            log=worker.log,
             unread="" if words.lines else unread,
         )
         return failure, code == -signal.SIGTERM and not words.is_traceback
 
     def _brief(self, failure: WorkerFailure) -> WorkerFailure:
         """Leave out the lines of a failure that is equal to one before."""
-        is_known = failure.kind in self._kinds
-        self._kinds.add(failure.kind)
+        is_known = failure.likeness in self._known
+        self._known.add(failure.likeness)
         return replace(failure, lines=()) if is_known else failure
 
     def _run(self) -> None:

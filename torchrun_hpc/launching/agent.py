@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.failures.collection import WorkerFailure
+    from torchrun_hpc.failures.watch import Attempt
     from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.launching.resolver import ResolverCheck
     from torchrun_hpc.planning.inputs import Inputs
@@ -134,7 +135,7 @@ class AgentStarter(Starter):
                 validation.check_configuration(args, self._environ)
                 yield
         except ChildFailedError as error:
-            if self._is_quiet and self._watch is not None and self._watch.has_reported:
+            if self._is_quiet and self._watch is not None and self._watch.has_failed:
                 raise SystemExit(FAILED) from error
             raise
         except ImportError as error:  # a backend's package; torch has a stub for one
@@ -158,7 +159,7 @@ class AgentStarter(Starter):
     @contextlib.contextmanager
     def _rendezvous(
         self, plan: LaunchPlan
-    ) -> Iterator[Callable[[WorkerFailure, int], object]]:
+    ) -> Iterator[Callable[[WorkerFailure, Attempt], object]]:
         """Let torch find our rendezvous, if it is the one; say who gets failures."""
         if plan.rendezvous.backend != SCHEDULER or self.options.get("hpc_dry_run"):
             own = LocalReport(plan)

@@ -156,6 +156,7 @@ class Client:
         self._answers: dict[int, Any] = {}
         self._asked = 0
         self._samples: dict[int, dict[int, Any]] = {}  # by question, and node
+        self._round = 0  # that this agent has joined
         self._is_reported = False  # which workers have failed
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -194,6 +195,7 @@ class Client:
             self._has_joined = True
             self._go = None
             self.is_over = False
+        self._round = wanted
         message: dict[str, Any] = {"join": wanted}
         if store is not None:
             message["store"] = store
@@ -245,7 +247,7 @@ class Client:
     def worker_failed(self, failure: WorkerFailure) -> None:
         """Inform the coordinator that a worker has failed; the first ends the round."""
         died = packed_worker(failure)
-        self.send({"died": died, "round": self.next_round - 1})
+        self.send({"died": died, "round": self._round})
 
     def fail(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""

@@ -412,7 +412,7 @@ class Creator:
     sample: Callable[[], Any] = list
     handler: SchedulerRendezvous | None = None
 
-    def worker_failed(self, failure: WorkerFailure, _restarts_left: int) -> None:
+    def worker_failed(self, failure: WorkerFailure, _attempt: object) -> None:
         """Inform the others that a worker of this node has failed."""
         if self.handler is not None:
             self.handler.worker_failed(failure)

@@ -52,12 +52,14 @@ def write(text: str, stream: TextIO | None) -> None:
     The text does not go through Python's buffer: Python would try to write it again at
     exit, and end this process with exit code 120.
     """
-    if stream is None or not _lock.acquire(timeout=_WRITE_TIMEOUT):
+    if stream is None:
         return
+    has_lock = _lock.acquire(timeout=_WRITE_TIMEOUT)  # a torn line is better than none
     try:
         _write(text, stream)
     finally:
-        _lock.release()
+        if has_lock:
+            _lock.release()
 
 
 def _write(text: str, stream: TextIO) -> None:

@@ -61,8 +61,15 @@ class Inspection:
 
     def sample(self) -> list[dict[str, Any]]:
         """Return the stacks of this node's workers, as plain data."""
-        workers = self._watch.running
-        return [asdict(stack) for stack in sampling.sample(workers, _NODE_TIMEOUT)]
+        workers = self._watch.workers
+        running = [worker for worker, is_running in workers if is_running]
+        ended = [
+            sampling.WorkerStack(worker.rank, worker.node, problem=sampling.ENDED)
+            for worker, is_running in workers
+            if not is_running
+        ]
+        found = [*sampling.sample(running, _NODE_TIMEOUT), *ended]
+        return [asdict(stack) for stack in found]
 
     def _collect(self) -> tuple[list[WorkerStack], list[int]]:
         """Return the stacks of all workers, and the nodes that have not answered."""

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.watch import Worker
 
+ENDED = "it has ended"  # instead of a stack
+
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
+_KILL_TIMEOUT = 0.5  # seconds
 _LONGEST = 200  # characters of a frame, or a problem
 
 
@@ -85,7 +88,8 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
         return WorkerStack(worker.rank, worker.node, frames)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+            process.communicate(timeout=_KILL_TIMEOUT)
         problem = "no answer of py-spy"
     except (ValueError, LookupError, TypeError, StopIteration):
         problem = _problem(errors.decode(errors="replace"))

@@ -1,8 +1,8 @@
-"""Rank 5 reads, and all others wait for it in an all-reduce.
+"""The last rank reads, and all others wait for it in an all-reduce.
 
     stalls.py FOLDER
 
-Rank 5 reads the named pipe FOLDER/data until somebody has written into it. Then all of
+It reads the named pipe FOLDER/data, until somebody has written into it. Then all of
 them end, each with a file FOLDER/ended.RANK.
 """
 
@@ -23,16 +23,16 @@ def read() -> None:
 
 def step() -> None:
     """Do what a training does in a step."""
-    if dist.get_rank() == 5:
+    if is_last:
         read()
     else:
         dist.all_reduce(torch.ones(1))
 
 
 dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(1))
+is_last = dist.get_rank() == dist.get_world_size() - 1
 step()
-if dist.get_rank() == 5:
+if is_last:
     dist.all_reduce(torch.ones(1))
 (folder / f"ended.{dist.get_rank()}").touch()
 dist.destroy_process_group()

@@ -27,7 +27,7 @@ children = [
 ]
 codes = [child.wait() for child in children]
 ends = [
-    relay.end_of(child.pid, 0.3) if relay.reads(child.pid) else (b"", 0)
+    relay.end_of(child.pid) if relay.reads(child.pid) else (b"", 0)
     for child in children
 ]
 found = {

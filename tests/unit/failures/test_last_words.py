@@ -77,6 +77,9 @@ def lines_of(*lines: str) -> bytes:
     return "\n".join(lines).encode()
 
 
+STACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
+
+
 def run(program: str) -> tuple[bytes, int]:
     """Run a program; return what it wrote to stderr, and its exit code."""
     done = subprocess.run(
@@ -149,6 +152,55 @@ def test_an_exception_of_long_ago(lines, code, cause):
     assert words.is_traceback == cause.startswith("Zero")
 
 
+WATCHDOG = (
+    "terminate called after throwing an instance of 'c10::DistBackendError'",
+    "  what():  [PG 0 Rank 1] Watchdog terminated with exception: CUDA error: bad",
+    "CUDA kernel errors might be reported at some other call.",
+    "",
+    "Exception raised from c10_cuda_check at /pytorch/c10/cuda/x.cpp:43:",
+    *(f"frame #{number}: c10d::Foo{number} + 0x114 (0x7f)" for number in range(60)),
+    "",
+    "Fatal Python error: Aborted",
+    "",
+    "Thread 0x00007f1 (most recent call first):",
+    "  <no Python frame>",
+    "",
+    "Thread 0x00007f2 (most recent call first):",
+    '  File "train.py", line 88 in step',
+    '  File "train.py", line 99 in <module>',
+    "",
+    "Extension modules: numpy",
+)
+
+
+def test_the_watchdog_of_nccl():
+    """A thread of C++ ends the process; what the main thread did is there, too."""
+    words = last_words(lines_of(*WATCHDOG), -6)
+    assert words.cause.endswith("terminated with exception: CUDA error: bad")
+    assert words.lines == (
+        *WATCHDOG[:3],
+        "Fatal Python error: Aborted",
+        "Thread 0x00007f2 (most recent call first):",
+        *WATCHDOG[-4:-2],
+    )
+
+
+def test_a_crash_counts_more_than_an_exception_that_was_survived():
+    written = lines_of(*STACK, "OSError: retry", *WATCHDOG)
+    assert "CUDA error" in last_words(written, -6).cause
+
+
+def test_an_abort_at_the_end_follows_from_the_exception():
+    aborted = (*WATCHDOG[-11:-7], "  <no Python frame>")
+    words = last_words(lines_of(*STACK, "KeyError: 1", *aborted), -6)
+    assert words.cause == "KeyError: 1"
+
+
+def test_hints_stand_behind_an_empty_line():
+    written = lines_of(*STACK, "E: 1", "", "from user code:", '  File "x.py", line 3')
+    assert last_words(written, 1).lines[-1] == '  File "x.py", line 3'
+
+
 def test_the_launchers_frames_of_a_fork_are_left_out():
     ours = '  File "/x/site-packages/torchrun_hpc/worker/script.py", line 70 in run'
     written = lines_of(
@@ -165,8 +217,8 @@ def test_the_launchers_frames_of_a_fork_are_left_out():
 @pytest.mark.parametrize(
     ("lines", "name", "cause"),
     [
-        (2, "SIGKILL", "step 1"),
-        (30, "SIGABRT", "step 29"),
+        (2, "SIGKILL", ""),
+        (30, "SIGABRT", ""),
         (2, "SIGABRT", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -191,16 +243,14 @@ def test_an_abort_in_cxx():
     assert 'File "<string>", line 6' in words.lines[4]
 
 
-STACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
-
-
 @pytest.mark.parametrize(
     ("written", "code", "cause", "shown"),
     [
         (b"", 1, "", ()),
         (b"\n\n", 1, "", ()),
         (b"usage\nx.py: error: no\n\n", 2, "x.py: error: no", None),
-        (b"1%\r 2%\r 3%", -9, "3%", ("1%", " 2%", " 3%")),
+        (b"1%\r 2%\r 3%", -9, "", ("1%", " 2%", " 3%")),
+        (b"1%\r 2%\r 3%", 3, "3%", ("1%", " 2%", " 3%")),
         (b"terminate called\n  what():  gone\n", -6, "gone", None),
         (lines_of(*STACK, "KeyError: 1"), 1, "KeyError: 1", None),
         (

@@ -170,6 +170,22 @@ def test_a_reader_that_is_slow_holds_the_writer_up(tmp_path):
     assert len(arrived) == 3999 * 1000
 
 
+SPEAKS = "import os, time; time.sleep(0.5); os.write(2, b'the end' * 1000); os._exit(3)"
+
+
+def test_a_slow_reader_does_not_hide_how_it_ended():
+    """What is known does not wait for what is read; and nothing is lost."""
+    with subprocess.Popen(
+        command(SPEAKS, WRITES.replace("while True", "for _ in range(900)")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        time.sleep(3)
+        output, arrived = running.communicate()
+    assert json.loads(output)["ends"][0] == "the end" * 1000
+    assert len(arrived) == 7000 + 900 * 1001
+
+
 def test_a_full_disk_is_no_fault_of_a_worker():
     with Path("/dev/full").open("wb") as full:
         found, _ = run(

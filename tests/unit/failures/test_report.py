@@ -11,8 +11,10 @@ from plans import planned
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import Summary, WorkerFailure
 from torchrun_hpc.failures.report import LocalReport
+from torchrun_hpc.failures.watch import Attempt
 
 PLAN = planned()
+LAST = Attempt(1, 0)
 FIRST = WorkerFailure(
     rank=3,
     size=6,
@@ -97,8 +99,8 @@ def local(monkeypatch):
 
 
 def test_failures_of_one_node_are_one_report(local, capsys):
-    local.add(FIRST, 0)
-    local.add(replace(FIRST, rank=2), 0)
+    local.add(FIRST, LAST)
+    local.add(replace(FIRST, rank=2), LAST)
     assert lines_of(capsys) == []
     last = local.end()
     assert str(last).endswith("exit code 1: ValueError: bad batch 17")
@@ -113,9 +115,9 @@ def test_no_failure(local, capsys):
 
 
 def test_restarts_are_one_line_each(local, capsys):
-    for left in (2, 1):
-        local.add(FIRST, left)
-        local.add(replace(FIRST, rank=4), left)
+    for number, left in ((1, 2), (3, 2)):  # others may have come between
+        local.add(FIRST, Attempt(number, left))
+        local.add(replace(FIRST, rank=4), Attempt(number, left))
     assert local.end() is None
     assert lines_of(capsys) == [
         "torchrun_hpc: HPC128 restart 1 of all workers: worker 3 on j",
@@ -124,7 +126,7 @@ def test_restarts_are_one_line_each(local, capsys):
 
 
 def test_the_report_is_of_the_last_round(local, capsys):
-    local.add(FIRST, 1)
-    local.add(replace(FIRST, rank=5, cause="KeyError: 1"), 0)
+    local.add(FIRST, Attempt(1, 1))
+    local.add(replace(FIRST, rank=5, cause="KeyError: 1"), Attempt(2, 0))
     assert str(local.end()).endswith("KeyError: 1")
     assert "HPC128" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 
 from torchrun_hpc.failures import watch as watches
 from torchrun_hpc.failures.relay import Relay
-from torchrun_hpc.failures.watch import Watch, Worker, exit_code_of
+from torchrun_hpc.failures.watch import Attempt, Watch, Worker, exit_code_of
 
 RAISES = "raise ValueError('bad batch 17')"
 FOLLOWS = "raise RuntimeError('Connection closed by peer')"
@@ -29,13 +29,13 @@ class Watched:
         monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
         self.relay = Relay()
         self.failures = []
-        self.left = []
+        self.attempts = []
         self.watch = Watch(self.relay, self._add)
         self.children = []
 
-    def _add(self, failure, left):
+    def _add(self, failure, attempt):
         self.failures.append(failure)
-        self.left.append(left)
+        self.attempts.append(attempt)
 
     def start(self, *programs, **about):
         self.children = [
@@ -97,7 +97,7 @@ def test_what_is_known_of_a_failure(watched):
     assert failure.cause == "ValueError: bad batch 17"
     assert failure.lines[-1] == failure.cause
     assert (failure.log, failure.unread) == ("", "")
-    assert watched.left == [LEFT]
+    assert watched.attempts == [Attempt(1, LEFT)]
 
 
 def test_a_traceback_of_long_ago_is_not_when_it_failed(watched):
@@ -316,3 +316,34 @@ def test_equal_failures_of_a_node_have_their_lines_once(watched):
     watched.wait_for_all()
     watched.watch.check()
     assert sorted(bool(failure.lines) for failure in watched.failures) == [0, 1, 1]
+
+
+SLOW_TO_END = (
+    "import atexit, sys, time\n"
+    "atexit.register(time.sleep, 60)\n"
+    "raise ValueError('bad batch 17')"
+)
+
+
+def test_one_that_is_about_to_end_is_not_forgotten(watched):
+    """Its peers may have failed of it, and ended, before."""
+    watched.start(SLOW_TO_END, SLEEPS)
+    end = time.monotonic() + 20
+    while not watched.relay.failed_at(watched.children[0].pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    watched.watch.stop(look=True)
+    for child in watched.children:
+        child.terminate()
+    watched.wait_for_all()
+    watched.watch.stopped()
+    (failure,) = watched.failures
+    assert (failure.rank, failure.cause) == (4, "ValueError: bad batch 17")
+
+
+def test_which_workers_there_are(watched):
+    watched.start("pass", SLEEPS)
+    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    watched.watch.check()
+    found = [(worker.rank, runs) for worker, runs in watched.watch.workers]
+    assert found == [(4, False), (5, True)]

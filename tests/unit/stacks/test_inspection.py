@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import asdict
 
@@ -195,6 +196,23 @@ def test_a_stall_on_one_node_is_reported_there(inspect, workers, capfd):
 def test_nothing_is_reported(inspect, capfd, answers, changes):
     inspect([], lambda _: answers, **{"stall_report": 1.0} | changes)
     assert reports(capfd, 2.5) == ""
+
+
+STEPS = """\
+import time
+print(flush=True)
+while True:
+    time.sleep(0.4)
+    sum(range(10**5))
+"""
+
+
+def test_workers_that_go_on_do_not_stall(inspect, processes, capfd):
+    """Though they are nearly always at the same line: they wait there in each step."""
+    pids = [processes.start(sys.executable, "-S", "-c", STEPS) for _ in range(2)]
+    workers = [Worker(n, 2, 0, n, pid, lambda: None) for n, pid in enumerate(pids)]
+    inspect(workers, nodes=1, node_rank=0, hosts=("",), stall_report=3.0)
+    assert reports(capfd, 6) == ""
 
 
 def test_no_stall_is_reported_after_the_end(inspect, capfd):
