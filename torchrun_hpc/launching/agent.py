@@ -26,7 +26,7 @@ from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.stacks.inspection import Inspection
 from torchrun_hpc.torch_compat import capabilities, cpp_log
-from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.torch_compat.patches import registry, watch_workers
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -228,7 +228,9 @@ class AgentStarter(Starter):
         if self._inspection is not None:
             self._inspection.start()
         try:
-            with quiet.withheld() if self._is_quiet else nullcontext():
+            has_report = registry.is_applied(self._outcomes or (), watch_workers)
+            is_quiet = self._is_quiet and has_report
+            with quiet.withheld() if is_quiet else nullcontext():
                 record(self._run)(self._args)
         finally:
             if self._inspection is not None:

@@ -19,13 +19,39 @@ if TYPE_CHECKING:
 
 _ASK = """
 import socket, sys
+
+def is_reached(server):
+    family = socket.AF_INET6 if ":" in server else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(1)
+        try:
+            asking.connect((server, 53))
+            asking.send(b"\\0\\1\\1\\0\\0\\1" + bytes(6) + b"\\0\\0\\2\\0\\1")
+            asking.recv(512)
+        except TimeoutError:
+            return True  # it may be slow
+        except OSError:
+            return False
+    return True
+
 try:
     socket.getnameinfo((sys.argv[1], 0, 0, 0), socket.NI_NUMERICSERV)
 except socket.gaierror as error:
-    sys.exit(error.errno == socket.EAI_AGAIN)
+    if error.errno != socket.EAI_AGAIN:
+        sys.exit(0)
+else:
+    sys.exit(0)
+try:
+    with open("/etc/resolv.conf") as file:
+        words = [line.split() for line in file]
+except OSError:
+    words = []
+servers = [line[1] for line in words if line[:1] == ["nameserver"] and line[1:]]
+sys.exit(4 if any(map(is_reached, servers or ["127.0.0.1"])) else 3)
 """
 
 _SLOW = 0.5  # seconds: before these it is not known whether an answer is late
+_RESULTS = {0: Resolver.ANSWERS, 3: Resolver.DOWN, 4: Resolver.SILENT}  # exit codes
 
 
 class ResolverCheck:
@@ -68,8 +94,6 @@ class ResolverCheck:
             code = process.poll()
             process.kill()
         self._process = None
-        if code is None:
-            is_slow = time.monotonic() - self._start > _SLOW
-            return Resolver.SLOW if is_slow else Resolver.UNKNOWN
-        known = {0: Resolver.ANSWERS, 1: Resolver.DOWN}
-        return known.get(code, Resolver.UNKNOWN)
+        if code is None and time.monotonic() - self._start > _SLOW:
+            return Resolver.SILENT
+        return _RESULTS.get(-1 if code is None else code, Resolver.UNKNOWN)

@@ -29,8 +29,8 @@ class Resolver(Enum):
 
     UNKNOWN = "unknown"  # nobody has asked, or not for long
     ANSWERS = "answers"
-    SLOW = "slow"  # it has not answered yet
-    DOWN = "down"  # no name server answers
+    SILENT = "silent"  # it has not answered, or says that it cannot
+    DOWN = "down"  # no name server can be reached
 
 
 @dataclass(frozen=True)

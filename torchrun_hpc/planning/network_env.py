@@ -76,11 +76,11 @@ def of_resolver(inputs: Inputs) -> dict[str, Setting]:
     """Return what spares workers a resolver that does not answer.
 
     Torch asks for the name of each address, and warns where it gets no answer. Where no
-    name server answers at all, nobody has to wait for one (resolv.conf(5)).
+    name server can be reached, nobody has to wait for one (resolv.conf(5)).
     """
     source = {
-        Resolver.DOWN: "no name server answers",
-        Resolver.SLOW: "the resolver has not answered yet",
+        Resolver.DOWN: "no name server can be reached",
+        Resolver.SILENT: "no answer of the resolver",
     }.get(inputs.resolver)
     if source is None:
         return {}

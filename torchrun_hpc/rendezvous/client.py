@@ -229,7 +229,8 @@ class Client:
             self._asked = number = self._asked + 1
             answers = self._samples[number] = {}
         self.send({"stacks": number})
-        with contextlib.suppress(TimeoutError, JobFailedError):
+        # None, where there is no coordinator, or no job any more.
+        with contextlib.suppress(Exception):
             self._until(lambda: len(answers) == self.request.nodes, timeout)
         with self._changed:
             del self._samples[number]
@@ -412,9 +413,10 @@ class Client:
         elif "printed" in message:
             self._change(_is_reported=True)
         elif "sampled" in message:
+            number, node = message["sampled"], message.get("node")
             with self._changed:
-                answers = self._samples.get(message["sampled"], {})
-                answers[message["node"]] = message["of"]
+                if type(number) is type(node) is int and number in self._samples:
+                    self._samples[number][node] = message.get("of")
                 self._changed.notify_all()
         else:
             self._on_event(message)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Seconds.
 HEARTBEAT_INTERVAL = 5
+_RESTART_REPORT = 2  # until others have failed, of which one may have been the first
 CANDIDATE_TIMEOUT = 10  # for an agent whose node rank another one claims, to answer
 SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 
@@ -113,6 +114,7 @@ class Coordinator:
         self._has_run = False  # any round
         self._cause: Failure | None = None  # of the latest restart
         self._worker_failures = Collection()  # of this round
+        self._restart_reported_in = -1  # seconds; below 0 there is none to report
         self._is_reported = False  # to the user, which workers have failed
         self._workers_store: Any = None
         self._waited = 0
@@ -343,6 +345,8 @@ class Coordinator:
             sites = {rank: agent.request.site for rank, agent in self._agents.items()}
             if len(by_site := ranks_by_site(sites)) > 1:
                 self._report({"sites": by_site})
+        self._report_restart()
+        self._worker_failures.clear()
         self.running = True
         self._has_run = True
         self._done.clear()
@@ -352,11 +356,13 @@ class Coordinator:
 
     def _report_workers(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         """Collect the failures of workers, of which the first one ends the round."""
-        if "died" in message and message.get("round") == self.round and self.running:
+        # Of a round that has just ended, too: it may have been the first.
+        own_round = self.round if self.running else self.round - 1
+        if "died" in message and message.get("round") == own_round:
             worker = protocol.unpacked_worker(message["died"])
             worker = replace(worker, node=agent.request.rank)
             self._worker_failures.add(worker)
-            if self.failure is None:
+            if self.failure is None and self.running:
                 self._end_round(protocol.failure_of(worker))
         if "report" in message:
             summary = protocol.packed_summary(self._worker_failures.summary())
@@ -373,7 +379,7 @@ class Coordinator:
             for other in self._agents.values():
                 self._send(other, {"stacks": [own, message["stacks"]]})
         match message.get("sampled"):
-            case [int(rank), number] if rank in self._agents:
+            case [int(rank), int(number)] if rank in self._agents:
                 answer = {"sampled": number, "node": own, "of": message.get("of")}
                 self._send(self._agents[rank], answer)
 
@@ -387,12 +393,21 @@ class Coordinator:
         self.running = False
         self._waited = 0
         self._joined.clear()
-        self._worker_failures.clear()
         for agent in self._agents.values():
             self._send(agent, {"over": self.round})
         self.round += 1
-        if failure.kind is not Kind.LOST:
-            self._report({"restart": self.round, "because": protocol.packed(failure)})
+        self._restart_reported_in = _RESTART_REPORT
+
+    def _report_restart(self) -> None:
+        """Report the latest restart, once, with the failure that was the first."""
+        cause, summary = self._cause, self._worker_failures.summary()
+        if self._restart_reported_in < 0 or cause is None or cause.kind is Kind.LOST:
+            return
+        self._restart_reported_in = -1
+        if summary is not None and cause.kind is Kind.WORKER:
+            cause = protocol.failure_of(summary.first)
+        because = protocol.packed(cause)
+        self._report({"restart": self.round, "because": because})
 
     def _agent_lost(self, rank: int) -> None:
         """Wait for an agent to be started again, if the job may restart."""
@@ -423,6 +438,9 @@ class Coordinator:
 
     def _wait(self) -> None:
         """Report which nodes are waited for, and give up in time."""
+        self._restart_reported_in -= 1
+        if self._restart_reported_in == 0:
+            self._report_restart()
         ready = self._done if self.running else self._joined
         if not ready:  # all are at work; or a dry run, which joins nothing
             return

@@ -65,6 +65,8 @@ JOIN_REQUEST_LIMIT = 4096
 LINE_LIMIT = 16 * 2**20
 
 _TEXT_LIMIT = 500
+_LINES = 50
+_WORKERS, _CODES = 2**24, 2**32  # at most
 _LATEST = 2**36  # seconds since 1970, of a failure
 _TEXTS = ("cause", "log", "unread")  # of how a worker failed
 
@@ -180,7 +182,7 @@ def failure_of(worker: WorkerFailure) -> Failure:
 
 def packed_worker(failure: WorkerFailure) -> dict[str, Any]:
     """Write how a worker failed as plain data."""
-    texts = {name: _printable(getattr(failure, name)) for name in _TEXTS}
+    texts = {name: _printable(getattr(failure, name))[:_TEXT_LIMIT] for name in _TEXTS}
     return {**asdict(failure), **texts, "lines": [*map(_printable, failure.lines)]}
 
 
@@ -195,13 +197,18 @@ def unpacked_worker(value: Any) -> WorkerFailure:
         _check(list, values["lines"])
         failure = WorkerFailure(**{**values, "lines": tuple(values["lines"])})
         is_time = type(failure.time) is not bool and 0 <= failure.time < _LATEST
+        is_small = len(failure.lines) <= _LINES and all(
+            len(text) <= _TEXT_LIMIT for text in (failure.cause, *failure.lines)
+        )
     except (KeyError, TypeError):
         raise ProtocolError("not a failure of a worker") from None
     numbers = (failure.rank, failure.size, failure.node, failure.local_rank)
     _check(int, *numbers, failure.code)
     _check(str, *(values[name] for name in _TEXTS), *failure.lines)
-    if not is_time:
-        raise ProtocolError("not a time")
+    if not (is_time and is_small):
+        raise ProtocolError("not a time, or too much text")
+    if not 0 <= failure.rank < failure.size <= _WORKERS or abs(failure.code) > _CODES:
+        raise ProtocolError("not a rank, or not an exit code")
     return failure
 
 

@@ -55,8 +55,9 @@ def _of_job(launch_id: str) -> list[str]:
     """Return the sockets of this job's launches; of all, if it has none here."""
     found = [*service.launches()]
     job = launch_id.partition(".")[0]
-    own = [name for other, name in found if job and other.partition(".")[0] == job]
-    return own or [name for _, name in found]
+    # One that runs on one node has no number.
+    own = [name for other, name in found if other.partition(".")[0] in (job, "")]
+    return own if job and own else [name for _, name in found]
 
 
 def _ask(name: str) -> Mapping[str, Any] | None:
@@ -77,10 +78,12 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
         for stack in answer["workers"]
     ]
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
-    lines += tree.render(stacks, hosts) or ["there are no workers now"]
+    lines += tree.render(stacks, hosts)
     if answer["missing"]:
         lines.append(f"no answer of {answer['missing']}")
-    return lines
+    return (
+        lines if stacks or answer["missing"] else [*lines, "there are no workers now"]
+    )
 
 
 if __name__ == "__main__":

@@ -73,10 +73,10 @@ class Inspection:
 
     def _collect(self) -> tuple[list[WorkerStack], list[int]]:
         """Return the stacks of all workers, and the nodes that have not answered."""
-        if self._ask_all is None:
-            answers: Mapping[int, Any] = {self._plan.world.node_rank: self.sample()}
-        else:
-            answers = self._ask_all(_TIMEOUT)
+        answers = {} if self._ask_all is None else {**self._ask_all(_TIMEOUT)}
+        own = self._plan.world.node_rank
+        if own not in answers:
+            answers[own] = self.sample()
         found = [s for node in answers for s in sampling.received(answers[node], node)]
         nodes = range(self._plan.world.nodes)
         return found, [node for node in nodes if node not in answers]

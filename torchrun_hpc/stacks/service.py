@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ _LONGEST_ID = 60  # characters of a launch id: a name has 107 bytes
 _SOCKETS = Path("/proc/net/unix")
 _LISTENS = "00010000"  # among its flags: __SO_ACCEPTCON, linux/net.h
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
+_PAUSE = 0.1  # seconds, where there can be no more open files
 _TIMEOUT = 10.0  # seconds, in which a command has to read its answer
 
 
@@ -37,7 +39,7 @@ class Service:
 
     def __init__(self, launch_id: str, collect: Callable[[], Any]) -> None:
         self._collect = collect
-        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening: socket.socket | None = None
         self._name = (
             f"\0{_PREFIX}/{os.getuid()}/{launch_id[:_LONGEST_ID]}/{os.getpid()}"
         )
@@ -45,26 +47,32 @@ class Service:
 
     def start(self) -> None:
         """Start to answer, if there can be a socket."""
-        with contextlib.suppress(OSError):
-            self._listening.bind(self._name)
-            self._listening.listen()
+        with contextlib.suppress(OSError, RuntimeError):  # no files, or no threads
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(self._name)
+            listening.listen()
+            self._listening = listening
             self._thread.start()
 
     def close(self) -> None:
         """Answer no more."""
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            with contextlib.suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)
+            listening.close()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                asking, _ = self._listening.accept()
-                # Whatever is wrong with one answer, the next one is given.
-                with asking, contextlib.suppress(Exception):
+        while (listening := self._listening) is not None:
+            # Whatever is wrong with one answer, the next one is given.
+            try:
+                asking, _ = listening.accept()
+                with asking:
                     asking.settimeout(_TIMEOUT)
                     if _user_of(asking) in (os.getuid(), 0):
                         asking.sendall(json.dumps(self._collect()).encode())
+            except Exception:  # noqa: BLE001, PERF203
+                time.sleep(_PAUSE)
 
 
 def launches() -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.reporting import console
 from torchrun_hpc.stacks import tree
+from torchrun_hpc.stacks.sampling import ENDED, NO_ANSWER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,19 +53,33 @@ class StallReport:
     def _run(self) -> None:
         pause = min(max(self._seconds / _SAMPLES, _SHORTEST), _LONGEST)
         before: Sequence[WorkerStack] = []
-        since = time.monotonic()
+        since = looked = time.monotonic()
         while not self._ended.wait(pause):
-            try:
-                stacks = sorted(self._collect(), key=lambda stack: stack.rank)
-            except Exception:  # noqa: BLE001 - it may be the end of the job
-                stacks = []
-            if stacks != before or any(stack.problem for stack in stacks):
-                before, since = stacks, time.monotonic()
-            elif self._ended.is_set():
+            stacks = self._look()
+            problems = {stack.problem for stack in stacks} - {ENDED, NO_ANSWER}
+            if self._ended.is_set():
                 return
-            elif stacks and time.monotonic() - since >= self._seconds:
+            if stacks and "" not in problems and problems:
+                self._give_up(stacks)
+                return
+            now = time.monotonic()
+            if _have_gone_on(stacks, before, now - looked):
+                since = now
+            elif "" in problems and now - since >= self._seconds:
                 self._report(stacks)
                 return
+            before, looked = stacks, now
+
+    def _look(self) -> list[WorkerStack]:
+        try:
+            return sorted(self._collect(), key=lambda stack: stack.rank)
+        except Exception:  # noqa: BLE001 - it may be the end of the job
+            return []
+
+    def _give_up(self, stacks: Sequence[WorkerStack]) -> None:
+        why = "; ".join(tree.render(stacks, self._hosts))
+        text = f"a stall cannot be reported (--hpc-stall-report): {why}"
+        console.write(Message("HPC175", text), "warning")
 
     def _report(self, stacks: Sequence[WorkerStack]) -> None:
         text = (
@@ -73,3 +88,12 @@ class StallReport:
         )
         lines = (f"    {line}" for line in tree.render(stacks, self._hosts))
         console.write(Message("HPC171", text), "warning", [*lines])
+
+
+def _have_gone_on(
+    stacks: Sequence[WorkerStack], before: Sequence[WorkerStack], seconds: float
+) -> bool:
+    if [stack.rank for stack in stacks] != [stack.rank for stack in before]:
+        return True
+    pairs = zip(stacks, before, strict=True)
+    return any(stack.has_gone_on(then, seconds) for stack, then in pairs)

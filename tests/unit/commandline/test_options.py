@@ -33,7 +33,7 @@ def test_ours_are_not_set_by_default():
     assert ours({"PET_HPC_SITE_X": "y"}) == {
         **dict.fromkeys(("hpc_site", "hpc_omp_threads", "hpc_rendezvous")),
         "hpc_dry_run": None,
-        "hpc_preload": None,
+        **dict.fromkeys(("hpc_preload", "hpc_stall_report")),
         "hpc_debug": False,
     }
 

@@ -36,9 +36,10 @@ def asked(monkeypatch, program, seconds=10.0):
     [
         ("", Resolver.ANSWERS),
         ("raise SystemExit(0)", Resolver.ANSWERS),
-        ("raise SystemExit(1)", Resolver.DOWN),
-        ("raise SystemExit(True)", Resolver.DOWN),
-        ("import os; os._exit(3)", Resolver.UNKNOWN),
+        ("raise SystemExit(3)", Resolver.DOWN),
+        ("raise SystemExit(4)", Resolver.SILENT),
+        ("raise SystemExit(1)", Resolver.UNKNOWN),  # Python itself
+        ("import os; os._exit(5)", Resolver.UNKNOWN),
     ],
 )
 def test_an_answer(monkeypatch, program, result):
@@ -46,12 +47,12 @@ def test_an_answer(monkeypatch, program, result):
 
 
 def test_it_asks_for_the_address_that_torch_asks_for(monkeypatch):
-    program = "import sys; sys.exit(sys.argv[1] == '::ffff:10.20.0.1')"
+    program = "import sys; sys.exit(3 * (sys.argv[1] == '::ffff:10.20.0.1'))"
     assert asked(monkeypatch, program).result() is Resolver.DOWN
 
 
 @pytest.mark.parametrize(
-    ("seconds", "result"), [(0, Resolver.UNKNOWN), (1, Resolver.SLOW)]
+    ("seconds", "result"), [(0, Resolver.UNKNOWN), (1, Resolver.SILENT)]
 )
 def test_nobody_waits_for_an_answer(monkeypatch, seconds, result):
     check = asked(monkeypatch, "import time; time.sleep(60)", seconds)

@@ -292,11 +292,11 @@ LEVEL, SHORT = "TORCH_CPP_LOG_LEVEL", "RES_OPTIONS"
     [
         (Resolver.UNKNOWN, {}, {}),
         (Resolver.ANSWERS, {}, {}),
-        (Resolver.SLOW, {}, {LEVEL: "ERROR"}),
+        (Resolver.SILENT, {}, {LEVEL: "ERROR"}),
         (Resolver.DOWN, {}, {LEVEL: "ERROR", SHORT: "timeout:1 attempts:1"}),
         (Resolver.DOWN, {LEVEL: "INFO"}, {SHORT: "timeout:1 attempts:1"}),
         (Resolver.DOWN, {SHORT: "rotate"}, {LEVEL: "ERROR"}),
-        (Resolver.SLOW, {LEVEL: "WARNING"}, {}),
+        (Resolver.SILENT, {LEVEL: "WARNING"}, {}),
     ],
 )
 def test_a_resolver_that_does_not_answer(resolver, environ, expected):

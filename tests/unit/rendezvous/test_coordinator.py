@@ -333,7 +333,21 @@ def test_a_restart_is_reported_with_its_cause():
     job = Job(max_restarts=1)
     job.all_at_work()
     job.died(KILLED)
+    assert job.news == []  # another one may have been the first
+    job.wait(3)
     assert job.news == [(0, {"restart": 1, "because": protocol.packed(DIED)})]
+
+
+def test_a_restart_is_reported_with_the_failure_that_was_the_first():
+    job = Job(max_restarts=1)
+    job.all_at_work()
+    job.died(worker_failure(9, cause=CLOSED.format(2)))
+    job.died(KILLED)
+    job.join(0, 1, 2)
+    because = protocol.packed(protocol.failure_of(KILLED))
+    assert job.news == [(0, {"restart": 1, "because": because})]
+    job.wait(5)
+    assert len(job.news) == 1
 
 
 # --- which workers have failed ------------------------------------------------------
@@ -393,7 +407,6 @@ def test_failures_before_a_restart_are_not_reported_after_it():
     job = Job(max_restarts=1)
     job.all_at_work()
     job.died(worker_failure(9))
-    assert job.reported() is None
     job.join(0, 1, 2)
     job.sent()
     assert job.reported() is None

@@ -8,12 +8,13 @@ import time
 from dataclasses import asdict
 
 import pytest
+from loopback import wait_until
 from plans import make_launch_plan
 
 from torchrun_hpc.failures.watch import Worker
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks.inspection import Inspection
-from torchrun_hpc.stacks.sampling import WorkerStack
+from torchrun_hpc.stacks.sampling import WorkerStack, received
 from torchrun_hpc.stacks.service import ask, launches
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -66,8 +67,10 @@ def of_node(node):
 
 def test_what_a_node_sends_of_its_workers(inspect, workers):
     found = inspect(workers).sample()
-    expected = as_sent(WorkerStack(2, 1, FRAMES), WorkerStack(3, 1, FRAMES))
-    assert json.loads(json.dumps(found)) == expected
+    assert received(json.loads(json.dumps(found)), 1) == [
+        WorkerStack(2, 1, FRAMES),
+        WorkerStack(3, 1, FRAMES),
+    ]
 
 
 def test_a_node_without_workers(inspect):
@@ -147,8 +150,7 @@ def test_nodes_that_cannot_be_asked_are_not_forgotten(inspect, workers):
 def test_the_end(inspect):
     made = inspect([])
     made.close()
-    made._service._thread.join(LIMIT)
-    assert list(launches()) == []
+    wait_until(lambda: not list(launches()))
     made.close()
 
 

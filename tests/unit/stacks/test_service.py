@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from loopback import wait_until
 
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.service import Service, ask, launches
@@ -83,6 +84,7 @@ def test_one_after_the_other_in_one_process(serve):
         (name,) = names_of("19.0")
         assert ask(name, LIMIT) == {"number": number}
         made.close()
+        has_ended("19.0")
 
 
 def test_it_answers_several_one_after_the_other(serve):
@@ -121,13 +123,17 @@ def test_there_is_no_launch():
 # --- the end --------------------------------------------------------------------------
 
 
+def has_ended(launch_id):
+    """Wait until a service has no socket and no thread any more."""
+    wait_until(lambda: not names_of(launch_id))
+    wait_until(lambda: "stacks" not in [each.name for each in threading.enumerate()])
+
+
 def test_the_end(serve):
     made = serve("19.0", dict)
     (name,) = names_of("19.0")
     made.close()
-    made._thread.join(LIMIT)
-    assert not made._thread.is_alive()
-    assert names_of("19.0") == []
+    has_ended("19.0")
     with pytest.raises(ConnectionRefusedError):
         ask(name, LIMIT)
     made.close()  # once more
@@ -156,8 +162,7 @@ def test_the_end_while_somebody_asks(serve):
         assert time.monotonic() - start < 1
         answered.set()
         assert answer.result(LIMIT) == {}
-    made._thread.join(LIMIT)
-    assert not made._thread.is_alive()
+    has_ended("19.0")
 
 
 # --- who does not behave --------------------------------------------------------------

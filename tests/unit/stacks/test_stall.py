@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from torchrun_hpc.stacks import stall
-from torchrun_hpc.stacks.sampling import WorkerStack
+from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
 from torchrun_hpc.stacks.stall import StallReport
 
 LIMIT = 10.0  # seconds, of a busy machine
@@ -111,12 +111,43 @@ def test_workers_that_go_on(report, samples):
     assert report(*samples * 50) == []
 
 
-@pytest.mark.parametrize(
-    "nothing",
-    [[], [WorkerStack(rank, 0, problem="py-spy is not installed") for rank in (0, 1)]],
-)
-def test_where_nothing_is_seen_nothing_is_reported(report, nothing):
-    assert report(*[nothing] * 100) == []
+def test_where_there_are_no_workers_nothing_is_reported(report):
+    assert report(*[[]] * 100) == []
+
+
+NOT_INSTALLED = [
+    WorkerStack(rank, rank // 2, problem="py-spy is not installed") for rank in range(4)
+]
+TOO_SLOW = [
+    WorkerStack(rank, rank // 2, problem="no answer of py-spy") for rank in range(4)
+]
+
+
+def test_it_says_once_that_nothing_can_be_seen(report):
+    assert report(*[NOT_INSTALLED] * 100) == [
+        (
+            "torchrun_hpc: warning: HPC175 a stall cannot be reported "
+            "(--hpc-stall-report): no stack of 4 ranks: py-spy is not installed"
+        )
+    ]
+
+
+def test_nodes_that_were_too_busy_once_are_looked_at_again(report):
+    """As where all workers import torch."""
+    assert report(TOO_SLOW, *[ONE_READS] * 11) == REPORT
+
+
+def test_a_worker_that_has_ended_is_part_of_it(report):
+    """The others may wait for it."""
+    samples = [*WAITING[:3], WorkerStack(3, 1, problem=ENDED)]
+    lines = report(*[samples] * 12)
+    assert lines[0] == REPORT[0]
+    assert lines[-1] == f"    no stack of 1 rank (3, jwb0002): {ENDED}"
+
+
+def test_no_report_where_all_have_ended(report):
+    ended = [WorkerStack(rank, rank // 2, problem=ENDED) for rank in range(4)]
+    assert report(*[ended] * 100) == []
 
 
 def test_the_order_of_the_answers_does_not_matter(report):

@@ -141,6 +141,11 @@ def described(outcome: Outcome) -> DescribedPatch:
     }
 
 
+def is_applied(outcomes: Sequence[Outcome], patch: Patch) -> bool:
+    """Say whether a patch was applied."""
+    return any(o.patch is patch and o.state is State.APPLIED for o in outcomes)
+
+
 def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
     """Return a message for each patch that does not fit."""
     return [
