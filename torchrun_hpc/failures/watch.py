@@ -69,18 +69,16 @@ class Watch:
 
     Args:
         relay: Has what they write.
-        on_failure: Gets each failure, the first one first; it is called from several
-            threads, never from two at a time.
 
     Attributes:
+        on_failure: Gets each failure, the first one first; it is called from several
+            threads, never from two at a time.
         has_failed: Whether a worker of this attempt has failed.
     """
 
-    def __init__(
-        self, relay: Relay, on_failure: Callable[[WorkerFailure, Attempt], object]
-    ) -> None:
+    def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._on_failure = on_failure
+        self.on_failure: Callable[[WorkerFailure, Attempt], object] = lambda *_: None
         self._lock = threading.RLock()
         self._workers: list[Worker] = []
         self._running: list[Worker] = []
@@ -146,7 +144,7 @@ class Watch:
             for failure, was_stopped in sorted(found, key=_order):
                 if not (was_stopped and self.has_failed):
                     self.has_failed = True
-                    self._on_failure(self._brief(failure), self._attempt)
+                    self.on_failure(self._brief(failure), self._attempt)
 
     def _failure(self, worker: Worker, code: int) -> tuple[WorkerFailure, bool]:
         """Describe a failure, and say whether it is only that the worker was stopped.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +13,15 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.report import LocalReport
-from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.launching import dry_run, exit_status, quiet, signals
+from torchrun_hpc.launching.observer import Observer
 from torchrun_hpc.launching.start import FAILED, Answers, Starter
 from torchrun_hpc.planning.inputs import SCHEDULER, Resolver
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
-from torchrun_hpc.stacks.inspection import Inspection
 from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.patches import registry, watch_workers
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torchrun_hpc.failures.collection import WorkerFailure
-    from torchrun_hpc.failures.watch import Attempt
     from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.launching.resolver import ResolverCheck
     from torchrun_hpc.planning.inputs import Inputs
@@ -42,9 +37,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.preflight import Preflight
     from torchrun_hpc.reporting.description import Description
     from torchrun_hpc.setting import Setting
-
-
-_REST_TIMEOUT = 1.0  # seconds for what the workers' processes still write
 
 
 class AgentStarter(Starter):
@@ -78,10 +70,7 @@ class AgentStarter(Starter):
         logs = preflight.environ.get("TORCH_LOGS") or preflight.environ.get("LOGLEVEL")
         self._is_command = is_command
         self._is_quiet = is_command and not (logs or "hpc_debug" in options)
-        self._relay = Relay()
-        self._watch: Watch | None = None
-        self._inspection: Inspection | None = None
-        self._ask_all: Callable[[float], Mapping[int, Any]] | None = None
+        self._observer = Observer()
         self._args = args
         self._run = run
         self._environ = preflight.environ
@@ -123,10 +112,9 @@ class AgentStarter(Starter):
         if CPP_LOG_LEVEL in plan.environment:
             cpp_log.read_level()  # of this process, which has imported torch
         try:
-            with self._rendezvous(plan) as on_failure:
-                self._watch = Watch(self._relay, on_failure)
-                self._inspection = Inspection(plan, self._watch, self._ask_all)
-                hooks = Hooks(signals.forward, self._relay, self._watch)
+            with self._rendezvous(plan):
+                observer = self._observer
+                hooks = Hooks(signals.forward, observer.relay, observer.watch)
                 if self._preloaded is not None:
                     is_first = is_reporter(plan.world.report_rank)
                     self._preloaded.check(self._environ, is_reporter=is_first)
@@ -135,7 +123,7 @@ class AgentStarter(Starter):
                 validation.check_configuration(args, self._environ)
                 yield
         except ChildFailedError as error:
-            if self._is_quiet and self._watch is not None and self._watch.has_failed:
+            if self._is_quiet and self._observer.watch.has_failed:
                 raise SystemExit(FAILED) from error
             raise
         except ImportError as error:  # a backend's package; torch has a stub for one
@@ -157,35 +145,36 @@ class AgentStarter(Starter):
             _fail(Message("HPC085", text), error)
 
     @contextlib.contextmanager
-    def _rendezvous(
-        self, plan: LaunchPlan
-    ) -> Iterator[Callable[[WorkerFailure, Attempt], object]]:
-        """Let torch find our rendezvous, if it is the one; say who gets failures."""
+    def _rendezvous(self, plan: LaunchPlan) -> Iterator[None]:
+        """Let torch find our rendezvous, if it is the one; report failures there."""
+        observer = self._observer
         if plan.rendezvous.backend != SCHEDULER or self.options.get("hpc_dry_run"):
             own = LocalReport(plan)
+            observer.watch.on_failure = own.add
             try:
-                yield own.add
+                yield
             finally:
                 message = own.end()
                 if message is not None and self._is_command:
                     exit_status.set_last_line(message)
             return
         args = self._args
-        creator = handler.register(plan, args.max_restarts, self._environ, self._sample)
-        self._ask_all = creator.stacks
+        creator = handler.register(
+            plan, args.max_restarts, self._environ, observer.sample
+        )
+        observer.watch.on_failure, observer.ask_all = (
+            creator.worker_failed,
+            creator.stacks,
+        )
         names = capabilities.option(args, "signals_to_handle")
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:
             with exit_status.together(
                 plan, creator, names, is_command=self._is_command
             ):
-                yield creator.worker_failed
+                yield
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
-
-    def _sample(self) -> list[dict[str, Any]]:
-        """Return the stacks of this node's workers, for other nodes."""
-        return [] if self._inspection is None else self._inspection.sample()
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return what this torch cannot do: on this node, and on all."""
@@ -219,25 +208,18 @@ class AgentStarter(Starter):
         limit = rdzv_conf.seconds(conf, backend, "join_timeout", dry_run.LIMIT)
         return dry_run.meet(self._args, plan, own, limit, self._environ)
 
-    def run(self, _plan: LaunchPlan) -> None:
+    def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""
         names = capabilities.option(self._args, "signals_to_handle")
         signals.leave_to_torch(names.split(","))
         server = self._preloaded.server if self._preloaded is not None else 0
         signals.begin(scheduled=self._is_scheduled, fork_server=server)
-        if self._inspection is not None:
-            self._inspection.start()
+        has_report = registry.is_applied(self._outcomes or (), watch_workers)
+        is_quiet = self._is_quiet and has_report
         try:
-            has_report = registry.is_applied(self._outcomes or (), watch_workers)
-            is_quiet = self._is_quiet and has_report
-            with quiet.withheld() if is_quiet else nullcontext():
+            with self._observer.at_work(plan), quiet.withheld(is_quiet=is_quiet):
                 record(self._run)(self._args)
         finally:
-            if self._inspection is not None:
-                self._inspection.close()
-            if self._watch is not None:
-                self._watch.end()
-            self._relay.close(_REST_TIMEOUT)
             if self._preloaded is not None:
                 self._preloaded.end()
 

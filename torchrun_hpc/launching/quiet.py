@@ -19,9 +19,13 @@ _WITHHELD = (
 
 
 @contextlib.contextmanager
-def withheld() -> Iterator[None]:
-    """Withhold its lines about workers that it stops, and about the one that failed."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+def withheld(*, is_quiet: bool) -> Iterator[None]:
+    """Withhold its lines about workers that it stops, and about the one that failed.
+
+    Args:
+        is_quiet: Whether to do so.
+    """
+    loggers = [logging.getLogger(name) for name in _LOGGERS if is_quiet]
     for logger in loggers:
         logger.addFilter(_is_shown)
     try:

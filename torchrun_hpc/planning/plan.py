@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
-# Lets Python write the frames of a process that crashes, in every worker.
-FAULT_HANDLER = "PYTHONFAULTHANDLER"
-
 STALL_REPORT = "hpc_stall_report"
 
 _PLANS = {
@@ -60,8 +57,10 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     options, environment = {**plan.options}, {**plan.environment}
     if plan.rendezvous.backend == C10D:
         environment |= network_env.of_release(inputs)
-    if not (plan.mode.is_direct or FAULT_HANDLER in inputs.environ):  # empty is off
-        environment[FAULT_HANDLER] = Setting("1", "for the report of a crash")
+    if not (
+        plan.mode.is_direct or preload.FAULT_HANDLER in inputs.environ
+    ):  # empty is off
+        environment[preload.FAULT_HANDLER] = Setting("1", "for the report of a crash")
     environment |= network_env.of_resolver(inputs)
     if inputs.explicit("hpc_debug"):
         environment |= network_env.debugging(inputs.environ)

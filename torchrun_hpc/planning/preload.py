@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 OPTION = "hpc_preload"
 PYTHON_EXEC = "PYTHON_EXEC"  # torchrun's: another interpreter for the workers
 
+# Lets Python write the frames of a process that crashes; forks do it by themselves.
+FAULT_HANDLER = "PYTHONFAULTHANDLER"
+
 # Python, and the system's loader of libraries, read these when a program starts.
 READ_AT_START = ("PYTHON", "LD_")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.reporting import names
 from torchrun_hpc.stacks import sampling, tree
+from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
 from torchrun_hpc.stacks.service import Service
 from torchrun_hpc.stacks.stall import StallReport
 
@@ -15,11 +16,26 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.watch import Watch
     from torchrun_hpc.planning.launch_plan import LaunchPlan
-    from torchrun_hpc.stacks.sampling import WorkerStack
 
 # Seconds: for one node, and for all of them.
 _NODE_TIMEOUT = 3.0
 _TIMEOUT = 4.5
+
+
+def sample(watch: Watch) -> list[dict[str, Any]]:
+    """Return the stacks of this node's workers, as plain data.
+
+    Args:
+        watch: Knows the workers of this node.
+    """
+    running = [worker for worker, is_running in watch.workers if is_running]
+    ended = [
+        WorkerStack(worker.rank, worker.node, problem=ENDED)
+        for worker, is_running in watch.workers
+        if not is_running
+    ]
+    found = [*sampling.sample(running, _NODE_TIMEOUT), *ended]
+    return [asdict(stack) for stack in found]
 
 
 class Inspection:
@@ -59,24 +75,12 @@ class Inspection:
         if self._stall is not None:
             self._stall.end()
 
-    def sample(self) -> list[dict[str, Any]]:
-        """Return the stacks of this node's workers, as plain data."""
-        workers = self._watch.workers
-        running = [worker for worker, is_running in workers if is_running]
-        ended = [
-            sampling.WorkerStack(worker.rank, worker.node, problem=sampling.ENDED)
-            for worker, is_running in workers
-            if not is_running
-        ]
-        found = [*sampling.sample(running, _NODE_TIMEOUT), *ended]
-        return [asdict(stack) for stack in found]
-
     def _collect(self) -> tuple[list[WorkerStack], list[int]]:
         """Return the stacks of all workers, and the nodes that have not answered."""
         answers = {} if self._ask_all is None else {**self._ask_all(_TIMEOUT)}
         own = self._plan.world.node_rank
         if own not in answers:
-            answers[own] = self.sample()
+            answers[own] = sample(self._watch)
         found = [s for node in answers for s in sampling.received(answers[node], node)]
         nodes = range(self._plan.world.nodes)
         return found, [node for node in nodes if node not in answers]

@@ -30,6 +30,7 @@ _WORKING = 0.001
 _PROC = Path("/proc")
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
+_IMPORTS = "<frozen importlib"  # Python's own frames of an import
 _KILL_TIMEOUT = 0.5  # seconds
 _LONGEST = 200  # characters of a frame, or a problem
 
@@ -128,6 +129,7 @@ def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
     return tuple(
         _printable(f"{f['name']} {f['short_filename'] or f['filename']}:{f['line']}")
         for f in reversed(main["frames"])
+        if not f["filename"].startswith(_IMPORTS)
     )
 
 

@@ -17,13 +17,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
+from torchrun_hpc.planning.preload import FAULT_HANDLER
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from torchrun_hpc.worker.requests import Request
-
-CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
-FAULT_HANDLER = "PYTHONFAULTHANDLER"  # Python reads it when it starts
 
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
 _UNBUFFERED = 2  # stdio.h: _IONBF

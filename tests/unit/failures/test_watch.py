@@ -30,7 +30,8 @@ class Watched:
         self.relay = Relay()
         self.failures = []
         self.attempts = []
-        self.watch = Watch(self.relay, self._add)
+        self.watch = Watch(self.relay)
+        self.watch.on_failure = self._add
         self.children = []
 
     def _add(self, failure, attempt):

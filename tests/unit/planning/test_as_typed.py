@@ -8,7 +8,7 @@ from nodes import (
 )
 from plans import planned, refused
 
-from torchrun_hpc.planning.plan import FAULT_HANDLER
+from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.reporting.reporter import is_reporter
 
 # --- several nodes without a scheduler ----------------------------------------------

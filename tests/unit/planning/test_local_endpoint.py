@@ -10,7 +10,7 @@ from nodes import (
 from plans import PORT, conf_of, planned, refused
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning.plan import FAULT_HANDLER
+from torchrun_hpc.planning.preload import FAULT_HANDLER
 
 # --- addresses ----------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from nodes import INTERACTIVE, juelich, make_inputs, outside_a_step, step
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.planning.inputs import Resolver
-from torchrun_hpc.planning.plan import FAULT_HANDLER, make_plan
+from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import Site

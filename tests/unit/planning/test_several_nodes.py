@@ -16,7 +16,7 @@ from plans import ALIASES, ENDPOINTS, ONE_NODE_JOBS, PORT, planned, refused, val
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints
-from torchrun_hpc.planning.plan import FAULT_HANDLER
+from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 from torchrun_hpc.reporting.start_line import start_line
 

@@ -65,8 +65,8 @@ def of_node(node):
     return as_sent(*(WorkerStack(2 * node + n, node, ("f a.py:1",)) for n in (0, 1)))
 
 
-def test_what_a_node_sends_of_its_workers(inspect, workers):
-    found = inspect(workers).sample()
+def test_what_a_node_sends_of_its_workers(watched, workers):
+    found = inspections.sample(watched(workers))
     assert received(json.loads(json.dumps(found)), 1) == [
         WorkerStack(2, 1, FRAMES),
         WorkerStack(3, 1, FRAMES),
@@ -86,15 +86,15 @@ def test_a_launch_on_one_node(inspect, workers):
     assert found["workers"] == [{"rank": rank, **about} for rank in (2, 3)]
 
 
-def test_a_launch_on_several_nodes(inspect, workers):
+def test_a_launch_on_several_nodes(inspect, watched, workers):
     """The answers of other nodes come in any order."""
     asked = []
 
     def ask_all(timeout):
         asked.append(timeout)
-        return {2: of_node(2), 1: own.sample(), 0: of_node(0)}
+        return {2: of_node(2), 1: inspections.sample(watched(workers)), 0: of_node(0)}
 
-    own = inspect(workers, ask_all)
+    inspect(workers, ask_all)
     found = answer()
     assert found["missing"] == ""
     assert [stack["rank"] for stack in found["workers"]] == [*range(6)]

@@ -1,0 +1,50 @@
+"""What an agent sees of its workers: their stderr, their ends, their stacks."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.failures.relay import Relay
+from torchrun_hpc.failures.watch import Watch
+from torchrun_hpc.stacks import inspection
+from torchrun_hpc.stacks.inspection import Inspection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+
+_REST_TIMEOUT = 1.0  # seconds for what the workers' processes still write
+
+
+class Observer:
+    """Observes the workers of this node.
+
+    Attributes:
+        relay: Passes on what they write to stderr.
+        watch: Finds out which of them fail.
+        ask_all: Returns the stacks that all nodes have sent, by node; ``None`` where
+            the other nodes cannot be asked.
+    """
+
+    def __init__(self) -> None:
+        self.relay = Relay()
+        self.watch = Watch(self.relay)
+        self.ask_all: Callable[[float], Mapping[int, Any]] | None = None
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Return the stacks of this node's workers, for other nodes."""
+        return inspection.sample(self.watch)
+
+    @contextlib.contextmanager
+    def at_work(self, plan: LaunchPlan) -> Iterator[None]:
+        """Observe them while torch's agent is at work."""
+        inspected = Inspection(plan, self.watch, self.ask_all)
+        inspected.start()
+        try:
+            yield
+        finally:
+            inspected.close()
+            self.watch.end()
+            self.relay.close(_REST_TIMEOUT)
