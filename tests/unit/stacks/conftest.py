@@ -84,7 +84,7 @@ def watched():
         ending.callback(relay.close, 1)
 
         def watch(workers):
-            made = Watch(relay, lambda *_: None)
+            made = Watch(relay)
             ending.callback(made.end)
             made.begin(workers, 0)
             return made

@@ -145,6 +145,16 @@ def test_a_worker_that_has_ended_is_part_of_it(report):
     assert lines[-1] == f"    no stack of 1 rank (3, jwb0002): {ENDED}"
 
 
+def test_the_end_of_the_workers_is_no_reason_to_say_something(report):
+    """One has just ended when py-spy looks at it, and the agent has not seen it yet."""
+    gone = "Failed to get process executable name. Check that the process is running."
+    ending = [
+        WorkerStack(0, 0, problem=ENDED),
+        WorkerStack(1, 0, problem=gone),
+    ]
+    assert report(*[WAITING] * 3, ending, []) == []
+
+
 def test_no_report_where_all_have_ended(report):
     ended = [WorkerStack(rank, rank // 2, problem=ENDED) for rank in range(4)]
     assert report(*[ended] * 100) == []
