@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.watch import Worker
 
-# Instead of a stack: what may be different at the next look.
-ENDED, NO_ANSWER = "it has ended", "no answer of py-spy"
+ENDED, NO_ANSWER = "it has ended", "no answer of py-spy"  # instead of a stack
 
 # What py-spy adds to the waits of a process at each look; and the share of its time
 # that one works at least that goes on: a loop that polls every 0.2 s has 0.03 %
@@ -30,6 +29,7 @@ _WORKING = 0.001
 _PROC = Path("/proc")
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
+_LAUNCHER = "/torchrun_hpc/worker/"
 _IMPORTS = "<frozen importlib"  # Python's own frames of an import
 _KILL_TIMEOUT = 0.5  # seconds
 _LONGEST = 200  # characters of a frame, or a problem
@@ -44,6 +44,7 @@ class WorkerStack:
         node: Rank of its node.
         frames: Of its main thread, ``FUNCTION FILE:LINE`` each, the outermost first.
         problem: Why they are not known; empty if they are.
+        is_lasting: Whether that will not change while the job runs.
         waits: How often the main thread has waited for something, since its start.
         cpu: Seconds of CPU time that the main thread has used.
     """
@@ -52,6 +53,7 @@ class WorkerStack:
     node: int
     frames: tuple[str, ...] = ()
     problem: str = ""
+    is_lasting: bool = field(default=False, compare=False)
     waits: int = field(default=0, compare=False)
     cpu: float = field(default=0.0, compare=False)
 
@@ -80,14 +82,22 @@ def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
     if program is None:
         text = f"py-spy is not installed: {sys.executable} -m pip install "
         text += "'torchrun_hpc[stacks]'"
-        return [WorkerStack(w.rank, w.node, problem=text) for w in workers]
+        return _without(workers, text)
     end = time.monotonic() + timeout
     try:
         started = [(worker, _start(program, worker.pid)) for worker in workers]
     except OSError as error:
         text = f"{program} cannot be started: {error.strerror}"
-        return [WorkerStack(w.rank, w.node, problem=text) for w in workers]
+        return _without(workers, text)
     return [_stack(worker, process, end) for worker, process in started]
+
+
+def _without(workers: Sequence[Worker], problem: str) -> list[WorkerStack]:
+    """Say for all workers why nobody can look at them."""
+    return [
+        WorkerStack(worker.rank, worker.node, problem=problem, is_lasting=True)
+        for worker in workers
+    ]
 
 
 def _program() -> str | None:
@@ -117,19 +127,24 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
             process.communicate(timeout=_KILL_TIMEOUT)
-        problem = NO_ANSWER
+        problem, forbidden = NO_ANSWER, ""
     except (ValueError, LookupError, TypeError, StopIteration):
-        problem = _problem(errors.decode(errors="replace"))
-    return WorkerStack(worker.rank, worker.node, problem=problem)
+        text = errors.decode(errors="replace")
+        forbidden = _forbidden(text)
+        problem = forbidden or _first_line(text)
+    lasts = bool(forbidden)
+    return WorkerStack(worker.rank, worker.node, problem=problem, is_lasting=lasts)
 
 
 def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
     """Return the frames of the main thread, the outermost first."""
     main = next(thread for thread in threads if thread["os_thread_id"] == pid)
+    frames = [f for f in main["frames"] if not f["filename"].startswith(_IMPORTS)]
+    # Below the script of a fork is the launcher.
+    ours = (n for n, f in enumerate(frames) if _LAUNCHER in f["filename"])
     return tuple(
         _printable(f"{f['name']} {f['short_filename'] or f['filename']}:{f['line']}")
-        for f in reversed(main["frames"])
-        if not f["filename"].startswith(_IMPORTS)
+        for f in reversed(frames[: next(ours, len(frames))])
     )
 
 
@@ -144,21 +159,28 @@ def _activity(pid: int) -> tuple[int, float]:
     return 0, 0.0
 
 
-def _problem(errors: str) -> str:
-    """Say what py-spy says, and which setting forbids it."""
-    if any(word in errors.lower() for word in _NOT_ALLOWED):
-        scope = "0"
-        with contextlib.suppress(OSError):
-            scope = _PTRACE_SCOPE.read_text(encoding="ascii").strip()
-        if scope in ("2", "3"):
-            return f"{_PTRACE_SCOPE} is {scope}: only the administrator may look"
-        return (
-            "py-spy may not look: a container needs --cap-add=SYS_PTRACE, or the "
-            f"system forbids ptrace to user {os.getuid()}"
-        )
+def _forbidden(errors: str) -> str:
+    """Say which setting forbids to look, if py-spy says that it may not."""
+    if not any(word in errors.lower() for word in _NOT_ALLOWED):
+        return ""
+    scope = "0"
+    with contextlib.suppress(OSError):
+        scope = _PTRACE_SCOPE.read_text(encoding="ascii").strip()
+    if scope in ("2", "3"):
+        return f"{_PTRACE_SCOPE} is {scope}: only the administrator may look"
+    return (
+        "py-spy may not look: a container needs --cap-add=SYS_PTRACE, or the system "
+        f"forbids ptrace to user {os.getuid()}"
+    )
+
+
+def _first_line(errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    text = lines[0].removeprefix("Error: ") if lines else "py-spy has said nothing"
-    return _printable(text)
+    return (
+        _printable(lines[0].removeprefix("Error: "))
+        if lines
+        else "py-spy has said nothing"
+    )
 
 
 def received(value: Any, node: int) -> list[WorkerStack]:
@@ -175,6 +197,7 @@ def received(value: Any, node: int) -> list[WorkerStack]:
                 node=node,
                 frames=tuple(_printable(frame) for frame in each["frames"]),
                 problem=_printable(each["problem"]),
+                is_lasting=bool(each["is_lasting"]),
                 waits=int(each["waits"]),
                 cpu=float(each["cpu"]),
             )

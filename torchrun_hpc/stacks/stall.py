@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.reporting import console
 from torchrun_hpc.stacks import tree
-from torchrun_hpc.stacks.sampling import ENDED, NO_ANSWER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,16 +55,16 @@ class StallReport:
         since = looked = time.monotonic()
         while not self._ended.wait(pause):
             stacks = self._look()
-            problems = {stack.problem for stack in stacks} - {ENDED, NO_ANSWER}
+            is_seen = any(not stack.problem for stack in stacks)
             if self._ended.is_set():
                 return
-            if stacks and "" not in problems and problems:
+            if not is_seen and any(stack.is_lasting for stack in stacks):
                 self._give_up(stacks)
                 return
             now = time.monotonic()
             if _have_gone_on(stacks, before, now - looked):
                 since = now
-            elif "" in problems and now - since >= self._seconds:
+            elif is_seen and now - since >= self._seconds:
                 self._report(stacks)
                 return
             before, looked = stacks, now

@@ -330,7 +330,7 @@ def test_one_that_is_about_to_end_is_not_forgotten(watched):
     """Its peers may have failed of it, and ended, before."""
     watched.start(SLOW_TO_END, SLEEPS)
     end = time.monotonic() + 20
-    while not watched.relay.failed_at(watched.children[0].pid):
+    while b"bad batch" not in watched.relay.end_of(watched.children[0].pid)[0]:
         assert time.monotonic() < end
         time.sleep(0.01)
     watched.watch.stop(look=True)

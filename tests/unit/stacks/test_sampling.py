@@ -233,7 +233,7 @@ def test_what_the_real_one_says_where_it_is_not_allowed(processes):
         words = [py_spy, "dump", "--json", "--pid", str(pid)]
         done = subprocess.run(words, **user, capture_output=True, check=False)
     assert done.returncode
-    assert "py-spy may not look" in sampling._problem(done.stderr.decode())
+    assert "py-spy may not look" in sampling._forbidden(done.stderr.decode())
 
 
 def test_one_that_hangs(instead):

@@ -116,7 +116,8 @@ def test_where_there_are_no_workers_nothing_is_reported(report):
 
 
 NOT_INSTALLED = [
-    WorkerStack(rank, rank // 2, problem="py-spy is not installed") for rank in range(4)
+    WorkerStack(rank, rank // 2, problem="py-spy is not installed", is_lasting=True)
+    for rank in range(4)
 ]
 TOO_SLOW = [
     WorkerStack(rank, rank // 2, problem="no answer of py-spy") for rank in range(4)
