@@ -248,7 +248,7 @@ def test_stderr_goes_through_the_relay(
     assert handler._stderr is None
     assert handler.proc.wait(timeout=10) == 0
     assert relay.reads(handler.proc.pid)
-    assert relay.end_of(handler.proc.pid, 5)[0] == WRITTEN[-64 * 1024 :]
+    assert relay.end_of(handler.proc.pid)[0] == WRITTEN[-64 * 1024 :]
     relay.close(5)
     out, err = capfdbinary.readouterr()
     assert err == WRITTEN
@@ -263,7 +263,7 @@ def test_each_worker_has_a_pipe_of_its_own(hooks: Hooks, relay: Relay) -> None:
     handlers = [_start(sys.executable, "-S", "-c", program) for program in programs]
     for rank, handler in enumerate(handlers):
         assert handler.proc.wait(timeout=10) == 0
-        assert relay.end_of(handler.proc.pid, 5)[0] == f"worker {rank}".encode()
+        assert relay.end_of(handler.proc.pid)[0] == f"worker {rank}".encode()
 
 
 def test_a_file_is_left_alone(
@@ -338,4 +338,4 @@ def test_a_fork_writes_to_the_relay_too(
     assert environ["IN"] == "the environment"
     assert stdout is None
     assert stderr > 2
-    assert relay.end_of(handler.proc.pid, 5)[0] == b"worker"
+    assert relay.end_of(handler.proc.pid)[0] == b"worker"
