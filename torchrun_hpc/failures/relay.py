@@ -73,8 +73,12 @@ class Relay:
         if opened is None:
             return popen(None)
         pipe, writer = opened
-        with open(writer, "wb") as stderr:  # noqa: PTH123 - a number
-            worker = popen(stderr)
+        try:
+            with open(writer, "wb") as stderr:  # noqa: PTH123 - a number
+                worker = popen(stderr)
+        except BaseException:
+            pipe.thread.join(_REST_TIMEOUT)  # it closes the other end
+            raise
         self._pipes[worker.pid] = pipe
         return worker
 
