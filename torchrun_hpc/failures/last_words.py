@@ -176,8 +176,8 @@ def _crash(lines: Sequence[str]) -> _Found | None:
         return None
     first = next((i for i in range(fatal - 1, -1, -1) if _CXX in lines[i]), None)
     if first is not None:
-        said = [line for line in lines[first:fatal] if not _CXX_STACK.match(line)]
-        reason = [line for line in said if line.strip()][:_MESSAGE]
+        kept = [line for line in lines[first:fatal] if not _CXX_STACK.match(line)]
+        reason = [line for line in kept if line.strip()][:_MESSAGE]
     else:  # the C library says why it aborts, in one line
         near = [line for line in lines[max(fatal - 2, 0) : fatal] if line.strip()]
         reason = near[-1:] if "Aborted" in lines[fatal] else []
