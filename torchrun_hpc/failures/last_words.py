@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+LAUNCHER = "/torchrun_hpc/worker/"  # in the frames of a fork, below its script
 KEPT = 64 * 1024  # bytes that are kept of what a worker writes
 SENT = 8 * 1024  # bytes of its last words that leave its node
 
@@ -38,7 +39,6 @@ _CHAINED = re.compile(
 )
 _NOT_FATAL = re.compile("Exception ignored ")
 _FATAL = "Fatal Python error: "
-_LAUNCHER = "/torchrun_hpc/worker/"
 _CXX = "terminate called "  # libstdc++, in front of SIGABRT
 _CXX_STACK = re.compile(r"frame #\d+:|Exception raised from ")  # c10::Error
 _WHAT = "what():"
@@ -187,8 +187,8 @@ def _crash(lines: Sequence[str]) -> _Found | None:
     current = [i for i in threads if lines[i].startswith("Current ")] or threads[-1:]
     frames: list[str] = []
     for line in lines[current[0] + 1 :] if current else ():
-        is_ours = _LAUNCHER in line  # below a script that is run in a fork
-        if len(frames) == _FRAMES or is_ours or not line.startswith("  File "):
+        is_other = LAUNCHER in line or not line.startswith("  File ")
+        if len(frames) == _FRAMES or is_other:
             break
         frames.append(line)
     shown = [*reason, lines[fatal], *(lines[i] for i in current[:1]), *frames]

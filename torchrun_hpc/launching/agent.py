@@ -162,10 +162,8 @@ class AgentStarter(Starter):
         creator = handler.register(
             plan, args.max_restarts, self._environ, observer.sample
         )
-        observer.watch.on_failure, observer.ask_all = (
-            creator.worker_failed,
-            creator.stacks,
-        )
+        observer.watch.on_failure = creator.worker_failed
+        observer.ask_all = creator.stacks
         names = capabilities.option(args, "signals_to_handle")
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:

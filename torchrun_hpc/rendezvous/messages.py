@@ -62,7 +62,7 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
                 "started again"
             )
         case {"restart": number}:
-            cause = cause_of(unpacked(event["because"]), plan)
+            cause = _cause(unpacked(event["because"]), plan)
             return report.restarted(number, cause)
         case {"sites": by_site}:
             return disagreement(by_site, plan)
@@ -183,11 +183,10 @@ def refusal(
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
     """Say why the job failed: the last line of node 0."""
-    return report.failed(cause_of(failure, plan))
+    return report.failed(_cause(failure, plan))
 
 
-def cause_of(failure: Failure, plan: LaunchPlan) -> str:
-    """Say why the job failed, in one line."""
+def _cause(failure: Failure, plan: LaunchPlan) -> str:
     where, code = names(failure.nodes, plan) or "another node", failure.code
     who = f"the agent on {where}"
     missing = count(len(failure.nodes), "node")

@@ -168,9 +168,8 @@ def unpacked(value: Any) -> Failure:
     except (KeyError, TypeError, ValueError):
         raise ProtocolError("not a failure") from None
     numbers = (*failure.nodes, failure.rank, failure.code, failure.finished)
-    is_text = _are(str, failure.text) and failure.text.isprintable()
-    if not _are(int, *numbers) or not is_text:
-        raise ProtocolError("not a failure")
+    _check("not a failure", int, *numbers)
+    _check("not a failure", str, failure.text)
     return failure
 
 
@@ -192,19 +191,20 @@ def unpacked_worker(value: Any) -> WorkerFailure:
     Raises:
         ProtocolError: It is not that.
     """
+    what = "not a failure of a worker"
     try:
         values = {field.name: value[field.name] for field in fields(WorkerFailure)}
-        _check(list, values["lines"])
+        _check(what, list, values["lines"])
         failure = WorkerFailure(**{**values, "lines": tuple(values["lines"])})
         is_time = type(failure.time) is not bool and 0 <= failure.time < _LATEST
         is_small = len(failure.lines) <= _LINES and all(
             len(text) <= _TEXT_LIMIT for text in (failure.cause, *failure.lines)
         )
     except (KeyError, TypeError):
-        raise ProtocolError("not a failure of a worker") from None
+        raise ProtocolError(what) from None
     numbers = (failure.rank, failure.size, failure.node, failure.local_rank)
-    _check(int, *numbers, failure.code)
-    _check(str, *(values[name] for name in _TEXTS), *failure.lines)
+    _check(what, int, *numbers, failure.code)
+    _check(what, str, *(values[name] for name in _TEXTS), *failure.lines)
     if not (is_time and is_small):
         raise ProtocolError("not a time, or too much text")
     if not 0 <= failure.rank < failure.size <= _WORKERS or abs(failure.code) > _CODES:
@@ -227,26 +227,30 @@ def unpacked_summary(value: Any) -> Summary | None:
     """
     if value is None:
         return None
+    what = "not a summary"
     try:
         first, alike = unpacked_worker(value["first"]), tuple(value["alike"])
         others = tuple((cause, tuple(ranks)) for cause, ranks in value["others"])
         unlisted = value["unlisted"]
     except (KeyError, TypeError, ValueError):
-        raise ProtocolError("not a summary") from None
-    _check(int, unlisted, *alike, *(rank for _, ranks in others for rank in ranks))
-    _check(str, *(cause for cause, _ in others))
+        raise ProtocolError(what) from None
+    ranks = (rank for _, group in others for rank in group)
+    _check(what, int, unlisted, *alike, *ranks)
+    _check(what, str, *(cause for cause, _ in others))
     return Summary(first, alike, others, unlisted)
 
 
-def _check(kind: type, *values: Any) -> None:
+def _check(what: str, kind: type, *values: Any) -> None:
     """See that values are of a type, and texts printable.
 
     Raises:
-        ProtocolError: They are not.
+        ProtocolError: They are not; it says what.
     """
-    is_text = kind is str and _are(kind, *values)
-    if not _are(kind, *values) or (is_text and not all(map(str.isprintable, values))):
-        raise ProtocolError(f"something else than {kind.__name__}")
+    is_right = _are(kind, *values)
+    if is_right and kind is str:
+        is_right = all(map(str.isprintable, values))
+    if not is_right:
+        raise ProtocolError(what)
 
 
 def join_request(message: Mapping[str, Any]) -> JoinRequest:

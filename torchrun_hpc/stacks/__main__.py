@@ -81,9 +81,9 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
     lines += tree.render(stacks, hosts)
     if answer["missing"]:
         lines.append(f"no answer of {answer['missing']}")
-    return (
-        lines if stacks or answer["missing"] else [*lines, "there are no workers now"]
-    )
+    elif not stacks:
+        lines.append("there are no workers now")
+    return lines
 
 
 if __name__ == "__main__":

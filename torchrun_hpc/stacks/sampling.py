@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from torchrun_hpc.failures.last_words import LAUNCHER
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torchrun_hpc.failures.watch import Worker
 
-ENDED, NO_ANSWER = "it has ended", "no answer of py-spy"  # instead of a stack
+ENDED = "it has ended"  # instead of a stack
 
 # What py-spy adds to the waits of a process at each look; and the share of its time
 # that one works at least that goes on: a loop that polls every 0.2 s has 0.03 %
@@ -26,10 +30,9 @@ ENDED, NO_ANSWER = "it has ended", "no answer of py-spy"  # instead of a stack
 _OF_A_LOOK = 2
 _WORKING = 0.001
 
-_PROC = Path("/proc")
+_SCHEDSTAT = "/proc/{pid}/task/{pid}/schedstat"  # of the main thread
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
-_LAUNCHER = "/torchrun_hpc/worker/"
 _IMPORTS = "<frozen importlib"  # Python's own frames of an import
 _KILL_TIMEOUT = 0.5  # seconds
 _LONGEST = 200  # characters of a frame, or a problem
@@ -127,7 +130,7 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
             process.communicate(timeout=_KILL_TIMEOUT)
-        problem, forbidden = NO_ANSWER, ""
+        problem, forbidden = "no answer of py-spy", ""
     except (ValueError, LookupError, TypeError, StopIteration):
         text = errors.decode(errors="replace")
         forbidden = _forbidden(text)
@@ -140,8 +143,7 @@ def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
     """Return the frames of the main thread, the outermost first."""
     main = next(thread for thread in threads if thread["os_thread_id"] == pid)
     frames = [f for f in main["frames"] if not f["filename"].startswith(_IMPORTS)]
-    # Below the script of a fork is the launcher.
-    ours = (n for n, f in enumerate(frames) if _LAUNCHER in f["filename"])
+    ours = (n for n, f in enumerate(frames) if LAUNCHER in f["filename"])
     return tuple(
         _printable(f"{f['name']} {f['short_filename'] or f['filename']}:{f['line']}")
         for f in reversed(frames[: next(ours, len(frames))])
@@ -149,13 +151,11 @@ def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
 
 
 def _activity(pid: int) -> tuple[int, float]:
-    """Return how often the main thread has waited, and its CPU time: proc(5)."""
-    task = _PROC / str(pid) / "task" / str(pid)
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        status = task.joinpath("status").read_text(encoding="utf-8", errors="replace")
-        waits = status.partition("\nvoluntary_ctxt_switches:")[2].split()[0]
-        nanoseconds = task.joinpath("schedstat").read_text(encoding="ascii").split()[0]
-        return int(waits), int(nanoseconds) / 1e9
+    """Return how often the main thread has waited, and its CPU time in seconds."""
+    with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+        waits = psutil.Process(pid).num_ctx_switches().voluntary
+        text = Path(_SCHEDSTAT.format(pid=pid)).read_text(encoding="ascii")
+        return waits, int(text.split()[0]) / 1e9
     return 0, 0.0
 
 
@@ -175,12 +175,9 @@ def _forbidden(errors: str) -> str:
 
 
 def _first_line(errors: str) -> str:
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return (
-        _printable(lines[0].removeprefix("Error: "))
-        if lines
-        else "py-spy has said nothing"
-    )
+    lines = (line.strip() for line in errors.splitlines())
+    first = next(filter(None, lines), "py-spy has said nothing")
+    return _printable(first.removeprefix("Error: "))
 
 
 def received(value: Any, node: int) -> list[WorkerStack]:

@@ -53,7 +53,7 @@ except ZeroDivisionError:
     traceback.print_exc()
 for number in range({lines}):
     print("step", number, file=sys.stderr)
-os.kill(os.getpid(), signal.{name})
+{end}
 """
 CRASH = """
 import ctypes, faulthandler, sys
@@ -125,18 +125,6 @@ def test_an_exception_of_a_thread():
     assert words_of(THREAD).cause == "ValueError: in a thread"
 
 
-HANDLED_LONG_AGO = """
-import sys, traceback
-try:
-    1 / 0
-except ZeroDivisionError:
-    traceback.print_exc()
-for number in range({lines}):
-    print("step", number, file=sys.stderr)
-sys.exit({code})
-"""
-
-
 @pytest.mark.parametrize(
     ("lines", "code", "cause"),
     [
@@ -147,7 +135,7 @@ sys.exit({code})
     ],
 )
 def test_an_exception_of_long_ago(lines, code, cause):
-    words = words_of(HANDLED_LONG_AGO.format(lines=lines, code=code))
+    words = words_of(HANDLED.format(lines=lines, end=f"sys.exit({code})"))
     assert words.cause == cause
     assert words.is_traceback == cause.startswith("Zero")
 
@@ -223,7 +211,8 @@ def test_the_launchers_frames_of_a_fork_are_left_out():
     ],
 )
 def test_an_exception_that_was_survived(lines, name, cause):
-    assert words_of(HANDLED.format(lines=lines, name=name)).cause == cause
+    program = HANDLED.format(lines=lines, end=f"os.kill(os.getpid(), signal.{name})")
+    assert words_of(program).cause == cause
 
 
 def test_a_crash_has_its_innermost_frames():
