@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 NO_SCHEDULER = "no scheduler"
 
+# Where the options of an agent have no effect.
+DIRECT_MODE = "direct mode, where each worker is a task"
+
 # What an agent, or direct mode, sets for a worker.
 RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
 

@@ -57,9 +57,8 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     options, environment = {**plan.options}, {**plan.environment}
     if plan.rendezvous.backend == C10D:
         environment |= network_env.of_release(inputs)
-    if not (
-        plan.mode.is_direct or preload.FAULT_HANDLER in inputs.environ
-    ):  # empty is off
+    # An empty one is the user's, as Python reads it: off.
+    if not (plan.mode.is_direct or preload.FAULT_HANDLER in inputs.environ):
         environment[preload.FAULT_HANDLER] = Setting("1", "for the report of a crash")
     environment |= network_env.of_resolver(inputs)
     if inputs.explicit("hpc_debug"):
@@ -106,5 +105,4 @@ def _unused(inputs: Inputs) -> tuple[Message, ...]:
     """Say which options need an agent, where there is none."""
     if not inputs.mode.is_direct:
         return ()
-    where = "direct mode, where each worker is a task"
-    return messages.unused(inputs, where, (STALL_REPORT,))
+    return messages.unused(inputs, messages.DIRECT_MODE, (STALL_REPORT,))

@@ -80,7 +80,7 @@ def notes(inputs: Inputs) -> tuple[Message, ...]:
         return ()
     where = "an agent that a program has started"
     if inputs.mode.is_direct:
-        where = "direct mode, where each worker is a task"
+        where = messages.DIRECT_MODE
     return messages.unused(inputs, where, (OPTION,))
 
 
