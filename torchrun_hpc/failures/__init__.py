@@ -7,7 +7,8 @@
 =============  =====================================================================
 `relay`        passes on what workers write to stderr, and keeps the end of it
 `last_words`   finds the traceback in that end
-`watch`        finds out which workers have failed, and why
+`worker`       a worker of this node, and how it has failed
+`watch`        finds out which workers have failed, and which of them first
 `collection`   which failure was the first, and which others are equal
 `report`       what a person reads, on one screen
 =============  =====================================================================

@@ -55,6 +55,14 @@ class WorkerFailure:
         return bool(_FOLLOWS.search(self.cause))
 
     @property
+    def was_stopped(self) -> bool:
+        """Whether it ended as torch's agent ends the others as soon as one has failed.
+
+        It sends SIGTERM; what is killed by that writes nothing of it.
+        """
+        return self.code == -signal.SIGTERM and not self.cause
+
+    @property
     def likeness(self) -> tuple[int, str]:
         """What is the same for failures that are equal."""
         same = _VARIES.sub("#", _ADDRESS.sub("", self.cause))

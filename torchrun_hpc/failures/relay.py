@@ -25,7 +25,7 @@ from torchrun_hpc.failures.last_words import KEPT
 from torchrun_hpc.reporting import streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 _SIZE = 256 * 1024  # bytes: of the pipe, and of a piece
 _REST_TIMEOUT = 0.1  # seconds to wait for the rest of a line
@@ -104,11 +104,15 @@ class Relay:
         """Return when a worker wrote a traceback, which may still run; 0 if not."""
         return self._pipes[pid].failed_at if pid in self._pipes else 0.0
 
-    def forget_ended(self) -> None:
-        """Forget the workers of which all is passed on."""
-        ended = [pid for pid, pipe in self._pipes.items() if not pipe.thread.is_alive()]
-        for pid in ended:
-            del self._pipes[pid]
+    def forget_ended(self, but: Collection[int]) -> None:
+        """Forget the workers of which all is passed on.
+
+        Args:
+            but: Numbers of those that were started just now.
+        """
+        for pid, pipe in list(self._pipes.items()):
+            if pid not in but and not pipe.thread.is_alive():
+                del self._pipes[pid]
 
     def close(self, timeout: float) -> None:
         """Pass on the rest; leave what comes later to a process of its own.

@@ -1,52 +1,24 @@
-"""Finds out which workers of this node have failed, and why."""
+"""Finds out which workers of this node have failed, and which of them first."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import threading
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchrun_hpc.failures.collection import WorkerFailure
-from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words, recorded
+from torchrun_hpc.failures.worker import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.failures.relay import Relay
+    from torchrun_hpc.failures.worker import Worker
 
 # Seconds.
 _INTERVAL = 0.1  # between two looks at the workers
 _TEARDOWN = 5.0  # that a worker may take to end after its traceback
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A worker of this node.
-
-    Attributes:
-        rank: Its global rank.
-        size: Number of all workers.
-        node: Rank of its node.
-        local_rank: Its rank there.
-        pid: Its process number.
-        exit_code: Returns its exit code, ``None`` while it runs.
-        log: The file that its stderr goes to; empty without.
-        error_file: The file in which ``@record`` describes an exception.
-    """
-
-    rank: int
-    size: int
-    node: int
-    local_rank: int
-    pid: int
-    exit_code: Callable[[], int | None]
-    log: str = ""
-    error_file: str = ""
 
 
 class Attempt(NamedTuple):
@@ -96,7 +68,7 @@ class Watch:
             self._attempt = Attempt(self._attempt.number + 1, restarts_left)
             self.has_failed = False
             self._known.clear()
-            self._relay.forget_ended()
+            self._relay.forget_ended(but={worker.pid for worker in self._workers})
         if self._attempt.number == 1:
             self._thread.start()
 
@@ -140,42 +112,11 @@ class Watch:
         with self._lock:
             codes = [(worker, worker.exit_code()) for worker in self._running]
             self._running = [worker for worker, code in codes if code is None]
-            found = [self._failure(worker, code) for worker, code in codes if code]
-            for failure, was_stopped in sorted(found, key=_order):
-                if not (was_stopped and self.has_failed):
+            failed = [failure_of(w, code, self._relay) for w, code in codes if code]
+            for failure in sorted(failed, key=_order):
+                if not (failure.was_stopped and self.has_failed):
                     self.has_failed = True
                     self.on_failure(self._brief(failure), self._attempt)
-
-    def _failure(self, worker: Worker, code: int) -> tuple[WorkerFailure, bool]:
-        """Describe a failure, and say whether it is only that the worker was stopped.
-
-        Torch's agent stops the others, by SIGTERM, as soon as one has failed.
-        """
-        unread, failed_at, words = "", 0.0, LastWords()
-        with contextlib.suppress(Exception):  # whatever there is: the job has failed
-            if worker.log:
-                words = last_words(_end_of_file(worker.log), code)
-            elif self._relay.reads(worker.pid):
-                tail, failed_at = self._relay.end_of(worker.pid)
-                words = last_words(tail, code)
-            else:
-                unread = self._relay.unread or "torch has started it itself"
-            if worker.error_file and Path(worker.error_file).is_file():
-                text = Path(worker.error_file).read_text("utf-8")
-                words = recorded(text) or words
-        failure = WorkerFailure(
-            rank=worker.rank,
-            size=worker.size,
-            node=worker.node,
-            local_rank=worker.local_rank,
-            code=code,
-            time=(words.is_traceback and failed_at) or time.time(),
-            cause=words.cause,
-            lines=words.lines,
-            log=worker.log,
-            unread="" if words.lines else unread,
-        )
-        return failure, code == -signal.SIGTERM and not words.is_traceback
 
     def _brief(self, failure: WorkerFailure) -> WorkerFailure:
         """Leave out the lines of a failure that is equal to one before."""
@@ -188,30 +129,6 @@ class Watch:
             self.check()
 
 
-def _order(found: tuple[WorkerFailure, bool]) -> tuple[bool, bool, float]:
+def _order(failure: WorkerFailure) -> tuple[bool, bool, float]:
     """Say which of several failures comes first, by what is seen on this node."""
-    failure, was_stopped = found
-    return was_stopped, failure.follows, failure.time
-
-
-def _end_of_file(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(file.tell() - KEPT, 0))
-            return file.read()
-    except OSError:
-        return b""
-
-
-def exit_code_of(pid: int) -> int | None:
-    """Return the exit code of a child process, without collecting it.
-
-    It is ``None`` while the child runs, and when it has been collected.
-    """
-    with contextlib.suppress(ChildProcessError):
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None and ended.si_pid == pid:
-            killed = ended.si_code != os.CLD_EXITED
-            return -ended.si_status if killed else ended.si_status
-    return None
+    return failure.was_stopped, failure.follows, failure.time

@@ -13,7 +13,7 @@ from torchrun_hpc.planning.messages import nested
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked
 from torchrun_hpc.rendezvous.search import NOBODY
-from torchrun_hpc.reporting import intervals
+from torchrun_hpc.reporting import console, intervals
 from torchrun_hpc.reporting.names import nodes as names
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 
@@ -100,7 +100,7 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
         by_site: Name of each site, empty for none, and the ranks of its nodes.
         plan: What is planned on this node.
     """
-    names_of = {"".join(filter(str.isprintable, s[:_SHORT])): s for s in by_site}
+    names_of = {console.printable(site, _SHORT): site for site in by_site}
     who = "; ".join(
         f"{name or 'none'} on {names(by_site[site], plan)}"
         for name, site in names_of.items()

@@ -54,6 +54,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.failures.collection import Summary, WorkerFailure
+from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,12 +148,8 @@ class Failure:
 
 def packed(failure: Failure) -> dict[str, Any]:
     """Write a failure as plain data."""
-    text = _printable(failure.text)[:_TEXT_LIMIT]
+    text = printable(failure.text, _TEXT_LIMIT)
     return {**asdict(failure), "kind": failure.kind.value, "text": text}
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def unpacked(value: Any) -> Failure:
@@ -181,8 +178,9 @@ def failure_of(worker: WorkerFailure) -> Failure:
 
 def packed_worker(failure: WorkerFailure) -> dict[str, Any]:
     """Write how a worker failed as plain data."""
-    texts = {name: _printable(getattr(failure, name))[:_TEXT_LIMIT] for name in _TEXTS}
-    return {**asdict(failure), **texts, "lines": [*map(_printable, failure.lines)]}
+    texts = {name: printable(getattr(failure, name), _TEXT_LIMIT) for name in _TEXTS}
+    lines = [printable(line, _TEXT_LIMIT) for line in failure.lines]
+    return {**asdict(failure), **texts, "lines": lines}
 
 
 def unpacked_worker(value: Any) -> WorkerFailure:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.protocol import VERSION, ProtocolError, Refusal
 from torchrun_hpc.reporting import intervals
+from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ _ANSWER_TIMEOUT = 30.0  # of a coordinator that has thousands of agents to answe
 _PORT_DELAY = 0.5  # before the next port is tried, while one does not answer
 
 _ALL_PORTS_EVERY = 8  # turns
+_LONGEST = 200  # characters of what a coordinator adds to a refusal
 
 # What is on a port. A connection that is refused has reached the node.
 NOBODY = "nobody listens"
@@ -277,6 +279,6 @@ class Search:
                 reason = Refusal(answer["refused"])
                 if reason is Refusal.UNKNOWN and tuple(self._address.ports) != (port,):
                     raise _OtherPeerError("another job")
-                value = "".join(c for c in str(answer.get("value")) if c.isprintable())
-                raise RefusedError(reason, value[:200], port)
+                value = printable(str(answer.get("value")), _LONGEST)
+                raise RefusedError(reason, value, port)
         raise _OtherPeerError("somebody else")

@@ -31,6 +31,16 @@ def write(message: Message, kind: str = "", details: Sequence[str] = ()) -> None
     streams.write("".join(f"{line}\n" for line in lines), sys.stderr)
 
 
+def printable(text: str, longest: int) -> str:
+    """Return what others have written, without what a terminal would act on.
+
+    Args:
+        text: Anything.
+        longest: Characters, after which it is cut.
+    """
+    return "".join(c if c.isprintable() else " " for c in text[:longest])
+
+
 def output(text: str) -> None:
     """Write to stdout.
 

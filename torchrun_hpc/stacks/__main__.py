@@ -11,7 +11,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.stacks import service, tree
-from torchrun_hpc.stacks.sampling import WorkerStack
+from torchrun_hpc.stacks.sampling import received
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,12 +71,7 @@ def _ask(name: str) -> Mapping[str, Any] | None:
 
 def _lines(answer: Mapping[str, Any]) -> list[str]:
     hosts = {stack["node"]: stack["host"] for stack in answer["workers"]}
-    stacks = [
-        WorkerStack(
-            stack["rank"], stack["node"], tuple(stack["frames"]), stack["problem"]
-        )
-        for stack in answer["workers"]
-    ]
+    stacks = received(answer["workers"])
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
     lines += tree.render(stacks, hosts)
     if answer["missing"]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.reporting import names
-from torchrun_hpc.stacks import sampling, tree
+from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
 from torchrun_hpc.stacks.service import Service
 from torchrun_hpc.stacks.stall import StallReport
@@ -81,9 +81,14 @@ class Inspection:
         own = self._plan.world.node_rank
         if own not in answers:
             answers[own] = sample(self._watch)
-        found = [s for node in answers for s in sampling.received(answers[node], node)]
+        found = [
+            replace(stack, node=node)  # whatever it says itself
+            for node, answer in answers.items()
+            for stack in sampling.received(answer)
+        ]
         nodes = range(self._plan.world.nodes)
-        return found, [node for node in nodes if node not in answers]
+        missing = [node for node in nodes if node not in answers]
+        return sorted(found, key=lambda stack: stack.rank), missing
 
     def _if_complete(self) -> list[WorkerStack]:
         stacks, missing = self._collect()
@@ -94,5 +99,8 @@ class Inspection:
         return {
             "launch": self._plan.launch_id,
             "missing": names.nodes(missing, self._plan) if missing else "",
-            "workers": tree.as_data(stacks, self._hosts),
+            "workers": [
+                {**asdict(stack), "host": self._hosts.get(stack.node, "")}
+                for stack in stacks
+            ],
         }

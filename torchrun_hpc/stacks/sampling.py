@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from torchrun_hpc.failures.last_words import LAUNCHER
+from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.failures.watch import Worker
+    from torchrun_hpc.failures.worker import Worker
 
 ENDED = "it has ended"  # instead of a stack
 
@@ -144,10 +145,11 @@ def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
     main = next(thread for thread in threads if thread["os_thread_id"] == pid)
     frames = [f for f in main["frames"] if not f["filename"].startswith(_IMPORTS)]
     ours = (n for n, f in enumerate(frames) if LAUNCHER in f["filename"])
-    return tuple(
-        _printable(f"{f['name']} {f['short_filename'] or f['filename']}:{f['line']}")
+    shown = (
+        f"{f['name']} {f['short_filename'] or f['filename']}:{f['line']}"
         for f in reversed(frames[: next(ours, len(frames))])
     )
+    return tuple(printable(frame, _LONGEST) for frame in shown)
 
 
 def _activity(pid: int) -> tuple[int, float]:
@@ -177,23 +179,18 @@ def _forbidden(errors: str) -> str:
 def _first_line(errors: str) -> str:
     lines = (line.strip() for line in errors.splitlines())
     first = next(filter(None, lines), "py-spy has said nothing")
-    return _printable(first.removeprefix("Error: "))
+    return printable(first.removeprefix("Error: "), _LONGEST)
 
 
-def received(value: Any, node: int) -> list[WorkerStack]:
-    """Read what a node has sent of its workers, as `asdict` makes it.
-
-    Args:
-        value: The stacks as plain data.
-        node: Rank of the node.
-    """
+def received(value: Any) -> list[WorkerStack]:
+    """Read stacks that were sent as plain data, as `asdict` makes it; none if not."""
     try:
         return [
             WorkerStack(
                 rank=int(each["rank"]),
-                node=node,
-                frames=tuple(_printable(frame) for frame in each["frames"]),
-                problem=_printable(each["problem"]),
+                node=int(each["node"]),
+                frames=tuple(printable(frame, _LONGEST) for frame in each["frames"]),
+                problem=printable(each["problem"], _LONGEST),
                 is_lasting=bool(each["is_lasting"]),
                 waits=int(each["waits"]),
                 cpu=float(each["cpu"]),
@@ -202,7 +199,3 @@ def received(value: Any, node: int) -> list[WorkerStack]:
         ]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return []
-
-
-def _printable(text: str) -> str:
-    return "".join(c for c in text if c.isprintable())[:_LONGEST]

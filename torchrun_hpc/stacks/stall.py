@@ -25,7 +25,8 @@ class StallReport:
 
     Args:
         seconds: For so long the stacks have to be the same.
-        collect: Returns the stacks of all workers; none if a node does not answer.
+        collect: Returns the stacks of all workers, by rank; none if a node does not
+            answer.
         hosts: Names of the nodes by rank.
     """
 
@@ -69,9 +70,9 @@ class StallReport:
                 return
             before, looked = stacks, now
 
-    def _look(self) -> list[WorkerStack]:
+    def _look(self) -> Sequence[WorkerStack]:
         try:
-            return sorted(self._collect(), key=lambda stack: stack.rank)
+            return self._collect()
         except Exception:  # noqa: BLE001 - it may be the end of the job
             return []
 

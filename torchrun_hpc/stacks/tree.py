@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.errors import count
 from torchrun_hpc.reporting import names
@@ -94,19 +94,3 @@ def _common(group: Sequence[WorkerStack]) -> int:
         if any(s.frames[depth : depth + 1] != (frame,) for s in group):
             return depth
     return len(first)
-
-
-def as_data(
-    stacks: Sequence[WorkerStack], hosts: Mapping[int, str]
-) -> list[dict[str, Any]]:
-    """Return the stacks for ``--json``: one object for each rank."""
-    return [
-        {
-            "rank": stack.rank,
-            "node": stack.node,
-            "host": hosts.get(stack.node, ""),
-            "frames": list(stack.frames),
-            "problem": stack.problem,
-        }
-        for stack in sorted(stacks, key=lambda stack: stack.rank)
-    ]

@@ -63,6 +63,14 @@ def test_what_follows_from_another_failure_is_not_the_first(cause):
     assert summary_of(failure(0, cause)).first.rank == 0
 
 
+@pytest.mark.parametrize(
+    ("code", "cause", "was_stopped"),
+    [(-15, "", True), (-15, "KeyError: 1", False), (-9, "", False), (1, "", False)],
+)
+def test_one_that_was_only_stopped(code, cause, was_stopped):
+    assert failure(1, cause, code).was_stopped is was_stopped
+
+
 def test_equal_ones_are_counted():
     found = summary_of(
         failure(3),

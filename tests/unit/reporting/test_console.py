@@ -29,3 +29,16 @@ def test_all_of_it_is_one_write(monkeypatch, kind, details, text):
     monkeypatch.setattr(sys, "stderr", Stream())
     console.write(Message("HPC061", "text"), kind, details)
     assert writes == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("größe", "größe"),
+        ("a\nb\x1b[2J", "a b [2J"),
+        ("", ""),
+        ("abcdefghij", "abcdefgh"),
+    ],
+)
+def test_what_a_terminal_would_act_on(text, shown):
+    assert console.printable(text, 8) == shown

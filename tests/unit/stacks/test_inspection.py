@@ -11,7 +11,7 @@ import pytest
 from loopback import wait_until
 from plans import make_launch_plan
 
-from torchrun_hpc.failures.watch import Worker
+from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks.inspection import Inspection
 from torchrun_hpc.stacks.sampling import WorkerStack, received
@@ -67,7 +67,7 @@ def of_node(node):
 
 def test_what_a_node_sends_of_its_workers(watched, workers):
     found = inspections.sample(watched(workers))
-    assert received(json.loads(json.dumps(found)), 1) == [
+    assert received(json.loads(json.dumps(found))) == [
         WorkerStack(2, 1, FRAMES),
         WorkerStack(3, 1, FRAMES),
     ]
@@ -82,8 +82,8 @@ def test_a_launch_on_one_node(inspect, workers):
     inspect(workers, nodes=1, node_rank=0, hosts=("",), launch_id="")
     found = answer()
     assert (found["launch"], found["missing"]) == ("", "")
-    about = {"node": 0, "host": "", "frames": [*FRAMES], "problem": ""}
-    assert found["workers"] == [{"rank": rank, **about} for rank in (2, 3)]
+    assert received(found["workers"]) == [WorkerStack(n, 0, FRAMES) for n in (2, 3)]
+    assert [worker["host"] for worker in found["workers"]] == ["", ""]
 
 
 def test_a_launch_on_several_nodes(inspect, watched, workers):
@@ -130,6 +130,11 @@ def test_what_is_known_here_is_shown_though_nobody_answers(inspect, workers):
     found = answer()
     assert [stack["rank"] for stack in found["workers"]] == [2, 3]
     assert found["missing"] == "jwb0001 (node 0), jwb0003 (node 2)"
+
+
+def test_a_node_speaks_for_itself_only(inspect):
+    inspect([], lambda _: {2: of_node(1)})
+    assert [stack["node"] for stack in answer()["workers"]] == [2, 2]
 
 
 @pytest.mark.parametrize(

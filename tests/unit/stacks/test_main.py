@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+from dataclasses import asdict
 
 import pytest
 from nodes import recorded
@@ -14,6 +15,7 @@ from programs import run_python
 from torchrun_hpc.stacks import __main__ as command
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.__main__ import main
+from torchrun_hpc.stacks.sampling import WorkerStack
 from torchrun_hpc.stacks.service import Service
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -54,13 +56,7 @@ def serve():
 
 
 def stack(rank, frames=(), problem="", node=0, host=""):
-    return {
-        "rank": rank,
-        "node": node,
-        "host": host,
-        "frames": [*frames],
-        "problem": problem,
-    }
+    return {**asdict(WorkerStack(rank, node, frames, problem)), "host": host}
 
 
 WAIT, READ = ("<module> a.py:1", "wait a.py:2"), ("<module> a.py:1", "read b.py:3")

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pytest
 from loopback import STORE, Job, together
 
-from torchrun_hpc.failures.watch import Worker
+from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import inspection, sampling, tree
 from torchrun_hpc.stacks.sampling import received
 
@@ -82,7 +82,7 @@ def test_all_answer_within_seconds(agents, workers, capsys):
             print(f"\nstacks of {NODES} nodes after {taken:.2f} s")
         assert taken < 10  # five, of a machine that is busy with other tests
         assert sorted(answers) == [*range(NODES)]
-        stacks = [s for node in answers for s in received(answers[node], node)]
+        stacks = [s for node in answers for s in received(answers[node])]
         hosts = {node: f"n{node}" for node in range(NODES)}
         lines = tree.render(sorted(stacks, key=lambda stack: stack.rank), hosts)
         assert lines == [

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import ROOT
 
-from torchrun_hpc.failures.watch import Worker
+from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import WorkerStack, received, sample
 
@@ -336,17 +336,13 @@ def as_sent(*stacks):
 
 
 def test_what_is_sent_is_received():
-    assert received(as_sent(GOOD, BAD), 1) == [GOOD, BAD]
-    assert received([], 1) == []
-
-
-def test_the_node_is_the_one_that_has_sent_it():
-    assert [stack.node for stack in received(as_sent(GOOD), 2)] == [2]
+    assert received(as_sent(GOOD, BAD)) == [GOOD, BAD]
+    assert received([]) == []
 
 
 def test_what_is_received_can_be_printed():
     sent = as_sent(WorkerStack(5, 1, ("\x1b[2Jf", "g" * 300), "\nno"))
-    assert received(sent, 1) == [WorkerStack(5, 1, ("[2Jf", "g" * 200), "no")]
+    assert received(sent) == [WorkerStack(5, 1, (" [2Jf", "g" * 200), " no")]
 
 
 @pytest.mark.parametrize(
@@ -374,10 +370,10 @@ def test_what_is_received_can_be_printed():
     ],
 )
 def test_what_cannot_be_read_is_nothing(value):
-    assert received(value, 1) == []
+    assert received(value) == []
 
 
-NAMES = ["rank", "frames", "problem"]
+NAMES = ["rank", "node", "frames", "problem"]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -393,7 +389,7 @@ nearly = st.lists(
 
 @given(json_values | nearly)
 def test_whatever_is_sent_nothing_is_raised(value):
-    for stack in received(value, 1):
+    for stack in received(value):
         assert type(stack.rank) is int
         for text in (*stack.frames, stack.problem):
             assert re.fullmatch(".{,200}", text)

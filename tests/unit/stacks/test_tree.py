@@ -307,24 +307,3 @@ def test_what_most_do_is_never_odd(found):
     for line in map(LINE.fullmatch, tree.render(found, {})):
         is_odd = "*" in line["mark"]
         assert not (is_odd and int(line["size"]) * 2 >= len(found))
-
-
-# --- for machines -------------------------------------------------------------------
-
-
-def test_as_data():
-    found = [problem(3, "no answer"), WorkerStack(0, 0, STEP)]
-    assert tree.as_data(found, {0: "jwb0001"}) == [
-        {
-            "rank": 0,
-            "node": 0,
-            "host": "jwb0001",
-            "frames": ["<module> train.py:40", "main train.py:20"],
-            "problem": "",
-        },
-        {"rank": 3, "node": 1, "host": "", "frames": [], "problem": "no answer"},
-    ]
-
-
-def test_no_worker_as_data():
-    assert tree.as_data([], HOSTS) == []

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher
 
-from torchrun_hpc.failures.watch import Worker, exit_code_of
+from torchrun_hpc.failures.worker import Worker, exit_code_of
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes, wrap

@@ -1,0 +1,100 @@
+"""A worker of this node, and how it has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words, recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchrun_hpc.failures.relay import Relay
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker of this node.
+
+    Attributes:
+        rank: Its global rank.
+        size: Number of all workers.
+        node: Rank of its node.
+        local_rank: Its rank there.
+        pid: Its process number.
+        exit_code: Returns its exit code, ``None`` while it runs.
+        log: The file that its stderr goes to; empty without.
+        error_file: The file in which ``@record`` describes an exception.
+    """
+
+    rank: int
+    size: int
+    node: int
+    local_rank: int
+    pid: int
+    exit_code: Callable[[], int | None]
+    log: str = ""
+    error_file: str = ""
+
+
+def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
+    """Describe how a worker has failed: its last words, from wherever they are.
+
+    Args:
+        worker: The worker, which has ended.
+        code: Its exit code; below 0 the signal that killed it.
+        relay: Has what it wrote, if there is no log file.
+    """
+    unread, failed_at, words = "", 0.0, LastWords()
+    with contextlib.suppress(Exception):  # whatever there is: the job has failed
+        if worker.log:
+            words = last_words(_end_of_file(worker.log), code)
+        elif relay.reads(worker.pid):
+            tail, failed_at = relay.end_of(worker.pid)
+            words = last_words(tail, code)
+        else:
+            unread = relay.unread or "torch has started it itself"
+        if worker.error_file and Path(worker.error_file).is_file():
+            text = Path(worker.error_file).read_text("utf-8")
+            words = recorded(text) or words
+    return WorkerFailure(
+        rank=worker.rank,
+        size=worker.size,
+        node=worker.node,
+        local_rank=worker.local_rank,
+        code=code,
+        time=(words.is_traceback and failed_at) or time.time(),
+        cause=words.cause,
+        lines=words.lines,
+        log=worker.log,
+        unread="" if words.lines else unread,
+    )
+
+
+def _end_of_file(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(file.tell() - KEPT, 0))
+            return file.read()
+    except OSError:
+        return b""
+
+
+def exit_code_of(pid: int) -> int | None:
+    """Return the exit code of a child process, without collecting it.
+
+    It is ``None`` while the child runs, and when it has been collected.
+    """
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid == pid:
+            killed = ended.si_code != os.CLD_EXITED
+            return -ended.si_status if killed else ended.si_status
+    return None
