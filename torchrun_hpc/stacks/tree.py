@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 8  # frames of a line, the middle of which is cut
 _HEAD = 2  # of them, those in front of the cut
+_PARTS = 10  # lines beside each other
 _ODD, _USUAL = "* ", "  "
 
 
@@ -36,8 +37,11 @@ def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]
     for stack in stacks:
         if stack.problem:
             problems.setdefault(stack.problem, []).append(stack)
-    for problem, group in problems.items():
+    ordered = sorted(problems.items(), key=lambda item: len(item[1]), reverse=True)
+    for problem, group in ordered[:_PARTS]:
         lines.append(f"no stack of {tree.who(group)}: {problem}")
+    if rest := [stack for _, group in ordered[_PARTS:] for stack in group]:
+        lines.append(f"no stack of {tree.who(rest)}: other problems")
     return lines
 
 
@@ -71,10 +75,13 @@ class _Tree(NamedTuple):
         if len(parts) > 1:
             ordered = sorted(parts.values(), key=len, reverse=True)
             is_usual = len(ordered[0]) * 2 > self.total
-            for part in ordered:
+            for part in ordered[:_PARTS]:
                 is_odd = is_usual and len(part) * 2 < self.total
                 mark = _ODD if is_odd else _USUAL
                 yield from self.lines(part, common, " " * len(indent) + mark)
+            if rest := [stack for part in ordered[_PARTS:] for stack in part]:
+                places = count(len(ordered) - _PARTS, "other place")
+                yield " " * len(indent) + f"{_USUAL}{self.who(rest)}: at {places}"
 
     def who(self, group: Sequence[WorkerStack]) -> str:
         """Name a group of ranks."""

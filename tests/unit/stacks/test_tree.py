@@ -197,6 +197,24 @@ def test_a_long_chain_is_cut_in_the_middle(count, shown):
     assert tree.render(stacks(numbered(count)), HOSTS) == [f"8 ranks: {shown}"]
 
 
+def test_many_places_are_counted():
+    everywhere = {rank: (*STEP, f"f{rank} a.py:{rank}") for rank in range(4096)}
+    lines = tree.render(stacks((), everywhere, size=4096), HOSTS)
+    assert len(lines) == 12
+    assert lines[-2:] == [
+        "  1 rank (9): f9 a.py:9",
+        "  4086 of 4096 ranks (10-4095): at 4086 other places",
+    ]
+
+
+def test_many_problems_are_counted():
+    found = [problem(rank, f"process {rank} is gone") for rank in range(100)]
+    assert tree.render(found, HOSTS)[-2:] == [
+        "no stack of 1 rank (9): process 9 is gone",
+        "no stack of 90 of 100 ranks (10-99): other problems",
+    ]
+
+
 def test_what_is_odd_is_not_in_the_cut():
     odd = (*numbered(50), "odd", *numbered(3))
     assert tree.render(stacks(numbered(100), {3: odd}), HOSTS) == [
@@ -234,8 +252,8 @@ def test_each_problem_is_one_line():
             "5 of 8 ranks (0,2-5): <module> train.py:40 > main train.py:20 "
             "> step train.py:12 > all_reduce c10d.py:9"
         ),
-        "no stack of 1 rank (1, jwb0001): not allowed",
         "no stack of 2 of 8 ranks (6-7, jwb0004): no answer",
+        "no stack of 1 rank (1, jwb0001): not allowed",
     ]
 
 
