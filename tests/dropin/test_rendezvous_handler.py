@@ -245,6 +245,31 @@ def test_the_workers_store_listens_on_one_address_and_works(job: Job) -> None:
     assert workers.get("key") == b"value"
 
 
+@shares_store
+def test_a_store_that_is_still_being_opened_at_the_end(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a name server is slow: it must not come back while Python ends."""
+    opens, may_open = dist.TCPStore, threading.Event()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        may_open.wait(30)
+        return opens(*args, **options)
+
+    monkeypatch.setattr(dist, "TCPStore", slow)
+    monkeypatch.setattr(handlers, "_PATIENCE", 0.1)
+    made = [job.handler(rank) for rank in (0, 1)]
+    _together(*(each.next_rendezvous for each in made))
+    (opening,) = (t for t in threading.enumerate() if t.name == "workers' store")
+    _together(*(each.shutdown for each in made))
+    assert "HPC176 torch asks for the name of this" in capsys.readouterr().err
+    assert opening.is_alive()
+    assert not opening.daemon  # so Python waits for it
+    may_open.set()
+    opening.join(30)
+    assert not opening.is_alive()
+
+
 @pytest.mark.parametrize(("value", "shares"), [("1", False), ("0", True), ("", True)])
 def test_a_store_of_worker_0s_own(job: Job, value: str, *, shares: bool) -> None:
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": value}

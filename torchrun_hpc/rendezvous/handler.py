@@ -48,6 +48,9 @@ _SHORTEST_SILENCE = 5
 # Seconds to find out which program has a port.
 _CHECK_TIMEOUT = 2
 
+# Seconds to wait at the end for the workers' store, without a message.
+_PATIENCE = 5
+
 
 class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
     """The coordinator was not found in time; `message` is for the user."""
@@ -91,6 +94,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._server: CoordinatorServer | None = None
         self._client: Client | None = None
         self._workers_store: list[Any] = []
+        self._opening: threading.Thread | None = None
 
     # --- what torch asks ----------------------------------------------------------
 
@@ -242,6 +246,15 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             self._server.close()
             self._server = None
         self._workers_store = []
+        if self._opening is not None:
+            self._opening.join(_PATIENCE)
+            if self._opening.is_alive():
+                text = (
+                    "torch asks for the name of this node's address: this process "
+                    "ends when a name server has answered, or the resolver gives up"
+                )
+                console.write(Message("HPC176", text))
+            self._opening = None
 
     # --- parts --------------------------------------------------------------------
 
@@ -310,12 +323,13 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         opened = listen(own, 0)
         port = opened.getsockname()[1]
         # It serves before it returns: where no name server answers, that takes long.
-        threading.Thread(
+        # No daemon: if it returned while Python ends, C++ would abort this process.
+        self._opening = threading.Thread(
             target=self._serve,
             args=[opening, own or "127.0.0.1", port, capabilities.listening_on(opened)],
             name="workers' store",
-            daemon=True,
-        ).start()
+        )
+        self._opening.start()
         return address, port
 
     def _serve(
