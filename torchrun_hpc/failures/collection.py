@@ -6,14 +6,19 @@ import re
 import signal
 from dataclasses import dataclass
 
+# As the process ended, and as a shell says it of a process that it has started.
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+
 _CAUSES = 5  # that a report lists
 _LONGEST = 150  # characters of each
 
 # What a worker reports whose peer has gone: gloo, NCCL, and torch's stores.
 _FOLLOWS = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|connectFullMesh"
-    r"|failed to recv|recvValue failed|sendBytes failed|remote process exited"
-    r"|ncclRemoteError|ncclSystemError|communicator was aborted|timed out|timeout",
+    r"connection (was )?(closed|reset|refused)|peer closed|broken pipe"
+    r"|failed to recv|(recv|send)\w+ failed|failed to connect to any network address"
+    r"|connectFullMesh|remote process exited|unhandled system error|ncclRemoteError"
+    r"|ncclSystemError|communicator was aborted|timed out|timeout",
     re.IGNORECASE,
 )
 # What differs between failures that are equal.
@@ -60,7 +65,7 @@ class WorkerFailure:
 
         It sends SIGTERM; what is killed by that writes nothing of it.
         """
-        return self.code == -signal.SIGTERM and not self.cause
+        return self.code in _TERMINATED and not self.cause
 
     @property
     def likeness(self) -> tuple[int, str]:
@@ -139,10 +144,10 @@ def ending(code: int) -> str:
     Args:
         code: Its exit code; below 0 the signal that killed it.
     """
+    how = f"was killed by {signal_name(-code)}"
     if code >= 0:
-        return f"ended with exit code {code}"
-    memory = ": probably out of memory" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal_name(-code)}{memory}"
+        how = f"ended with exit code {code}"
+    return how + (": probably out of memory" if code in _KILLED else "")
 
 
 def signal_name(number: int) -> str:

@@ -28,12 +28,16 @@ _BEHIND_EXCEPTION = 50
 _FRAMES = 10  # the innermost ones, of a crash
 _MESSAGE = 8  # further lines of an exception's message
 _LONGEST = 240  # characters of a line
+_KILLED, _SIGNALS = 128, 65
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _RANK = re.compile(r"\[rank\d+\]: ?")  # torch/distributed/__init__.py
-_TRACEBACK = re.compile(
-    r"[\s|+╭─]*(Exception Group )?Traceback \(most recent call last\)"
-)
+_COLOUR = re.compile(r"\x1b\[[\d;:]*m")  # of Python 3.13, and rich
+_TRACEBACK = re.compile(r"(Exception Group )?Traceback \(most recent call last\)")
+_FRAME_OF_BOX = " \t|+╭─-"  # what may be in front of it; a progress bar has more
+_IN_GROUP = re.compile(r"\s+\|")
+# One of a group: ``  | ValueError: text``, below frames that are indented more.
+_MEMBER = re.compile(r"[\s|]*\| (?P<exception>[^\W\d][\w.]*(: .*)?)$")
 _CHAINED = re.compile(
     "The above exception was the direct cause of|During handling of the above exception"
 )
@@ -44,9 +48,8 @@ _CXX_STACK = re.compile(r"frame #\d+:|Exception raised from ")  # c10::Error
 _WHAT = "what():"
 _THREAD = re.compile(r"(Current thread|Thread) 0x")
 # Behind a traceback: what others log while the process ends.
-_OTHERS = re.compile(
-    rf"(\[rank\d+\]:)?\[?[WEIF]\d{{4}}|Exception |Traceback |{_FATAL}|{_CXX}"
-)
+_LOG = re.compile(r"(\[rank\d+\]:)?\[?[WEIF]\d{4}")
+_OTHERS = re.compile(rf"{_LOG.pattern}|Exception |Traceback |{_FATAL}|{_CXX}")
 _SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # of torch and gloo
 _OF_STACK = re.compile(r"[\s|+│╭╰─]|$")
 
@@ -72,10 +75,9 @@ def last_words(tail: bytes, code: int) -> LastWords:
         tail: The end of it.
         code: Its exit code; below 0 the signal that killed it.
     """
-    text = tail.decode(errors="backslashreplace")
-    lines = [_RANK.sub("", line, count=1) for line in _LINE_END.split(text)]
-    while lines and not lines[-1].strip():
-        lines.pop()
+    lines = _lines(tail)
+    if _KILLED < code < _KILLED + _SIGNALS:  # what a shell makes of a signal
+        code = _KILLED - code
     found = None
     if code not in (0, -signal.SIGKILL):  # that one comes from outside
         crash = _crash(lines) if code < 0 else None
@@ -91,6 +93,22 @@ def last_words(tail: bytes, code: int) -> LastWords:
         cause = says_why[-1].strip().removeprefix(_WHAT).strip() if says_why else ""
         return _limited(cause, rest, is_traceback=False)
     return _limited(found.cause, found.lines, is_traceback=True)
+
+
+def _lines(tail: bytes) -> list[str]:
+    """Split the end of what was written; a traceback begins with a line of its own."""
+    text = _COLOUR.sub("", tail.decode(errors="backslashreplace"))
+    lines: list[str] = []
+    for written in _LINE_END.split(text):
+        line = _RANK.sub("", written, count=1)
+        header = _TRACEBACK.search(line)
+        if header and line[: header.start()].strip(_FRAME_OF_BOX):
+            lines.append(line[: header.start()])
+            line = line[header.start() :]
+        lines.append(line)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
 
 
 class _Found(NamedTuple):
@@ -124,14 +142,18 @@ def _traceback(lines: Sequence[str], most: int) -> _Found | None:
             reported long before.
     """
     for start in reversed(range(len(lines))):
-        if not _TRACEBACK.match(lines[start]):
+        if not _TRACEBACK.search(lines[start]) or _IN_GROUP.match(lines[start]):
             continue
         if start and _NOT_FATAL.match(lines[start - 1]):
             continue
         end = start + 1
-        while end < len(lines) and _OF_STACK.match(lines[end]):
+        while end < len(lines) and (
+            _OF_STACK.match(lines[end]) or _LOG.match(lines[end])
+        ):
             end += 1
-        cause = lines[end] if end < len(lines) else _of_group(lines[start:end])
+        cause = _of_group(lines[start:end])
+        if not cause and end < len(lines):
+            cause = lines[end]
         limit = min(end + _MESSAGE, len(lines))
         while end < limit:
             end += 1
@@ -147,9 +169,13 @@ def _traceback(lines: Sequence[str], most: int) -> _Found | None:
 
 
 def _of_group(block: Sequence[str]) -> str:
-    """Return the exception of a group, of which each line is indented."""
-    plain = (line.strip(" |+-") for line in block[1:])
-    return next((line for line in plain if re.match(r"[\w.]+: ", line)), "")
+    """Return the first exception of a group that is none itself; empty without."""
+    if "Exception Group" not in block[0]:
+        return ""
+    matches = filter(None, map(_MEMBER.match, block))
+    members = [match["exception"] for match in matches]
+    plain = [member for member in members if "ExceptionGroup" not in member]
+    return next(iter(plain or members), "")
 
 
 def _first_of_chain(lines: Sequence[str], start: int) -> int:
@@ -160,7 +186,7 @@ def _first_of_chain(lines: Sequence[str], start: int) -> int:
     if before <= 0 or not _CHAINED.match(lines[before]):
         return start
     for earlier in reversed(range(before)):
-        if _TRACEBACK.match(lines[earlier]):
+        if _TRACEBACK.search(lines[earlier]):
             return _first_of_chain(lines, earlier)
     return start
 
@@ -202,7 +228,7 @@ def _limited(cause: str, lines: Sequence[str], *, is_traceback: bool) -> LastWor
         tail = len(lines) - (_SHOWN - _HEAD - 1)
         cut = f"  ... {left_out + 1} lines left out ..."
         lines = [*lines[:_HEAD], cut, *lines[tail:]]
-    cause = _SOURCE.sub("", cause)
+    cause = _SOURCE.sub("", cause[: 2 * _LONGEST])
     longest = _LONGEST
     while True:
         shown = [_visible(line, longest) for line in (cause, *lines)]

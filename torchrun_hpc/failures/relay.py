@@ -33,10 +33,14 @@ _PAUSE = 0.01  # seconds
 
 # For what workers leave behind: it copies until the last of these processes has ended.
 _COPY = f"""
-import os
+import os, select
 while piece := os.read(0, {_SIZE}):
     while piece:
-        piece = piece[os.write(1, piece):]
+        select.select([], [1], [])
+        try:
+            piece = piece[os.write(1, piece):]
+        except BlockingIOError:
+            pass
 """
 
 
@@ -242,6 +246,6 @@ class _Pipe:
         """Keep the end of what was read."""
         self.tail += piece
         del self.tail[:-KEPT]
-        if b"Traceback (most " in piece or b"Fatal Python error" in piece:
+        if b"Traceback " in piece or b"Fatal Python error" in piece:
             self.failed_at = time.time()
         return piece

@@ -104,7 +104,7 @@ class LocalReport:
         self._restarts = 0
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
-        self._is_due = False
+        self._reported: Summary | None = None
 
     def add(self, failure: WorkerFailure, attempt: Attempt) -> None:
         """Take note of a failure; the first one of the last attempt is reported soon.
@@ -122,7 +122,6 @@ class LocalReport:
             self._restarts += 1
             console.write(restarted(self._restarts, cause_of(failure, self._plan)))
         elif is_first:
-            self._is_due = True
             self._timer = threading.Timer(COLLECT_TIMEOUT, self._write)
             self._timer.daemon = True
             self._timer.start()
@@ -132,13 +131,13 @@ class LocalReport:
         if self._timer is None:
             return None
         self._timer.cancel()
-        self._write()
-        summary = self._collection.summary()
+        summary = self._write()
         return failed(cause_of(summary.first, self._plan)) if summary else None
 
-    def _write(self) -> None:
+    def _write(self) -> Summary | None:
         with self._lock:
-            summary = self._collection.summary()
-            if self._is_due and summary is not None:
-                write(summary, self._plan)
-            self._is_due = False
+            if self._reported is None:
+                self._reported = self._collection.summary()
+                if self._reported is not None:
+                    write(self._reported, self._plan)
+            return self._reported

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import threading
 import time
 from dataclasses import replace
@@ -17,8 +20,10 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.worker import Worker
 
 # Seconds.
-_INTERVAL = 0.1  # between two looks at the workers
+_INTERVAL = 0.1  # between two looks at the workers, at most
+_PAUSE = 0.005  # at least: one has ended, and its exit code is not known yet
 _TEARDOWN = 5.0  # that a worker may take to end after its traceback
+_NEVER = float("inf")
 
 
 class Attempt(NamedTuple):
@@ -56,6 +61,7 @@ class Watch:
         self._running: list[Worker] = []
         self._attempt = Attempt(0, 0)
         self.has_failed = False
+        self._stopped_since = _NEVER
         self._known: set[object] = set()  # equal failures, of which one had its lines
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -67,10 +73,21 @@ class Watch:
             self._running = [*self._workers]
             self._attempt = Attempt(self._attempt.number + 1, restarts_left)
             self.has_failed = False
+            self._stopped_since = _NEVER
             self._known.clear()
             self._relay.forget_ended(but={worker.pid for worker in self._workers})
         if self._attempt.number == 1:
             self._thread.start()
+
+    def before_torch_looks(self) -> None:
+        """Take note that torch looks now: if one has failed, it stops the others."""
+        with self._lock:
+            self.check()
+            self._stopped_since = time.time()
+
+    def none_was_stopped(self) -> None:
+        """Take note that torch has looked, and that they run on."""
+        self._stopped_since = _NEVER
 
     def stop(self, *, look: bool) -> None:
         """Take note that the workers are stopped now: that is no failure.
@@ -83,6 +100,7 @@ class Watch:
         with self._lock:
             if look:
                 self.check()
+            self._stopped_since = min(self._stopped_since, time.time())
             if not (look and self.has_failed):
                 since = time.time() - _TEARDOWN
                 self._running = [
@@ -114,7 +132,9 @@ class Watch:
             self._running = [worker for worker, code in codes if code is None]
             failed = [failure_of(w, code, self._relay) for w, code in codes if code]
             for failure in sorted(failed, key=_order):
-                if not (failure.was_stopped and self.has_failed):
+                # Whatever else it is that they do when they are stopped.
+                is_late = failure.was_stopped or failure.time > self._stopped_since
+                if not (self.has_failed and is_late):
                     self.has_failed = True
                     self.on_failure(self._brief(failure), self._attempt)
 
@@ -125,8 +145,23 @@ class Watch:
         return replace(failure, lines=()) if is_known else failure
 
     def _run(self) -> None:
-        while not self._ended.wait(_INTERVAL):
+        while not self._ended.wait(_PAUSE):
+            with self._lock:
+                running = [worker.pid for worker in self._running]
+            _wait_for_one(running)
             self.check()
+
+
+def _wait_for_one(pids: Iterable[int]) -> None:
+    """Wait until one of these processes ends, or some time."""
+    ends = select.poll()
+    with contextlib.ExitStack() as files:
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has ended, or the kernel is old
+                file = os.pidfd_open(pid)
+                files.callback(os.close, file)
+                ends.register(file, select.POLLIN)
+        ends.poll(_INTERVAL * 1000)
 
 
 def _order(failure: WorkerFailure) -> tuple[bool, bool, float]:

@@ -54,12 +54,13 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
     unread, failed_at, words = "", 0.0, LastWords()
     with contextlib.suppress(Exception):  # whatever there is: the job has failed
         if worker.log:
-            words = last_words(_end_of_file(worker.log), code)
+            tail, failed_at = _end_of_file(worker.log)
+            words = last_words(tail, code)
         elif relay.reads(worker.pid):
             tail, failed_at = relay.end_of(worker.pid)
             words = last_words(tail, code)
         else:
-            unread = relay.unread or "torch has started it itself"
+            unread = relay.unread or "it does not go through the agent"
         if worker.error_file and Path(worker.error_file).is_file():
             text = Path(worker.error_file).read_text("utf-8")
             words = recorded(text) or words
@@ -77,14 +78,15 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
     )
 
 
-def _end_of_file(path: str) -> bytes:
+def _end_of_file(path: str) -> tuple[bytes, float]:
+    """Return the end of a file, and when it was written."""
     try:
         with Path(path).open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(file.tell() - KEPT, 0))
-            return file.read()
+            return file.read(), os.fstat(file.fileno()).st_mtime
     except OSError:
-        return b""
+        return b"", 0.0
 
 
 def exit_code_of(pid: int) -> int | None:

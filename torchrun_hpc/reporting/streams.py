@@ -90,8 +90,10 @@ def copy(data: bytes) -> None:
     """
     try:
         while data:
-            select.select([], [_STDERR], [])  # it may have been made non-blocking
-            data = data[os.write(_STDERR, data) :]
+            # It may have been made non-blocking, and others write there, too.
+            select.select([], [_STDERR], [])
+            with contextlib.suppress(BlockingIOError):
+                data = data[os.write(_STDERR, data) :]
     except BrokenPipeError:
         raise
     except OSError:

@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     launches = _of_job(seen.job.launch_id if seen.job else "")
     if not launches:
         text = (
-            f"no launch of torchrun_hpc on {seen.hostname} is yours. Type on a node of "
-            f"the job: srun --overlap --jobid=N {COMMAND}"
+            f"no launch of torchrun_hpc on {seen.hostname} is yours. Type, with the "
+            f"name of a node that has one: srun --overlap --jobid=N -w NODE {COMMAND}"
         )
         console.write(Message("HPC172", text), "error")
         return NOT_FOUND

@@ -28,10 +28,11 @@ def sample(watch: Watch) -> list[dict[str, Any]]:
     Args:
         watch: Knows the workers of this node.
     """
-    running = [worker for worker, is_running in watch.workers if is_running]
+    workers = watch.workers
+    running = [worker for worker, is_running in workers if is_running]
     ended = [
         WorkerStack(worker.rank, worker.node, problem=ENDED)
-        for worker, is_running in watch.workers
+        for worker, is_running in workers
         if not is_running
     ]
     found = [*sampling.sample(running, _NODE_TIMEOUT), *ended]

@@ -53,6 +53,16 @@ def test_the_first_one_comes_first():
             "process exited or there was a network error, NCCL version 2.21.5"
         ),
         "BrokenPipeError: [Errno 32] Broken pipe",
+        (
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled "
+            "system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5"
+        ),
+        (
+            "torch.distributed.DistNetworkError: The client socket has failed to "
+            "connect to any network address of (n1, 2100)."
+        ),
+        "torch.distributed.DistNetworkError: recvVector failed on SocketImpl(fd=9)",
+        "RuntimeError: Remote peer closed the connection",
         "torch.distributed.DistStoreError: wait timeout after 300000ms",
     ],
 )
@@ -65,7 +75,13 @@ def test_what_follows_from_another_failure_is_not_the_first(cause):
 
 @pytest.mark.parametrize(
     ("code", "cause", "was_stopped"),
-    [(-15, "", True), (-15, "KeyError: 1", False), (-9, "", False), (1, "", False)],
+    [
+        (-15, "", True),
+        (143, "", True),
+        (-15, "KeyError: 1", False),
+        (-9, "", False),
+        (1, "", False),
+    ],
 )
 def test_one_that_was_only_stopped(code, cause, was_stopped):
     assert failure(1, cause, code).was_stopped is was_stopped

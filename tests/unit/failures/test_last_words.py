@@ -28,6 +28,18 @@ except KeyError as error:
 GROUP = """
 raise ExceptionGroup("two of them", [ValueError("one"), TypeError("two")])
 """
+TASKS = """
+import asyncio
+async def bad():
+    raise ValueError("bad batch 17")
+async def other():
+    raise KeyError("other")
+async def main():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(bad())
+        group.create_task(other())
+asyncio.run(main())
+"""
 IGNORED = """
 import sys
 class Noisy:
@@ -111,8 +123,27 @@ def test_a_chain_is_shown_from_its_beginning():
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs groups")
 def test_a_group():
     words = words_of(GROUP)
-    assert words.cause == "ExceptionGroup: two of them (2 sub-exceptions)"
+    assert words.cause == "ValueError: one"
     assert any("TypeError: two" in line for line in words.lines)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs groups")
+def test_a_group_of_tasks_is_shown_from_its_beginning():
+    """Each of them has a traceback of its own."""
+    words = words_of(TASKS)
+    assert words.cause == "ValueError: bad batch 17"
+    assert words.lines[0].strip() == (
+        "+ Exception Group Traceback (most recent call last):"
+    )
+    assert any("KeyError: 'other'" in line for line in words.lines)
+
+
+def test_a_progress_bar_in_front():
+    """It has written no end of its line, and writes it once more at the end."""
+    stack = lines_of(*STACK, "E: 1", "")
+    words = last_words(b"\r  1%|  | 1/99 " + stack + b"\r  2%|  | 2/99 \n", 1)
+    assert words.cause == "E: 1"
+    assert words.lines[:3] == (*STACK, "E: 1")
 
 
 def test_what_python_ignores_is_not_the_cause():
@@ -270,7 +301,29 @@ def test_an_abort_in_cxx():
         ),
         (lines_of(*STACK), 1, "", STACK),  # the rest was never written
         (lines_of("free(): invalid", "Fatal Python error: Aborted"), -6, None, None),
-        (b"\x1b[31mred\x1b[0m\xff", 1, "\\x1b[31mred\\x1b[0m\\xff", None),
+        (b"\x1b[2Jnew\xff", 1, "\\x1b[2Jnew\\xff", None),
+        (
+            (
+                b"\x1b[31m+- \x1b[1mTraceback \x1b[0;2m(most recent call last)\x1b[m -"
+                b"\n| x |\n+--+\n\x1b[1;35mValueError\x1b[0m: \x1b[35mbad\x1b[0m"
+            ),
+            1,
+            "ValueError: bad",
+            None,
+        ),
+        (
+            lines_of(*STACK, "[rank0]:[W1122 10:00:00.1 x.cpp:1] late", "KeyError: 1"),
+            1,
+            "KeyError: 1",
+            None,
+        ),
+        (
+            lines_of("Fatal Python error: Segmentation fault", "", "Extension: x"),
+            139,
+            "Fatal Python error: Segmentation fault",
+            ("Fatal Python error: Segmentation fault",),
+        ),
+        (b"step 17", 137, "", ("step 17",)),
         (b"x\tend", 1, "x       end", None),
     ],
 )

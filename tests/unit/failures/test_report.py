@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -107,6 +108,17 @@ def test_failures_of_one_node_are_one_report(local, capsys):
     assert len(lines_of(capsys)) == 4
     assert local.end() == last
     assert lines_of(capsys) == []
+
+
+def test_the_last_line_is_of_the_same_failure_as_the_report(local, capsys):
+    """What comes later follows from it, whatever it looks like."""
+    cause = "TimeoutError: timed out reading shard 12"
+    timeout = replace(FIRST, cause=cause, lines=(cause,))
+    local.add(timeout, LAST)
+    time.sleep(0.5)
+    assert "timed out" in capsys.readouterr().err
+    local.add(replace(FIRST, rank=0, code=-9, cause=""), LAST)
+    assert str(local.end()).endswith("timed out reading shard 12")
 
 
 def test_no_failure(local, capsys):

@@ -26,7 +26,7 @@ class Watched:
     """Workers of node 1, and what the watch has found out about them."""
 
     def __init__(self, monkeypatch):
-        monkeypatch.setattr(watches, "_INTERVAL", 60)  # the tests look themselves
+        monkeypatch.setattr(watches, "_PAUSE", 60)  # the tests look themselves
         monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
         self.relay = Relay()
         self.failures = []
@@ -61,6 +61,13 @@ class Watched:
         ]
         time.sleep(after)
         self.watch.begin(workers, LEFT)
+
+    def wait_for_text(self, number, text):
+        """Wait until one of them has written something."""
+        end = time.monotonic() + 20
+        while text not in self.relay.end_of(self.children[number].pid)[0]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
     def wait_for_all(self):
         """Wait for the end of all, which nobody collects."""
@@ -98,7 +105,7 @@ def test_a_failure_is_found_once(watched):
 
 def test_it_looks_by_itself(monkeypatch):
     found = Watched(monkeypatch)
-    monkeypatch.setattr(watches, "_INTERVAL", 0.01)
+    monkeypatch.setattr(watches, "_PAUSE", 0.01)
     try:
         found.start(RAISES)
         end = time.monotonic() + 20
@@ -138,6 +145,59 @@ def test_those_that_are_stopped_have_not_failed(watched):
     assert ranks(watched) == [5]
 
 
+HANDLES = (
+    "import os, signal, sys, time; signal.signal(15, lambda *_: {end});"
+    "print('ready', file=sys.stderr, flush=True); time.sleep(60)"
+)
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["sys.exit(143)", "sys.exit(1)", "1 / 0", "sys.exit('step 17')", "os.abort()"],
+)
+def test_whatever_one_does_that_is_stopped(watched, end):
+    """DataLoader, for one, raises that its worker was terminated."""
+    watched.start(RAISES, HANDLES.format(end=end))
+    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    watched.wait_for_text(1, b"ready")
+    watched.watch.before_torch_looks()
+    watched.children[1].terminate()
+    watched.wait_for_all()
+    watched.watch.stop(look=True)
+    watched.watch.stopped()
+    assert ranks(watched) == [4]
+
+
+def test_what_fails_after_torch_has_looked(watched):
+    watched.start("import time; time.sleep(1);" + RAISES, SLEEPS)
+    watched.watch.before_torch_looks()
+    watched.watch.none_was_stopped()
+    watched.children[1].kill()
+    watched.wait_for_all()
+    watched.watch.check()
+    assert sorted(ranks(watched)) == [4, 5]
+
+
+def test_the_order_of_those_of_which_nothing_is_read(monkeypatch):
+    """On a terminal, a few milliseconds apart."""
+    found = Watched(monkeypatch)
+    monkeypatch.setattr(watches, "_PAUSE", 0.001)
+    monkeypatch.setattr(watches, "_INTERVAL", 60)
+    found.relay.unread = "it is a terminal"
+    try:
+        found.start(SLEEPS, SLEEPS, SLEEPS)
+        for child in reversed(found.children):
+            time.sleep(0.05)
+            child.kill()
+        end = time.monotonic() + 20
+        while len(found.failures) < 3:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert ranks(found) == [6, 5, 4]
+    finally:
+        found.end()
+
+
 def test_one_that_is_terminated_by_others_has_failed(watched):
     watched.start(SLEEPS, SLEEPS)
     watched.children[1].terminate()
@@ -158,6 +218,7 @@ def test_the_end_of_workers_in_a_restart_is_no_failure(watched):
 def test_a_last_look(watched):
     watched.start(RAISES, FOLLOWS)
     os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    watched.wait_for_text(1, b"by peer\n")
     watched.watch.stop(look=True)
     watched.wait_for_all()
     watched.watch.check()  # what has failed with it, is looked at
@@ -195,6 +256,7 @@ def test_the_next_workers(watched):
 def test_those_that_end_while_all_are_stopped_are_looked_at_once_more(watched):
     watched.start(RAISES, FOLLOWS)
     os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    watched.wait_for_text(1, b"by peer\n")
     watched.watch.stop(look=True)
     watched.wait_for_all()
     watched.watch.stopped()
@@ -220,10 +282,7 @@ SLOW_TO_END = (
 def test_one_that_is_about_to_end_is_not_forgotten(watched):
     """Its peers may have failed of it, and ended, before."""
     watched.start(SLOW_TO_END, SLEEPS)
-    end = time.monotonic() + 20
-    while b"bad batch" not in watched.relay.end_of(watched.children[0].pid)[0]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    watched.wait_for_text(0, b"bad batch 17\n")
     watched.watch.stop(look=True)
     for child in watched.children:
         child.terminate()

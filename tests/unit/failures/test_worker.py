@@ -102,7 +102,7 @@ def test_it_says_why_nothing_is_read(relay):
 
 
 def test_one_that_nobody_reads(relay):
-    assert failure_of(worker(), 3, relay).unread == "torch has started it itself"
+    assert failure_of(worker(), 3, relay).unread == "it does not go through the agent"
 
 
 def test_it_does_not_wait_for_those_who_never_stop_writing(relay):

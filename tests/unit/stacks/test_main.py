@@ -56,7 +56,8 @@ def serve():
 
 
 def stack(rank, frames=(), problem="", node=0, host=""):
-    return {**asdict(WorkerStack(rank, node, frames, problem)), "host": host}
+    sent = {**asdict(WorkerStack(rank, node, frames, problem)), "host": host}
+    return json.loads(json.dumps(sent))
 
 
 WAIT, READ = ("<module> a.py:1", "wait a.py:2"), ("<module> a.py:1", "read b.py:3")
@@ -176,7 +177,8 @@ def test_no_launch(run):
         [
             (
                 f"torchrun_hpc: error: HPC172 no launch of torchrun_hpc on {HOST} is "
-                f"yours. Type on a node of the job: srun --overlap --jobid=N {COMMAND}"
+                f"yours. Type, with the name of a node that has one: srun --overlap "
+                f"--jobid=N -w NODE {COMMAND}"
             )
         ],
     )

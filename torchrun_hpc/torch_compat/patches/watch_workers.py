@@ -43,6 +43,7 @@ def fits() -> bool:
         and takes(LocalElasticAgent, "_start_workers", "self", "worker_group")
         and has(LocalElasticAgent, "_shutdown")
         and takes(LocalElasticAgent, "_monitor_workers", "self", "worker_group")
+        and has(server.RunResult, "is_failed")
         and capabilities.uses(LocalElasticAgent.__init__, "_pcontext")
         and capabilities.uses(_Simple.__init__, "_remaining_restarts")
         and capabilities.uses(_torch.PContext.__init__, "stderrs", "error_files")
@@ -60,8 +61,11 @@ def apply(_plan: object, hooks: Hooks) -> None:
             return pids
 
         def _monitor_workers(self, worker_group: Any) -> Any:
-            hooks.watch.check()  # before torch stops the others, which fail of that
-            return super()._monitor_workers(worker_group)
+            hooks.watch.before_torch_looks()
+            result = super()._monitor_workers(worker_group)
+            if not result.is_failed():
+                hooks.watch.none_was_stopped()
+            return result
 
         def _shutdown(self, *args: Any, **options: Any) -> None:
             is_signal = isinstance(sys.exc_info()[1], SignalException)
