@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -173,6 +176,43 @@ def test_a_reader_that_is_slow_holds_the_writer_up(tmp_path):
 SPEAKS = "import os, time; time.sleep(0.5); os.write(2, b'the end' * 1000); os._exit(3)"
 
 
+MUCH = (
+    "import os, time\ntime.sleep(0.5)\nfor _ in range(500): os.write(2, b'x' * 10_000)"
+)
+LEAVES = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {0!r}])
+"""
+
+
+@pytest.mark.parametrize("program", [MUCH, LEAVES.format(MUCH)])
+def test_nothing_is_lost_where_others_fill_a_pipe_that_does_not_block(program):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    is_over = threading.Event()
+
+    def fill():
+        while not is_over.is_set():
+            with contextlib.suppress(BlockingIOError):
+                os.write(writer, b"o" * 1000)
+
+    with (
+        subprocess.Popen(
+            command(program, seconds=0), stdout=subprocess.DEVNULL, stderr=writer
+        ),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(fill)
+        arrived, end = 0, time.monotonic() + 5
+        while arrived < 5_000_000 and time.monotonic() < end:
+            time.sleep(0.0005)
+            arrived += os.read(reader, 2**16).count(b"x")
+        is_over.set()
+        os.close(reader)
+    os.close(writer)
+    assert arrived == 5_000_000
+
+
 def test_a_slow_reader_does_not_hide_how_it_ended():
     """What is known does not wait for what is read; and nothing is lost."""
     with subprocess.Popen(
@@ -197,6 +237,9 @@ def test_a_full_disk_is_no_fault_of_a_worker():
 
 # --- what workers leave behind --------------------------------------------------------
 
+MUCH = (
+    "import os, time\ntime.sleep(0.5)\nfor _ in range(500): os.write(2, b'x' * 10_000)"
+)
 LEAVES = """
 import subprocess, sys
 later = "import os, time" + chr(10) + "for number in range(30):" + chr(10)
