@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.launching import exit_status
+from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
@@ -694,6 +695,7 @@ class RecordingCreator(Creator):
 
         class Recording:
             took_part = True
+            is_unreported = False
 
             def __init__(self) -> None:
                 self.failure = failure
@@ -831,6 +833,38 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
     why = "worker 5 on n1 (node 1) was killed by SIGKILL (9): probably out of memory"
     assert str(message) == f"HPC125 the job has failed: {why}"
     assert kind == "error"
+
+
+@pytest.mark.usefixtures("signals_again")
+@pytest.mark.parametrize("is_command", [True, False])
+def test_a_failure_that_node_0_does_not_report(
+    job: Job,
+    at_exit: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    *,
+    is_command: bool,
+) -> None:
+    """Its agent is suspended."""
+    monkeypatch.setattr(clients, "_REPORT_TIMEOUT", 0.3)
+    made = [job.handler(rank) for rank in (0, 1)]
+    _together(*(each.next_rendezvous for each in made))
+    client: Any = made[0]._client
+    client._loop.call_soon_threadsafe(time.sleep, 3)
+    made[1].worker_failed(_worker_failure(1, cause=BAD))
+    creator = RecordingCreator(job.plan(1))
+    creator.handler = made[1]
+    with (
+        pytest.raises(ChildFailedError),
+        exit_status.together(job.plan(1), creator, SIGNALS, is_command=is_command),
+    ):
+        raise _child_failed()
+    expected = (
+        "HPC125 the job has failed: worker 1 on n1 (node 1) ended with exit code 1: "
+        f"{BAD}; n0 (node 0) has not reported it"
+    )
+    assert [str(message) for _, message, _ in at_exit] == [expected] * is_command
+    assert (expected in capfd.readouterr().err) is not is_command
 
 
 @pytest.mark.usefixtures("signals_again")

@@ -178,16 +178,19 @@ def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
         return
     handler.leave()
     failure = handler.failure
-    if (
-        failure is not None
-        and handler.took_part
-        and messages.reports_failure(failure, plan)
-    ):
+    if failure is None or not handler.took_part:
+        return
+    is_worker = failure.kind is Kind.WORKER
+    if messages.reports_failure(failure, plan):
         message = messages.failed(failure, plan)
-        if is_command:
-            set_last_line(message)
-        elif failure.kind is not Kind.WORKER:
-            console.write(message, "error")
+    elif handler.is_unreported and failure.nodes == (plan.world.node_rank,):
+        message, is_worker = messages.unreported(failure, plan), False
+    else:
+        return
+    if is_command:
+        set_last_line(message)
+    elif not is_worker:
+        console.write(message, "error")
 
 
 def set_last_line(message: Message) -> None:

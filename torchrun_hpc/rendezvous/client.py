@@ -157,7 +157,9 @@ class Client:
         self._asked = 0
         self._samples: dict[int, dict[int, Any]] = {}  # by question, and node
         self._round = 0  # that this agent has joined
+        self._own_failure: Failure | None = None  # of a worker here, the first one
         self._is_reported = False  # which workers have failed
+        self._is_lost = False  # the connection
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         self._channel: Channel | None = None
@@ -196,6 +198,7 @@ class Client:
             self._go = None
             self.is_over = False
         self._round = wanted
+        self._own_failure = None
         message: dict[str, Any] = {"join": wanted}
         if store is not None:
             message["store"] = store
@@ -247,12 +250,14 @@ class Client:
 
     def worker_failed(self, failure: WorkerFailure) -> None:
         """Inform the coordinator that a worker has failed; the first ends the round."""
-        died = packed_worker(failure)
-        self.send({"died": died, "round": self._round})
+        self._own_failure = self._own_failure or failure_of(failure)
+        self.send({"died": packed_worker(failure), "round": self._round})
 
     def fail(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
         if self.failure is None and not self.finished:
+            if failure.kind is Kind.WORKER:  # torch does not know why
+                failure = self._own_failure or failure
             self.failure = failure
             self.send({"failed": packed(failure)})
 
@@ -266,13 +271,17 @@ class Client:
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_decided, _LEAVE_TIMEOUT)
                     # Where one task ends with an error, some schedulers end all.
-                    self._changed.wait_for(self._may_leave, _REPORT_TIMEOUT)
+                    self._changed.wait_for(
+                        lambda: self._is_lost or not self.is_unreported, _REPORT_TIMEOUT
+                    )
             self._in_thread(self._disconnect)
             self._thread.join(_LEAVE_TIMEOUT)
 
-    def _may_leave(self) -> bool:
+    @property
+    def is_unreported(self) -> bool:
+        """Whether a worker has failed, and nobody has reported it yet."""
         is_worker = self.failure is not None and self.failure.kind is Kind.WORKER
-        return self._is_reported or not is_worker
+        return is_worker and not self._is_reported
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send something to the coordinator."""
@@ -357,7 +366,7 @@ class Client:
     def _lose(self, failure: Failure) -> None:
         if not self.finished and not self._is_leaving:
             failure = self.failure or failure
-            self._change(failure=failure, _is_decided=True, _is_reported=True)
+            self._change(failure=failure, _is_decided=True, _is_lost=True)
 
     def _report(self, summary: Summary | None) -> None:
         """Report which workers have failed; now it is known which was the first."""

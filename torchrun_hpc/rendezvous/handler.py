@@ -160,6 +160,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return None if self._client is None else self._client.failure
 
     @property
+    def is_unreported(self) -> bool:
+        """Whether a worker has failed, and nobody has reported it."""
+        return self._client is not None and self._client.is_unreported
+
+    @property
     def took_part(self) -> bool:
         """Whether the coordinator has accepted this agent."""
         return self._client is not None and self._client.is_accepted

@@ -186,6 +186,12 @@ def failed(failure: Failure, plan: LaunchPlan) -> Message:
     return report.failed(_cause(failure, plan))
 
 
+def unreported(failure: Failure, plan: LaunchPlan) -> Message:
+    """Say why the job failed where node 0 has not: the last line of this node."""
+    text = f"{_cause(failure, plan)}; {names([0], plan)} has not reported it"
+    return report.failed(text)
+
+
 def _cause(failure: Failure, plan: LaunchPlan) -> str:
     where, code = names(failure.nodes, plan) or "another node", failure.code
     who = f"the agent on {where}"

@@ -209,6 +209,7 @@ def test_all_leave_as_soon_as_it_is_reported(at_work, job, how):
     all_hear_of(WHY, made)
     together(*(client.leave for client in made))
     assert [len(each) for each in events] == [is_reported, 0, 0]
+    assert not any(client.is_unreported for client in made)
     job.server.close(5, 5)
     assert clients.COLLECT_TIMEOUT <= time.monotonic() - start < 3
     assert not any(client._thread.is_alive() for client in made)
@@ -224,6 +225,7 @@ def test_nobody_waits_for_ever_for_the_report(at_work, monkeypatch):
     together(*(client.leave for client in made))
     assert 0.4 <= time.monotonic() - start < 2
     assert events == [[], [], []]
+    assert all(client.is_unreported for client in made)
 
 
 OTHERS = [Failure(kind, (1,)) for kind in Kind if kind is not Kind.WORKER]
@@ -260,6 +262,21 @@ def test_nobody_waits_for_a_report_without_a_coordinator(at_work, job):
     together(*(client.leave for client in made))
     assert time.monotonic() - start < 2
     assert [client.failure for client in made] == [WHY] * 3
+    assert all(client.is_unreported for client in made)
+
+
+def test_an_agent_that_hears_nothing_knows_its_own_workers(at_work, job, monkeypatch):
+    """The coordinator's node is lost, and nothing says so."""
+    monkeypatch.setattr(clients, "_LEAVE_TIMEOUT", 0.2)
+    monkeypatch.setattr(clients, "_REPORT_TIMEOUT", 0.2)
+    made, _ = at_work()
+    job.server._loop.call_soon_threadsafe(time.sleep, 2)
+    made[1].worker_failed(FIRST)
+    made[1].worker_failed(worker_failure(6, code=-9))
+    made[1].fail(Failure(Kind.WORKER, (1,), rank=6, code=-9))  # what torch says
+    made[1].leave()
+    assert made[1].is_unreported
+    assert made[1].failure == WHY
 
 
 # --- what the workers are doing -----------------------------------------------------
