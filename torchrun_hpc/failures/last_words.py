@@ -33,7 +33,10 @@ _KILLED, _SIGNALS = 128, 65
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _RANK = re.compile(r"\[rank\d+\]: ?")  # torch/distributed/__init__.py
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")  # of Python 3.13, and rich
-_TRACEBACK = re.compile(r"(Exception Group )?Traceback \(most recent call last\)")
+# Python's own, and in the frame of a box; others quote it, with more behind it.
+_TRACEBACK = re.compile(
+    r"(Exception Group )?Traceback \(most recent call last\)(:|[ +╮─-]*)\s*$"
+)
 _FRAME_OF_BOX = " \t|+╭─-"  # what may be in front of it; a progress bar has more
 _IN_GROUP = re.compile(r"\s+\|")
 # One of a group: ``  | ValueError: text``, below frames that are indented more.

@@ -324,6 +324,12 @@ def test_an_abort_in_cxx():
             ("Fatal Python error: Segmentation fault",),
         ),
         (b"step 17", 137, "", ("step 17",)),
+        (
+            lines_of('{"error": "Traceback (most recent call last):\\n x"}', "bye"),
+            1,
+            "bye",
+            None,
+        ),
         (b"x\tend", 1, "x       end", None),
     ],
 )
