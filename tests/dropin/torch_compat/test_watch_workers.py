@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -47,6 +48,12 @@ class RecordingWatch:
         self.workers = {worker.rank: worker for worker in workers}
         self.calls.append(("begin", restarts_left))
 
+    def before_torch_looks(self) -> None:
+        self.calls.append("before torch looks")
+
+    def none_was_stopped(self) -> None:
+        self.calls.append("none was stopped")
+
     def stop(self, *, look: bool) -> None:
         self.calls.append(("stop", look))
 
@@ -61,6 +68,7 @@ class TorchsAgent(LocalElasticAgent):
         ranks = range(len(pids), 2 * len(pids))
         workers = [SimpleNamespace(global_rank=r, world_size=ranks.stop) for r in ranks]
         self.group: Any = SimpleNamespace(workers=workers, group_rank=1)
+        self.state = WorkerState.HEALTHY
         self._remaining_restarts = LEFT
         self._pcontext: Any = SimpleNamespace(stderrs={}, error_files={})
         self._pids = pids
@@ -69,6 +77,10 @@ class TorchsAgent(LocalElasticAgent):
     def _start_workers(self, *args: Any) -> dict[int, Any]:
         self._calls.append(("start workers", args))
         return self._pids
+
+    def _monitor_workers(self, *args: Any) -> Any:
+        self._calls.append(("monitor workers", args))
+        return RunResult(self.state)
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
         self._calls.append(("shutdown", args, options))
@@ -218,6 +230,22 @@ def test_what_ends_the_workers_decides_whether_they_fail(
         ("shutdown", (15,), {"is_restart": True}),
         "stopped",
     ]
+
+
+@pytest.mark.parametrize("state", WorkerState)
+def test_torch_stops_the_others_as_soon_as_it_sees_that_one_has_failed(
+    state: WorkerState, make_agent: Callable[..., Any], watch: RecordingWatch
+) -> None:
+    torch_agent = make_agent()
+    torch_agent.state = state
+    assert torch_agent._monitor_workers(torch_agent.group).state is state
+    *calls, last = watch.calls
+    looked = ("monitor workers", (torch_agent.group,))
+    if state is WorkerState.FAILED:
+        assert [*calls, last] == ["before torch looks", looked]
+    else:
+        assert calls == ["before torch looks", looked]
+        assert last == "none was stopped"
 
 
 # --- what they write ----------------------------------------------------------------
