@@ -300,7 +300,7 @@ def test_an_answer_that_cannot_be_read(name, instead, tmp_path):
 
 def test_what_it_says_is_one_line(instead):
     instead('printf "\\n  Error: what?\\033[2J\\nCaused by: that\\n" >&2; exit 1')
-    assert problem_of(7) == "what?[2J"
+    assert problem_of(7) == "what? [2J"
     instead("exit 1")
     assert problem_of(7) == "py-spy has said nothing"
     instead("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1")
@@ -321,7 +321,7 @@ def test_frames_can_be_printed(instead, tmp_path):
     (tmp_path / "answer").write_text(json.dumps(answer))
     instead(f"cat {tmp_path}/answer")
     assert sample([worker(7)], LIMIT) == [
-        WorkerStack(5, 1, ("b" * 200, "a[2J /x/a.py:1"))
+        WorkerStack(5, 1, ("b" * 200, "a [2J  /x/a.py:1"))
     ]
 
 

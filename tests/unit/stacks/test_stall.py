@@ -161,10 +161,6 @@ def test_no_report_where_all_have_ended(report):
     assert report(*[ended] * 100) == []
 
 
-def test_the_order_of_the_answers_does_not_matter(report):
-    assert report(*[ONE_READS, ONE_READS[::-1]] * 6) == REPORT
-
-
 def test_workers_without_a_frame_of_python(report):
     """All of them have ended but for their C++."""
     found = report(*[[WorkerStack(rank, 0) for rank in (0, 1)]] * 12)
