@@ -220,7 +220,8 @@ def _crash(lines: Sequence[str]) -> _Found | None:
         if len(frames) == _FRAMES or is_other:
             break
         frames.append(line)
-    shown = [*reason, lines[fatal], *(lines[i] for i in current[:1]), *frames]
+    thread = [lines[i] for i in current[:1]] if frames else []
+    shown = [*reason, lines[fatal], *thread, *frames]
     return _Found(cause.strip().removeprefix(_WHAT).strip(), shown, bool(frames))
 
 

@@ -204,6 +204,11 @@ def test_the_watchdog_of_nccl():
     )
 
 
+def test_a_crash_of_a_process_that_runs_no_python():
+    words = last_words(lines_of(*WATCHDOG[-11:-4], "  <no Python frame>"), -6)
+    assert words.lines == ("Fatal Python error: Aborted",)
+
+
 def test_a_crash_counts_more_than_an_exception_that_was_survived():
     written = lines_of(*STACK, "OSError: retry", *WATCHDOG)
     assert "CUDA error" in last_words(written, -6).cause
