@@ -215,7 +215,7 @@ def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
     """
     try:
         found = json.loads(text)
-        _check_form(found, Description)
+        check_form(found, Description)
         is_valid = (
             found["plan"]["node_rank"] == rank
             and _agree(found["plan"]["hosts"], plan.world.hosts)
@@ -233,8 +233,8 @@ def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
     return len(one) == len(other) and all(a == b or not a or not b for a, b in pairs)
 
 
-def _check_form(value: Any, form: Any) -> None:
-    """Compare a value of JSON with a type of this module.
+def check_form(value: Any, form: Any) -> None:
+    """Compare a value of JSON with a type: a typed dictionary, or what it is made of.
 
     Raises:
         TypeError: It is of another type, or has unprintable characters.
@@ -243,7 +243,7 @@ def _check_form(value: Any, form: Any) -> None:
     kinds = typing.get_args(form)
     if type(None) in kinds:  # ... | None
         if value is not None:
-            _check_form(value, kinds[0])
+            check_form(value, kinds[0])
         return
     is_typed = typing.is_typeddict(form)
     plain = dict if is_typed else typing.get_origin(form) or form
@@ -251,14 +251,14 @@ def _check_form(value: Any, form: Any) -> None:
         raise TypeError
     if is_typed:
         for name, kind in typing.get_type_hints(form).items():
-            _check_form(value[name], kind)
+            check_form(value[name], kind)
     elif plain is dict:
         for name, part in value.items():
-            _check_form(name, kinds[0])
-            _check_form(part, kinds[1])
+            check_form(name, kinds[0])
+            check_form(part, kinds[1])
     elif plain is list:
         for part in value:
-            _check_form(part, kinds[0])
+            check_form(part, kinds[0])
 
 
 def shell_lines(described: Description) -> list[str]:

@@ -1,0 +1,1 @@
+"""A doctor for the allocation."""
