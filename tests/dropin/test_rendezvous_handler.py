@@ -34,6 +34,7 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.rendezvous import client as clients
+from torchrun_hpc.rendezvous import connection
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
@@ -130,8 +131,13 @@ class Job:
         return made
 
     def close(self) -> None:
-        for each in sorted(self._handlers, key=lambda h: h._server is not None):
+        for each in sorted(self._handlers, key=_has_coordinator):
             each.leave()  # the coordinator last
+
+
+def _has_coordinator(handler: SchedulerRendezvous) -> bool:
+    own = handler._connection
+    return own is not None and own._server is not None
 
 
 @pytest.fixture
@@ -603,7 +609,7 @@ def test_a_limit_of_open_files(
 
 
 def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    handlers._report_problem("Too many open files")
+    connection._report_problem("Too many open files")
     assert capsys.readouterr().err == (
         "torchrun_hpc: warning: HPC162 cannot take a connection of another node: Too "
         f"many open files (ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"

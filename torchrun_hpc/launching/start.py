@@ -98,7 +98,7 @@ def start(inputs: Inputs, plan: LaunchPlan, starter: Starter) -> None:
         LaunchError: Something on this node is in the way.
         SystemExit: It was a dry run; or the job has failed, and the cause says why.
     """
-    _check_port(plan)
+    check_port(plan)
     environment.write(plan)
     with starter.ready(plan):
         form = inputs.explicit("hpc_dry_run")
@@ -108,7 +108,7 @@ def start(inputs: Inputs, plan: LaunchPlan, starter: Starter) -> None:
         starter.run(plan)
 
 
-def _check_port(plan: LaunchPlan) -> None:
+def check_port(plan: LaunchPlan) -> None:
     """See that this process can listen where it is to, unless there are other ports.
 
     Raises:

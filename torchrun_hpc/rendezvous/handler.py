@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import resource
 import sys
 import threading
 from dataclasses import dataclass, replace
@@ -14,15 +12,15 @@ from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from torchrun_hpc.commandline import rdzv_conf
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
-from torchrun_hpc.network import join_endpoint, port_holder
 from torchrun_hpc.planning.inputs import SCHEDULER
-from torchrun_hpc.rendezvous import messages, open_files, search
-from torchrun_hpc.rendezvous.client import Client, JobFailedError, request_of
+from torchrun_hpc.rendezvous import messages, search
+from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.coordinator import Settings
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, Refusal
-from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
@@ -30,13 +28,13 @@ from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     import argparse
-    import socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
     from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.rendezvous.client import Client
 
 _torch: Any = distributed
 
@@ -44,9 +42,6 @@ _torch: Any = distributed
 # it has very little.
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
-
-# Seconds to find out which program has a port.
-_CHECK_TIMEOUT = 2
 
 # Seconds to wait at the end for the workers' store, without a message.
 _PATIENCE = 5
@@ -91,8 +86,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             and capabilities.LISTENING_SOCKET.present
             and environ.get(capabilities.UNSHARED) != "1"
         )
-        self._server: CoordinatorServer | None = None
-        self._client: Client | None = None
+        self._connection: Connection | None = None
         self._workers_store: list[Any] = []
         self._opening: threading.Thread | None = None
 
@@ -188,37 +182,20 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """
         if self._client is not None:
             return self._client
-        plan, settings, where = self._plan, self._settings, self._plan.rendezvous
-        request = request_of(plan, settings.run_id)
-        needed = open_files.need(plan, has_store=self._shares_store)
-        peers = UNKNOWN_PEERS if where.is_coordinator else 0
-        limit, ports = open_files.raise_limit(needed.all + peers), where.ports
-        if where.is_coordinator:
-            opened = self._listen(request)
-            peers = min(max(limit - needed.all, 0), peers)
-            ports = (opened.getsockname()[1],)
-            self._server = CoordinatorServer(opened, settings, peers, _report_problem)
-            self._server.start()
-        address = search.CoordinatorAddress(
-            host=where.connect_host,
-            ports=ports,
-            timeout=settings.join_timeout if timeout is None else timeout,
-            silence_timeout=settings.silence_timeout,
-            notice_ports=where.notice_ports,
+        plan, settings = self._plan, self._settings
+        self._connection = Connection(
+            plan,
+            settings,
+            self._environ,
+            self._report,
+            has_store=self._shares_store,
         )
-        self._client = Client(request, address, self._report)
+        limit = settings.join_timeout if timeout is None else timeout
         try:
-            self._client.connect()
-        except search.RefusedError as refused:
-            raise messages.refusal(refused, plan, request, self._environ) from None
+            return self._connection.open(limit)
         except search.CoordinatorNotFoundError as error:
-            message = messages.coordinator_missing(str(error), address.timeout, plan)
+            message = messages.coordinator_missing(str(error), limit, plan)
             raise CoordinatorMissingError(message) from None
-        # Only now: so the other nodes are informed if the limit is too low.
-        warning = open_files.check_limit(limit, needed, plan)
-        if warning is not None:
-            console.write(warning, "warning")
-        return self._client
 
     def worker_failed(self, failure: WorkerFailure) -> None:
         """Inform the others that a worker of this node has failed."""
@@ -245,11 +222,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def leave(self) -> None:
         """Disconnect; the coordinator ends once all others know how the job ended."""
-        if self._client is not None:
-            self._client.leave()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._connection is not None:
+            self._connection.close()
         self._workers_store = []
         if self._opening is not None:
             self._opening.join(_PATIENCE)
@@ -263,56 +237,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     # --- parts --------------------------------------------------------------------
 
-    def _listen(self, request: JoinRequest) -> socket.socket:
-        """Listen for agents on the first port that is free.
-
-        Raises:
-            LaunchError: There is none, or the job has a coordinator already.
-        """
-        where, problems, opened = self._plan.rendezvous, {}, None
-        address = where.listen[0] if where.listen else None
-        for port in where.ports:
-            try:
-                opened = listen(address, port)
-                break
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise  # whichever the port
-                problems[port] = error
-        taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
-        if taken:
-            self._check_no_coordinator(taken, request)
-        if opened is not None:
-            return opened
-        first, *others = where.ports
-        holder = "" if others else f", taken by {port_holder(first)}"
-        listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
-        endpoint = join_endpoint(where.connect_host, "PORT")
-        raise LaunchError(
-            "HPC111",
-            f"cannot listen on {address or 'any address'}: {listed}{holder}. Type "
-            f"another port: --rdzv_endpoint={endpoint}",
-        )
-
-    def _check_no_coordinator(self, ports: Sequence[int], request: JoinRequest) -> None:
-        """Find out whether one of the ports is taken by the coordinator of this job.
-
-        Raises:
-            LaunchError: It is, and this agent is the second one of its node.
-        """
-        plan, timeout = self._plan, _CHECK_TIMEOUT
-        host = plan.rendezvous.connect_host
-        address = search.CoordinatorAddress(host, ports, timeout, timeout)
-        client = Client(request, address, lambda _: None)
-        try:
-            client.connect()
-        except search.RefusedError as refused:
-            if refused.reason is not Refusal.UNKNOWN:
-                raise messages.refusal(refused, plan, request, self._environ) from None
-        except (search.CoordinatorNotFoundError, JobFailedError):
-            pass
-        finally:
-            client.leave()
+    @property
+    def _client(self) -> Client | None:
+        return None if self._connection is None else self._connection.client
 
     def _open_workers_store(self) -> tuple[str, int]:
         """Open a store for the workers of one round; return its address and port.
@@ -394,15 +321,6 @@ def _settings(
         join_timeout=parameters.get_as_int("join_timeout") or 0,
         silence_timeout=silence,
     )
-
-
-def _report_problem(reason: str) -> None:
-    """Report that a connection to the coordinator has to wait."""
-    text = (
-        f"cannot take a connection of another node: {reason} (ulimit -n is "
-        f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}); trying on"
-    )
-    console.write(Message("HPC162", text), "warning")
 
 
 def _workers_address(go: Mapping[str, Any]) -> tuple[str, int]:

@@ -1,0 +1,167 @@
+"""How a node takes part: the coordinator, if it is here, and the connection to it."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.network import join_endpoint, port_holder
+from torchrun_hpc.rendezvous import messages, open_files, search
+from torchrun_hpc.rendezvous.client import Client, JobFailedError, request_of
+from torchrun_hpc.rendezvous.protocol import Refusal
+from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
+from torchrun_hpc.reporting import console
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.rendezvous.coordinator import Settings
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
+
+# Seconds to find out which program has a port.
+_CHECK_TIMEOUT = 2
+
+
+class Connection:
+    """The coordinator, if this is its node, and this node's connection to it.
+
+    Args:
+        plan: What is planned on this node.
+        settings: What all agents agree on.
+        environ: Environment of this process.
+        on_event: See `Client`.
+        has_store: Whether the workers' store is in the process of node 0's agent.
+
+    Attributes:
+        client: The connection, once it is opened.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        settings: Settings,
+        environ: Mapping[str, str],
+        on_event: Callable[[Mapping[str, Any]], None],
+        *,
+        has_store: bool,
+    ) -> None:
+        self.client: Client | None = None
+        self._plan = plan
+        self._settings = settings
+        self._environ = environ
+        self._on_event = on_event
+        self._has_store = has_store
+        self._server: CoordinatorServer | None = None
+
+    def open(self, timeout: float) -> Client:
+        """Start the coordinator, if this is its node, and connect to it.
+
+        Args:
+            timeout: Seconds to look for it.
+
+        Raises:
+            LaunchError: The coordinator cannot listen, or refuses this agent; or there
+                are too few open files.
+            CoordinatorNotFoundError: It was not found in time.
+            JobFailedError: The job has failed already.
+        """
+        plan, settings, where = self._plan, self._settings, self._plan.rendezvous
+        request = request_of(plan, settings.run_id)
+        needed = open_files.need(plan, has_store=self._has_store)
+        peers = UNKNOWN_PEERS if where.is_coordinator else 0
+        limit, ports = open_files.raise_limit(needed.all + peers), where.ports
+        if where.is_coordinator:
+            opened = self._listen(request)
+            peers = min(max(limit - needed.all, 0), peers)
+            ports = (opened.getsockname()[1],)
+            self._server = CoordinatorServer(opened, settings, peers, _report_problem)
+            self._server.start()
+        address = search.CoordinatorAddress(
+            host=where.connect_host,
+            ports=ports,
+            timeout=timeout,
+            silence_timeout=settings.silence_timeout,
+            notice_ports=where.notice_ports,
+        )
+        self.client = Client(request, address, self._on_event)
+        try:
+            self.client.connect()
+        except search.RefusedError as refused:
+            raise messages.refusal(refused, plan, request, self._environ) from None
+        # Only now: so the other nodes are informed if the limit is too low.
+        warning = open_files.check_limit(limit, needed, plan)
+        if warning is not None:
+            console.write(warning, "warning")
+        return self.client
+
+    def close(self) -> None:
+        """Disconnect; the coordinator ends once all others know how the job ended."""
+        if self.client is not None:
+            self.client.leave()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _listen(self, request: JoinRequest) -> socket.socket:
+        """Listen for agents on the first port that is free.
+
+        Raises:
+            LaunchError: There is none, or the job has a coordinator already.
+        """
+        where, problems, opened = self._plan.rendezvous, {}, None
+        address = where.listen[0] if where.listen else None
+        for port in where.ports:
+            try:
+                opened = listen(address, port)
+                break
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise  # whichever the port
+                problems[port] = error
+        taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
+        if taken:
+            self._check_no_coordinator(taken, request)
+        if opened is not None:
+            return opened
+        first, *others = where.ports
+        holder = "" if others else f", taken by {port_holder(first)}"
+        listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
+        endpoint = join_endpoint(where.connect_host, "PORT")
+        raise LaunchError(
+            "HPC111",
+            f"cannot listen on {address or 'any address'}: {listed}{holder}. Type "
+            f"another port: --rdzv_endpoint={endpoint}",
+        )
+
+    def _check_no_coordinator(self, ports: Sequence[int], request: JoinRequest) -> None:
+        """Find out whether one of the ports is taken by the coordinator of this job.
+
+        Raises:
+            LaunchError: It is, and this agent is the second one of its node.
+        """
+        plan, timeout = self._plan, _CHECK_TIMEOUT
+        host = plan.rendezvous.connect_host
+        address = search.CoordinatorAddress(host, ports, timeout, timeout)
+        client = Client(request, address, lambda _: None)
+        try:
+            client.connect()
+        except search.RefusedError as refused:
+            if refused.reason is not Refusal.UNKNOWN:
+                raise messages.refusal(refused, plan, request, self._environ) from None
+        except (search.CoordinatorNotFoundError, JobFailedError):
+            pass
+        finally:
+            client.leave()
+
+
+def _report_problem(reason: str) -> None:
+    """Report that a connection to the coordinator has to wait."""
+    text = (
+        f"cannot take a connection of another node: {reason} (ulimit -n is "
+        f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}); trying on"
+    )
+    console.write(Message("HPC162", text), "warning")
