@@ -229,6 +229,22 @@ def bound_socket(address: str, port: int) -> socket.socket:
     return opened
 
 
+def reach(address: str, port: int, timeout: float) -> str:
+    """Try to open a connection, and say what became of it.
+
+    A node that refuses it is reached: nobody listens there.
+    """
+    try:
+        socket.create_connection((address, port), timeout).close()
+    except ConnectionRefusedError:
+        return "is reached, and nobody listens there"
+    except TimeoutError:
+        return "does not answer"
+    except OSError as error:
+        return f"is not reached: {error.strerror or error}"
+    return "is reached, and somebody listens there"
+
+
 def free_port(address: str) -> int:
     """Return a port that no program listens on now."""
     with bound_socket(address, 0) as probe:

@@ -1,1 +1,101 @@
-"""A doctor for the allocation."""
+"""A doctor for the allocation: which node, which link, which setting.
+
+``python -m torchrun_hpc.doctor`` is the command, in the place of the job's own line;
+`examine` is the same for a program, such as a prolog. Each node looks at itself, the
+nodes meet as the job would, measure what is between them, and run torch's collectives.
+
+=============  =======================================================================
+`results`      what is found, as plain data
+`place`        where this task is: the plan of the job, and where all meet
+`examination`  what all tasks do, one thing after the other
+`node`         what a node shows of itself
+`checks`       what is wrong with that
+`pairs`        which nodes measure what is between them, and when
+`link`         how they do that
+`judgement`    which links, and which nodes, are suspect
+`workers`      the processes that run torch's collectives
+`collectives`  their program, with `operations`; it alone imports torch
+`text`         the report for a person
+`page`         the same as a page of HTML
+=============  =======================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.doctor.results import (
+    SCHEMA,
+    Collective,
+    Finding,
+    Folder,
+    Gpu,
+    Interface,
+    Link,
+    Node,
+    Report,
+    Torch,
+    exclude,
+    exit_code,
+    suspects,
+)
+from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torchrun_hpc.errors import Message
+
+__all__ = [
+    "SCHEMA",
+    "Collective",
+    "Finding",
+    "Folder",
+    "Gpu",
+    "Interface",
+    "Link",
+    "Node",
+    "Report",
+    "Torch",
+    "examine",
+    "exclude",
+    "exit_code",
+    "suspects",
+]
+
+
+def examine(
+    argv: Sequence[str] = (),
+    *,
+    max_bytes: int = 16 * 2**20,
+    timeout: float = 60.0,
+    tell: Callable[[Message], None] = lambda _: None,
+) -> Report | None:
+    """Examine the nodes of this step; each of its tasks calls this.
+
+    In a prolog, which no launcher starts on all nodes: ``examine(["--standalone"])``
+    looks at this node alone.
+
+    Args:
+        argv: Options as the job's own line has them: ``["--nproc_per_node=gpu"]``. A
+            script and its arguments may follow.
+        max_bytes: The largest size of torch's collectives, in bytes.
+        timeout: Seconds for the nodes to come.
+        tell: Shows a person how far it is.
+
+    Returns:
+        The report on task 0; ``None`` on the others.
+
+    Raises:
+        LaunchError: A launch would be refused, and the nodes cannot meet.
+        NotMetError: This node has not met the others; it has a report of its own node.
+    """
+    # The pipeline, which no import of this package needs.
+    from torchrun_hpc.doctor import examination  # noqa: PLC0415
+    from torchrun_hpc.launching.abort import Known  # noqa: PLC0415
+
+    options = examination.Options(max_bytes, timeout)
+    try:
+        return examination.examine(argv, options, tell, Known())
+    except LaunchError as fault:
+        raise EmbeddedLaunchError(fault.code, str(fault)) from None

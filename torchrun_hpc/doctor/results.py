@@ -164,7 +164,7 @@ class Link(TypedDict):
         latency_s: Seconds there and back of a small message: the tenth percentile.
         forward: Bytes per second from the first to the second, over TCP.
         backward: The same from the second to the first.
-        lost: Share of the bytes that had to be sent again, by TCP's own count.
+        lost: Share of the segments that had to be sent again, by TCP's own count.
         clock_s: Seconds that the second one's clock is ahead of the first one's.
         lost_mtu: Bytes of a packet that the interface allows, and that did not arrive;
             0 if it did.

@@ -36,10 +36,10 @@ def test_a_port_that_is_taken(rank):
         port = str(server.getsockname()[1])
         plan = planned_at([0, 0], rank, environ={"MASTER_PORT": port})
         if rank:
-            start._check_port(plan)
+            start.check_port(plan)
             return
         with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1") as caught:
-            start._check_port(plan)
+            start.check_port(plan)
     assert caught.value.code == "HPC132"
     assert "MASTER_PORT=PORT" in str(caught.value)
 

@@ -1,0 +1,153 @@
+"""Examine the nodes of a job: ``python -m torchrun_hpc.doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from torchrun_hpc.commandline.options import wrong_line
+from torchrun_hpc.doctor import comparison, results
+from torchrun_hpc.doctor import text as reports
+from torchrun_hpc.doctor.examination import (
+    COMMAND,
+    TIMEOUT,
+    NotMetError,
+    Options,
+    examine,
+)
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.launching.abort import Known, faults_reported
+from torchrun_hpc.launching.start import INTERRUPTED
+from torchrun_hpc.reporting import console
+from torchrun_hpc.reporting.description import check_form
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torchrun_hpc.doctor.results import Report
+    from torchrun_hpc.errors import Message
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that stands in ``argv``, and return the exit code."""
+    args, words = _parser().parse_known_args(argv)
+    known = Known()
+    with faults_reported(known):
+        options = Options(_bytes(args.max_bytes), args.timeout)
+        earlier = _earlier(args.compare) if args.compare else None
+        if args.html and importlib.util.find_spec("matplotlib") is None:
+            raise LaunchError(
+                "HPC196",
+                "--html draws with matplotlib, which is not installed. Type: "
+                f"{sys.executable} -m pip install 'torchrun_hpc[doctor]'; or take "
+                "--json",
+                everywhere=True,
+            )
+        try:
+            report = examine(words, options, _tell, known)
+        except NotMetError as error:
+            found = error.report["findings"]
+            details = [f"    {each['code']} {each['text']}" for each in found]
+            console.write(error.message, "error", details)
+            return 1
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        if report is None:
+            return 0
+        if earlier is not None:
+            report = comparison.with_slower(report, earlier)
+        console.output(reports.render(report))
+        _write(report, args)
+    return results.exit_code(report)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        allow_abbrev=False,
+        description="Examine the nodes of a job, in the place of the job's own line: "
+        f"srun {COMMAND} --nproc_per_node=gpu",
+        epilog="Every other option is one of torchrun_hpc, as the job has it. A script "
+        "may follow; it is not run.",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the report for programs")
+    parser.add_argument("--html", metavar="FILE", help="write it with pictures")
+    parser.add_argument(
+        "--compare", metavar="FILE", help="an earlier --json: show what became slower"
+    )
+    parser.add_argument(
+        "--max-bytes",
+        default="16M",
+        metavar="SIZE",
+        help="the largest size of torch's collectives (16M): a number, with K, M or G",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"for the nodes to come ({TIMEOUT:.0f})",
+    )
+    return parser
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(r"([1-9][0-9]{0,11})([KMG]?)i?B?", size)
+    number = int(match[1]) * _UNITS[match[2]] if match else 0
+    if number < 8:  # noqa: PLR2004 - the smallest size
+        raise wrong_line(f"--max-bytes={size}: type 8 or more, such as 512K, 16M or 1G")
+    return number
+
+
+def _tell(message: Message) -> None:
+    console.write(message)
+
+
+def _earlier(file: str) -> Report:
+    """Read the report of an earlier examination.
+
+    Raises:
+        LaunchError: It is none.
+    """
+    try:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+        check_form(found, results.Report)
+    except OSError as error:
+        problem = error.strerror
+    except (ValueError, TypeError, KeyError, RecursionError):
+        problem = f"it is no report of the form {results.SCHEMA}"
+    else:
+        return cast("Report", found)
+    raise LaunchError("HPC195", f"--compare={file} cannot be read: {problem}")
+
+
+def _write(report: Report, args: argparse.Namespace) -> None:
+    """Write the files that the user wants.
+
+    Raises:
+        LaunchError: One cannot be written.
+    """
+    wanted = []
+    if args.json:
+        wanted.append((args.json, json.dumps(report, indent=1) + "\n"))
+    if args.html:
+        from torchrun_hpc.doctor import page  # noqa: PLC0415 - slow to import
+
+        wanted.append((args.html, page.write(report)))
+    try:
+        for file, content in wanted:
+            Path(file).write_text(content, encoding="utf-8")
+    except OSError as error:
+        text = f"{error.filename} cannot be written: {error.strerror}"
+        raise LaunchError("HPC197", text) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

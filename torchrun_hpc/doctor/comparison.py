@@ -1,0 +1,97 @@
+"""What became slower since an earlier examination of the same centre."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.doctor.judgement import duration, rate
+from torchrun_hpc.doctor.results import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torchrun_hpc.doctor.results import Collective, Report
+
+# A figure that is worse than before by this factor, or more, is a finding.
+_SLOWER = 1.25
+
+
+def with_slower(report: Report, earlier: Report) -> Report:
+    """Add to a report what became slower.
+
+    Medians are compared, and collectives of the same size on as many workers: the nodes
+    are others in each job. One node that is slow is found without an earlier report.
+
+    Args:
+        report: Of this examination.
+        earlier: Of the earlier one.
+    """
+    since = earlier["started"][:10]
+    found = [
+        Finding(
+            code="HPC194",
+            text=f"{what}: {now} now, {before} on {since}",
+            remedy="compare the versions and the variables of both reports; if they "
+            "are the same, tell the administrator",
+            nodes=[],
+            is_suspect=True,
+        )
+        for what, now, before in _slower(report, earlier)
+    ]
+    findings = sorted(
+        [*report["findings"], *found], key=lambda each: not each["is_suspect"]
+    )
+    return {**report, "findings": findings}
+
+
+def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
+    """Yield what is slower, how it is now, and how it was."""
+
+    def medians(value: Callable[..., float]) -> tuple[float, float]:
+        now, before = (
+            [value(link) for link in each["links"] if not link["problem"]]
+            for each in (report, earlier)
+        )
+        return (median(now), median(before)) if now and before else (0.0, 0.0)
+
+    now, before = medians(lambda link: min(link["forward"], link["backward"]))
+    if now * _SLOWER < before:
+        yield "median bandwidth of the pairs", rate(now), rate(before)
+    now, before = medians(lambda link: link["latency_s"])
+    if now > before * _SLOWER and before:
+        yield "median latency of the pairs", duration(now), duration(before)
+    imports = [
+        [each["torch"]["import_s"] for each in side["nodes"] if each["torch"]]
+        for side in (report, earlier)
+    ]
+    if all(imports):
+        now, before = map(median, imports)
+        if now > before * _SLOWER and now - before > 1:
+            yield "import of torch", f"{now:.1f} s", f"{before:.1f} s"
+    yield from _slower_collectives(report, earlier)
+
+
+def _slower_collectives(
+    report: Report, earlier: Report
+) -> Iterator[tuple[str, str, str]]:
+    """Yield each operation once: with the size that is slower by most."""
+    size_of = (sum(each["workers"] for each in r["nodes"]) for r in (report, earlier))
+    if len(set(size_of)) > 1 or report["backend"] != earlier["backend"]:
+        return
+    old = {_key(row): row["time_s"] for row in earlier["collectives"]}
+    worst: dict[str, Collective] = {}
+    for row in report["collectives"]:
+        ratio = row["time_s"] / (old.get(_key(row), 0) or float("inf"))
+        known = worst.get(row["operation"])
+        if ratio > _SLOWER and (
+            known is None or ratio > known["time_s"] / old[_key(known)]
+        ):
+            worst[row["operation"]] = row
+    for operation, row in worst.items():
+        what = f"{operation} of {row['size']} bytes"
+        yield what, duration(row["time_s"]), duration(old[_key(row)])
+
+
+def _key(row: Collective) -> tuple[str, str, int]:
+    return row["operation"], "within" if row["scope"] else "", row["size"]

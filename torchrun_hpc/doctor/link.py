@@ -1,0 +1,427 @@
+"""What is between two nodes: connections in both directions, latency, bandwidth, loss.
+
+Both nodes come to the same pair at about the same time. Each opens a connection to the
+other one, so that both directions are tried; the first node, whose rank is lower,
+measures on its own one::
+
+    first                          second
+    connection "control"  ───────►
+                          ◄───────  connection "control"
+                          ◄───────  whether that could be opened; its UDP port
+    its UDP port          ───────►
+    packets               ◄──────►  packets: a small one, and one of the size of the MTU
+    pings                 ◄──────►  pongs, with its time
+    connection "bulk"     ───────►
+    bytes                 ───────►
+                          ◄───────  bytes
+                          ◄───────  what it has counted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any, cast
+
+from torchrun_hpc.doctor.results import Link
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.server import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Bytes that go one way at most: to bound the traffic on a fast network.
+MOST_BYTES = 64 * 2**20
+
+# Seconds: to open a connection and be answered; until the other node has come to this
+# pair, which may have waited for another one; for a single message; of sending.
+_OPEN_TIMEOUT = 2.0
+_PARTNER_TIMEOUT = 10.0
+_MESSAGE_TIMEOUT = 3.0
+_SENDING = 0.15
+_PACKET_TIMEOUT = 0.3
+_POLL = 0.02
+
+_PINGS, _PINGING = 200, 0.1  # at most so many, and so many seconds
+_PING = struct.Struct("!d24x")
+_CHUNK = 2**18
+_HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP: bytes
+_SMALL, _LARGEST = 64, 65507  # bytes of a packet of UDP
+_DO_NOT_FRAGMENT = 3  # IP_PMTUDISC_PROBE, linux/in.h: whatever path MTU is known
+_LONGEST_LINE = 4096
+_WARM_UP = 0.2  # share of the time that does not count: TCP's slow start
+
+# struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out.
+_INFO_SIZE, _RETRANSMITTED, _SENT = 160, 100, 156
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A node that takes part in measuring.
+
+    Attributes:
+        rank: Its rank.
+        address: Its address for the job.
+        port: Where it listens, on all addresses.
+        mtu: Of the interface that has the address.
+        others: Its addresses on other interfaces, by their names.
+    """
+
+    rank: int
+    address: str
+    port: int
+    mtu: int
+    others: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Channel:
+    """A connection that carries lines of JSON, and sometimes other bytes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._lines = protocol.Lines(_LONGEST_LINE)
+        self._messages: list[dict[str, Any]] = []
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(_MESSAGE_TIMEOUT)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.socket.sendall(protocol.encode(message))
+
+    def receive(self, timeout: float = _MESSAGE_TIMEOUT) -> dict[str, Any]:
+        self.socket.settimeout(timeout)
+        while not self._messages:
+            data = self.socket.recv(_LONGEST_LINE)
+            if not data:
+                raise ConnectionError("the other node has closed the connection")
+            self._messages += self._lines.feed(data)
+        self.socket.settimeout(_MESSAGE_TIMEOUT)
+        return self._messages.pop(0)
+
+
+class Links:
+    """This node's side of all links.
+
+    Args:
+        job: The launch id; a connection of anybody else is closed.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._listening = listen(None, 0)
+        self.port: int = self._listening.getsockname()[1]
+        self._arrived: dict[tuple[int, str], _Channel] = {}
+        self._changed = threading.Condition()
+        threading.Thread(target=self._accept, name="links", daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def measure(
+        self, own: Peer, other: Peer, turn: str, *, all_networks: bool = False
+    ) -> Link | None:
+        """Measure what is between this node and another one, which does the same.
+
+        Args:
+            own: This node.
+            other: The other one.
+            turn: Names this look, the same on both.
+            all_networks: Whether to try other interfaces, too.
+
+        Returns:
+            The figures; ``None`` on the node of the two whose rank is higher.
+        """
+        if own.rank > other.rank:
+            with contextlib.suppress(OSError, ValueError, protocol.ProtocolError):
+                self._follow(own, other, turn)
+            return None
+        try:
+            found = self._lead(own, other, turn)
+        except (OSError, ValueError, KeyError, protocol.ProtocolError) as error:
+            found = {"problem": _reason(error)}
+        link = cast("Link", {**_nothing(own, other), **found})
+        if all_networks:
+            for name, address in other.others.items():
+                if name in own.others:
+                    link["networks"][name] = self._reaches(own.rank, address, other)
+        return link
+
+    # --- connections --------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(
+                target=self._greet, args=[connection], name="link", daemon=True
+            ).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Answer at once, whatever this node does now, and keep the connection."""
+        try:
+            channel = _Channel(connection)
+            hello = channel.receive(_OPEN_TIMEOUT)
+            key = int(hello["rank"]), str(hello["for"])
+            is_ours = hello["job"] == self._job
+            if is_ours:
+                channel.send({"hello": True})
+        except (OSError, ValueError, KeyError, TypeError, protocol.ProtocolError):
+            is_ours = False
+        if not is_ours:
+            connection.close()
+            return
+        with self._changed:
+            self._arrived[key] = channel
+            self._changed.notify_all()
+
+    def _open(self, rank: int, address: str, port: int, purpose: str) -> _Channel:
+        """Open a connection to another node.
+
+        Raises:
+            OSError: That is not possible, or nobody answers.
+        """
+        connection = socket.create_connection((address, port), _OPEN_TIMEOUT)
+        try:
+            channel = _Channel(connection)
+            channel.send({"job": self._job, "rank": rank, "for": purpose})
+            channel.receive(_OPEN_TIMEOUT)
+        except TimeoutError:
+            connection.close()
+            raise ConnectionError(
+                "a connection is accepted, but the doctor there does not answer"
+            ) from None
+        except BaseException:
+            connection.close()
+            raise
+        return channel
+
+    def _wait_for(
+        self, rank: int, purpose: str, timeout: float, instead: _Channel | None = None
+    ) -> _Channel | None:
+        """Wait for a connection of another node, or for something on our own one."""
+        end = time.monotonic() + timeout
+        with self._changed:
+            while (rank, purpose) not in self._arrived:
+                heard = instead and select.select([instead.socket], [], [], 0)[0]
+                if heard or time.monotonic() > end:
+                    return None
+                self._changed.wait(_POLL)
+            return self._arrived.pop((rank, purpose))
+
+    def _reaches(self, rank: int, address: str, other: Peer) -> bool:
+        try:
+            self._open(rank, address, other.port, "probe").socket.close()
+        except OSError:
+            return False
+        return True
+
+    # --- the two sides ------------------------------------------------------------
+
+    def _lead(self, own: Peer, other: Peer, turn: str) -> dict[str, Any]:
+        try:
+            channel = self._open(own.rank, other.address, other.port, turn)
+        except OSError as error:
+            coming = self._wait_for(other.rank, turn, _PARTNER_TIMEOUT)
+            if coming is not None:
+                coming.socket.close()
+            blocked = [own.rank] if coming else [own.rank, other.rank]
+            return {"problem": _reason(error), "blocked": blocked}
+        with channel.socket:
+            answer = channel.receive(_PARTNER_TIMEOUT + _OPEN_TIMEOUT)
+            if answer["blocked"]:
+                problem = str(answer["blocked"])
+                return {"problem": problem, "blocked": [other.rank]}
+            found = self._packets_first(channel, own, other, int(answer["udp"]))
+            found |= _ping(channel)
+            bulk = self._open(own.rank, other.address, other.port, f"{turn}/bulk")
+            with bulk.socket:
+                _send(bulk.socket)
+                found["backward"] = _receive(bulk.socket)
+                counted = channel.receive(_MESSAGE_TIMEOUT + _SENDING)
+                found["forward"] = float(counted["rate"])
+                found["lost"] = max(_lost(bulk.socket), float(counted["lost"]))
+                return found
+
+    def _follow(self, own: Peer, other: Peer, turn: str) -> None:
+        problem, outgoing = "", None
+        try:
+            outgoing = self._open(own.rank, other.address, other.port, turn)
+        except OSError as error:
+            problem = _reason(error)
+        channel = self._wait_for(other.rank, turn, _PARTNER_TIMEOUT, outgoing)
+        if outgoing is not None:
+            outgoing.socket.close()
+        if channel is None:
+            return
+        with channel.socket, _udp(own) as packets:
+            port = packets.getsockname()[1]
+            channel.send({"blocked": problem, "udp": port})
+            if problem:
+                return
+            asked = channel.receive()
+            _exchange_packets(packets, other.address, int(asked["udp"]), asked["size"])
+            channel.send(_arrived(packets, asked["size"]))
+            _pong(channel)
+            bulk = self._wait_for(other.rank, f"{turn}/bulk", _MESSAGE_TIMEOUT)
+            if bulk is not None:
+                with bulk.socket:
+                    rate = _receive(bulk.socket)
+                    _send(bulk.socket)
+                    bulk.socket.settimeout(_MESSAGE_TIMEOUT)
+                    with contextlib.suppress(OSError):
+                        bulk.socket.recv(1)  # the other one has received all
+                    channel.send({"rate": rate, "lost": _lost(bulk.socket)})
+
+    def _packets_first(
+        self, channel: _Channel, own: Peer, other: Peer, port: int
+    ) -> dict[str, Any]:
+        """Find out whether packets of the size of the MTU arrive, both ways."""
+        mtu = min(own.mtu, other.mtu)
+        with _udp(own) as packets:
+            size = min(mtu - _HEADERS[packets.family], _LARGEST)
+            channel.send({"udp": packets.getsockname()[1], "size": size})
+            _exchange_packets(packets, other.address, port, size)
+            here, there = _arrived(packets, size), channel.receive()
+        is_lost = any(side["small"] and not side["large"] for side in (here, there))
+        return {"lost_mtu": mtu if is_lost else 0}
+
+
+def _nothing(own: Peer, other: Peer) -> Link:
+    return Link(
+        first=own.rank,
+        second=other.rank,
+        problem="",
+        blocked=[],
+        latency_s=0.0,
+        forward=0.0,
+        backward=0.0,
+        lost=0.0,
+        clock_s=0.0,
+        lost_mtu=0,
+        networks={},
+        looks=1,
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if isinstance(error, (KeyError, protocol.ProtocolError)):
+        return "something else answers there"
+    return getattr(error, "strerror", None) or str(error)
+
+
+# --- packets ------------------------------------------------------------------------
+
+
+def _udp(own: Peer) -> socket.socket:
+    family = socket.AF_INET6 if ":" in own.address else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_DGRAM)
+    if family == socket.AF_INET:
+        opened.setsockopt(socket.IPPROTO_IP, 10, _DO_NOT_FRAGMENT)  # IP_MTU_DISCOVER
+    else:
+        opened.setsockopt(socket.IPPROTO_IPV6, 23, _DO_NOT_FRAGMENT)
+    opened.bind((own.address, 0))
+    return opened
+
+
+def _exchange_packets(packets: socket.socket, host: str, port: int, size: int) -> None:
+    for length in (_SMALL, size, _SMALL, size):
+        with contextlib.suppress(OSError):  # too long for this interface
+            packets.sendto(bytes(length), (host, port))
+
+
+def _arrived(packets: socket.socket, size: int) -> dict[str, bool]:
+    """Wait for the packets of the other node; say which have come."""
+    end, seen = time.monotonic() + _PACKET_TIMEOUT, set[int]()
+    while size not in seen and (left := end - time.monotonic()) > 0:
+        packets.settimeout(left)
+        with contextlib.suppress(OSError):
+            seen.add(len(packets.recv(2**16)))
+    return {"small": bool(seen), "large": size in seen}
+
+
+# --- latency and clock ------------------------------------------------------------
+
+
+def _ping(channel: _Channel) -> dict[str, float]:
+    """Send small messages there and back."""
+    looks, end = list[tuple[float, float]](), time.monotonic() + _PINGING
+    while len(looks) < 2 or (len(looks) < _PINGS and time.monotonic() < end):  # noqa: PLR2004
+        sent, start = time.time(), time.perf_counter()
+        channel.socket.sendall(_PING.pack(1.0))
+        (theirs,) = _PING.unpack(_exactly(channel.socket, _PING.size))
+        seconds = time.perf_counter() - start
+        looks.append((seconds, theirs - sent - seconds / 2))
+    channel.socket.sendall(_PING.pack(0.0))
+    seconds, clock = min(looks)
+    return {
+        "latency_s": quantiles([each for each, _ in looks], n=10)[0],
+        "clock_s": clock,
+    }
+
+
+def _pong(channel: _Channel) -> None:
+    while _PING.unpack(_exactly(channel.socket, _PING.size))[0]:
+        channel.socket.sendall(_PING.pack(time.time()))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("the other node has closed the connection")
+        data += part
+    return data
+
+
+# --- bandwidth --------------------------------------------------------------------
+
+
+def _send(connection: socket.socket) -> None:
+    """Send as much as goes through in a moment."""
+    chunk, sent, end = memoryview(bytes(_CHUNK)), 0, time.monotonic() + _SENDING
+    connection.settimeout(_MESSAGE_TIMEOUT)
+    with contextlib.suppress(TimeoutError):
+        while sent < MOST_BYTES and time.monotonic() < end:
+            sent += connection.send(chunk)
+    connection.shutdown(socket.SHUT_WR)
+
+
+def _receive(connection: socket.socket) -> float:
+    """Receive until there is no more; return bytes per second."""
+    connection.settimeout(_MESSAGE_TIMEOUT)
+    buffer, total, marks = bytearray(_CHUNK), 0, list[tuple[float, int]]()
+    start = time.monotonic()
+    with contextlib.suppress(TimeoutError):
+        while size := connection.recv_into(buffer):
+            total += size
+            marks.append((time.monotonic(), total))
+    if len(marks) < 2:  # noqa: PLR2004
+        return total / (time.monotonic() - start)
+    (start, _), (end, _) = marks[0], marks[-1]
+    warm = start + _WARM_UP * (end - start)
+    at, before = next(mark for mark in marks if mark[0] >= warm)
+    return (total - before) / (end - at) if end > at else total / max(end - start, 1e-6)
+
+
+def _lost(connection: socket.socket) -> float:
+    """Return the share of the segments that this side had to send again."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
+    if len(info) < _INFO_SIZE:  # Linux before 4.6
+        return 0.0
+    (again,), (sent,) = (
+        struct.unpack_from("I", info, offset) for offset in (_RETRANSMITTED, _SENT)
+    )
+    return float(again / max(sent, 1))
