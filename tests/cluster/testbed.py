@@ -45,11 +45,11 @@ LOGIN = "login01"
 MANAGEMENT = "eth0"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SLURM_PORTS = "6817, 6818, 60001-63000"  # slurmctld, slurmd, srun
+SWITCH = "switch"  # the host where the networks meet
 
-_SWITCH = "switch"
 _PROGRAMS = (
     *("slurmctld", "slurmd", "srun", "munged"),
-    *("ip", "nft", "nsenter", "unshare", "mount", "env", "faketime"),
+    *("ip", "tc", "nft", "nsenter", "unshare", "mount", "env", "faketime"),
 )
 _CAP_SYS_ADMIN = 21
 _START_TIMEOUT_S = 30
@@ -288,7 +288,7 @@ class Cluster:
             )
             stack.callback(self._end_hosts)
             self._write_files()
-            for name in (_SWITCH, *self._numbers):
+            for name in (SWITCH, *self._numbers):
                 self._start_host(name)
             self._connect_hosts()
             if self.slurm:
@@ -325,7 +325,7 @@ class Cluster:
 
         Args:
             argv: The program and its arguments.
-            host: A compute node's name, or the login node's.
+            host: A compute node's name, the login node's, or the switch's.
             env: Variables to add to the few that every program gets (PATH, HOME,
                 LANG and, with Slurm, SLURM_CONF; nothing is inherited).
             cwd: The working directory; by default that of this process.
@@ -582,7 +582,7 @@ class Cluster:
         foreign = {}
         for name in self._numbers:
             listing = json.loads(
-                self._configure(name, "nft", "--json", "list", "counters")
+                self.configure(name, "nft", "--json", "list", "counters")
             )
             foreign[name] = sum(
                 item["counter"]["bytes"]
@@ -596,16 +596,46 @@ class Cluster:
 
         The interface stays up; its packets go nowhere, as behind a broken switch.
         """
-        self._configure(_SWITCH, "ip", *self._fast_port(host), "nomaster")
+        port = self.port(host)
+        self.configure(SWITCH, "ip", "link", "set", port, "nomaster")
 
     def heal(self, host: str) -> None:
         """Undo `cut`."""
-        self._configure(_SWITCH, "ip", *self._fast_port(host), "master", self.fast)
+        port = self.port(host)
+        self.configure(SWITCH, "ip", "link", "set", port, "master", self.fast)
+
+    def port(self, host: str) -> str:
+        """Return the name of the switch's end of a host's link to the fast network."""
+        return f"{self.fast}.{self._numbers[host]}"
+
+    def configure(self, host: str, *argv: str, lines: Sequence[str] = ()) -> str:
+        """Run a program in nothing but a host's network namespace.
+
+        Args:
+            host: A host, or the switch.
+            *argv: The program and its arguments.
+            lines: What it reads.
+
+        Returns:
+            What it wrote to stdout.
+
+        Raises:
+            ClusterError: If it failed.
+        """
+        holder = self._holders[host].pid
+        done = subprocess.run(
+            ["nsenter", f"--target={holder}", "--net", *argv],
+            env=self._environ(),
+            input="\n".join((*lines, "")),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"{' '.join(argv)} on {host}: {done.stderr.strip()}")
+        return done.stdout
 
     # How it is made
-
-    def _fast_port(self, host: str) -> tuple[str, ...]:
-        return "link", "set", f"{self.fast}.{self._numbers[host]}"
 
     def _environ(self) -> dict[str, str]:
         environ = {"PATH": PATH, "HOME": str(Path.home()), "LANG": "C.UTF-8"}
@@ -697,10 +727,10 @@ class Cluster:
                     setup.append(f"addr add {address} dev {network} nodad")
                 setup.append(f"link set {network} up")
             # The switch's end of a link has to be there before the host's.
-            self._configure(_SWITCH, "ip", "-batch", "-", lines=links)
+            self.configure(SWITCH, "ip", "-batch", "-", lines=links)
             links = []
-            self._configure(name, "ip", "-batch", "-", lines=setup)
-            self._configure(name, "nft", "-f", "-", lines=self._rules(name))
+            self.configure(name, "ip", "-batch", "-", lines=setup)
+            self.configure(name, "nft", "-f", "-", lines=self._rules(name))
 
     def _rules(self, name: str) -> list[str]:
         """Return a host's packet filter: counters, and the closed network's rule."""
@@ -792,21 +822,6 @@ class Cluster:
                 holder.stdout.close()
         self._programs.clear()
         self._holders.clear()
-
-    def _configure(self, host: str, *argv: str, lines: Sequence[str] = ()) -> str:
-        """Run a program in nothing but a host's network namespace."""
-        holder = self._holders[host].pid
-        done = subprocess.run(
-            ["nsenter", f"--target={holder}", "--net", *argv],
-            env=self._environ(),
-            input="\n".join((*lines, "")),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ClusterError(f"{' '.join(argv)} on {host}: {done.stderr.strip()}")
-        return done.stdout
 
     # Slurm's jobs
 

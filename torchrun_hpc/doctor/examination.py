@@ -53,15 +53,18 @@ if TYPE_CHECKING:
     from torchrun_hpc.launching.abort import Known
     from torchrun_hpc.rendezvous.client import Client
 
-# Seconds: for the nodes to come, where nothing else is typed; to import torch; of
-# torch's collectives; without any progress of the others; of the whole.
+# Seconds: for the nodes to come, and for any progress of theirs, where nothing else is
+# typed; to import torch; of torch's collectives; of the whole.
 TIMEOUT = 60.0
 _IMPORT_TIMEOUT = 120.0
-_COLLECTIVES_TIMEOUT = 120.0
-_STANDSTILL = 30.0
+_COLLECTIVES_TIMEOUT = 60.0
 _LONGEST = 3600.0
 
 COMMAND = "python -m torchrun_hpc.doctor"
+
+# Bytes: so the nodes meet also where packets of the size of the MTU are lost, and can
+# say so.
+_SEGMENT = 1000
 
 _POLL = 0.05
 _REPORT_EVERY = 5.0
@@ -76,7 +79,7 @@ class Options(NamedTuple):
 
     Attributes:
         max_bytes: The largest size of the collectives.
-        timeout: Seconds for the nodes to come.
+        timeout: Seconds for the nodes to come, and for any progress of theirs.
     """
 
     max_bytes: int = 16 * 2**20
@@ -234,7 +237,12 @@ class Examination:
             silence_timeout=int(_LONGEST),
         )
         connection = Connection(
-            plan, settings, self._environ, self._show, has_store=False
+            plan,
+            settings,
+            self._environ,
+            self._show,
+            has_store=False,
+            segment=_SEGMENT,
         )
         try:
             yield Board(connection.open(self._options.timeout))
@@ -356,7 +364,9 @@ class Examination:
         tasks = self._gather(board)
         nodes = [task["node"] for task in tasks if task["node"] is not None]
         links = self._links_of(board, nodes)
-        rows, backend = self._collectives(board, workers, tasks)
+        lost = {*judgement.unusable(links), *self._hung}
+        able = [t for t in tasks if t["has_torch"] and t["node_rank"] not in lost]
+        rows, backend = self._collectives(board, workers, able)
         board.put("end", value=True)
         del own
         return self._report(nodes, links, rows, backend)
@@ -444,7 +454,7 @@ class Examination:
             now, progress = time.monotonic(), board.add("progress", 0)
             if progress != before:
                 before, since = progress, now
-            if now - since > _STANDSTILL:
+            if now - since > self._options.timeout:
                 self._hung |= dict.fromkeys(left, "while the pairs were measured")
                 return
             if now - reported > _REPORT_EVERY:
@@ -454,14 +464,9 @@ class Examination:
                 time.sleep(_POLL)
 
     def _collectives(
-        self, board: Board, workers: Workers, tasks: Sequence[_Task]
+        self, board: Board, workers: Workers, able: Sequence[_Task]
     ) -> tuple[list[Collective], str]:
-        """Let torch's collectives run on all that can; return them and the backend."""
-        able = [
-            task
-            for task in tasks
-            if task["has_torch"] and task["node_rank"] not in self._hung
-        ]
+        """Let torch's collectives run where they can; return them and the backend."""
         size = sum(task["workers"] for task in able)
         is_able = size > 1 and any(task["rank"] == 0 for task in able)
         settings = self._settings(able, size) if is_able else {}
@@ -475,7 +480,7 @@ class Examination:
         self._wait(
             lambda: sum(board.has(key) for key in done),
             len(done),
-            _STANDSTILL,
+            self._options.timeout,
             "tasks have ended torch's collectives",
         )
         for task in able if is_able else ():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # stay within half of that.
 _BANDWIDTH = 0.75
 _LATENCY, _LATENCY_S = 3.0, 1e-4
-_LOST, _LOST_TIMES = 0.002, 5.0
+_LOST, _LOST_TIMES = 0.001, 5.0
 _CLOCK_S = 1.0
 
 _NAMES = 10  # of pairs in a text
@@ -43,7 +43,7 @@ class Usual(NamedTuple):
 
 def usual(links: Sequence[Link]) -> Usual | None:
     """Return what is usual; ``None`` where nothing was measured."""
-    measured = [link for link in links if not link["problem"]]
+    measured = [link for link in links if is_measured(link)]
     if not measured:
         return None
 
@@ -54,13 +54,22 @@ def usual(links: Sequence[Link]) -> Usual | None:
                 found[node] = choose(found.get(node, value(link)), value(link))
         return list(found.values())
 
-    # Two nodes have nothing to be compared with but the other direction.
-    of_both = min if len(measured) > 1 else max
     return Usual(
-        median_high(best(lambda link: of_both(link["forward"], link["backward"]), max)),
+        median_high(best(lambda link: max(link["forward"], link["backward"]), max)),
         median_low(best(lambda link: link["latency_s"], min)),
         median_low(best(lambda link: link["lost"], min)),
     )
+
+
+def is_measured(link: Link) -> bool:
+    """Say whether there are figures of a link: bytes go through it, both ways."""
+    return not link["problem"] and not link["lost_mtu"]
+
+
+def unusable(links: Sequence[Link]) -> list[int]:
+    """Return the nodes without which all links can be used, as few as possible."""
+    blamed, left = blame([_pair(link) for link in links if not is_measured(link)])
+    return [*blamed, *(second for _, second in left)]
 
 
 def _pair(link: Link) -> Pair:
@@ -95,8 +104,8 @@ def doubtful(links: Sequence[Link]) -> list[Pair]:
     return [
         _pair(link)
         for link in links
-        if not link["problem"]
-        and than
+        if than
+        and is_measured(link)
         and any(check(link, than) for check, _ in _CHECKS.values())
     ]
 
@@ -177,7 +186,7 @@ def _too_large(links: Mapping[Pair, Link], hosts: Sequence[str]) -> list[Finding
 def _slow(
     links: Mapping[Pair, Link], hosts: Sequence[str], than: Usual
 ) -> list[Finding]:
-    measured = {p: x for p, x in links.items() if not (x["problem"] or x["lost_mtu"])}
+    measured = {pair: link for pair, link in links.items() if is_measured(link)}
     bad = {
         name: [pair for pair, link in measured.items() if check(link, than)]
         for name, (check, _) in _CHECKS.items()

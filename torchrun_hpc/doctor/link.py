@@ -26,7 +26,6 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
-from statistics import quantiles
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrun_hpc.doctor.results import Link
@@ -243,6 +242,8 @@ class Links:
                 return {"problem": problem, "blocked": [other.rank]}
             found = self._packets_first(channel, own, other, int(answer["udp"]))
             found |= _ping(channel)
+            if found["lost_mtu"]:
+                return found  # what TCP sends would be lost, too
             bulk = self._open(own.rank, other.address, other.port, f"{turn}/bulk")
             with bulk.socket:
                 _send(bulk.socket)
@@ -272,7 +273,7 @@ class Links:
             _exchange_packets(packets, other.address, int(asked["udp"]), asked["size"])
             channel.send(_arrived(packets, asked["size"]))
             _pong(channel)
-            bulk = self._wait_for(other.rank, f"{turn}/bulk", _MESSAGE_TIMEOUT)
+            bulk = self._wait_for(other.rank, f"{turn}/bulk", _MESSAGE_TIMEOUT, channel)
             if bulk is not None:
                 with bulk.socket:
                     rate = _receive(bulk.socket)
@@ -365,10 +366,8 @@ def _ping(channel: _Channel) -> dict[str, float]:
         looks.append((seconds, theirs - sent - seconds / 2))
     channel.socket.sendall(_PING.pack(0.0))
     seconds, clock = min(looks)
-    return {
-        "latency_s": quantiles([each for each, _ in looks], n=10)[0],
-        "clock_s": clock,
-    }
+    latency_s, _ = sorted(looks)[len(looks) // 10]
+    return {"latency_s": latency_s, "clock_s": clock}
 
 
 def _pong(channel: _Channel) -> None:

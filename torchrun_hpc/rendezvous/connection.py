@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import socket
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError, Message
@@ -15,7 +16,6 @@ from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, lis
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
@@ -35,12 +35,13 @@ class Connection:
         environ: Environment of this process.
         on_event: See `Client`.
         has_store: Whether the workers' store is in the process of node 0's agent.
+        segment: Bytes of TCP's segments at most; 0 for what the interface takes.
 
     Attributes:
         client: The connection, once it is opened.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a thing of its own
         self,
         plan: LaunchPlan,
         settings: Settings,
@@ -48,6 +49,7 @@ class Connection:
         on_event: Callable[[Mapping[str, Any]], None],
         *,
         has_store: bool,
+        segment: int = 0,
     ) -> None:
         self.client: Client | None = None
         self._plan = plan
@@ -55,6 +57,7 @@ class Connection:
         self._environ = environ
         self._on_event = on_event
         self._has_store = has_store
+        self._segment = segment
         self._server: CoordinatorServer | None = None
 
     def open(self, timeout: float) -> Client:
@@ -76,6 +79,8 @@ class Connection:
         limit, ports = open_files.raise_limit(needed.all + peers), where.ports
         if where.is_coordinator:
             opened = self._listen(request)
+            if self._segment:  # for both sides of each connection
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
             peers = min(max(limit - needed.all, 0), peers)
             ports = (opened.getsockname()[1],)
             self._server = CoordinatorServer(opened, settings, peers, _report_problem)
