@@ -20,8 +20,8 @@ from torchrun_hpc.doctor.examination import (
     Options,
     examine,
 )
-from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching.abort import Known, faults_reported
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.launching.abort import WRONG_USE, Known, faults_reported
 from torchrun_hpc.launching.start import INTERRUPTED
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.description import check_form
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torchrun_hpc.doctor.results import Report
-    from torchrun_hpc.errors import Message
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -64,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if earlier is not None:
             report = comparison.with_slower(report, earlier)
         console.output(reports.render(report))
-        _write(report, args)
-    return results.exit_code(report)
+    return _written(report, args) or results.exit_code(report)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,15 +123,13 @@ def _earlier(file: str) -> Report:
         problem = f"it is no report of the form {results.SCHEMA}"
     else:
         return cast("Report", found)
-    raise LaunchError("HPC195", f"--compare={file} cannot be read: {problem}")
+    raise LaunchError(
+        "HPC195", f"--compare={file} cannot be read: {problem}", everywhere=True
+    )
 
 
-def _write(report: Report, args: argparse.Namespace) -> None:
-    """Write the files that the user wants.
-
-    Raises:
-        LaunchError: One cannot be written.
-    """
+def _written(report: Report, args: argparse.Namespace) -> int:
+    """Write the files that the user wants; return the exit code if one cannot be."""
     wanted = []
     if args.json:
         wanted.append((args.json, json.dumps(report, indent=1) + "\n"))
@@ -145,8 +141,11 @@ def _write(report: Report, args: argparse.Namespace) -> None:
         for file, content in wanted:
             Path(file).write_text(content, encoding="utf-8")
     except OSError as error:
+        # All nodes have gone: there is nobody to be informed.
         text = f"{error.filename} cannot be written: {error.strerror}"
-        raise LaunchError("HPC197", text) from None
+        console.write(Message("HPC197", text), "error")
+        return WRONG_USE
+    return 0
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.coordinator import Settings
+from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 from torchrun_hpc.reporting.description import check_form
 from torchrun_hpc.schedulers import pmi
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 TIMEOUT = 60.0
 _IMPORT_TIMEOUT = 120.0
 _COLLECTIVES_TIMEOUT = 60.0
+_UNANSWERED = 5.0  # for nodes that have not answered others
 _LONGEST = 3600.0
 
 COMMAND = "python -m torchrun_hpc.doctor"
@@ -257,6 +259,9 @@ class Examination:
     def _why(self, error: Exception) -> Message:
         plan = self._place.meeting
         if isinstance(error, JobFailedError):
+            if error.failure.kind is Kind.COORDINATOR:
+                text = "node 0 does not answer any more, so that this is all there is"
+                return Message("HPC198", text)
             return messages.failed(error.failure, plan)
         return messages.coordinator_missing(str(error), self._options.timeout, plan)
 
@@ -454,7 +459,9 @@ class Examination:
             now, progress = time.monotonic(), board.add("progress", 0)
             if progress != before:
                 before, since = progress, now
-            if now - since > self._options.timeout:
+            is_lost = all(board.add(f"failed/{rank}", 0) for rank in left)
+            limit = _UNANSWERED if is_lost else self._options.timeout
+            if now - since > limit:
                 self._hung |= dict.fromkeys(left, "while the pairs were measured")
                 return
             if now - reported > _REPORT_EVERY:
@@ -538,7 +545,7 @@ class Examination:
             hosts[each["rank"]] = each["host"] or hosts[each["rank"]]
         found = [
             *self._absent(nodes, hosts),
-            *judgement.findings(links, hosts),
+            *judgement.findings([x for x in links if not self._hangs(x)], hosts),
             *checks.findings(nodes, hosts),
             *judgement.of_collectives(rows, self._problems),
             *_of_launcher(nodes, hosts),
@@ -557,6 +564,10 @@ class Examination:
             collectives=[*rows],
             findings=sorted(found, key=lambda each: not each["is_suspect"]),
         )
+
+    def _hangs(self, link: Link) -> bool:
+        """Say whether a link is that of a node that has stopped to answer."""
+        return not {link["first"], link["second"]}.isdisjoint(self._hung)
 
     def _absent(self, nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
         """Say which nodes have not come, and which have stopped to answer."""

@@ -26,6 +26,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrun_hpc.doctor.results import Link
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 * 2**20
 
 # Seconds: to open a connection and be answered; until the other node has come to this
-# pair, which may have waited for another one; for a single message; of sending.
+# pair, while it is alive, and where that is not known; for a message; of sending.
 _OPEN_TIMEOUT = 2.0
-_PARTNER_TIMEOUT = 10.0
+_PARTNER_TIMEOUT = 30.0
+_BLOCKED_TIMEOUT = 10.0
 _MESSAGE_TIMEOUT = 3.0
 _SENDING = 0.15
 _PACKET_TIMEOUT = 0.3
@@ -54,7 +56,7 @@ _HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP: bytes
 _SMALL, _LARGEST = 64, 65507  # bytes of a packet of UDP
 _DO_NOT_FRAGMENT = 3  # IP_PMTUDISC_PROBE, linux/in.h: whatever path MTU is known
 _LONGEST_LINE = 4096
-_WARM_UP = 0.2  # share of the time that does not count: TCP's slow start
+_WINDOWS = 6  # of time, in which the bandwidth is measured
 
 # struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out.
 _INFO_SIZE, _RETRANSMITTED, _SENT = 160, 100, 156
@@ -79,6 +81,10 @@ class Peer:
     others: Mapping[str, str] = field(default_factory=dict)
 
 
+class _SilentError(ConnectionError):
+    """The system of the other node accepts a connection; the doctor there hangs."""
+
+
 class _Channel:
     """A connection that carries lines of JSON, and sometimes other bytes."""
 
@@ -91,6 +97,11 @@ class _Channel:
 
     def send(self, message: Mapping[str, Any]) -> None:
         self.socket.sendall(protocol.encode(message))
+
+    def has_arrived(self, timeout: float = 0) -> bool:
+        """Say whether there is something to receive, or the end."""
+        waiting = self._messages or select.select([self.socket], [], [], timeout)[0]
+        return bool(waiting)
 
     def receive(self, timeout: float = _MESSAGE_TIMEOUT) -> dict[str, Any]:
         self.socket.settimeout(timeout)
@@ -196,7 +207,7 @@ class Links:
             channel.receive(_OPEN_TIMEOUT)
         except TimeoutError:
             connection.close()
-            raise ConnectionError(
+            raise _SilentError(
                 "a connection is accepted, but the doctor there does not answer"
             ) from None
         except BaseException:
@@ -211,7 +222,7 @@ class Links:
         end = time.monotonic() + timeout
         with self._changed:
             while (rank, purpose) not in self._arrived:
-                heard = instead and select.select([instead.socket], [], [], 0)[0]
+                heard = instead is not None and instead.has_arrived()
                 if heard or time.monotonic() > end:
                     return None
                 self._changed.wait(_POLL)
@@ -230,13 +241,15 @@ class Links:
         try:
             channel = self._open(own.rank, other.address, other.port, turn)
         except OSError as error:
-            coming = self._wait_for(other.rank, turn, _PARTNER_TIMEOUT)
+            hangs = isinstance(error, _SilentError)
+            limit = _MESSAGE_TIMEOUT if hangs else _BLOCKED_TIMEOUT
+            coming = self._wait_for(other.rank, turn, limit)
             if coming is not None:
                 coming.socket.close()
             blocked = [own.rank] if coming else [own.rank, other.rank]
             return {"problem": _reason(error), "blocked": blocked}
         with channel.socket:
-            answer = channel.receive(_PARTNER_TIMEOUT + _OPEN_TIMEOUT)
+            answer = self._answer(channel, own, other)
             if answer["blocked"]:
                 problem = str(answer["blocked"])
                 return {"problem": problem, "blocked": [other.rank]}
@@ -253,13 +266,37 @@ class Links:
                 found["lost"] = max(_lost(bulk.socket), float(counted["lost"]))
                 return found
 
+    def _answer(self, channel: _Channel, own: Peer, other: Peer) -> dict[str, Any]:
+        """Wait until the other node has come to this pair, while it is alive.
+
+        It may have to wait for others.
+        """
+        end = time.monotonic() + _PARTNER_TIMEOUT
+        while not channel.has_arrived(_OPEN_TIMEOUT) and time.monotonic() < end:
+            self._check_alive(own, other)
+        return channel.receive()
+
+    def _check_alive(self, own: Peer, other: Peer) -> None:
+        """See that the doctor on another node answers.
+
+        Raises:
+            OSError: It does not.
+        """
+        self._open(own.rank, other.address, other.port, "alive").socket.close()
+
     def _follow(self, own: Peer, other: Peer, turn: str) -> None:
         problem, outgoing = "", None
         try:
             outgoing = self._open(own.rank, other.address, other.port, turn)
         except OSError as error:
             problem = _reason(error)
-        channel = self._wait_for(other.rank, turn, _PARTNER_TIMEOUT, outgoing)
+        channel, end = None, time.monotonic() + _PARTNER_TIMEOUT
+        while channel is None and time.monotonic() < end:
+            channel = self._wait_for(other.rank, turn, _OPEN_TIMEOUT, outgoing)
+            if channel is None and outgoing is not None:
+                if outgoing.has_arrived():
+                    break  # it has given up
+                self._check_alive(own, other)
         if outgoing is not None:
             outgoing.socket.close()
         if channel is None:
@@ -316,7 +353,7 @@ def _nothing(own: Peer, other: Peer) -> Link:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer"
+        return "no answer, or nothing more"
     if isinstance(error, (KeyError, protocol.ProtocolError)):
         return "something else answers there"
     return getattr(error, "strerror", None) or str(error)
@@ -392,27 +429,33 @@ def _send(connection: socket.socket) -> None:
     """Send as much as goes through in a moment."""
     chunk, sent, end = memoryview(bytes(_CHUNK)), 0, time.monotonic() + _SENDING
     connection.settimeout(_MESSAGE_TIMEOUT)
-    with contextlib.suppress(TimeoutError):
-        while sent < MOST_BYTES and time.monotonic() < end:
-            sent += connection.send(chunk)
+    while sent < MOST_BYTES and time.monotonic() < end:
+        sent += connection.send(chunk)
     connection.shutdown(socket.SHUT_WR)
 
 
 def _receive(connection: socket.socket) -> float:
-    """Receive until there is no more; return bytes per second."""
+    """Receive until there is no more; return bytes per second.
+
+    It is the median of some windows of time: the first one is TCP's slow start, and in
+    any other one a busy machine may have had something else to do.
+    """
     connection.settimeout(_MESSAGE_TIMEOUT)
-    buffer, total, marks = bytearray(_CHUNK), 0, list[tuple[float, int]]()
-    start = time.monotonic()
-    with contextlib.suppress(TimeoutError):
-        while size := connection.recv_into(buffer):
-            total += size
-            marks.append((time.monotonic(), total))
-    if len(marks) < 2:  # noqa: PLR2004
+    buffer, total, start = bytearray(_CHUNK), 0, time.monotonic()
+    marks = [(start, 0)]
+    while size := connection.recv_into(buffer):
+        total += size
+        marks.append((time.monotonic(), total))
+    first, last = marks[min(1, len(marks) - 1)][0], marks[-1][0]
+    if last <= first:  # next to nothing has come
         return total / (time.monotonic() - start)
-    (start, _), (end, _) = marks[0], marks[-1]
-    warm = start + _WARM_UP * (end - start)
-    at, before = next(mark for mark in marks if mark[0] >= warm)
-    return (total - before) / (end - at) if end > at else total / max(end - start, 1e-6)
+    length, rates = (last - first) / _WINDOWS, list[float]()
+    edge = marks[1]
+    for mark in marks[2:]:
+        if mark[0] >= edge[0] + length or mark is marks[-1]:
+            rates.append((mark[1] - edge[1]) / max(mark[0] - edge[0], 1e-9))
+            edge = mark
+    return median(rates[1:] or rates)
 
 
 def _lost(connection: socket.socket) -> float:

@@ -96,14 +96,10 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
         check_port(plan)
     except LaunchError as fault:
         elsewhere = abort.meeting_place(known)
-        if elsewhere is None:
+        if elsewhere is None or fault.everywhere:  # what is typed is wrong
             raise
         plan = elsewhere
-        refused = _finding(fault.code, str(fault), plan, is_suspect=True)
-        # What all nodes find is no fault of one of them.
-        findings.append(
-            {**refused, "nodes": [] if fault.everywhere else refused["nodes"]}
-        )
+        findings.append(_finding(fault.code, str(fault), plan, is_suspect=True))
     known.plan = plan
     findings += [
         _finding(message.code, message.text, plan, is_suspect=False)

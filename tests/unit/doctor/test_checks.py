@@ -1,0 +1,267 @@
+"""What is wrong with nodes, one by one: the codes, the nodes, and what is not wrong."""
+
+from __future__ import annotations
+
+import pytest
+from records import (
+    HOSTS,
+    SHM,
+    make_folder,
+    make_gpu,
+    make_interface,
+    make_record,
+    make_torch,
+    records,
+)
+
+from torchrun_hpc.doctor.checks import findings
+
+CODES = {"HPC181", "HPC182", "HPC184", "HPC185", "HPC186", "HPC187", "HPC188"}
+
+
+def faults(number, changes):
+    """Return the findings of some nodes, without those that only compare them."""
+    found = findings(records(number, changes), HOSTS)
+    assert {finding["code"] for finding in found} <= CODES
+    assert all(finding["text"].isprintable() for finding in found)
+    assert all(finding["remedy"] for finding in found)
+    return [finding for finding in found if finding["code"] != "HPC181"]
+
+
+def limit(name, value):
+    return {"limits": make_record()["limits"] | {name: value}}
+
+
+def folder(path="/scratch", **changes):
+    return {"folders": [make_folder(path, **changes)]}
+
+
+def gpus(*changes):
+    return {"gpus": [make_gpu(**each) for each in changes]}
+
+
+def named(**names):
+    return {"names": names}
+
+
+ETHERNET = [make_interface("ib0", "10.20.0.3", is_up=False), make_interface("eth0")]
+WORKERS = "one is needed for each worker on node 0"
+
+# What is wrong with node 2 of 4: the code, the text behind its name, whether it is
+# suspect.
+ONE = {
+    "a name that does not resolve": (
+        named(jwb0001i=[]),
+        ("HPC182", "jwb0001i does not resolve", True),
+    ),
+    "another node's address": (
+        named(jwb0001i=["10.10.0.1", "127.0.1.1"]),
+        (
+            "HPC182",
+            "jwb0001i means 10.10.0.1, 127.0.1.1 there, and has the address 10.20.0.1",
+            True,
+        ),
+    ),
+    "an own name that is elsewhere": (
+        named(jwb0003i=["10.20.0.3", "192.0.2.7"]),
+        (
+            "HPC182",
+            "jwb0003i means 10.20.0.3, 192.0.2.7, which no interface of it has",
+            True,
+        ),
+    ),
+    "a name of a node that has not come": (
+        named(jwb0009i=[]),
+        ("HPC182", "jwb0009i does not resolve", True),
+    ),
+    "a folder that cannot be written": (
+        folder(problem="Disk quota exceeded"),
+        ("HPC184", "cannot write to /scratch: Disk quota exceeded", True),
+    ),
+    "a folder that is missing": (
+        folder("/p/home", size=0, problem="No such file or directory"),
+        ("HPC184", "cannot write to /p/home: No such file or directory", True),
+    ),
+    "a folder that is full": (
+        folder(free=99 * 10**6),
+        ("HPC184", "/scratch is full: less than 100 MB and 1 % are free", True),
+    ),
+    "a container's shared memory": (
+        folder(SHM, free=64 * 2**20, size=64 * 2**20),
+        ("HPC184", f"{SHM} has 64 MiB, too few for DataLoader's workers", False),
+    ),
+    "no torch": (
+        {"torch": make_torch(problem="No module named 'torch'", import_s=0.0)},
+        ("HPC185", "torch cannot be imported: No module named 'torch'", True),
+    ),
+    "a slow import": (
+        {"torch": make_torch(import_s=41.0)},
+        ("HPC185", "importing torch took 41 s, and 4 s is usual", False),
+    ),
+    "open files": (
+        limit("files", 1024),
+        ("HPC186", f"1024 files may be open (ulimit -Hn): {WORKERS}", False),
+    ),
+    "processes": (
+        limit("processes", 1023),
+        ("HPC186", "1023 processes and threads may run (ulimit -u)", False),
+    ),
+    "locked memory": (
+        limit("locked memory", 65536),
+        (
+            "HPC186",
+            "64 KiB may be locked in memory (ulimit -l): RDMA needs more",
+            False,
+        ),
+    ),
+    "memory errors": (
+        gpus({}, {"ecc_errors": 2}, {"ecc_errors": -1}, {}),
+        ("HPC187", "GPU 1 has had 2 uncorrected memory errors", True),
+    ),
+    "others on a GPU": (
+        gpus({}, {"processes": [77, 5]}, {"processes": [77]}, {"processes": [9]}),
+        ("HPC187", "other processes compute on GPU 1-3: pid 5, 9, 77", True),
+    ),
+    "GPUs that torch does not see": (
+        {"torch": make_torch(gpus=1)},
+        ("HPC187", "torch sees 1 of 4 GPUs", False),
+    ),
+    "a name server that is silent": (
+        {"resolver": "silent", "resolver_s": 5.0},
+        ("HPC188", "the name server does not answer", True),
+    ),
+    "no name server": (
+        {"resolver": "down"},
+        ("HPC188", "no name server can be reached", True),
+    ),
+    "names that take long": (
+        {"resolver_s": 1.1},
+        ("HPC188", "resolving the names of nodes takes more than 1 s", True),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ONE)
+def test_one_node(case):
+    changes, (code, text, is_suspect) = ONE[case]
+    (finding,) = faults(4, {2: changes})
+    assert (finding["code"], finding["text"]) == (code, f"jwb0003: {text}")
+    assert finding["nodes"] == [2]
+    assert finding["is_suspect"] is is_suspect
+
+
+NOTHING = {
+    "nothing": {},
+    "names that are not known": named(),
+    "an own name on loopback": named(jwb0003i=["127.0.1.1", "::1"]),
+    "an own name of several addresses": named(jwb0003i=["10.20.0.3", "10.10.0.3"]),
+    "interfaces that are not known": {"interfaces": [], "interface": ""},
+    "one of several addresses": named(jwb0001i=["10.10.0.1", "10.20.0.1"]),
+    "a name of a node that has not come": named(jwb0009i=["10.20.0.9"]),
+    "little room in a small folder": folder(free=50 * 10**6, size=10**9),
+    "a small part of a large folder": folder(free=2 * 10**9, size=10**12),
+    "a file system without a size": folder(free=0, size=0),
+    "a small folder": folder(size=64 * 2**20, free=60 * 2**20),
+    "torch was not looked at": {"torch": None},
+    "an import that is not fast": {"torch": make_torch(import_s=11.9)},
+    "a limit": limit("files", 4096),
+    "no limit": limit("files", -1),
+    "limits that are not known": {"limits": {}},
+    "locked memory without InfiniBand": limit("locked memory", 65536)
+    | {"interfaces": ETHERNET},
+    "GPUs that torch counts otherwise": {"torch": make_torch(gpus=8)},
+    "an unknown resolver": {"resolver": "unknown", "resolver_s": 0.9},
+}
+
+
+@pytest.mark.parametrize("case", NOTHING)
+def test_nothing_is_wrong(case):
+    assert faults(4, {2: NOTHING[case]}) == []
+
+
+@pytest.mark.parametrize("number", [0, 1, 16])
+def test_sound_nodes(number):
+    assert findings(records(number), HOSTS) == []
+
+
+# --- several nodes --------------------------------------------------------------------
+
+
+# An address that is right on one node, and what is unusual, are not of all nodes.
+OF_SOME = {"another node's address", "an own name that is elsewhere", "a slow import"}
+
+
+@pytest.mark.parametrize("case", sorted(ONE.keys() - OF_SOME))
+def test_all_nodes_have_one_finding(case):
+    changes, (code, text, _) = ONE[case]
+    (finding,) = faults(4, dict.fromkeys(range(4), changes))
+    assert (finding["code"], finding["text"]) == (code, f"all 4 nodes: {text}")
+    assert finding["nodes"] == []
+
+
+# Suspect on one node of four; on three of them; on all.
+SHARES = {
+    "a folder that cannot be written": (True, True, True),
+    "a folder that is missing": (True, False, False),
+    "no torch": (True, True, True),
+    "open files": (False, False, False),
+    "memory errors": (True, True, True),
+    "no name server": (True, False, False),
+    "names that take long": (True, False, False),
+}
+
+
+@pytest.mark.parametrize("case", SHARES)
+def test_what_most_nodes_have_may_be_the_sites_choice(case):
+    changes, _ = ONE[case]
+    found = [faults(4, dict.fromkeys(range(n), changes)) for n in (1, 3, 4)]
+    assert tuple(finding["is_suspect"] for (finding,) in found) == SHARES[case]
+    assert [finding["nodes"] for (finding,) in found] == [[0], [0, 1, 2], []]
+
+
+def test_one_of_two_is_to_blame():
+    """Other than with what differs: this is wrong by itself."""
+    (finding,) = faults(2, {1: {"resolver": "silent"}})
+    assert finding["nodes"] == [1]
+    assert finding["is_suspect"]
+
+
+def test_a_job_of_one_node():
+    (finding,) = faults(1, {0: {"resolver": "down"}})
+    assert finding["text"] == "jwb0001: no name server can be reached"
+    assert finding["nodes"] == [0]
+    assert not finding["is_suspect"]
+
+
+def test_nodes_of_different_faults():
+    first, second = folder(problem="Disk quota exceeded"), folder(free=0)
+    found = faults(4, {0: first, 1: second, 3: first})
+    assert [finding["nodes"] for finding in found] == [[0, 3], [1]]
+    assert found[0]["text"].startswith("jwb0001, jwb0004: ")
+
+
+def test_others_may_use_GPUs_that_the_job_does_not_have():  # noqa: N802
+    changes = gpus({"processes": [5]}, {}) | {"torch": make_torch(gpus=1)}
+    busy, hidden = faults(2, dict.fromkeys(range(2), changes))
+    assert "compute on GPU 0" in busy["text"]
+    assert not busy["is_suspect"]
+    assert hidden["text"] == "all 2 nodes: torch sees 1 of 2 GPUs"
+
+
+def test_not_too_many_processes():
+    (finding,) = faults(2, {1: gpus(*[{"processes": [*range(50)]}] * 4)})
+    assert finding["text"].endswith("GPU 0-3: pid 0, 1, 2, 3, 4")
+
+
+def test_a_slow_import_needs_nodes_to_compare_with():
+    slow = {"torch": make_torch(import_s=100.0)}
+    assert faults(2, {1: slow}) == []
+    assert faults(3, dict.fromkeys(range(3), slow)) == []
+    assert len(faults(3, {1: slow})) == 1
+    without = {"torch": make_torch(import_s=0.0, problem="no")}
+    assert len(faults(4, {0: without, 1: slow})) == 2
+
+
+def test_a_node_without_a_name():
+    (finding,) = findings([make_record(3, resolver="down")], ["", "", "", ""])
+    assert finding["text"].startswith("node 3: ")

@@ -1,0 +1,217 @@
+"""A worker: what it writes, when it ends, and with whom it runs what."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from loopback import LIMIT
+from torch_workers import ENVIRON, settings_of
+
+from torchrun_hpc.doctor import collectives
+from torchrun_hpc.doctor.results import Collective, Torch
+from torchrun_hpc.reporting.description import check_form
+
+PROGRAM = (sys.executable, "-m", "torchrun_hpc.doctor.collectives")
+
+
+def started(folder=None):
+    """Start a worker, in front of whose modules there is a folder."""
+    return subprocess.Popen(
+        PROGRAM,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**ENVIRON, "PYTHONPATH": str(folder or "")},
+    )
+
+
+def talk(worker, settings):
+    """Return the two messages of a worker that runs nothing, and its stderr.
+
+    Its stdin is open to its end.
+    """
+    found = json.loads(worker.stdout.readline())
+    worker.stdin.write(json.dumps(settings).encode() + b"\n")
+    worker.stdin.flush()
+    return found, json.loads(worker.stdout.read()), worker.stderr.read()
+
+
+@pytest.fixture
+def shadow(tmp_path):
+    """Write a torch that is found first; return its folder."""
+
+    def write(text):
+        package = tmp_path / "torch"
+        package.mkdir()
+        (package / "__init__.py").write_text(text)
+        return tmp_path
+
+    return write
+
+
+def test_one_worker_has_nothing_to_run():
+    (settings,) = settings_of(1, 1)
+    with started() as worker:
+        found, output, errors = talk(worker, settings)
+    check_form(found, Torch)
+    assert found["version"] == torch.__version__
+    assert found["import_s"] > 0.1
+    assert found["gpus"] == torch.cuda.device_count()
+    assert not found["problem"]
+    assert output == {"done": "gloo"}
+    assert worker.returncode == 0, errors
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "words"),
+    [
+        (
+            "raise ImportError('libcudart.so.13: cannot open\\nshared object')",
+            "ImportError: libcudart.so.13: cannot open shared object",
+            "ImportError: libcudart.so.13",
+        ),
+        ("raise SystemExit(3)", "SystemExit: 3", "SystemExit: 3"),
+        ("version = None", "AttributeError: ", "AttributeError: "),
+    ],
+)
+def test_a_torch_that_cannot_be_imported(shadow, text, problem, words):
+    with started(shadow(text)) as worker:  # its stdin is open to its end
+        found = json.loads(worker.stdout.read())
+        errors = worker.stderr.read().decode()
+    check_form(found, Torch)
+    assert found["problem"].startswith(problem)
+    assert not found["version"]
+    assert "Traceback " in errors
+    assert words in errors
+    assert worker.returncode == 1
+
+
+TORCH = """\
+import os
+from types import SimpleNamespace
+
+print("to stdout")
+os.system("echo of a program")
+__version__ = "9.9"
+version = SimpleNamespace(cuda="13.0", hip=None)
+cuda = SimpleNamespace(
+    device_count=lambda: 4,
+    is_available=lambda: True,
+    nccl=SimpleNamespace(version=lambda: (2, 30, 7)),
+)
+backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 92600))
+"""
+
+
+def test_what_it_prints_goes_to_stderr(shadow):
+    (settings,) = settings_of(1, 1)
+    with started(shadow(TORCH)) as worker:
+        found, output, errors = talk(worker, settings)
+    assert found["version"] == "9.9"
+    assert found["libraries"] == {"cuda": "13.0", "nccl": "2.30.7", "cudnn": "92600"}
+    assert found["gpus"] == 4
+    assert output == {"done": "nccl"}
+    assert sorted(errors.splitlines()) == [b"of a program", b"to stdout"]
+
+
+@pytest.mark.parametrize("text", ["import time; time.sleep(600)", TORCH])
+def test_it_ends_with_its_parent(shadow, text):
+    """Whose end of the pipe is closed: in the import of torch, and behind it."""
+    with started(shadow(text)) as worker:
+        if text == TORCH:
+            assert worker.stdout.readline()
+        worker.stdin.close()
+        worker.wait(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_size", "backend"),
+    [
+        (0, 1, "gloo"),
+        (4, 4, "nccl"),
+        (8, 4, "nccl"),
+        (1, 4, "nccl"),  # each has one of its own
+        (2, 4, "gloo"),
+    ],
+)
+def test_the_backend(monkeypatch, gpus, local_size, backend):
+    cuda = SimpleNamespace(is_available=lambda: gpus > 0, device_count=lambda: gpus)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    (settings,) = settings_of(1, 1)
+    settings["local_size"] = local_size
+    assert collectives._run(settings, print) == backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "nodes", "local_size", "found"),
+    [
+        ("gloo", 2, 4, [("all", "", 5, 8)]),
+        ("nccl", 2, 4, [("all", "", 5, 8), ("node 1", "n1", 1, 4)]),
+        ("nccl", 8, 1, [("all", "", 5, 8)]),
+        ("nccl", 1, 8, [("all", "", 5, 8)]),
+    ],
+)
+def test_who_runs_them(backend, nodes, local_size, found):
+    settings = settings_of(nodes, local_size)[5]
+    assert collectives.worlds(settings, backend) == found
+
+
+def run_forks(all_settings, gpus):
+    """Run workers that are forks, so that torch is imported once; return rows of each.
+
+    Args:
+        all_settings: Those of each.
+        gpus: How many GPUs each believes that it has.
+    """
+    running = []
+    for settings, own_gpus in zip(all_settings, gpus, strict=True):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(int(LIMIT))
+            torch.cuda.is_available = lambda: True
+            torch.cuda.device_count = lambda gpus=own_gpus: gpus
+            rows = []
+            rows.append(collectives._run(settings, rows.append))
+            os.write(writer, json.dumps(rows).encode())
+            os._exit(0)
+        os.close(writer)
+        running.append((pid, io.FileIO(reader)))
+    found = []
+    for pid, output in running:
+        with output:
+            found.append(json.loads(output.read() or "[]"))
+        os.waitpid(pid, 0)
+    return found
+
+
+def test_groups_of_nodes(monkeypatch):
+    """Which only GPUs have; not all workers have one."""
+    decide = collectives.worlds
+
+    def decide_as_with_gpus(settings, backend):
+        assert backend == "gloo"
+        return decide(settings, "nccl")
+
+    monkeypatch.setattr(collectives, "worlds", decide_as_with_gpus)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    all_rows = run_forks(settings_of(2, 2, max_bytes=32), gpus=(2, 2, 0, 0))
+    assert [rows.pop() for rows in all_rows] == ["gloo"] * 4
+    seen = [{row["scope"] for row in rows} for rows in all_rows]
+    assert seen == [{"", "n0"}, set(), {"n1"}, set()]
+    for row in [row for rows in all_rows for row in rows]:
+        check_form(row, Collective)
+        assert row["wrong"] == 0
+    sizes = [
+        [row["size"] for row in rows if row["operation"] == "all_gather"]
+        for rows in all_rows
+    ]
+    assert sizes == [[16, 32, 8, 32], [], [8, 32], []]

@@ -1,0 +1,498 @@
+"""What this machine shows of itself, and what it shows where something is missing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from nodes import make_network
+from programs import ROOT
+
+from torchrun_hpc import __version__
+from torchrun_hpc.doctor import node
+from torchrun_hpc.doctor.results import Node
+from torchrun_hpc.launching import resolver
+from torchrun_hpc.network import this_node
+from torchrun_hpc.reporting.description import check_form
+
+NETWORK = make_network(
+    {
+        "lo": "127.0.0.1/8 ::1/128",
+        "eth0": "10.10.0.1/24",
+        "ib0": "10.20.0.1/24 fd00::1/64",
+        "ib1": "",
+    },
+    hosts={"n0i": "10.20.0.1", "n1i": "10.10.0.2 10.20.0.2"},
+    down=("ib1",),
+)
+
+
+@pytest.fixture(autouse=True)
+def _is_quick(monkeypatch):
+    monkeypatch.setattr(node, "_RESOLVER_S", 0.0)
+
+
+def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
+    found = node.examine(
+        rank=0,
+        host="n0",
+        fast_host="n0i",
+        address=address,
+        workers=4,
+        names=names,
+        network=network,
+        environ=environ or {},
+    )
+    json.dumps(found)
+    check_form(found, Node)
+    return found
+
+
+# --- all of it ------------------------------------------------------------------------
+
+
+def test_this_machine():
+    start = time.monotonic()
+    found = examined(["localhost"], this_node(), os.environ, "")
+    assert time.monotonic() - start < 5.0
+    assert (found["rank"], found["host"], found["fast_host"]) == (0, "n0", "n0i")
+    assert (found["interface"], found["port"], found["workers"]) == ("", 0, 4)
+    assert found["torch"] is None
+    assert found["findings"] == []
+    assert "127.0.0.1" in found["names"]["localhost"]
+    assert found["cores"] == os.cpu_count()
+    assert found["versions"]["torchrun_hpc"] == __version__
+    assert found["versions"]["python"] == sys.version.split()[0]
+    assert found["versions"]["kernel"] == os.uname().release
+    assert all(folder["size"] for folder in found["folders"])
+
+
+def test_torch_is_not_imported():
+    program = "import sys, torchrun_hpc.doctor.node; print('torch' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_process_that_may_start_no_threads(monkeypatch):
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    found = examined(["n0i"], environ={"TMPDIR": "/usr", "HOME": "/usr"})
+    assert found["names"] == {}
+    assert found["interfaces"] == found["gpus"] == []
+    assert found["resolver"] == "unknown"
+    assert [bool(folder["problem"]) for folder in found["folders"]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "which"),
+    [
+        ("files", resource.RLIMIT_NOFILE, 1),  # the launcher raises the soft one
+        ("processes", resource.RLIMIT_NPROC, 0),
+        ("locked memory", resource.RLIMIT_MEMLOCK, 0),
+    ],
+)
+def test_limits(monkeypatch, name, number, which):
+    limits = {number: (10, -1)}
+    monkeypatch.setattr(resource, "getrlimit", lambda n: limits.get(n, (7, 7)))
+    found = examined()["limits"]
+    assert found == dict.fromkeys(found, 7) | {name: (10, -1)[which]}
+
+
+# --- the network ----------------------------------------------------------------------
+
+
+def test_interfaces():
+    found = examined()
+    assert found["interface"] == "ib0"
+    shown = {i["name"]: (i["addresses"], i["is_up"]) for i in found["interfaces"]}
+    assert shown == {
+        "eth0": (["10.10.0.1"], True),
+        "ib0": (["10.20.0.1", "fd00::1"], True),
+        "ib1": ([], False),
+    }
+
+
+def test_mtu_and_speed(monkeypatch):
+    states = {"ib0": SimpleNamespace(mtu=4092, speed=200000)}
+    monkeypatch.setattr("psutil.net_if_stats", lambda: states)
+    shown = [(i["mtu"], i["speed_mbit"]) for i in examined()["interfaces"]]
+    assert shown == [(0, 0), (4092, 200000), (0, 0)]
+
+
+@pytest.mark.parametrize("address", ["", "192.0.2.1", "fd00::1"])
+def test_the_interface_of_an_address(address):
+    expected = "ib0" if address == "fd00::1" else ""
+    assert examined(address=address)["interface"] == expected
+
+
+def test_interfaces_that_cannot_be_listed():
+    def fail():
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    found = examined(["n0i"], replace(NETWORK, list_interfaces=fail))
+    assert found["interfaces"] == []
+    assert found["names"] == {"n0i": ["10.20.0.1"]}
+    assert found["resolver"] == "unknown"
+
+
+def test_names():
+    found = examined(["n0i", "n1i", "n2i"])
+    assert found["names"] == {
+        "n0i": ["10.20.0.1"],
+        "n1i": ["10.10.0.2", "10.20.0.2"],
+        "n2i": [],
+    }
+    assert found["resolver_s"] < 1.0
+
+
+def test_a_name_server_that_hangs(monkeypatch):
+    """It is known which names it has answered, and nothing of the others."""
+    monkeypatch.setattr(node, "_LIMIT", 0.5)
+    goes_on = threading.Event()
+
+    def resolve(name):
+        if name != "n0i":
+            goes_on.wait(60.0)
+        return NETWORK.resolve(name)
+
+    start = time.monotonic()
+    found = examined(["n0i", "n1i", "n2i"], replace(NETWORK, resolve=resolve))
+    goes_on.set()
+    assert 0.5 <= found["resolver_s"] <= time.monotonic() - start < 5.0
+    assert found["names"] == {"n0i": ["10.20.0.1"]}
+    assert found["resolver"] == "silent"
+
+
+def test_a_slow_name_server():
+    def resolve(name):
+        time.sleep(0.4)
+        return NETWORK.resolve(name)
+
+    found = examined(["n0i", "n1i", "n2i"], replace(NETWORK, resolve=resolve))
+    assert 0.4 <= found["resolver_s"] < 1.2  # side by side
+    assert list(found["names"]) == ["n0i", "n1i", "n2i"]
+
+
+def test_a_resolver_that_fails():
+    def resolve(_name):
+        raise ValueError("a fault of its own")
+
+    assert examined(["n0i"], replace(NETWORK, resolve=resolve))["names"] == {}
+
+
+@pytest.mark.parametrize(
+    ("program", "result"),
+    [
+        ("", "answers"),
+        ("raise SystemExit(3)", "down"),
+        ("import time; time.sleep(60)", "silent"),
+    ],
+)
+def test_the_resolver(monkeypatch, program, result):
+    monkeypatch.setattr(resolver, "_ASK", program)
+    monkeypatch.setattr(node, "_RESOLVER_S", 1.0)
+    assert examined()["resolver"] == result
+
+
+# --- folders --------------------------------------------------------------------------
+
+
+def folders(**environ):
+    """Return the folders of an environment by their paths."""
+    return {found["path"]: found for found in examined(environ=environ)["folders"]}
+
+
+def test_a_folder_is_written_to_and_left_empty(tmp_path):
+    found = folders(HOME=str(tmp_path))[str(tmp_path)]
+    state = os.statvfs(tmp_path)
+    assert found["size"] == state.f_blocks * state.f_frsize
+    assert 0 < found["free"] <= found["size"]
+    assert found["problem"] == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_which_folders():
+    usual, other = ["/dev/shm", "/tmp"], "/usr"  # noqa: S108
+    assert list(folders()) == usual
+    assert list(folders(TMPDIR="", HOME="")) == usual
+    assert list(folders(TMPDIR="/dev/shm", HOME=other)) == ["/dev/shm", other]  # noqa: S108
+    assert list(folders(HOME="/tmp")) == usual  # noqa: S108
+
+
+def test_folders_that_are_none(tmp_path):
+    (tmp_path / "file").touch()
+    missing, file = str(tmp_path / "missing"), str(tmp_path / "file")
+    found = folders(TMPDIR=missing, HOME=file)
+    assert found[missing]["problem"] == "No such file or directory"
+    assert found[missing]["size"] == 0
+    assert found[file]["problem"] == "Not a directory"
+
+
+def test_a_path_is_printable():
+    found = folders(TMPDIR="/\x1b[31m\udcff/" + 600 * "x")
+    (path,) = [path for path in found if path.startswith("/ [31m /xxx")]
+    assert len(path) == 500
+    assert found[path]["problem"] == "No such file or directory"
+
+
+# Mounts a file system of 64 kB on the folder $1, with the options $2, and fills it.
+MOUNTED = """
+mount -t tmpfs -o size=64k none "$1" || exit 77
+head -c 65536 /dev/zero > "$1/full" || exit 77
+mount -o "remount,$2" "$1" || exit 77
+exec "$3" -c 'import sys
+from torchrun_hpc.doctor import node
+print(node._folder(sys.argv[1]))' "$1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [("rw", "No space left on device"), ("ro", "Read-only file system")],
+)
+def test_a_file_system_that_takes_nothing(tmp_path, options, problem):
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNTED]
+    command += ["sh", str(tmp_path), options, sys.executable]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if done.returncode in {1, 77} and "Traceback" not in done.stderr:
+        pytest.skip(f"this user may not mount: {done.stderr}")
+    expected = {"path": str(tmp_path), "free": 0, "size": 65536, "problem": problem}
+    assert done.stdout == f"{expected}\n"
+
+
+def test_a_file_system_that_hangs(monkeypatch):
+    monkeypatch.setattr(node, "_LIMIT", 0.5)
+    goes_on, statvfs = threading.Event(), os.statvfs
+
+    def hang(path):
+        if path == "/dead":
+            goes_on.wait(60.0)
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", hang)
+    start = time.monotonic()
+    found = folders(HOME="/dead", TMPDIR="/usr")
+    assert time.monotonic() - start < 5.0
+    goes_on.set()
+    assert found["/dead"]["problem"] == "no answer within 0.5 s"
+    assert found["/usr"]["size"] > 0
+
+
+# --- versions, variables, CPUs --------------------------------------------------------
+
+
+def test_plugins(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, files in [
+        (first, ["libfabric.so.1.25.0"]),
+        (second, ["libnccl-net.so"]),
+    ]:
+        folder.mkdir()
+        for file in files:
+            (folder / file).touch()
+    (second / "libfabric.so.1").touch()
+    (first / "libfabric.so.1").symlink_to("libfabric.so.1.25.0")
+    path = f":{tmp_path}/missing:{first}:{second}:"
+    found = examined(environ={"LD_LIBRARY_PATH": path})["versions"]
+    assert found["libfabric"] == "libfabric.so.1.25.0"
+    assert found["nccl plugin"] == "libnccl-net.so"
+    assert found["torchrun_hpc"] == __version__
+
+
+@pytest.mark.parametrize("path", ["", ":", "/missing", "/proc/self/environ"])
+def test_no_plugins(path):
+    found = examined(environ={"LD_LIBRARY_PATH": path})["versions"]
+    assert set(found) == {"python", "torchrun_hpc", "kernel"}
+
+
+SHOWN = [
+    *("NCCL_ALGO", "NCCL_IB_PKEY", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "UCX_TLS"),
+    *("TORCH_NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS"),
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
+]
+NOT_SHOWN = [
+    *("NCCL_AUTH_TOKEN", "TORCH_API_KEY", "UCX_PASSWORD", "FI_OPX_UUID"),
+    *("FI_my_secret", "HF_TOKEN", "http_proxy", "AWS_SECRET_ACCESS_KEY", "PATH"),
+    *("MY_NCCL_ALGO", "NCCL", "CUDA_HOME", "LD_LIBRARY_PATH_modshare", "WANDB_API_KEY"),
+]
+
+
+def test_variables():
+    environ = dict.fromkeys([*SHOWN, *NOT_SHOWN], "1") | {"NCCL_DEBUG": ""}
+    assert examined(environ=environ)["variables"] == dict.fromkeys(sorted(SHOWN), "1")
+
+
+def test_values_are_printable():
+    environ = {"NCCL_ALGO": "\x1b[31mRing\n" + 1000 * "x"}
+    (value,) = examined(environ=environ)["variables"].values()
+    assert value.startswith(" [31mRing x")
+    assert len(value) == 500
+
+
+@pytest.mark.parametrize(
+    ("numbers", "written"),
+    [
+        ({0}, "0"),
+        ({8, 0, 1, 2, 3}, "0-3,8"),
+        (range(0, 60, 2), ",".join(map(str, range(0, 60, 2)))),  # all of them
+    ],
+)
+def test_cpus(monkeypatch, numbers, written):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: numbers)
+    assert examined()["cpus"] == written
+
+
+# --- GPUs -----------------------------------------------------------------------------
+
+
+class NVMLError(Exception):
+    pass
+
+
+def fail(*_arguments):
+    raise NVMLError
+
+
+def pynvml(**changes):
+    """Return a module with the functions that nvidia-ml-py documents, of two GPUs."""
+    return SimpleNamespace(
+        **{
+            "NVMLError": NVMLError,
+            "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1,
+            "NVML_VOLATILE_ECC": 0,
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
+            "nvmlSystemGetDriverVersion": lambda: "580.95.05",
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": "gpu{}".format,
+            "nvmlDeviceGetName": lambda _gpu: "NVIDIA H100",
+            "nvmlDeviceGetTotalEccErrors": lambda gpu, *_of: 3 * (gpu == "gpu1"),
+            "nvmlDeviceGetComputeRunningProcesses": lambda gpu: (
+                [SimpleNamespace(pid=77, usedGpuMemory=10)] if gpu == "gpu0" else []
+            ),
+            "nvmlDeviceGetMemoryInfo": lambda _gpu: SimpleNamespace(used=2**30),
+        }
+        | changes
+    )
+
+
+def gpu(**changes):
+    known = {"model": "NVIDIA H100", "ecc_errors": 0, "processes": []}
+    return {**known, "memory_used": 2**30, **changes}
+
+
+# What is other than in `pynvml`; what is known then of the GPUs, and of the driver.
+BY_NVML = {
+    "all": ({}, [gpu(processes=[77]), gpu(ecc_errors=3)], "580.95.05"),
+    "texts are bytes": (
+        {
+            "nvmlDeviceGetName": lambda _gpu: b"A40\n",
+            "nvmlSystemGetDriverVersion": lambda: b"470.1",
+        },
+        [gpu(model="A40", processes=[77]), gpu(model="A40", ecc_errors=3)],
+        "470.1",
+    ),
+    "no error correction": (
+        {"nvmlDeviceGetTotalEccErrors": fail},
+        [gpu(ecc_errors=-1, processes=[77]), gpu(ecc_errors=-1)],
+        "580.95.05",
+    ),
+    "processes are hidden": (
+        {"nvmlDeviceGetComputeRunningProcesses": fail, "nvmlDeviceGetMemoryInfo": fail},
+        [gpu(memory_used=0), gpu(memory_used=0, ecc_errors=3)],
+        "580.95.05",
+    ),
+    "one is lost": (
+        {"nvmlDeviceGetHandleByIndex": lambda i: fail() if i == 0 else f"gpu{i}"},
+        [gpu(ecc_errors=3)],
+        "580.95.05",
+    ),
+    "none": ({"nvmlDeviceGetCount": lambda: 0}, [], "580.95.05"),
+    "nothing else": (
+        {"nvmlSystemGetDriverVersion": fail, "nvmlShutdown": fail},
+        [gpu(processes=[77]), gpu(ecc_errors=3)],
+        "",
+    ),
+    "no driver": ({"nvmlInit": fail}, [], ""),
+    "a release without one of the functions": ({"nvmlDeviceGetCount": None}, [], ""),
+}
+
+
+@pytest.mark.parametrize("case", BY_NVML)
+def test_gpus(monkeypatch, case):
+    changes, gpus, driver = BY_NVML[case]
+    monkeypatch.setattr(node, "_DRIVER", Path("/missing"))
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml(**changes))
+    found = examined()
+    assert (found["gpus"], found["driver"]) == (gpus, driver)
+
+
+VERSIONS = {
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n"
+    "GCC version:  gcc version 12.2.0\n": "535.104.05",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
+    "  (dvs-builder@U22)\n": "570.86.15",
+    "something else": "",
+}
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """Return a folder with the files of a driver that knows two GPUs."""
+    for number, model in enumerate(["NVIDIA A100-SXM4-40GB", "Tesla V100"]):
+        file = tmp_path / "gpus" / f"0000:0{number}:00.0" / "information"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"Model: \t\t {model}\nIRQ:   \t\t 1\nGPU UUID: \t GPU-1\n")
+    monkeypatch.setattr(node, "_DRIVER", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", VERSIONS)
+@pytest.mark.parametrize("module", [None, pynvml(nvmlInit=fail)])
+def test_the_drivers_files(monkeypatch, driver, module, text):
+    """Without the package, or without its library."""
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    (driver / "version").write_text(text)
+    found = examined()
+    assert [each["model"] for each in found["gpus"]] == [
+        "NVIDIA A100-SXM4-40GB",
+        "Tesla V100",
+    ]
+    assert {each["ecc_errors"] for each in found["gpus"]} == {-1}
+    assert found["driver"] == VERSIONS[text]
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_driver_that_hangs(monkeypatch):
+    monkeypatch.setattr(node, "_LIMIT", 0.5)
+    goes_on = threading.Event()
+    hangs = pynvml(nvmlInit=lambda: goes_on.wait(60.0))
+    monkeypatch.setitem(sys.modules, "pynvml", hangs)
+    start = time.monotonic()
+    assert len(examined()["gpus"]) == 2
+    assert time.monotonic() - start < 5.0
+    goes_on.set()
+
+
+def test_no_gpus_here():
+    if not Path("/proc/driver/nvidia").exists():
+        assert examined()["gpus"] == []

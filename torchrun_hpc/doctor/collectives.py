@@ -1,0 +1,195 @@
+"""A worker that runs torch's collective operations, as a process of its own.
+
+`torchrun_hpc.doctor.workers` starts it, with ``python -m``, and talks with it in lines
+of JSON. It imports torch, and writes a `Torch`. It gets `Settings`, runs the operations
+with the workers of all nodes, writes a `Collective` after each if it is the one to do
+so, and in the end ``{"done": BACKEND}``. At the end of its stdin it ends at once:
+whoever has started it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import queue
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torchrun_hpc.reporting.console import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchrun_hpc.doctor.results import Torch
+
+_LONGEST = 240  # characters of a problem
+# Gloo's threads let go of the last tensor a moment after its result is there. Up to
+# torch 2.4 a worker may hang if the group is gone by then, in 2.13 abort.
+_GLOO_REST = 0.2  # seconds
+
+
+class Settings(TypedDict):
+    """What a worker has to know.
+
+    Attributes:
+        rank: Its rank.
+        size: How many workers there are on all nodes.
+        local_rank: Its rank among those of its node.
+        local_size: How many its node has.
+        node_rank: Rank of its node.
+        nodes: How many nodes there are.
+        host: Name of its node.
+        address: Where rank 0 listens: a name, or an address without brackets.
+        port: And the port.
+        max_bytes: The largest size.
+        timeout: Seconds that anything may take.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    nodes: int
+    host: str
+    address: str
+    port: int
+    max_bytes: int
+    timeout: float
+
+
+def main() -> None:
+    """Run as a worker, to the end of the process."""
+    # Whatever else prints, on import of torch or later, goes to stderr.
+    output = os.dup(1)
+    os.dup2(2, 1)
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_stdin, args=(lines,), daemon=True).start()
+
+    def write(message: Any) -> None:
+        os.write(output, json.dumps(message).encode() + b"\n")
+
+    code = 0
+    try:
+        _import_torch(write)
+        write({"done": _run(json.loads(lines.get()), write)})
+    except BaseException:  # noqa: BLE001 - whatever it is, it is shown
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # at a usual end, threads of NCCL and gloo may wait for others
+
+
+def _read_stdin(lines: queue.SimpleQueue[bytes]) -> None:
+    for line in io.FileIO(0, closefd=False):
+        lines.put(line)
+    os._exit(1)
+
+
+def _import_torch(write: Callable[[Torch], None]) -> None:
+    """Import torch, and write what is found.
+
+    Raises:
+        BaseException: What the import has raised.
+    """
+    found: Torch
+    found = {"version": "", "import_s": 0.0, "problem": "", "libraries": {}, "gpus": 0}
+    start = time.perf_counter()
+    try:
+        torch = importlib.import_module("torch")
+        found["import_s"] = time.perf_counter() - start
+        found["libraries"] = _libraries(torch)
+        found["gpus"] = torch.cuda.device_count()
+        found["version"] = str(torch.__version__)
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        found["problem"] = printable(text, _LONGEST)
+        raise
+    finally:
+        write(found)
+
+
+def _libraries(torch: Any) -> dict[str, str]:
+    """Return the releases of what torch uses; nothing is started on a GPU."""
+    found = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    with contextlib.suppress(AttributeError, RuntimeError):  # a torch for CPUs
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    with contextlib.suppress(AttributeError, RuntimeError):
+        found["cudnn"] = torch.backends.cudnn.version()
+    return {name: str(release) for name, release in found.items() if release}
+
+
+def _run(settings: Settings, write: Callable[[Any], None]) -> str:
+    """Run the operations; return the backend that did."""
+    torch: Any = importlib.import_module("torch")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # A worker sees all GPUs of its node, or its own one.
+    has_gpu = gpus == 1 or gpus >= settings["local_size"]
+    if settings["size"] == 1:
+        return "nccl" if has_gpu else "gloo"
+    from torchrun_hpc.doctor import operations  # noqa: PLC0415 - it imports torch
+
+    timeout = timedelta(seconds=settings["timeout"])
+    at = settings["address"], settings["port"], settings["size"]
+    has_store = settings["rank"] == 0
+    store = torch.distributed.TCPStore(*at, has_store, timeout)
+    store.add("GPUs", int(has_gpu))
+    _wait_for_all(store, "started", settings)
+    backend, device = "gloo", torch.device("cpu")
+    if store.add("GPUs", 0) == settings["size"]:
+        backend, device = "nccl", torch.device("cuda", settings["local_rank"] % gpus)
+        torch.cuda.set_device(device)
+    for key, scope, rank, size in worlds(settings, backend):
+        # Without new_group(): each would be a barrier of the workers of all nodes.
+        torch.distributed.init_process_group(
+            backend,
+            store=torch.distributed.PrefixStore(key, store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+        )
+        world = operations.World(scope, rank, size, device)
+        for row in operations.measure(world, settings["max_bytes"]):
+            if rank == 0:
+                write(row)
+        if backend == "gloo":
+            time.sleep(_GLOO_REST)
+        torch.distributed.destroy_process_group()
+    _wait_for_all(store, "ended", settings, is_waiting=has_store)
+    return backend
+
+
+def worlds(settings: Settings, backend: str) -> list[tuple[str, str, int, int]]:
+    """Return the groups of workers that run the operations, one after the other.
+
+    Those are all workers; and then those of each node, where GPUs have links of their
+    own.
+
+    Returns:
+        What no other group has, of those at the same time, as its name; the scope; the
+        rank of this worker in it; and its size.
+    """
+    groups = [("all", "", settings["rank"], settings["size"])]
+    if backend == "nccl" and settings["nodes"] > 1 and settings["local_size"] > 1:
+        name, scope = f"node {settings['node_rank']}", settings["host"]
+        groups.append((name, scope, settings["local_rank"], settings["local_size"]))
+    return groups
+
+
+def _wait_for_all(
+    store: Any, event: str, settings: Settings, *, is_waiting: bool = True
+) -> None:
+    """Count this worker, and wait until all are counted."""
+    if store.add(f"workers {event}", 1) == settings["size"]:
+        store.set(f"all {event}", "")
+    if is_waiting:
+        store.wait([f"all {event}"])
+
+
+if __name__ == "__main__":
+    main()
