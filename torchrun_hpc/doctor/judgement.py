@@ -57,7 +57,7 @@ def usual(links: Sequence[Link]) -> Usual | None:
     return Usual(
         median_high(best(lambda link: max(link["forward"], link["backward"]), max)),
         median_low(best(lambda link: link["latency_s"], min)),
-        median_low(best(lambda link: link["lost"], min)),
+        median_low(best(lambda link: link["lost"], min)) if len(measured) > 1 else 0.0,
     )
 
 

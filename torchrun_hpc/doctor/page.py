@@ -8,7 +8,7 @@ import re
 import warnings
 from functools import partial
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.doctor import text
@@ -41,7 +41,7 @@ _INK = {name: f"#7e57{i:02x}" for i, name in enumerate(_COLOURS)}
 _MARKERS = (("o", "●○"), ("s", "■□"), ("^", "▲△"), ("D", "◆◇"), ("v", "▼▽"))
 
 # Of pictures: inches, points, and characters of a name.
-_WIDTH, _FONT, _LABEL = 5.0, 9, 16
+_WIDTH, _FONT, _LABEL = 5.0, 10, 16
 _KIBI = 1024
 
 
@@ -53,7 +53,7 @@ def write(report: Report) -> str:
     """
     report = text.printable(report)
     option, kind = exclude(report), "suspect" if exit_code(report) else "healthy"
-    leave = f"<p>To leave out: <code>{escape(option)}</code></p>" if option else ""
+    leave = f"<p>For the next job: <code>{escape(option)}</code></p>" if option else ""
     head, when = escape(text.title(report)), escape(report["started"])
     sections = {
         "Findings": _findings(report),
@@ -179,8 +179,8 @@ def _table(label: str, columns: text.Columns) -> str:
         rest = "".join(f"<td{cell}</td>" for cell in cells[1:])
         rows.append(f'<tr><th scope="row"{cells[0]}</th>{rest}</tr>\n')
     return (
-        f'<div class="scroll {label}" role="region" tabindex="0" aria-label="{label}">\n'
-        f"<table>\n<thead><tr>{''.join(titles)}</tr></thead>\n"
+        f'<div class="scroll {label}" role="region" aria-label="{label}" tabindex="0">'
+        f"\n<table>\n<thead><tr>{''.join(titles)}</tr></thead>\n"
         f"<tbody>\n{''.join(rows)}</tbody>\n</table>\n</div>\n"
     )
 
@@ -228,13 +228,14 @@ def _draw_map(report: Report, levels: Levels, figure: Figure) -> None:
     nodes, blamed = text.ranks(report)[-1] + 1, suspects(report)
     names = [_short(text.name(report, rank)) for rank in range(nodes)]
     margin = (0.25 + 0.6 * _FONT / 72 * max(map(len, names))) / _WIDTH
-    side = 0.98 - margin
+    width = 0.98 - margin
     figure.set_size_inches(_WIDTH, _WIDTH)
-    axes = figure.add_axes((margin, 0.02, side, side))
+    axes = figure.add_axes((margin, 0.02, width, width))
     axes.set(xlim=(-0.5, nodes - 0.5), ylim=(nodes - 0.5, -0.5), xticks=[], yticks=[])
     axes.spines[:].set_color(_INK["grid"])
 
-    cell = side * _WIDTH * 72 / nodes  # points
+    cell = width * _WIDTH * 72 / nodes  # points
+    size = cell * (0.92 if cell > _FONT / 2 else 1.05)  # small ones without gaps
     for level in range(_LEVELS):
         pairs = [pair for pair, found in levels.items() if found == level]
         axes.plot(
@@ -242,31 +243,31 @@ def _draw_map(report: Report, levels: Levels, figure: Figure) -> None:
             [row for row, _ in pairs],
             "s",
             color=_INK[f"level-{level}"],
-            markersize=0.92 * cell,
+            markersize=size,
             markeredgewidth=0,
         )
     for link in report["links"]:
         if link["problem"]:
-            ends = link["first"], link["second"]
-            size = min(max(cell / 2, 3.0), 12.0)
+            ends, size = (link["first"], link["second"]), min(max(cell / 2, 3.0), 12.0)
             axes.plot(ends, ends[::-1], "x", color=_INK["suspect"], markersize=size)
 
     gap = 1.2 * _FONT / cell  # between two names, in cells
     step = 1 << (math.ceil(gap) - 1).bit_length()
-    free = (r for r in range(0, nodes, step) if all(abs(r - b) >= gap for b in blamed))
+    regular = range(0, nodes, step)
+    free = [r for r in regular if all(abs(r - bad) >= 2 * gap for bad in blamed)]
     shown = sorted({*blamed, *free})
     style: dict[str, Any] = {"annotation_clip": False, "parse_math": False}
     line = {"arrowstyle": "-", "color": _INK["grid"], "shrinkA": 0, "shrinkB": 0}
-    beside = {"ha": "right", "va": "center"}
-    above = {"ha": "center", "va": "bottom", "rotation": 90}
+    beside = {"ha": "right", "va": "center"}, {"relpos": (1, 0.5)}
+    above = {"ha": "center", "va": "bottom", "rotation": 90}, {"relpos": (0.5, 0)}
     for rank, place in zip(shown, _spread(shown, gap, nodes - 1), strict=True):
         bold = {"color": _INK["suspect"], "weight": "bold"} if rank in blamed else {}
-        for point, at, turned in (
+        for point, at, (side, start) in (
             ((-0.5, rank), (-0.5 - gap / 2, place), beside),
             ((rank, -0.5), (place, -0.5 - gap / 2), above),
         ):
-            how = {**style, **bold, **turned}
-            axes.annotate(names[rank], point, at, arrowprops=line, **how)
+            how = {**style, **bold, **side, "arrowprops": {**line, **start}}
+            axes.annotate(names[rank], point, at, **how)
 
 
 def _short(name: str) -> str:
@@ -274,15 +275,17 @@ def _short(name: str) -> str:
     return name if len(name) <= _LABEL else f"{name[: half - 1]}…{name[-half:]}"
 
 
-def _spread(ranks: Sequence[int], gap: float, last: float) -> list[float]:
-    """Move labels apart, from 0 to the last place."""
+def _spread(ranks: Sequence[int], gap: float, last: int) -> list[float]:
+    """Move names apart, as little as they need; they stay between 0 and the last."""
     gap = min(gap, last / max(len(ranks) - 1, 1))
-    places: list[float] = []
-    for rank in ranks:
-        places.append(max(rank, places[-1] + gap) if places else rank)
-    for i in reversed(range(len(places))):
-        places[i] = min(places[i], last - gap * (len(places) - 1 - i))
-    return places
+    loose = [rank - gap * i for i, rank in enumerate(ranks)]
+    down = accumulate(loose, max)
+    up = reversed([*accumulate(reversed(loose), min)])
+    room = last - gap * (len(ranks) - 1)
+    return [
+        gap * i + min(max((low + high) / 2, 0.0), room)
+        for i, (low, high) in enumerate(zip(up, down, strict=True))
+    ]
 
 
 def _draw_curves(curves: Curves, figure: Figure) -> None:
@@ -325,11 +328,11 @@ def _bytes(size: float) -> str:
 
 # --- what is the same on every page ---------------------------------------------------
 
-_METHOD = """<p>Each pair of nodes sent small messages there and back over TCP, whose tenth
-percentile is the latency, and then a stream in each direction; of a pair that was looked
-at again, the best figures count. The collectives are torch's own, in the terms of
-nccl-tests: algbw is size / time, and busbw is that corrected by the number of workers, to
-be compared with what the hardware can do.</p>"""
+_METHOD = """<p>Each pair of nodes sent small messages there and back over TCP, whose
+tenth percentile is the latency, and then a stream in each direction; of a pair that was
+looked at again, the best figures count. The collectives are torch's own, as nccl-tests
+has them: algbw is size / time, and busbw is that corrected by the number of workers,
+to be compared with what the hardware can do.</p>"""
 
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -344,7 +347,7 @@ _HEAD = """<!DOCTYPE html>
 _STYLE = """
 :root {
   color-scheme: light dark;
-  --back: #ffffff; --text: #1b1f24; --muted: #57606a; --grid: #c3cad2;
+  --back: #ffffff; --text: #1b1f24; --grid: #c3cad2;
   --box: #f3f5f7; --suspect: #b3261e; --healthy: #1a6e34;
   --level-0: #a9cfe8; --level-1: #5b9fd0; --level-2: #d27a00;
   --level-3: #b2341c; --level-4: #67001f;
@@ -352,7 +355,7 @@ _STYLE = """
 }
 @media (prefers-color-scheme: dark) {
   :root {
-    --back: #14171c; --text: #e6e9ee; --muted: #9aa4b0; --grid: #48515c;
+    --back: #14171c; --text: #e6e9ee; --grid: #48515c;
     --box: #1d2229; --suspect: #ff9d92; --healthy: #7fd99a;
     --level-0: #1f4e79; --level-1: #2f7fb8; --level-2: #e08a1e;
     --level-3: #ff8a70; --level-4: #ffe0d0;
@@ -365,22 +368,22 @@ main { max-width: 72rem; margin: auto; padding: 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin-top: 2rem; }
 p { max-width: 45rem; overflow-wrap: anywhere; }
-code { display: inline-block; user-select: all; overflow-wrap: anywhere;
+code { display: inline-block; user-select: all; word-break: break-all;
   background: var(--box); padding: 0.1rem 0.3rem; }
 .verdict { border-left: 0.4rem solid; padding: 0.1rem 1rem; background: var(--box); }
-.verdict strong::first-letter { text-transform: uppercase; }
+.verdict p:first-child::first-letter { text-transform: uppercase; }
 .suspect { border-color: var(--suspect); }
 .healthy { border-color: var(--healthy); }
 .scroll { overflow-x: auto; max-height: 40rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: 0.25rem 0.6rem;
   white-space: nowrap; border-bottom: 1px solid var(--grid); }
-thead th { position: sticky; top: 0; background: var(--box); }
+thead th { position: sticky; top: 0; z-index: 1; background: var(--box); }
 tbody th { position: sticky; left: 0; background: var(--back); }
 .number { text-align: right; }
 .pictures { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); }
-figure { margin: 1rem 0; max-width: 36rem; }
+figure { margin: 1rem 0; max-width: 34rem; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { fill: var(--text); font-family: system-ui, sans-serif; }
 .legend { list-style: none; padding: 0; margin: 0.5rem 0; display: flex;

@@ -6,11 +6,12 @@ far as the tasks can meet all the same.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import main
+from torchrun_hpc import main, network
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
@@ -54,10 +55,18 @@ class Place:
     hostname: str
     findings: tuple[Finding, ...] = ()
 
-    @property
-    def is_first_of_node(self) -> bool:
-        """Whether it looks at the node, for all tasks that are there."""
-        return self.task.local_rank == 0
+    @functools.cached_property
+    def address(self) -> str:
+        """This node's address for the job; empty if it is not known."""
+        where, own = self.plan.rendezvous, network.this_node()
+        if where.local_address:
+            return where.local_address
+        for host in (self.fast_host, where.connect_host):
+            for known in own.addresses_of(host):
+                near = known if own.owner(known) else own.address_toward(known)
+                if near is not None:
+                    return str(near)
+        return ""
 
     @property
     def host(self) -> str:

@@ -231,8 +231,9 @@ def collective_columns(rows: Sequence[Collective]) -> Columns:
 
 
 def is_numeric(cells: Sequence[str]) -> bool:
-    """Tell whether a column has only numbers: they stand at its right side."""
-    return all(re.fullmatch(r"-?\d*\.?\d*|N/A", cell) for cell in cells)
+    """Tell whether a column is of numbers, which stand at its right side."""
+    known = [cell for cell in cells if cell not in ("", _UNKNOWN)]
+    return known != [] and all(re.fullmatch(r"\d+(\.\d+)?|N/A", x) for x in known)
 
 
 # --- as blocks of lines ---------------------------------------------------------------

@@ -1,0 +1,213 @@
+"""What figures of links say about links and nodes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from torchrun_hpc.doctor import judgement
+
+HOSTS = [f"n{rank}" for rank in range(40)]
+GOOD = {"latency_s": 3e-5, "forward": 1.2e8, "backward": 1.19e8, "lost": 0.0}
+
+
+def link(first, second, **changes):
+    return {
+        "first": first,
+        "second": second,
+        "problem": "",
+        "blocked": [],
+        "clock_s": 1e-5,
+        "lost_mtu": 0,
+        "networks": {},
+        "looks": 1,
+        **GOOD,
+        **changes,
+    }
+
+
+def cluster(nodes, bad):
+    """Return the links of all pairs; ``bad`` is a function of the two ranks."""
+    every = itertools.combinations(range(nodes), 2)
+    return [link(*pair, **bad(*pair)) for pair in every]
+
+
+def of_node(*ranks, **changes):
+    return lambda a, b: changes if {a, b} & set(ranks) else {}
+
+
+def of_pair(*ranks, **changes):
+    return lambda a, b: changes if {a, b} == set(ranks) else {}
+
+
+def found(links):
+    findings = judgement.findings(links, HOSTS)
+    return [(f["code"], f["nodes"]) for f in findings if f["is_suspect"]]
+
+
+HALF = {"forward": 6e7, "backward": 6e7}
+LATE = {"latency_s": 5e-3}
+LOSSY = {"lost": 0.01}
+LARGE = {"lost_mtu": 9000, "forward": 0.0, "backward": 0.0, "latency_s": 3e-5}
+NONE = {"problem": "no answer", "forward": 0.0, "backward": 0.0, "latency_s": 0.0}
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, 3, 4, 32])
+def test_nothing_is_suspect_where_nothing_is_wrong(nodes):
+    assert judgement.findings(cluster(nodes, lambda *_: {}), HOSTS) == []
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 32])
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        (HALF, "HPC191"),
+        ({"forward": 6e7}, "HPC191"),
+        (LATE, "HPC191"),
+        (LOSSY, "HPC191"),
+        (LARGE, "HPC189"),
+        (NONE | {"blocked": [0]}, "HPC190"),
+    ],
+)
+def test_a_bad_node_is_named(nodes, changes, code):
+    for rank in (0, nodes - 1):
+        assert found(cluster(nodes, of_node(rank, **changes))) == [(code, [rank])]
+
+
+@pytest.mark.parametrize("changes", [HALF, LATE, LOSSY, LARGE, NONE])
+def test_a_bad_link_is_named_and_no_node(changes):
+    ((_, nodes),) = found(cluster(4, of_pair(1, 2, **changes)))
+    assert nodes == []
+    (finding,) = judgement.findings(cluster(4, of_pair(1, 2, **changes)), HOSTS)
+    assert "n1 and n2" in finding["text"]
+    assert "n0" not in finding["text"]
+
+
+def test_two_bad_nodes_of_four():
+    links = cluster(4, of_node(2, 3, **HALF))
+    assert found(links) == [("HPC191", [2]), ("HPC191", [3])]
+
+
+def test_all_that_is_wrong_with_a_node_is_one_finding():
+    (finding,) = judgement.findings(
+        cluster(3, of_node(1, **HALF, **LATE, **LOSSY)), HOSTS
+    )
+    assert finding["text"] == (
+        "n1, with 2 of 2 nodes: 480 Mbit/s, and 960 Mbit/s is usual here; 5.0 ms there "
+        "and back, and 30 us is usual; 1.00% of the bytes are sent again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_suspect"),
+    [
+        (HALF, False),  # with nothing to compare it with
+        ({"forward": 6e7}, True),  # but the other direction
+        (LOSSY, True),
+        ({"lost": 0.0005}, False),
+        (LARGE, True),
+        (NONE, True),
+        ({"clock_s": -60.0}, True),
+    ],
+)
+def test_of_two_nodes_nobody_knows_which_one_it_is(changes, is_suspect):
+    links = [link(0, 1, **changes)]
+    assert [nodes for _, nodes in found(links)] == [[]] * is_suspect
+
+
+def test_what_all_lose_is_usual():
+    assert found(cluster(4, lambda *_: {"lost": 0.003})) == []
+    assert found(cluster(4, of_node(2, lost=0.03))) == [("HPC191", [2])]
+
+
+@pytest.mark.parametrize(("seconds", "side"), [(60.0, "ahead of"), (-60.0, "behind")])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_clock(rank, seconds, side):
+    def clock(first, second):
+        off = {first: -seconds, second: seconds}
+        return {"clock_s": off.get(rank, 0.0)}
+
+    (finding,) = judgement.findings(cluster(3, clock), HOSTS)
+    assert (finding["code"], finding["nodes"]) == ("HPC183", [rank])
+    other = 1 if rank == 0 else 0
+    expected = f"the clock of n{rank} is 60.0 s {side} that of n{other}"
+    assert finding["text"] == expected
+
+
+def test_a_firewall_in_one_direction_is_told():
+    (finding,) = judgement.findings(
+        cluster(4, of_pair(1, 2, **NONE, blocked=[2])), HOSTS
+    )
+    assert finding["text"] == "n2 cannot open a connection to n1: no answer"
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([False, False], []),  # so it is meant
+        ([True, True], []),
+        ([True, False], ["eth0 is closed between n2 and n3, and open between others"]),
+    ],
+)
+def test_another_network(states, expected):
+    links = [
+        link(0, 1, networks={"eth0": states[0]}),
+        link(2, 3, networks={"eth0": states[1]}),
+    ]
+    findings = judgement.findings(links, HOSTS)
+    assert [finding["text"] for finding in findings] == expected
+    assert not any(finding["is_suspect"] for finding in findings)
+
+
+def test_only_what_may_be_noise_is_looked_at_again():
+    links = [
+        link(0, 1), link(0, 2, **HALF), link(1, 2, **LATE), link(0, 3, **LARGE),
+        link(1, 3, **NONE), link(2, 3, **LOSSY),
+    ]  # fmt: skip
+    assert judgement.doubtful(links) == [(0, 2), (1, 2), (2, 3)]
+
+
+def test_the_best_figures_count():
+    one, other = link(0, 1, **HALF, **LATE), link(0, 1, lost=0.02, lost_mtu=9000)
+    best = judgement.best_of(one, other)
+    assert best == link(0, 1, looks=2)
+    assert judgement.best_of(link(0, 1, **NONE), link(0, 1)) == link(0, 1, looks=2)
+    assert judgement.best_of(link(0, 1), link(0, 1, **NONE)) == link(0, 1, looks=2)
+
+
+def test_the_nodes_without_which_all_links_can_be_used():
+    links = [
+        link(0, 1), link(0, 2, **LARGE), link(1, 2, **NONE), link(0, 3, **HALF),
+        link(3, 4, **NONE),
+    ]  # fmt: skip
+    assert judgement.unusable(links) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problems", "texts"),
+    [
+        (0, {}, []),
+        (-1, {}, []),  # the backend has no such operation
+        (3, {}, ["torch's collectives: broadcast of 8 bytes: 3 wrong elements of 2"]),
+        (0, {"n1": "no end"}, ["torch's collectives: n1: no end"]),
+    ],
+)
+def test_collectives(wrong, problems, texts):
+    row = {"operation": "broadcast", "scope": "", "size": 8, "count": 2, "wrong": wrong}
+    findings = judgement.of_collectives([row], problems)
+    assert [finding["text"] for finding in findings] == texts
+    assert all(finding["is_suspect"] for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.25e8, "1.00 Gbit/s"), (6e7, "480 Mbit/s"), (0.0, "0 Mbit/s")],
+)
+def test_rates(value, text):
+    assert judgement.rate(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(3e-5, "30 us"), (5.3e-3, "5.3 ms")])
+def test_durations(value, text):
+    assert judgement.duration(value) == text

@@ -1,0 +1,174 @@
+"""What is between two nodes, on loopback: figures, and who does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+
+import pytest
+
+from torchrun_hpc.doctor import link
+from torchrun_hpc.doctor.link import Links, Peer
+
+MTU = 65536
+
+
+@pytest.fixture
+def nodes():
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(contextlib.closing(Links("19.0"))) for _ in "01"]
+        yield [*zip(found, map(peer, found, range(2)), strict=True)]
+
+
+def peer(links, rank, **changes):
+    values = {"address": "127.0.0.1", "port": links.port, "mtu": MTU}
+    return Peer(rank, **values | changes)
+
+
+def measure(nodes, turn="0", own=None, other=None, **options):
+    """Let both nodes measure; return what the first one finds."""
+    (first, here), (second, there) = nodes
+    here, there = own or here, other or there
+    following = threading.Thread(
+        target=second.measure, args=[there, here, turn], kwargs=options
+    )
+    following.start()
+    found = first.measure(here, there, turn, **options)
+    following.join(30)
+    assert not following.is_alive()
+    return found
+
+
+def test_figures(nodes):
+    for turn in "01":
+        found = measure(nodes, turn)
+        assert (found["first"], found["second"], found["problem"]) == (0, 1, "")
+        assert 0 < found["latency_s"] < 0.1
+        assert min(found["forward"], found["backward"]) > 1e6
+        assert abs(found["clock_s"]) < 0.1
+        assert (found["lost"], found["lost_mtu"], found["networks"]) == (0, 0, {})
+
+
+def test_a_node_that_is_late_is_waited_for(nodes, monkeypatch):
+    """As long as it is alive: it may have waited for another one."""
+    monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.2)
+    (first, here), (second, there) = nodes
+    late = threading.Timer(1, second.measure, [there, here, "0"])
+    late.start()
+    assert first.measure(here, there, "0")["problem"] == ""
+    late.join()
+
+
+def test_the_second_node_waits_too(nodes, monkeypatch):
+    monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.2)
+    (first, here), (second, there) = nodes
+    following = threading.Thread(target=second.measure, args=[there, here, "0"])
+    following.start()
+    following.join(0.8)
+    assert first.measure(here, there, "0")["problem"] == ""
+    following.join()
+
+
+def test_nobody_is_there(nodes, monkeypatch):
+    monkeypatch.setattr(link, "_BLOCKED_TIMEOUT", 0.1)
+    (first, here), (second, there) = nodes
+    second.close()
+    found = first.measure(here, there, "0")
+    assert found["problem"] == "Connection refused"
+    assert found["blocked"] == [0, 1]
+
+
+@pytest.mark.parametrize("blocked", [0, 1])
+def test_a_firewall_in_one_direction(nodes, blocked, monkeypatch):
+    """Of which this port, on which nobody listens, has to do the work."""
+    monkeypatch.setattr(link, "_BLOCKED_TIMEOUT", 2)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        wrong = peer(nodes[1 - blocked][0], 1 - blocked, port=closed.getsockname()[1])
+        (first, here), (second, there) = nodes
+        targets = {0: (here, wrong), 1: (wrong, there)}[blocked]
+        seen = {0: (here, there), 1: (here, there)}[blocked]
+        following = threading.Thread(
+            target=second.measure,
+            args=[there, targets[0] if blocked else seen[0], "0"],
+        )
+        following.start()
+        found = first.measure(here, seen[1] if blocked else targets[1], "0")
+        following.join(30)
+    assert (found["problem"], found["blocked"]) == ("Connection refused", [blocked])
+
+
+def test_a_node_that_hangs_in_the_middle(nodes, monkeypatch):
+    """Its system accepts connections; it says nothing."""
+    monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.2)
+    monkeypatch.setattr(link, "_MESSAGE_TIMEOUT", 0.2)
+    (first, here), _ = nodes
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hangs = Peer(1, "127.0.0.1", silent.getsockname()[1], MTU)
+        found = first.measure(here, hangs, "0")
+    assert "does not answer" in found["problem"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"job": "19.0", "rank": "x", "for": "0"}\n',
+        json.dumps({"job": "20.0", "rank": 1, "for": "0"}).encode() + b"\n",
+        b"x" * 5000,
+    ],
+)
+def test_unknown_peers_are_not_answered(nodes, sent):
+    (first, _), _ = nodes
+    with socket.create_connection(("127.0.0.1", first.port), 5) as stranger:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(100) == b""
+
+
+def test_large_packets_that_are_lost(nodes, monkeypatch):
+    """Bytes would be lost, too, and are not sent."""
+    exchange = link._exchange_packets
+
+    def small_only(packets, host, port, _size):
+        exchange(packets, host, port, 1000)
+
+    monkeypatch.setattr(link, "_exchange_packets", small_only)
+    found = measure(nodes)
+    assert (found["lost_mtu"], found["problem"]) == (MTU, "")
+    assert (found["forward"], found["backward"]) == (0, 0)
+    assert found["latency_s"] > 0
+
+
+def test_other_networks(nodes):
+    others = {"eth0": "127.0.0.2", "eth1": "127.0.0.1"}
+    own, other = (
+        peer(links, rank, others=others) for rank, (links, _) in enumerate(nodes)
+    )
+    found = measure(nodes, own=own, other=other, all_networks=True)
+    assert found["networks"] == {"eth0": True, "eth1": True}
+
+
+def test_a_network_that_is_closed(nodes, monkeypatch):
+    monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.5)
+    # An address of documentation, RFC 5737: nobody answers.
+    own, other = (
+        peer(links, rank, others={"eth0": "192.0.2.1"})
+        for rank, (links, _) in enumerate(nodes)
+    )
+    found = measure(nodes, own=own, other=other, all_networks=True)
+    assert (found["networks"], found["problem"]) == ({"eth0": False}, "")
+
+
+def test_ipv6(nodes):
+    own, other = (
+        peer(links, rank, address="::1") for rank, (links, _) in enumerate(nodes)
+    )
+    found = measure(nodes, own=own, other=other)
+    assert (found["problem"], found["lost_mtu"]) == ("", 0)

@@ -1,0 +1,104 @@
+"""Where the tasks of an examination meet, and what they tell each other there.
+
+They meet in the coordinator of the job's own rendezvous, which keeps texts by key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.coordinator import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torchrun_hpc.errors import Message
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.rendezvous.client import Client
+
+# Seconds of an examination, in which nothing is given up for being silent: each wait
+# has a limit of its own.
+_LONGEST = 3600
+
+# Bytes: so the tasks meet also where packets of the size of the MTU are lost, and can
+# say so.
+_SEGMENT = 1000
+
+
+class Board:
+    """What the tasks tell each other. Each question may raise `JobFailedError`.
+
+    Args:
+        client: The connection to the coordinator.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value."""
+        self._client.ask({"set": {key: json.dumps(value)}}, _LONGEST)
+
+    def get(self, key: str) -> Any:
+        """Wait for a value, and return it."""
+        return json.loads(self._client.ask({"get": [key]}, _LONGEST)[0])
+
+    def find(self, key: str) -> Any:
+        """Return a value; ``None`` if there is none yet."""
+        return self.get(key) if self.has(key) else None
+
+    def has(self, *keys: str) -> bool:
+        """Say whether all of these exist."""
+        return bool(self._client.ask({"check": keys}, _LONGEST))
+
+    def add(self, key: str, number: int = 1) -> int:
+        """Add to a number, 0 at first, and return it."""
+        return int(self._client.ask({"add": key, "by": number}, _LONGEST))
+
+
+@contextlib.contextmanager
+def met(
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    timeout: float,
+    tell: Callable[[Message], None],
+) -> Iterator[Board]:
+    """Meet the others.
+
+    Args:
+        plan: Where; its nodes are the tasks.
+        environ: Environment of this process.
+        timeout: Seconds to look for the coordinator.
+        tell: Shows a person what is waited for.
+
+    Raises:
+        LaunchError: This task cannot take part.
+        CoordinatorNotFoundError: The coordinator was not found in time.
+        JobFailedError: The examination has ended elsewhere.
+    """
+
+    def show(event: Mapping[str, Any]) -> None:
+        message = messages.render(event, plan) if "looking" in event else None
+        if message is not None:
+            tell(message)
+
+    settings = Settings(
+        job=plan.launch_id,
+        run_id="doctor",
+        nodes=plan.world.nodes,
+        coordinator=0,
+        max_restarts=0,
+        join_timeout=_LONGEST,
+        silence_timeout=_LONGEST,
+    )
+    connection = Connection(
+        plan, settings, environ, show, has_store=False, segment=_SEGMENT
+    )
+    try:
+        yield Board(connection.open(timeout))
+    finally:
+        connection.close()

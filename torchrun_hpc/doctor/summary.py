@@ -1,0 +1,141 @@
+"""The report: all that was found, and what is wrong with it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from torchrun_hpc import __version__, network
+from torchrun_hpc.doctor import checks, judgement
+from torchrun_hpc.doctor.results import SCHEMA, Finding, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torchrun_hpc.doctor.place import Place
+    from torchrun_hpc.doctor.results import Collective, Link, Node
+
+_PROBED = 10  # nodes that have not come
+_PROBE_TIMEOUT = 2.0  # seconds
+
+
+@dataclass
+class Found:
+    """What an examination has found so far.
+
+    Attributes:
+        nodes: What the nodes show of themselves.
+        links: What is between them.
+        rows: Torch's collectives.
+        backend: Of these.
+        problems: Why they did not end, by the name of the node.
+        hung: Ranks of nodes that have stopped to answer, and when that was.
+        started: When it began.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    rows: list[Collective] = field(default_factory=list)
+    backend: str = ""
+    problems: dict[str, str] = field(default_factory=dict)
+    hung: dict[int, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.time)
+
+    def has_hung(self, link: Link) -> bool:
+        """Say whether a link is that of a node that has stopped to answer."""
+        return not self.hung.keys().isdisjoint((link["first"], link["second"]))
+
+
+def report(found: Found, here: Place, timeout: float) -> Report:
+    """Write the report.
+
+    Args:
+        found: What was found.
+        here: Where this task is.
+        timeout: Seconds that the nodes had to come.
+    """
+    plan = here.plan
+    hosts = [*plan.world.hosts] or [""] * plan.world.nodes
+    for node in found.nodes:
+        hosts[node["rank"]] = node["host"] or hosts[node["rank"]]
+    links = [link for link in found.links if not found.has_hung(link)]
+    absent = () if here.task.rank else _absent(found, here, hosts, timeout)
+    findings = [
+        *absent,
+        *judgement.findings(links, hosts),
+        *checks.findings(found.nodes, hosts),
+        *judgement.of_collectives(found.rows, found.problems),
+        *_of_launcher(found.nodes, hosts),
+    ]
+    started = datetime.fromtimestamp(found.started, timezone.utc)
+    return Report(
+        schema=SCHEMA,
+        launch_id=plan.launch_id,
+        site=str(plan.site.value) if plan.site else "",
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.time() - found.started,
+        torchrun_hpc=__version__,
+        backend=found.backend,
+        hosts=hosts,
+        nodes=found.nodes,
+        links=found.links,
+        collectives=found.rows,
+        findings=sorted(findings, key=lambda each: not each["is_suspect"]),
+    )
+
+
+def _absent(
+    found: Found, here: Place, hosts: Sequence[str], timeout: float
+) -> Iterator[Finding]:
+    """Say which nodes have not come, and which have stopped to answer."""
+    there = {node["rank"] for node in found.nodes}
+    missing = [rank for rank in range(len(hosts)) if rank not in there]
+    for number, rank in enumerate(missing):
+        seen = _seen_from_here(rank, here) if number < _PROBED else ""
+        yield Finding(
+            code="HPC178",
+            text=f"{hosts[rank] or f'node {rank}'} has not come within {timeout:.0f} s"
+            f"{seen}",
+            remedy="see what it has printed itself; if nothing, the launcher has not "
+            "started it there",
+            nodes=[rank],
+            is_suspect=True,
+        )
+    for rank, when in found.hung.items():
+        yield Finding(
+            code="HPC179",
+            text=f"{hosts[rank]} has stopped to answer {when}",
+            remedy="log in and look at its processes, and at the system's log",
+            nodes=[rank],
+            is_suspect=True,
+        )
+
+
+def _seen_from_here(rank: int, here: Place) -> str:
+    """Say whether a node that has not come is reached, on each network."""
+    world, port = here.plan.world, here.meeting.rendezvous.ports[0]
+    if not world.hosts:
+        return ""
+    texts, own = [], network.this_node()
+    for name in dict.fromkeys((world.fast_hosts[rank], world.hosts[rank])):
+        known = own.addresses_of(name)
+        if known:
+            state = network.reach(str(known[0]), port, _PROBE_TIMEOUT)
+            texts.append(f"{name} ({known[0]}) {state}")
+        else:
+            texts.append(f"{name} does not resolve")
+    return f"; from here: {', '.join(texts)}"
+
+
+def _of_launcher(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
+    """Return what the launcher would say; the same of several nodes once."""
+    found: dict[tuple[str, str], Finding] = {}
+    for node in nodes:
+        for finding in node["findings"]:
+            is_own = len(hosts) > 1 and finding["nodes"]
+            where = f"on {hosts[node['rank']]}: " if is_own else ""
+            key = finding["code"], finding["text"]
+            found.setdefault(key, {**finding, "text": where + finding["text"]})
+    return [*found.values()]
