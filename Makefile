@@ -58,7 +58,7 @@ patches-check: .venv/installed
 	tests/cluster/install.sh
 	$(BIN)/python -m pytest tests/cluster/test_patches.py
 
-# Speed, as ratios: ten minutes.
+# Speed, as ratios: eleven minutes.
 benchmark: .venv/installed
 	tests/cluster/install.sh
 	$(BIN)/python benchmarks/plan.py
@@ -66,6 +66,7 @@ benchmark: .venv/installed
 	$(BIN)/python benchmarks/direct.py
 	$(BIN)/python benchmarks/rendezvous.py
 	$(BIN)/python benchmarks/stderr.py
+	$(BIN)/python benchmarks/doctor.py
 
 clean:
 	rm -rf .launchers .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -85,7 +85,7 @@ class Options(NamedTuple):
     timeout: float = TIMEOUT
 
 
-class _Task(TypedDict):
+class TaskRecord(TypedDict):
     """What a task tells of itself; ``node`` is there for the first one of a node."""
 
     rank: int
@@ -138,7 +138,7 @@ def examine(
         contextlib.closing(Links(here.plan.launch_id)) as links,
         Workers(here.workers, environ) as workers,
     ):
-        examiner = _Examiner(here, options, tell, links, workers)
+        examiner = Examiner(here, options, tell, links, workers)
         try:
             with met(here.meeting, environ, options.timeout, tell) as board:
                 return examiner.run(board, environ)
@@ -160,7 +160,7 @@ def _why(error: Exception, here: Place, options: Options) -> Message:
     return messages.failed(error.failure, here.meeting)
 
 
-class _Examiner:
+class Examiner:
     """One task in the examination.
 
     Args:
@@ -203,7 +203,7 @@ class _Examiner:
 
     # --- what each task does ------------------------------------------------------
 
-    def look(self, environ: Mapping[str, str]) -> _Task:
+    def look(self, environ: Mapping[str, str]) -> TaskRecord:
         """Look at this task, and, if it is the first one there, at its node."""
         here, shown = self._here, None
         if here.task.local_rank == 0:
@@ -226,7 +226,7 @@ class _Examiner:
             shown["port"] = self._links.port
             shown["torch"] = torch
             shown["findings"] = [*here.findings]
-        return _Task(
+        return TaskRecord(
             rank=here.task.rank,
             node_rank=here.node_rank,
             local_rank=here.task.local_rank,
@@ -289,7 +289,7 @@ class _Examiner:
         tasks = [
             task
             for rank in ranks
-            if (task := _received(board.find(f"task/{rank}"), _Task)) is not None
+            if (task := _received(board.find(f"task/{rank}"), TaskRecord)) is not None
         ]
         found.nodes = [task["node"] for task in tasks if task["node"] is not None]
         self._conduct_pairs(board)
@@ -331,7 +331,7 @@ class _Examiner:
                     links[pair] = judgement.best_of(before, link) if before else link
         self._found.links = [links[pair] for pair in sorted(links)]
 
-    def _conduct_collectives(self, board: Board, able: Sequence[_Task]) -> None:
+    def _conduct_collectives(self, board: Board, able: Sequence[TaskRecord]) -> None:
         """Let torch's collectives run on the tasks that are able to."""
         found, settings = self._found, {}
         size = sum(task["workers"] for task in able)
@@ -353,7 +353,9 @@ class _Examiner:
             if problem:
                 found.problems.setdefault(task["host"], problem)
 
-    def _settings(self, able: Sequence[_Task], size: int) -> dict[int, list[Settings]]:
+    def _settings(
+        self, able: Sequence[TaskRecord], size: int
+    ) -> dict[int, list[Settings]]:
         """Return what the workers of each task are to know, by its rank."""
         is_alone = self._here.task.size == 1
         address = LOOPBACK if is_alone else able[0]["address"] or LOOPBACK

@@ -254,7 +254,7 @@ def _draw_map(report: Report, levels: Levels, figure: Figure) -> None:
     gap = 1.2 * _FONT / cell  # between two names, in cells
     step = 1 << (math.ceil(gap) - 1).bit_length()
     regular = range(0, nodes, step)
-    free = [r for r in regular if all(abs(r - bad) >= 2 * gap for bad in blamed)]
+    free = [r for r in regular if all(abs(r - bad) >= 1.5 * gap for bad in blamed)]
     shown = sorted({*blamed, *free})
     style: dict[str, Any] = {"annotation_clip": False, "parse_math": False}
     line = {"arrowstyle": "-", "color": _INK["grid"], "shrinkA": 0, "shrinkB": 0}

@@ -168,27 +168,27 @@ def advice(*ranks):
     }
 
 
-def make_report(nodes=3, slow=(), missing=(), **changes):
+def make_report(count=3, slow=(), missing=(), **changes):
     """Return the report of an examination.
 
     Args:
-        nodes: How many nodes there are.
+        count: How many nodes there are.
         slow: Ranks of nodes that receive slowly, which are suspect for it.
         missing: Ranks of those that have not come.
         changes: Parts of the report that are others.
     """
-    hosts = [make_node(rank)["host"] for rank in range(nodes)]
-    came = [rank for rank in range(nodes) if rank not in missing]
+    hosts = [make_node(rank)["host"] for rank in range(count)]
+    came = [rank for rank in range(count) if rank not in missing]
     links = [
         make_link(first, second, **_speeds(first, second, slow))
         for first in came
         for second in came
-        if first < second and (nodes <= 32 or (first + second) % nodes < 31)
+        if first < second and (count <= 32 or (first + second) % count < 31)
     ]
-    collectives = make_collectives(4 * nodes) if nodes > 1 else []
+    collectives = make_collectives(4 * count) if count > 1 else []
     for rank in came:
         collectives += make_collectives(4, scope=hosts[rank], speed=1 - rank / 1000)
-    findings = [slow_node(rank, hosts[rank], min(nodes - 1, 31)) for rank in slow]
+    findings = [slow_node(rank, hosts[rank], min(count - 1, 31)) for rank in slow]
     findings += [
         {
             "code": "HPC180",
@@ -218,9 +218,8 @@ def make_report(nodes=3, slow=(), missing=(), **changes):
 
 def _speeds(first, second, slow):
     """Return how a pair differs from others if one of its nodes receives slowly."""
-    if second in slow:
-        return {"speed": 0.02}
-    return {"backward": 0.02 * 23e9} if first in slow else {}
+    receives = {"speed": 0.02} if second in slow else {}
+    return receives | ({"backward": 0.02 * 23e9} if first in slow else {})
 
 
 def hostile_report():

@@ -1,0 +1,191 @@
+"""The doctor's pairs on many simulated nodes: seconds, and bytes at node 0.
+
+    python benchmarks/doctor.py [--nodes 32,64,128]
+
+Each node is a thread with a listener and a connection to the coordinator of its own; 16
+in a process, and node 0 in this one. They measure each other on loopback, so all share
+the cores of one machine, and the figures of links mean nothing here: what takes time on
+a cluster is that each pair sends for 0.3 s. Nodes do not look at themselves, and torch
+is not there. Runs in a network namespace of its own (``unshare``).
+
+Fails if 128 nodes take more than 60 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torchrun_hpc.doctor.examination import Examiner, Options, TaskRecord
+from torchrun_hpc.doctor.link import Links
+from torchrun_hpc.doctor.meeting import Board, met
+from torchrun_hpc.doctor.place import Place
+from torchrun_hpc.planning.inputs import SCHEDULER
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.schedulers.job import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torchrun_hpc.doctor.results import Node, Report
+    from torchrun_hpc.doctor.workers import Workers
+
+NODES = (32, 64, 128)
+NODES_PER_PROCESS = 16
+LIMITS = {128: 60.0}  # seconds
+HOST, PORT = "127.0.0.1", 20000
+MTU = 65536
+_INSIDE = "--inside-the-namespace"
+
+
+class Counted(Board):
+    """A board that counts what this node puts there."""
+
+    size = 0
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value."""
+        self.size += len(key) + len(json.dumps(value))
+        super().put(key, value)
+
+
+class SimulatedNode(Examiner):
+    """A node that shows nothing of itself but where it is."""
+
+    seconds = 0.0
+
+    def look(self, _environ: Mapping[str, str]) -> TaskRecord:
+        """Return where it is."""
+        rank = self._here.task.rank
+        shown: Any = {
+            "rank": rank,
+            "host": f"n{rank:04}",
+            "address": HOST,
+            "interface": "lo",
+            "port": self._links.port,
+            "interfaces": [
+                {"name": "lo", "addresses": [HOST], "is_up": True, "mtu": MTU,
+                 "speed_mbit": 0},
+            ],
+            "names": {}, "fast_host": "", "workers": 1, "resolver": "unknown",
+            "resolver_s": 0.0, "limits": {}, "folders": [], "cpus": "", "cores": 0,
+            "gpus": [], "driver": "", "versions": {}, "torch": None, "variables": {},
+            "findings": [],
+        }  # fmt: skip
+        return TaskRecord(
+            rank=rank,
+            node_rank=rank,
+            local_rank=0,
+            local_size=1,
+            workers=1,
+            host=f"n{rank:04}",
+            address=HOST,
+            has_torch=False,
+            node=cast("Node", shown),
+        )
+
+    def _conduct_pairs(self, board: Board) -> None:
+        start = time.monotonic()
+        super()._conduct_pairs(board)
+        self.seconds = time.monotonic() - start
+
+
+def place_of(nodes: int, rank: int) -> Place:
+    """Return where a node is, and where all meet."""
+    hosts = tuple(f"n{number:04}" for number in range(nodes))
+    plan = LaunchPlan(
+        mode=Mode.SEVERAL_NODES,
+        world=World(nodes=nodes, node_rank=rank, workers=1, hosts=hosts),
+        rendezvous=Rendezvous(
+            backend=SCHEDULER,
+            endpoint=f"{HOST}:{PORT}",
+            connect_host=HOST,
+            ports=(PORT,),
+            coordinator=0,
+            is_coordinator=rank == 0,
+            local_address=HOST,
+            listen=(HOST, PORT) if rank == 0 else None,
+        ),
+        launch_id="benchmark",
+    )
+    return Place(plan, plan, Task(rank, nodes), rank, 1, hosts[rank])
+
+
+def examine(nodes: int, rank: int) -> tuple[SimulatedNode, int, Report | None]:
+    """Take part as one node; return it, the bytes that it put, and the report."""
+    here, options, nobody = place_of(nodes, rank), Options(), cast("Workers", None)
+    links = Links("benchmark")
+    node = SimulatedNode(here, options, lambda _: None, links, nobody)
+    with met(here.meeting, {}, 120, lambda _: None) as board:
+        counted = Counted(board._client)  # noqa: SLF001
+        report = node.run(counted, {})
+    links.close()
+    return node, counted.size, report
+
+
+def run_nodes(nodes: int, ranks: Iterable[int]) -> None:
+    """Take part as several nodes, as threads of this process."""
+    threads = [threading.Thread(target=examine, args=[nodes, rank]) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def measure(nodes: int) -> float:
+    """Measure one number of nodes, and print it; return the seconds."""
+    processes = [
+        multiprocessing.Process(
+            target=run_nodes,
+            args=[nodes, range(first, min(first + NODES_PER_PROCESS, nodes))],
+        )
+        for first in range(1, nodes, NODES_PER_PROCESS)
+    ]
+    for process in processes:
+        process.start()
+    node, put, report = examine(nodes, 0)
+    for process in processes:
+        process.join()
+    links = report["links"] if report is not None else []
+    failed = sum(bool(link["problem"]) for link in links)
+    size = len(json.dumps(links)) / max(len(links), 1)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(
+        f"{nodes:5} {len(links):6} {failed:6} {node.seconds:8.1f} {size:8.0f} "
+        f"{put / 2**10:10.0f} {memory:7}",
+        flush=True,
+    )
+    return node.seconds
+
+
+def main() -> int:
+    """Measure all numbers of nodes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", default=",".join(map(str, NODES)))
+    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if not args.inside_the_namespace:
+        shell = f'ip link set lo up; exec {sys.executable} "$0" "$@"'
+        words = [str(Path(__file__)), *sys.argv[1:], _INSIDE]
+        unshare = shutil.which("unshare") or "unshare"
+        os.execv(unshare, ["unshare", "--net", "sh", "-c", shell, *words])  # noqa: S606
+    print("nodes  pairs failed  seconds  B/pair  KiB put  MiB node 0")
+    seconds = {nodes: measure(nodes) for nodes in map(int, args.nodes.split(","))}
+    late = {n: s for n, s in seconds.items() if s > LIMITS.get(n, float("inf"))}
+    for nodes, taken in late.items():
+        print(f"{nodes} nodes took {taken:.0f} s, the limit is {LIMITS[nodes]:.0f}")
+    return int(bool(late))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What became slower since an earlier report."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from doctor.reports import make_report
+
+from torchrun_hpc.doctor import comparison
+from torchrun_hpc.doctor.results import exit_code
+
+
+def slower(report, **factors):
+    """Return a report of which some figures are other ones."""
+    changed = copy.deepcopy(report)
+    for name, factor in factors.items():
+        for row in [*changed["links"], *changed["collectives"]]:
+            if name in row:
+                row[name] *= factor
+    for node in changed["nodes"]:
+        node["torch"]["import_s"] *= factors.get("import_s", 1)
+    return changed
+
+
+def compared(report, earlier):
+    """Return what the comparison adds."""
+    found = comparison.with_slower(report, earlier)
+    return [f for f in found["findings"] if f not in report["findings"]]
+
+
+@pytest.mark.parametrize(
+    ("factors", "text"),
+    [
+        ({"forward": 0.5}, "median bandwidth of the pairs: "),
+        ({"backward": 0.5}, "median bandwidth of the pairs: "),
+        ({"latency_s": 2}, "median latency of the pairs: "),
+        ({"import_s": 2}, "import of torch: "),
+    ],
+)
+def test_what_became_slower(factors, text):
+    earlier = make_report(4)
+    report = slower(earlier, **factors)
+    (finding,) = compared(report, earlier)
+    assert finding["text"].startswith(text)
+    assert f" on {earlier['started'][:10]}" in finding["text"]
+    assert (finding["nodes"], finding["is_suspect"]) == ([], True)
+    assert exit_code(comparison.with_slower(report, earlier)) == 1
+
+
+def test_collectives_of_the_same_size_on_as_many_workers():
+    earlier = make_report(4)
+    report = slower(earlier, time_s=2)
+    texts = [finding["text"] for finding in compared(report, earlier)]
+    assert sorted(text.split()[0] for text in texts) == [
+        "all_gather", "all_reduce", "broadcast", "reduce_scatter",
+    ]  # fmt: skip
+    assert compared(report, make_report(8)) == compared(
+        {**report, "collectives": []}, make_report(8)
+    )
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2, 0.9])
+def test_noise_is_not_slower(factor):
+    earlier = make_report(4)
+    report = slower(earlier, latency_s=factor, forward=1 / factor, time_s=factor)
+    assert compared(report, earlier) == []
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_nothing_to_compare(nodes):
+    report = {**make_report(nodes), "links": [], "collectives": []}
+    for node in report["nodes"]:
+        node["torch"] = None
+    assert compared(report, make_report(4)) == []
+    assert compared(make_report(4), report) == []
