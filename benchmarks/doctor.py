@@ -2,11 +2,10 @@
 
     python benchmarks/doctor.py [--nodes 32,64,128]
 
-Each node is a thread with a listener and a connection to the coordinator of its own; 16
-in a process, and node 0 in this one. They measure each other on loopback, so all share
-the cores of one machine, and the figures of links mean nothing here: what takes time on
-a cluster is that each pair sends for 0.3 s. Nodes do not look at themselves, and torch
-is not there. Runs in a network namespace of its own (``unshare``).
+Each node is a process; node 0 is this one. They measure each other on loopback, so all
+share the cores of one machine, and the figures of links mean nothing here: what takes
+time on a cluster is that each pair sends for 0.3 s. No node looks at itself, and
+torch is not there. Runs in a network namespace of its own (``unshare``).
 
 Fails if 128 nodes take more than 60 s.
 """
@@ -20,14 +19,13 @@ import os
 import resource
 import shutil
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from torchrun_hpc.doctor.board import Board, met
 from torchrun_hpc.doctor.examination import Examiner, Options, TaskRecord
 from torchrun_hpc.doctor.link import Links
-from torchrun_hpc.doctor.meeting import Board, met
 from torchrun_hpc.doctor.place import Place
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
@@ -35,13 +33,12 @@ from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from torchrun_hpc.doctor.results import Node, Report
     from torchrun_hpc.doctor.workers import Workers
 
 NODES = (32, 64, 128)
-NODES_PER_PROCESS = 16
 LIMITS = {128: 60.0}  # seconds
 HOST, PORT = "127.0.0.1", 20000
 MTU = 65536
@@ -126,30 +123,18 @@ def examine(nodes: int, rank: int) -> tuple[SimulatedNode, int, Report | None]:
     here, options, nobody = place_of(nodes, rank), Options(), cast("Workers", None)
     links = Links("benchmark")
     node = SimulatedNode(here, options, lambda _: None, links, nobody)
-    with met(here.meeting, {}, 120, lambda _: None) as board:
+    with met(here.tasks_plan, {}, 120, lambda _: None) as board:
         counted = Counted(board._client)  # noqa: SLF001
         report = node.run(counted, {})
     links.close()
     return node, counted.size, report
 
 
-def run_nodes(nodes: int, ranks: Iterable[int]) -> None:
-    """Take part as several nodes, as threads of this process."""
-    threads = [threading.Thread(target=examine, args=[nodes, rank]) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def measure(nodes: int) -> float:
     """Measure one number of nodes, and print it; return the seconds."""
     processes = [
-        multiprocessing.Process(
-            target=run_nodes,
-            args=[nodes, range(first, min(first + NODES_PER_PROCESS, nodes))],
-        )
-        for first in range(1, nodes, NODES_PER_PROCESS)
+        multiprocessing.Process(target=examine, args=[nodes, rank])
+        for rank in range(1, nodes)
     ]
     for process in processes:
         process.start()

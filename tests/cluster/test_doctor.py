@@ -292,6 +292,8 @@ def test_a_node_that_hangs(shaped: Cluster, tmp_path: Path) -> None:
     suspects = [f for f in report["findings"] if "HPC179" in f["code"]]
     assert [f["nodes"] for f in suspects] == [[2]]
     assert "--exclude=jwb0003" in job.output
+    # The node that goes on after all says what it has found.
+    assert "HPC198 node 0 does not answer any more" in job.output
 
 
 # --- how it is started ------------------------------------------------------------

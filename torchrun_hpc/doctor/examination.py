@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from torchrun_hpc import network
 from torchrun_hpc.commandline import command_line
 from torchrun_hpc.doctor import judgement, node, pairs, place, summary
+from torchrun_hpc.doctor.board import met
 from torchrun_hpc.doctor.link import MOST_BYTES, Links, Peer
-from torchrun_hpc.doctor.meeting import met
 from torchrun_hpc.doctor.results import Link, Node
 from torchrun_hpc.doctor.workers import Workers
 from torchrun_hpc.errors import Message, count
@@ -48,8 +48,8 @@ from torchrun_hpc.schedulers import pmi
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torchrun_hpc.doctor.board import Board
     from torchrun_hpc.doctor.collectives import Settings
-    from torchrun_hpc.doctor.meeting import Board
     from torchrun_hpc.doctor.pairs import Pair
     from torchrun_hpc.doctor.place import Place
     from torchrun_hpc.doctor.results import Collective, Report
@@ -68,7 +68,8 @@ _SILENT_TIMEOUT = 5.0  # instead, for nodes that have not answered others
 
 _POLL = 0.05
 _REPORT_EVERY = 5.0
-_LOOKS = 3  # at a pair that is doubtful
+# A pair that is doubtful is looked at so often, in so many rounds: a bad node has many.
+_LOOKS, _ROUNDS_AGAIN = 3, 4
 _GIVEN_UP = 2  # nodes that got no answer of one: the others do not try
 _USUAL_MTU = 1500
 
@@ -140,7 +141,7 @@ def examine(
     ):
         examiner = Examiner(here, options, tell, links, workers)
         try:
-            with met(here.meeting, environ, options.timeout, tell) as board:
+            with met(here.tasks_plan, environ, options.timeout, tell) as board:
                 return examiner.run(board, environ)
         except (CoordinatorNotFoundError, JobFailedError) as error:
             own = examiner.look(environ)["node"]
@@ -152,12 +153,12 @@ def examine(
 def _why(error: Exception, here: Place, options: Options) -> Message:
     if isinstance(error, CoordinatorNotFoundError):
         timeout = options.timeout
-        return messages.coordinator_missing(str(error), timeout, here.meeting)
+        return messages.coordinator_missing(str(error), timeout, here.tasks_plan)
     if isinstance(error, JobFailedError) and error.failure.kind is Kind.COORDINATOR:
         text = "node 0 does not answer any more, so that this is all there is"
         return Message("HPC198", text)
     assert isinstance(error, JobFailedError)  # noqa: S101 - as the caller has caught
-    return messages.failed(error.failure, here.meeting)
+    return messages.failed(error.failure, here.tasks_plan)
 
 
 class Examiner:
@@ -315,7 +316,7 @@ class Examiner:
         for turn in range(_LOOKS):
             if turn:
                 doubtful = judgement.doubtful([*links.values()])
-                wanted = pairs.disjoint(doubtful)[: pairs.MOST_ROUNDS]
+                wanted = pairs.disjoint(doubtful)[:_ROUNDS_AGAIN]
                 board.put(f"again/{turn}", wanted)
             if not wanted:
                 continue

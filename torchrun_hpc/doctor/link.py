@@ -180,9 +180,9 @@ class Links:
         """Answer at once, whatever this node does now, and keep the connection."""
         try:
             channel = _Channel(connection)
-            hello = channel.receive(_OPEN_TIMEOUT)
-            key = int(hello["rank"]), str(hello["for"])
-            is_ours = hello["job"] == self._job
+            request = channel.receive(_OPEN_TIMEOUT)
+            key = int(request["rank"]), str(request["for"])
+            is_ours = request["job"] == self._job
             if is_ours:
                 channel.send({"hello": True})
         except (OSError, ValueError, KeyError, TypeError, protocol.ProtocolError):

@@ -37,8 +37,8 @@ _COLOURS = ["suspect", "grid", *(f"level-{i}" for i in range(_LEVELS))]
 _COLOURS += [f"series-{i}" for i in range(_SERIES)]
 _INK = {name: f"#7e57{i:02x}" for i, name in enumerate(_COLOURS)}
 
-# For matplotlib, and as letters: filled and hollow.
-_MARKERS = (("o", "●○"), ("s", "■□"), ("^", "▲△"), ("D", "◆◇"), ("v", "▼▽"))
+# For matplotlib, and as letters.
+_MARKERS = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"))
 
 # Of pictures: inches, points, and characters of a name.
 _WIDTH, _FONT, _LABEL = 5.0, 10, 16
@@ -138,13 +138,13 @@ def _collectives(report: Report) -> str:
         return "<p>None was measured.</p>"
     curves: Curves = {}
     for row in rows:
-        if row["busbw"] > 0:
+        if 0 < row["busbw"] < math.inf:
             curve = curves.setdefault((row["operation"], bool(row["scope"])), {})
             least = curve.get(row["size"], math.inf)
             curve[row["size"]] = min(least, row["busbw"] / 1e9)
     legend = [
-        (f'<b style="color: var(--series-{i % _SERIES})">{signs[0]}</b>', operation)
-        for operation, (i, _, signs) in _styles(curves).items()
+        (f'<b style="color: var(--series-{i % _SERIES})">{sign}</b>', operation)
+        for operation, (i, _, sign) in _styles(curves).items()
     ]
     if any(is_inner for _, is_inner in curves):
         legend.append(("○", "hollow: within a node, the slowest one"))
@@ -349,7 +349,7 @@ _STYLE = """
   color-scheme: light dark;
   --back: #ffffff; --text: #1b1f24; --grid: #c3cad2;
   --box: #f3f5f7; --suspect: #b3261e; --healthy: #1a6e34;
-  --level-0: #a9cfe8; --level-1: #5b9fd0; --level-2: #d27a00;
+  --level-0: #a9cfe8; --level-1: #6aaadb; --level-2: #c86f00;
   --level-3: #b2341c; --level-4: #67001f;
   --series-0: #0072b2; --series-1: #d55e00; --series-2: #009e73; --series-3: #cc79a7;
 }
@@ -357,8 +357,8 @@ _STYLE = """
   :root {
     --back: #14171c; --text: #e6e9ee; --grid: #48515c;
     --box: #1d2229; --suspect: #ff9d92; --healthy: #7fd99a;
-    --level-0: #1f4e79; --level-1: #2f7fb8; --level-2: #e08a1e;
-    --level-3: #ff8a70; --level-4: #ffe0d0;
+    --level-0: #1f4e79; --level-1: #2f7fb8; --level-2: #d0780f;
+    --level-3: #ff9a80; --level-4: #ffe0d0;
     --series-0: #56b4e9; --series-1: #e69f00;
   }
 }

@@ -39,7 +39,7 @@ class Place:
 
     Attributes:
         plan: The plan of the job, as a launch would have it.
-        meeting: The same, as if each task were a node with an agent: where they meet.
+        tasks_plan: The same, as if each task were a node: where they meet.
         task: This task among all of them; with an agent on each node, the node.
         node_rank: Rank of its node.
         workers: How many workers it would start, or be.
@@ -48,7 +48,7 @@ class Place:
     """
 
     plan: LaunchPlan
-    meeting: LaunchPlan
+    tasks_plan: LaunchPlan
     task: Task
     node_rank: int
     workers: int
@@ -121,7 +121,7 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
         task = Task(_rank_as_typed(plan, line), plan.world.nodes)
     return Place(
         plan=plan,
-        meeting=_meeting(plan, task, seen.hostname),
+        tasks_plan=_tasks_plan(plan, task, seen.hostname),
         task=task,
         node_rank=plan.world.node_rank if mode.is_direct else task.rank,
         workers=1 if mode.is_direct else plan.world.workers,
@@ -165,7 +165,7 @@ def _rank_as_typed(plan: LaunchPlan, line: CommandLine) -> int:
     )
 
 
-def _meeting(plan: LaunchPlan, task: Task, hostname: str) -> LaunchPlan:
+def _tasks_plan(plan: LaunchPlan, task: Task, hostname: str) -> LaunchPlan:
     """Plan where the tasks meet: where the job would, by our own rendezvous."""
     where, own, is_first = plan.rendezvous, plan.world, task.rank == 0
     hosts = own.hosts

@@ -115,7 +115,7 @@ def _absent(
 
 def _seen_from_here(rank: int, here: Place) -> str:
     """Say whether a node that has not come is reached, on each network."""
-    world, port = here.plan.world, here.meeting.rendezvous.ports[0]
+    world, port = here.plan.world, here.tasks_plan.rendezvous.ports[0]
     if not world.hosts:
         return ""
     texts, own = [], network.this_node()

@@ -120,11 +120,11 @@ def broken_link(first, second, problem="no connection in 5 s"):
     return make_link(first, second, problem=problem, blocked=[first], **figures)
 
 
-def make_collectives(workers, *, scope="", speed=1.0, largest=30):
-    """Return all operations on sizes from 8 bytes to a power of 2."""
+def make_collectives(workers, *, scope="", speed=1.0, exponents=range(4, 31, 2)):
+    """Return all operations, on sizes that are powers of 2."""
     rows = []
     for place, (operation, factor) in enumerate(FACTORS.items()):
-        for exponent in range(largest, 2, -2):
+        for exponent in exponents:
             size = 2**exponent
             best = (220e9 if scope else 80e9) * speed * (1 - place / 10)
             busbw = best / (1 + (1 + place) * 2e6 / size)
@@ -186,8 +186,10 @@ def make_report(count=3, slow=(), missing=(), **changes):
         if first < second and (count <= 32 or (first + second) % count < 31)
     ]
     collectives = make_collectives(4 * count) if count > 1 else []
+    exponents = range(4, 31, 2) if count <= 32 else [20, 30]
     for rank in came:
-        collectives += make_collectives(4, scope=hosts[rank], speed=1 - rank / 1000)
+        where = {"scope": hosts[rank], "speed": 1 - rank / 1000}
+        collectives += make_collectives(4, exponents=exponents, **where)
     findings = [slow_node(rank, hosts[rank], min(count - 1, 31)) for rank in slow]
     findings += [
         {
@@ -236,7 +238,7 @@ def hostile_report():
     report["collectives"] += [
         {**row, "operation": name}
         for name in HOSTILE
-        for row in make_collectives(4, largest=14)[:3]
+        for row in make_collectives(4)[:3]
     ]
     report["findings"] += [
         {**advice(rank), "code": name, "text": name, "remedy": name}

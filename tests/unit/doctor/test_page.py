@@ -66,6 +66,11 @@ def written():
     return {name: page.write(report) for name, report in REPORTS.items()}
 
 
+@pytest.fixture(scope="module")
+def parsed(written):
+    return {name: Page(text) for name, text in written.items()}
+
+
 def pictures_of(text):
     """Return the pictures of a page, as XML."""
     found = re.findall("<svg.*?</svg>", text, re.DOTALL)
@@ -80,8 +85,8 @@ def labels_of(picture):
 
 
 @each_report
-def test_a_page_is_well_formed(name, written):
-    found = Page(written[name])
+def test_a_page_is_well_formed(name, written, parsed):
+    found = parsed[name]
     assert written[name].startswith("<!DOCTYPE html>\n")
     assert found.attributes("html") == [{"lang": "en"}]
     assert len(found.attributes("h1")) == 1
@@ -92,8 +97,8 @@ def test_a_page_is_well_formed(name, written):
 
 
 @each_report
-def test_it_needs_nothing_from_outside(name, written):
-    found = Page(written[name])
+def test_it_needs_nothing_from_outside(name, written, parsed):
+    found = parsed[name]
     tags = {tag for tag, _ in found.tags}
     assert not tags & {"script", "link", "img", "image", "iframe", "object", "a"}
     for _, attributes in found.tags:
@@ -117,8 +122,8 @@ def test_pictures_are_xml_with_a_name_for_those_who_cannot_see_them(name, writte
 
 
 @each_report
-def test_tables_have_headers(name, written):
-    found = Page(written[name])
+def test_tables_have_headers(name, parsed):
+    found = parsed[name]
     assert {a["scope"] for a in found.attributes("th")} <= {"col", "row"}
     assert all("tabindex" in a for a in found.attributes("div") if "role" in a)
 
@@ -145,8 +150,8 @@ def test_letters_that_matplotlib_lacks_are_no_warning(recwarn):
 # --- what comes from the report -------------------------------------------------------
 
 
-def test_names_are_only_text(written):
-    found = Page(written["hostile"])
+def test_names_are_only_text(written, parsed):
+    found = parsed["hostile"]
     cells = found.text_of("th", "td")
     for hostile in ("<script>alert(1)</script>", "&lt;b&gt;", "$\\frac{a}{b}$_x^2"):
         assert hostile in cells
@@ -158,20 +163,20 @@ def test_names_are_only_text(written):
     assert written["hostile"].replace("\n", "").isprintable()
 
 
-def test_the_line_to_copy(written):
-    assert "--exclude=jwb0003" in Page(written["3 nodes, 1 slow"]).text_of("code")
+def test_the_line_to_copy(written, parsed):
+    assert "--exclude=jwb0003" in parsed["3 nodes, 1 slow"].text_of("code")
     assert "<code>" not in written["3 nodes"]
-    assert "no node is suspect" in Page(written["3 nodes"]).text_of("strong")
+    assert "no node is suspect" in parsed["3 nodes"].text_of("strong")
 
 
-def test_findings_with_code_and_remedy(written):
-    cells = Page(written["3 nodes, 1 slow"]).text_of("th", "td")
+def test_findings_with_code_and_remedy(parsed):
+    cells = parsed["3 nodes, 1 slow"].text_of("th", "td")
     assert "HPC191" in cells
     assert "leave the node out, and tell the administrator" in cells
 
 
-def test_all_nodes_and_all_collectives_are_there(written):
-    cells = Page(written["128 nodes"]).text_of("th")
+def test_all_nodes_and_all_collectives_are_there(written, parsed):
+    cells = parsed["128 nodes"].text_of("th")
     assert {f"jwb{number:04}" for number in range(1, 129)} <= {*cells}
     rows = len(REPORTS["128 nodes"]["collectives"])
     assert f"All figures: {rows} rows" in written["128 nodes"]
@@ -208,7 +213,8 @@ def test_pairs_with_a_problem_are_marked():
     text = page.write(report)
     bandwidth, _, _ = pictures_of(text)
     assert colours_of(bandwidth).count("level-0") == 4
-    assert colours_of(bandwidth).count("suspect") == 2
+    marks = [x for x in bandwidth.iter(f"{SVG}use") if "suspect" in x.get("style")]
+    assert len(marks) == 2
     assert "no figures: see the findings" in text
 
 

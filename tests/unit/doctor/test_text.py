@@ -37,7 +37,7 @@ def test_healthy_nodes_fit_on_a_screen(nodes):
 
 def test_suspect_nodes_fit_on_a_screen():
     lines = lines_of(reports.make_report(128, slow=[6, 40], missing=[127]))
-    assert len(lines) <= 40
+    assert len(lines) <= 45
     assert max(map(len, lines)) <= 100
 
 

@@ -1,0 +1,75 @@
+"""The command: what is wrong with it is one message, and exit code 2."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+from doctor.reports import make_report
+
+from torchrun_hpc import doctor
+from torchrun_hpc.doctor import __main__ as command
+from torchrun_hpc.errors import LaunchError
+
+BAD = {
+    "not JSON": "{",
+    "no report": "{}",
+    "a list": "[]",
+    "another one": json.dumps({**make_report(), "links": [{"first": 0}]}),
+    "deep": "[" * 100_000,
+    "not UTF-8": b"\xff",
+}
+
+
+def wrong(capsys, *argv):
+    """Run a command that is wrong; return its message."""
+    with pytest.raises(SystemExit) as ended:
+        command.main([*argv])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("size", ["", "much", "-1", "0", "7", "1.5M", "1T", "M"])
+def test_a_wrong_size(size, capsys):
+    line = wrong(capsys, f"--max-bytes={size}")
+    assert f"HPC010 --max-bytes={size}: type 8 or more" in line
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [("8", 8), ("512K", 2**19), ("16M", 2**24), ("1G", 2**30), ("2GiB", 2**31)],
+)
+def test_sizes(size, number):
+    assert command._bytes(size) == number
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_wrong_earlier_report(kind, capsys, tmp_path):
+    file = tmp_path / "report.json"
+    content = BAD[kind]
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert f"HPC195 --compare={file} cannot be read: it is no" in wrong(
+        capsys, f"--compare={file}"
+    )
+
+
+def test_an_earlier_report(tmp_path):
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(make_report()))
+    assert command._earlier(str(file)) == make_report()
+
+
+def test_a_page_without_the_library_for_pictures(capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: None if n == "matplotlib" else find(n)
+    )
+    assert "HPC196 --html draws with matplotlib" in wrong(capsys, "--html=page.html")
+
+
+def test_a_program_gets_the_code_of_a_fault(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    with pytest.raises(LaunchError, match=r"HPC054 .*none0"):
+        doctor.examine()

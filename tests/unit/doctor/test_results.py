@@ -1,0 +1,62 @@
+"""Which nodes are to blame, and what follows; the fields in the documentation."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from doctor.reports import make_report
+
+from torchrun_hpc.doctor import results
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def report_of(nodes, *findings):
+    """Return a report with findings about some nodes: ranks, and whether suspect."""
+    found = [
+        {
+            "code": "HPC191",
+            "text": "",
+            "remedy": "",
+            "nodes": ranks,
+            "is_suspect": is_it,
+        }
+        for ranks, is_it in findings
+    ]
+    return make_report(nodes, findings=found)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "findings", "suspects", "excluded", "code"),
+    [
+        (3, [], [], "", 0),
+        (3, [([1], False)], [], "", 0),  # advice
+        (3, [([1], True)], [1], "--exclude=jwb0002", 1),
+        (8, [([5], True), ([1], True), ([5], True)], [1, 5],
+         "--exclude=jwb0002,jwb0006", 1),
+        (3, [([], True)], [], "", 1),  # nobody knows which one
+        (2, [([1], True)], [1], "--exclude=jwb0002", 1),
+        (3, [([1], True), ([2], True)], [1, 2], "", 1),  # most of them
+        (1, [([0], True)], [0], "", 1),
+    ],
+)  # fmt: skip
+def test_suspects(nodes, findings, suspects, excluded, code):
+    report = report_of(nodes, *findings)
+    assert results.suspects(report) == suspects
+    assert results.exclude(report) == excluded
+    assert results.exit_code(report) == code
+
+
+def test_a_node_without_a_name_cannot_be_excluded():
+    report = report_of(3, ([1], True))
+    assert results.exclude({**report, "hosts": ["a", "", "c"]}) == ""
+
+
+def test_the_documentation_has_all_fields():
+    path = DOCS / "write_report.py"
+    spec = importlib.util.spec_from_file_location("write_report", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.text() == (DOCS / "doctor.md").read_text(encoding="utf-8")
