@@ -129,7 +129,7 @@ LINKS: dict[str, tuple[Callable[[Cluster], Any], str, list[int], str]] = {
     ),
     "losses": (
         lambda cluster: links.lossy(cluster, "jwb0001", 50),
-        *("HPC191", [0], r"jwb0001, with 2 of 2 nodes: .*% of the bytes are sent"),
+        *("HPC191", [0], r"jwb0001, with 2 of 2 nodes: .*% of the segments are sent"),
     ),
     "5 ms more": (
         lambda cluster: links.delayed(cluster, "jwb0001"),
@@ -137,11 +137,11 @@ LINKS: dict[str, tuple[Callable[[Cluster], Any], str, list[int], str]] = {
     ),
     "an MTU that does not fit": (
         lambda cluster: links.small_mtu(cluster, "jwb0002"),
-        *("HPC189", [1], r"between jwb0002 and jwb0001, jwb0003: packets of 9000"),
+        *("HPC189", [1], r"jwb0002, with 2 of 2 nodes: packets of 9000 bytes"),
     ),
     "a firewall": (
         lambda cluster: links.firewalled(cluster, "jwb0002", "jwb0003"),
-        *("HPC190", [], "jwb0002 cannot open a connection to jwb0003: no answer"),
+        *("HPC190", [], "jwb0002 cannot open a connection to jwb0003, no answer"),
     ),
 }
 
