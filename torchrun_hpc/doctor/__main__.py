@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from torchrun_hpc.commandline import command_line
 from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor import text as reports
@@ -31,14 +32,16 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.results import Report
 
+_NO_SCRIPT = "NO_SCRIPT"
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that stands in ``argv``, and return the exit code."""
-    args, words = _parser().parse_known_args(argv)
     known = Known()
     with faults_reported(known):
+        args, words = _parsed(sys.argv[1:] if argv is None else argv)
         options = Options(_bytes(args.max_bytes), args.timeout)
         earlier = _earlier(args.compare) if args.compare else None
         if args.html and importlib.util.find_spec("matplotlib") is None:
@@ -64,6 +67,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = comparison.with_slower(report, earlier)
         console.output(reports.render(report))
     return _written(report, args) or results.exit_code(report)
+
+
+def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Take our own options out of the job's; nothing behind a script is ours.
+
+    Raises:
+        LaunchError: An option is neither ours nor torchrun's.
+    """
+    parser = _parser()
+    args, words = parser.parse_known_args(argv)
+    line = command_line.parse([*words, _NO_SCRIPT], {})
+    if line.unknown:
+        raise wrong_line(f"{line.unknown[0]} is no option of the doctor or torchrun")
+    if line.script not in ("", _NO_SCRIPT):
+        args, words = parser.parse_known_args(argv[: [*argv].index(line.script)])
+    return args, words
 
 
 def _parser() -> argparse.ArgumentParser:

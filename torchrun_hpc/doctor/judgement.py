@@ -204,8 +204,8 @@ _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], st
         lambda link, _: bool(link["problem"]),
         _blocked,
         (
-            "a job needs connections in both directions, on any port, on its network: look "
-            "at the firewall, the routes and the cable"
+            "a job needs connections in both directions, on any port, on its network: "
+            "look at the firewall, the routes and the cable"
         ),
     ),
     "HPC189": (

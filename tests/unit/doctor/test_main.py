@@ -45,6 +45,27 @@ def test_sizes(size, number):
     assert command._bytes(size) == number
 
 
+def test_an_unknown_option(capsys):
+    line = wrong(capsys, "--jsn=report.json", "--nnodes=2")
+    assert "HPC010 --jsn=report.json is no option of the doctor or torchrun" in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "json_file", "words"),
+    [
+        (["--json=a", "--nnodes=2"], "a", ["--nnodes=2"]),
+        (["--nproc-per-node", "4", "--json", "a"], "a", ["--nproc-per-node", "4"]),
+        # The job's own line: what stands behind the script is the script's.
+        (["--nnodes=2", "main.py", "--json", "b"], None, ["--nnodes=2"]),
+        (["--json", "a", "main.py", "--json", "b"], "a", []),
+        (["--json=a", "-m", "train", "--html=c", "--", "x"], "a", ["-m"]),
+    ],
+)
+def test_what_is_ours(argv, json_file, words):
+    args, others = command._parsed(argv)
+    assert (args.json, args.html, others) == (json_file, None, words)
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_a_wrong_earlier_report(kind, capsys, tmp_path):
     file = tmp_path / "report.json"
