@@ -27,6 +27,7 @@ from torchrun_hpc.doctor.board import Board, met
 from torchrun_hpc.doctor.examination import Examiner, Options, TaskRecord
 from torchrun_hpc.doctor.link import Links
 from torchrun_hpc.doctor.place import Place
+from torchrun_hpc.doctor.results import Torch
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
 from torchrun_hpc.planning.mode import Mode
@@ -56,6 +57,14 @@ class Counted(Board):
         super().put(key, value)
 
 
+class NoWorkers:
+    """No torch."""
+
+    def torch(self, _timeout: float) -> Torch:
+        """Return that there is none."""
+        return Torch(version="", import_s=0.0, problem="none", libraries={}, gpus=0)
+
+
 class SimulatedNode(Examiner):
     """A node that shows nothing of itself but where it is."""
 
@@ -82,12 +91,9 @@ class SimulatedNode(Examiner):
         return TaskRecord(
             rank=rank,
             node_rank=rank,
-            local_rank=0,
-            local_size=1,
             workers=1,
             host=f"n{rank:04}",
             address=HOST,
-            has_torch=False,
             node=cast("Node", shown),
         )
 
@@ -120,7 +126,8 @@ def place_of(nodes: int, rank: int) -> Place:
 
 def examine(nodes: int, rank: int) -> tuple[SimulatedNode, int, Report | None]:
     """Take part as one node; return it, the bytes that it put, and the report."""
-    here, options, nobody = place_of(nodes, rank), Options(), cast("Workers", None)
+    here, options = place_of(nodes, rank), Options()
+    nobody = cast("Workers", NoWorkers())
     links = Links("benchmark")
     node = SimulatedNode(here, options, lambda _: None, links, nobody)
     with met(here.tasks_plan, {}, 120, lambda _: None) as board:

@@ -6,11 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+from links import shaped
 from testbed import PATH, Cluster, missing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GREETING = (
-    "Three nodes, as in JUWELS Booster. Try: "
+    "Three nodes, as in JUWELS Booster, with links of 1 Gbit/s. Try: "
     "srun -N3 --ntasks-per-node=1 python -m torchrun_hpc --help  (leave: exit)"
 )
 
@@ -21,7 +22,7 @@ def main() -> int:
     if reason is not None:
         print(f"No cluster here: {reason}", file=sys.stderr)
         return 1
-    with Cluster() as cluster:
+    with Cluster() as cluster, shaped(cluster):  # without a rate, links are noise
         interactive = sys.stdin.isatty()
         if interactive:
             print(GREETING)

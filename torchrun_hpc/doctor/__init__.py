@@ -7,12 +7,15 @@ nodes meet as the job would, measure what is between them, and run torch's colle
 =============  =======================================================================
 `results`      what is found, as plain data
 `place`        where this task is: the plan of the job, and where all meet
+`board`        what the tasks tell each other
 `examination`  what all tasks do, one thing after the other
 `node`         what a node shows of itself
 `checks`       what is wrong with that
 `pairs`        which nodes measure what is between them, and when
 `link`         how they do that
 `judgement`    which links, and which nodes, are suspect
+`summary`      the report, made of all that
+`comparison`   what became slower since an earlier one
 `workers`      the processes that run torch's collectives
 `collectives`  their program, with `operations`; it alone imports torch
 `text`         the report for a person
@@ -33,6 +36,7 @@ from torchrun_hpc.doctor.results import (
     Interface,
     Link,
     Node,
+    NotMetError,
     Report,
     Torch,
     exclude,
@@ -55,6 +59,7 @@ __all__ = [
     "Interface",
     "Link",
     "Node",
+    "NotMetError",
     "Report",
     "Torch",
     "examine",
@@ -87,7 +92,8 @@ def examine(
         The report on task 0; ``None`` on the others.
 
     Raises:
-        LaunchError: A launch would be refused, and the nodes cannot meet.
+        LaunchError: A launch would be refused, and the nodes cannot meet; its ``code``
+            is in the documentation.
         NotMetError: This node has not met the others; it has a report of its own node.
     """
     # The pipeline, which no import of this package needs.

@@ -17,10 +17,10 @@ from torchrun_hpc.doctor import text as reports
 from torchrun_hpc.doctor.examination import (
     COMMAND,
     TIMEOUT,
-    NotMetError,
     Options,
     examine,
 )
+from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.abort import WRONG_USE, Known, faults_reported
 from torchrun_hpc.launching.start import INTERRUPTED
@@ -39,9 +39,18 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that stands in ``argv``, and return the exit code."""
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(argv: Sequence[str]) -> int:
     known = Known()
     with faults_reported(known):
-        args, words = _parsed(sys.argv[1:] if argv is None else argv)
+        args, words = _parsed(argv)
+        if not 0 < args.timeout < float("inf"):
+            raise wrong_line(f"--timeout={args.timeout:g}: type seconds, such as 300")
         options = Options(_bytes(args.max_bytes), args.timeout)
         earlier = _earlier(args.compare) if args.compare else None
         if args.html and importlib.util.find_spec("matplotlib") is None:
@@ -59,27 +68,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             details = [f"    {each['code']} {each['text']}" for each in found]
             console.write(error.message, "error", details)
             return 1
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        if report is None:
-            return 0
-        if earlier is not None:
-            report = comparison.with_slower(report, earlier)
+    if report is None:
+        return 0
+    if earlier is not None:
+        report = comparison.with_slower(report, earlier)
+    # All nodes have gone: there is nobody to be informed of a fault.
+    is_written = _write(report, args)
+    try:
         console.output(reports.render(report))
-    return _written(report, args) or results.exit_code(report)
+    except LaunchError as fault:
+        console.write(Message(fault.code, str(fault)), "error")
+        is_written = False
+    return results.exit_code(report) if is_written else WRONG_USE
 
 
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Take our own options out of the job's; nothing behind a script is ours.
-
-    Raises:
-        LaunchError: An option is neither ours nor torchrun's.
-    """
+    """Take our own options out of the job's; nothing behind a script is ours."""
     parser = _parser()
     args, words = parser.parse_known_args(argv)
     line = command_line.parse([*words, _NO_SCRIPT], {})
-    if line.unknown:
-        raise wrong_line(f"{line.unknown[0]} is no option of the doctor or torchrun")
     if line.script not in ("", _NO_SCRIPT):
         args, words = parser.parse_known_args(argv[: [*argv].index(line.script)])
     return args, words
@@ -101,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-bytes",
+        "--max_bytes",
         default="16M",
         metavar="SIZE",
         help="the largest size of torch's collectives (16M): a number, with K, M or G",
@@ -147,24 +155,30 @@ def _earlier(file: str) -> Report:
     )
 
 
-def _written(report: Report, args: argparse.Namespace) -> int:
-    """Write the files that the user wants; return the exit code if one cannot be."""
-    wanted = []
-    if args.json:
-        wanted.append((args.json, json.dumps(report, indent=1) + "\n"))
-    if args.html:
-        from torchrun_hpc.doctor import page  # noqa: PLC0415 - slow to import
+def _write(report: Report, args: argparse.Namespace) -> bool:
+    """Write the files that the user wants; say whether that was possible."""
+    written = True
+    for file, content in ((args.json, _as_json), (args.html, _as_page)):
+        try:
+            if file:
+                Path(file).write_text(content(report), encoding="utf-8")
+        except Exception as error:  # noqa: BLE001, PERF203 - a library may be broken
+            known = getattr(error, "strerror", None)
+            reason = known or f"{type(error).__name__}: {error}"
+            message = Message("HPC197", f"{file} cannot be written: {reason}")
+            console.write(message, "error")
+            written = False
+    return written
 
-        wanted.append((args.html, page.write(report)))
-    try:
-        for file, content in wanted:
-            Path(file).write_text(content, encoding="utf-8")
-    except OSError as error:
-        # All nodes have gone: there is nobody to be informed.
-        text = f"{error.filename} cannot be written: {error.strerror}"
-        console.write(Message("HPC197", text), "error")
-        return WRONG_USE
-    return 0
+
+def _as_json(report: Report) -> str:
+    return json.dumps(report, indent=1) + "\n"
+
+
+def _as_page(report: Report) -> str:
+    from torchrun_hpc.doctor import page  # noqa: PLC0415 - slow to import
+
+    return page.write(report)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.client import Client
 
-# Seconds of an examination, in which nothing is given up for being silent: each wait
-# has a limit of its own.
+# Seconds of an examination: task 0 gives up nobody for being silent, it has a limit for
+# each wait. The others give up a coordinator that is silent for so long at least.
 _LONGEST = 3600
+_SILENCE = 15
 
 # Bytes: so the tasks meet also where packets of the size of the MTU are lost, and can
 # say so.
@@ -93,7 +94,9 @@ def met(
         coordinator=0,
         max_restarts=0,
         join_timeout=_LONGEST,
-        silence_timeout=_LONGEST,
+        silence_timeout=max(_SILENCE, int(timeout))
+        if plan.world.node_rank
+        else _LONGEST,
     )
     connection = Connection(
         plan, settings, environ, show, has_store=False, segment=_SEGMENT

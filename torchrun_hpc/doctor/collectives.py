@@ -21,12 +21,11 @@ import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from torchrun_hpc.doctor.results import Torch
 from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torchrun_hpc.doctor.results import Torch
 
 _LONGEST = 240  # characters of a problem
 # Gloo's threads let go of the last tensor a moment after its result is there. Up to
@@ -38,15 +37,8 @@ class Settings(TypedDict):
     """What a worker has to know.
 
     Attributes:
-        rank: Its rank.
-        size: How many workers there are on all nodes.
-        local_rank: Its rank among those of its node.
-        local_size: How many its node has.
-        node_rank: Rank of its node.
-        nodes: How many nodes there are.
         host: Name of its node.
         address: Where rank 0 listens: a name, or an address without brackets.
-        port: And the port.
         max_bytes: The largest size.
         timeout: Seconds that anything may take.
     """
@@ -92,103 +84,80 @@ def _read_stdin(lines: queue.SimpleQueue[bytes]) -> None:
 
 
 def _import_torch(write: Callable[[Torch], None]) -> None:
-    """Import torch, and write what is found.
-
-    Raises:
-        BaseException: What the import has raised.
-    """
-    found: Torch
-    found = {"version": "", "import_s": 0.0, "problem": "", "libraries": {}, "gpus": 0}
+    """Import torch, and write what is found; raise what the import has raised."""
+    found = Torch(version="", import_s=0.0, problem="", libraries={}, gpus=0)
     start = time.perf_counter()
     try:
         torch = importlib.import_module("torch")
         found["import_s"] = time.perf_counter() - start
-        found["libraries"] = _libraries(torch)
+        known = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+        with contextlib.suppress(AttributeError, RuntimeError):  # a torch for CPUs
+            known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+            known["cudnn"] = torch.backends.cudnn.version()
+        found["libraries"] = {name: str(v) for name, v in known.items() if v}
         found["gpus"] = torch.cuda.device_count()
         found["version"] = str(torch.__version__)
     except BaseException as error:
-        text = f"{type(error).__name__}: {error}"
-        found["problem"] = printable(text, _LONGEST)
+        found["problem"] = printable(f"{type(error).__name__}: {error}", _LONGEST)
         raise
     finally:
         write(found)
 
 
-def _libraries(torch: Any) -> dict[str, str]:
-    """Return the releases of what torch uses; nothing is started on a GPU."""
-    found = {"cuda": torch.version.cuda, "hip": torch.version.hip}
-    with contextlib.suppress(AttributeError, RuntimeError):  # a torch for CPUs
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    with contextlib.suppress(AttributeError, RuntimeError):
-        found["cudnn"] = torch.backends.cudnn.version()
-    return {name: str(release) for name, release in found.items() if release}
-
-
 def _run(settings: Settings, write: Callable[[Any], None]) -> str:
     """Run the operations; return the backend that did."""
-    torch: Any = importlib.import_module("torch")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    # A worker sees all GPUs of its node, or its own one.
-    has_gpu = gpus == 1 or gpus >= settings["local_size"]
-    if settings["size"] == 1:
-        return "nccl" if has_gpu else "gloo"
     from torchrun_hpc.doctor import operations  # noqa: PLC0415 - it imports torch
 
+    torch: Any = importlib.import_module("torch")
+    rank, size = settings["rank"], settings["size"]
     timeout = timedelta(seconds=settings["timeout"])
-    at = settings["address"], settings["port"], settings["size"]
-    has_store = settings["rank"] == 0
-    store = torch.distributed.TCPStore(*at, has_store, timeout)
-    store.add("GPUs", int(has_gpu))
-    _wait_for_all(store, "started", settings)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    address = settings["address"], settings["port"]
+    store = torch.distributed.TCPStore(*address, size, rank == 0, timeout)
+    # A worker sees all GPUs of its node, or its own one.
+    store.add("GPUs", int(gpus == 1 or gpus >= settings["local_size"]))
+    _count(store, "started", size)
+    store.wait(["all started"])
     backend, device = "gloo", torch.device("cpu")
-    if store.add("GPUs", 0) == settings["size"]:
+    if store.add("GPUs", 0) == size:
         backend, device = "nccl", torch.device("cuda", settings["local_rank"] % gpus)
         torch.cuda.set_device(device)
-    for key, scope, rank, size in worlds(settings, backend):
+    for key, scope, own_rank, own_size in _groups(settings, backend):
         # Without new_group(): each would be a barrier of the workers of all nodes.
         torch.distributed.init_process_group(
             backend,
             store=torch.distributed.PrefixStore(key, store),
-            rank=rank,
-            world_size=size,
+            rank=own_rank,
+            world_size=own_size,
             timeout=timeout,
         )
-        world = operations.World(scope, rank, size, device)
+        world = operations.World(scope, own_rank, own_size, device)
         for row in operations.measure(world, settings["max_bytes"]):
-            if rank == 0:
+            if own_rank == 0:
                 write(row)
         if backend == "gloo":
             time.sleep(_GLOO_REST)
         torch.distributed.destroy_process_group()
-    _wait_for_all(store, "ended", settings, is_waiting=has_store)
+    _count(store, "ended", size)
+    if rank == 0:  # the others' store
+        store.wait(["all ended"])
     return backend
 
 
-def worlds(settings: Settings, backend: str) -> list[tuple[str, str, int, int]]:
-    """Return the groups of workers that run the operations, one after the other.
-
-    Those are all workers; and then those of each node, where GPUs have links of their
-    own.
-
-    Returns:
-        What no other group has, of those at the same time, as its name; the scope; the
-        rank of this worker in it; and its size.
-    """
+def _groups(settings: Settings, backend: str) -> list[tuple[str, str, int, int]]:
+    """Return names, scopes, and sizes of the groups of this worker, and its ranks."""
     groups = [("all", "", settings["rank"], settings["size"])]
+    # On GPUs within the node too, which have links of their own.
     if backend == "nccl" and settings["nodes"] > 1 and settings["local_size"] > 1:
         name, scope = f"node {settings['node_rank']}", settings["host"]
         groups.append((name, scope, settings["local_rank"], settings["local_size"]))
     return groups
 
 
-def _wait_for_all(
-    store: Any, event: str, settings: Settings, *, is_waiting: bool = True
-) -> None:
-    """Count this worker, and wait until all are counted."""
-    if store.add(f"workers {event}", 1) == settings["size"]:
+def _count(store: Any, event: str, size: int) -> None:
+    """Count this worker; the last one says that all have been counted."""
+    if store.add(event, 1) == size:
         store.set(f"all {event}", "")
-    if is_waiting:
-        store.wait([f"all {event}"])
 
 
 if __name__ == "__main__":

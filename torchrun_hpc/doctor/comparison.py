@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.doctor.judgement import duration, rate
+from torchrun_hpc.doctor.judgement import duration, is_measured, rate
 from torchrun_hpc.doctor.results import Finding
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # A figure that is worse than before by this factor, or more, is a finding.
 _SLOWER = 1.25
+_LATER, _LATER_S = 2.0, 1e-4  # of latencies, which are short
 
 
 def with_slower(report: Report, earlier: Report) -> Report:
@@ -35,7 +36,7 @@ def with_slower(report: Report, earlier: Report) -> Report:
             remedy="compare the versions and the variables of both reports; if they "
             "are the same, tell the administrator",
             nodes=[],
-            is_suspect=True,
+            is_suspect=False,
         )
         for what, now, before in _slower(report, earlier)
     ]
@@ -50,7 +51,7 @@ def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
 
     def medians(value: Callable[..., float]) -> tuple[float, float]:
         now, before = (
-            [value(link) for link in each["links"] if not link["problem"]]
+            [value(link) for link in each["links"] if is_measured(link)]
             for each in (report, earlier)
         )
         return (median(now), median(before)) if now and before else (0.0, 0.0)
@@ -59,7 +60,7 @@ def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
     if now * _SLOWER < before:
         yield "median bandwidth of the pairs", rate(now), rate(before)
     now, before = medians(lambda link: link["latency_s"])
-    if now > before * _SLOWER and before:
+    if now > before * _LATER + _LATER_S and before:
         yield "median latency of the pairs", duration(now), duration(before)
     imports = [
         [each["torch"]["import_s"] for each in side["nodes"] if each["torch"]]
@@ -75,23 +76,19 @@ def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
 def _slower_collectives(
     report: Report, earlier: Report
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield each operation once: with the size that is slower by most."""
+    """Yield what is slower of the largest sizes; the small ones are noise."""
     size_of = (sum(each["workers"] for each in r["nodes"]) for r in (report, earlier))
     if len(set(size_of)) > 1 or report["backend"] != earlier["backend"]:
         return
-    old = {_key(row): row["time_s"] for row in earlier["collectives"]}
-    worst: dict[str, Collective] = {}
-    for row in report["collectives"]:
-        ratio = row["time_s"] / (old.get(_key(row), 0) or float("inf"))
-        known = worst.get(row["operation"])
-        if ratio > _SLOWER and (
-            known is None or ratio > known["time_s"] / old[_key(known)]
-        ):
-            worst[row["operation"]] = row
-    for operation, row in worst.items():
-        what = f"{operation} of {row['size']} bytes"
-        yield what, duration(row["time_s"]), duration(old[_key(row)])
+    now, before = _largest(report), _largest(earlier)
+    for operation in now.keys() & before.keys():
+        row, old = now[operation], before[operation]
+        if row["size"] == old["size"] and row["time_s"] > _SLOWER * old["time_s"] > 0:
+            what = f"{operation} of {row['size']} bytes"
+            yield what, duration(row["time_s"]), duration(old["time_s"])
 
 
-def _key(row: Collective) -> tuple[str, str, int]:
-    return row["operation"], "within" if row["scope"] else "", row["size"]
+def _largest(report: Report) -> dict[str, Collective]:
+    """Return the largest size of each operation of all workers."""
+    rows = sorted(report["collectives"], key=lambda row: row["size"])
+    return {row["operation"]: row for row in rows if not row["scope"]}

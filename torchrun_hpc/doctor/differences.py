@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from functools import partial
+from itertools import chain
 from os.path import commonprefix
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from torchrun_hpc.doctor.judgement import listed, name
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torchrun_hpc.doctor.results import Node
+    from torchrun_hpc.doctor.results import Node, Torch
 
     Traits = Mapping[str, str | float]  # values by their names; empty or 0: not known
 
-_MOST_NAMES = 10
 _LONGEST = 60  # characters of a value
 _NEAR = 0.05  # sizes that differ by no more than this share are equal
 
 # Variables of which each node may have its own value, and those that must be equal.
-_OWN = re.compile(r"\w+(VISIBLE_DEVICES|HOSTID|_FILE|_DIR|_HOME)")
+_OWN = re.compile(r"\w+(VISIBLE_DEVICES|HOSTID|_FILE|_DIR)")
 _EQUAL = re.compile(r"(NCCL|RCCL|FI|UCX)_(?!DEBUG|LOG|\w*(IFNAME|HCA|DEVICES))\w+")
 
 _ENVIRONMENT = (
@@ -35,50 +37,51 @@ _COMPARE = "none is needed, unless the nodes that differ are slow, or fail"
 
 
 def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Say what differs between the nodes; the minority is to blame.
-
-    Args:
-        nodes: Those that have come.
-        hosts: Names of all nodes of the job, by rank.
-    """
-    for kind in _KINDS:
-        known = {node["rank"]: kind.traits(node) for node in nodes}
-        seen = {rank: traits for rank, traits in known.items() if traits is not None}
-        for name in dict.fromkeys(name for traits in seen.values() for name in traits):
-            own = {rank: v.get(name, kind.absent) for rank, v in seen.items()}
-            groups = _by_value({rank: value for rank, value in own.items() if value})
-            others = sorted(rank for _, ranks in groups[:-1] for rank in ranks)
+    """Say what differs between nodes; the minority is to blame."""
+    for traits_of, remedy, is_suspect, absent in _KINDS:
+        traits = {node["rank"]: traits_of(node) for node in nodes}
+        for trait in dict.fromkeys(chain.from_iterable(traits.values())):
+            own = {rank: found.get(trait, absent) for rank, found in traits.items()}
+            groups = _by_value(own)
+            others = sorted(chain.from_iterable(ranks for _, ranks in groups[:-1]))
             if not others:
                 continue
             where = [names(ranks, hosts) for _, ranks in groups]
             has_majority = len(groups[-1][1]) > len(others)
             if has_majority:
                 where[-1] = count(len(groups[-1][1]), "other")
-            values = _shortened([value for value, _ in groups])
+            values = [value for value, _ in groups]
+            if max(map(len, values)) > _LONGEST:  # folders: from where they differ
+                equal = len(commonprefix(values))  # noqa: RUF071 - in characters
+                values = ["..." * bool(equal) + v[equal:][:_LONGEST] for v in values]
             pairs = zip(values, where, strict=True)
             yield Finding(
                 code="HPC181",
-                text=f"{name}: " + "; ".join(f"{v} on {place}" for v, place in pairs),
-                remedy=kind.remedy,
-                nodes=others if has_majority else [],
-                is_suspect=kind.is_suspect,
+                text=f"{trait}: " + "; ".join(f"{v} on {place}" for v, place in pairs),
+                remedy=remedy,
+                # No other node would cure what a profile sets.
+                nodes=others if has_majority and remedy is not _EXPORT else [],
+                is_suspect=is_suspect,
             )
 
 
 def names(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """Write nodes by name, not too many of them."""
-    known = dict(enumerate(hosts))
-    shown = [known.get(rank) or f"node {rank}" for rank in ranks[:_MOST_NAMES]]
-    more = len(ranks) - _MOST_NAMES
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return listed(name(rank, hosts) for rank in ranks)
+
+
+def torch_of(node: Node) -> Torch | None:
+    """Return torch, if it can be imported."""
+    return node["torch"] if node["torch"] and not node["torch"]["problem"] else None
 
 
 def _by_value(own: Mapping[int, str | float]) -> list[tuple[str, list[int]]]:
     """Return the values and the nodes that have them, the most usual one last."""
-    usual = Counter(own.values()).most_common(1)[0][0] if own else ""
+    known = {rank: value for rank, value in own.items() if value}
     groups: dict[str, list[int]] = defaultdict(list)
-    for rank, value in own.items():
-        groups[str(usual if _is_near(value, usual) else value)].append(rank)
+    for usual, _ in Counter(known.values()).most_common(1):
+        for rank, value in known.items():
+            groups[str(usual if _is_near(value, usual) else value)].append(rank)
     return sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
 
 
@@ -88,39 +91,21 @@ def _is_near(value: str | float, usual: str | float) -> bool:
     return abs(value - usual) <= _NEAR * usual
 
 
-def _shortened(values: Sequence[str]) -> list[str]:
-    """Cut long values, which are lists of folders, to where they differ."""
-    if max(map(len, values)) <= _LONGEST:
-        return [*values]
-    equal = len(commonprefix(values))  # noqa: RUF071 - in characters
-    return ["..." * bool(equal) + value[equal:][:_LONGEST] for value in values]
-
-
-# --- what is compared -----------------------------------------------------------------
-
-
 def _software(node: Node) -> Traits:
-    return {name: v for name, v in node["versions"].items() if name != "kernel"}
-
-
-def _torch(node: Node) -> Traits | None:
-    torch = node["torch"]
-    if torch is None or torch["problem"]:
-        return None
-    return {"torch": torch["version"], **torch["libraries"]}
+    torch, without = torch_of(node), {"nccl plugin": "none", "libfabric": "none"}
+    known = {"torch": torch["version"], **torch["libraries"]} if torch else {}
+    return {**without, **node["versions"], **known, "kernel": ""}  # see _system()
 
 
 def _machine(node: Node) -> Traits:
-    models, torch = Counter(gpu["model"] for gpu in node["gpus"]), node["torch"]
-    gpus = ", ".join(f"{models[model]} x {model}" for model in sorted(models))
-    seen = str(torch["gpus"]) if torch and not torch["problem"] else ""
+    models, torch = Counter(gpu["model"] for gpu in node["gpus"]), torch_of(node)
     own = {i["name"]: i for i in node["interfaces"]}.get(node["interface"])
-    speed = f"{own['speed_mbit']} Mbit/s" if own and own["speed_mbit"] else ""
+    mtu, speed = (own["mtu"], own["speed_mbit"]) if own else (0, 0)
     return {
-        "GPUs": gpus or "none",
-        "number of GPUs that torch sees": seen,
-        "MTU of the job's interface": str(own["mtu"]) if own and own["mtu"] else "",
-        "speed of the job's interface": speed,
+        "GPUs": ", ".join(f"{models[m]} x {m}" for m in sorted(models)) or "none",
+        "number of GPUs that torch sees": str(torch["gpus"]) if torch else "",
+        "MTU of the job's interface": str(mtu or ""),
+        "speed of the job's interface": f"{speed} Mbit/s" if speed else "",
     }
 
 
@@ -141,39 +126,20 @@ def _system(node: Node) -> Traits:
     }
 
 
-def _equal_variables(node: Node) -> Traits:
-    return {n: v for n, v in _variables(node).items() if _EQUAL.fullmatch(n)}
+def _variables(node: Node, *, equal: bool) -> Traits:
+    return {
+        name: value
+        for name, value in node["variables"].items()
+        if not _OWN.fullmatch(name) and bool(_EQUAL.fullmatch(name)) == equal
+    }
 
 
-def _other_variables(node: Node) -> Traits:
-    return {n: v for n, v in _variables(node).items() if not _EQUAL.fullmatch(n)}
-
-
-def _variables(node: Node) -> dict[str, str]:
-    return {n: v for n, v in node["variables"].items() if not _OWN.fullmatch(n)}
-
-
-class _Kind(NamedTuple):
-    """Traits that have the same consequence.
-
-    Attributes:
-        traits: Returns those of a node; ``None`` if they are not known.
-        is_suspect: Whether a job is likely to be slow, or to fail, if they differ.
-        remedy: What to do then.
-        absent: What a node has that lacks one of them; empty if it is not known.
-    """
-
-    traits: Callable[[Node], Traits | None]
-    is_suspect: bool
-    remedy: str
-    absent: str = ""
-
-
-_KINDS = (
-    _Kind(_software, is_suspect=True, remedy=_ENVIRONMENT, absent="none"),
-    _Kind(_torch, is_suspect=True, remedy=_ENVIRONMENT, absent="none"),
-    _Kind(_machine, is_suspect=True, remedy=_MACHINE),
-    _Kind(_equal_variables, is_suspect=True, remedy=_EXPORT, absent="not set"),
-    _Kind(_system, is_suspect=False, remedy=_COMPARE),
-    _Kind(_other_variables, is_suspect=False, remedy=_EXPORT, absent="not set"),
+# What to do if they differ; whether a job is likely to be slow, or to fail, then; and
+# what a node has that lacks one of them.
+_KINDS: tuple[tuple[Callable[[Node], Traits], str, bool, str], ...] = (
+    (_software, _ENVIRONMENT, True, ""),
+    (_machine, _MACHINE, True, ""),
+    (partial(_variables, equal=True), _EXPORT, True, "not set"),
+    (_system, _COMPARE, False, ""),
+    (partial(_variables, equal=False), _EXPORT, False, "not set"),
 )

@@ -6,6 +6,7 @@ Task 0 conducts: it says what comes next, and collects.
 key                    what the tasks tell each other
 =====================  =============================================================
 ``task/RANK``          what a task shows of itself, and of its node
+``torch/RANK``         what torch is there
 ``members``            the nodes that are there, and how to reach them
 ``link/TURN/A/B``      what two nodes have measured
 ``measured/TURN/RANK`` a node is through with all pairs of this turn
@@ -22,17 +23,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import shlex
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from torchrun_hpc import network
 from torchrun_hpc.commandline import command_line
+from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import judgement, node, pairs, place, summary
 from torchrun_hpc.doctor.board import met
-from torchrun_hpc.doctor.link import MOST_BYTES, Links, Peer
-from torchrun_hpc.doctor.results import Link, Node
+from torchrun_hpc.doctor.link import MOST_BYTES, SILENT, Links, Peer
+from torchrun_hpc.doctor.results import Collective, Link, Node, NotMetError, Torch
 from torchrun_hpc.doctor.workers import Workers
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.launching import environment
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.collectives import Settings
     from torchrun_hpc.doctor.pairs import Pair
     from torchrun_hpc.doctor.place import Place
-    from torchrun_hpc.doctor.results import Collective, Report
+    from torchrun_hpc.doctor.results import Report
     from torchrun_hpc.launching.abort import Known
 
     Members = Sequence[Mapping[str, Any]]  # the fields of each `Peer`
@@ -91,22 +92,10 @@ class TaskRecord(TypedDict):
 
     rank: int
     node_rank: int
-    local_rank: int
-    local_size: int
     workers: int
     host: str
     address: str
-    has_torch: bool
     node: Node | None
-
-
-class NotMetError(Exception):
-    """This task has not met the others; the report is of its own node."""
-
-    def __init__(self, message: Message, report: Report) -> None:
-        super().__init__(message.text)
-        self.message = message
-        self.report = report
 
 
 def examine(
@@ -129,6 +118,10 @@ def examine(
         if seen.job is not None and seen.job.pmi_is_open:
             pmi.finalize(seen.environ)  # the workers have no way to it
         line = command_line.parse([*argv, "SCRIPT"], seen.environ)
+        if line.unknown:
+            raise wrong_line(
+                f"{line.unknown[0]} is no option of the doctor or torchrun"
+            )
         here = place.find(seen, line, known)
     variables = {k: str(v.value) for k, v in here.plan.environment.items()}
     environ = {**seen.environ, **variables}
@@ -143,8 +136,10 @@ def examine(
         try:
             with met(here.tasks_plan, environ, options.timeout, tell) as board:
                 return examiner.run(board, environ)
-        except (CoordinatorNotFoundError, JobFailedError) as error:
+        except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
             own = examiner.look(environ)["node"]
+            if own:
+                own["torch"] = workers.torch(_IMPORT_TIMEOUT)
             found = summary.Found(nodes=[own] if own else [])
             report = summary.report(found, here, options.timeout)
             raise NotMetError(_why(error, here, options), report) from None
@@ -154,11 +149,11 @@ def _why(error: Exception, here: Place, options: Options) -> Message:
     if isinstance(error, CoordinatorNotFoundError):
         timeout = options.timeout
         return messages.coordinator_missing(str(error), timeout, here.tasks_plan)
-    if isinstance(error, JobFailedError) and error.failure.kind is Kind.COORDINATOR:
-        text = "node 0 does not answer any more, so that this is all there is"
-        return Message("HPC198", text)
-    assert isinstance(error, JobFailedError)  # noqa: S101 - as the caller has caught
-    return messages.failed(error.failure, here.tasks_plan)
+    failure = error.failure if isinstance(error, JobFailedError) else None
+    if failure is not None and failure.kind is not Kind.COORDINATOR:
+        return messages.failed(failure, here.tasks_plan)
+    text = "node 0 does not answer any more, so that this is all there is"
+    return Message("HPC198", text)
 
 
 class Examiner:
@@ -191,6 +186,8 @@ class Examiner:
         """Do what a task does; return the report on task 0."""
         own, rank = self.look(environ), self._here.task.rank
         board.put(f"task/{rank}", own)
+        # Later, because it may take minutes; before the pairs, which it would disturb.
+        board.put(f"torch/{rank}", self._workers.torch(_IMPORT_TIMEOUT))
         if rank == 0:
             return self._conduct(board)
         members = board.get("members")
@@ -222,20 +219,15 @@ class Examiner:
                 network=network.this_node(),
                 environ=environ,
             )
-        torch = self._workers.torch(_IMPORT_TIMEOUT)
         if shown is not None:
             shown["port"] = self._links.port
-            shown["torch"] = torch
             shown["findings"] = [*here.findings]
         return TaskRecord(
             rank=here.task.rank,
             node_rank=here.node_rank,
-            local_rank=here.task.local_rank,
-            local_size=here.task.local_size,
             workers=here.workers,
             host=here.host,
             address=here.address,
-            has_torch=not torch["problem"],
             node=shown,
         )
 
@@ -265,7 +257,7 @@ class Examiner:
             link = self._links.measure(own, other, name, all_networks=is_first)
             if link is not None:
                 board.put(f"link/{name}", link)
-                if link["problem"]:
+                if link["problem"] == SILENT:
                     board.add(f"silent/{other.rank}")
             board.add("progress")
         board.put(f"measured/{turn}/{me}", value=True)
@@ -285,21 +277,42 @@ class Examiner:
     # --- what task 0 does beside that ---------------------------------------------
 
     def _conduct(self, board: Board) -> Report:
-        found, ranks = self._found, range(self._here.task.size)
-        self._wait(board, {rank: f"task/{rank}" for rank in ranks}, "have not come yet")
-        tasks = [
-            task
-            for rank in ranks
-            if (task := _received(board.find(f"task/{rank}"), TaskRecord)) is not None
-        ]
+        found, size = self._found, self._here.task.size
+        keys = {rank: f"task/{rank}" for rank in range(size)}
+        found.missing = self._wait(board, keys, "have not come yet")
+        tasks = [_received(board.find(key), TaskRecord) for key in keys.values()]
+        tasks = [task for task in tasks if task is not None and self._is_valid(task)]
         found.nodes = [task["node"] for task in tasks if task["node"] is not None]
+        able = self._conduct_torch(board, tasks)
         self._conduct_pairs(board)
         lost = {*judgement.unusable(found.links), *found.hung}
         self._conduct_collectives(
-            board, [t for t in tasks if t["has_torch"] and t["node_rank"] not in lost]
+            board, [task for task in able if task["node_rank"] not in lost]
         )
         board.put("end", value=True)
         return summary.report(found, self._here, self._options.timeout)
+
+    def _is_valid(self, task: TaskRecord) -> bool:
+        nodes = range(self._here.plan.world.nodes)
+        shown = task["node"]
+        return task["node_rank"] in nodes and (
+            shown is None or shown["rank"] == task["node_rank"]
+        )
+
+    def _conduct_torch(
+        self, board: Board, tasks: Sequence[TaskRecord]
+    ) -> list[TaskRecord]:
+        """Wait until torch is imported; return the tasks that have one."""
+        keys = {task["rank"]: f"torch/{task['rank']}" for task in tasks}
+        self._wait(board, keys, "have not imported torch yet", _IMPORT_TIMEOUT)
+        able = []
+        for task in tasks:
+            torch = _received(board.find(keys[task["rank"]]), Torch)
+            if torch is not None and task["node"] is not None:
+                task["node"]["torch"] = torch
+            if torch is not None and not torch["problem"]:
+                able.append(task)
+        return able
 
     def _conduct_pairs(self, board: Board) -> None:
         """Let all nodes measure, and those pairs again that are doubtful."""
@@ -308,7 +321,8 @@ class Examiner:
         wanted = _rounds(members)
         number, links = sum(map(len, wanted)), dict[Any, Link]()
         if number:
-            most = number * 2 * MOST_BYTES / 2**30
+            again = (_LOOKS - 1) * _ROUNDS_AGAIN * (len(members) // 2)
+            most = (number + min(again, 2 * number)) * 2 * MOST_BYTES / 2**30
             self._progress(
                 f"{count(len(members), 'node')}: {count(number, 'pair')} in "
                 f"{count(len(wanted), 'round')}, at most {most:.1f} GiB of traffic"
@@ -323,7 +337,7 @@ class Examiner:
             self._measure(board, members, wanted, turn)
             left = {each["rank"] for each in members} - self._found.hung.keys()
             keys = {rank: f"measured/{turn}/{rank}" for rank in left}
-            hung = self._wait(board, keys, "still measure pairs", _SILENT_TIMEOUT)
+            hung = self._wait(board, keys, "still measure pairs")
             self._found.hung |= dict.fromkeys(hung, "while the pairs were measured")
             for pair in itertools.chain(*wanted):
                 key = f"link/{turn}/{pair[0]}/{pair[1]}"
@@ -339,6 +353,9 @@ class Examiner:
         if size > 1 and able[0]["rank"] == 0:
             settings = self._settings(able, size)
             self._progress(f"torch's collectives on {count(size, 'worker')}")
+        elif self._here.task.size * self._here.workers > 1:
+            reason = "node 0 is not able to, or all others are not"
+            found.problems["no node has run them"] = reason
         for rank in range(self._here.task.size):
             board.put(f"workers/{rank}", settings.get(rank, []))
         found.rows = self._work(board)
@@ -350,7 +367,9 @@ class Examiner:
                 continue
             backend, problem, within = board.get(keys[task["rank"]])
             found.backend = found.backend or str(backend)
-            found.rows += within if task["rank"] else []
+            if task["rank"]:
+                rows = (_received(row, Collective) for row in within)
+                found.rows += [row for row in rows if row is not None]
             if problem:
                 found.problems.setdefault(task["host"], problem)
 
@@ -362,13 +381,17 @@ class Examiner:
         address = LOOPBACK if is_alone else able[0]["address"] or LOOPBACK
         port, ranks = network.free_port(address), itertools.count()
         nodes = sorted({task["node_rank"] for task in able})
+        on_node, first = dict.fromkeys(nodes, 0), dict[int, int]()
+        for task in able:
+            first[task["rank"]] = on_node[task["node_rank"]]
+            on_node[task["node_rank"]] += task["workers"]
         return {
             task["rank"]: [
                 {
                     "rank": next(ranks),
                     "size": size,
-                    "local_rank": task["local_rank"] + local,
-                    "local_size": task["workers"] * task["local_size"],
+                    "local_rank": first[task["rank"]] + local,
+                    "local_size": on_node[task["node_rank"]],
                     "node_rank": nodes.index(task["node_rank"]),
                     "nodes": len(nodes),
                     "host": task["host"],
@@ -387,7 +410,7 @@ class Examiner:
         board: Board,
         keys: Mapping[int, str],
         what: str,
-        silent_timeout: float = math.inf,
+        least: float = 0,
     ) -> list[int]:
         """Wait for keys, as long as anything goes on; return the ranks that are late.
 
@@ -395,7 +418,7 @@ class Examiner:
             board: Where they come.
             keys: One for each rank.
             what: Of those that have none yet, for a person.
-            silent_timeout: The limit where none of them has answered others.
+            least: Seconds that they have in any case.
         """
         left, before = [*keys], (-1, -1)
         start = since = reported = time.monotonic()
@@ -403,9 +426,10 @@ class Examiner:
             now, state = time.monotonic(), (len(left), board.add("progress", 0))
             if state != before:
                 before, since = state, now
-            is_silent = all(board.add(f"silent/{rank}", 0) for rank in left)
-            limit = self._options.timeout
-            if now - since > (min(limit, silent_timeout) if is_silent else limit):
+            limit = max(self._options.timeout, least)
+            if all(board.add(f"silent/{rank}", 0) for rank in left):
+                limit = _SILENT_TIMEOUT
+            if now - since > limit:
                 break
             if now - reported > _REPORT_EVERY:
                 reported = now

@@ -1,13 +1,14 @@
 """Which links, and which nodes, are suspect: a pure function of what was measured.
 
 Nothing is compared with a figure of a data sheet: a link is slow if it is much slower
-than most of this allocation. What is usual is the median, over the nodes, of what each
-has with its best partner. So one bad node of three does not make bad links usual.
+than most of this allocation. What is usual is the median, over the nodes, of the median
+that each has with its partners. Of up to four nodes, where one bad one makes half of
+the links bad, it is what each has with its best partner.
 """
 
 from __future__ import annotations
 
-from statistics import median_high, median_low
+from statistics import median, median_high, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.doctor.pairs import blame
@@ -15,7 +16,14 @@ from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from torchrun_hpc.doctor.pairs import Pair
     from torchrun_hpc.doctor.results import Collective, Link
@@ -28,8 +36,9 @@ _BANDWIDTH = 0.75
 _LATENCY, _LATENCY_S = 3.0, 1e-4
 _LOST, _LOST_TIMES = 0.001, 5.0
 _CLOCK_S = 1.0
+_FEW = 4  # nodes
 
-_SHOWN = 10  # things in a text
+_SHOWN, _SINGLE = 10, 3  # things, and pairs, in a text
 _GIGA, _MILLI = 1e9, 1e-3
 
 
@@ -49,13 +58,17 @@ def usual(links: Sequence[Link]) -> Usual:
         nodes = {node for link in measured for node in _pair(link)}
         return [[value(x) for x in measured if node in _pair(x)] for node in nodes]
 
-    rates = of_nodes(lambda link: max(link["forward"], link["backward"]))
+    rates = of_nodes(_fastest)
+    is_few = len(rates) <= _FEW
+    if not is_few:
+        rates = of_nodes(_slowest)
     times = of_nodes(lambda link: link["latency_s"])
+    # Two nodes have nothing to be compared with but the other direction.
     losses = of_nodes(lambda link: link["lost"]) if len(measured) > 1 else []
     return Usual(
-        bandwidth=median_high([*map(max, rates)] or [0.0]),
-        latency_s=median_low([*map(min, times)] or [0.0]),
-        lost=median_low([*map(min, losses)] or [0.0]),
+        bandwidth=median_high([max(x) if is_few else median(x) for x in rates] or [0]),
+        latency_s=median_low([min(x) if is_few else median(x) for x in times] or [0]),
+        lost=median_low([min(x) if is_few else median(x) for x in losses] or [0]),
     )
 
 
@@ -65,9 +78,11 @@ def is_measured(link: Link) -> bool:
 
 
 def unusable(links: Sequence[Link]) -> list[int]:
-    """Return the nodes without which all links can be used, as few as possible."""
-    blamed, left = blame([_pair(link) for link in links if not is_measured(link)])
-    return [*blamed, *(second for _, second in left)]
+    """Return nodes without which all links can be used."""
+    unused = [_pair(link) for link in links if not is_measured(link)]
+    blamed = blame(unused, [_pair(link) for link in links])
+    left = [second for first, second in unused if not {first, second} & {*blamed}]
+    return [*blamed, *left]
 
 
 def doubtful(links: Sequence[Link]) -> list[Pair]:
@@ -98,21 +113,52 @@ def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
         links: What was measured.
         hosts: Names of all nodes of the job, by rank.
     """
-    than = usual(links)
+    than, tried = usual(links), [_pair(link) for link in links]
     for code, (is_bad, text, remedy) in _KINDS.items():
         bad = {_pair(link): link for link in links if is_bad(link, than)}
-        blamed, single = blame(bad)
+        blamed = blame(bad, tried)
+        if (
+            is_bad is _is_bad
+        ):  # what is only noise may hit other links in each direction
+            blamed = [n for n in blamed if not _is_acquitted(n, links, bad, than)]
         for node in blamed:
             own = [bad.pop(pair) for pair in sorted(bad) if node in pair]
-            partners = count(sum(node in _pair(link) for link in links), "node")
+            partners = count(sum(node in pair for pair in tried), "node")
             where = f"{name(node, hosts)}, with {len(own)} of {partners}"
             what = text(own, than, node, hosts)
             yield _finding(code, f"{where}: {what}", remedy, [node])
-        for pair in single:
-            where = "between " + " and ".join(name(node, hosts) for node in pair)
-            what = text([bad[pair]], than, pair[1], hosts)
-            yield _finding(code, f"{where}: {what}", remedy, [])
+        if not bad:
+            continue
+        if len(bad) > _SINGLE:
+            where = f"{len(bad)} of {count(len(tried), 'pair')}"
+        else:
+            both = (" and ".join(name(n, hosts) for n in pair) for pair in bad)
+            where = f"between {', between '.join(both)}"
+        what = text([*bad.values()], than, max(max(bad)), hosts)
+        # Of many nodes, a pair or two that are slow are no reason to do anything.
+        is_suspect = is_bad is not _is_bad or len(tried) == 1 or not _is_few(bad, tried)
+        yield _finding(code, f"{where}: {what}", remedy, [], is_suspect=is_suspect)
     yield from _networks(links, hosts)
+
+
+def _is_acquitted(
+    node: int, links: Sequence[Link], bad: Mapping[Pair, Link], than: Usual
+) -> bool:
+    """Say whether a node is only slow, and sends and receives well with some other."""
+    own = [link for link in bad.values() if node in _pair(link)]
+    if any(_is_late(link, than) or _loses(link, than) for link in own):
+        return False
+    both = [
+        (link["forward"], link["backward"])[:: 1 if node == link["first"] else -1]
+        for link in links
+        if node in _pair(link)
+    ]
+    sends, receives = (max(rates) for rates in zip(*both, strict=True))
+    return bool(min(sends, receives) >= _BANDWIDTH * than.bandwidth)
+
+
+def _is_few(bad: Collection[Pair], tried: Collection[Pair]) -> bool:
+    return 2 * len(bad) < len(tried)
 
 
 def of_collectives(
@@ -143,6 +189,10 @@ def of_collectives(
 
 def _pair(link: Link) -> Pair:
     return link["first"], link["second"]
+
+
+def _fastest(link: Link) -> float:
+    return max(link["forward"], link["backward"])
 
 
 def _slowest(link: Link) -> float:

@@ -31,10 +31,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.protocol import ProtocolError
 from torchrun_hpc.rendezvous.server import listen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+# The problem of a node whose system is alive, and whose doctor is not.
+SILENT = "a connection is accepted, but the doctor there does not answer"
 
 # Bytes that go one way at most: to bound the traffic on a fast network.
 MOST_BYTES = 64 * 2**20
@@ -49,11 +53,15 @@ _SENDING = 0.15
 _PACKET_TIMEOUT = 0.3
 _POLL = 0.02
 
+# What may be wrong with a connection, and with what comes on it.
+_ERRORS = (OSError, ValueError, KeyError, TypeError, OverflowError, ProtocolError)
+
 _PINGS, _PINGING = 200, 0.1  # at most so many, and so many seconds
 _PING = struct.Struct("!d24x")
 _CHUNK = 2**18
 _HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP: bytes
 _SMALL, _LARGEST = 64, 65507  # bytes of a packet of UDP
+_MTU_DISCOVER, _MTU_DISCOVER_6 = 10, 23  # IP_ and IPV6_MTU_DISCOVER, linux/in.h
 _DO_NOT_FRAGMENT = 3  # IP_PMTUDISC_PROBE, linux/in.h: whatever path MTU is known
 _LONGEST_LINE = 4096
 _WINDOWS = 6  # of time, in which the bandwidth is measured
@@ -150,12 +158,12 @@ class Links:
             The figures; ``None`` on the node of the two whose rank is higher.
         """
         if own.rank > other.rank:
-            with contextlib.suppress(OSError, ValueError, protocol.ProtocolError):
+            with contextlib.suppress(*_ERRORS):
                 self._follow(own, other, turn)
             return None
         try:
             found = self._lead(own, other, turn)
-        except (OSError, ValueError, KeyError, protocol.ProtocolError) as error:
+        except _ERRORS as error:
             found = {"problem": _reason(error)}
         link = cast("Link", {**_nothing(own, other), **found})
         if all_networks:
@@ -171,7 +179,10 @@ class Links:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                return  # closed
+                if self._listening.fileno() < 0:
+                    return  # closed
+                time.sleep(_POLL)  # no files; or the other one has gone already
+                continue
             threading.Thread(
                 target=self._greet, args=[connection], name="link", daemon=True
             ).start()
@@ -185,7 +196,7 @@ class Links:
             is_ours = request["job"] == self._job
             if is_ours:
                 channel.send({"hello": True})
-        except (OSError, ValueError, KeyError, TypeError, protocol.ProtocolError):
+        except _ERRORS:
             is_ours = False
         if not is_ours:
             connection.close()
@@ -207,9 +218,7 @@ class Links:
             channel.receive(_OPEN_TIMEOUT)
         except TimeoutError:
             connection.close()
-            raise _SilentError(
-                "a connection is accepted, but the doctor there does not answer"
-            ) from None
+            raise _SilentError(SILENT) from None
         except BaseException:
             connection.close()
             raise
@@ -290,7 +299,8 @@ class Links:
             outgoing = self._open(own.rank, other.address, other.port, turn)
         except OSError as error:
             problem = _reason(error)
-        channel, end = None, time.monotonic() + _PARTNER_TIMEOUT
+        limit = _PARTNER_TIMEOUT if outgoing else _BLOCKED_TIMEOUT
+        channel, end = None, time.monotonic() + limit
         while channel is None and time.monotonic() < end:
             channel = self._wait_for(other.rank, turn, _OPEN_TIMEOUT, outgoing)
             if channel is None and outgoing is not None:
@@ -354,7 +364,7 @@ def _nothing(own: Peer, other: Peer) -> Link:
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer, or nothing more"
-    if isinstance(error, (KeyError, protocol.ProtocolError)):
+    if not isinstance(error, OSError):
         return "something else answers there"
     return getattr(error, "strerror", None) or str(error)
 
@@ -366,15 +376,15 @@ def _udp(own: Peer) -> socket.socket:
     family = socket.AF_INET6 if ":" in own.address else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_DGRAM)
     if family == socket.AF_INET:
-        opened.setsockopt(socket.IPPROTO_IP, 10, _DO_NOT_FRAGMENT)  # IP_MTU_DISCOVER
+        opened.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _DO_NOT_FRAGMENT)
     else:
-        opened.setsockopt(socket.IPPROTO_IPV6, 23, _DO_NOT_FRAGMENT)
+        opened.setsockopt(socket.IPPROTO_IPV6, _MTU_DISCOVER_6, _DO_NOT_FRAGMENT)
     opened.bind((own.address, 0))
     return opened
 
 
 def _exchange_packets(packets: socket.socket, host: str, port: int, size: int) -> None:
-    for length in (_SMALL, size, _SMALL, size):
+    for length in (_SMALL, min(size, _LARGEST)) * 2:
         with contextlib.suppress(OSError):  # too long for this interface
             packets.sendto(bytes(length), (host, port))
 

@@ -1,22 +1,23 @@
 """What one node shows of itself: in a few seconds, and without torch.
 
-What cannot be read is left out. What may hang, a file system, a name server, a driver,
-is asked in a thread, and not waited for longer than `_LIMIT`.
+File systems, name servers and drivers may hang: each is asked in a thread, and not
+waited for longer than `_LIMIT`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import resource
 import tempfile
-import threading
 import time
-from concurrent.futures import Future, wait
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -25,7 +26,6 @@ from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
 from torchrun_hpc.launching.resolver import ResolverCheck
 from torchrun_hpc.planning.inputs import Resolver
 from torchrun_hpc.reporting.console import printable
-from torchrun_hpc.schedulers.process import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,32 +35,17 @@ if TYPE_CHECKING:
 _LIMIT = 5.0  # seconds
 _RESOLVER_S = 1.0  # seconds that the resolver has: a Python must start, and ask
 _LONGEST = 500  # characters of a variable
-_FILE = bytes(4096)  # is written to each folder
-
-# The launcher raises the soft limit of open files to the hard one: that counts.
-_SOFT, _HARD = 0, 1
-_LIMITS = {
-    "files": (resource.RLIMIT_NOFILE, _HARD),
-    "processes": (resource.RLIMIT_NPROC, _SOFT),
-    "locked memory": (resource.RLIMIT_MEMLOCK, _SOFT),
-}
 
 # Files in LD_LIBRARY_PATH; their real names have the version.
 _PLUGINS = {"nccl plugin": "lib[nr]ccl-net*.so*", "libfabric": "libfabric.so.*"}
 
+# None that may be secret: the UUIDs of libfabric keep other users out.
 _VARIABLES = re.compile(
-    r"(NCCL|RCCL|GLOO|FI|TORCH|PYTORCH|UCX)_\w+|OMP_NUM_THREADS"
-    "|(CUDA|HIP|ROCR)_VISIBLE_DEVICES|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH"
+    r"(NCCL|RCCL|GLOO|UCX|TORCH_NCCL|TORCH_DISTRIBUTED)_\w+|FI_(?!\w*UUID)\w+"
+    r"|PYTORCH_\w*ALLOC_CONF|OMP_NUM_THREADS|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
     "|CUDA_(DEVICE_ORDER|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING|MODULE_LOADING)"
+    "|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH"
 )
-# NCCL_IB_PKEY is the number of a partition. PSM's UUID keeps other users out.
-_SECRETS = re.compile(
-    "TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|UUID|(?<!IB_P)KEY", re.IGNORECASE
-)
-
-_DRIVER = Path("/proc/driver/nvidia")
-
-_Found = TypeVar("_Found")
 
 
 def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
@@ -85,76 +70,80 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         network: Its network, which was not asked for these names before.
         environ: The environment of the job.
     """
-    start = time.monotonic()
-    check = _begin(ResolverCheck, network)
-    asked = {name: _begin(_resolve, name, network) for name in names}
-    folders = {path: _begin(_folder, path) for path in _paths(environ)}
-    interfaces = _begin(_interfaces, network)
-    nvml, driver = _begin(_by_nvml), _begin(_by_driver)
-    plugins = _begin(_plugins, environ)
-
-    is_silent = bool(wait(asked.values(), _LIMIT).not_done)
-    resolver_s = time.monotonic() - start if asked else 0.0
-    others: list[Future[Any]] = [check, *folders.values(), interfaces, nvml, driver]
-    wait([*others, plugins], max(start + _LIMIT - time.monotonic(), 0.0))
-    time.sleep(max(start + _RESOLVER_S - time.monotonic(), 0.0))
-    resolver = check.result().result() if _is_known(check) else Resolver.UNKNOWN
-    no_gpus: tuple[list[Gpu], str] = ([], "")
-    gpus, release = _known(nvml, _known(driver, no_gpus))
-    found = _known(interfaces, [])
+    temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the system's default
+    paths = ("/dev/shm", temporary, environ.get("HOME", ""))  # noqa: S108 - to look at
+    folders = [path for path in dict.fromkeys(paths) if path]
+    found = _ask(
+        {("name", name): partial(_resolve, name, network) for name in names}
+        | {("folder", path): partial(_folder, path) for path in folders}
+        | {
+            "resolver": partial(_resolver, network),
+            "gpus": _by_nvml,
+            "plugins": partial(_plugins, environ),
+        }
+    )
+    known = {name: found["name", name] for name in names if ("name", name) in found}
+    seconds = [seconds for _, seconds in known.values()]
+    if len(known) < len(names):
+        seconds = [_LIMIT]
+    gpus, driver = found.get("gpus", ([], ""))
+    interfaces = _interfaces(network)
+    own = (i["name"] for i in interfaces if address in i["addresses"])
     late = f"no answer within {_LIMIT:g} s"
     return Node(
         rank=rank,
         host=host,
         address=address,
-        interface=next((i["name"] for i in found if address in i["addresses"]), ""),
+        interface=next(own, ""),
         fast_host=fast_host,
         port=0,
         workers=workers,
-        interfaces=found,
-        names={name: ips.result() for name, ips in asked.items() if _is_known(ips)},
-        resolver=(Resolver.SILENT if is_silent else resolver).value,
-        resolver_s=resolver_s,
-        limits={k: resource.getrlimit(n)[which] for k, (n, which) in _LIMITS.items()},
-        folders=[_known(f, _unknown(path, late)) for path, f in folders.items()],
+        interfaces=interfaces,
+        names={name: addresses for name, (addresses, _) in known.items()},
+        resolver=found.get("resolver", Resolver.UNKNOWN).value,
+        resolver_s=max(seconds, default=0.0),
+        limits={
+            # The launcher raises the soft limit of open files to the hard one.
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+            "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
+            "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        },
+        folders=[found.get(("folder", path), _unknown(path, late)) for path in folders],
         cpus=_ranges(os.sched_getaffinity(0)),
         cores=os.cpu_count() or 0,
         gpus=gpus,
-        driver=release,
-        versions=_versions() | _known(plugins, {}),
+        driver=driver,
+        versions={
+            "python": platform.python_version(),
+            "torchrun_hpc": __version__,
+            "kernel": platform.release(),
+            **found.get("plugins", {}),
+        },
         torch=None,
-        variables=_variables(environ),
+        variables={
+            name: printable(value, _LONGEST)
+            for name, value in sorted(environ.items())
+            if value and _VARIABLES.fullmatch(name)
+        },
         findings=[],
     )
 
 
-def _begin(function: Callable[..., _Found], *arguments: Any) -> Future[_Found]:
-    """Run a function in a thread that keeps no process from ending."""
-    future: Future[_Found] = Future()
+def _ask(questions: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
+    """Return the answers that come in time, each from a thread of its own."""
+    found = {}
 
-    def run() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:  # noqa: BLE001 - of a driver, or a file system
-            future.set_exception(error)
+    def ask(key: Any, question: Callable[[], Any]) -> None:
+        with contextlib.suppress(Exception):  # of a driver, or a file system
+            found[key] = question()
 
-    try:
-        threading.Thread(target=run, daemon=True).start()
-    except RuntimeError as error:  # no more threads
-        future.set_exception(error)
-    return future
-
-
-def _is_known(future: Future[Any]) -> bool:
-    return future.done() and future.exception() is None
-
-
-def _known(future: Future[_Found], instead: _Found) -> _Found:
-    """Return what a function has found by now, if it has."""
-    return future.result() if _is_known(future) else instead
-
-
-# --- network and files ----------------------------------------------------------------
+    threads = [Thread(target=ask, args=each, daemon=True) for each in questions.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _LIMIT
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0))
+    return found.copy()
 
 
 def _interfaces(network: Network) -> list[Interface]:
@@ -172,14 +161,16 @@ def _interfaces(network: Network) -> list[Interface]:
     ]
 
 
-def _resolve(name: str, network: Network) -> list[str]:
-    return [str(address) for address in network.resolve(name)]
+def _resolve(name: str, network: Network) -> tuple[list[str], float]:
+    """Return the addresses of a name, and the seconds that this took."""
+    start = time.monotonic()
+    return [str(found) for found in network.resolve(name)], time.monotonic() - start
 
 
-def _paths(environ: Mapping[str, str]) -> list[str]:
-    temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the system's default
-    paths = ("/dev/shm", temporary, environ.get("HOME", ""))  # noqa: S108 - to look at
-    return list(dict.fromkeys(filter(None, paths)))
+def _resolver(network: Network) -> Resolver:
+    check = ResolverCheck(network)
+    time.sleep(_RESOLVER_S)
+    return check.result()
 
 
 def _unknown(path: str, problem: str = "") -> Folder:
@@ -194,30 +185,21 @@ def _folder(path: str) -> Folder:
         found["size"] = state.f_blocks * state.f_frsize
         found["free"] = state.f_bavail * state.f_frsize
         with tempfile.TemporaryFile(dir=path) as file:
-            file.write(_FILE)
+            file.write(bytes(4096))
     except OSError as error:
         found["problem"] = error.strerror or type(error).__name__
     return found
 
 
-def _versions() -> dict[str, str]:
-    python, kernel = platform.python_version(), platform.release()
-    return {"python": python, "torchrun_hpc": __version__, "kernel": kernel}
-
-
 def _plugins(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the files that NCCL would find first in LD_LIBRARY_PATH."""
-    folders = filter(None, environ.get("LD_LIBRARY_PATH", "").split(":"))
-    paths = [Path(folder) for folder in folders]
-    found = {}
-    for name, pattern in _PLUGINS.items():
-        files = (file for path in paths for file in sorted(path.glob(pattern)))
-        if file := next(files, None):
-            found[name] = printable(file.resolve().name, _LONGEST)
-    return found
-
-
-# --- CPUs, GPUs, variables ------------------------------------------------------------
+    folders = environ.get("LD_LIBRARY_PATH", "").split(":")
+    return {
+        name: file.resolve().name
+        for folder in filter(None, reversed(folders))
+        for name, pattern in _PLUGINS.items()
+        for file in sorted(Path(folder).glob(pattern), reverse=True)
+    }
 
 
 def _ranges(numbers: Iterable[int]) -> str:
@@ -228,66 +210,29 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 
 def _by_nvml() -> tuple[list[Gpu], str]:
-    """Return the GPUs and the release of their driver.
+    """Return the GPUs and the release of their driver, if there is one."""
+    import pynvml as nvml  # noqa: PLC0415 - of an extra
 
-    Raises:
-        ImportError: The package is not installed.
-        pynvml.NVMLError: There is no such driver.
-    """
-    import pynvml  # noqa: PLC0415 - of an extra
-
-    def ask(question: Callable[..., _Found], *about: Any, instead: _Found) -> _Found:
+    def ask(question: Callable[..., Any], *about: Any, instead: Any) -> Any:
         try:
             return question(*about)
-        except pynvml.NVMLError:  # this GPU has none, or is lost
+        except nvml.NVMLError:  # this GPU has none, or is lost
             return instead
 
-    pynvml.nvmlInit()
+    nvml.nvmlInit()
     gpus = []
-    uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        gpu: Any = ask(pynvml.nvmlDeviceGetHandleByIndex, index, instead=None)
-        if gpu is None:
-            continue
-        errors = ask(pynvml.nvmlDeviceGetTotalEccErrors, gpu, *uncorrected, instead=-1)
-        running: Any = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu, instead=[])
-        memory = ask(pynvml.nvmlDeviceGetMemoryInfo, gpu, instead=None)
+    uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    for index in range(nvml.nvmlDeviceGetCount()):
+        gpu = ask(nvml.nvmlDeviceGetHandleByIndex, index, instead=None)
+        errors = ask(nvml.nvmlDeviceGetTotalEccErrors, gpu, *uncorrected, instead=-1)
+        running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, gpu, instead=[])
+        memory = ask(nvml.nvmlDeviceGetMemoryInfo, gpu, instead=None)
         gpus.append(
             Gpu(
-                model=_text(ask(pynvml.nvmlDeviceGetName, gpu, instead="unknown")),
+                model=str(ask(nvml.nvmlDeviceGetName, gpu, instead="unknown")),
                 ecc_errors=errors,
                 processes=[process.pid for process in running],
                 memory_used=getattr(memory, "used", 0),
             )
         )
-    release = _text(ask(pynvml.nvmlSystemGetDriverVersion, instead=""))
-    ask(pynvml.nvmlShutdown, instead=None)
-    return gpus, release
-
-
-def _by_driver() -> tuple[list[Gpu], str]:
-    """Return the same by NVIDIA's files in /proc, as far as these know it."""
-    texts = [read(str(path)) for path in sorted(_DRIVER.glob("gpus/*/information"))]
-    models = [re.search(r"^Model:\s*(.+)", text or "", re.MULTILINE) for text in texts]
-    release = re.search(
-        r"Module(?: for \S+)?\s+([0-9.]+)", read(str(_DRIVER / "version")) or ""
-    )
-    return [
-        Gpu(model=_text(model[1]), ecc_errors=-1, processes=[], memory_used=0)
-        for model in models
-        if model
-    ], release[1] if release else ""
-
-
-def _text(value: str | bytes) -> str:
-    """Read a text of NVML's, which older releases of its package give as bytes."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return printable(text, _LONGEST).strip()
-
-
-def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: printable(value, _LONGEST)
-        for name, value in sorted(environ.items())
-        if value and _VARIABLES.fullmatch(name) and not _SECRETS.search(name)
-    }
+    return gpus, str(ask(nvml.nvmlSystemGetDriverVersion, instead=""))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed
 
+from torchrun_hpc.doctor.results import Collective
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from torchrun_hpc.doctor.results import Collective
 
 # Values are whole numbers that depend on position and rank, by the rest of a division.
 # The divisors are primes: no number of ranks, or of elements, is a multiple of both.
@@ -24,26 +24,25 @@ if TYPE_CHECKING:
 _POSITIONS, _RANKS = 31, 251
 
 _ELEMENT = 4  # bytes
-_SMALLEST = 8  # bytes of a message; each next one is larger by this factor:
-_STEP = 4
-_LONG_ENOUGH = 0.1  # seconds to repeat an operation
-_MOST = 20  # repetitions
+_SMALLEST, _STEP = 8, 4  # bytes of a message; how much larger each next one is
+_LONG_ENOUGH, _MOST = 0.1, 20  # seconds to repeat an operation; repetitions
 _SLOW = 1.0  # seconds of one operation: larger sizes are left out
 
 # Of gloo: ``ProcessGroupGloo does not support reduce_scatter``, ``no support for
 # _allgather_base in Gloo process group``.
 _MISSING = re.compile("does not support|no support for")
 
+# Whether the elements are those of all ranks together; busbw / algbw, by their number.
+OPERATIONS: dict[str, tuple[bool, Callable[[int], float]]] = {
+    "all_reduce": (False, lambda n: 2 * (n - 1) / n),
+    "all_gather": (True, lambda n: (n - 1) / n),
+    "reduce_scatter": (True, lambda n: (n - 1) / n),
+    "broadcast": (False, lambda _: 1.0),
+}
+
 
 class World(NamedTuple):
-    """The workers of torch's default process group.
-
-    Attributes:
-        scope: As in `Collective`.
-        rank: Rank of this worker among them.
-        size: How many there are.
-        device: Where this one's tensors are.
-    """
+    """The workers of torch's default process group; `scope` is as in `Collective`."""
 
     scope: str
     rank: int
@@ -51,99 +50,43 @@ class World(NamedTuple):
     device: torch.device
 
 
-class _Trial(NamedTuple):
-    """An operation on tensors, and what comes out of it the first time."""
+class Trial(NamedTuple):
+    """An operation on tensors, and what has to come out of it the first time."""
 
     run: Callable[[], object]
     result: torch.Tensor
     expected: torch.Tensor
 
 
-def _positions(world: World, first: int, count: int) -> torch.Tensor:
-    """Return the part of all values that depends on the position."""
-    period = torch.arange(_POSITIONS, dtype=torch.float32, device=world.device)
-    start = first % _POSITIONS
-    end = start + count
-    return period.repeat(end // _POSITIONS + 1)[start:end]
-
-
-def _own(world: World, first: int, count: int) -> torch.Tensor:
-    """Return the values of this rank."""
-    return _positions(world, first, count) + world.rank % _RANKS
-
-
-def _sums(world: World, first: int, count: int) -> torch.Tensor:
-    """Return the sums of the values of all ranks."""
-    ranks = sum(rank % _RANKS for rank in range(world.size))
-    return _positions(world, first, count) * world.size + ranks
-
-
-def _all_reduce(world: World, count: int) -> _Trial:
-    data = _own(world, 0, count)
-    expected = _sums(world, 0, count)
-    return _Trial(lambda: distributed.all_reduce(data), data, expected)
-
-
-def _all_gather(world: World, count: int) -> _Trial:
-    part = count // world.size
-    data = _own(world, world.rank * part, part)
-    result = torch.zeros(count, device=world.device)
+def prepare(operation: str, world: World, count: int) -> Trial:
+    """Prepare an operation on so many elements, as `OPERATIONS` counts them."""
     ranks = torch.arange(world.size, device=world.device) % _RANKS
-    expected = _positions(world, 0, count) + ranks.repeat_interleave(part)
-    gather = _function("all_gather_single", "all_gather_into_tensor")
-    return _Trial(lambda: gather(result, data), result, expected)
+    numbers = torch.arange(count, device=world.device)
+    positions = numbers.remainder_(_POSITIONS).float()
+    data, sums = positions + ranks[world.rank], positions * world.size + ranks.sum()
+    if operation == "all_reduce":
+        return Trial(lambda: distributed.all_reduce(data), data, sums)
+    if operation == "broadcast":
+        return Trial(lambda: distributed.broadcast(data, 0), data, positions)
+    size = count // world.size
+    part = slice(world.rank * size, (world.rank + 1) * size)
+    if operation == "all_gather":
+        run = _renamed("all_gather_into_tensor", "all_gather_single")
+        result = torch.zeros_like(data)
+        expected = positions + ranks.repeat_interleave(size)
+        return Trial(lambda: run(result, data[part]), result, expected)
+    run = _renamed("reduce_scatter_tensor", "reduce_scatter_single")
+    result = torch.zeros_like(data[part])
+    return Trial(lambda: run(result, data), result, sums[part])
 
 
-def _reduce_scatter(world: World, count: int) -> _Trial:
-    part = count // world.size
-    data = _own(world, 0, count)
-    result = torch.zeros(part, device=world.device)
-    expected = _sums(world, world.rank * part, part)
-    scatter = _function("reduce_scatter_single", "reduce_scatter_tensor")
-    return _Trial(lambda: scatter(result, data), result, expected)
-
-
-def _broadcast(world: World, count: int) -> _Trial:
-    data = _own(world, 0, count)
-    expected = _own(world._replace(rank=0), 0, count)
-    return _Trial(lambda: distributed.broadcast(data, 0), data, expected)
-
-
-def _function(name: str, old_name: str) -> Callable[..., object]:
-    """Return a function of torch's, which has been renamed."""
-    found = getattr(distributed, name, None) or getattr(distributed, old_name)
-    return cast("Callable[..., object]", found)
-
-
-class Operation(NamedTuple):
-    """A collective operation.
-
-    Attributes:
-        prepare: Gets the world and the number of elements.
-        bus: busbw / algbw, by the number of ranks.
-        is_split: Whether the elements are those of all ranks together.
-    """
-
-    prepare: Callable[[World, int], _Trial]
-    bus: Callable[[int], float]
-    is_split: bool
-
-
-OPERATIONS = {
-    "all_reduce": Operation(_all_reduce, lambda n: 2 * (n - 1) / n, is_split=False),
-    "all_gather": Operation(_all_gather, lambda n: (n - 1) / n, is_split=True),
-    "reduce_scatter": Operation(_reduce_scatter, lambda n: (n - 1) / n, is_split=True),
-    "broadcast": Operation(_broadcast, lambda _: 1.0, is_split=False),
-}
+def _renamed(old: str, new: str) -> Any:
+    """Return a function that torch 2.13 has renamed."""
+    return getattr(distributed, new, None) or getattr(distributed, old)
 
 
 def counts(max_bytes: int, parts: int = 1) -> list[int]:
-    """Return how many elements to take, from 8 bytes to the largest size.
-
-    Args:
-        max_bytes: The largest size.
-        parts: They are divided into so many equal parts, of one element at least.
-    """
+    """Return how many elements to take, of so many equal parts, up to a size."""
     sizes = [max_bytes]
     size = _SMALLEST
     while size < max_bytes:
@@ -153,73 +96,52 @@ def counts(max_bytes: int, parts: int = 1) -> list[int]:
 
 
 def measure(world: World, max_bytes: int) -> Iterator[Collective]:
-    """Run all operations, and yield the same results on all ranks.
-
-    Args:
-        world: All its workers call this.
-        max_bytes: The largest size.
-    """
-    for name, operation in OPERATIONS.items():
-        for count in counts(max_bytes, world.size if operation.is_split else 1):
+    """Run all operations on all ranks, which yield the same results."""
+    for name, (is_split, bus) in OPERATIONS.items():
+        for count in counts(max_bytes, world.size if is_split else 1):
+            size = count * _ELEMENT
             try:
-                wrong, time_s = _measure(world, operation.prepare(world, count))
+                wrong, time_s = _measure(world, prepare(name, world, count))
             except RuntimeError as error:
                 if not _MISSING.search(str(error)):
                     raise
-                yield _result(name, world, count=0, time_s=0.0, wrong=-1)
+                size, wrong, time_s = 0, -1, 0.0
+            algbw = size / time_s if time_s else 0.0
+            yield Collective(
+                operation=name,
+                scope=world.scope,
+                size=size,
+                count=size // _ELEMENT,
+                time_s=time_s,
+                algbw=algbw,
+                busbw=algbw * bus(world.size),
+                wrong=wrong,
+            )
+            if wrong < 0 or time_s > _SLOW:
                 break
-            yield _result(name, world, count, time_s, wrong)
-            if time_s > _SLOW:
-                break
 
 
-def _result(
-    name: str, world: World, count: int, time_s: float, wrong: int
-) -> Collective:
-    algbw = count * _ELEMENT / time_s if time_s else 0.0
-    return {
-        "operation": name,
-        "scope": world.scope,
-        "size": count * _ELEMENT,
-        "count": count,
-        "time_s": time_s,
-        "algbw": algbw,
-        "busbw": algbw * OPERATIONS[name].bus(world.size),
-        "wrong": wrong,
-    }
-
-
-def _measure(world: World, trial: _Trial) -> tuple[int, float]:
+def _measure(world: World, trial: Trial) -> tuple[int, float]:
     """Return the number of wrong elements, of all ranks, and the seconds of one run."""
     trial.run()  # the first one also opens connections
-    wrong = count_wrong(trial.result, trial.expected)
+    wrong = int((trial.result != trial.expected).sum())
     all_wrong = _of_all(world, wrong, distributed.ReduceOp.SUM)
     time_s = _slowest(world, trial, 1)
     repetitions = min(int(_LONG_ENOUGH / time_s), _MOST)
-    if repetitions > 1:
-        time_s = _slowest(world, trial, repetitions)
-    return int(all_wrong), time_s
+    return int(all_wrong), _slowest(
+        world, trial, repetitions
+    ) if repetitions else time_s
 
 
-def count_wrong(result: torch.Tensor, expected: torch.Tensor) -> int:
-    """Return how many elements are not what they should be."""
-    return int((result != expected).sum())
-
-
-def _slowest(world: World, trial: _Trial, repetitions: int) -> float:
+def _slowest(world: World, trial: Trial, repetitions: int) -> float:
     """Return the seconds of one run, on the rank that took the longest."""
-    _synchronize(world)
-    start = time.perf_counter()
+    start = time.perf_counter()  # on GPUs, nothing is running: a number was read
     for _ in range(repetitions):
         trial.run()
-    _synchronize(world)
-    seconds = (time.perf_counter() - start) / repetitions
-    return _of_all(world, seconds, distributed.ReduceOp.MAX)
-
-
-def _synchronize(world: World) -> None:
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
+    seconds = (time.perf_counter() - start) / repetitions
+    return _of_all(world, seconds, distributed.ReduceOp.MAX)
 
 
 def _of_all(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 # So many rounds at most: with 32 nodes each meets all others, and with more so many
 # that one bad partner, or two, show nothing but their own fault.
 MOST_ROUNDS = 31
+
+_SHARE = 2 / 3  # of the partners with whom a bad node is bad
 
 
 def rounds(nodes: Sequence[int]) -> list[list[Pair]]:
@@ -47,27 +51,28 @@ def disjoint(pairs: Collection[Pair]) -> list[list[Pair]]:
     return found
 
 
-def blame(pairs: Collection[Pair]) -> tuple[list[int], list[Pair]]:
-    """Say which nodes explain the bad pairs: a node that is in two of them, or more.
+def blame(bad: Collection[Pair], tried: Collection[Pair]) -> list[int]:
+    """Say which nodes explain the bad pairs: as few as possible, the worst ones first.
 
-    The one that is in most of them first; a pair that has a node to blame says nothing
-    against the other one.
+    Each is bad with two nodes or more, and with two thirds of its partners. Nobody is
+    to blame where that leaves bad pairs between most of the others, nor for what
+    divides the nodes into two halves: then it is something else that all have.
 
     Args:
-        pairs: The bad ones.
-
-    Returns:
-        The nodes; and the pairs that are left, of which nobody knows which node it is.
+        bad: The bad pairs.
+        tried: All pairs that were tried.
     """
-    left, blamed = set(pairs), list[int]()
+    left, partners, blamed = {*bad}, Counter(itertools.chain(*tried)), list[int]()
     while left:
-        counts: dict[int, int] = {}
-        for pair in left:
-            for node in pair:
-                counts[node] = counts.get(node, 0) + 1
+        counts = Counter(itertools.chain(*left))
         worst = max(counts, key=lambda node: (counts[node], node))
-        if counts[worst] < 2:  # noqa: PLR2004 - one pair has two nodes
+        if counts[worst] < max(2, partners[worst] * _SHARE):
             break
         blamed.append(worst)
         left = {pair for pair in left if worst not in pair}
-    return sorted(blamed), sorted(left)
+    others = [pair for pair in tried if not set(pair) & set(blamed)]
+    among = [pair for pair in tried if set(pair) <= set(blamed)]
+    is_half = 2 * len(blamed) >= len(partners) and not {*among} <= {*bad}
+    if 2 * len(blamed) > len(partners) or is_half or 2 * len(left) > len(others):
+        return []
+    return sorted(blamed)

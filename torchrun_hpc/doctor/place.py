@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import main, network
+from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
@@ -95,6 +97,8 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
     if line.problem is not None:
         raise line.problem
     known.options = line.options
+    if "nproc_per_node" in line.options:
+        _workers(line.options["nproc_per_node"], seen)
     mode = known.mode = choose_mode(seen, line, lambda setting: _workers(setting, seen))
     findings: list[Finding] = []
     try:
@@ -108,10 +112,10 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
         if elsewhere is None or fault.everywhere:  # what is typed is wrong
             raise
         plan = elsewhere
-        findings.append(_finding(fault.code, str(fault), plan, is_suspect=True))
+        findings.append(_finding(fault.code, str(fault), is_suspect=True))
     known.plan = plan
     findings += [
-        _finding(message.code, message.text, plan, is_suspect=False)
+        _finding(message.code, message.text, is_suspect=False)
         for message in _of_launcher(plan)
     ]
     task = Task(plan.world.node_rank, plan.world.nodes)
@@ -131,6 +135,13 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
 
 
 def _workers(setting: Setting, seen: Preflight) -> int:
+    """Return how many workers a number means, or what stands in its place.
+
+    Raises:
+        LaunchError: It is neither.
+    """
+    if not re.fullmatch(r"[1-9][0-9]{0,5}|gpu|cpu|auto|xpu", str(setting.value)):
+        raise wrong_line(f"{setting}: type a number, gpu, cpu, auto or xpu")
     cpus = len(os.sched_getaffinity(0))
     return likely_workers(setting, seen.environ, cpus, gpu_files())
 
@@ -141,9 +152,9 @@ def _of_launcher(plan: LaunchPlan) -> tuple[Message, ...]:
     return (*plan.messages.warnings, *shared)
 
 
-def _finding(code: str, text: str, plan: LaunchPlan, *, is_suspect: bool) -> Finding:
-    nodes = [plan.world.node_rank] if is_suspect else []
-    return Finding(code=code, text=text, remedy="", nodes=nodes, is_suspect=is_suspect)
+def _finding(code: str, text: str, *, is_suspect: bool) -> Finding:
+    # No other node would cure what is set or typed; the text has the remedy.
+    return Finding(code=code, text=text, remedy="", nodes=[], is_suspect=is_suspect)
 
 
 def _rank_as_typed(plan: LaunchPlan, line: CommandLine) -> int:
@@ -153,6 +164,8 @@ def _rank_as_typed(plan: LaunchPlan, line: CommandLine) -> int:
         LaunchError: Nothing says which one it is.
     """
     world, typed = plan.world, line.options.get("node_rank")
+    if typed is not None and typed.value not in range(world.nodes):
+        raise wrong_line(f"{typed}, but there are nodes 0 to {world.nodes - 1}")
     if typed is not None:
         return int(typed.value)
     if world.report_rank == 0 or world.nodes == 2:  # noqa: PLR2004 - the other one

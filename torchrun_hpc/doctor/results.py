@@ -7,7 +7,10 @@ comes from another process is checked by `check_form`.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from torchrun_hpc.errors import Message
 
 SCHEMA = "torchrun_hpc.doctor/1"
 
@@ -240,6 +243,20 @@ class Report(TypedDict):
     links: list[Link]
     collectives: list[Collective]
     findings: list[Finding]
+
+
+class NotMetError(Exception):
+    """This task has not met the others.
+
+    Attributes:
+        message: Why, for a person.
+        report: Of its own node.
+    """
+
+    def __init__(self, message: Message, report: Report) -> None:
+        super().__init__(str(message))
+        self.message = message
+        self.report = report
 
 
 def suspects(report: Report) -> list[int]:

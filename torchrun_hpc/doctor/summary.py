@@ -31,6 +31,7 @@ class Found:
         rows: Torch's collectives.
         backend: Of these.
         problems: Why they did not end, by the name of the node.
+        missing: Ranks of the tasks that have not come.
         hung: Ranks of nodes that have stopped to answer, and when that was.
         started: When it began.
     """
@@ -40,6 +41,7 @@ class Found:
     rows: list[Collective] = field(default_factory=list)
     backend: str = ""
     problems: dict[str, str] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
     hung: dict[int, str] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
 
@@ -61,9 +63,8 @@ def report(found: Found, here: Place, timeout: float) -> Report:
     for node in found.nodes:
         hosts[node["rank"]] = node["host"] or hosts[node["rank"]]
     links = [link for link in found.links if not found.has_hung(link)]
-    absent = () if here.task.rank else _absent(found, here, hosts, timeout)
     findings = [
-        *absent,
+        *_absent(found, here, hosts, timeout),
         *judgement.findings(links, hosts),
         *checks.findings(found.nodes, hosts),
         *judgement.of_collectives(found.rows, found.problems),
@@ -90,17 +91,16 @@ def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
     """Say which nodes have not come, and which have stopped to answer."""
-    there = {node["rank"] for node in found.nodes}
-    missing = [rank for rank in range(len(hosts)) if rank not in there]
-    for number, rank in enumerate(missing):
-        seen = _seen_from_here(rank, here) if number < _PROBED else ""
+    for number, rank in enumerate(found.missing):
+        is_node = not here.plan.mode.is_direct
+        who = (hosts[rank] if is_node else "") or f"task {rank}"
+        seen = _seen_from_here(rank, here) if is_node and number < _PROBED else ""
         yield Finding(
             code="HPC178",
-            text=f"{hosts[rank] or f'node {rank}'} has not come within {timeout:.0f} s"
-            f"{seen}",
+            text=f"{who} has not come within {timeout:.0f} s{seen}",
             remedy="see what it has printed itself; if nothing, the launcher has not "
             "started it there",
-            nodes=[rank],
+            nodes=[rank] if is_node else [],
             is_suspect=True,
         )
     for rank, when in found.hung.items():
@@ -134,7 +134,7 @@ def _of_launcher(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
     found: dict[tuple[str, str], Finding] = {}
     for node in nodes:
         for finding in node["findings"]:
-            is_own = len(hosts) > 1 and finding["nodes"]
+            is_own = len(hosts) > 1 and finding["is_suspect"]
             where = f"on {hosts[node['rank']]}: " if is_own else ""
             key = finding["code"], finding["text"]
             found.setdefault(key, {**finding, "text": where + finding["text"]})

@@ -1,16 +1,18 @@
-"""What a person reads on stdout: findings, the worst nodes, and summaries.
+"""What a person reads on stdout: what is wrong, and figures of nodes and pairs.
 
-Here a table is its columns, by their titles; `torchrun_hpc.doctor.page` has the same.
+`torchrun_hpc.doctor.page` has the same lines and tables, with all rows and columns.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections import Counter, defaultdict
-from statistics import median, median_high, median_low
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from statistics import median_high, median_low
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torchrun_hpc.doctor.differences import names
+from torchrun_hpc.doctor.judgement import duration, is_measured, rate
 from torchrun_hpc.doctor.results import exclude, exit_code, suspects
 from torchrun_hpc.errors import count
 from torchrun_hpc.reporting import console
@@ -18,21 +20,43 @@ from torchrun_hpc.reporting import console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.doctor.results import Collective, Finding, Link, Node, Report
+    from torchrun_hpc.doctor.results import Collective, Node, Report
 
-Columns = dict[str, list[str]]
+Row = dict[str, str]  # a table is its rows: cells by the titles of columns
 
-_WIDTH = 100
-_NAMES, _FINDINGS, _NODES, _ROWS = 4, 12, 10, 10  # so many are shown
-_UNKNOWN = "-"
+_WIDTH, _COLUMNS, _ROWS = 100, 9, 10  # of a terminal; of tables on it
+_INDENT = " " * 17
+
+# How it is written, which one is the worst, and of two middle ones the better: a
+# partner may be at fault itself.
+_FIGURES: dict[str, Any] = {
+    "latency": (duration, max, median_low),
+    "bandwidth": (rate, min, median_high),
+}
+
+
+class Way(NamedTuple):
+    """What one node of a pair sends to the other: in seconds, and bytes per second."""
+
+    sender: int
+    receiver: int
+    latency: float
+    bandwidth: float
 
 
 def render(report: Report) -> str:
     """Write an examination for a terminal of 100 columns."""
     report = printable(report)
-    blocks = [_findings(report), _nodes(report), _pairs(report), _collectives(report)]
-    end = exclude(report) or verdict(report)
-    return "\n\n".join([title(report), *filter(None, blocks), end]) + "\n"
+    nodes = [line[:_COLUMNS] for line in cells(node_rows(report))]
+    blocks = [
+        [title(report)],
+        _findings(report),
+        _aligned(nodes[: _ROWS + 1]) + _more(len(nodes) - 1, "nodes"),
+        pair_lines(report),
+        _collectives(report),
+        [exclude(report) or verdict(report)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
 def printable(value: Any) -> Any:
@@ -44,280 +68,163 @@ def printable(value: Any) -> Any:
     return console.printable(value, len(value)) if isinstance(value, str) else value
 
 
-# --- in one line ----------------------------------------------------------------------
-
-
 def title(report: Report) -> str:
     """Say what was examined."""
-    came, every = len(report["nodes"]), len(ranks(report))
-    some = f"{came} of " if came < every else ""
-    site = f", site {report['site']}" if report["site"] else ""
-    launch = f", launch {report['launch_id']}" if report["launch_id"] else ""
-    seconds = f"{report['seconds']:.1f} s"
-    return f"{some}{count(every, 'node')} examined in {seconds}{site}{launch}"
+    came, every = len(report["nodes"]), len(report["hosts"])
+    what = f"{came} of " * (came < every) + count(every, "node")
+    site = report["site"] and f", site {report['site']}"
+    launch = report["launch_id"] and f", launch {report['launch_id']}"
+    return f"{what} examined in {report['seconds']:.1f} s{site}{launch}"
 
 
 def verdict(report: Report) -> str:
     """Say which nodes are suspect."""
-    blamed, every = suspects(report), len(ranks(report))
-    if blamed:
-        verb = "is" if len(blamed) == 1 else "are"
-        is_most = 1 < every < 2 * len(blamed)
-        why = "; it is likely something that they share" if is_most else ""
-        who = f"{len(blamed)} of {count(every, 'node')} {verb} suspect"
-        return f"{who}: {names(report, blamed)}{why}"
-    if exit_code(report):
-        return "no single node is to blame for what is suspect"
-    return "no node is suspect"
+    blamed, hosts = suspects(report), report["hosts"]
+    if not blamed:
+        return (
+            "no single node is to blame" if exit_code(report) else "no node is suspect"
+        )
+    share = f"{len(blamed)} of {count(len(hosts), 'node')}"
+    cause = "; look for what they share" if 1 < len(hosts) < 2 * len(blamed) else ""
+    return f"suspect: {names(blamed, hosts)} ({share}){cause}"
 
 
-def ranks(report: Report) -> list[int]:
-    """Return the ranks of all nodes of the job."""
-    came = (node["rank"] for node in report["nodes"])
-    return sorted({*range(len(report["hosts"])), *came})
+def ways(report: Report) -> list[Way]:
+    """Return both directions of the pairs that have figures."""
+    found = []
+    for link in filter(is_measured, report["links"]):
+        one, other, latency = link["first"], link["second"], link["latency_s"]
+        found.append(Way(one, other, latency, link["forward"]))
+        found.append(Way(other, one, latency, link["backward"]))
+    return found
 
 
-def name(report: Report, rank: int) -> str:
-    """Return the name of a node, if a scheduler gave it one."""
-    return dict(enumerate(report["hosts"])).get(rank) or f"node {rank}"
+def pair_lines(report: Report) -> list[str]:
+    """Summarize the pairs, and say which other networks are closed between all."""
+    hosts, links, measured = report["hosts"], report["links"], ways(report)
+    pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
+    lines = [f"{len(measured) // 2} of {pairs} measured"] if links else []
+    for what, (write, worst, _) in _FIGURES.items() if measured else ():
+        way = worst(measured, key=lambda way: getattr(way, what))
+        lines.append(
+            f"{what}: median {_usual(what, measured)}, worst "
+            f"{write(getattr(way, what))} from {names([way.sender], hosts)} "
+            f"to {names([way.receiver], hosts)}"
+        )
+    tried = dict.fromkeys(name for link in links for name in link["networks"])
+    closed = [x for x in tried if not any(link["networks"].get(x) for link in links)]
+    own = sorted({node["interface"] for node in report["nodes"]} - {""})
+    if closed:
+        lines.append(
+            f"{', '.join(closed)} {'is' if len(closed) == 1 else 'are'} closed between "
+            f"the nodes, as many are: jobs use {', '.join(own) or 'another network'}"
+        )
+    return lines
 
 
-def names(report: Report, chosen: Sequence[int], limit: int = _NAMES) -> str:
-    """Name some nodes, and count the others."""
-    if limit < len(chosen) == len(ranks(report)):
-        return "all nodes"
-    more = f" and {len(chosen) - limit} more" if len(chosen) > limit else ""
-    return ", ".join(name(report, rank) for rank in chosen[:limit]) + more
+def _usual(what: str, ways: Sequence[Way]) -> str:
+    write, _, middle = _FIGURES[what]
+    return write(middle(getattr(way, what) for way in ways)) if ways else ""
 
 
-# --- as tables ------------------------------------------------------------------------
-
-
-def findings(report: Report) -> list[Finding]:
-    """Return what is suspect first, then advice."""
-    return sorted(report["findings"], key=lambda finding: not finding["is_suspect"])
-
-
-def measured(report: Report) -> list[Link]:
-    """Return the pairs that have figures."""
-    return [link for link in report["links"] if not link["problem"]]
-
-
-def gbit(bandwidth: float) -> float:
-    """Convert bytes per second to Gbit/s."""
-    return bandwidth * 8 / 1e9
-
-
-def node_columns(report: Report) -> Columns:
-    """Describe each node, the worst first.
-
-    A cell is ``-`` if that is not known, and empty if the node has not come.
-    """
-    nodes = {node["rank"]: node for node in report["nodes"]}
-    codes = defaultdict[int, dict[str, None]](dict)
-    for finding in findings(report):
+def node_rows(report: Report) -> list[Row]:
+    """Describe each node, in the order of the findings, which is the worst first."""
+    codes, sent, received = (defaultdict[int, list[Any]](list) for _ in range(3))
+    for finding in report["findings"]:
         for rank in finding["nodes"]:
-            codes[rank][finding["code"]] = None
-    blamed, figures = suspects(report), _medians(report)
-
-    def worst_first(rank: int) -> tuple[bool, bool, float, int]:
-        bandwidth = sum(figures.get(rank, [])[1:])
-        return rank not in blamed, rank not in codes, bandwidth, rank
-
-    rows = [
-        {"node": name(report, rank), "findings": " ".join(codes[rank]) or _UNKNOWN}
-        | (_described(nodes[rank], figures.get(rank)) if rank in nodes else {})
-        for rank in sorted(ranks(report), key=worst_first)
+            codes[rank].append(finding["code"])
+    for way in ways(report):
+        sent[way.sender].append(way)
+        received[way.receiver].append(way)
+    nodes = {node["rank"]: _described(node) for node in report["nodes"]}
+    return [
+        {
+            "node": names([rank], report["hosts"]),
+            "findings": " ".join(dict.fromkeys(codes[rank])),
+            "latency": _usual("latency", sent[rank]),
+            "sends": _usual("bandwidth", sent[rank]),
+            "receives": _usual("bandwidth", received[rank]),
+            **nodes.get(rank, {}),
+        }
+        for rank in dict.fromkeys([*codes, *range(len(report["hosts"]))])
     ]
-    titles = dict.fromkeys(title for row in rows for title in row)
-    return {title: [row.get(title, "") for row in rows] for title in titles}
 
 
-def _medians(report: Report) -> dict[int, list[float]]:
-    """Return what is between each node and its partners: us, and Gbit/s each way."""
-    figures = defaultdict[int, list[tuple[float, ...]]](list)
-    for link in measured(report):
-        latency = link["latency_s"] * 1e6
-        forward, backward = gbit(link["forward"]), gbit(link["backward"])
-        figures[link["first"]].append((latency, forward, backward))
-        figures[link["second"]].append((latency, backward, forward))
-    better = (median_low, median_high, median_high)  # of the middle two
-    return {
-        rank: [middle(row[i] for row in rows) for i, middle in enumerate(better)]
-        for rank, rows in figures.items()
-    }
-
-
-def _described(node: Node, figures: Sequence[float] | None) -> dict[str, str]:
-    """Write what matters of a node, by the titles of columns."""
-    latency, sends, receives = figures or (None, None, None)
-    models = Counter(gpu["model"] for gpu in node["gpus"])
-    gpus = ", ".join(f"{number} x {model}" for model, number in models.items())
+def _described(node: Node) -> Row:
     torch = node["torch"]
     return {
-        "latency (us)": _number(latency, 1),
-        "sends (Gbit/s)": _number(sends, 2),
-        "receives (Gbit/s)": _number(receives, 2),
-        "import (s)": _number(torch["import_s"] if torch else None, 1),
-        "torch": (torch["version"] or "fails") if torch else _UNKNOWN,
-        "address": node["address"] or _UNKNOWN,
-        "interface": _interface(node),
-        "GPUs": gpus or str(torch["gpus"] if torch else 0),
-        "CPUs": _cpus(node),
+        "import": f"{torch['import_s']:.1f} s" if torch else "",
+        "torch": (torch["version"] or "fails") if torch else "",
+        "GPUs": str(max(len(node["gpus"]), torch["gpus"] if torch else 0)),
+        "address": node["address"],
+        "interface": node["interface"],
+        "model": ", ".join(dict.fromkeys(gpu["model"] for gpu in node["gpus"])),
+        "CPUs": f"{node['cpus']} of {node['cores']}",
     }
 
 
-def _interface(node: Node) -> str:
-    """Write the interface of the job: ``ib0 (MTU 4092, 200 Gbit/s)``."""
-    for interface in node["interfaces"]:
-        if interface["name"] == node["interface"]:
-            speed = interface["speed_mbit"] / 1000
-            known = f", {speed:g} Gbit/s" if speed > 0 else ""
-            return f"{interface['name']} (MTU {interface['mtu']}{known})"
-    return node["interface"] or _UNKNOWN
-
-
-def _cpus(node: Node) -> str:
-    """Count the CPUs that the node may use, and those of the machine if it has more."""
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", node["cpus"])
-    usable = sum(int(last or first) - int(first) + 1 for first, last in ranges)
-    return str(usable) if usable == node["cores"] else f"{usable} of {node['cores']}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return _UNKNOWN if value is None else f"{value:.{digits}f}"
-
-
-def pair_columns(report: Report) -> Columns:
-    """Summarize the pairs that have figures; empty without any."""
-    links, nodes = measured(report), len(ranks(report))
-    if not links:
-        return {}
-    ways = [(link["forward"], link["first"], link["second"]) for link in links]
-    ways += [(link["backward"], link["second"], link["first"]) for link in links]
-    slowest, sender, receiver = min(ways)
-    latest = max(links, key=lambda link: link["latency_s"])
-    one, other = name(report, latest["first"]), name(report, latest["second"])
-    latency = median(link["latency_s"] for link in links) * 1e6
-    bandwidth = gbit(median(way[0] for way in ways))
-    return {
-        f"{len(links)} of {count(nodes * (nodes - 1) // 2, 'pair')}": [
-            "latency (us)",
-            "bandwidth (Gbit/s)",
-        ],
-        "median": [f"{latency:.1f}", f"{bandwidth:.2f}"],
-        "worst": [f"{latest['latency_s'] * 1e6:.1f}", f"{gbit(slowest):.2f}"],
-        "which": [
-            f"{one} and {other}",
-            f"{name(report, sender)} to {name(report, receiver)}",
-        ],
-    }
-
-
-def collective_columns(rows: Sequence[Collective]) -> Columns:
-    """Write collectives with the columns of nccl-tests."""
-    return {
-        "operation": [row["operation"] for row in rows],
-        "workers": [row["scope"] or "all" for row in rows],
-        "size (B)": [str(row["size"]) for row in rows],
-        "count (elements)": [str(row["count"]) for row in rows],
-        "type": ["float" for _ in rows],
-        "redop": ["sum" if "reduce" in row["operation"] else "none" for row in rows],
-        "time (us)": [f"{row['time_s'] * 1e6:.2f}" for row in rows],
-        "algbw (GB/s)": [f"{row['algbw'] / 1e9:.2f}" for row in rows],
-        "busbw (GB/s)": [f"{row['busbw'] / 1e9:.2f}" for row in rows],
-        "#wrong": [str(row["wrong"]) if row["wrong"] >= 0 else "N/A" for row in rows],
-    }
-
-
-def is_numeric(cells: Sequence[str]) -> bool:
-    """Tell whether a column is of numbers, which stand at its right side."""
-    known = [cell for cell in cells if cell not in ("", _UNKNOWN)]
-    return known != [] and all(re.fullmatch(r"\d+(\.\d+)?|N/A", x) for x in known)
-
-
-# --- as blocks of lines ---------------------------------------------------------------
-
-
-def _table(columns: Columns) -> str:
-    """Align columns; units stand below their titles, as nccl-tests has them."""
-    has_units, aligned = any(" (" in head for head in columns), []
-    for head, cells in columns.items():
-        word, bracket, unit = head.partition(" (")
-        column = [word, *([bracket.strip() + unit] * has_units), *cells]
-        width = max(map(len, column))
-        align = str.rjust if is_numeric(cells) else str.ljust
-        aligned.append([align(cell, width) for cell in column])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
-
-
-def _more(number: int, text: str) -> list[str]:
-    return [f"and {number} more{text}"] if number > 0 else []
-
-
-def _findings(report: Report) -> str:
-    lines, every = [], findings(report)
-    for finding in every[:_FINDINGS]:
-        kind = "suspect" if finding["is_suspect"] else "advice"
-        who, what = names(report, finding["nodes"]), finding["text"]
-        what = f"{who}: {what}" if who not in what else what
-        lines += _wrapped(f"{finding['code']:6}  {kind:7}  {what}", " " * 17)
-        lines += _wrapped(" " * 17 + f"remedy: {finding['remedy']}", " " * 25)
-    return "\n".join(lines + _more(len(every) - _FINDINGS, " findings"))
-
-
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    """Break a text into lines, of which the first one is not indented."""
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _nodes(report: Report) -> str:
-    """Write the worst nodes; what is the same on all is written once, above them."""
-    columns, shared = node_columns(report), {}
-    is_alone = len(columns["node"]) == 1
-    for head, cells in columns.items():
-        values = {*cells} - {""}
-        if values == {_UNKNOWN} or (len(values) == 1 and (is_alone or head != "node")):
-            shared[head] = values.pop()
-    known = [f"{head} {value}" for head, value in shared.items() if value != _UNKNOWN]
-    common = "" if is_alone else "all nodes: "
-    lines = _wrapped(f"{common}{', '.join(known)}") if known else []
-    shown = {h: cells[:_NODES] for h, cells in columns.items() if h not in shared}
-    lines += [_table(shown)] if shown else []
-    rest = columns["findings"][_NODES:]
-    with_findings = sum(cell != _UNKNOWN for cell in rest)
-    lines += _more(len(rest), f", {with_findings or 'none'} of them with findings")
-    return "\n".join(lines)
-
-
-def _pairs(report: Report) -> str:
-    columns = pair_columns(report)
-    lines = [_table(columns)] if columns else []
-    silent = [link for link in report["links"] if link["problem"]]
-    ways = [
-        f"{name(report, link['first'])} and {name(report, link['second'])}"
-        for link in silent
+def collective_rows(rows: Sequence[Collective]) -> list[Row]:
+    """Write collectives with the columns of nccl-tests, and in its units."""
+    return [
+        {
+            "operation": row["operation"],
+            "workers": row["scope"] or "all",
+            "size": str(row["size"]),
+            "count": str(row["count"]),
+            "type": "float",
+            "redop": "sum" if "reduce" in row["operation"] else "none",
+            "time": f"{row['time_s'] * 1e6:.2f}",
+            "algbw": f"{row['algbw'] / 1e9:.2f}",
+            "busbw": f"{row['busbw'] / 1e9:.2f}",
+            "#wrong": str(row["wrong"]) if row["wrong"] >= 0 else "",
+        }
+        for row in rows
     ]
-    if silent:
-        first = ", ".join(ways[:_NAMES])
-        more = "".join(_more(len(ways) - _NAMES, ""))
-        lines += _wrapped(f"no figures between {first} {more}")
-    return "\n".join(lines)
 
 
-def _collectives(report: Report) -> str:
-    """Write the largest size of each operation if there are many; the slowest node."""
-    rows, chosen = report["collectives"], dict[tuple[str, bool], "Collective"]()
-    for row in rows:
-        key = row["operation"], bool(row["scope"])
-        best = chosen.get(key, row)
-        if (row["size"], -row["busbw"]) > (best["size"], -best["busbw"]):
-            chosen[key] = row
-        chosen.setdefault(key, row)
-    if not rows:
-        return ""
-    workers = count(sum(node["workers"] for node in report["nodes"]), "worker")
-    is_short = len(rows) <= _ROWS
-    what = "" if is_short else ": the largest size, and of the nodes the slowest"
-    table = _table(collective_columns(rows if is_short else [*chosen.values()]))
-    return f"torch's collectives over {report['backend']}, {workers}{what}\n{table}"
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the titles of all columns, and the lines below them."""
+    titles = dict.fromkeys(title for row in rows for title in row)
+    return [[*titles], *([row.get(title) or "-" for title in titles] for row in rows)]
+
+
+def is_numeric(column: Sequence[str]) -> bool:
+    """Tell whether a column is of numbers, which stand at its right side."""
+    known = [cell for cell in column if cell != "-"]
+    return known != [] and all(re.fullmatch(r"\d+(\.\d+)?( \S+)?", x) for x in known)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    columns = []
+    for column in zip(*lines, strict=True):
+        width = max(map(len, column))
+        align = str.rjust if is_numeric(column[1:]) else str.ljust
+        columns.append([align(cell, width) for cell in column])
+    return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+
+
+def _more(number: int, what: str) -> list[str]:
+    return [f"and {number - _ROWS} more {what}"] if number > _ROWS else []
+
+
+def _findings(report: Report) -> list[str]:
+    lines, broken = [], textwrap.TextWrapper(_WIDTH, subsequent_indent=_INDENT)
+    broken.break_on_hyphens = False  # options
+    for finding in report["findings"][:_ROWS]:
+        kind = "suspect" if finding["is_suspect"] else "advice"
+        lines += broken.wrap(f"{finding['code']:6}  {kind:7}  {finding['text']}")
+        if finding["remedy"]:  # the launcher's own texts have it
+            lines += broken.wrap(f"{_INDENT}remedy: {finding['remedy']}")
+    return lines + _more(len(report["findings"]), "findings")
+
+
+def _collectives(report: Report) -> list[str]:
+    """Write the largest size of each operation; of the nodes the slowest one."""
+    chosen = {
+        (bool(row["scope"]), row["operation"]): row  # the last one remains
+        for row in sorted(report["collectives"], key=lambda x: (x["size"], -x["busbw"]))
+    }
+    rows = collective_rows([chosen[key] for key in sorted(chosen)])
+    what = "largest size, slowest node; bytes, us, GB/s"
+    head = f"torch's collectives over {report['backend']} ({what})"
+    return [head, *_aligned(cells(rows))] if rows else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -17,11 +17,9 @@ import tempfile
 import time
 from typing import IO, TYPE_CHECKING, cast
 
-from torchrun_hpc.doctor.results import Collective, Torch
-from torchrun_hpc.failures.collection import WorkerFailure, ending
+from torchrun_hpc.doctor.results import Torch
+from torchrun_hpc.failures.collection import ending
 from torchrun_hpc.failures.last_words import KEPT, last_words
-from torchrun_hpc.reporting.console import printable
-from torchrun_hpc.reporting.description import check_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +27,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from torchrun_hpc.doctor.collectives import Settings
+    from torchrun_hpc.doctor.results import Collective
 
 _PROGRAM = ("-m", "torchrun_hpc.doctor.collectives")
-_PIECE = 64 * 1024  # bytes
-_LONGEST = 80  # characters that are shown of what is no result
 _KILL_TIMEOUT = 2.0  # seconds: it may hang in the kernel
-_GRACE = 0.3  # seconds from one failure to the one that it follows from
 
 
 class _Worker:
@@ -42,23 +38,18 @@ class _Worker:
 
     Attributes:
         rank: Its rank: on this node, until it gets that in the job.
-        torch: What it has found; ``None`` if that has not come.
+        torch: What it has found; ``None`` until that has come.
         backend: What has run the operations; empty until it is done.
         problem: How it has failed; empty if it has not.
-        follows: Whether it has failed as if another one had before.
-        is_open: Whether it may still write.
     """
 
     def __init__(self, rank: int, environ: Mapping[str, str]) -> None:
         self.rank = rank
         self.torch: Torch | None = None
-        self.backend = ""
-        self.problem = ""
-        self.follows = False
-        self.is_open = True
+        self.backend = self.problem = ""
         self._unread = b""  # the beginning of a line
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - see close()
-        self._process = subprocess.Popen(  # noqa: S603
+        self.process = subprocess.Popen(  # noqa: S603
             [sys.executable, *_PROGRAM],
             bufsize=0,
             stdin=subprocess.PIPE,
@@ -67,8 +58,8 @@ class _Worker:
             env=dict(environ),
             start_new_session=True,
         )
-        self._stdin = cast("IO[bytes]", self._process.stdin)
-        self.stdout = cast("IO[bytes]", self._process.stdout)
+        self._stdin = cast("IO[bytes]", self.process.stdin)
+        self._stdout = cast("IO[bytes]", self.process.stdout)
 
     def send(self, settings: Settings) -> None:
         """Let it start; a pipe has room for this, whether it is read or not."""
@@ -76,60 +67,44 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):
             self._stdin.write(json.dumps(settings).encode() + b"\n")
 
+    def fileno(self) -> int:
+        """Return what `select` waits for."""
+        return self._stdout.fileno()
+
     def read(self) -> list[Collective]:
         """Read what it has written, or find that it has ended; one of them is known."""
-        piece = os.read(self.stdout.fileno(), _PIECE)
+        piece = os.read(self.fileno(), 2**16)
         if not piece:
-            self._end()
+            self.problem = self._ending()
         *lines, self._unread = (self._unread + piece).split(b"\n")
-        return [row for line in lines for row in self._take(line)]
-
-    def _take(self, line: bytes) -> list[Collective]:
-        """Take a line, and return the result in it."""
-        try:
-            message = json.loads(line)
+        rows = []
+        for message in map(json.loads, lines):
             if self.torch is None:
-                check_form(message, Torch)
                 self.torch = message
             elif "done" in message:
-                check_form(message["done"], str)
                 self.backend = message["done"]
             else:
-                check_form(message, Collective)
-                return [message]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            text = printable(line.decode(errors="replace"), _LONGEST)
-            self.problem = f"has written what is no result: {text}"
-            self.is_open = False
-        return []
+                rows.append(message)
+        return rows
 
-    def _end(self) -> None:
-        """Find out how it has ended."""
-        self.is_open = False
-        if self.backend:
-            return
-        self.kill()  # without effect, unless it has closed its output only
+    def _ending(self) -> str:
+        """Say how it has ended, and why."""
+        self.process.kill()  # without effect, unless it has closed its output only
         code = self.wait(_KILL_TIMEOUT)
         stderr = self._stderr.fileno()
         start = max(os.fstat(stderr).st_size - KEPT, 0)
         cause = last_words(os.pread(stderr, KEPT, start), code).cause
-        failure = WorkerFailure(self.rank, 0, 0, 0, code, time.time(), cause)
-        self.follows = failure.follows
-        self.problem = ": ".join(filter(None, (ending(code), cause)))
-
-    def kill(self) -> None:
-        """Kill it."""
-        self._process.kill()
+        return ": ".join(filter(None, (ending(code), cause)))
 
     def wait(self, timeout: float) -> int:
-        """Wait for its end, after `kill`, and return its exit code."""
+        """Wait for its end, after it was killed, and return its exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout)
+            return self.process.wait(timeout)
         return -signal.SIGKILL
 
     def close(self) -> None:
         """Close its files."""
-        for file in (self._stdin, self.stdout, self._stderr):
+        for file in (self._stdin, self._stdout, self._stderr):
             file.close()
 
 
@@ -140,9 +115,7 @@ class Workers:
 
     Args:
         count: How many.
-        environ: Their environment. On two nodes NCCL_ALGO=Ring belongs into it: with a
-            tree, both directions of a link carry more than NCCL counts, and its figures
-            exceed the network's (nccl-tests, issue 196).
+        environ: Their environment.
     """
 
     def __init__(self, count: int, environ: Mapping[str, str]) -> None:
@@ -162,13 +135,8 @@ class Workers:
         self.close()
 
     def torch(self, timeout: float) -> Torch:
-        """Wait until the first process has imported torch.
-
-        Args:
-            timeout: Seconds.
-        """
-        end = time.monotonic() + timeout
-        problem = self._problem
+        """Wait, so many seconds at most, until the first one has imported torch."""
+        end, problem = time.monotonic() + timeout, self._problem
         while not problem:
             first = self._workers[0]
             if first.torch is not None:
@@ -179,13 +147,7 @@ class Workers:
                 problem = f"it is not imported within {timeout:g} s"
             else:
                 _read([first], end)
-        return {
-            "version": "",
-            "import_s": 0.0,
-            "problem": problem,
-            "libraries": {},
-            "gpus": 0,
-        }
+        return Torch(version="", import_s=0.0, problem=problem, libraries={}, gpus=0)
 
     def run(
         self,
@@ -197,46 +159,30 @@ class Workers:
 
         Args:
             settings: Those of each process.
-            timeout: Seconds for all, from now.
+            timeout: Seconds for all.
             on_row: Gets each result that is this node's to report, as it comes.
 
         Returns:
             The backend, and why it has not come to an end; one of them is empty.
         """
-        if self._problem:
-            return "", self._problem
+        end, last = time.monotonic() + timeout, ""
         for worker, own in zip(self._workers, settings, strict=True):
             worker.send(own)
-        end = time.monotonic() + timeout
-        last = ""
         while not all(worker.backend for worker in self._workers):
-            if any(worker.problem for worker in self._workers):
-                return "", self._first_problem()
+            for worker in self._workers:
+                if worker.problem:
+                    return "", f"worker {worker.rank} {worker.problem}"
             if time.monotonic() >= end:
-                return "", f"no end within {timeout:g} s{last or self._late()}"
+                return "", f"no end within {timeout:g} s{last}"
             for row in _read(self._workers, end):
                 on_row(row)
-                last = f", after {row['operation']} of {_amount(row['size'])}"
+                last = f", after {row['operation']} of {row['size']} B"
         return self._workers[0].backend, ""
-
-    def _late(self) -> str:
-        """Say which workers have not come as far as that."""
-        late = [str(worker.rank) for worker in self._workers if worker.torch is None]
-        return f": torch is not imported by worker {', '.join(late)}" if late else ""
-
-    def _first_problem(self) -> str:
-        """Return the problem that the others follow from, which may come after them."""
-        end = time.monotonic() + _GRACE
-        while time.monotonic() < end and any(w.is_open for w in self._workers):
-            _read(self._workers, end)
-        failed = [worker for worker in self._workers if worker.problem]
-        first = min(failed, key=lambda worker: worker.follows)
-        return f"worker {first.rank} {first.problem}"
 
     def close(self) -> None:
         """Kill all, whatever they do."""
         for worker in self._workers:
-            worker.kill()
+            worker.process.kill()
         end = time.monotonic() + _KILL_TIMEOUT
         for worker in self._workers:
             worker.wait(max(end - time.monotonic(), 0))
@@ -245,24 +191,7 @@ class Workers:
 
 
 def _read(workers: Sequence[_Worker], end: float) -> list[Collective]:
-    """Wait until one of these processes writes something, or ends; return results.
-
-    Args:
-        workers: The processes.
-        end: Until when, on the monotonic clock.
-    """
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            if worker.is_open:
-                selector.register(worker.stdout, selectors.EVENT_READ, worker)
-        ready = selector.select(max(end - time.monotonic(), 0))
-    return [row for key, _ in ready for row in key.data.read()]
-
-
-def _amount(size: float) -> str:
-    """Write a number of bytes."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:  # noqa: PLR2004
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
+    """Wait until one of these writes something, or ends; return results."""
+    waiting = [each for each in workers if not (each.backend or each.problem)]
+    ready, _, _ = select.select(waiting, [], [], max(end - time.monotonic(), 0))
+    return [row for worker in ready for row in worker.read()]

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,17 +32,6 @@ def started(folder=None):
     )
 
 
-def talk(worker, settings):
-    """Return the two messages of a worker that runs nothing, and its stderr.
-
-    Its stdin is open to its end.
-    """
-    found = json.loads(worker.stdout.readline())
-    worker.stdin.write(json.dumps(settings).encode() + b"\n")
-    worker.stdin.flush()
-    return found, json.loads(worker.stdout.read()), worker.stderr.read()
-
-
 @pytest.fixture
 def shadow(tmp_path):
     """Write a torch that is found first; return its folder."""
@@ -57,32 +45,18 @@ def shadow(tmp_path):
     return write
 
 
-def test_one_worker_has_nothing_to_run():
-    (settings,) = settings_of(1, 1)
-    with started() as worker:
-        found, output, errors = talk(worker, settings)
-    check_form(found, Torch)
-    assert found["version"] == torch.__version__
-    assert found["import_s"] > 0.1
-    assert found["gpus"] == torch.cuda.device_count()
-    assert not found["problem"]
-    assert output == {"done": "gloo"}
-    assert worker.returncode == 0, errors
-
-
 @pytest.mark.parametrize(
-    ("text", "problem", "words"),
+    ("text", "problem"),
     [
         (
             "raise ImportError('libcudart.so.13: cannot open\\nshared object')",
             "ImportError: libcudart.so.13: cannot open shared object",
-            "ImportError: libcudart.so.13",
         ),
-        ("raise SystemExit(3)", "SystemExit: 3", "SystemExit: 3"),
-        ("version = None", "AttributeError: ", "AttributeError: "),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("version = None", "AttributeError: "),
     ],
 )
-def test_a_torch_that_cannot_be_imported(shadow, text, problem, words):
+def test_a_torch_that_cannot_be_imported(shadow, text, problem):
     with started(shadow(text)) as worker:  # its stdin is open to its end
         found = json.loads(worker.stdout.read())
         errors = worker.stderr.read().decode()
@@ -90,7 +64,6 @@ def test_a_torch_that_cannot_be_imported(shadow, text, problem, words):
     assert found["problem"].startswith(problem)
     assert not found["version"]
     assert "Traceback " in errors
-    assert words in errors
     assert worker.returncode == 1
 
 
@@ -112,13 +85,14 @@ backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 92600))
 
 
 def test_what_it_prints_goes_to_stderr(shadow):
-    (settings,) = settings_of(1, 1)
     with started(shadow(TORCH)) as worker:
-        found, output, errors = talk(worker, settings)
+        found = json.loads(worker.stdout.readline())
+        worker.stdin.close()
+        errors = worker.stderr.read()
+    check_form(found, Torch)
     assert found["version"] == "9.9"
     assert found["libraries"] == {"cuda": "13.0", "nccl": "2.30.7", "cudnn": "92600"}
     assert found["gpus"] == 4
-    assert output == {"done": "nccl"}
     assert sorted(errors.splitlines()) == [b"of a program", b"to stdout"]
 
 
@@ -133,24 +107,6 @@ def test_it_ends_with_its_parent(shadow, text):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "local_size", "backend"),
-    [
-        (0, 1, "gloo"),
-        (4, 4, "nccl"),
-        (8, 4, "nccl"),
-        (1, 4, "nccl"),  # each has one of its own
-        (2, 4, "gloo"),
-    ],
-)
-def test_the_backend(monkeypatch, gpus, local_size, backend):
-    cuda = SimpleNamespace(is_available=lambda: gpus > 0, device_count=lambda: gpus)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    (settings,) = settings_of(1, 1)
-    settings["local_size"] = local_size
-    assert collectives._run(settings, print) == backend
-
-
-@pytest.mark.parametrize(
     ("backend", "nodes", "local_size", "found"),
     [
         ("gloo", 2, 4, [("all", "", 5, 8)]),
@@ -161,7 +117,7 @@ def test_the_backend(monkeypatch, gpus, local_size, backend):
 )
 def test_who_runs_them(backend, nodes, local_size, found):
     settings = settings_of(nodes, local_size)[5]
-    assert collectives.worlds(settings, backend) == found
+    assert collectives._groups(settings, backend) == found
 
 
 def run_forks(all_settings, gpus):
@@ -195,13 +151,13 @@ def run_forks(all_settings, gpus):
 
 def test_groups_of_nodes(monkeypatch):
     """Which only GPUs have; not all workers have one."""
-    decide = collectives.worlds
+    decide = collectives._groups
 
     def decide_as_with_gpus(settings, backend):
         assert backend == "gloo"
         return decide(settings, "nccl")
 
-    monkeypatch.setattr(collectives, "worlds", decide_as_with_gpus)
+    monkeypatch.setattr(collectives, "_groups", decide_as_with_gpus)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     all_rows = run_forks(settings_of(2, 2, max_bytes=32), gpus=(2, 2, 0, 0))
     assert [rows.pop() for rows in all_rows] == ["gloo"] * 4

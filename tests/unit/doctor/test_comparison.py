@@ -34,7 +34,7 @@ def compared(report, earlier):
     [
         ({"forward": 0.5}, "median bandwidth of the pairs: "),
         ({"backward": 0.5}, "median bandwidth of the pairs: "),
-        ({"latency_s": 2}, "median latency of the pairs: "),
+        ({"latency_s": 9}, "median latency of the pairs: "),
         ({"import_s": 2}, "import of torch: "),
     ],
 )
@@ -44,8 +44,8 @@ def test_what_became_slower(factors, text):
     (finding,) = compared(report, earlier)
     assert finding["text"].startswith(text)
     assert f" on {earlier['started'][:10]}" in finding["text"]
-    assert (finding["nodes"], finding["is_suspect"]) == ([], True)
-    assert exit_code(comparison.with_slower(report, earlier)) == 1
+    assert (finding["nodes"], finding["is_suspect"]) == ([], False)
+    assert exit_code(comparison.with_slower(report, earlier)) == 0
 
 
 def test_collectives_of_the_same_size_on_as_many_workers():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from records import (
     HOSTS,
@@ -69,11 +71,6 @@ ONE = {
         "python: 3.11.7 on jwb0003; 3.12.3 on 15 others",
         True,
     ),
-    "this package": (
-        versions(torchrun_hpc="0.2.0"),
-        "torchrun_hpc: 0.2.0 on jwb0003; 0.1.0 on 15 others",
-        True,
-    ),
     "kernel": (
         versions(kernel="6.1.0"),
         "kernel: 6.1.0 on jwb0003; 5.14.0 on 15 others",
@@ -94,11 +91,6 @@ ONE = {
         "nccl: 2.27.1 on jwb0003; 2.28.3 on 15 others",
         True,
     ),
-    "no nccl": (
-        libraries(cuda="13.0"),
-        "nccl: none on jwb0003; 2.28.3 on 15 others",
-        True,
-    ),
     "gpus of torch": (
         torch(gpus=0),
         "number of GPUs that torch sees: 0 on jwb0003; 4 on 15 others",
@@ -109,12 +101,6 @@ ONE = {
         "GPUs: 3 x A100 on jwb0003; 4 x A100 on 15 others",
         True,
     ),
-    "models": (
-        {"gpus": [*usual("gpus")[:3], usual("gpus")[0] | {"model": "A40"}]},
-        "GPUs: 3 x A100, 1 x A40 on jwb0003; 4 x A100 on 15 others",
-        True,
-    ),
-    "no gpus": ({"gpus": []}, "GPUs: none on jwb0003; 4 x A100 on 15 others", True),
     "driver": (
         {"driver": "570.1"},
         "driver of the GPUs: 570.1 on jwb0003; 580.95.05 on 15 others",
@@ -125,25 +111,14 @@ ONE = {
         "MTU of the job's interface: 1500 on jwb0003; 4092 on 15 others",
         True,
     ),
-    "an mtu that is nearly the same": (
-        interface(mtu=4091),
-        "MTU of the job's interface: 4091 on jwb0003; 4092 on 15 others",
-        True,
-    ),
     "speed": (
         interface(speed=100000),
         f"{SPEED}: 100000 Mbit/s on jwb0003; 200000 Mbit/s on 15 others",
         True,
     ),
-    "cores": ({"cores": 48}, "number of CPUs: 48 on jwb0003; 96 on 15 others", False),
     "mask": (
         {"cpus": "0-3,8"},
         "number of CPUs in the affinity mask: 5 on jwb0003; 48 on 15 others",
-        False,
-    ),
-    "open files": (
-        limits(files=1024),
-        "limit of files: 1024 on jwb0003; 131072 on 15 others",
         False,
     ),
     "locked memory": (
@@ -159,11 +134,6 @@ ONE = {
     "how much NCCL writes": (
         variables(NCCL_DEBUG="INFO"),
         "NCCL_DEBUG: INFO on jwb0003; WARN on 15 others",
-        False,
-    ),
-    "an interface for NCCL": (
-        variables(NCCL_SOCKET_IFNAME="ib1"),
-        "NCCL_SOCKET_IFNAME: ib1 on jwb0003; not set on 15 others",
         False,
     ),
     "threads": (
@@ -184,7 +154,9 @@ def test_one_that_differs(case):
     changes, text, is_suspect = ONE[case]
     texts, (finding,) = differences(16, {2: changes})
     assert texts == [text]
-    assert finding["nodes"] == [2]
+    # No other node would cure what a profile sets.
+    is_variable = re.match("[A-Z_]+: ", text)
+    assert finding["nodes"] == ([] if is_variable else [2])
     assert finding["is_suspect"] is is_suspect
 
 
@@ -202,16 +174,12 @@ def test_another_interface():
 NOTHING = {
     "nothing": {},
     "torch was not looked at": {"torch": None},
-    "torch cannot be imported": torch(problem="no", version="", libraries={}, gpus=0),
     "no address": {"interface": ""},
-    "no interfaces": {"interface": "", "interfaces": []},
     "a system that does not know the speed": interface(speed=0),
-    "a driver that is not known": {"driver": ""},
     "a limit that follows from the memory": limits(processes=2061440),
     "memory": shm(size=97 * 10**9),
     "other CPUs, as many": {"cpus": "48-95"},
     "the GPUs of the node": variables(CUDA_VISIBLE_DEVICES="3"),
-    "a file of the node": variables(NCCL_TOPO_FILE="/etc/jwb0003.xml"),
     "its name": variables(NCCL_HOSTID="jwb0003"),
 }
 
@@ -219,12 +187,6 @@ NOTHING = {
 @pytest.mark.parametrize("case", NOTHING)
 def test_nothing_differs(case):
     assert differences(16, {2: NOTHING[case]}) == ([], [])
-
-
-def test_a_node_without_variables():
-    """None is set: that is known, other than what torch has if it is not imported."""
-    texts, _ = differences(3, {1: {"variables": {}}})
-    assert len(texts) == 2
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -251,20 +213,9 @@ def test_three_values():
     assert finding["nodes"] == [3, 5, 9]
 
 
-def test_no_value_has_a_majority():
-    changes = {rank: versions(python=f"3.1{rank}.0") for rank in (0, 1, 3, 4)}
-    texts, (finding,) = differences(6, changes)
-    assert texts[0].endswith("; 3.14.0 on jwb0005; 3.12.3 on jwb0003, jwb0006")
-    assert finding["nodes"] == []
-
-
 def test_not_too_many_names():
-    old = versions(python="3.11.7")
-    texts, _ = differences(16, dict.fromkeys(range(8, 16), old))
-    assert texts[0].count("jwb") == 16
-    ranks = range(16)
-    assert names(ranks, HOSTS).endswith("jwb0010 and 6 more")
-    assert names([1, 99], ["n0", ""]) == "node 1, node 99"
+    assert names(range(16), HOSTS).endswith("jwb0010 and 6 more")
+    assert names([0, 1], ["n0", ""]) == "n0, node 1"
 
 
 def test_long_values_are_cut_to_where_they_differ():

@@ -48,7 +48,8 @@ def test_figures(nodes):
         assert 0 < found["latency_s"] < 0.1
         assert min(found["forward"], found["backward"]) > 1e6
         assert abs(found["clock_s"]) < 0.1
-        assert (found["lost"], found["lost_mtu"], found["networks"]) == (0, 0, {})
+        assert (found["lost_mtu"], found["networks"]) == (0, {})
+        assert 0 <= found["lost"] < 0.1  # a busy machine sends some again in vain
 
 
 def test_a_node_that_is_late_is_waited_for(nodes, monkeypatch):

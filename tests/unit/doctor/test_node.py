@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -84,18 +82,6 @@ def test_torch_is_not_imported():
     assert done.stdout == "False\n"
 
 
-def test_a_process_that_may_start_no_threads(monkeypatch):
-    def start(_thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    found = examined(["n0i"], environ={"TMPDIR": "/usr", "HOME": "/usr"})
-    assert found["names"] == {}
-    assert found["interfaces"] == found["gpus"] == []
-    assert found["resolver"] == "unknown"
-    assert [bool(folder["problem"]) for folder in found["folders"]] == [True, True]
-
-
 @pytest.mark.parametrize(
     ("name", "number", "which"),
     [
@@ -138,16 +124,6 @@ def test_the_interface_of_an_address(address):
     assert examined(address=address)["interface"] == expected
 
 
-def test_interfaces_that_cannot_be_listed():
-    def fail():
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    found = examined(["n0i"], replace(NETWORK, list_interfaces=fail))
-    assert found["interfaces"] == []
-    assert found["names"] == {"n0i": ["10.20.0.1"]}
-    assert found["resolver"] == "unknown"
-
-
 def test_names():
     found = examined(["n0i", "n1i", "n2i"])
     assert found["names"] == {
@@ -173,38 +149,12 @@ def test_a_name_server_that_hangs(monkeypatch):
     goes_on.set()
     assert 0.5 <= found["resolver_s"] <= time.monotonic() - start < 5.0
     assert found["names"] == {"n0i": ["10.20.0.1"]}
-    assert found["resolver"] == "silent"
 
 
-def test_a_slow_name_server():
-    def resolve(name):
-        time.sleep(0.4)
-        return NETWORK.resolve(name)
-
-    found = examined(["n0i", "n1i", "n2i"], replace(NETWORK, resolve=resolve))
-    assert 0.4 <= found["resolver_s"] < 1.2  # side by side
-    assert list(found["names"]) == ["n0i", "n1i", "n2i"]
-
-
-def test_a_resolver_that_fails():
-    def resolve(_name):
-        raise ValueError("a fault of its own")
-
-    assert examined(["n0i"], replace(NETWORK, resolve=resolve))["names"] == {}
-
-
-@pytest.mark.parametrize(
-    ("program", "result"),
-    [
-        ("", "answers"),
-        ("raise SystemExit(3)", "down"),
-        ("import time; time.sleep(60)", "silent"),
-    ],
-)
-def test_the_resolver(monkeypatch, program, result):
-    monkeypatch.setattr(resolver, "_ASK", program)
+def test_the_resolver(monkeypatch):
+    monkeypatch.setattr(resolver, "_ASK", "raise SystemExit(3)")
     monkeypatch.setattr(node, "_RESOLVER_S", 1.0)
-    assert examined()["resolver"] == result
+    assert examined()["resolver"] == "down"
 
 
 # --- folders --------------------------------------------------------------------------
@@ -213,15 +163,6 @@ def test_the_resolver(monkeypatch, program, result):
 def folders(**environ):
     """Return the folders of an environment by their paths."""
     return {found["path"]: found for found in examined(environ=environ)["folders"]}
-
-
-def test_a_folder_is_written_to_and_left_empty(tmp_path):
-    found = folders(HOME=str(tmp_path))[str(tmp_path)]
-    state = os.statvfs(tmp_path)
-    assert found["size"] == state.f_blocks * state.f_frsize
-    assert 0 < found["free"] <= found["size"]
-    assert found["problem"] == ""
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_which_folders():
@@ -239,13 +180,6 @@ def test_folders_that_are_none(tmp_path):
     assert found[missing]["problem"] == "No such file or directory"
     assert found[missing]["size"] == 0
     assert found[file]["problem"] == "Not a directory"
-
-
-def test_a_path_is_printable():
-    found = folders(TMPDIR="/\x1b[31m\udcff/" + 600 * "x")
-    (path,) = [path for path in found if path.startswith("/ [31m /xxx")]
-    assert len(path) == 500
-    assert found[path]["problem"] == "No such file or directory"
 
 
 # Mounts a file system of 64 kB on the folder $1, with the options $2, and fills it.
@@ -326,12 +260,19 @@ def test_no_plugins(path):
 SHOWN = [
     *("NCCL_ALGO", "NCCL_IB_PKEY", "GLOO_SOCKET_IFNAME", "FI_PROVIDER", "UCX_TLS"),
     *("TORCH_NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS"),
+    "TORCH_DISTRIBUTED_DEBUG",
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
 ]
 NOT_SHOWN = [
-    *("NCCL_AUTH_TOKEN", "TORCH_API_KEY", "UCX_PASSWORD", "FI_OPX_UUID"),
-    *("FI_my_secret", "HF_TOKEN", "http_proxy", "AWS_SECRET_ACCESS_KEY", "PATH"),
+    *(
+        "TORCH_API_KEY",
+        "FI_OPX_UUID",
+        "HF_TOKEN",
+        "http_proxy",
+        "AWS_SECRET_ACCESS_KEY",
+        "PATH",
+    ),
     *("MY_NCCL_ALGO", "NCCL", "CUDA_HOME", "LD_LIBRARY_PATH_modshare", "WANDB_API_KEY"),
 ]
 
@@ -380,16 +321,19 @@ def pynvml(**changes):
             "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1,
             "NVML_VOLATILE_ECC": 0,
             "nvmlInit": lambda: None,
-            "nvmlShutdown": lambda: None,
             "nvmlSystemGetDriverVersion": lambda: "580.95.05",
             "nvmlDeviceGetCount": lambda: 2,
             "nvmlDeviceGetHandleByIndex": "gpu{}".format,
-            "nvmlDeviceGetName": lambda _gpu: "NVIDIA H100",
-            "nvmlDeviceGetTotalEccErrors": lambda gpu, *_of: 3 * (gpu == "gpu1"),
+            "nvmlDeviceGetName": lambda gpu: "NVIDIA H100" if gpu else fail(),
+            "nvmlDeviceGetTotalEccErrors": lambda gpu, *_of: (
+                3 * (gpu == "gpu1") if gpu else fail()
+            ),
             "nvmlDeviceGetComputeRunningProcesses": lambda gpu: (
                 [SimpleNamespace(pid=77, usedGpuMemory=10)] if gpu == "gpu0" else []
             ),
-            "nvmlDeviceGetMemoryInfo": lambda _gpu: SimpleNamespace(used=2**30),
+            "nvmlDeviceGetMemoryInfo": lambda gpu: (
+                SimpleNamespace(used=2**30) if gpu else fail()
+            ),
         }
         | changes
     )
@@ -403,14 +347,6 @@ def gpu(**changes):
 # What is other than in `pynvml`; what is known then of the GPUs, and of the driver.
 BY_NVML = {
     "all": ({}, [gpu(processes=[77]), gpu(ecc_errors=3)], "580.95.05"),
-    "texts are bytes": (
-        {
-            "nvmlDeviceGetName": lambda _gpu: b"A40\n",
-            "nvmlSystemGetDriverVersion": lambda: b"470.1",
-        },
-        [gpu(model="A40", processes=[77]), gpu(model="A40", ecc_errors=3)],
-        "470.1",
-    ),
     "no error correction": (
         {"nvmlDeviceGetTotalEccErrors": fail},
         [gpu(ecc_errors=-1, processes=[77]), gpu(ecc_errors=-1)],
@@ -423,76 +359,33 @@ BY_NVML = {
     ),
     "one is lost": (
         {"nvmlDeviceGetHandleByIndex": lambda i: fail() if i == 0 else f"gpu{i}"},
-        [gpu(ecc_errors=3)],
+        [gpu(model="unknown", ecc_errors=-1, memory_used=0), gpu(ecc_errors=3)],
         "580.95.05",
     ),
     "none": ({"nvmlDeviceGetCount": lambda: 0}, [], "580.95.05"),
     "nothing else": (
-        {"nvmlSystemGetDriverVersion": fail, "nvmlShutdown": fail},
+        {"nvmlSystemGetDriverVersion": fail},
         [gpu(processes=[77]), gpu(ecc_errors=3)],
         "",
     ),
     "no driver": ({"nvmlInit": fail}, [], ""),
-    "a release without one of the functions": ({"nvmlDeviceGetCount": None}, [], ""),
 }
 
 
 @pytest.mark.parametrize("case", BY_NVML)
 def test_gpus(monkeypatch, case):
     changes, gpus, driver = BY_NVML[case]
-    monkeypatch.setattr(node, "_DRIVER", Path("/missing"))
     monkeypatch.setitem(sys.modules, "pynvml", pynvml(**changes))
     found = examined()
     assert (found["gpus"], found["driver"]) == (gpus, driver)
 
 
-VERSIONS = {
-    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n"
-    "GCC version:  gcc version 12.2.0\n": "535.104.05",
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
-    "  (dvs-builder@U22)\n": "570.86.15",
-    "something else": "",
-}
-
-
-@pytest.fixture
-def driver(monkeypatch, tmp_path):
-    """Return a folder with the files of a driver that knows two GPUs."""
-    for number, model in enumerate(["NVIDIA A100-SXM4-40GB", "Tesla V100"]):
-        file = tmp_path / "gpus" / f"0000:0{number}:00.0" / "information"
-        file.parent.mkdir(parents=True)
-        file.write_text(f"Model: \t\t {model}\nIRQ:   \t\t 1\nGPU UUID: \t GPU-1\n")
-    monkeypatch.setattr(node, "_DRIVER", tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize("text", VERSIONS)
-@pytest.mark.parametrize("module", [None, pynvml(nvmlInit=fail)])
-def test_the_drivers_files(monkeypatch, driver, module, text):
-    """Without the package, or without its library."""
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    (driver / "version").write_text(text)
-    found = examined()
-    assert [each["model"] for each in found["gpus"]] == [
-        "NVIDIA A100-SXM4-40GB",
-        "Tesla V100",
-    ]
-    assert {each["ecc_errors"] for each in found["gpus"]} == {-1}
-    assert found["driver"] == VERSIONS[text]
-
-
-@pytest.mark.usefixtures("driver")
 def test_a_driver_that_hangs(monkeypatch):
     monkeypatch.setattr(node, "_LIMIT", 0.5)
     goes_on = threading.Event()
     hangs = pynvml(nvmlInit=lambda: goes_on.wait(60.0))
     monkeypatch.setitem(sys.modules, "pynvml", hangs)
     start = time.monotonic()
-    assert len(examined()["gpus"]) == 2
+    assert examined()["gpus"] == []
     assert time.monotonic() - start < 5.0
     goes_on.set()
-
-
-def test_no_gpus_here():
-    if not Path("/proc/driver/nvidia").exists():
-        assert examined()["gpus"] == []

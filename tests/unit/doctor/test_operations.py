@@ -8,28 +8,22 @@ import pytest
 import torch
 
 from torchrun_hpc.doctor import operations
-from torchrun_hpc.doctor.operations import OPERATIONS, Operation, World, counts
+from torchrun_hpc.doctor.operations import OPERATIONS, Trial, World, counts, prepare
 from torchrun_hpc.doctor.results import Collective
 from torchrun_hpc.reporting.description import check_form
 
-CPU = torch.device("cpu")
-
 
 def world_of(size, rank=0):
-    return World("", rank, size, CPU)
+    return World("", rank, size, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
     ("max_bytes", "parts", "found"),
     [
-        (8, 1, [2]),
         (1, 1, [1]),
-        (32, 1, [2, 8]),
         (33, 1, [2, 8]),
-        (100, 1, [2, 8, 25]),
         (2**20, 1, [2, 8, 32, 128, 512, 2048, 8192, 32768, 131072, 262144]),
         (128, 3, [3, 6, 30]),
-        (128, 64, [64]),
         (1024, 64, [64, 128, 256]),
     ],
 )
@@ -47,80 +41,40 @@ def test_the_counts_go_by_powers_of_four(max_bytes, parts, found):
         ("broadcast", 4, 1.0),
     ],
 )
-def test_the_bandwidths_are_those_of_nccl_tests(name, ranks, factor):
-    row = operations._result(name, world_of(ranks), count=100, time_s=0.5, wrong=0)
+def test_the_bandwidths_are_those_of_nccl_tests(monkeypatch, name, ranks, factor):
+    monkeypatch.setattr(operations, "_measure", lambda *_: (0, 0.5))
+    rows = operations.measure(world_of(ranks), 400)
+    row = [row for row in rows if row["operation"] == name][-1]
     check_form(row, Collective)
-    assert row["size"] == 400
+    assert (row["size"], row["count"]) == (400, 100)
     assert row["algbw"] == 800
     assert row["busbw"] == 800 * factor
 
 
-@pytest.mark.parametrize(
-    ("result", "wrong"),
-    [
-        ([1.0, 2.0, 3.0], 0),
-        ([1.0, 2.0, 4.0], 1),
-        ([0.0, 0.0, 0.0], 3),
-        ([1.0, float("nan"), float("inf")], 2),
-    ],
-)
-def test_wrong_elements_are_counted(result, wrong):
-    expected = torch.tensor([1.0, 2.0, 3.0])
-    assert operations.count_wrong(torch.tensor(result), expected) == wrong
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 251, 300])
-@pytest.mark.parametrize("first", [0, 5, 31, 70])
-def test_sums_are_exact(size, first):
-    own = [operations._own(world_of(size, r), first, 100) for r in range(size)]
-    total = torch.stack(own).double().sum(0)
-    assert torch.equal(operations._sums(world_of(size), first, 100).double(), total)
+@pytest.mark.parametrize("size", [2, 3, 251, 300])
+def test_what_is_expected(size):
+    """The sums are exact, and no rank has the values of the next one."""
+    trials = [prepare("all_reduce", world_of(size, r), 100) for r in range(size)]
+    total = torch.stack([trial.result for trial in trials]).double().sum(0)
+    assert torch.equal(trials[0].expected.double(), total)
+    assert not (trials[0].result == trials[1].result).any()
 
 
 def test_sums_of_many_ranks_are_exact():
-    total = operations._sums(world_of(59_000), 0, 31)
-    assert total.max() < 2**24
-
-
-def test_ranks_and_positions_differ():
-    first, second = (operations._own(world_of(8, rank), 0, 31) for rank in (0, 1))
-    assert len(set(first.tolist())) == 31
-    assert not (first == second).any()
-
-
-class Runs:
-    """An operation that counts how often it is run."""
-
-    def __init__(self, seconds=0.0, error=None, wrong=0):
-        self.number = 0
-        self._seconds = seconds
-        self._error = error
-        self._wrong = wrong
-
-    def prepare(self, _world, count):
-        result = torch.zeros(count)
-        expected = result.clone()
-        expected[: self._wrong] = 1
-        return operations._Trial(self.run, result, expected)
-
-    def run(self):
-        self.number += 1
-        if self._error is not None:
-            raise self._error
-        time.sleep(self._seconds)
+    assert prepare("all_reduce", world_of(59_000), 31).expected.max() < 2**24
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Measure operations that are given, in a world of one worker."""
+    """Measure operations that are functions, in a world of one worker."""
     monkeypatch.setattr(operations, "_of_all", lambda _world, value, _: value)
 
-    def measure(max_bytes=8, **runs):
-        table = {
-            name: Operation(each.prepare, lambda _: 1.0, is_split=False)
-            for name, each in runs.items()
-        }
+    def measure(max_bytes=8, result=(1.0, 2.0), **runs):
+        table = dict.fromkeys(runs, OPERATIONS["broadcast"])
         monkeypatch.setattr(operations, "OPERATIONS", table)
+        tensors = torch.tensor(result), torch.tensor([1.0, 2.0])
+        trials = {name: Trial(run, *tensors) for name, run in runs.items()}
+        monkeypatch.setattr(operations, "prepare", lambda name, *_: trials[name])
         return list(operations.measure(world_of(1), max_bytes))
 
     return measure
@@ -131,53 +85,52 @@ def measured(monkeypatch):
     [
         (0.0, 1 + 1 + 20),
         (0.03, 1 + 1 + 3),
-        (0.06, 1 + 1),  # the first one that is timed is all
+        (0.11, 1 + 1),  # the first one that is timed is all
     ],
 )
 def test_it_is_repeated_for_a_tenth_of_a_second(measured, seconds, number):
-    runs = Runs(seconds)
-    (row,) = measured(one=runs)
-    assert runs.number == number
+    runs = []
+    (row,) = measured(one=lambda: runs.append(time.sleep(seconds)))
+    assert len(runs) == number
     assert row["time_s"] >= seconds
 
 
-def test_what_is_wrong_is_reported(measured):
-    rows = measured(max_bytes=32, one=Runs(wrong=2))
-    assert [row["wrong"] for row in rows] == [2, 2]
+@pytest.mark.parametrize(
+    ("result", "wrong"),
+    [([1.0, 2.0], 0), ([1.0, 3.0], 1), ([float("nan"), float("inf")], 2)],
+)
+def test_wrong_elements_are_counted(measured, result, wrong):
+    (row,) = measured(result=result, one=lambda: None)
+    assert row["wrong"] == wrong
 
 
 def test_a_slow_operation_is_not_run_at_larger_sizes(measured, monkeypatch):
     monkeypatch.setattr(operations, "_SLOW", 0.05)
-    rows = measured(max_bytes=2048, slow=Runs(0.06), fast=Runs())
-    assert [(row["operation"], row["size"]) for row in rows] == [
-        ("slow", 8),
-        *(("fast", size) for size in (8, 32, 128, 512, 2048)),
-    ]
-
-
-MISSING = [
-    "ProcessGroupGloo does not support reduce_scatter",
-    "Backend gloo does not support _reduce_scatter_base",
-    "no support for _allgather_base in Gloo process group",
-]
-
-
-@pytest.mark.parametrize("text", MISSING)
-def test_an_operation_that_the_backend_does_not_have(measured, text):
-    rows = measured(max_bytes=32, none=Runs(error=RuntimeError(text)), one=Runs())
-    zeros = {"size": 0, "count": 0, "time_s": 0.0, "algbw": 0.0, "busbw": 0.0}
-    assert rows[0] == {"operation": "none", "scope": "", "wrong": -1} | zeros
-    check_form(rows[0], Collective)
-    assert [row["operation"] for row in rows[1:]] == ["one", "one"]
+    rows = measured(max_bytes=32, slow=lambda: time.sleep(0.06), fast=lambda: None)
+    found = [(row["operation"], row["size"]) for row in rows]
+    assert found == [("slow", 8), ("fast", 8), ("fast", 32)]
 
 
 @pytest.mark.parametrize(
-    "text", ["Connection closed by peer", "CUDA error: operation not supported"]
+    "text",
+    [
+        "ProcessGroupGloo does not support reduce_scatter",
+        "no support for _allgather_base in Gloo process group",
+    ],
 )
-def test_an_operation_that_fails(measured, text):
-    with pytest.raises(RuntimeError, match=text):
-        measured(one=Runs(error=RuntimeError(text)))
+def test_an_operation_that_the_backend_does_not_have(measured, text):
+    def fail():
+        raise RuntimeError(text)
+
+    rows = measured(max_bytes=32, none=fail, one=lambda: None)
+    zeros = {"size": 0, "count": 0, "time_s": 0.0, "algbw": 0.0, "busbw": 0.0}
+    assert rows[0] == {"operation": "none", "scope": "", "wrong": -1} | zeros
+    assert [row["operation"] for row in rows[1:]] == ["one", "one"]
 
 
-def test_all_four_are_there():
-    assert [*OPERATIONS] == ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+def test_an_operation_that_fails(measured):
+    def fail():
+        raise RuntimeError("CUDA error: operation not supported")
+
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        measured(one=fail)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def program(monkeypatch):
 
 
 def pids_of(started):
-    return [worker._process.pid for worker in started._workers]
+    return [worker.process.pid for worker in started._workers]
 
 
 def is_running(pid):
@@ -60,16 +60,17 @@ def is_running(pid):
     return False
 
 
-def test_three_workers():
+def test_two_workers():
     rows = []
-    with Workers(3, ENVIRON) as started:
+    with Workers(2, ENVIRON) as started:
         found = started.torch(60)
-        outcome = started.run(settings_of(1, 3, max_bytes=100), 60, rows.append)
+        outcome = started.run(settings_of(1, 2, max_bytes=100), 60, rows.append)
         pids = pids_of(started)
     check_form(found, Torch)
     assert found["version"] == torch.__version__
+    assert found["import_s"] > 0.1
     assert outcome == ("gloo", "")
-    sizes = {"all_gather": [12, 24, 96], "reduce_scatter": [12, 24, 96]}
+    sizes = {"all_gather": [8, 32, 96], "reduce_scatter": [8, 32, 96]}
     expected = [
         (name, size) for name in OPERATIONS for size in sizes.get(name, [8, 32, 100])
     ]
@@ -78,35 +79,13 @@ def test_three_workers():
         check_form(row, Collective)
         assert row["scope"] == ""
         assert row["wrong"] == 0
-        assert row["algbw"] == pytest.approx(row["size"] / row["time_s"])
-    assert rows[0]["busbw"] == pytest.approx(rows[0]["algbw"] * 4 / 3)
     assert not any(map(is_running, pids))
-
-
-def test_a_worker_that_is_killed_between_others():
-    """They fail, too, and have more to say of it."""
-    with Workers(2, ENVIRON) as started:
-        pids = pids_of(started)
-
-        def kill(_):
-            with suppress(ProcessLookupError):
-                os.kill(pids[1], signal.SIGKILL)
-
-        settings = settings_of(1, 2, max_bytes=2**24)
-        backend, problem = started.run(settings, 60, kill)
-    assert backend == ""
-    assert problem.startswith("worker 1 was killed by SIGKILL (9)")
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("sys.exit(3)", "ended with exit code 3"),
-        ("write(torch | {'gpus': '4'})", "has written what is no result: {"),
-        ("write({})", "has written what is no result: {}"),
-        ("write(5)", "has written what is no result: 5"),
-        ("print('Hello\\x1b[0m')", "has written what is no result: Hello [0m"),
-        ("print('[' * 10**5)", "has written what is no result: [["),
         ("1 / 0", "ended with exit code 1: ZeroDivisionError: division by zero"),
         ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV (11)"),
         ("os.close(1); time.sleep(60)", "was killed by SIGKILL"),
@@ -119,31 +98,6 @@ def test_a_process_that_finds_no_torch(program, text, problem):
     check_form(found, Torch)
     assert found["problem"].startswith(f"the process that imports it {problem}")
     assert not found["version"]
-
-
-def test_a_torch_that_cannot_be_imported(tmp_path):
-    folder = tmp_path / "torch"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("import that_is_not_there")
-    with Workers(1, {**ENVIRON, "PYTHONPATH": str(tmp_path)}) as started:
-        found = started.torch(LIMIT)
-        outcome = started.run(settings_of(1, 1), LIMIT, print)
-    text = "ModuleNotFoundError: No module named 'that_is_not_there'"
-    assert found["problem"] == text
-    assert outcome == ("", f"worker 0 ended with exit code 1: {text}")
-
-
-def test_a_failure_from_before_the_settings(program):
-    """The other one is not waited for."""
-    program("sys.exit(3)")
-    with Workers(1, ENVIRON) as started:
-        started.torch(LIMIT)
-        program("time.sleep(60)")
-        started._workers.append(workers._Worker(1, ENVIRON))
-        start = time.monotonic()
-        outcome = started.run(settings_of(1, 2), 60, print)
-    assert outcome == ("", "worker 0 ended with exit code 3")
-    assert time.monotonic() - start < LIMIT
 
 
 def test_torch_in_time(program):
@@ -159,26 +113,18 @@ def test_torch_in_time(program):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (READ + "sys.exit(rank)", "worker 0 ended with exit code 0"),
+        (READ + "time.sleep(rank)", "worker 0 ended with exit code 0"),
         (READ + "rank and sys.exit(3)\n" + DONE, "worker 1 ended with exit code 3"),
+        ("sys.exit(3)", "worker [01] ended with exit code 3"),  # without the settings
         (
-            READ + "time.sleep(.1 * rank)\n"
-            "raise RuntimeError('no GPU' if rank else 'Connection closed by peer')",
-            "worker 1 ended with exit code 1: RuntimeError: no GPU",
+            READ + "rank and os.kill(os.getpid(), 9)\ntime.sleep(60)",
+            r"worker 1 was killed by SIGKILL \(9\)",
         ),
-        (READ + "write({'done': 5})", "worker 0 has written what is no result: {"),
-        (READ + "write(row | {'size': 0.5})", "worker 0 has written what is no r"),
-        (READ + "write('done')", 'worker 0 has written what is no result: "done"'),
-        (READ + "write(row)\ntime.sleep(60)", "no end within 1 s, after all_gather"),
         (
             READ + "rank and write(row)\nos.kill(os.getpid(), signal.SIGSTOP)",
-            "no end within 1 s, after all_gather of 32 KiB",
+            "no end within 0.5 s, after all_gather of 32768 B",
         ),
-        (READ + "time.sleep(60)", "no end within 1 s"),
-        (
-            "os.kill(os.getpid(), signal.SIGSTOP)",
-            "no end within 1 s: torch is not imported by worker 0, 1",
-        ),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "no end within 0.5 s"),
     ],
 )
 def test_why_there_is_no_end(program, text, problem):
@@ -186,10 +132,10 @@ def test_why_there_is_no_end(program, text, problem):
     start = time.monotonic()
     with Workers(2, ENVIRON) as started:
         pids = pids_of(started)
-        backend, found = started.run(settings_of(1, 2), 1, lambda _: None)
+        backend, found = started.run(settings_of(1, 2), 0.5, lambda _: None)
     assert not any(map(is_running, pids))
     assert backend == ""
-    assert found.startswith(problem)
+    assert re.match(problem, found)
     assert time.monotonic() - start < LIMIT
 
 
@@ -207,16 +153,6 @@ def test_results_come_as_they_are_written(program):
     assert rows == [ROW] * 4
 
 
-def test_each_gets_its_settings(program, tmp_path):
-    program(READ + "open(settings['host'], 'w').write(str(rank))\n" + DONE)
-    settings = settings_of(1, 3)
-    for own in settings:
-        own["host"] = str(tmp_path / str(own["rank"]))
-    with Workers(3, ENVIRON) as started:
-        assert started.run(settings, LIMIT, print) == ("gloo", "")
-    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["0", "1", "2"]
-
-
 def test_they_have_the_environment_that_is_given(program):
     program('torch["version"] = os.environ["OF_WORKERS"]\n' + READ)
     with Workers(1, {"OF_WORKERS": "yes"}) as started:
@@ -228,7 +164,6 @@ def test_a_program_that_cannot_be_started(monkeypatch):
     problem = "/nowhere/python cannot be started: No such file or directory"
     with Workers(2, ENVIRON) as started:
         assert started.torch(LIMIT)["problem"] == problem
-        assert started.run(settings_of(1, 2), LIMIT, print) == ("", problem)
 
 
 def test_no_more_processes(program, monkeypatch):
@@ -252,7 +187,7 @@ PARENT = """\
 import os, signal, sys
 from torchrun_hpc.doctor.workers import Workers
 workers = Workers(2, os.environ)
-print(*(worker._process.pid for worker in workers._workers))
+print(*(worker.process.pid for worker in workers._workers))
 sys.stdout.flush()
 signal.pause()
 """
@@ -264,22 +199,6 @@ def test_they_end_with_the_process_that_has_started_them():
         assert all(map(is_running, pids))
         parent.kill()
     wait_until(lambda: not any(map(is_running, pids)))
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (8, "8 B"),
-        (1000, "1000 B"),
-        (2048, "2 KiB"),
-        (32760, "31.99 KiB"),
-        (2**27, "128 MiB"),
-        (2**31, "2 GiB"),
-        (2**43, "8192 GiB"),
-    ],
-)
-def test_amounts(size, text):
-    assert workers._amount(size) == text
 
 
 def test_settings_are_small_enough_for_a_pipe():
