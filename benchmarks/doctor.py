@@ -83,7 +83,8 @@ class SimulatedNode(Examiner):
                 {"name": "lo", "addresses": [HOST], "is_up": True, "mtu": MTU,
                  "speed_mbit": 0},
             ],
-            "names": {}, "fast_host": "", "workers": 1, "resolver": "unknown",
+            "names": {}, "routes": {}, "fast_host": "", "workers": 1,
+            "wants_gpus": False, "resolver": "unknown",
             "resolver_s": 0.0, "limits": {}, "folders": [], "cpus": "", "cores": 0,
             "gpus": [], "driver": "", "versions": {}, "torch": None, "variables": {},
             "findings": [],
@@ -128,7 +129,7 @@ def examine(nodes: int, rank: int) -> tuple[SimulatedNode, int, Report | None]:
     """Take part as one node; return it, the bytes that it put, and the report."""
     here, options = place_of(nodes, rank), Options()
     nobody = cast("Workers", NoWorkers())
-    links = Links("benchmark")
+    links = Links("benchmark", HOST)
     node = SimulatedNode(here, options, lambda _: None, links, nobody)
     with met(here.tasks_plan, {}, 120, lambda _: None) as board:
         counted = Counted(board._client)  # noqa: SLF001

@@ -42,11 +42,13 @@ def make_record(rank=0, **changes):
         "fast_host": f"{HOSTS[rank]}i",
         "port": 40000,
         "workers": 4,
+        "wants_gpus": True,
         "interfaces": [
             make_interface("eth0", f"10.10.0.{rank + 1}", speed=10000),
             make_interface("ib0", address, mtu=4092, speed=200000),
         ],
         "names": {f"{HOSTS[rank]}i": [address], f"{HOSTS[0]}i": ["10.20.0.1"]},
+        "routes": {f"{HOSTS[0]}i": address} if rank else {},
         "resolver": "answers",
         "resolver_s": 0.01,
         "limits": {"files": 131072, "processes": 2061446, "locked memory": -1},

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from torchrun_hpc.commandline import command_line
 from torchrun_hpc.commandline.options import wrong_line
@@ -65,7 +65,11 @@ def _run(argv: Sequence[str]) -> int:
             report = examine(words, options, _tell, known)
         except NotMetError as error:
             found = error.report["findings"]
-            details = [f"    {each['code']} {each['text']}" for each in found]
+            details = [
+                f"    {each['code']} {'suspect' if each['is_suspect'] else 'advice'}: "
+                f"{each['text']}"
+                for each in found
+            ]
             console.write(error.message, "error", details)
             return 1
     if report is None:
@@ -92,8 +96,13 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return args, words
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise wrong_line(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=COMMAND,
         allow_abbrev=False,
         description="Examine the nodes of a job, in the place of the job's own line: "

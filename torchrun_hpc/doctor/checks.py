@@ -66,6 +66,8 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
         for fault, ranks in groups.items():
             have_all = len(ranks) == len(nodes) > 1
             where = f"all {len(nodes)} nodes"
+            if len(nodes) < len(hosts):
+                where = f"{len(nodes)} of {len(hosts)} nodes"
             found.append(
                 Finding(
                     code=code,
@@ -93,6 +95,11 @@ def _names(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
         elif owner and owner["address"] not in ("", *found):
             text = f"{means} there, and has the address {owner['address']}"
             yield _Fault(text, remedy)
+        source = node["routes"].get(name, node["address"])
+        if node["address"] and source != node["address"]:
+            text = f"it sends to {name} from {source or 'nowhere'}, and its address is "
+            route = "correct the routes, if that is not meant: ip route get ADDRESS"
+            yield _Fault(f"{text}{node['address']}", route, _NEVER)
 
 
 def _folders(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
@@ -148,7 +155,10 @@ def _gpus(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
         remedy = "GPUs must be free: end these processes, or leave the node out"
         # Of another job, perhaps, on a GPU that this one does not see.
         yield _Fault(text, remedy, _NEVER if seen < len(gpus) else _ALWAYS)
-    if seen < len(gpus):
+    if node["wants_gpus"] and torch and not torch["gpus"]:
+        remedy = "ask for GPUs, and use a torch that is built for them"
+        yield _Fault("--nproc_per_node=gpu, and torch sees no GPU", remedy)
+    elif seen < len(gpus):
         text = f"torch sees {seen} of {count(len(gpus), 'GPU')}"
         remedy = (
             "if the job has asked for more: unset CUDA_VISIBLE_DEVICES, and use a "

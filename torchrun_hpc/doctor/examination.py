@@ -67,7 +67,7 @@ _IMPORT_TIMEOUT = 120.0
 _COLLECTIVES_TIMEOUT = 60.0
 _SILENT_TIMEOUT = 5.0  # instead, for nodes that have not answered others
 
-_POLL = 0.05
+_POLL, _POLL_EACH = 0.05, 0.002  # at least; and more where many are asked for
 _REPORT_EVERY = 5.0
 # A pair that is doubtful is looked at so often, in so many rounds: a bad node has many.
 _LOOKS, _ROUNDS_AGAIN = 3, 4
@@ -129,7 +129,7 @@ def examine(
         # A tree of two nodes exceeds what the interface carries: nccl-tests#196.
         environ.setdefault("NCCL_ALGO", "Ring")
     with (
-        contextlib.closing(Links(here.plan.launch_id)) as links,
+        contextlib.closing(Links(here.plan.launch_id, here.address)) as links,
         Workers(here.workers, environ) as workers,
     ):
         examiner = Examiner(here, options, tell, links, workers)
@@ -221,6 +221,7 @@ class Examiner:
             )
         if shown is not None:
             shown["port"] = self._links.port
+            shown["wants_gpus"] = here.wants_gpus
             shown["findings"] = [*here.findings]
         return TaskRecord(
             rank=here.task.rank,
@@ -435,7 +436,7 @@ class Examiner:
                 reported = now
                 whole = f"{len(left)} of {len(keys)}"
                 self._progress(f"{whole} {what} after {now - start:.0f} s")
-            time.sleep(_POLL)
+            time.sleep(max(_POLL, len(left) * _POLL_EACH))
         return left
 
     def _progress(self, text: str) -> None:

@@ -137,7 +137,8 @@ def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
         what = text([*bad.values()], than, max(max(bad)), hosts)
         # Of many nodes, a pair or two that are slow are no reason to do anything.
         is_suspect = is_bad is not _is_bad or len(tried) == 1 or not _is_few(bad, tried)
-        yield _finding(code, f"{where}: {what}", remedy, [], is_suspect=is_suspect)
+        of_pairs = _OF_PAIRS if is_bad is _is_bad else remedy
+        yield _finding(code, f"{where}: {what}", of_pairs, [], is_suspect=is_suspect)
     yield from _networks(links, hosts)
 
 
@@ -248,6 +249,11 @@ def _clock(links: Sequence[Link], _than: Usual, node: int, hosts: Sequence[str])
     return f"the clock of {name(node, hosts)} is {abs(ahead):.1f} s {side}"
 
 
+_OF_PAIRS = (
+    "nobody knows which node it is, or whether it is one: examine other nodes, too; "
+    "look at the cables and switches between them"
+)
+
 # By code: which link is bad, what is said of such links of a node, and the remedy.
 _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], str]] = {
     "HPC190": (
@@ -269,10 +275,7 @@ _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], st
     "HPC191": (
         _is_bad,
         _bad,
-        (
-            "leave the node out, and tell the administrator; of two nodes a third one "
-            "would show which it is"
-        ),
+        "leave the node out, and tell the administrator",
     ),
     "HPC183": (
         lambda link, _: abs(link["clock_s"]) > _CLOCK_S,

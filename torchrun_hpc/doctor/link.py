@@ -77,7 +77,7 @@ class Peer:
     Attributes:
         rank: Its rank.
         address: Its address for the job.
-        port: Where it listens, on all addresses.
+        port: Where it listens.
         mtu: Of the interface that has the address.
         others: Its addresses on other interfaces, by their names.
     """
@@ -127,11 +127,12 @@ class Links:
 
     Args:
         job: The launch id; a connection of anybody else is closed.
+        address: This node's address for the job; empty if it is not known.
     """
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, address: str) -> None:
         self._job = job
-        self._listening = listen(None, 0)
+        self._listening = listen(address or None, 0)
         self.port: int = self._listening.getsockname()[1]
         self._arrived: dict[tuple[int, str], _Channel] = {}
         self._changed = threading.Condition()
@@ -169,7 +170,7 @@ class Links:
         if all_networks:
             for name, address in other.others.items():
                 if name in own.others:
-                    link["networks"][name] = self._reaches(own.rank, address, other)
+                    link["networks"][name] = _is_open(address, other.port)
         return link
 
     # --- connections --------------------------------------------------------------
@@ -236,13 +237,6 @@ class Links:
                     return None
                 self._changed.wait(_POLL)
             return self._arrived.pop((rank, purpose))
-
-    def _reaches(self, rank: int, address: str, other: Peer) -> bool:
-        try:
-            self._open(rank, address, other.port, "probe").socket.close()
-        except OSError:
-            return False
-        return True
 
     # --- the two sides ------------------------------------------------------------
 
@@ -342,6 +336,17 @@ class Links:
             here, there = _arrived(packets, size), channel.receive()
         is_lost = any(side["small"] and not side["large"] for side in (here, there))
         return {"lost_mtu": mtu if is_lost else 0}
+
+
+def _is_open(address: str, port: int) -> bool:
+    """Say whether a node is reached: nobody listens there, and its system says so."""
+    try:
+        socket.create_connection((address, port), _OPEN_TIMEOUT).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _nothing(own: Peer, other: Peer) -> Link:

@@ -14,6 +14,7 @@ import resource
 import tempfile
 import time
 from functools import partial
+from ipaddress import ip_address
 from itertools import groupby
 from pathlib import Path
 from threading import Thread
@@ -98,8 +99,14 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         fast_host=fast_host,
         port=0,
         workers=workers,
+        wants_gpus=False,
         interfaces=interfaces,
         names={name: addresses for name, (addresses, _) in known.items()},
+        routes={
+            name: str(network.source_toward(ip_address(addresses[0])) or "")
+            for name, (addresses, _) in known.items()
+            if addresses and name != fast_host
+        },
         resolver=found.get("resolver", Resolver.UNKNOWN).value,
         resolver_s=max(seconds, default=0.0),
         limits={

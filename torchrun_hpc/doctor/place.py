@@ -46,6 +46,7 @@ class Place:
         node_rank: Rank of its node.
         workers: How many workers it would start, or be.
         hostname: Name of this machine.
+        wants_gpus: Whether the workers are to be as many as there are GPUs.
         findings: What the launcher would say.
     """
 
@@ -55,6 +56,7 @@ class Place:
     node_rank: int
     workers: int
     hostname: str
+    wants_gpus: bool = False
     findings: tuple[Finding, ...] = ()
 
     @functools.cached_property
@@ -97,8 +99,9 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
     if line.problem is not None:
         raise line.problem
     known.options = line.options
-    if "nproc_per_node" in line.options:
-        _workers(line.options["nproc_per_node"], seen)
+    workers = line.options.get("nproc_per_node")
+    if workers is not None:
+        _workers(workers, seen)
     mode = known.mode = choose_mode(seen, line, lambda setting: _workers(setting, seen))
     findings: list[Finding] = []
     try:
@@ -130,6 +133,7 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
         node_rank=plan.world.node_rank if mode.is_direct else task.rank,
         workers=1 if mode.is_direct else plan.world.workers,
         hostname=seen.hostname,
+        wants_gpus=workers is not None and workers.value == "gpu",
         findings=tuple(findings),
     )
 

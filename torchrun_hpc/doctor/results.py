@@ -114,8 +114,11 @@ class Node(TypedDict):
         fast_host: Its name on the job's network, by which it knows itself.
         port: Where it listens for the other nodes; 0 if it does not.
         workers: How many workers it starts.
+        wants_gpus: Whether these are to be as many as it has GPUs.
         interfaces: All interfaces but loopback.
         names: Addresses by name of a node: of this one, the first, and the next one.
+        routes: By the same names: from which address it sends there; empty where it
+            has no route.
         resolver: ``answers``, ``silent``, ``down`` or ``unknown``: what becomes of
             torch's questions for the name of an address.
         resolver_s: Seconds that it took to resolve ``names``.
@@ -140,8 +143,10 @@ class Node(TypedDict):
     fast_host: str
     port: int
     workers: int
+    wants_gpus: bool
     interfaces: list[Interface]
     names: dict[str, list[str]]
+    routes: dict[str, str]
     resolver: str
     resolver_s: float
     limits: dict[str, int]

@@ -21,7 +21,7 @@ CODES = {"HPC181", "HPC182", "HPC184", "HPC185", "HPC186", "HPC187", "HPC188"}
 
 def faults(number, changes):
     """Return the findings of some nodes, without those that only compare them."""
-    found = findings(records(number, changes), HOSTS)
+    found = findings(records(number, changes), HOSTS[:number])
     assert {finding["code"] for finding in found} <= CODES
     assert all(finding["text"].isprintable() for finding in found)
     assert all(finding["remedy"] for finding in found)
@@ -125,6 +125,26 @@ ONE = {
     "GPUs that torch does not see": (
         {"torch": make_torch(gpus=1)},
         ("HPC187", "torch sees 1 of 4 GPUs", False),
+    ),
+    "a route through another interface": (
+        {"routes": {"jwb0001i": "10.10.0.3"}},
+        (
+            "HPC182",
+            "it sends to jwb0001i from 10.10.0.3, and its address is 10.20.0.3",
+            False,
+        ),
+    ),
+    "no route": (
+        {"routes": {"jwb0001i": ""}},
+        (
+            "HPC182",
+            "it sends to jwb0001i from nowhere, and its address is 10.20.0.3",
+            False,
+        ),
+    ),
+    "no GPU where they are asked for": (
+        {"gpus": [], "torch": make_torch(gpus=0)},
+        ("HPC187", "--nproc_per_node=gpu, and torch sees no GPU", True),
     ),
     "a name server that is silent": (
         {"resolver": "silent", "resolver_s": 5.0},

@@ -17,9 +17,19 @@ MTU = 65536
 
 @pytest.fixture
 def nodes():
+    yield from nodes_at("127.0.0.1")
+
+
+def nodes_at(address):
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(contextlib.closing(Links("19.0"))) for _ in "01"]
-        yield [*zip(found, map(peer, found, range(2)), strict=True)]
+        found = [
+            stack.enter_context(contextlib.closing(Links("19.0", address)))
+            for _ in range(2)
+        ]
+        yield [
+            (links, peer(links, rank, address=address))
+            for rank, links in enumerate(found)
+        ]
 
 
 def peer(links, rank, **changes):
@@ -157,19 +167,29 @@ def test_other_networks(nodes):
 
 
 def test_a_network_that_is_closed(nodes, monkeypatch):
+    """Where nobody answers: here a program whose queue of connections is full."""
     monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.5)
-    # An address of documentation, RFC 5737: nobody answers.
+    others = {"eth0": "127.0.0.9"}
     own, other = (
-        peer(links, rank, others={"eth0": "192.0.2.1"})
-        for rank, (links, _) in enumerate(nodes)
+        peer(links, rank, others=others) for rank, (links, _) in enumerate(nodes)
     )
-    found = measure(nodes, own=own, other=other, all_networks=True)
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.9", other.port))
+        full.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.settimeout(0)
+            waiting.connect_ex(("127.0.0.9", other.port))
+        found = measure(nodes, own=own, other=other, all_networks=True)
     assert (found["networks"], found["problem"]) == ({"eth0": False}, "")
 
 
-def test_ipv6(nodes):
-    own, other = (
-        peer(links, rank, address="::1") for rank, (links, _) in enumerate(nodes)
-    )
-    found = measure(nodes, own=own, other=other)
-    assert (found["problem"], found["lost_mtu"]) == ("", 0)
+@pytest.mark.parametrize("address", ["::1", "127.0.0.5"])
+def test_it_listens_where_the_job_is(address):
+    for nodes in nodes_at(address):
+        found = measure(nodes)
+        assert (found["problem"], found["lost_mtu"]) == ("", 0)
+        (links, _), _ = nodes
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", links.port), 1)

@@ -45,6 +45,25 @@ def test_sizes(size, number):
     assert command._bytes(size) == number
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--timeout=abc"], "argument --timeout: invalid float value: 'abc'"),
+        (["--timeout=nan"], "--timeout=nan: type seconds"),
+        (["--timeout=0"], "--timeout=0: type seconds"),
+        (["--timeout=-3"], "--timeout=-3: type seconds"),
+        (["--json"], "argument --json: expected one argument"),
+        (["--nproc_per_node=0"], "--nproc_per_node=0: type a number"),
+        (["--nproc-per-node=two"], "--nproc_per_node=two: type a number"),
+        (["--nnodes=2", "--node_rank=2", "--master_addr=127.0.0.1"], "nodes 0 to 1"),
+    ],
+)
+def test_wrong_values(words, problem, capsys):
+    line = wrong(capsys, *words)
+    assert "HPC010 " in line
+    assert problem in line
+
+
 def test_an_unknown_option(capsys):
     line = wrong(capsys, "--jsn=report.json", "--nnodes=2")
     assert "HPC010 --jsn=report.json is no option of the doctor or torchrun" in line

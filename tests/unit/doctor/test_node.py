@@ -97,6 +97,11 @@ def test_limits(monkeypatch, name, number, which):
     assert found == dict.fromkeys(found, 7) | {name: (10, -1)[which]}
 
 
+def test_the_way_to_other_nodes():
+    found = examined(["localhost"], this_node())
+    assert found["routes"] == {"localhost": "127.0.0.1"}
+
+
 # --- the network ----------------------------------------------------------------------
 
 
