@@ -128,7 +128,7 @@ LINKS: dict[str, tuple[Callable[[Cluster], Any], str, list[int], str]] = {
         *("HPC191", [2], r"jwb0003, with 2 of 2 nodes: 4\d\d Mbit/s"),
     ),
     "losses": (
-        lambda cluster: links.lossy(cluster, "jwb0001", 50),
+        lambda cluster: links.lossy(cluster, "jwb0001"),
         *("HPC191", [0], r"jwb0001, with 2 of 2 nodes: .*% of the segments are sent"),
     ),
     "5 ms more": (

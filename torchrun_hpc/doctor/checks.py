@@ -14,7 +14,7 @@ from torchrun_hpc.errors import count
 from torchrun_hpc.reporting.names import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torchrun_hpc.doctor.results import Node
 
@@ -28,6 +28,7 @@ _OF_SITES = {"Read-only file system", "Permission denied", "No such file or dire
 _TIMES, _MORE_S = 3.0, 5.0  # a slow import takes so many times, and so much more
 _FABRIC = re.compile("ib|hsn")  # interfaces of networks that lock memory
 _MOST_PIDS = 5
+_MOST_ALIKE = 3  # findings of a kind
 _RESOLVER_S = 1.0
 _RESOLVERS = {
     "silent": "the name server does not answer",
@@ -63,7 +64,7 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
         for node in nodes:
             for fault in check(node, nodes):
                 groups[fault].append(node["rank"])
-        for fault, ranks in groups.items():
+        for fault, ranks in _merged(groups):
             have_all = len(ranks) == len(nodes) > 1
             where = f"all {len(nodes)} nodes"
             if len(nodes) < len(hosts):
@@ -79,6 +80,22 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
                 )
             )
     return found
+
+
+def _merged(
+    groups: Mapping[_Fault, list[int]],
+) -> Iterator[tuple[_Fault, list[int]]]:
+    """Make one of many faults that differ in a name or a number only."""
+    kinds: dict[tuple[str, float], list[_Fault]] = defaultdict(list)
+    for fault in groups:
+        kinds[fault.remedy, fault.suspect].append(fault)
+    for faults in kinds.values():
+        if len(faults) <= _MOST_ALIKE:
+            yield from ((fault, groups[fault]) for fault in faults)
+            continue
+        ranks = {rank for fault in faults for rank in groups[fault]}
+        first = faults[0]
+        yield first._replace(text=f"{first.text}; others alike"), sorted(ranks)
 
 
 def _names(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 COMMAND = "python -m torchrun_hpc.doctor"
 
 # Seconds: for the nodes to come, and for any progress of theirs, where nothing else is
-# typed; to import torch; of torch's collectives.
+# typed; to import torch; of torch's collectives, if not more is typed.
 TIMEOUT = 60.0
 _IMPORT_TIMEOUT = 120.0
 _COLLECTIVES_TIMEOUT = 60.0
@@ -269,8 +269,7 @@ class Examiner:
         rows: list[Collective] = []
         settings = board.get(f"workers/{rank}")
         if settings:
-            limit = _COLLECTIVES_TIMEOUT
-            backend, problem = self._workers.run(settings, limit, rows.append)
+            backend, problem = self._workers.run(settings, self._limit, rows.append)
             within = [row for row in rows if row["scope"]]
             board.put(f"worked/{rank}", [backend, problem, within])
         return rows
@@ -399,7 +398,7 @@ class Examiner:
                     "address": address,
                     "port": port,
                     "max_bytes": self._options.max_bytes,
-                    "timeout": _COLLECTIVES_TIMEOUT,
+                    "timeout": self._limit,
                 }
                 for local in range(task["workers"])
             ]
@@ -438,6 +437,11 @@ class Examiner:
                 self._progress(f"{whole} {what} after {now - start:.0f} s")
             time.sleep(max(_POLL, len(left) * _POLL_EACH))
         return left
+
+    @property
+    def _limit(self) -> float:
+        """Seconds of torch's collectives."""
+        return max(_COLLECTIVES_TIMEOUT, self._options.timeout)
 
     def _progress(self, text: str) -> None:
         self._tell(Message("HPC177", text))

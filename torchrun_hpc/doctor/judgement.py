@@ -92,7 +92,7 @@ def doubtful(links: Sequence[Link]) -> list[Pair]:
 
 
 def best_of(one: Link, other: Link) -> Link:
-    """Return the better figures of two looks at the same pair."""
+    """Return the better figures of several looks at the same pair."""
     looks = one["looks"] + other["looks"]
     if not (is_measured(one) and is_measured(other)):
         return {**(one if is_measured(one) else other), "looks": looks}
@@ -101,7 +101,8 @@ def best_of(one: Link, other: Link) -> Link:
         "latency_s": min(one["latency_s"], other["latency_s"]),
         "forward": max(one["forward"], other["forward"]),
         "backward": max(one["backward"], other["backward"]),
-        "lost": min(one["lost"], other["lost"]),
+        # On average: of a few hundred packets one in a hundred is often none.
+        "lost": sum(x["lost"] * x["looks"] for x in (one, other)) / looks,
         "looks": looks,
     }
 

@@ -61,6 +61,7 @@ _PING = struct.Struct("!d24x")
 _CHUNK = 2**18
 _HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP: bytes
 _SMALL, _LARGEST = 64, 65507  # bytes of a packet of UDP
+_PACKETS = 3  # of each size: a link may lose one
 _MTU_DISCOVER, _MTU_DISCOVER_6 = 10, 23  # IP_ and IPV6_MTU_DISCOVER, linux/in.h
 _DO_NOT_FRAGMENT = 3  # IP_PMTUDISC_PROBE, linux/in.h: whatever path MTU is known
 _LONGEST_LINE = 4096
@@ -389,7 +390,7 @@ def _udp(own: Peer) -> socket.socket:
 
 
 def _exchange_packets(packets: socket.socket, host: str, port: int, size: int) -> None:
-    for length in (_SMALL, min(size, _LARGEST)) * 2:
+    for length in (_SMALL, min(size, _LARGEST)) * _PACKETS:
         with contextlib.suppress(OSError):  # too long for this interface
             packets.sendto(bytes(length), (host, port))
 

@@ -226,6 +226,15 @@ def test_a_job_of_one_node():
     assert not finding["is_suspect"]
 
 
+def test_what_each_node_has_in_its_own_words_is_one_finding():
+    changes = {n: folder(path=f"/scratch/n{n}", problem="No space") for n in range(8)}
+    (finding,) = faults(8, changes)
+    assert finding["nodes"] == []
+    assert finding["text"] == (
+        "all 8 nodes: cannot write to /scratch/n0: No space; others alike"
+    )
+
+
 def test_nodes_of_different_faults():
     first, second = folder(problem="Disk quota exceeded"), folder(free=0)
     found = faults(4, {0: first, 1: second, 3: first})

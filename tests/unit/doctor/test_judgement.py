@@ -223,9 +223,8 @@ def test_only_what_may_be_noise_is_looked_at_again():
 
 
 def test_the_best_figures_count():
-    one, other = link(0, 1, **HALF, **LATE), link(0, 1, lost=0.02)
-    best = judgement.best_of(one, other)
-    assert best == link(0, 1, looks=2)
+    one, other = link(0, 1, **HALF, **LATE, looks=2), link(0, 1, lost=0.03)
+    assert judgement.best_of(one, other) == link(0, 1, lost=0.01, looks=3)
     assert judgement.best_of(link(0, 1, **NONE), link(0, 1)) == link(0, 1, looks=2)
     assert judgement.best_of(link(0, 1), link(0, 1, **NONE)) == link(0, 1, looks=2)
 
