@@ -304,9 +304,11 @@ class Examiner:
     ) -> list[TaskRecord]:
         """Wait until torch is imported; return the tasks that have one."""
         keys = {task["rank"]: f"torch/{task['rank']}" for task in tasks}
-        self._wait(board, keys, "have not imported torch yet", _IMPORT_TIMEOUT)
+        late = self._wait(board, keys, "have not imported torch yet", _IMPORT_TIMEOUT)
         able = []
         for task in tasks:
+            if task["rank"] in late:
+                self._found.hung[task["node_rank"]] = "while torch was imported"
             torch = _received(board.find(keys[task["rank"]]), Torch)
             if torch is not None and task["node"] is not None:
                 task["node"]["torch"] = torch
