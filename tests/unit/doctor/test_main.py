@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 
@@ -107,6 +108,16 @@ def test_a_page_without_the_library_for_pictures(capsys, monkeypatch):
         importlib.util, "find_spec", lambda n: None if n == "matplotlib" else find(n)
     )
     assert "HPC196 --html draws with matplotlib" in wrong(capsys, "--html=page.html")
+
+
+@pytest.mark.parametrize("name", ["json", "html"])
+def test_a_file_that_cannot_be_written(name, tmp_path, capsys):
+    """The other one is."""
+    files = {"json": str(tmp_path / "report"), "html": str(tmp_path / "page")}
+    files[name] = str(tmp_path / "none" / "file")
+    assert not command._write(make_report(), argparse.Namespace(**files))
+    assert "HPC197" in capsys.readouterr().err
+    assert len([*tmp_path.iterdir()]) == 1
 
 
 def test_a_program_gets_the_code_of_a_fault(monkeypatch):
