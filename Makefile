@@ -23,7 +23,7 @@ lint: .venv/installed
 	$(BIN)/lint-imports --no-cache
 
 unit: .venv/installed
-	$(BIN)/python -m pytest -n 2 tests/unit
+	$(BIN)/python -m pytest -n 3 tests/unit
 
 dropin: .venv/installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests/dropin
