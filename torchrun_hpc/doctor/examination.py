@@ -74,6 +74,10 @@ _LOOKS, _ROUNDS_AGAIN = 3, 4
 _GIVEN_UP = 2  # nodes that got no answer of one: the others do not try
 _USUAL_MTU = 1500
 
+# How often a worker sends the largest size, at most: each of sizes that are a quarter of
+# the next one 22 times, all_reduce twice as much as the three others.
+_MOVED = 22 * 5 * 4 / 3
+
 
 class Options(NamedTuple):
     """What the user can choose.
@@ -354,7 +358,11 @@ class Examiner:
         size = sum(task["workers"] for task in able)
         if size > 1 and able[0]["rank"] == 0:
             settings = self._settings(able, size)
-            self._progress(f"torch's collectives on {count(size, 'worker')}")
+            most = _MOVED * self._options.max_bytes / 2**30
+            self._progress(
+                f"torch's collectives on {count(size, 'worker')}, at most {most:.1f} "
+                "GiB in and out of each"
+            )
         elif self._here.task.size * self._here.workers > 1:
             reason = "node 0 is not able to, or all others are not"
             found.problems["no node has run them"] = reason
