@@ -74,8 +74,8 @@ _LOOKS, _ROUNDS_AGAIN = 3, 4
 _GIVEN_UP = 2  # nodes that got no answer of one: the others do not try
 _USUAL_MTU = 1500
 
-# How often a worker sends the largest size, at most: each of sizes that are a quarter of
-# the next one 22 times, all_reduce twice as much as the three others.
+# How often a worker sends the largest size, at most: 22 times each of sizes that are a
+# quarter of the next one, and all_reduce twice as much as the three others.
 _MOVED = 22 * 5 * 4 / 3
 
 
