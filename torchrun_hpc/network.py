@@ -229,20 +229,20 @@ def bound_socket(address: str, port: int) -> socket.socket:
     return opened
 
 
-def reach(address: str, port: int, timeout: float) -> str:
-    """Try to open a connection, and say what became of it.
+def reach(address: str, port: int, timeout: float) -> tuple[bool, str]:
+    """Try to open a connection; say whether the node is reached, also in words.
 
-    A node that refuses it is reached: nobody listens there.
+    One that refuses the connection is: nobody listens there.
     """
     try:
         socket.create_connection((address, port), timeout).close()
     except ConnectionRefusedError:
-        return "is reached, and nobody listens there"
+        return True, "is reached, and nobody listens there"
     except TimeoutError:
-        return "does not answer"
+        return False, "does not answer"
     except OSError as error:
-        return f"is not reached: {error.strerror or error}"
-    return "is reached, and somebody listens there"
+        return False, f"is not reached: {error.strerror or error}"
+    return True, "is reached, and somebody listens there"
 
 
 def free_port(address: str) -> int:

@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.doctor.judgement import duration, is_measured, rate
-from torchrun_hpc.doctor.results import Finding
+from torchrun_hpc.doctor.results import Finding, worst_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,10 +40,7 @@ def with_slower(report: Report, earlier: Report) -> Report:
         )
         for what, now, before in _slower(report, earlier)
     ]
-    findings = sorted(
-        [*report["findings"], *found], key=lambda each: not each["is_suspect"]
-    )
-    return {**report, "findings": findings}
+    return {**report, "findings": worst_first([*report["findings"], *found])}
 
 
 def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:

@@ -141,7 +141,7 @@ def examine(
             with met(here.tasks_plan, environ, options.timeout, tell) as board:
                 return examiner.run(board, environ)
         except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
-            own = examiner.look(environ)["node"]
+            own = (examiner.own or examiner.look(environ))["node"]
             if own:
                 own["torch"] = workers.torch(_IMPORT_TIMEOUT)
             found = summary.Found(nodes=[own] if own else [])
@@ -169,6 +169,9 @@ class Examiner:
         tell: Shows a person how far it is.
         links: Measures what is between nodes.
         workers: Run torch's collectives.
+
+    Attributes:
+        own: What it shows of itself, once it has looked.
     """
 
     def __init__(
@@ -185,10 +188,12 @@ class Examiner:
         self._links = links
         self._workers = workers
         self._found = summary.Found()
+        self.own: TaskRecord | None = None
 
     def run(self, board: Board, environ: Mapping[str, str]) -> Report | None:
         """Do what a task does; return the report on task 0."""
         own, rank = self.look(environ), self._here.task.rank
+        self.own = own
         board.put(f"task/{rank}", own)
         # Later, because it may take minutes; before the pairs, which it would disturb.
         board.put(f"torch/{rank}", self._workers.torch(_IMPORT_TIMEOUT))

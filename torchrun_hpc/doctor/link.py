@@ -30,6 +30,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrun_hpc.doctor.results import Link
+from torchrun_hpc.network import reach
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.protocol import ProtocolError
 from torchrun_hpc.rendezvous.server import listen
@@ -171,7 +172,8 @@ class Links:
         if all_networks:
             for name, address in other.others.items():
                 if name in own.others:
-                    link["networks"][name] = _is_open(address, other.port)
+                    is_open, _ = reach(address, other.port, _OPEN_TIMEOUT)
+                    link["networks"][name] = is_open
         return link
 
     # --- connections --------------------------------------------------------------
@@ -337,17 +339,6 @@ class Links:
             here, there = _arrived(packets, size), channel.receive()
         is_lost = any(side["small"] and not side["large"] for side in (here, there))
         return {"lost_mtu": mtu if is_lost else 0}
-
-
-def _is_open(address: str, port: int) -> bool:
-    """Say whether a node is reached: nobody listens there, and its system says so."""
-    try:
-        socket.create_connection((address, port), _OPEN_TIMEOUT).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _nothing(own: Peer, other: Peer) -> Link:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torchrun_hpc.errors import Message
 
 SCHEMA = "torchrun_hpc.doctor/1"
@@ -262,6 +264,11 @@ class NotMetError(Exception):
         super().__init__(str(message))
         self.message = message
         self.report = report
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings in the order of a report: advice behind what is suspect."""
+    return sorted(findings, key=lambda each: not each["is_suspect"])
 
 
 def suspects(report: Report) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import __version__, network
 from torchrun_hpc.doctor import checks, judgement
-from torchrun_hpc.doctor.results import SCHEMA, Finding, Report
+from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,7 +83,7 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         nodes=found.nodes,
         links=found.links,
         collectives=found.rows,
-        findings=sorted(findings, key=lambda each: not each["is_suspect"]),
+        findings=worst_first(findings),
     )
 
 
@@ -122,7 +122,7 @@ def _seen_from_here(rank: int, here: Place) -> str:
     for name in dict.fromkeys((world.fast_hosts[rank], world.hosts[rank])):
         known = own.addresses_of(name)
         if known:
-            state = network.reach(str(known[0]), port, _PROBE_TIMEOUT)
+            _, state = network.reach(str(known[0]), port, _PROBE_TIMEOUT)
             texts.append(f"{name} ({known[0]}) {state}")
         else:
             texts.append(f"{name} does not resolve")
