@@ -15,7 +15,6 @@ import tempfile
 import time
 from functools import partial
 from ipaddress import ip_address
-from itertools import groupby
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,10 @@ from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
 from torchrun_hpc.launching.resolver import ResolverCheck
 from torchrun_hpc.planning.inputs import Resolver
 from torchrun_hpc.reporting.console import printable
+from torchrun_hpc.reporting.names import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.network import Network
 
@@ -71,6 +71,7 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         network: Its network, which was not asked for these names before.
         environ: The environment of the job.
     """
+    cpus = os.sched_getaffinity(0)
     temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the system's default
     paths = ("/dev/shm", temporary, environ.get("HOME", ""))  # noqa: S108 - to look at
     folders = [path for path in dict.fromkeys(paths) if path]
@@ -116,7 +117,7 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
             "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         },
         folders=[found.get(("folder", path), _unknown(path, late)) for path in folders],
-        cpus=_ranges(os.sched_getaffinity(0)),
+        cpus=ranges(cpus, most=len(cpus)),
         cores=os.cpu_count() or 0,
         gpus=gpus,
         driver=driver,
@@ -207,13 +208,6 @@ def _plugins(environ: Mapping[str, str]) -> dict[str, str]:
         for name, pattern in _PLUGINS.items()
         for file in sorted(Path(folder).glob(pattern), reverse=True)
     }
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Write all numbers: those of `reporting.names` are for a person, and are cut."""
-    pairs = groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
-    runs = [[number for _, number in run] for _, run in pairs]
-    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
 
 
 def _by_nvml() -> tuple[list[Gpu], str]:

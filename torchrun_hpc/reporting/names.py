@@ -25,14 +25,19 @@ def nodes(ranks: Sequence[int], plan: LaunchPlan) -> str:
     return ", ".join(known) + (f" and {more} more" if more > 0 else "")
 
 
-def ranges(ranks: Iterable[int]) -> str:
-    """Write ranks of workers: ``0-3,5``."""
+def ranges(ranks: Iterable[int], most: int = _RANGES) -> str:
+    """Write ranks of workers, or other numbers: ``0-3,5``.
+
+    Args:
+        ranks: The numbers.
+        most: How many ranges are written; of the rest it says how many there are.
+    """
     runs: list[list[int]] = []
     pairs = enumerate(sorted(ranks))
     for _, run in groupby(pairs, lambda pair: pair[1] - pair[0]):
         runs.append([rank for _, rank in run])
     known = [
-        f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:_RANGES]
+        f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:most]
     ]
-    more = sum(map(len, runs[_RANGES:]))
+    more = sum(map(len, runs[most:]))
     return ",".join(known) + (f" and {more} more" if more else "")
