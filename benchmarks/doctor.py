@@ -27,7 +27,7 @@ from torchrun_hpc.doctor.board import Board, met
 from torchrun_hpc.doctor.examination import Examiner, Options, TaskRecord
 from torchrun_hpc.doctor.link import Links
 from torchrun_hpc.doctor.place import Place
-from torchrun_hpc.doctor.results import Torch
+from torchrun_hpc.doctor.results import no_torch
 from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
 from torchrun_hpc.planning.mode import Mode
@@ -36,7 +36,7 @@ from torchrun_hpc.schedulers.job import Task
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torchrun_hpc.doctor.results import Node, Report
+    from torchrun_hpc.doctor.results import Node, Report, Torch
     from torchrun_hpc.doctor.workers import Workers
 
 NODES = (32, 64, 128)
@@ -62,7 +62,7 @@ class NoWorkers:
 
     def torch(self, _timeout: float) -> Torch:
         """Return that there is none."""
-        return Torch(version="", import_s=0.0, problem="none", libraries={}, gpus=0)
+        return no_torch("none")
 
 
 class SimulatedNode(Examiner):
@@ -95,6 +95,7 @@ class SimulatedNode(Examiner):
             workers=1,
             host=f"n{rank:04}",
             address=HOST,
+            port=0,
             node=cast("Node", shown),
         )
 

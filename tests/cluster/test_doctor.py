@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import signal
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import links
@@ -223,22 +224,31 @@ def test_bad_nodes(shaped: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_torch_that_cannot_be_imported(shaped: Cluster, tmp_path: Path) -> None:
-    """All nodes are examined all the same; torch runs on the others."""
+    """Not even on node 0: all are examined all the same, and torch runs elsewhere."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: not found')")
-    broken = f"test $SLURM_NODEID = 1 && export PYTHONPATH={tmp_path}; exec "
+    broken = f"test $SLURM_NODEID = 0 && export PYTHONPATH={tmp_path}; exec "
     file = tmp_path / "report.json"
     done = shaped.srun(
         *STEP, "sh", "-c", f'{broken}"$@"', "sh", *DOCTOR, SMALL, f"--json={file}",
         env=JUELICH,
     )  # fmt: skip
     found = examined(done, file, 1)
-    assert found.suspects == [("HPC185", [1])]
+    assert found.suspects == [("HPC185", [0])]
     assert "libcudart.so: not found" in found.text("HPC185")
     assert {row["wrong"] for row in found.report["collectives"]} == {0}
     assert len(found.report["links"]) == 3
 
 
 # --- nodes that do not take part --------------------------------------------------
+
+
+def send(cluster: Cluster, host: str, module: str, number: signal.Signals) -> None:
+    """Send a signal to the processes of a module on one node."""
+    code = (
+        f"import psutil; [p.send_signal({int(number)}) for p in "
+        f"psutil.process_iter(['cmdline']) if {module!r} in (p.info['cmdline'] or [])]"
+    )
+    cluster.run(["python", "-c", code], host=host, env=ENVIRON, check=True)
 
 
 def test_a_node_that_never_comes(shaped: Cluster, tmp_path: Path) -> None:
@@ -278,15 +288,11 @@ def test_a_node_that_is_cut_off(shaped: Cluster, tmp_path: Path) -> None:
 def test_a_node_that_hangs(shaped: Cluster, tmp_path: Path) -> None:
     """In the middle of the pairs; those without it are measured."""
     file = tmp_path / "report.json"
-    stop = "import psutil, sys; [p.send_signal({signal}) for p in "
-    stop += "psutil.process_iter(['cmdline']) if 'torchrun_hpc.doctor' in "
-    stop += "(p.info['cmdline'] or [])]"
     command = [*DOCTOR, "--hpc-site=jsc", "--timeout=6", SMALL, f"--json={file}"]
     with step(shaped, *command) as job:
         job.says("3 pairs in")
         for number in signal.SIGSTOP, signal.SIGCONT:
-            words = ["python", "-c", stop.format(signal=int(number))]
-            shaped.run(words, host="jwb0003", env=ENVIRON, check=True)
+            send(shaped, "jwb0003", "torchrun_hpc.doctor", number)
             if number == signal.SIGSTOP:
                 job.says("jwb0003 has stopped to answer")
         assert job.end() == 1
@@ -296,6 +302,21 @@ def test_a_node_that_hangs(shaped: Cluster, tmp_path: Path) -> None:
     assert "--exclude=jwb0003" in job.output
     # The node that goes on after all says what it has found.
     assert "HPC198 node 0 does not answer any more" in job.output
+
+
+def test_a_worker_that_is_killed(shaped: Cluster, tmp_path: Path) -> None:
+    """In torch's collectives: nobody waits for it, and no other node is named."""
+    file = tmp_path / "report.json"
+    with step(shaped, *DOCTOR, "--hpc-site=jsc", f"--json={file}") as job:
+        job.says("torch's collectives on 3 workers")
+        send(shaped, "jwb0002", "torchrun_hpc.doctor.collectives", signal.SIGKILL)
+        start = time.monotonic()
+        assert job.end() == 1
+    assert time.monotonic() - start < 20
+    findings = json.loads(file.read_text())["findings"]
+    (finding,) = (f for f in findings if f["is_suspect"])
+    assert finding["code"] == "HPC193"
+    assert "jwb0002: worker 1 was killed by SIGKILL (9)" in finding["text"]
 
 
 # --- how it is started ------------------------------------------------------------

@@ -27,7 +27,13 @@ def make_gpu(**changes):
 
 def make_torch(**changes):
     libraries = {"cuda": "13.0", "nccl": "2.28.3"}
-    torch = {"version": "2.13.0", "import_s": 4.0, "problem": "", "gpus": 4}
+    torch = {
+        "version": "2.13.0",
+        "import_s": 4.0,
+        "problem": "",
+        "gpus": 4,
+        "findings": [],
+    }
     return torch | {"libraries": libraries} | changes
 
 

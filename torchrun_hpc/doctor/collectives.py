@@ -21,11 +21,13 @@ import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from torchrun_hpc.doctor.results import Torch
+from torchrun_hpc.doctor.results import no_torch, of_launcher
 from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torchrun_hpc.doctor.results import Finding, Torch
 
 _LONGEST = 240  # characters of a problem
 # Gloo's threads let go of the last tensor a moment after its result is there. Up to
@@ -85,7 +87,7 @@ def _read_stdin(lines: queue.SimpleQueue[bytes]) -> None:
 
 def _import_torch(write: Callable[[Torch], None]) -> None:
     """Import torch, and write what is found; raise what the import has raised."""
-    found = Torch(version="", import_s=0.0, problem="", libraries={}, gpus=0)
+    found = no_torch("")
     start = time.perf_counter()
     try:
         torch = importlib.import_module("torch")
@@ -97,11 +99,22 @@ def _import_torch(write: Callable[[Torch], None]) -> None:
         found["libraries"] = {name: str(v) for name, v in known.items() if v}
         found["gpus"] = torch.cuda.device_count()
         found["version"] = str(torch.__version__)
+        with contextlib.suppress(Exception):  # the collectives will fail, and say so
+            found["findings"] = _findings()
     except BaseException as error:
         found["problem"] = printable(f"{type(error).__name__}: {error}", _LONGEST)
         raise
     finally:
         write(found)
+
+
+def _findings() -> list[Finding]:
+    """Return what the launcher would say of this torch."""
+    registry = importlib.import_module("torchrun_hpc.torch_compat.patches.registry")
+    return [
+        of_launcher(message.code, message.text, is_suspect=False)
+        for message in registry.left_out(registry.examine(registry.PATCHES))
+    ]
 
 
 def _run(settings: Settings, write: Callable[[Any], None]) -> str:

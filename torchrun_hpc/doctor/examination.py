@@ -15,6 +15,7 @@ key                    what the tasks tell each other
 ``progress``           a number that grows as long as anything goes on
 ``workers/RANK``       what its workers are to run
 ``worked/RANK``        what became of that
+``failed``             how many tasks have found that it has failed
 ``end``                there is no more
 =====================  =============================================================
 """
@@ -92,13 +93,19 @@ class Options(NamedTuple):
 
 
 class TaskRecord(TypedDict):
-    """What a task tells of itself; ``node`` is there for the first one of a node."""
+    """What a task tells of itself; ``node`` is there for the first one of a node.
+
+    Attributes:
+        address: Where the workers' store would listen, if it were here.
+        port: The same.
+    """
 
     rank: int
     node_rank: int
     workers: int
     host: str
     address: str
+    port: int
     node: Node | None
 
 
@@ -132,9 +139,11 @@ def examine(
     if here.plan.world.nodes == 2:  # noqa: PLR2004
         # A tree of two nodes exceeds what the interface carries: nccl-tests#196.
         environ.setdefault("NCCL_ALGO", "Ring")
+    is_alone = here.task.size == 1
+    address = LOOPBACK if is_alone else here.address or LOOPBACK
     with (
         contextlib.closing(Links(here.plan.launch_id, here.address)) as links,
-        Workers(here.workers, environ) as workers,
+        Workers(here.workers, environ, address) as workers,
     ):
         examiner = Examiner(here, options, tell, links, workers)
         try:
@@ -151,8 +160,9 @@ def examine(
 
 def _why(error: Exception, here: Place, options: Options) -> Message:
     if isinstance(error, CoordinatorNotFoundError):
-        timeout = options.timeout
-        return messages.coordinator_missing(str(error), timeout, here.tasks_plan)
+        return messages.coordinator_missing(
+            str(error), options.timeout, here.tasks_plan, "--timeout"
+        )
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
         return messages.failed(failure, here.tasks_plan)
@@ -237,7 +247,8 @@ class Examiner:
             node_rank=here.node_rank,
             workers=here.workers,
             host=here.host,
-            address=here.address,
+            address=self._workers.address,
+            port=self._workers.port,
             node=shown,
         )
 
@@ -272,16 +283,17 @@ class Examiner:
             board.add("progress")
         board.put(f"measured/{turn}/{me}", value=True)
 
-    def _work(self, board: Board) -> list[Collective]:
+    def _work(self, board: Board) -> None:
         """Run torch's collectives, if this task takes part."""
-        rank = self._here.task.rank
-        rows: list[Collective] = []
+        rank, rows = self._here.task.rank, list[Collective]()
         settings = board.get(f"workers/{rank}")
         if settings:
-            backend, problem = self._workers.run(settings, self._limit, rows.append)
-            within = [row for row in rows if row["scope"]]
-            board.put(f"worked/{rank}", [backend, problem, within])
-        return rows
+            backend, problem = self._workers.run(
+                settings, self._limit, rows.append, lambda: board.has("failed")
+            )
+            # The others fail soon after the first one, and know no cause.
+            order = board.add("failed") if problem else 0
+            board.put(f"worked/{rank}", [backend, problem, order, rows])
 
     # --- what task 0 does beside that ---------------------------------------------
 
@@ -361,7 +373,7 @@ class Examiner:
         """Let torch's collectives run on the tasks that are able to."""
         found, settings = self._found, {}
         size = sum(task["workers"] for task in able)
-        if size > 1 and able[0]["rank"] == 0:
+        if size > 1:
             settings = self._settings(able, size)
             most = _MOVED * self._options.max_bytes / 2**30
             self._progress(
@@ -369,32 +381,35 @@ class Examiner:
                 "GiB in and out of each"
             )
         elif self._here.task.size * self._here.workers > 1:
-            reason = "node 0 is not able to, or all others are not"
+            reason = "fewer than two workers are able to, see the other findings"
             found.problems["no node has run them"] = reason
         for rank in range(self._here.task.size):
             board.put(f"workers/{rank}", settings.get(rank, []))
-        found.rows = self._work(board)
+        self._work(board)
         keys = {rank: f"worked/{rank}" for rank in settings}
         hung = self._wait(board, keys, "have not ended torch's collectives")
+        failed: dict[int, tuple[str, str]] = {}
         for task in able if settings else ():
             if task["rank"] in hung:
                 found.hung[task["node_rank"]] = "in torch's collectives"
                 continue
-            backend, problem, within = board.get(keys[task["rank"]])
+            backend, problem, order, rows = board.get(keys[task["rank"]])
             found.backend = found.backend or str(backend)
-            if task["rank"]:
-                rows = (_received(row, Collective) for row in within)
-                found.rows += [row for row in rows if row is not None]
+            known = (_received(row, Collective) for row in rows)
+            found.rows += [row for row in known if row is not None]
             if problem:
-                found.problems.setdefault(task["host"], problem)
+                failed[order] = task["host"], problem
+        if failed:
+            host, problem = failed[min(failed)]
+            later = count(len(failed) - 1, "other task")
+            also = f"; {later} failed after it" if len(failed) > 1 else ""
+            found.problems[host] = problem + also
 
     def _settings(
         self, able: Sequence[TaskRecord], size: int
     ) -> dict[int, list[Settings]]:
         """Return what the workers of each task are to know, by its rank."""
-        is_alone = self._here.task.size == 1
-        address = LOOPBACK if is_alone else able[0]["address"] or LOOPBACK
-        port, ranks = network.free_port(address), itertools.count()
+        ranks = itertools.count()
         nodes = sorted({task["node_rank"] for task in able})
         on_node, first = dict.fromkeys(nodes, 0), dict[int, int]()
         for task in able:
@@ -410,8 +425,8 @@ class Examiner:
                     "node_rank": nodes.index(task["node_rank"]),
                     "nodes": len(nodes),
                     "host": task["host"],
-                    "address": address,
-                    "port": port,
+                    "address": able[0]["address"],
+                    "port": able[0]["port"],
                     "max_bytes": self._options.max_bytes,
                     "timeout": self._limit,
                 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import main, network
 from torchrun_hpc.commandline.options import wrong_line
-from torchrun_hpc.doctor.results import Finding
+from torchrun_hpc.doctor.results import of_launcher
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.preflight import gpu_files
@@ -29,6 +29,7 @@ from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from torchrun_hpc.commandline.command_line import CommandLine
+    from torchrun_hpc.doctor.results import Finding
     from torchrun_hpc.errors import Message
     from torchrun_hpc.launching.abort import Known
     from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous
@@ -46,6 +47,7 @@ class Place:
         node_rank: Rank of its node.
         workers: How many workers it would start, or be.
         hostname: Name of this machine.
+        scheduler: What started the tasks, as a person writes it; empty if nothing did.
         wants_gpus: Whether the workers are to be as many as there are GPUs.
         findings: What the launcher would say.
     """
@@ -56,6 +58,7 @@ class Place:
     node_rank: int
     workers: int
     hostname: str
+    scheduler: str = ""
     wants_gpus: bool = False
     findings: tuple[Finding, ...] = ()
 
@@ -115,11 +118,11 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
         if elsewhere is None or fault.everywhere:  # what is typed is wrong
             raise
         plan = elsewhere
-        findings.append(_finding(fault.code, str(fault), is_suspect=True))
+        findings.append(of_launcher(fault.code, str(fault), is_suspect=True))
     known.plan = plan
     findings += [
-        _finding(message.code, message.text, is_suspect=False)
-        for message in _of_launcher(plan)
+        of_launcher(message.code, message.text, is_suspect=False)
+        for message in _warnings(plan)
     ]
     task = Task(plan.world.node_rank, plan.world.nodes)
     if mode.is_direct and seen.job is not None:
@@ -133,6 +136,7 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
         node_rank=plan.world.node_rank if mode.is_direct else task.rank,
         workers=1 if mode.is_direct else plan.world.workers,
         hostname=seen.hostname,
+        scheduler=seen.job.scheduler if seen.job is not None else "",
         wants_gpus=workers is not None and workers.value == "gpu",
         findings=tuple(findings),
     )
@@ -150,15 +154,10 @@ def _workers(setting: Setting, seen: Preflight) -> int:
     return likely_workers(setting, seen.environ, cpus, gpu_files())
 
 
-def _of_launcher(plan: LaunchPlan) -> tuple[Message, ...]:
+def _warnings(plan: LaunchPlan) -> tuple[Message, ...]:
     """Return what the launcher would warn of; what all nodes find, the first one."""
     shared = plan.messages.advice if plan.world.report_rank == 0 else ()
     return (*plan.messages.warnings, *shared)
-
-
-def _finding(code: str, text: str, *, is_suspect: bool) -> Finding:
-    # No other node would cure what is set or typed; the text has the remedy.
-    return Finding(code=code, text=text, remedy="", nodes=[], is_suspect=is_suspect)
 
 
 def _rank_as_typed(plan: LaunchPlan, line: CommandLine) -> int:

@@ -96,6 +96,7 @@ class Torch(TypedDict):
         libraries: Releases of ``cuda``, ``nccl``, ``hip``, ``cudnn``, as far as there
             are any.
         gpus: How many GPUs it sees.
+        findings: What the launcher would say of it.
     """
 
     version: str
@@ -103,6 +104,7 @@ class Torch(TypedDict):
     problem: str
     libraries: dict[str, str]
     gpus: int
+    findings: list[Finding]
 
 
 class Node(TypedDict):
@@ -227,6 +229,8 @@ class Report(TypedDict):
         schema: `SCHEMA`.
         launch_id: Of the step; empty without a scheduler.
         site: Name of the computing centre; empty if it is not known.
+        scheduler: What started the tasks, such as ``Slurm`` or ``Open MPI in PBS``;
+            empty if nothing did.
         started: When, in UTC, as ISO 8601.
         seconds: How long it took.
         torchrun_hpc: Version of this package.
@@ -241,6 +245,7 @@ class Report(TypedDict):
     schema: str
     launch_id: str
     site: str
+    scheduler: str
     started: str
     seconds: float
     torchrun_hpc: str
@@ -266,6 +271,21 @@ class NotMetError(Exception):
         self.report = report
 
 
+def of_launcher(code: str, text: str, *, is_suspect: bool) -> Finding:
+    """Return what the launcher itself says; its text has the remedy.
+
+    It blames no node: another one would not cure what is set or typed.
+    """
+    return Finding(code=code, text=text, remedy="", nodes=[], is_suspect=is_suspect)
+
+
+def no_torch(problem: str) -> Torch:
+    """Return what is known of a torch that cannot be imported."""
+    return Torch(
+        version="", import_s=0.0, problem=problem, libraries={}, gpus=0, findings=[]
+    )
+
+
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings in the order of a report: advice behind what is suspect."""
     return sorted(findings, key=lambda each: not each["is_suspect"])
@@ -280,11 +300,14 @@ def suspects(report: Report) -> list[int]:
 def exclude(report: Report) -> str:
     """Return the option that leaves the suspect nodes out; empty if there is none.
 
-    It is of no use where most nodes are suspect: then it is something else.
+    It is Slurm's. Where most nodes are suspect, it is of no use: the cause is another.
     """
     hosts, blamed = report["hosts"], suspects(report)
     names = [hosts[rank] for rank in blamed if hosts[rank]]
-    is_useful = 0 < len(names) == len(blamed) <= len(hosts) // 2
+    is_useful = (
+        "Slurm" in report["scheduler"]
+        and 0 < len(names) == len(blamed) <= len(hosts) // 2
+    )
     return f"--exclude={','.join(names)}" if is_useful else ""
 
 

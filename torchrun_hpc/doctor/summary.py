@@ -75,6 +75,7 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         schema=SCHEMA,
         launch_id=plan.launch_id,
         site=str(plan.site.value) if plan.site else "",
+        scheduler=here.scheduler,
         started=started.isoformat(timespec="seconds"),
         seconds=time.time() - found.started,
         torchrun_hpc=__version__,
@@ -133,7 +134,8 @@ def _of_launcher(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
     """Return what the launcher would say; the same of several nodes once."""
     found: dict[tuple[str, str], Finding] = {}
     for node in nodes:
-        for finding in node["findings"]:
+        of_torch = node["torch"]["findings"] if node["torch"] else []
+        for finding in (*node["findings"], *of_torch):
             is_own = len(hosts) > 1 and finding["is_suspect"]
             where = f"on {hosts[node['rank']]}: " if is_own else ""
             key = finding["code"], finding["text"]

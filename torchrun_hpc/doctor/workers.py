@@ -17,9 +17,11 @@ import tempfile
 import time
 from typing import IO, TYPE_CHECKING, cast
 
-from torchrun_hpc.doctor.results import Torch
+from torchrun_hpc import network
+from torchrun_hpc.doctor.results import no_torch
 from torchrun_hpc.failures.collection import ending
 from torchrun_hpc.failures.last_words import KEPT, last_words
+from torchrun_hpc.planning.endpoints import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from torchrun_hpc.doctor.collectives import Settings
-    from torchrun_hpc.doctor.results import Collective
+    from torchrun_hpc.doctor.results import Collective, Torch
 
 _PROGRAM = ("-m", "torchrun_hpc.doctor.collectives")
-_KILL_TIMEOUT = 2.0  # seconds: it may hang in the kernel
+# Seconds: to be killed, where it may hang in the kernel; between two questions.
+_KILL_TIMEOUT = 2.0
+_POLL = 0.5
 
 
 class _Worker:
@@ -116,9 +120,19 @@ class Workers:
     Args:
         count: How many.
         environ: Their environment.
+        address: Where their store listens, if they are the first ones: a number.
+
+    Attributes:
+        address: The same.
+        port: The store's, which is kept free for it.
     """
 
-    def __init__(self, count: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, count: int, environ: Mapping[str, str], address: str = LOOPBACK
+    ) -> None:
+        self.address = address
+        self._reserved = network.bound_socket(address, 0)
+        self.port: int = self._reserved.getsockname()[1]
         self._workers: list[_Worker] = []
         self._problem = ""
         try:
@@ -147,13 +161,14 @@ class Workers:
                 problem = f"it is not imported within {timeout:g} s"
             else:
                 _read([first], end)
-        return Torch(version="", import_s=0.0, problem=problem, libraries={}, gpus=0)
+        return no_torch(problem)
 
     def run(
         self,
         settings: Sequence[Settings],
         timeout: float,
         on_row: Callable[[Collective], None],
+        is_over: Callable[[], bool] = lambda: False,
     ) -> tuple[str, str]:
         """Run the operations, once.
 
@@ -161,11 +176,14 @@ class Workers:
             settings: Those of each process.
             timeout: Seconds for all.
             on_row: Gets each result that is this node's to report, as it comes.
+            is_over: Says whether they have failed elsewhere, so that waiting is in
+                vain; asked twice a second.
 
         Returns:
-            The backend, and why it has not come to an end; one of them is empty.
+            The backend, and why it has not come to an end; at least one is empty.
         """
         end, last = time.monotonic() + timeout, ""
+        self._reserved.close()
         for worker, own in zip(self._workers, settings, strict=True):
             worker.send(own)
         while not all(worker.backend for worker in self._workers):
@@ -174,13 +192,16 @@ class Workers:
                     return "", f"worker {worker.rank} {worker.problem}"
             if time.monotonic() >= end:
                 return "", f"no end within {timeout:g} s{last}"
-            for row in _read(self._workers, end):
+            if is_over():
+                return "", ""
+            for row in _read(self._workers, min(end, time.monotonic() + _POLL)):
                 on_row(row)
                 last = f", after {row['operation']} of {row['size']} B"
         return self._workers[0].backend, ""
 
     def close(self) -> None:
         """Kill all, whatever they do."""
+        self._reserved.close()
         for worker in self._workers:
             worker.process.kill()
         end = time.monotonic() + _KILL_TIMEOUT

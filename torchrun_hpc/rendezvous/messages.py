@@ -116,10 +116,19 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
 # --- why a launch ends ------------------------------------------------------------
 
 
-def coordinator_missing(found: str, timeout: float, plan: LaunchPlan) -> Message:
-    """Say what was found on the coordinator's ports, after ``timeout`` seconds."""
+def coordinator_missing(
+    found: str, timeout: float, plan: LaunchPlan, option: str = "join_timeout"
+) -> Message:
+    """Say what was found on the coordinator's ports.
+
+    Args:
+        found: That.
+        timeout: Seconds that it was looked for.
+        plan: Where.
+        option: What has set the timeout.
+    """
     node = f"{plan.rendezvous.endpoint} ({plan.rendezvous.connect_host})"
-    text = f"no head node at {node} within {timeout:.0f} s (join_timeout): "
+    text = f"no head node at {node} within {timeout:.0f} s ({option}): "
     return Message("HPC112", text + _search_problem(found, plan))
 
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 GPU = {"model": "NVIDIA A100", "ecc_errors": 0, "processes": [], "memory_used": 0}
-TORCH = {"version": "2.8.0+cu128", "problem": "", "libraries": {}, "gpus": 4}
+TORCH = {
+    "version": "2.8.0+cu128",
+    "problem": "",
+    "libraries": {},
+    "gpus": 4,
+    "findings": [],
+}
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -117,6 +123,7 @@ def make_report(count=3, slow=(), missing=(), **changes):
         "schema": "torchrun_hpc.doctor/1",
         "launch_id": "123456.0",
         "site": "jsc",
+        "scheduler": "Slurm",
         "started": "2026-11-23T01:02:03+00:00",
         "seconds": 14.23,
         "torchrun_hpc": "0.1.0",

@@ -15,8 +15,10 @@ from loopback import LIMIT
 from torch_workers import ENVIRON, settings_of
 
 from torchrun_hpc.doctor import collectives
-from torchrun_hpc.doctor.results import Collective, Torch
+from torchrun_hpc.doctor.results import Collective, Finding, Torch
 from torchrun_hpc.reporting.description import check_form
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches import registry
 
 PROGRAM = (sys.executable, "-m", "torchrun_hpc.doctor.collectives")
 
@@ -94,6 +96,16 @@ def test_what_it_prints_goes_to_stderr(shadow):
     assert found["libraries"] == {"cuda": "13.0", "nccl": "2.30.7", "cudnn": "92600"}
     assert found["gpus"] == 4
     assert sorted(errors.splitlines()) == [b"of a program", b"to stdout"]
+
+
+def test_a_torch_that_has_changed_what_is_patched(monkeypatch):
+    patch = registry.PATCHES[0]
+    lost = capabilities.Capability(f"=={capabilities.RELEASE}", present=False)
+    monkeypatch.setattr(patch, "IS_FOR", lost)
+    (finding,) = collectives._findings()
+    check_form(finding, Finding)
+    assert (finding["code"], finding["is_suspect"]) == ("HPC080", False)
+    assert patch.TARGET in finding["text"]
 
 
 @pytest.mark.parametrize("text", ["import time; time.sleep(600)", TORCH])

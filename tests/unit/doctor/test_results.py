@@ -54,6 +54,19 @@ def test_a_node_without_a_name_cannot_be_excluded():
     assert results.exclude({**report, "hosts": ["a", "", "c"]}) == ""
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "option"),
+    [
+        ("Slurm", "--exclude=jwb0002"),
+        ("Open MPI in Slurm", "--exclude=jwb0002"),  # of sbatch and salloc
+        *((other, "") for other in ("", "PBS", "Open MPI in PBS", "Flux", "MPICH")),
+    ],
+)
+def test_other_schedulers_have_no_such_option(scheduler, option):
+    report = report_of(3, ([1], True))
+    assert results.exclude({**report, "scheduler": scheduler}) == option
+
+
 def test_the_documentation_has_all_fields():
     path = DOCS / "write_report.py"
     spec = importlib.util.spec_from_file_location("write_report", path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,17 +14,17 @@ from contextlib import suppress
 import psutil
 import pytest
 import torch
-from loopback import LIMIT, wait_until
+from loopback import HERE, LIMIT, wait_until
 from torch_workers import ENVIRON, settings_of
 
 from torchrun_hpc.doctor import workers
-from torchrun_hpc.doctor.results import Collective, Torch
+from torchrun_hpc.doctor.results import Collective, Torch, no_torch
 from torchrun_hpc.doctor.workers import Workers
 from torchrun_hpc.reporting.description import check_form
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
-TORCH = {"version": "9.9", "import_s": 1.5, "problem": "", "libraries": {}, "gpus": 0}
+TORCH = no_torch("") | {"version": "9.9", "import_s": 1.5}
 ROW = {"operation": "all_gather", "scope": "", "size": 32768, "count": 8192}
 ROW |= {"time_s": 0.5, "algbw": 65536.0, "busbw": 65536.0, "wrong": 0}
 
@@ -137,6 +138,29 @@ def test_why_there_is_no_end(program, text, problem):
     assert backend == ""
     assert re.match(problem, found)
     assert time.monotonic() - start < LIMIT
+
+
+def test_who_waits_in_vain_is_stopped(program):
+    """It has failed elsewhere."""
+    program(READ + "time.sleep(60)")
+    asked = iter([False, True])
+    with Workers(1, ENVIRON) as started:
+        outcome = started.run(
+            settings_of(1, 1), LIMIT, lambda _: None, lambda: next(asked)
+        )
+    assert outcome == ("", "")
+    assert next(asked, None) is None
+
+
+def test_the_port_of_the_store_is_kept_free(program):
+    program(READ + DONE)
+    with Workers(1, ENVIRON, HERE) as started:
+        where = HERE, started.port
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(where)
+        started.run(settings_of(1, 1), LIMIT, print)
+        with socket.socket() as store:
+            store.bind(where)
 
 
 def test_results_come_as_they_are_written(program):
