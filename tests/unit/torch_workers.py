@@ -18,6 +18,7 @@ def settings_of(nodes, local_size, **changes):
             "size": nodes * local_size,
             "local_rank": local_rank,
             "local_size": local_size,
+            "task_size": local_size,
             "node_rank": node,
             "nodes": nodes,
             "host": f"n{node}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import re
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torchrun_hpc.doctor.results import Report
-
-_NO_SCRIPT = "NO_SCRIPT"
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -89,11 +88,12 @@ def _run(argv: Sequence[str]) -> int:
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Take our own options out of the job's; nothing behind a script is ours."""
     parser = _parser()
-    args, words = parser.parse_known_args(argv)
-    line = command_line.parse([*words, _NO_SCRIPT], {})
-    if line.script not in ("", _NO_SCRIPT):
-        args, words = parser.parse_known_args(argv[: [*argv].index(line.script)])
-    return args, words
+    for end in range(1, len(argv) + 1):
+        with contextlib.suppress(LaunchError):  # not a whole line yet, or a wrong one
+            args, words = parser.parse_known_args(argv[:end])
+            if command_line.parse(words, {}).script:
+                return args, [*words, *argv[end:]]
+    return parser.parse_known_args(argv)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -158,7 +158,9 @@ def _earlier(file: str) -> Report:
     except (ValueError, TypeError, KeyError, RecursionError):
         problem = f"it is no report of the form {results.SCHEMA}"
     else:
-        return cast("Report", found)
+        if found["schema"] == results.SCHEMA:
+            return cast("Report", found)
+        problem = f"its form is {found['schema']}, and not {results.SCHEMA}"
     raise LaunchError(
         "HPC195", f"--compare={file} cannot be read: {problem}", everywhere=True
     )

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.client import Client
 
-# Seconds of an examination: task 0 gives up nobody for being silent, it has a limit for
-# each wait. The others give up a coordinator that is silent for so long at least.
+# Seconds of an examination: the coordinator gives up nobody for being silent, because
+# task 0 has a limit for each wait. All give up a coordinator that is silent for so long
+# at least.
 _LONGEST = 3600
 _SILENCE = 15
 
@@ -91,12 +92,12 @@ def met(
         job=plan.launch_id,
         run_id="doctor",
         nodes=plan.world.nodes,
-        coordinator=0,
+        coordinator=plan.rendezvous.coordinator or 0,
         max_restarts=0,
         join_timeout=_LONGEST,
-        silence_timeout=max(_SILENCE, int(timeout))
-        if plan.world.node_rank
-        else _LONGEST,
+        silence_timeout=_LONGEST
+        if plan.rendezvous.is_coordinator
+        else max(_SILENCE, int(timeout)),
     )
     connection = Connection(
         plan, settings, environ, show, has_store=False, segment=_SEGMENT

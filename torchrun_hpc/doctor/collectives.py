@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torchrun_hpc.doctor.results import no_torch, of_launcher
+from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Settings(TypedDict):
         host: Name of its node.
         address: Where rank 0 listens: a name, or an address without brackets.
         max_bytes: The largest size.
+        task_size: How many workers its task has.
         timeout: Seconds that anything may take.
     """
 
@@ -49,6 +51,7 @@ class Settings(TypedDict):
     size: int
     local_rank: int
     local_size: int
+    task_size: int
     node_rank: int
     nodes: int
     host: str
@@ -111,24 +114,31 @@ def _import_torch(write: Callable[[Torch], None]) -> None:
 def _findings() -> list[Finding]:
     """Return what the launcher would say of this torch."""
     registry = importlib.import_module("torchrun_hpc.torch_compat.patches.registry")
+    always = [patch for patch in registry.PATCHES if patch is not registry.fork_workers]
     return [
         of_launcher(message.code, message.text, is_suspect=False)
-        for message in registry.left_out(registry.examine(registry.PATCHES))
+        for message in registry.left_out(registry.examine(always))
     ]
 
 
 def _run(settings: Settings, write: Callable[[Any], None]) -> str:
     """Run the operations; return the backend that did."""
-    from torchrun_hpc.doctor import operations  # noqa: PLC0415 - it imports torch
+    # These import torch.
+    from torchrun_hpc.doctor import operations  # noqa: PLC0415
+    from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
 
     torch: Any = importlib.import_module("torch")
     rank, size = settings["rank"], settings["size"]
     timeout = timedelta(seconds=settings["timeout"])
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     address = settings["address"], settings["port"]
-    store = torch.distributed.TCPStore(*address, size, rank == 0, timeout)
-    # A worker sees all GPUs of its node, or its own one.
-    store.add("GPUs", int(gpus == 1 or gpus >= settings["local_size"]))
+    listening = {}
+    if rank == 0 and capabilities.LISTENING_SOCKET.present:
+        listening = capabilities.listening_on(listen(*address))
+    store = torch.distributed.TCPStore(*address, size, rank == 0, timeout, **listening)
+    # A worker sees all GPUs of its node; or its own one, where each is a task.
+    has_own = gpus == settings["task_size"] == 1
+    store.add("GPUs", int(has_own or gpus >= settings["local_size"]))
     _count(store, "started", size)
     store.wait(["all started"])
     backend, device = "gloo", torch.device("cpu")

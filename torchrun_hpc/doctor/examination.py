@@ -11,7 +11,7 @@ key                    what the tasks tell each other
 ``link/TURN/A/B``      what two nodes have measured
 ``measured/TURN/RANK`` a node is through with all pairs of this turn
 ``again/TURN``         the pairs to be looked at once more
-``silent/RANK``        how many nodes have got no answer of this one
+``silent/NODE``        how many nodes have got no answer of this one
 ``progress``           a number that grows as long as anything goes on
 ``workers/RANK``       what its workers are to run
 ``worked/RANK``        what became of that
@@ -26,12 +26,12 @@ import contextlib
 import itertools
 import shlex
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from torchrun_hpc import network
 from torchrun_hpc.commandline import command_line
 from torchrun_hpc.commandline.options import wrong_line
-from torchrun_hpc.doctor import judgement, node, pairs, place, summary
+from torchrun_hpc.doctor import judgement, node, pairs, place, results, summary
 from torchrun_hpc.doctor.board import met
 from torchrun_hpc.doctor.link import MOST_BYTES, SILENT, Links, Peer
 from torchrun_hpc.doctor.results import Collective, Link, Node, NotMetError, Torch
@@ -66,6 +66,7 @@ COMMAND = "python -m torchrun_hpc.doctor"
 TIMEOUT = 60.0
 _IMPORT_TIMEOUT = 120.0
 _COLLECTIVES_TIMEOUT = 60.0
+_GRACE = 5.0  # more than those who have that limit
 _SILENT_TIMEOUT = 5.0  # instead, for nodes that have not answered others
 
 _POLL, _POLL_EACH = 0.05, 0.002  # at least; and more where many are asked for
@@ -75,9 +76,9 @@ _LOOKS, _ROUNDS_AGAIN = 3, 4
 _GIVEN_UP = 2  # nodes that got no answer of one: the others do not try
 _USUAL_MTU = 1500
 
-# How often a worker sends the largest size, at most: 22 times each of sizes that are a
-# quarter of the next one, and all_reduce twice as much as the three others.
-_MOVED = 22 * 5 * 4 / 3
+# How often a worker sends the largest size, at most: 22 times each size, where all but
+# the largest two are a quarter of the next one; all_reduce twice as much as the others.
+_MOVED = 22 * 5 * 7 / 3
 
 
 class Options(NamedTuple):
@@ -109,6 +110,22 @@ class TaskRecord(TypedDict):
     node: Node | None
 
 
+class Ended(TypedDict):
+    """How torch's collectives have ended on a task.
+
+    Attributes:
+        backend: What has run them; empty if they have not come to their end.
+        problem: Why they have not; empty also where they have failed elsewhere before.
+        order: How many tasks had a problem by then, with this one.
+        rows: Results that are this task's to report.
+    """
+
+    backend: str
+    problem: str
+    order: int
+    rows: list[Collective]
+
+
 def examine(
     argv: Sequence[str],
     options: Options,
@@ -135,15 +152,15 @@ def examine(
             )
         here = place.find(seen, line, known)
     variables = {k: str(v.value) for k, v in here.plan.environment.items()}
-    environ = {**seen.environ, **variables}
+    environ = of_workers = {**seen.environ, **variables}
     if here.plan.world.nodes == 2:  # noqa: PLR2004
         # A tree of two nodes exceeds what the interface carries: nccl-tests#196.
-        environ.setdefault("NCCL_ALGO", "Ring")
+        of_workers = {"NCCL_ALGO": "Ring", **environ}
     is_alone = here.task.size == 1
     address = LOOPBACK if is_alone else here.address or LOOPBACK
     with (
         contextlib.closing(Links(here.plan.launch_id, here.address)) as links,
-        Workers(here.workers, environ, address) as workers,
+        Workers(here.workers, of_workers, address) as workers,
     ):
         examiner = Examiner(here, options, tell, links, workers)
         try:
@@ -206,7 +223,8 @@ class Examiner:
         self.own = own
         board.put(f"task/{rank}", own)
         # Later, because it may take minutes; before the pairs, which it would disturb.
-        board.put(f"torch/{rank}", self._workers.torch(_IMPORT_TIMEOUT))
+        torch = self._workers.torch(_IMPORT_TIMEOUT)
+        board.put(f"torch/{rank}", results.printable(torch))
         if rank == 0:
             return self._conduct(board)
         members = board.get("members")
@@ -242,7 +260,7 @@ class Examiner:
             shown["port"] = self._links.port
             shown["wants_gpus"] = here.wants_gpus
             shown["findings"] = [*here.findings]
-        return TaskRecord(
+        record = TaskRecord(
             rank=here.task.rank,
             node_rank=here.node_rank,
             workers=here.workers,
@@ -251,6 +269,8 @@ class Examiner:
             port=self._workers.port,
             node=shown,
         )
+        # Names and values are whatever somebody has set.
+        return cast("TaskRecord", results.printable(record))
 
     def _measure(
         self,
@@ -293,17 +313,22 @@ class Examiner:
             )
             # The others fail soon after the first one, and know no cause.
             order = board.add("failed") if problem else 0
-            board.put(f"worked/{rank}", [backend, problem, order, rows])
+            ended = Ended(backend=backend, problem=problem, order=order, rows=rows)
+            board.put(f"worked/{rank}", ended)
 
     # --- what task 0 does beside that ---------------------------------------------
 
     def _conduct(self, board: Board) -> Report:
         found, size = self._found, self._here.task.size
         keys = {rank: f"task/{rank}" for rank in range(size)}
-        found.missing = self._wait(board, keys, "have not come yet")
-        tasks = [_received(board.find(key), TaskRecord) for key in keys.values()]
-        tasks = [task for task in tasks if task is not None and self._is_valid(task)]
+        came = self._wait(board, keys, "have not come yet")
+        known = {rank: _received(value, TaskRecord) for rank, value in came.items()}
+        tasks = [
+            known[rank] for rank in sorted(known) if self._is_valid(known[rank], rank)
+        ]
+        found.missing = sorted(keys.keys() - {task["rank"] for task in tasks})
         found.nodes = [task["node"] for task in tasks if task["node"] is not None]
+        found.came = {task["node_rank"] for task in tasks}
         able = self._conduct_torch(board, tasks)
         self._conduct_pairs(board)
         lost = {*judgement.unusable(found.links), *found.hung}
@@ -313,11 +338,12 @@ class Examiner:
         board.put("end", value=True)
         return summary.report(found, self._here, self._options.timeout)
 
-    def _is_valid(self, task: TaskRecord) -> bool:
-        nodes = range(self._here.plan.world.nodes)
-        shown = task["node"]
-        return task["node_rank"] in nodes and (
-            shown is None or shown["rank"] == task["node_rank"]
+    def _is_valid(self, task: TaskRecord | None, rank: int) -> bool:
+        return (
+            task is not None
+            and task["rank"] == rank
+            and task["node_rank"] in range(self._here.plan.world.nodes)
+            and (task["node"] is None or task["node"]["rank"] == task["node_rank"])
         )
 
     def _conduct_torch(
@@ -325,14 +351,18 @@ class Examiner:
     ) -> list[TaskRecord]:
         """Wait until torch is imported; return the tasks that have one."""
         keys = {task["rank"]: f"torch/{task['rank']}" for task in tasks}
-        late = self._wait(board, keys, "have not imported torch yet", _IMPORT_TIMEOUT)
+        limit = _IMPORT_TIMEOUT + _GRACE
+        came = self._wait(board, keys, "have not imported torch yet", limit)
         able = []
         for task in tasks:
-            if task["rank"] in late:
+            torch = _received(came.get(task["rank"]), Torch)
+            if torch is None:
                 self._found.hung[task["node_rank"]] = "while torch was imported"
-            torch = _received(board.find(keys[task["rank"]]), Torch)
-            if torch is not None and task["node"] is not None:
+            elif task["node"] is not None:
                 task["node"]["torch"] = torch
+            elif torch["problem"]:  # nothing else of this task is shown
+                problem = f"task {task['rank']}: {torch['problem']}"
+                self._found.problems[task["host"]] = problem
             if torch is not None and not torch["problem"]:
                 able.append(task)
         return able
@@ -360,7 +390,8 @@ class Examiner:
             self._measure(board, members, wanted, turn)
             left = {each["rank"] for each in members} - self._found.hung.keys()
             keys = {rank: f"measured/{turn}/{rank}" for rank in left}
-            hung = self._wait(board, keys, "still measure pairs")
+            ended = self._wait(board, keys, "still measure pairs", are_nodes=True)
+            hung = left - ended.keys()
             self._found.hung |= dict.fromkeys(hung, "while the pairs were measured")
             for pair in itertools.chain(*wanted):
                 key = f"link/{turn}/{pair[0]}/{pair[1]}"
@@ -387,18 +418,18 @@ class Examiner:
             board.put(f"workers/{rank}", settings.get(rank, []))
         self._work(board)
         keys = {rank: f"worked/{rank}" for rank in settings}
-        hung = self._wait(board, keys, "have not ended torch's collectives")
+        what, limit = "have not ended torch's collectives", self._limit + _GRACE
+        came = self._wait(board, keys, what, limit)
         failed: dict[int, tuple[str, str]] = {}
         for task in able if settings else ():
-            if task["rank"] in hung:
+            ended = _received(came.get(task["rank"]), Ended)
+            if ended is None:
                 found.hung[task["node_rank"]] = "in torch's collectives"
                 continue
-            backend, problem, order, rows = board.get(keys[task["rank"]])
-            found.backend = found.backend or str(backend)
-            known = (_received(row, Collective) for row in rows)
-            found.rows += [row for row in known if row is not None]
-            if problem:
-                failed[order] = task["host"], problem
+            found.backend = found.backend or ended["backend"]
+            found.rows += ended["rows"]
+            if ended["problem"]:
+                failed[ended["order"]] = task["host"], ended["problem"]
         if failed:
             host, problem = failed[min(failed)]
             later = count(len(failed) - 1, "other task")
@@ -422,6 +453,7 @@ class Examiner:
                     "size": size,
                     "local_rank": first[task["rank"]] + local,
                     "local_size": on_node[task["node_rank"]],
+                    "task_size": task["workers"],
                     "node_rank": nodes.index(task["node_rank"]),
                     "nodes": len(nodes),
                     "host": task["host"],
@@ -441,32 +473,41 @@ class Examiner:
         keys: Mapping[int, str],
         what: str,
         least: float = 0,
-    ) -> list[int]:
-        """Wait for keys, as long as anything goes on; return the ranks that are late.
+        *,
+        are_nodes: bool = False,
+    ) -> dict[int, Any]:
+        """Wait for keys, as long as anything goes on; return what came, by rank.
 
         Args:
             board: Where they come.
             keys: One for each rank.
             what: Of those that have none yet, for a person.
             least: Seconds that they have in any case.
+            are_nodes: Whether the ranks are those of nodes, of which others may know
+                that they do not answer.
         """
-        left, before = [*keys], (-1, -1)
+        found, before = dict[int, Any](), (-1, -1)
         start = since = reported = time.monotonic()
-        while left := [rank for rank in left if not board.has(keys[rank])]:
+        while True:
+            left = [rank for rank in keys if rank not in found]
+            came = {rank: board.find(keys[rank]) for rank in left}
+            found |= {rank: value for rank, value in came.items() if value is not None}
+            left = [rank for rank in left if rank not in found]
+            if not left:
+                return found
             now, state = time.monotonic(), (len(left), board.add("progress", 0))
             if state != before:
                 before, since = state, now
             limit = max(self._options.timeout, least)
-            if all(board.add(f"silent/{rank}", 0) for rank in left):
+            if are_nodes and all(board.add(f"silent/{rank}", 0) for rank in left):
                 limit = _SILENT_TIMEOUT
             if now - since > limit:
-                break
+                return found
             if now - reported > _REPORT_EVERY:
                 reported = now
                 whole = f"{len(left)} of {len(keys)}"
                 self._progress(f"{whole} {what} after {now - start:.0f} s")
             time.sleep(max(_POLL, len(left) * _POLL_EACH))
-        return left
 
     @property
     def _limit(self) -> float:

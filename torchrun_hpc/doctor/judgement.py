@@ -244,7 +244,7 @@ def _blocked(
 
 
 def _clock(links: Sequence[Link], _than: Usual, node: int, hosts: Sequence[str]) -> str:
-    link = links[0]
+    link = next(link for link in links if node in _pair(link))
     ahead = link["clock_s"] if node == link["second"] else -link["clock_s"]
     side = "ahead" if ahead > 0 else "behind"
     return f"the clock of {name(node, hosts)} is {abs(ahead):.1f} s {side}"

@@ -7,13 +7,15 @@ measures on its own one::
     first                          second
     connection "control"  ───────►
                           ◄───────  connection "control"
-                          ◄───────  whether that could be opened; its UDP port
+                          ◄───────  whether that could be opened; its UDP port;
+                                    which other networks are open from there
     its UDP port          ───────►
     packets               ◄──────►  packets: a small one, and one of the size of the MTU
     pings                 ◄──────►  pongs, with its time
     connection "bulk"     ───────►
     bytes                 ───────►
                           ◄───────  bytes
+    that all have come    ───────►
                           ◄───────  what it has counted
 """
 
@@ -110,8 +112,9 @@ class _Channel:
 
     def has_arrived(self, timeout: float = 0) -> bool:
         """Say whether there is something to receive, or the end."""
-        waiting = self._messages or select.select([self.socket], [], [], timeout)[0]
-        return bool(waiting)
+        waiting = select.poll()  # select() takes no file above 1023
+        waiting.register(self.socket, select.POLLIN)
+        return bool(self._messages or waiting.poll(timeout * 1000))
 
     def receive(self, timeout: float = _MESSAGE_TIMEOUT) -> dict[str, Any]:
         self.socket.settimeout(timeout)
@@ -160,21 +163,20 @@ class Links:
         Returns:
             The figures; ``None`` on the node of the two whose rank is higher.
         """
+        networks = {
+            name: reach(address, other.port, _OPEN_TIMEOUT)[0]
+            for name, address in other.others.items()
+            if all_networks and name in own.others
+        }
         if own.rank > other.rank:
             with contextlib.suppress(*_ERRORS):
-                self._follow(own, other, turn)
+                self._follow(own, other, turn, networks)
             return None
         try:
-            found = self._lead(own, other, turn)
+            found = self._lead(own, other, turn, networks)
         except _ERRORS as error:
             found = {"problem": _reason(error)}
-        link = cast("Link", {**_nothing(own, other), **found})
-        if all_networks:
-            for name, address in other.others.items():
-                if name in own.others:
-                    is_open, _ = reach(address, other.port, _OPEN_TIMEOUT)
-                    link["networks"][name] = is_open
-        return link
+        return cast("Link", {**_nothing(own, other), "networks": networks, **found})
 
     # --- connections --------------------------------------------------------------
 
@@ -243,7 +245,9 @@ class Links:
 
     # --- the two sides ------------------------------------------------------------
 
-    def _lead(self, own: Peer, other: Peer, turn: str) -> dict[str, Any]:
+    def _lead(
+        self, own: Peer, other: Peer, turn: str, networks: Mapping[str, bool]
+    ) -> dict[str, Any]:
         try:
             channel = self._open(own.rank, other.address, other.port, turn)
         except OSError as error:
@@ -259,7 +263,10 @@ class Links:
             if answer["blocked"]:
                 problem = str(answer["blocked"])
                 return {"problem": problem, "blocked": [other.rank]}
-            found = self._packets_first(channel, own, other, int(answer["udp"]))
+            theirs = answer["networks"]
+            both = {name: networks[name] and bool(theirs[name]) for name in networks}
+            found: dict[str, Any] = {"networks": both}
+            found |= self._packets_first(channel, own, other, int(answer["udp"]))
             found |= _ping(channel)
             if found["lost_mtu"]:
                 return found  # what TCP sends would be lost, too
@@ -267,6 +274,7 @@ class Links:
             with bulk.socket:
                 _send(bulk.socket)
                 found["backward"] = _receive(bulk.socket)
+                channel.send({"received": True})
                 counted = channel.receive(_MESSAGE_TIMEOUT + _SENDING)
                 found["forward"] = float(counted["rate"])
                 found["lost"] = max(_lost(bulk.socket), float(counted["lost"]))
@@ -290,7 +298,9 @@ class Links:
         """
         self._open(own.rank, other.address, other.port, "alive").socket.close()
 
-    def _follow(self, own: Peer, other: Peer, turn: str) -> None:
+    def _follow(
+        self, own: Peer, other: Peer, turn: str, networks: Mapping[str, bool]
+    ) -> None:
         problem, outgoing = "", None
         try:
             outgoing = self._open(own.rank, other.address, other.port, turn)
@@ -310,7 +320,7 @@ class Links:
             return
         with channel.socket, _udp(own) as packets:
             port = packets.getsockname()[1]
-            channel.send({"blocked": problem, "udp": port})
+            channel.send({"blocked": problem, "udp": port, "networks": networks})
             if problem:
                 return
             asked = channel.receive()
@@ -322,9 +332,7 @@ class Links:
                 with bulk.socket:
                     rate = _receive(bulk.socket)
                     _send(bulk.socket)
-                    bulk.socket.settimeout(_MESSAGE_TIMEOUT)
-                    with contextlib.suppress(OSError):
-                        bulk.socket.recv(1)  # the other one has received all
+                    channel.receive()  # the other one has received all
                     channel.send({"rate": rate, "lost": _lost(bulk.socket)})
 
     def _packets_first(

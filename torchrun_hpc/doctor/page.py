@@ -19,7 +19,7 @@ from matplotlib.ticker import EngFormatter
 from torchrun_hpc.doctor import text
 from torchrun_hpc.doctor.differences import names
 from torchrun_hpc.doctor.judgement import is_measured, usual
-from torchrun_hpc.doctor.results import exclude, exit_code, suspects
+from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ _LATE = 4  # times the usual latency: where its colours end
 
 def write(report: Report) -> str:
     """Write the page."""
-    report = text.printable(report)
+    report = printable(report)
     findings = [
         {
             "code": found["code"],

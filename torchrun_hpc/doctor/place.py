@@ -192,7 +192,7 @@ def _tasks_plan(plan: LaunchPlan, task: Task, hostname: str) -> LaunchPlan:
     world = replace(
         own, nodes=task.size, node_rank=task.rank, hosts=hosts, report_rank=task.rank
     )
-    if plan.mode is not Mode.SEVERAL_NODES:
+    if plan.mode is not Mode.SEVERAL_NODES or where.backend.startswith("etcd"):
         where = _own_rendezvous(plan, is_first=is_first)
     where = replace(where, backend=SCHEDULER, coordinator=where.coordinator or 0)
     return replace(plan, world=world, rendezvous=where)
@@ -203,7 +203,7 @@ def _own_rendezvous(plan: LaunchPlan, *, is_first: bool) -> Rendezvous:
     where = plan.rendezvous
     if plan.mode is Mode.ONE_NODE:
         host, port = LOOPBACK, 0
-    elif plan.mode.is_direct:
+    elif plan.mode is not Mode.AS_TYPED:
         host, (port,) = where.connect_host, where.ports
     else:
         host, typed = split_endpoint(Setting(where.endpoint, "--rdzv_endpoint"))

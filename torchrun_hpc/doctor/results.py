@@ -7,7 +7,9 @@ comes from another process is checked by `check_form`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -180,7 +182,8 @@ class Link(TypedDict):
         clock_s: Seconds that the second one's clock is ahead of the first one's.
         lost_mtu: Bytes of a packet that the interface allows, and that did not arrive;
             0 if it did.
-        networks: Whether the two reach each other on other interfaces, by name.
+        networks: Whether the two reach each other on other interfaces, by name: each
+            the other one.
         looks: How often they were looked at; the figures are the best ones.
     """
 
@@ -284,6 +287,15 @@ def no_torch(problem: str) -> Torch:
     return Torch(
         version="", import_s=0.0, problem=problem, libraries={}, gpus=0, findings=[]
     )
+
+
+def printable(value: Any) -> Any:
+    """Return plain data without what a terminal would act on."""
+    if isinstance(value, dict):
+        return {printable(key): printable(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [printable(part) for part in value]
+    return console.printable(value, len(value)) if isinstance(value, str) else value
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

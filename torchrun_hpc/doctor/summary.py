@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import __version__, network
 from torchrun_hpc.doctor import checks, judgement
+from torchrun_hpc.doctor.judgement import name
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
+from torchrun_hpc.reporting.names import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +33,8 @@ class Found:
         rows: Torch's collectives.
         backend: Of these.
         problems: Why they did not end, by the name of the node.
-        missing: Ranks of the tasks that have not come.
+        came: Ranks of the nodes of which a task has come.
+        missing: Ranks of the tasks that have not come, or cannot be understood.
         hung: Ranks of nodes that have stopped to answer, and when that was.
         started: When it began.
     """
@@ -41,6 +44,7 @@ class Found:
     rows: list[Collective] = field(default_factory=list)
     backend: str = ""
     problems: dict[str, str] = field(default_factory=dict)
+    came: set[int] = field(default_factory=set)
     missing: list[int] = field(default_factory=list)
     hung: dict[int, str] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
@@ -68,7 +72,7 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         *judgement.findings(links, hosts),
         *checks.findings(found.nodes, hosts),
         *judgement.of_collectives(found.rows, found.problems),
-        *_of_launcher(found.nodes, hosts),
+        *_of_launcher(found.nodes, hosts, is_direct=plan.mode.is_direct),
     ]
     started = datetime.fromtimestamp(found.started, timezone.utc)
     return Report(
@@ -92,16 +96,19 @@ def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
     """Say which nodes have not come, and which have stopped to answer."""
-    for number, rank in enumerate(found.missing):
-        is_node = not here.plan.mode.is_direct
-        who = (hosts[rank] if is_node else "") or f"task {rank}"
-        seen = _seen_from_here(rank, here) if is_node and number < _PROBED else ""
+    absent = [rank for rank in range(len(hosts)) if rank not in found.came]
+    who = [(name(rank, hosts), [rank]) for rank in absent]
+    if not absent:
+        who = [(f"task {ranges(found.missing)}", [])]
+    for number, (what, nodes) in enumerate(who if found.missing else ()):
+        is_probed = nodes and number < _PROBED
+        seen = _seen_from_here(nodes[0], here) if is_probed else ""
         yield Finding(
             code="HPC178",
-            text=f"{who} has not come within {timeout:.0f} s{seen}",
+            text=f"{what} has not come within {timeout:.0f} s{seen}",
             remedy="see what it has printed itself; if nothing, the launcher has not "
-            "started it there",
-            nodes=[rank] if is_node else [],
+            "started it there, or it is another release of torchrun_hpc",
+            nodes=nodes,
             is_suspect=True,
         )
     for rank, when in found.hung.items():
@@ -120,24 +127,27 @@ def _seen_from_here(rank: int, here: Place) -> str:
     if not world.hosts:
         return ""
     texts, own = [], network.this_node()
-    for name in dict.fromkeys((world.fast_hosts[rank], world.hosts[rank])):
-        known = own.addresses_of(name)
+    for host in dict.fromkeys((world.fast_hosts[rank], world.hosts[rank])):
+        known = own.addresses_of(host)
         if known:
             _, state = network.reach(str(known[0]), port, _PROBE_TIMEOUT)
-            texts.append(f"{name} ({known[0]}) {state}")
+            texts.append(f"{host} ({known[0]}) {state}")
         else:
-            texts.append(f"{name} does not resolve")
+            texts.append(f"{host} does not resolve")
     return f"; from here: {', '.join(texts)}"
 
 
-def _of_launcher(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
+def _of_launcher(
+    nodes: Sequence[Node], hosts: Sequence[str], *, is_direct: bool
+) -> list[Finding]:
     """Return what the launcher would say; the same of several nodes once."""
     found: dict[tuple[str, str], Finding] = {}
     for node in nodes:
-        of_torch = node["torch"]["findings"] if node["torch"] else []
+        torch = node["torch"]
+        of_torch = torch["findings"] if torch and not is_direct else []
         for finding in (*node["findings"], *of_torch):
-            is_own = len(hosts) > 1 and finding["is_suspect"]
-            where = f"on {hosts[node['rank']]}: " if is_own else ""
+            is_own = finding["is_suspect"] or finding in of_torch
+            where = f"on {hosts[node['rank']]}: " if is_own and len(hosts) > 1 else ""
             key = finding["code"], finding["text"]
             found.setdefault(key, {**finding, "text": where + finding["text"]})
     return [*found.values()]

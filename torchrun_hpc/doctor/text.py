@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.doctor.differences import names
 from torchrun_hpc.doctor.judgement import duration, is_measured, rate
-from torchrun_hpc.doctor.results import exclude, exit_code, suspects
+from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
 from torchrun_hpc.errors import count
-from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,15 +56,6 @@ def render(report: Report) -> str:
         [exclude(report) or verdict(report)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
-
-
-def printable(value: Any) -> Any:
-    """Return plain data without what a terminal would act on."""
-    if isinstance(value, dict):
-        return {printable(key): printable(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [printable(part) for part in value]
-    return console.printable(value, len(value)) if isinstance(value, str) else value
 
 
 def title(report: Report) -> str:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from torchrun_hpc import network
 from torchrun_hpc.doctor.results import no_torch
@@ -82,7 +82,7 @@ class _Worker:
             self.problem = self._ending()
         *lines, self._unread = (self._unread + piece).split(b"\n")
         rows = []
-        for message in map(json.loads, lines):
+        for message in filter(None, map(_parsed, lines)):
             if self.torch is None:
                 self.torch = message
             elif "done" in message:
@@ -190,10 +190,10 @@ class Workers:
             for worker in self._workers:
                 if worker.problem:
                     return "", f"worker {worker.rank} {worker.problem}"
-            if time.monotonic() >= end:
-                return "", f"no end within {timeout:g} s{last}"
             if is_over():
                 return "", ""
+            if time.monotonic() >= end:
+                return "", f"has waited {timeout:g} s for the others in vain{last}"
             for row in _read(self._workers, min(end, time.monotonic() + _POLL)):
                 on_row(row)
                 last = f", after {row['operation']} of {row['size']} B"
@@ -209,6 +209,14 @@ class Workers:
             worker.wait(max(end - time.monotonic(), 0))
             worker.close()
         self._workers.clear()
+
+
+def _parsed(line: bytes) -> Any:
+    """Return what a line tells; nothing if it is another program's."""
+    with contextlib.suppress(ValueError):
+        message = json.loads(line)
+        return message if isinstance(message, dict) else {}
+    return {}
 
 
 def _read(workers: Sequence[_Worker], end: float) -> list[Collective]:

@@ -17,6 +17,7 @@ BAD = {
     "not JSON": "{",
     "no report": "{}",
     "a list": "[]",
+    "another schema": json.dumps({**make_report(), "schema": "torchrun_hpc.doctor/0"}),
     "another one": json.dumps({**make_report(), "links": [{"first": 0}]}),
     "deep": "[" * 100_000,
     "not UTF-8": b"\xff",
@@ -76,11 +77,17 @@ def test_an_unknown_option(capsys):
         (["--json=a", "--nnodes=2"], "a", ["--nnodes=2"]),
         (["--nproc-per-node", "4", "--json", "a"], "a", ["--nproc-per-node", "4"]),
         # The job's own line: what stands behind the script is the script's.
-        (["--nnodes=2", "main.py", "--json", "b"], None, ["--nnodes=2"]),
-        (["--json", "a", "main.py", "--json", "b"], "a", []),
-        (["--json=a", "-m", "train", "--html=c", "--", "x"], "a", ["-m"]),
+        (["--nnodes=2", "a.py", "--json", "b"], None,
+         ["--nnodes=2", "a.py", "--json", "b"]),
+        (["--json", "a", "a.py", "--json"], "a", ["a.py", "--json"]),
+        (["a.py", "--timeout=auto", "--help"], None,
+         ["a.py", "--timeout=auto", "--help"]),
+        (["--json", "a.py", "a.py"], "a.py", ["a.py"]),
+        (["--rdzv_id", "a.py", "a.py"], None, ["--rdzv_id", "a.py", "a.py"]),
+        (["--json=a", "-m", "train", "--html=c", "--", "x"], "a",
+         ["-m", "train", "--html=c", "--", "x"]),
     ],
-)
+)  # fmt: skip
 def test_what_is_ours(argv, json_file, words):
     args, others = command._parsed(argv)
     assert (args.json, args.html, others) == (json_file, None, words)
@@ -91,7 +98,7 @@ def test_a_wrong_earlier_report(kind, capsys, tmp_path):
     file = tmp_path / "report.json"
     content = BAD[kind]
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert f"HPC195 --compare={file} cannot be read: it is no" in wrong(
+    assert f"HPC195 --compare={file} cannot be read: it" in wrong(
         capsys, f"--compare={file}"
     )
 
