@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 TIMED_OUT = 3
+LOOKS = 10  # at what a busy machine may spoil
 
 # Answers to datagrams, and after a stream with its rate: the median of many short
 # times, as on a busy machine the first and the last can be long.
@@ -134,15 +135,26 @@ def ping(cluster: Cluster, source: str, target: str, size: int = 100) -> float |
     return None if said is None else float(said)
 
 
-def rate(cluster: Cluster, source: str, target: str) -> float:
-    """Return the rate in Mbit/s of a stream that lost nothing on its way.
+def round_trip(cluster: Cluster, source: str, target: str, most: float) -> float:
+    """Return the shortest of some round trips: up to the first that is short enough."""
+    found = [float("inf")]
+    while min(found) > most and len(found) < LOOKS:
+        found.append(ping(cluster, source, target) or float("inf"))
+    return min(found)
 
-    A busy machine may let TCP send a segment again that was only late.
+
+def rate(cluster: Cluster, source: str, target: str, least: float = 850) -> float:
+    """Return the rate in Mbit/s of the best of some streams that lost nothing.
+
+    It is up to the first one with the rate that is wanted: on a busy machine a stream
+    may be slow, or TCP may send a segment again that was only late.
     """
-    sent = stream(cluster, source, target, timeout=5)
-    assert sent is not None
-    assert sent.retransmitted <= 3
-    return sent.mbits
+    found = [0.0]
+    while max(found) < least and len(found) < LOOKS:
+        sent = stream(cluster, source, target, timeout=5)
+        assert sent is not None
+        found.append(sent.mbits * (sent.retransmitted <= 3))
+    return max(found)
 
 
 def state(cluster: Cluster) -> list[object]:
@@ -162,19 +174,17 @@ def state(cluster: Cluster) -> list[object]:
 def test_a_healthy_link(cluster: Cluster) -> None:
     assert 850 < rate(cluster, "n9", "n10") < 980
     assert 850 < rate(cluster, "n10", "n9") < 980
-    round_trip = ping(cluster, "n9", "n10")
-    assert round_trip is not None
-    assert round_trip < 1
+    assert round_trip(cluster, "n9", "n10", 1) < 1
 
 
 def test_throttled(cluster: Cluster) -> None:
     with throttled(cluster, "n10"):
-        assert 425 < rate(cluster, "n9", "n10") < 490
-        assert 425 < rate(cluster, "n10", "n9") < 490
+        assert 425 < rate(cluster, "n9", "n10", 425) < 490
+        assert 425 < rate(cluster, "n10", "n9", 425) < 490
         assert 850 < rate(cluster, "n9", "n11") < 980
     with throttled(cluster, "n10", egress_only=True):
         assert 850 < rate(cluster, "n9", "n10") < 980
-        assert 425 < rate(cluster, "n10", "n9") < 490
+        assert 425 < rate(cluster, "n10", "n9", 425) < 490
 
 
 def test_lossy(cluster: Cluster) -> None:
@@ -183,19 +193,15 @@ def test_lossy(cluster: Cluster) -> None:
             sent = stream(cluster, source, target, timeout=10)
             assert sent is not None
             assert sent.retransmitted > 0
-        rate(cluster, "n9", "n11")
+        assert rate(cluster, "n9", "n11") > 850
 
 
 def test_delayed(cluster: Cluster) -> None:
     with delayed(cluster, "n10"):
         for source, target in ("n9", "n10"), ("n10", "n9"):
-            round_trip = ping(cluster, source, target)
-            assert round_trip is not None
-            assert 5 < round_trip < 7
-            assert 750 < rate(cluster, source, target) < 980
-        round_trip = ping(cluster, "n9", "n11")
-        assert round_trip is not None
-        assert round_trip < 1
+            assert 5 < round_trip(cluster, source, target, 7) < 7
+            assert 750 < rate(cluster, source, target, 750) < 980
+        assert round_trip(cluster, "n9", "n11", 1) < 1
 
 
 def test_small_mtu(cluster: Cluster) -> None:
@@ -212,8 +218,8 @@ def test_firewalled(cluster: Cluster) -> None:
     with firewalled(cluster, "n9", "n10"):
         assert stream(cluster, "n9", "n10") is None
         assert ping(cluster, "n9", "n10") is not None
-        rate(cluster, "n10", "n9")
-        rate(cluster, "n11", "n10")
+        assert rate(cluster, "n10", "n9") > 850
+        assert rate(cluster, "n11", "n10") > 850
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,6 @@ TESTED_IN = {
     "doctor.examination": "cluster/test_doctor.py",
     "doctor.board": "cluster/test_doctor.py",
     "doctor.place": "cluster/test_doctor.py",
-    "doctor.summary": "cluster/test_doctor.py",
     "launching.agent": "dropin/test_launch.py",
     "launching.starters": "unit/test_import.py",
     "launching.environment": "unit/launching/test_start.py",

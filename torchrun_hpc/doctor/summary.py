@@ -99,7 +99,7 @@ def _absent(
     absent = [rank for rank in range(len(hosts)) if rank not in found.came]
     who = [(name(rank, hosts), [rank]) for rank in absent]
     if not absent:
-        who = [(f"task {ranges(found.missing)}", [])]
+        who = [(f"a part of the tasks ({ranges(found.missing)})", [])]
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
         seen = _seen_from_here(nodes[0], here) if is_probed else ""

@@ -186,6 +186,17 @@ def test_a_clock(rank, seconds, side):
     assert finding["text"] == f"{where}: {text} {side}"
 
 
+def test_two_clocks_of_four():
+    """Nobody knows which half is right; the sign belongs to the node that is named."""
+
+    def clock(first, second):
+        return {"clock_s": 60.0 if first < 2 <= second else 0.0}
+
+    (finding,) = judgement.findings(cluster(4, clock), HOSTS)
+    assert (finding["code"], finding["nodes"]) == ("HPC183", [])
+    assert finding["text"] == "4 of 6 pairs: the clock of n3 is 60.0 s ahead"
+
+
 def test_a_firewall_in_one_direction_is_told():
     (finding,) = judgement.findings(
         cluster(4, of_pair(1, 2, **NONE, blocked=[2])), HOSTS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import resource
 import socket
 import threading
 
@@ -60,6 +62,21 @@ def test_figures(nodes):
         assert abs(found["clock_s"]) < 0.1
         assert (found["lost_mtu"], found["networks"]) == (0, {})
         assert 0 <= found["lost"] < 0.1  # a busy machine sends some again in vain
+
+
+def test_more_files_than_select_takes(nodes):
+    """Node 0 of a large job has a connection to each task."""
+    _, high = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= high < 2048:
+        pytest.skip("this user may not open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (high, high))
+    null = os.open(os.devnull, os.O_RDONLY)
+    many = [os.dup(null) for _ in range(1100)]
+    try:
+        assert measure(nodes)["problem"] == ""
+    finally:
+        for file in (null, *many):
+            os.close(file)
 
 
 def test_a_node_that_is_late_is_waited_for(nodes, monkeypatch):
@@ -166,8 +183,9 @@ def test_other_networks(nodes):
     assert found["networks"] == {"eth0": True, "eth1": True}
 
 
-def test_a_network_that_is_closed(nodes, monkeypatch):
-    """Where nobody answers: here a program whose queue of connections is full."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_network_that_is_closed(nodes, rank, monkeypatch):
+    """On one side: nobody answers, here as a program's queue of connections is full."""
     monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.5)
     others = {"eth0": "127.0.0.9"}
     own, other = (
@@ -175,12 +193,13 @@ def test_a_network_that_is_closed(nodes, monkeypatch):
     )
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.socket())
-        full.bind(("127.0.0.9", other.port))
+        port = (own, other)[rank].port
+        full.bind(("127.0.0.9", port))
         full.listen(0)
         for _ in range(4):
             waiting = stack.enter_context(socket.socket())
             waiting.settimeout(0)
-            waiting.connect_ex(("127.0.0.9", other.port))
+            waiting.connect_ex(("127.0.0.9", port))
         found = measure(nodes, own=own, other=other, all_networks=True)
     assert (found["networks"], found["problem"]) == ({"eth0": False}, "")
 

@@ -67,6 +67,12 @@ def test_other_schedulers_have_no_such_option(scheduler, option):
     assert results.exclude({**report, "scheduler": scheduler}) == option
 
 
+def test_what_others_have_set_is_made_printable():
+    """Or it would be refused where it arrives, with all the rest."""
+    found = results.printable({"a\r": ["eth9\r", 1, None, {"b": "\x1b[1m"}]})
+    assert found == {"a ": ["eth9 ", 1, None, {"b": " [1m"}]}
+
+
 def test_the_documentation_has_all_fields():
     path = DOCS / "write_report.py"
     spec = importlib.util.spec_from_file_location("write_report", path)

@@ -167,13 +167,17 @@ def test_the_port_of_the_store_is_kept_free(program):
 
 
 def test_results_come_as_they_are_written(program):
-    """Also where a line comes in two pieces; what comes behind the end is ignored."""
+    """Also where a line comes in two pieces, and other programs write some, too.
+
+    What comes behind the end is ignored.
+    """
     text = (
         "line = json.dumps(row)\n"
         "print(line[:9], end='', flush=True); time.sleep(.1); print(line[9:])\n"
         "write(row)\n"
     )
-    program(READ + text + DONE + "raise SystemExit(rank)")
+    other = "print('from a site hook'); print([1]); print('null')\n"
+    program(other + READ + text + DONE + "raise SystemExit(rank)")
     rows = []
     with Workers(2, ENVIRON) as started:
         assert started.run(settings_of(1, 2), LIMIT, rows.append) == ("gloo", "")

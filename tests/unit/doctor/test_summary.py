@@ -1,0 +1,66 @@
+"""The report: who is missing, and what the launcher says."""
+
+from __future__ import annotations
+
+import pytest
+from doctor.reports import make_node
+from plans import make_launch_plan
+
+from torchrun_hpc.doctor import results, summary
+from torchrun_hpc.doctor.place import Place
+from torchrun_hpc.doctor.summary import Found
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.schedulers.job import Task
+
+DIRECT = next(mode for mode in Mode if mode.is_direct)
+UNFIT = results.of_launcher("HPC080", "torch 9.9 has changed it", is_suspect=False)
+WRONG = results.of_launcher("HPC054", "no interface none0", is_suspect=True)
+
+
+def report_of(mode=Mode.SEVERAL_NODES, tasks=3, **found):
+    """Return the report of three nodes, as task 0 writes it."""
+    hosts = ("jwb0001", "jwb0002", "jwb0003")
+    # No names on the job's network: nobody looks for nodes of these names here.
+    plan = make_launch_plan(mode, nodes=3, launch_id="7.0", ports=(1,))
+    here = Place(plan, plan, Task(0, tasks), 0, 1, hosts[0], "Slurm")
+    nodes = [make_node(rank) for rank in found.get("came", range(3))]
+    return summary.report(Found(**{"nodes": nodes, **found}), here, 60)
+
+
+def texts_of(report):
+    return {finding["text"]: finding["nodes"] for finding in report["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("mode", "tasks", "missing", "came", "texts"),
+    [
+        (Mode.SEVERAL_NODES, 3, [], {0, 1, 2}, {}),
+        (Mode.SEVERAL_NODES, 3, [1, 2], {0}, {"node 1": [1], "node 2": [2]}),
+        (DIRECT, 12, [4, 5, 6, 7], {0, 2}, {"node 1": [1]}),  # once for all of a node
+        (DIRECT, 12, [5, 6], {0, 1, 2}, {"a part of the tasks (5-6)": []}),
+    ],
+)
+def test_who_has_not_come(mode, tasks, missing, came, texts):
+    found = texts_of(report_of(mode, tasks, missing=missing, came=came))
+    late = {f"{who} has not come within 60 s": nodes for who, nodes in texts.items()}
+    assert found == late
+
+
+def test_a_node_that_has_stopped_to_answer():
+    report = report_of(came={0, 1, 2}, hung={2: "while the pairs were measured"})
+    text = "jwb0003 has stopped to answer while the pairs were measured"
+    assert texts_of(report) == {text: [2]}
+
+
+def test_what_the_launcher_says():
+    """What is wrong on a node has its name; a torch that has changed, in one mode."""
+    nodes = [make_node(rank) for rank in range(3)]
+    for node in nodes[1:]:
+        node["findings"] = [WRONG]
+        node["torch"]["findings"] = [UNFIT]
+    wrong = "on jwb0002: no interface none0"
+    unfit = "on jwb0002: torch 9.9 has changed it"
+    agents = report_of(nodes=nodes, came={0, 1, 2})
+    assert texts_of(agents) == {wrong: [], unfit: []}
+    tasks = report_of(DIRECT, nodes=nodes, came={0, 1, 2})
+    assert texts_of(tasks) == {wrong: []}
