@@ -164,7 +164,7 @@ def test_tasks_in_turn(bare: Cluster, launcher: Launcher) -> None:
     assert "HPC079" not in done.stderr
 
 
-@pytest.mark.parametrize("launcher", OPENMPI, indirect=True, ids=str)
+@pytest.mark.parametrize("launcher", OPENMPI[:1], indirect=True, ids=str)
 def test_mpirun_on_a_login_node(bare: Cluster, launcher: Launcher) -> None:
     """Rank 0 is not there; both ways out that the message names are tried."""
     words = [*HPC, "--nproc-per-node=1", WORLD]
