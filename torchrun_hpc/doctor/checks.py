@@ -11,7 +11,7 @@ from torchrun_hpc.doctor import differences
 from torchrun_hpc.doctor.differences import torch_of
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import count
-from torchrun_hpc.reporting.names import ranges
+from torchrun_hpc.reporting.names import host, listed, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,14 +66,15 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
                 groups[fault].append(node["rank"])
         for fault, ranks in _merged(groups):
             have_all = len(ranks) == len(nodes) > 1
-            where = f"all {len(nodes)} nodes"
-            if len(nodes) < len(hosts):
+            where = listed(host(rank, hosts) for rank in ranks)
+            if have_all:
+                where = f"all {len(nodes)} nodes"
+            if have_all and len(nodes) < len(hosts):
                 where = f"{len(nodes)} of {len(hosts)} nodes"
             found.append(
                 Finding(
                     code=code,
-                    text=f"{where if have_all else differences.names(ranks, hosts)}: "
-                    f"{fault.text}",
+                    text=f"{where}: {fault.text}",
                     remedy=fault.remedy,
                     nodes=[] if have_all else ranks,
                     is_suspect=len(ranks) <= fault.suspect * len(nodes),

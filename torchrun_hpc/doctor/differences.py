@@ -9,9 +9,9 @@ from itertools import chain
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.doctor.judgement import listed, name
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import count
+from torchrun_hpc.reporting.names import host, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
             others = sorted(chain.from_iterable(ranks for _, ranks in groups[:-1]))
             if not others:
                 continue
-            where = [names(ranks, hosts) for _, ranks in groups]
+            where = [listed(host(n, hosts) for n in ranks) for _, ranks in groups]
             has_majority = len(groups[-1][1]) > len(others)
             if has_majority:
                 where[-1] = count(len(groups[-1][1]), "other")
@@ -63,11 +63,6 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
                 nodes=others if has_majority and remedy is not _EXPORT else [],
                 is_suspect=is_suspect,
             )
-
-
-def names(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Write nodes by name, not too many of them."""
-    return listed(name(rank, hosts) for rank in ranks)
 
 
 def torch_of(node: Node) -> Torch | None:

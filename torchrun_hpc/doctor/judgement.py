@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchrun_hpc.doctor.pairs import blame
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import count
+from torchrun_hpc.reporting.names import host, listed
 
 if TYPE_CHECKING:
     from collections.abc import (
         Callable,
         Collection,
-        Iterable,
         Iterator,
         Mapping,
         Sequence,
@@ -38,7 +38,7 @@ _LOST, _LOST_TIMES = 0.001, 5.0
 _CLOCK_S = 1.0
 _FEW = 4  # nodes
 
-_SHOWN, _SINGLE = 10, 3  # things, and pairs, in a text
+_SHOWN, _SINGLE = 10, 3  # findings; pairs in a text
 _GIGA, _MILLI = 1e9, 1e-3
 
 
@@ -125,7 +125,7 @@ def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
         for node in blamed:
             own = [bad.pop(pair) for pair in sorted(bad) if node in pair]
             partners = count(sum(node in pair for pair in tried), "node")
-            where = f"{name(node, hosts)}, with {len(own)} of {partners}"
+            where = f"{host(node, hosts)}, with {len(own)} of {partners}"
             what = text(own, than, node, hosts)
             yield _finding(code, f"{where}: {what}", remedy, [node])
         if not bad:
@@ -133,7 +133,7 @@ def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
         if len(bad) > _SINGLE:
             where = f"{len(bad)} of {count(len(tried), 'pair')}"
         else:
-            both = (" and ".join(name(n, hosts) for n in pair) for pair in bad)
+            both = (" and ".join(host(n, hosts) for n in pair) for pair in bad)
             where = f"between {', between '.join(both)}"
         what = text([*bad.values()], than, max(max(bad)), hosts)
         # Of many nodes, a pair or two that are slow are no reason to do anything.
@@ -234,7 +234,7 @@ def _blocked(
     links: Sequence[Link], _than: Usual, _node: int, hosts: Sequence[str]
 ) -> str:
     ways = [
-        f"{name(rank, hosts)} cannot open a connection to {name(other, hosts)}"
+        f"{host(rank, hosts)} cannot open a connection to {host(other, hosts)}"
         for link in links
         for rank, other in (_pair(link), _pair(link)[::-1])
         if rank in link["blocked"]
@@ -247,7 +247,7 @@ def _clock(links: Sequence[Link], _than: Usual, node: int, hosts: Sequence[str])
     link = next(link for link in links if node in _pair(link))
     ahead = link["clock_s"] if node == link["second"] else -link["clock_s"]
     side = "ahead" if ahead > 0 else "behind"
-    return f"the clock of {name(node, hosts)} is {abs(ahead):.1f} s {side}"
+    return f"the clock of {host(node, hosts)} is {abs(ahead):.1f} s {side}"
 
 
 _OF_PAIRS = (
@@ -298,7 +298,7 @@ def _networks(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
         tried = [link for link in links if network in link["networks"]]
         closed = [link for link in tried if not link["networks"][network]]
         if 0 < len(closed) < len(tried):
-            pairs = [" and ".join(name(n, hosts) for n in _pair(x)) for x in closed]
+            pairs = [" and ".join(host(n, hosts) for n in _pair(x)) for x in closed]
             text = f"{network} is closed between {listed(pairs)}, and open elsewhere"
             remedy = "this job does not use it; one that does would not start"
             yield _finding("HPC192", text, remedy, [], is_suspect=False)
@@ -325,15 +325,3 @@ def duration(seconds: float) -> str:
     """Write a short time."""
     is_long = seconds >= _MILLI
     return f"{seconds / _MILLI:.1f} ms" if is_long else f"{seconds * 1e6:.0f} us"
-
-
-def name(rank: int, hosts: Sequence[str]) -> str:
-    """Return the name of a node, or its rank where it has none."""
-    return hosts[rank] or f"node {rank}"
-
-
-def listed(texts: Iterable[str]) -> str:
-    """Write some texts, not too many of them."""
-    known = [*texts]
-    more = len(known) - _SHOWN
-    return ", ".join(known[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

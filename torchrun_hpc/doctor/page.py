@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from torchrun_hpc.doctor import text
-from torchrun_hpc.doctor.differences import names
 from torchrun_hpc.doctor.judgement import is_measured, usual
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
+from torchrun_hpc.reporting.names import host, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,12 +129,14 @@ def _map(
         ends = link["first"], link["second"]
         axes.plot(ends, ends[::-1], "kx")
     shown = range(0, len(hosts), math.ceil(len(hosts) / _NAMES))
-    labels = [names([rank], hosts)[:_LETTERS] for rank in shown]
+    labels = [host(rank, hosts)[:_LETTERS] for rank in shown]
     axes.set_xticks(shown, labels, rotation=90)
     axes.set_yticks(shown, labels)
     axes.xaxis.tick_top()
     caption += "; x has no figures" if silent else ""
-    caption += f"; suspect: {names(blamed, hosts)}" if blamed else ""
+    caption += (
+        f"; suspect: {listed(host(rank, hosts) for rank in blamed)}" if blamed else ""
+    )
     return _figure(caption, figure)
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import __version__, network
 from torchrun_hpc.doctor import checks, judgement
-from torchrun_hpc.doctor.judgement import name
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
-from torchrun_hpc.reporting.names import ranges
+from torchrun_hpc.reporting.names import host, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -97,7 +96,7 @@ def _absent(
 ) -> Iterator[Finding]:
     """Say which nodes have not come, and which have stopped to answer."""
     absent = [rank for rank in range(len(hosts)) if rank not in found.came]
-    who = [(name(rank, hosts), [rank]) for rank in absent]
+    who = [(host(rank, hosts), [rank]) for rank in absent]
     if not absent:
         who = [(f"a part of the tasks ({ranges(found.missing)})", [])]
     for number, (what, nodes) in enumerate(who if found.missing else ()):
@@ -127,13 +126,13 @@ def _seen_from_here(rank: int, here: Place) -> str:
     if not world.hosts:
         return ""
     texts, own = [], network.this_node()
-    for host in dict.fromkeys((world.fast_hosts[rank], world.hosts[rank])):
-        known = own.addresses_of(host)
+    for name in dict.fromkeys((world.fast_hosts[rank], world.hosts[rank])):
+        known = own.addresses_of(name)
         if known:
             _, state = network.reach(str(known[0]), port, _PROBE_TIMEOUT)
-            texts.append(f"{host} ({known[0]}) {state}")
+            texts.append(f"{name} ({known[0]}) {state}")
         else:
-            texts.append(f"{host} does not resolve")
+            texts.append(f"{name} does not resolve")
     return f"; from here: {', '.join(texts)}"
 
 

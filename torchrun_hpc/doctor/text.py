@@ -11,10 +11,10 @@ from collections import defaultdict
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc.doctor.differences import names
 from torchrun_hpc.doctor.judgement import duration, is_measured, rate
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
 from torchrun_hpc.errors import count
+from torchrun_hpc.reporting.names import host, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def verdict(report: Report) -> str:
         )
     share = f"{len(blamed)} of {count(len(hosts), 'node')}"
     cause = "; look for what they share" if 1 < len(hosts) < 2 * len(blamed) else ""
-    return f"suspect: {names(blamed, hosts)} ({share}){cause}"
+    return f"suspect: {listed(host(n, hosts) for n in blamed)} ({share}){cause}"
 
 
 def ways(report: Report) -> list[Way]:
@@ -98,8 +98,8 @@ def pair_lines(report: Report) -> list[str]:
         way = worst(measured, key=lambda way: getattr(way, what))
         lines.append(
             f"{what}: median {_usual(what, measured)}, worst "
-            f"{write(getattr(way, what))} from {names([way.sender], hosts)} "
-            f"to {names([way.receiver], hosts)}"
+            f"{write(getattr(way, what))} from {host(way.sender, hosts)} "
+            f"to {host(way.receiver, hosts)}"
         )
     tried = dict.fromkeys(name for link in links for name in link["networks"])
     closed = [x for x in tried if not any(link["networks"].get(x) for link in links)]
@@ -129,7 +129,7 @@ def node_rows(report: Report) -> list[Row]:
     nodes = {node["rank"]: _described(node) for node in report["nodes"]}
     return [
         {
-            "node": names([rank], report["hosts"]),
+            "node": host(rank, report["hosts"]),
             "findings": " ".join(dict.fromkeys(codes[rank])),
             "latency": _usual("latency", sent[rank]),
             "sends": _usual("bandwidth", sent[rank]),

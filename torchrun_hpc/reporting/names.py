@@ -10,19 +10,29 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
-_NODES = 10
+_THINGS = 10
 _RANGES = 12
 
 
 def nodes(ranks: Sequence[int], plan: LaunchPlan) -> str:
     """Write nodes by name: ``n9 (node 0), n10 (node 1)``."""
     hosts = dict(enumerate(plan.world.hosts))
-    known = [
+    return listed(
         f"{hosts[rank]} (node {rank})" if hosts.get(rank) else f"node {rank}"
-        for rank in ranks[:_NODES]
-    ]
-    more = len(ranks) - _NODES
-    return ", ".join(known) + (f" and {more} more" if more > 0 else "")
+        for rank in ranks
+    )
+
+
+def host(rank: int, hosts: Sequence[str]) -> str:
+    """Return the name of a node, or its rank where it has none."""
+    return hosts[rank] or f"node {rank}"
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Write the first ten of some texts."""
+    known = [*texts]
+    more = len(known) - _THINGS
+    return ", ".join(known[:_THINGS]) + (f" and {more} more" if more > 0 else "")
 
 
 def ranges(ranks: Iterable[int], most: int = _RANGES) -> str:

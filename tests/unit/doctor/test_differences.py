@@ -15,7 +15,7 @@ from records import (
     records,
 )
 
-from torchrun_hpc.doctor.differences import findings, names
+from torchrun_hpc.doctor.differences import findings
 
 
 def differences(number, changes):
@@ -211,11 +211,6 @@ def test_three_values():
         "python: 3.13.0 on jwb0006; 3.11.7 on jwb0004, jwb0010; 3.12.3 on 13 others"
     ]
     assert finding["nodes"] == [3, 5, 9]
-
-
-def test_not_too_many_names():
-    assert names(range(16), HOSTS).endswith("jwb0010 and 6 more")
-    assert names([0, 1], ["n0", ""]) == "n0, node 1"
 
 
 def test_long_values_are_cut_to_where_they_differ():

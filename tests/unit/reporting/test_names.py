@@ -40,6 +40,10 @@ def test_nodes_whose_names_are_not_known(hosts):
     assert names.nodes([0, 2], plan(*hosts)) == "node 0, node 2"
 
 
+def test_a_node_by_name():
+    assert [names.host(rank, ["n0", ""]) for rank in (0, 1)] == ["n0", "node 1"]
+
+
 def every_other(number):
     return [2 * i for i in range(number)]
 
