@@ -224,16 +224,21 @@ def test_bad_nodes(shaped: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_torch_that_cannot_be_imported(shaped: Cluster, tmp_path: Path) -> None:
-    """Not even on node 0: all are examined all the same, and torch runs elsewhere."""
+    """Not even on node 0: all are examined all the same, and torch runs elsewhere.
+
+    So are they where a launch would be refused, because of a variable on one node.
+    """
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: not found')")
-    broken = f"test $SLURM_NODEID = 0 && export PYTHONPATH={tmp_path}; exec "
+    broken = f"test $SLURM_NODEID = 0 && export PYTHONPATH={tmp_path}; "
+    broken += "test $SLURM_NODEID = 1 && export PET_NNODES=2; exec "
     file = tmp_path / "report.json"
     done = shaped.srun(
         *STEP, "sh", "-c", f'{broken}"$@"', "sh", *DOCTOR, SMALL, f"--json={file}",
         env=JUELICH,
     )  # fmt: skip
     found = examined(done, file, 1)
-    assert found.suspects == [("HPC185", [0])]
+    assert found.suspects == [("HPC185", [0]), ("HPC070", [])]
+    assert found.text("HPC070").startswith("on jwb0002: PET_NNODES=2, but ")
     assert "libcudart.so: not found" in found.text("HPC185")
     assert {row["wrong"] for row in found.report["collectives"]} == {0}
     assert len(found.report["links"]) == 3
@@ -342,10 +347,14 @@ def test_each_task_a_worker(juelich: Cluster, tmp_path: Path) -> None:
     json_file.write_text(json.dumps(report))
     later = juelich.srun(
         *("-N2", "--ntasks-per-node=1"), *DOCTOR, SMALL, f"--compare={json_file}",
-        env=JUELICH,
+        *("--rdzv_backend=etcd", "--rdzv_endpoint=127.0.0.1:2379"), env=JUELICH,
     )  # fmt: skip
+    assert "HPC200 compared with 2 nodes of " in later.stderr
+    assert "other workers, or other sizes" in later.stderr
     assert "HPC194" in later.stdout
     assert "median bandwidth of the pairs" in later.stdout
+    # The nodes meet without the job's server, and say so.
+    assert "HPC199  advice   etcd at 127.0.0.1:2379 is not examined" in later.stdout
 
 
 @pytest.mark.parametrize("launcher", CHOSEN, ids=str, indirect=True)

@@ -50,6 +50,9 @@ def _run(argv: Sequence[str]) -> int:
         args, words = _parsed(argv)
         if not 0 < args.timeout < float("inf"):
             raise wrong_line(f"--timeout={args.timeout:g}: type seconds, such as 300")
+        for name in ("json", "html", "compare"):
+            if getattr(args, name) == "":
+                raise wrong_line(f"--{name}= has no file: a variable that is not set?")
         options = Options(_bytes(args.max_bytes), args.timeout)
         earlier = _earlier(args.compare) if args.compare else None
         if args.html and importlib.util.find_spec("matplotlib") is None:
@@ -61,7 +64,7 @@ def _run(argv: Sequence[str]) -> int:
                 everywhere=True,
             )
         try:
-            report = examine(words, options, _tell, known)
+            report = examine(words, options, _tell, known, argv)
         except NotMetError as error:
             found = error.report["findings"]
             details = [
@@ -74,6 +77,7 @@ def _run(argv: Sequence[str]) -> int:
     if report is None:
         return 0
     if earlier is not None:
+        _tell(Message("HPC200", comparison.scope(report, earlier)))
         report = comparison.with_slower(report, earlier)
     # All nodes have gone: there is nobody to be informed of a fault.
     is_written = _write(report, args)
@@ -127,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=TIMEOUT,
         metavar="SECONDS",
-        help=f"for the nodes to come ({TIMEOUT:.0f})",
+        help=f"for the nodes to come, and for any progress ({TIMEOUT:.0f})",
     )
     return parser
 
@@ -136,7 +140,9 @@ def _bytes(size: str) -> int:
     match = re.fullmatch(r"([1-9][0-9]{0,11})([KMG]?)i?B?", size)
     number = int(match[1]) * _UNITS[match[2]] if match else 0
     if number < 8:  # noqa: PLR2004 - the smallest size
-        raise wrong_line(f"--max-bytes={size}: type 8 or more, such as 512K, 16M or 1G")
+        raise wrong_line(
+            f"--max-bytes={size}: type a size of 8 bytes or more: 512K, 16M, 1G"
+        )
     return number
 
 

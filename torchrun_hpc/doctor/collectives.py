@@ -116,7 +116,7 @@ def _findings() -> list[Finding]:
     registry = importlib.import_module("torchrun_hpc.torch_compat.patches.registry")
     always = [patch for patch in registry.PATCHES if patch is not registry.fork_workers]
     return [
-        of_launcher(message.code, message.text, is_suspect=False)
+        of_launcher(message.code, message.text, [])
         for message in registry.left_out(registry.examine(always))
     ]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.doctor.judgement import duration, is_measured, rate
 from torchrun_hpc.doctor.results import Finding, worst_first
+from torchrun_hpc.errors import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ def with_slower(report: Report, earlier: Report) -> Report:
         report: Of this examination.
         earlier: Of the earlier one.
     """
-    since = earlier["started"][:10]
+    since = earlier["started"][:16]
     found = [
         Finding(
             code="HPC194",
@@ -41,6 +42,15 @@ def with_slower(report: Report, earlier: Report) -> Report:
         for what, now, before in _slower(report, earlier)
     ]
     return {**report, "findings": worst_first([*report["findings"], *found])}
+
+
+def scope(report: Report, earlier: Report) -> str:
+    """Say what can be compared, and with what."""
+    text = f"compared with {count(len(earlier['nodes']), 'node')} of "
+    text += earlier["started"][:16]
+    if not _comparable(report, earlier):
+        text += ", but for torch's collectives: other workers, or other sizes"
+    return text
 
 
 def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
@@ -74,15 +84,21 @@ def _slower_collectives(
     report: Report, earlier: Report
 ) -> Iterator[tuple[str, str, str]]:
     """Yield what is slower of the largest sizes; the small ones are noise."""
-    size_of = (sum(each["workers"] for each in r["nodes"]) for r in (report, earlier))
-    if len(set(size_of)) > 1 or report["backend"] != earlier["backend"]:
-        return
-    now, before = _largest(report), _largest(earlier)
-    for operation in now.keys() & before.keys():
-        row, old = now[operation], before[operation]
-        if row["size"] == old["size"] and row["time_s"] > _SLOWER * old["time_s"] > 0:
+    for row, old in _comparable(report, earlier):
+        operation = row["operation"]
+        if row["time_s"] > _SLOWER * old["time_s"] > 0:
             what = f"{operation} of {row['size']} bytes"
             yield what, duration(row["time_s"]), duration(old["time_s"])
+
+
+def _comparable(report: Report, earlier: Report) -> list[tuple[Collective, Collective]]:
+    """Return collectives of the same size, on as many workers, now and then."""
+    size_of = (sum(each["workers"] for each in r["nodes"]) for r in (report, earlier))
+    if len(set(size_of)) > 1 or report["backend"] != earlier["backend"]:
+        return []
+    now, before = _largest(report), _largest(earlier)
+    pairs = [(now[name], before[name]) for name in now if name in before]
+    return [(row, old) for row, old in pairs if row["size"] == old["size"]]
 
 
 def _largest(report: Report) -> dict[str, Collective]:

@@ -25,7 +25,9 @@ _NEAR = 0.05  # sizes that differ by no more than this share are equal
 
 # Variables of which each node may have its own value, and those that must be equal.
 _OWN = re.compile(r"\w+(VISIBLE_DEVICES|HOSTID|_FILE|_DIR)")
-_EQUAL = re.compile(r"(NCCL|RCCL|FI|UCX)_(?!DEBUG|LOG|\w*(IFNAME|HCA|DEVICES))\w+")
+_EQUAL = re.compile(
+    r"(NCCL|RCCL|FI|UCX)_(?!DEBUG|LOG|\w*(IFNAME|HCA|DEVICES))\w+|GLOO_SOCKET_IFNAME"
+)
 
 _ENVIRONMENT = (
     "use one environment on all nodes: in the job script, in front of the launcher, "
@@ -114,6 +116,7 @@ def _system(node: Node) -> Traits:
         "driver of the GPUs": node["driver"],
         "name of the job's interface": node["interface"],
         "number of CPUs": str(node["cores"]),
+        "number of workers": str(node["workers"]),
         "number of CPUs in the affinity mask": str(usable),
         # These follow from the size of the memory, where nobody has set them.
         "GiB of /dev/shm": round(shm / 2**30, 2),
@@ -122,9 +125,11 @@ def _system(node: Node) -> Traits:
 
 
 def _variables(node: Node, *, equal: bool) -> Traits:
+    # Where gloo's is not set, it is the job's interface.
+    usual = {("GLOO_SOCKET_IFNAME", node["interface"])}
     return {
         name: value
-        for name, value in node["variables"].items()
+        for name, value in node["variables"].items() - usual
         if not _OWN.fullmatch(name) and bool(_EQUAL.fullmatch(name)) == equal
     }
 

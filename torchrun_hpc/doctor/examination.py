@@ -131,6 +131,7 @@ def examine(
     options: Options,
     tell: Callable[[Message], None],
     known: Known,
+    words: Sequence[str] | None = None,
 ) -> Report | None:
     """Examine the nodes of this step; see `torchrun_hpc.doctor.examine`.
 
@@ -139,8 +140,9 @@ def examine(
         options: What the user chose beside.
         tell: Shows a person how far it is.
         known: What is known where a fault is raised; filled in.
+        words: The same line with the doctor's own options, to suggest another one.
     """
-    command = shlex.join([*COMMAND.split(), *argv])
+    command = shlex.join([*COMMAND.split(), *(argv if words is None else words)])
     with environment.without_empty_options():
         seen = known.preflight = preflight(command, exchange=True)
         if seen.job is not None and seen.job.pmi_is_open:
@@ -150,24 +152,28 @@ def examine(
             raise wrong_line(
                 f"{line.unknown[0]} is no option of the doctor or torchrun"
             )
+        if "hpc_dry_run" in line.options:
+            raise wrong_line(
+                f"{line.options['hpc_dry_run']}: the doctor has no dry run"
+            )
         here = place.find(seen, line, known)
     variables = {k: str(v.value) for k, v in here.plan.environment.items()}
-    environ = of_workers = {**seen.environ, **variables}
+    environ = {**seen.environ, **variables}
     if here.plan.world.nodes == 2:  # noqa: PLR2004
         # A tree of two nodes exceeds what the interface carries: nccl-tests#196.
-        of_workers = {"NCCL_ALGO": "Ring", **environ}
+        environ.setdefault("NCCL_ALGO", "Ring")
     is_alone = here.task.size == 1
     address = LOOPBACK if is_alone else here.address or LOOPBACK
     with (
         contextlib.closing(Links(here.plan.launch_id, here.address)) as links,
-        Workers(here.workers, of_workers, address) as workers,
+        Workers(here.workers, environ, address) as workers,
     ):
         examiner = Examiner(here, options, tell, links, workers)
         try:
             with met(here.tasks_plan, environ, options.timeout, tell) as board:
-                return examiner.run(board, environ)
+                return examiner.run(board, seen.environ)
         except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
-            own = (examiner.own or examiner.look(environ))["node"]
+            own = (examiner.own or examiner.look(seen.environ))["node"]
             if own:
                 own["torch"] = workers.torch(_IMPORT_TIMEOUT)
             found = summary.Found(nodes=[own] if own else [])
@@ -321,7 +327,7 @@ class Examiner:
     def _conduct(self, board: Board) -> Report:
         found, size = self._found, self._here.task.size
         keys = {rank: f"task/{rank}" for rank in range(size)}
-        came = self._wait(board, keys, "have not come yet")
+        came = self._wait(board, keys, "tasks have not come yet")
         known = {rank: _received(value, TaskRecord) for rank, value in came.items()}
         tasks = [
             known[rank] for rank in sorted(known) if self._is_valid(known[rank], rank)
@@ -352,7 +358,7 @@ class Examiner:
         """Wait until torch is imported; return the tasks that have one."""
         keys = {task["rank"]: f"torch/{task['rank']}" for task in tasks}
         limit = _IMPORT_TIMEOUT + _GRACE
-        came = self._wait(board, keys, "have not imported torch yet", limit)
+        came = self._wait(board, keys, "tasks have not imported torch yet", limit)
         able = []
         for task in tasks:
             torch = _received(came.get(task["rank"]), Torch)
@@ -375,10 +381,10 @@ class Examiner:
         number, links = sum(map(len, wanted)), dict[Any, Link]()
         if number:
             again = (_LOOKS - 1) * _ROUNDS_AGAIN * (len(members) // 2)
-            most = (number + min(again, 2 * number)) * 2 * MOST_BYTES / 2**30
+            most = (number + min(again, 2 * number)) * 2 * MOST_BYTES
             self._progress(
                 f"{count(len(members), 'node')}: {count(number, 'pair')} in "
-                f"{count(len(wanted), 'round')}, at most {most:.1f} GiB of traffic"
+                f"{count(len(wanted), 'round')}, at most {_size(most)} of traffic"
             )
         for turn in range(_LOOKS):
             if turn:
@@ -390,7 +396,7 @@ class Examiner:
             self._measure(board, members, wanted, turn)
             left = {each["rank"] for each in members} - self._found.hung.keys()
             keys = {rank: f"measured/{turn}/{rank}" for rank in left}
-            ended = self._wait(board, keys, "still measure pairs", are_nodes=True)
+            ended = self._wait(board, keys, "nodes still measure pairs", are_nodes=True)
             hung = left - ended.keys()
             self._found.hung |= dict.fromkeys(hung, "while the pairs were measured")
             for pair in itertools.chain(*wanted):
@@ -406,10 +412,10 @@ class Examiner:
         size = sum(task["workers"] for task in able)
         if size > 1:
             settings = self._settings(able, size)
-            most = _MOVED * self._options.max_bytes / 2**30
+            most = _size(_MOVED * self._options.max_bytes)
             self._progress(
-                f"torch's collectives on {count(size, 'worker')}, at most {most:.1f} "
-                "GiB in and out of each"
+                f"torch's collectives on {count(size, 'worker')}, at most {most} in "
+                "and out of each"
             )
         elif self._here.task.size * self._here.workers > 1:
             reason = "fewer than two workers are able to, see the other findings"
@@ -418,7 +424,7 @@ class Examiner:
             board.put(f"workers/{rank}", settings.get(rank, []))
         self._work(board)
         keys = {rank: f"worked/{rank}" for rank in settings}
-        what, limit = "have not ended torch's collectives", self._limit + _GRACE
+        what, limit = "tasks have not ended torch's collectives", self._limit + _GRACE
         came = self._wait(board, keys, what, limit)
         failed: dict[int, tuple[str, str]] = {}
         for task in able if settings else ():
@@ -516,6 +522,12 @@ class Examiner:
 
     def _progress(self, text: str) -> None:
         self._tell(Message("HPC177", text))
+
+
+def _size(number: float) -> str:
+    """Write a number of bytes."""
+    is_large = number >= 2**30
+    return f"{number / 2**30:.1f} GiB" if is_large else f"{number / 2**20:.1f} MiB"
 
 
 def _received(value: Any, form: Any) -> Any:

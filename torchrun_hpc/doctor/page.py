@@ -53,6 +53,7 @@ def write(report: Report) -> str:
     with style.context(["default", _SETTINGS]):
         maps = _maps(report)
         curves = _curves(report["collectives"], report["backend"])
+    lines = "<br>\n".join(map(escape, text.pair_lines(report)))
     return _PAGE.format(
         style=_STYLE,
         title=escape(text.title(report)),
@@ -62,8 +63,7 @@ def write(report: Report) -> str:
         verdict=escape(text.verdict(report)),
         exclude=escape(exclude(report)),
         findings=_table("findings", findings),
-        pairs="<br>\n".join(map(escape, text.pair_lines(report))),
-        maps=maps,
+        pairs=_PAIRS.format(lines=lines, maps=maps) if report["links"] else "",
         curves=curves,
         collectives=_table("collectives", text.collective_rows(report["collectives"])),
         nodes=_table("nodes", text.node_rows(report)),
@@ -199,13 +199,7 @@ _PAGE = """<!DOCTYPE html>
 <p class="verdict {kind}"><strong>{verdict}</strong><br><code>{exclude}</code></p>
 <h2>Findings</h2>
 {findings}
-<h2>Pairs of nodes</h2>
-<p>{pairs}</p>
-<div class="pictures">
-{maps}</div>
-<p>The latency is that of small messages over TCP, there and back, the tenth percentile;
-the bandwidth that of one connection. Of several looks at a pair the best figures count.
-</p>
+{pairs}
 <h2>Collectives</h2>
 {curves}
 <details>
@@ -220,6 +214,15 @@ what the hardware can do.</p>
 </main>
 </body>
 </html>
+"""
+
+_PAIRS = """<h2>Pairs of nodes</h2>
+<p>{lines}</p>
+<div class="pictures">
+{maps}</div>
+<p>The latency is that of small messages over TCP, there and back, the tenth percentile;
+the bandwidth that of one connection. Of several looks at a pair the best figures count.
+</p>
 """
 
 _STYLE = """

@@ -30,7 +30,6 @@ from torchrun_hpc.setting import Setting
 if TYPE_CHECKING:
     from torchrun_hpc.commandline.command_line import CommandLine
     from torchrun_hpc.doctor.results import Finding
-    from torchrun_hpc.errors import Message
     from torchrun_hpc.launching.abort import Known
     from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous
     from torchrun_hpc.planning.preflight import Preflight
@@ -115,15 +114,21 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
         check_port(plan)
     except LaunchError as fault:
         elsewhere = abort.meeting_place(known)
-        if elsewhere is None or fault.everywhere:  # what is typed is wrong
+        # What is typed is wrong everywhere; a variable may be so on this node only.
+        is_typed = fault.everywhere and not _has_variables(line)
+        if elsewhere is None or is_typed:
             raise
         plan = elsewhere
-        findings.append(of_launcher(fault.code, str(fault), is_suspect=True))
+        own = [plan.world.node_rank]
+        findings.append(of_launcher(fault.code, str(fault), own, is_suspect=True))
     known.plan = plan
-    findings += [
-        of_launcher(message.code, message.text, is_suspect=False)
-        for message in _warnings(plan)
-    ]
+    findings += _warnings(plan)
+    if _is_etcd(plan):
+        text = (
+            f"etcd at {plan.rendezvous.endpoint} is not examined: the doctor's nodes "
+            "meet without it"
+        )
+        findings.append(of_launcher("HPC199", text, []))
     task = Task(plan.world.node_rank, plan.world.nodes)
     if mode.is_direct and seen.job is not None:
         task = seen.job.task
@@ -154,10 +159,22 @@ def _workers(setting: Setting, seen: Preflight) -> int:
     return likely_workers(setting, seen.environ, cpus, gpu_files())
 
 
-def _warnings(plan: LaunchPlan) -> tuple[Message, ...]:
+def _has_variables(line: CommandLine) -> bool:
+    return any(name not in line.words for name in line.options)
+
+
+def _is_etcd(plan: LaunchPlan) -> bool:
+    return plan.rendezvous.backend.startswith("etcd")
+
+
+def _warnings(plan: LaunchPlan) -> list[Finding]:
     """Return what the launcher would warn of; what all nodes find, the first one."""
     shared = plan.messages.advice if plan.world.report_rank == 0 else ()
-    return (*plan.messages.warnings, *shared)
+    own = [plan.world.node_rank]
+    return [
+        *(of_launcher(each.code, each.text, own) for each in plan.messages.warnings),
+        *(of_launcher(each.code, each.text, []) for each in shared),
+    ]
 
 
 def _rank_as_typed(plan: LaunchPlan, line: CommandLine) -> int:
@@ -192,7 +209,7 @@ def _tasks_plan(plan: LaunchPlan, task: Task, hostname: str) -> LaunchPlan:
     world = replace(
         own, nodes=task.size, node_rank=task.rank, hosts=hosts, report_rank=task.rank
     )
-    if plan.mode is not Mode.SEVERAL_NODES or where.backend.startswith("etcd"):
+    if plan.mode is not Mode.SEVERAL_NODES or _is_etcd(plan):
         where = _own_rendezvous(plan, is_first=is_first)
     where = replace(where, backend=SCHEDULER, coordinator=where.coordinator or 0)
     return replace(plan, world=world, rendezvous=where)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from torchrun_hpc.reporting import console
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -138,7 +136,7 @@ class Node(TypedDict):
         versions: Of ``python``, ``torchrun_hpc``, the kernel, and libfabric's plugin
             for NCCL.
         torch: Torch, where it was looked at.
-        variables: Those that matter, which are set.
+        variables: Those that matter, which somebody has set.
         findings: What the launcher itself would say on this node.
     """
 
@@ -274,12 +272,18 @@ class NotMetError(Exception):
         self.report = report
 
 
-def of_launcher(code: str, text: str, *, is_suspect: bool) -> Finding:
+def of_launcher(
+    code: str, text: str, nodes: list[int], *, is_suspect: bool = False
+) -> Finding:
     """Return what the launcher itself says; its text has the remedy.
 
-    It blames no node: another one would not cure what is set or typed.
+    Args:
+        code: Its code.
+        text: What it says.
+        nodes: Where it says it; empty if it is the same everywhere.
+        is_suspect: Whether it would refuse to start.
     """
-    return Finding(code=code, text=text, remedy="", nodes=[], is_suspect=is_suspect)
+    return Finding(code=code, text=text, remedy="", nodes=nodes, is_suspect=is_suspect)
 
 
 def no_torch(problem: str) -> Torch:
@@ -290,12 +294,14 @@ def no_torch(problem: str) -> Torch:
 
 
 def printable(value: Any) -> Any:
-    """Return plain data without what a terminal would act on."""
+    """Return plain data, where what a terminal would act on is written as an escape."""
     if isinstance(value, dict):
         return {printable(key): printable(part) for key, part in value.items()}
     if isinstance(value, list):
         return [printable(part) for part in value]
-    return console.printable(value, len(value)) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+    return value
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import __version__, network
 from torchrun_hpc.doctor import checks, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
-from torchrun_hpc.reporting.names import host, ranges
+from torchrun_hpc.reporting.names import host, listed, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,8 +71,8 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         *_absent(found, here, hosts, timeout),
         *judgement.findings(links, hosts),
         *checks.findings(found.nodes, hosts),
-        *judgement.of_collectives(found.rows, found.problems),
         *_of_launcher(found.nodes, hosts, is_direct=plan.mode.is_direct),
+        *judgement.of_collectives(found.rows, found.problems),
     ]
     started = datetime.fromtimestamp(found.started, timezone.utc)
     return Report(
@@ -139,14 +140,23 @@ def _seen_from_here(rank: int, here: Place) -> str:
 def _of_launcher(
     nodes: Sequence[Node], hosts: Sequence[str], *, is_direct: bool
 ) -> list[Finding]:
-    """Return what the launcher would say; the same of several nodes once."""
-    found: dict[tuple[str, str], Finding] = {}
+    """Return what the launcher would say; the same of several nodes once.
+
+    It blames no node: another one would not cure what is set or typed.
+    """
+    texts: dict[tuple[str, str], Finding] = {}
+    ranks = defaultdict[tuple[str, str], list[int]](list)
     for node in nodes:
-        torch = node["torch"]
-        of_torch = torch["findings"] if torch and not is_direct else []
+        of_torch = node["torch"]["findings"] if node["torch"] and not is_direct else []
         for finding in (*node["findings"], *of_torch):
-            is_own = finding["is_suspect"] or finding in of_torch
-            where = f"on {hosts[node['rank']]}: " if is_own and len(hosts) > 1 else ""
             key = finding["code"], finding["text"]
-            found.setdefault(key, {**finding, "text": where + finding["text"]})
-    return [*found.values()]
+            texts.setdefault(key, finding)
+            if finding["nodes"] or finding in of_torch:
+                ranks[key].append(node["rank"])
+    found = []
+    for key, finding in texts.items():
+        is_of_all = len(ranks[key]) in {0, len(hosts)}
+        where = listed(host(rank, hosts) for rank in ranks[key])
+        text = finding["text"] if is_of_all else f"on {where}: {finding['text']}"
+        found.append(Finding(**{**finding, "text": text, "nodes": []}))
+    return found

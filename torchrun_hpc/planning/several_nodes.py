@@ -253,7 +253,7 @@ def _check_nnodes(inputs: Inputs, job: Job) -> None:
     raise LaunchError(
         "HPC070",
         f"{setting}, but this was started on {count(nodes, 'node')} "
-        f"({job.provenance['nodes']}). Leave the option out, or {fix}",
+        f"({job.provenance['nodes']}). Leave it out, or {fix}",
         everywhere=True,
     )
 

@@ -223,3 +223,13 @@ def test_long_values_are_cut_to_where_they_differ():
         f"LD_LIBRARY_PATH: ...{'b' * 60} on jwb0002; ...{'a' * 60} on 2 others"
     ]
     assert not finding["is_suspect"]
+
+
+def test_another_interface_than_the_jobs():
+    """Which is the usual one, whether it is set or not."""
+    changes = {1: variables(GLOO_SOCKET_IFNAME="eth0")}
+    changes[2] = variables(GLOO_SOCKET_IFNAME="ib0")
+    texts, (finding,) = differences(3, changes)
+    assert texts == ["GLOO_SOCKET_IFNAME: eth0 on jwb0002; not set on 2 others"]
+    assert (finding["is_suspect"], finding["nodes"]) == (True, [])
+    assert differences(3, dict.fromkeys(range(3), changes[1]))[0] == []

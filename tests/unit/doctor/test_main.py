@@ -36,7 +36,7 @@ def wrong(capsys, *argv):
 @pytest.mark.parametrize("size", ["", "much", "-1", "0", "7", "1.5M", "1T", "M"])
 def test_a_wrong_size(size, capsys):
     line = wrong(capsys, f"--max-bytes={size}")
-    assert f"HPC010 --max-bytes={size}: type 8 or more" in line
+    assert f"HPC010 --max-bytes={size}: type a size of 8 bytes or more" in line
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,9 @@ def test_sizes(size, number):
         (["--timeout=0"], "--timeout=0: type seconds"),
         (["--timeout=-3"], "--timeout=-3: type seconds"),
         (["--json"], "argument --json: expected one argument"),
+        (["--json="], "--json= has no file"),
+        (["--compare", ""], "--compare= has no file"),
+        (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has no dry run"),
         (["--nproc_per_node=0"], "--nproc_per_node=0: type a number"),
         (["--nproc-per-node=two"], "--nproc_per_node=two: type a number"),
         (["--nnodes=2", "--node_rank=2", "--master_addr=127.0.0.1"], "nodes 0 to 1"),

@@ -70,7 +70,7 @@ def test_other_schedulers_have_no_such_option(scheduler, option):
 def test_what_others_have_set_is_made_printable():
     """Or it would be refused where it arrives, with all the rest."""
     found = results.printable({"a\r": ["eth9\r", 1, None, {"b": "\x1b[1m"}]})
-    assert found == {"a ": ["eth9 ", 1, None, {"b": " [1m"}]}
+    assert found == {"a\\r": ["eth9\\r", 1, None, {"b": "\\x1b[1m"}]}
 
 
 def test_the_documentation_has_all_fields():

@@ -13,8 +13,9 @@ from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import Task
 
 DIRECT = next(mode for mode in Mode if mode.is_direct)
-UNFIT = results.of_launcher("HPC080", "torch 9.9 has changed it", is_suspect=False)
-WRONG = results.of_launcher("HPC054", "no interface none0", is_suspect=True)
+UNFIT = results.of_launcher("HPC080", "torch 9.9 has changed it", [])
+WRONG = results.of_launcher("HPC054", "no interface none0", [1], is_suspect=True)
+ADVICE = results.of_launcher("HPC092", "4 workers share 2 CPUs", [])
 
 
 def report_of(mode=Mode.SEVERAL_NODES, tasks=3, **found):
@@ -52,15 +53,19 @@ def test_a_node_that_has_stopped_to_answer():
     assert texts_of(report) == {text: [2]}
 
 
-def test_what_the_launcher_says():
-    """What is wrong on a node has its name; a torch that has changed, in one mode."""
+@pytest.mark.parametrize(
+    ("ranks", "where"),
+    [([1], "on jwb0002: "), ([1, 2], "on jwb0002, jwb0003: "), ([0, 1, 2], "")],
+)
+def test_what_the_launcher_says(ranks, where):
+    """What is wrong on some nodes names them, and blames none."""
     nodes = [make_node(rank) for rank in range(3)]
-    for node in nodes[1:]:
-        node["findings"] = [WRONG]
-        node["torch"]["findings"] = [UNFIT]
-    wrong = "on jwb0002: no interface none0"
-    unfit = "on jwb0002: torch 9.9 has changed it"
+    nodes[0]["findings"] = [ADVICE]
+    for rank in ranks:
+        nodes[rank]["findings"] = [*nodes[rank]["findings"], WRONG]
+        nodes[rank]["torch"]["findings"] = [UNFIT]
+    wrong, unfit = (f"{where}{finding['text']}" for finding in (WRONG, UNFIT))
     agents = report_of(nodes=nodes, came={0, 1, 2})
-    assert texts_of(agents) == {wrong: [], unfit: []}
-    tasks = report_of(DIRECT, nodes=nodes, came={0, 1, 2})
-    assert texts_of(tasks) == {wrong: []}
+    assert texts_of(agents) == {wrong: [], unfit: [], ADVICE["text"]: []}
+    tasks = report_of(DIRECT, nodes=nodes, came={0, 1, 2})  # torch is not changed there
+    assert texts_of(tasks) == {wrong: [], ADVICE["text"]: []}

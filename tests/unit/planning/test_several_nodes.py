@@ -310,7 +310,7 @@ def test_numbers_of_nodes_that_do_not_fit(nnodes, allocated, fix, rank):
     )
     line = f"type: srun --nodes={fix} --ntasks={fix} --ntasks-per-node=1 {COMMAND}"
     words = line if isinstance(fix, int) else f"start it on {fix} nodes"
-    assert str(error).endswith(f". Leave the option out, or {words}")
+    assert str(error).endswith(f". Leave it out, or {words}")
     assert error.everywhere
 
 
