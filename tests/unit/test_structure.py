@@ -80,7 +80,6 @@ TESTED_IN = {
     "commandline.torchrun_parser": "dropin/test_options.py",
     "commandline.validation": "dropin/test_options.py",
     "doctor.__main__": "cluster/test_doctor.py",
-    "doctor.examination": "cluster/test_doctor.py",
     "doctor.board": "cluster/test_doctor.py",
     "doctor.place": "cluster/test_doctor.py",
     "launching.agent": "dropin/test_launch.py",

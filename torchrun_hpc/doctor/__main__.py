@@ -156,17 +156,16 @@ def _earlier(file: str) -> Report:
     Raises:
         LaunchError: It is none.
     """
+    problem = f"it is no report of the form {results.SCHEMA}"
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))
         check_form(found, results.Report)
-    except OSError as error:
-        problem = error.strerror
-    except (ValueError, TypeError, KeyError, RecursionError):
-        problem = f"it is no report of the form {results.SCHEMA}"
-    else:
         if found["schema"] == results.SCHEMA:
             return cast("Report", found)
-        problem = f"its form is {found['schema']}, and not {results.SCHEMA}"
+    except OSError as error:
+        problem = str(error.strerror)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
     raise LaunchError(
         "HPC195", f"--compare={file} cannot be read: {problem}", everywhere=True
     )

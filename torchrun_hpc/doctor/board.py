@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.client import Client
 
-# Seconds of an examination: the coordinator gives up nobody for being silent, because
-# task 0 has a limit for each wait. All give up a coordinator that is silent for so long
-# at least.
+# Seconds of an examination: a coordinator on task 0 gives up nobody for being silent,
+# because task 0 has a limit for each wait. Whoever is silent for so long at least is
+# given up elsewhere: the coordinator by others, and task 0 by a coordinator.
 _LONGEST = 3600
 _SILENCE = 15
 
@@ -96,7 +96,7 @@ def met(
         max_restarts=0,
         join_timeout=_LONGEST,
         silence_timeout=_LONGEST
-        if plan.rendezvous.is_coordinator
+        if plan.rendezvous.is_coordinator and plan.world.node_rank == 0
         else max(_SILENCE, int(timeout)),
     )
     connection = Connection(

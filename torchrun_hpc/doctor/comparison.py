@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # A figure that is worse than before by this factor, or more, is a finding.
 _SLOWER = 1.25
 _LATER, _LATER_S = 2.0, 1e-4  # of latencies, which are short
+_LARGE = 2**20  # bytes of a collective; times of smaller ones are noise
 
 
 def with_slower(report: Report, earlier: Report) -> Report:
@@ -49,7 +50,8 @@ def scope(report: Report, earlier: Report) -> str:
     text = f"compared with {count(len(earlier['nodes']), 'node')} of "
     text += earlier["started"][:16]
     if not _comparable(report, earlier):
-        text += ", but for torch's collectives: other workers, or other sizes"
+        text += ", but for torch's collectives: they are of other workers, another "
+        text += "backend, or have no size of 1 MiB or more in common"
     return text
 
 
@@ -83,7 +85,7 @@ def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
 def _slower_collectives(
     report: Report, earlier: Report
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield what is slower of the largest sizes; the small ones are noise."""
+    """Yield what is slower of the largest sizes that both have."""
     for row, old in _comparable(report, earlier):
         operation = row["operation"]
         if row["time_s"] > _SLOWER * old["time_s"] > 0:
@@ -92,16 +94,20 @@ def _slower_collectives(
 
 
 def _comparable(report: Report, earlier: Report) -> list[tuple[Collective, Collective]]:
-    """Return collectives of the same size, on as many workers, now and then."""
-    size_of = (sum(each["workers"] for each in r["nodes"]) for r in (report, earlier))
-    if len(set(size_of)) > 1 or report["backend"] != earlier["backend"]:
+    """Return the largest size of each operation, on as many workers, now and then."""
+    workers, backends = (
+        {sum(node["workers"] for node in each["nodes"]) for each in (report, earlier)},
+        {each["backend"] for each in (report, earlier)},
+    )
+    if len(workers) > 1 or len(backends) > 1:
         return []
-    now, before = _largest(report), _largest(earlier)
-    pairs = [(now[name], before[name]) for name in now if name in before]
-    return [(row, old) for row, old in pairs if row["size"] == old["size"]]
-
-
-def _largest(report: Report) -> dict[str, Collective]:
-    """Return the largest size of each operation of all workers."""
-    rows = sorted(report["collectives"], key=lambda row: row["size"])
-    return {row["operation"]: row for row in rows if not row["scope"]}
+    now, before = (
+        {
+            (row["operation"], row["size"]): row
+            for row in sorted(each["collectives"], key=lambda row: row["size"])
+            if not row["scope"] and row["size"] >= _LARGE
+        }
+        for each in (report, earlier)
+    )
+    common = {key[0]: (now[key], before[key]) for key in now if key in before}
+    return [*common.values()]  # of each operation the last one, which is the largest

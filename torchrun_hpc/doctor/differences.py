@@ -126,11 +126,12 @@ def _system(node: Node) -> Traits:
 
 def _variables(node: Node, *, equal: bool) -> Traits:
     # Where gloo's is not set, it is the job's interface.
-    usual = {("GLOO_SOCKET_IFNAME", node["interface"])}
+    usual = "GLOO_SOCKET_IFNAME", node["interface"]
     return {
         name: value
-        for name, value in node["variables"].items() - usual
+        for name, value in node["variables"].items()
         if not _OWN.fullmatch(name) and bool(_EQUAL.fullmatch(name)) == equal
+        if (name, value) != usual
     }
 
 

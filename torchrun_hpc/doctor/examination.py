@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import shlex
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
@@ -35,7 +36,7 @@ from torchrun_hpc.doctor import judgement, node, pairs, place, results, summary
 from torchrun_hpc.doctor.board import met
 from torchrun_hpc.doctor.link import MOST_BYTES, SILENT, Links, Peer
 from torchrun_hpc.doctor.results import Collective, Link, Node, NotMetError, Torch
-from torchrun_hpc.doctor.workers import Workers
+from torchrun_hpc.doctor.workers import NO_END, Workers
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.launching import environment
 from torchrun_hpc.launching.preflight import preflight
@@ -76,9 +77,9 @@ _LOOKS, _ROUNDS_AGAIN = 3, 4
 _GIVEN_UP = 2  # nodes that got no answer of one: the others do not try
 _USUAL_MTU = 1500
 
-# How often a worker sends the largest size, at most: 22 times each size, where all but
-# the largest two are a quarter of the next one; all_reduce twice as much as the others.
-_MOVED = 22 * 5 * 7 / 3
+# How often a worker sends the largest size in one operation, at most: 22 times each
+# size, where all but the largest two are a quarter of the next one.
+_REPEATED = 22 * 7 / 3
 
 
 class Options(NamedTuple):
@@ -189,7 +190,8 @@ def _why(error: Exception, here: Place, options: Options) -> Message:
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
         return messages.failed(failure, here.tasks_plan)
-    text = "node 0 does not answer any more, so that this is all there is"
+    rank = here.tasks_plan.rendezvous.coordinator
+    text = f"node {rank} does not answer any more, so that this is all there is"
     return Message("HPC198", text)
 
 
@@ -334,7 +336,6 @@ class Examiner:
         ]
         found.missing = sorted(keys.keys() - {task["rank"] for task in tasks})
         found.nodes = [task["node"] for task in tasks if task["node"] is not None]
-        found.came = {task["node_rank"] for task in tasks}
         able = self._conduct_torch(board, tasks)
         self._conduct_pairs(board)
         lost = {*judgement.unusable(found.links), *found.hung}
@@ -412,7 +413,10 @@ class Examiner:
         size = sum(task["workers"] for task in able)
         if size > 1:
             settings = self._settings(able, size)
-            most = _size(_MOVED * self._options.max_bytes)
+            # Sums go twice, gather once, and the root of a tree sends to all branches.
+            moved = _REPEATED * (2 + 1 + 2 + math.ceil(math.log2(size)))
+            again = 1 + (len({task["node_rank"] for task in able}) < size)  # in nodes
+            most = _size(moved * again * self._options.max_bytes)
             self._progress(
                 f"torch's collectives on {count(size, 'worker')}, at most {most} in "
                 "and out of each"
@@ -426,7 +430,7 @@ class Examiner:
         keys = {rank: f"worked/{rank}" for rank in settings}
         what, limit = "tasks have not ended torch's collectives", self._limit + _GRACE
         came = self._wait(board, keys, what, limit)
-        failed: dict[int, tuple[str, str]] = {}
+        failed: list[tuple[str, Ended]] = []
         for task in able if settings else ():
             ended = _received(came.get(task["rank"]), Ended)
             if ended is None:
@@ -435,12 +439,8 @@ class Examiner:
             found.backend = found.backend or ended["backend"]
             found.rows += ended["rows"]
             if ended["problem"]:
-                failed[ended["order"]] = task["host"], ended["problem"]
-        if failed:
-            host, problem = failed[min(failed)]
-            later = count(len(failed) - 1, "other task")
-            also = f"; {later} failed after it" if len(failed) > 1 else ""
-            found.problems[host] = problem + also
+                failed.append((task["host"], ended))
+        found.problems |= _cause(failed)
 
     def _settings(
         self, able: Sequence[TaskRecord], size: int
@@ -522,6 +522,28 @@ class Examiner:
 
     def _progress(self, text: str) -> None:
         self._tell(Message("HPC177", text))
+
+
+def _cause(failed: Sequence[tuple[str, Ended]]) -> dict[str, str]:
+    """Return where torch's collectives failed first, and why; nothing if they did not.
+
+    Args:
+        failed: Names of nodes, and how it ended there.
+    """
+
+    def order(each: tuple[str, Ended]) -> tuple[bool, bool, int]:
+        problem = each[1]["problem"]
+        is_late, is_killed = problem.startswith(NO_END), "was killed by" in problem
+        return is_late, not is_killed, each[1]["order"]
+
+    if not failed:
+        return {}
+    host, ended = min(failed, key=order)
+    if ended["problem"].startswith(NO_END):  # on all, whichever hangs
+        return {"all tasks": ended["problem"]}
+    others = count(len(failed) - 1, "other task")
+    also = f"; {others} failed after it" if len(failed) > 1 else ""
+    return {host: ended["problem"] + also}
 
 
 def _size(number: float) -> str:

@@ -115,8 +115,8 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
     except LaunchError as fault:
         elsewhere = abort.meeting_place(known)
         # What is typed is wrong everywhere; a variable may be so on this node only.
-        is_typed = fault.everywhere and not _has_variables(line)
-        if elsewhere is None or is_typed:
+        is_own = not fault.everywhere or _is_of_variable(fault, line)
+        if elsewhere is None or not is_own:
             raise
         plan = elsewhere
         own = [plan.world.node_rank]
@@ -124,6 +124,11 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
     known.plan = plan
     findings += _warnings(plan)
     if _is_etcd(plan):
+        if mode is Mode.AS_TYPED:
+            raise wrong_line(
+                f"--rdzv_backend={plan.rendezvous.backend}: the doctor's nodes meet "
+                "without etcd; type --rdzv_backend=c10d, and a node as the endpoint"
+            )
         text = (
             f"etcd at {plan.rendezvous.endpoint} is not examined: the doctor's nodes "
             "meet without it"
@@ -159,8 +164,11 @@ def _workers(setting: Setting, seen: Preflight) -> int:
     return likely_workers(setting, seen.environ, cpus, gpu_files())
 
 
-def _has_variables(line: CommandLine) -> bool:
-    return any(name not in line.words for name in line.options)
+def _is_of_variable(fault: LaunchError, line: CommandLine) -> bool:
+    """Say whether a fault is about an option that a variable has set."""
+    options = line.options.items()
+    variables = (str(setting) for name, setting in options if name not in line.words)
+    return any(variable in str(fault) for variable in variables)
 
 
 def _is_etcd(plan: LaunchPlan) -> bool:

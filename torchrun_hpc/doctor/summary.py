@@ -33,7 +33,6 @@ class Found:
         rows: Torch's collectives.
         backend: Of these.
         problems: Why they did not end, by the name of the node.
-        came: Ranks of the nodes of which a task has come.
         missing: Ranks of the tasks that have not come, or cannot be understood.
         hung: Ranks of nodes that have stopped to answer, and when that was.
         started: When it began.
@@ -44,7 +43,6 @@ class Found:
     rows: list[Collective] = field(default_factory=list)
     backend: str = ""
     problems: dict[str, str] = field(default_factory=dict)
-    came: set[int] = field(default_factory=set)
     missing: list[int] = field(default_factory=list)
     hung: dict[int, str] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
@@ -96,10 +94,11 @@ def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
     """Say which nodes have not come, and which have stopped to answer."""
-    absent = [rank for rank in range(len(hosts)) if rank not in found.came]
+    came = {node["rank"] for node in found.nodes}
+    absent = [rank for rank in range(len(hosts)) if rank not in came]
     who = [(host(rank, hosts), [rank]) for rank in absent]
-    if not absent:
-        who = [(f"a part of the tasks ({ranges(found.missing)})", [])]
+    if here.plan.mode.is_direct:
+        who.append((f"a part of the tasks ({ranges(found.missing)})", []))
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
         seen = _seen_from_here(nodes[0], here) if is_probed else ""

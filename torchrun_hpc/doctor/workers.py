@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.collectives import Settings
     from torchrun_hpc.doctor.results import Collective, Torch
 
+# The beginning of the problem where it is not known which worker hangs.
+NO_END = "no end"
+
 _PROGRAM = ("-m", "torchrun_hpc.doctor.collectives")
 # Seconds: to be killed, where it may hang in the kernel; between two questions.
 _KILL_TIMEOUT = 2.0
@@ -193,7 +196,7 @@ class Workers:
             if is_over():
                 return "", ""
             if time.monotonic() >= end:
-                return "", f"has waited {timeout:g} s for the others in vain{last}"
+                return "", f"{NO_END} within {timeout:g} s{last}"
             for row in _read(self._workers, min(end, time.monotonic() + _POLL)):
                 on_row(row)
                 last = f", after {row['operation']} of {row['size']} B"

@@ -60,6 +60,38 @@ def test_collectives_of_the_same_size_on_as_many_workers():
     )
 
 
+def test_a_network_on_which_large_sizes_are_left_out_now():
+    """Because they take too long: the largest that both have is compared."""
+    earlier = make_report(4)
+    report = slower(earlier, time_s=10)
+    size = max(row["size"] for row in report["collectives"])
+    report["collectives"] = [x for x in report["collectives"] if x["size"] < size]
+    assert len(compared(report, earlier)) == 4
+    assert (
+        comparison.scope(report, earlier) == "compared with 4 nodes of 2026-11-23T01:02"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"collectives": []},
+        {"backend": "gloo"},
+        {"nodes": make_report(8)["nodes"]},
+        {
+            "collectives": [
+                x for x in make_report(4)["collectives"] if x["size"] < 2**20
+            ]
+        },
+    ],
+)
+def test_collectives_that_cannot_be_compared(changes):
+    earlier = make_report(4)
+    report = slower(earlier, time_s=10) | changes
+    assert compared(report, earlier) == []
+    assert "but for torch's collectives" in comparison.scope(report, earlier)
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.2, 0.9])
 def test_noise_is_not_slower(factor):
     earlier = make_report(4)

@@ -66,7 +66,7 @@ def test_figures(nodes):
 
 def test_more_files_than_select_takes(nodes):
     """Node 0 of a large job has a connection to each task."""
-    _, high = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low, high = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= high < 2048:
         pytest.skip("this user may not open so many files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (high, high))
@@ -77,6 +77,7 @@ def test_more_files_than_select_takes(nodes):
     finally:
         for file in (null, *many):
             os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, high))
 
 
 def test_a_node_that_is_late_is_waited_for(nodes, monkeypatch):

@@ -24,7 +24,7 @@ def report_of(mode=Mode.SEVERAL_NODES, tasks=3, **found):
     # No names on the job's network: nobody looks for nodes of these names here.
     plan = make_launch_plan(mode, nodes=3, launch_id="7.0", ports=(1,))
     here = Place(plan, plan, Task(0, tasks), 0, 1, hosts[0], "Slurm")
-    nodes = [make_node(rank) for rank in found.get("came", range(3))]
+    nodes = [make_node(rank) for rank in range(3)]
     return summary.report(Found(**{"nodes": nodes, **found}), here, 60)
 
 
@@ -35,20 +35,23 @@ def texts_of(report):
 @pytest.mark.parametrize(
     ("mode", "tasks", "missing", "came", "texts"),
     [
-        (Mode.SEVERAL_NODES, 3, [], {0, 1, 2}, {}),
-        (Mode.SEVERAL_NODES, 3, [1, 2], {0}, {"node 1": [1], "node 2": [2]}),
-        (DIRECT, 12, [4, 5, 6, 7], {0, 2}, {"node 1": [1]}),  # once for all of a node
-        (DIRECT, 12, [5, 6], {0, 1, 2}, {"a part of the tasks (5-6)": []}),
+        (Mode.SEVERAL_NODES, 3, [], [0, 1, 2], {}),
+        (Mode.SEVERAL_NODES, 3, [1, 2], [0], {"node 1": [1], "node 2": [2]}),
+        # A node whose tasks have not come, or the first one of them.
+        (DIRECT, 12, [4, 6, 7], [0, 2],
+         {"node 1": [1], "a part of the tasks (4,6-7)": []}),
+        (DIRECT, 12, [5, 6], [0, 1, 2], {"a part of the tasks (5-6)": []}),
     ],
-)
+)  # fmt: skip
 def test_who_has_not_come(mode, tasks, missing, came, texts):
-    found = texts_of(report_of(mode, tasks, missing=missing, came=came))
+    nodes = [make_node(rank) for rank in came]
+    found = texts_of(report_of(mode, tasks, missing=missing, nodes=nodes))
     late = {f"{who} has not come within 60 s": nodes for who, nodes in texts.items()}
     assert found == late
 
 
 def test_a_node_that_has_stopped_to_answer():
-    report = report_of(came={0, 1, 2}, hung={2: "while the pairs were measured"})
+    report = report_of(hung={2: "while the pairs were measured"})
     text = "jwb0003 has stopped to answer while the pairs were measured"
     assert texts_of(report) == {text: [2]}
 
@@ -65,7 +68,7 @@ def test_what_the_launcher_says(ranks, where):
         nodes[rank]["findings"] = [*nodes[rank]["findings"], WRONG]
         nodes[rank]["torch"]["findings"] = [UNFIT]
     wrong, unfit = (f"{where}{finding['text']}" for finding in (WRONG, UNFIT))
-    agents = report_of(nodes=nodes, came={0, 1, 2})
+    agents = report_of(nodes=nodes)
     assert texts_of(agents) == {wrong: [], unfit: [], ADVICE["text"]: []}
-    tasks = report_of(DIRECT, nodes=nodes, came={0, 1, 2})  # torch is not changed there
+    tasks = report_of(DIRECT, nodes=nodes)  # torch is not changed there
     assert texts_of(tasks) == {wrong: [], ADVICE["text"]: []}
