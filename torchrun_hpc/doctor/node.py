@@ -25,7 +25,6 @@ from torchrun_hpc import __version__
 from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
 from torchrun_hpc.launching.resolver import ResolverCheck
 from torchrun_hpc.planning.inputs import Resolver
-from torchrun_hpc.reporting.console import printable
 from torchrun_hpc.reporting.names import ranges
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         },
         torch=None,
         variables={
-            name: printable(value, _LONGEST)
+            name: value[:_LONGEST]
             for name, value in sorted(environ.items())
             if value and _VARIABLES.fullmatch(name)
         },
@@ -182,7 +181,7 @@ def _resolver(network: Network) -> Resolver:
 
 
 def _unknown(path: str, problem: str = "") -> Folder:
-    return Folder(path=printable(path, _LONGEST), free=0, size=0, problem=problem)
+    return Folder(path=path[:_LONGEST], free=0, size=0, problem=problem)
 
 
 def _folder(path: str) -> Folder:
