@@ -41,7 +41,7 @@ class Settings(TypedDict):
 
     Attributes:
         host: Name of its node.
-        address: Where rank 0 listens: a name, or an address without brackets.
+        address: Where rank 0 listens: a number, without brackets.
         max_bytes: The largest size.
         task_size: How many workers its task has.
         timeout: Seconds that anything may take.

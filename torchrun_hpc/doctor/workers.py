@@ -180,7 +180,7 @@ class Workers:
             timeout: Seconds for all.
             on_row: Gets each result that is this node's to report, as it comes.
             is_over: Says whether they have failed elsewhere, so that waiting is in
-                vain; asked twice a second.
+                vain; asked twice a second, and after each result.
 
         Returns:
             The backend, and why it has not come to an end; at least one is empty.
