@@ -13,6 +13,7 @@ Fails if 128 nodes take more than 60 s.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrun_hpc.doctor.board import Board, met
-from torchrun_hpc.doctor.examination import Examiner, Options, TaskRecord
+from torchrun_hpc.doctor.conductor import Conductor
+from torchrun_hpc.doctor.examiner import Examiner, Options, TaskRecord
 from torchrun_hpc.doctor.link import Links
 from torchrun_hpc.doctor.place import Place
 from torchrun_hpc.doctor.results import no_torch
@@ -34,9 +36,9 @@ from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from torchrun_hpc.doctor.results import Node, Report, Torch
+    from torchrun_hpc.doctor.results import Node, Torch
     from torchrun_hpc.doctor.workers import Workers
 
 NODES = (32, 64, 128)
@@ -68,11 +70,9 @@ class NoWorkers:
 class SimulatedNode(Examiner):
     """A node that shows nothing of itself but where it is."""
 
-    seconds = 0.0
-
     def look(self, _environ: Mapping[str, str]) -> TaskRecord:
         """Return where it is."""
-        rank = self._here.task.rank
+        rank = self.here.task.rank
         shown: Any = {
             "rank": rank,
             "host": f"n{rank:04}",
@@ -99,9 +99,15 @@ class SimulatedNode(Examiner):
             node=cast("Node", shown),
         )
 
-    def _conduct_pairs(self, board: Board) -> None:
+
+class Timed(Conductor):
+    """It knows how long the pairs have taken."""
+
+    seconds = 0.0
+
+    def _measure_pairs(self, board: Board) -> None:
         start = time.monotonic()
-        super()._conduct_pairs(board)
+        super()._measure_pairs(board)
         self.seconds = time.monotonic() - start
 
 
@@ -126,40 +132,48 @@ def place_of(nodes: int, rank: int) -> Place:
     return Place(plan, plan, Task(rank, nodes), rank, 1, hosts[rank])
 
 
-def examine(nodes: int, rank: int) -> tuple[SimulatedNode, int, Report | None]:
-    """Take part as one node; return it, the bytes that it put, and the report."""
-    here, options = place_of(nodes, rank), Options()
-    nobody = cast("Workers", NoWorkers())
-    links = Links("benchmark", HOST)
-    node = SimulatedNode(here, options, lambda _: None, links, nobody)
-    with met(here.tasks_plan, {}, 120, lambda _: None) as board:
+@contextlib.contextmanager
+def introduced(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Counted]]:
+    """Let a node meet the others, and yield it, and what it tells them by."""
+    here, nobody = place_of(nodes, rank), cast("Workers", NoWorkers())
+    with (
+        contextlib.closing(Links("benchmark", HOST)) as links,
+        met(here.tasks_plan, {}, 120, lambda _: None) as board,
+    ):
+        node = SimulatedNode(here, Options(), links, nobody)
         counted = Counted(board._client)  # noqa: SLF001
-        report = node.run(counted, {})
-    links.close()
-    return node, counted.size, report
+        node.introduce(counted, {})
+        yield node, counted
+
+
+def follow(nodes: int, rank: int) -> None:
+    """Take part as one node that is not the first."""
+    with introduced(nodes, rank) as (node, board):
+        node.follow(board)
 
 
 def measure(nodes: int) -> float:
     """Measure one number of nodes, and print it; return the seconds."""
     processes = [
-        multiprocessing.Process(target=examine, args=[nodes, rank])
+        multiprocessing.Process(target=follow, args=[nodes, rank])
         for rank in range(1, nodes)
     ]
     for process in processes:
         process.start()
-    node, put, report = examine(nodes, 0)
+    with introduced(nodes, 0) as (node, board):
+        conductor = Timed(node, lambda _: None)
+        links = conductor.conduct(board)["links"]
     for process in processes:
         process.join()
-    links = report["links"] if report is not None else []
     failed = sum(bool(link["problem"]) for link in links)
     size = len(json.dumps(links)) / max(len(links), 1)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(
-        f"{nodes:5} {len(links):6} {failed:6} {node.seconds:8.1f} {size:8.0f} "
-        f"{put / 2**10:10.0f} {memory:7}",
+        f"{nodes:5} {len(links):6} {failed:6} {conductor.seconds:8.1f} {size:8.0f} "
+        f"{board.size / 2**10:10.0f} {memory:7}",
         flush=True,
     )
-    return node.seconds
+    return conductor.seconds
 
 
 def main() -> int:

@@ -8,7 +8,9 @@ nodes meet as the job would, measure what is between them, and run torch's colle
 `results`      what is found, as plain data
 `place`        where this task is: the plan of the job, and where all meet
 `board`        what the tasks tell each other
-`examination`  what all tasks do, one thing after the other
+`examination`  all tasks meet, and task 0 gets the report
+`examiner`     what each task does
+`conductor`    what task 0 does beside that: it says what comes next
 `node`         what a node shows of itself
 `checks`       what is wrong with that
 `pairs`        which nodes measure what is between them, and when
@@ -97,10 +99,10 @@ def examine(
         NotMetError: This node has not met the others; it has a report of its own node.
     """
     # The pipeline, which no import of this package needs.
-    from torchrun_hpc.doctor import examination  # noqa: PLC0415
+    from torchrun_hpc.doctor import examination, examiner  # noqa: PLC0415
     from torchrun_hpc.launching.abort import Known  # noqa: PLC0415
 
-    options = examination.Options(max_bytes, timeout)
+    options = examiner.Options(max_bytes, timeout)
     try:
         return examination.examine(argv, options, tell, Known())
     except LaunchError as fault:

@@ -15,12 +15,8 @@ from torchrun_hpc.commandline import command_line
 from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor import text as reports
-from torchrun_hpc.doctor.examination import (
-    COMMAND,
-    TIMEOUT,
-    Options,
-    examine,
-)
+from torchrun_hpc.doctor.examination import COMMAND, examine
+from torchrun_hpc.doctor.examiner import TIMEOUT, Options
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.abort import WRONG_USE, Known, faults_reported

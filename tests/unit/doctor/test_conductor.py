@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchrun_hpc.doctor import examination
+from torchrun_hpc.doctor import conductor
 
 KILLED = "worker 1 was killed by SIGKILL (9)"
 CLOSED = "worker 0 ended with exit code 1: RuntimeError: Connection closed by peer"
@@ -31,7 +31,7 @@ def test_the_cause(failed, cause):
         (host, {"backend": "", "problem": problem, "order": order, "rows": []})
         for host, problem, order in failed
     ]
-    assert examination._cause(ends) == cause
+    assert conductor._cause(ends) == cause
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_the_cause(failed, cause):
     ],
 )
 def test_sizes(number, written):
-    assert examination._size(number) == written
+    assert conductor._size(number) == written
