@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -48,6 +49,9 @@ _log = logging.getLogger(__name__)
 _TICK = 1.0
 _REPORT_TIMEOUT = 5.0  # for node 0 to report them
 _LEAVE_TIMEOUT = 1.0
+# A signal that arrives just as something else wakes a thread from its wait for a lock
+# is handled when it wakes next; so it does.
+_SIGNAL_TIMEOUT = 0.5
 
 
 class JobFailedError(Exception):
@@ -291,20 +295,18 @@ class Client:
         with contextlib.suppress(RuntimeError):  # the thread has ended
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _until(
-        self, condition: Callable[[], bool], timeout: float | None = None
-    ) -> None:
-        end = None if timeout is None else time.monotonic() + timeout
+    def _until(self, condition: Callable[[], bool], timeout: float = math.inf) -> None:
+        end = time.monotonic() + timeout
         with self._changed:
             while not condition():
                 if self.failure is not None:
                     raise JobFailedError(self.failure)
                 if self._problem is not None:
                     raise self._problem
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
+                left = end - time.monotonic()
+                if left <= 0:
                     raise TimeoutError
-                self._changed.wait(left)
+                self._changed.wait(min(left, _SIGNAL_TIMEOUT))
 
     # --- in the thread ------------------------------------------------------------
 

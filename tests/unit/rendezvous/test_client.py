@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
@@ -635,6 +636,10 @@ class Signalled(Exception):  # noqa: N818
     """What torch's handler raises."""
 
 
+def send_to_this_process(number):
+    os.kill(os.getpid(), number)
+
+
 @pytest.fixture
 def signal_soon():
     """Send this process SIGTERM in a moment, which raises in the main thread."""
@@ -646,8 +651,8 @@ def signal_soon():
     started = []
 
     @contextmanager
-    def soon():
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    def soon(send=send_to_this_process):
+        timer = threading.Timer(0.3, send, (signal.SIGTERM,))
         started.append(timer)
         start = time.monotonic()
         timer.start()
@@ -688,6 +693,16 @@ def test_a_signal_while_others_are_waited_for(job, signal_soon):
         client.join(STORE)
     leave_at_once(client)
     assert failure_of(other) == Failure(Kind.SIGNAL, (0,), code=15)
+
+
+def test_a_signal_that_does_not_wake_the_main_thread(job, signal_soon):
+    """As one that arrives while something else wakes it: 1 of 3,000 so timed did."""
+    job.start_server()
+    client, other = job.client(0), job.client(1)
+    client.connect()
+    other.connect()
+    with signal_soon(_thread.interrupt_main):
+        client.join(STORE)
 
 
 def test_a_signal_while_an_answer_is_waited_for(job, signal_soon):
