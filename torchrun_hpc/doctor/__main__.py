@@ -15,7 +15,7 @@ from torchrun_hpc.commandline import command_line
 from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor import text as reports
-from torchrun_hpc.doctor.examination import COMMAND, examine
+from torchrun_hpc.doctor.examination import COMMAND, examine, unwritable
 from torchrun_hpc.doctor.examiner import TIMEOUT, Options
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.errors import LaunchError, Message
@@ -49,7 +49,8 @@ def _run(argv: Sequence[str]) -> int:
         for name in ("json", "html", "compare"):
             if getattr(args, name) == "":
                 raise wrong_line(f"--{name}= has no file: a variable that is not set?")
-        options = Options(_bytes(args.max_bytes), args.timeout)
+        files = tuple(filter(None, (args.json, args.html)))
+        options = Options(_bytes(args.max_bytes), args.timeout, files)
         earlier = _earlier(args.compare) if args.compare else None
         if args.html and importlib.util.find_spec("matplotlib") is None:
             raise LaunchError(
@@ -175,10 +176,7 @@ def _write(report: Report, args: argparse.Namespace) -> bool:
             if file:
                 Path(file).write_text(content(report), encoding="utf-8")
         except Exception as error:  # noqa: BLE001, PERF203 - a library may be broken
-            known = getattr(error, "strerror", None)
-            reason = known or f"{type(error).__name__}: {error}"
-            message = Message("HPC197", f"{file} cannot be written: {reason}")
-            console.write(message, "error")
+            console.write(unwritable(file, error), "error")
             written = False
     return written
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import command_line
@@ -51,6 +52,10 @@ def examine(
         tell: Shows a person how far it is.
         known: What is known where a fault is raised; filled in.
         words: The same line with the doctor's own options, to suggest another one.
+
+    Raises:
+        LaunchError: A launch would be refused, and the nodes cannot meet.
+        NotMetError: This task has not met the others.
     """
     command = shlex.join([*COMMAND.split(), *(argv if words is None else words)])
     with environment.without_empty_options():
@@ -67,6 +72,9 @@ def examine(
                 f"{line.options['hpc_dry_run']}: the doctor has no dry run"
             )
         here = place.find(seen, line, known)
+    if here.task.rank == 0:
+        for problem in filter(None, map(_problem_of, options.files)):
+            tell(problem)  # before it takes time; the report is printed all the same
     variables = {k: str(v.value) for k, v in here.plan.environment.items()}
     environ = {**seen.environ, **variables}
     if here.plan.world.nodes == 2:  # noqa: PLR2004
@@ -94,6 +102,26 @@ def examine(
             found = summary.Found(nodes=[own] if own else [])
             report = summary.report(found, here, options.timeout)
             raise NotMetError(_why(error, here, options), report) from None
+
+
+def unwritable(file: str, error: Exception) -> Message:
+    """Return what there is to say of a file that cannot be written."""
+    known = getattr(error, "strerror", None)
+    reason = known or f"{type(error).__name__}: {error}"
+    return Message("HPC197", f"{file} cannot be written: {reason}")
+
+
+def _problem_of(file: str) -> Message | None:
+    """Find out whether a file can be written; leave it as it is."""
+    path = Path(file)
+    try:
+        is_there = path.exists()
+        path.open("a").close()
+        if not is_there:
+            path.unlink()
+    except OSError as error:
+        return unwritable(file, error)
+    return None
 
 
 def _why(error: Exception, here: Place, options: Options) -> Message:

@@ -54,10 +54,12 @@ class Options(NamedTuple):
     Attributes:
         max_bytes: The largest size of the collectives.
         timeout: Seconds for the nodes to come, and for any progress of theirs.
+        files: Those that task 0 is to write.
     """
 
     max_bytes: int = 16 * 2**20
     timeout: float = TIMEOUT
+    files: tuple[str, ...] = ()
 
 
 class TaskRecord(TypedDict):
