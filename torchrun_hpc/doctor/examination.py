@@ -115,6 +115,8 @@ def _problem_of(file: str) -> Message | None:
     """Find out whether a file can be written; leave it as it is."""
     path = Path(file)
     try:
+        if path.is_fifo() or path.is_char_device():
+            return None  # somebody may read it: what is opened and closed, has ended
         is_there = path.exists()
         path.open("a").close()
         if not is_there:
