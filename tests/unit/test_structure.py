@@ -81,7 +81,6 @@ TESTED_IN = {
     "commandline.validation": "dropin/test_options.py",
     "doctor.__main__": "cluster/test_doctor.py",
     "doctor.board": "cluster/test_doctor.py",
-    "doctor.examination": "cluster/test_doctor.py",
     "doctor.examiner": "cluster/test_doctor.py",
     "doctor.place": "cluster/test_doctor.py",
     "launching.agent": "dropin/test_launch.py",

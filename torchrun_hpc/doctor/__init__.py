@@ -10,9 +10,10 @@ nodes meet as the job would, measure what is between them, and run torch's colle
 `board`        what the tasks tell each other
 `examination`  all tasks meet, and task 0 gets the report
 `examiner`     what each task does
-`conductor`    what task 0 does beside that: it says what comes next
+`conductor`    what task 0 does besides: it says what is next, and collects
 `node`         what a node shows of itself
 `checks`       what is wrong with that
+`differences`  what is not the same on all nodes
 `pairs`        which nodes measure what is between them, and when
 `link`         how they do that
 `judgement`    which links, and which nodes, are suspect

@@ -1,6 +1,23 @@
 """Where the tasks of an examination meet, and what they tell each other there.
 
 They meet in the coordinator of the job's own rendezvous, which keeps texts by key.
+
+=====================  =============================================================
+key                    what the tasks tell each other
+=====================  =============================================================
+``task/RANK``          what a task shows of itself, and of its node
+``torch/RANK``         what torch is there
+``members``            the nodes that are there, and how to reach them
+``link/TURN/A/B``      what two nodes have measured
+``measured/TURN/RANK`` a node is through with all pairs of this turn
+``again/TURN``         the pairs to be looked at once more
+``silent/NODE``        how many nodes have got no answer of this one
+``progress``           a number that grows as long as anything goes on
+``workers/RANK``       what its workers are to run
+``worked/RANK``        what became of that
+``failed``             how many tasks have found that it has failed
+``end``                there is no more
+=====================  =============================================================
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What task 0 does beside that: it says what comes next, and collects."""
+"""What task 0 does besides what each task does: it says what is next, and collects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torchrun_hpc.doctor.examiner import (
     LOOKS,
     Ended,
     TaskRecord,
-    rounds,
 )
 from torchrun_hpc.doctor.link import MOST_BYTES
 from torchrun_hpc.doctor.results import Link, Torch
@@ -30,10 +29,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.examiner import Examiner
     from torchrun_hpc.doctor.results import Node, Report
 
-# Seconds: more than those have who have a limit of their own; for nodes that have not
-# answered others.
-_GRACE = 5.0
-_SILENT_TIMEOUT = 5.0
+# Seconds.
+_GRACE = 5.0  # more than the limit that the others have themselves
+_SILENT_TIMEOUT = 5.0  # instead of the limit, for nodes that have not answered others
 
 _POLL, _POLL_EACH = 0.05, 0.002  # at least; and more where many are asked for
 _REPORT_EVERY = 5.0
@@ -49,14 +47,14 @@ class Conductor:
     """Task 0 of the examination.
 
     Args:
-        own: What this task does as all do.
+        examiner: What this task does as all do.
         tell: Shows a person how far it is.
     """
 
-    def __init__(self, own: Examiner, tell: Callable[[Message], None]) -> None:
-        self._own = own
-        self._here = own.here
-        self._options = own.options
+    def __init__(self, examiner: Examiner, tell: Callable[[Message], None]) -> None:
+        self._examiner = examiner
+        self._here = examiner.here
+        self._options = examiner.options
         self._tell = tell
         self._found = summary.Found()
 
@@ -113,7 +111,7 @@ class Conductor:
         """Let all nodes measure, and those pairs again that are doubtful."""
         members = [_peer(n) for n in self._found.nodes if n["address"] and n["port"]]
         board.put("members", members)
-        wanted = rounds(members)
+        wanted = pairs.rounds([each["rank"] for each in members])
         number, links = sum(map(len, wanted)), dict[Any, Link]()
         if number:
             again = (LOOKS - 1) * _ROUNDS_AGAIN * (len(members) // 2)
@@ -129,7 +127,7 @@ class Conductor:
                 board.put(f"again/{turn}", wanted)
             if not wanted:
                 continue
-            self._own.measure(board, members, wanted, turn)
+            self._examiner.measure(board, members, wanted, turn)
             left = {each["rank"] for each in members} - self._found.hung.keys()
             keys = {rank: f"measured/{turn}/{rank}" for rank in left}
             ended = self._wait(board, keys, "nodes still measure pairs", are_nodes=True)
@@ -161,12 +159,10 @@ class Conductor:
             found.problems["no node has run them"] = reason
         for rank in range(self._here.task.size):
             board.put(f"workers/{rank}", settings.get(rank, []))
-        self._own.work(board)
+        self._examiner.work(board)
         keys = {rank: f"worked/{rank}" for rank in settings}
-        what, limit = (
-            "tasks have not ended torch's collectives",
-            self._own.limit + _GRACE,
-        )
+        what = "tasks have not ended torch's collectives"
+        limit = self._options.collectives_timeout + _GRACE
         came = self._wait(board, keys, what, limit)
         failed: list[tuple[str, Ended]] = []
         for task in able if settings else ():
@@ -204,7 +200,7 @@ class Conductor:
                     "address": able[0]["address"],
                     "port": able[0]["port"],
                     "max_bytes": self._options.max_bytes,
-                    "timeout": self._own.limit,
+                    "timeout": self._options.collectives_timeout,
                 }
                 for local in range(task["workers"])
             ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shlex
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +76,9 @@ def examine(
             )
         here = place.find(seen, line, known)
     if here.task.rank == 0:
-        for problem in filter(None, map(_problem_of, options.files)):
-            tell(problem)  # before it takes time; the report is printed all the same
+        # Nobody waits for it: a file system may hang.
+        files = [options.files, tell]
+        threading.Thread(target=_try_files, args=files, daemon=True).start()
     variables = {k: str(v.value) for k, v in here.plan.environment.items()}
     environ = {**seen.environ, **variables}
     if here.plan.world.nodes == 2:  # noqa: PLR2004
@@ -87,7 +91,7 @@ def examine(
         Workers(here.workers, environ, address) as workers,
     ):
         examiner = Examiner(here, options, links, workers)
-        conductor = Conductor(examiner, tell)
+        conductor = Conductor(examiner, tell)  # it knows when all began
         try:
             with met(here.tasks_plan, environ, options.timeout, tell) as board:
                 examiner.introduce(board, seen.environ)
@@ -111,19 +115,26 @@ def unwritable(file: str, error: Exception) -> Message:
     return Message("HPC197", f"{file} cannot be written: {reason}")
 
 
+def _try_files(files: Sequence[str], tell: Callable[[Message], None]) -> None:
+    """Name those that cannot be written: the examination may take minutes."""
+    for problem in filter(None, map(_problem_of, files)):
+        tell(problem)
+
+
 def _problem_of(file: str) -> Message | None:
-    """Find out whether a file can be written; leave it as it is."""
-    path = Path(file)
+    """Find out whether a file can be written; it is not opened, nor made."""
+    path, number = Path(os.path.realpath(file)), 0
     try:
-        if path.is_fifo() or path.is_char_device():
-            return None  # somebody may read it: what is opened and closed, has ended
         is_there = path.exists()
-        path.open("a").close()
-        if not is_there:
-            path.unlink()
+        if path.is_dir():
+            number = errno.EISDIR
+        elif not (is_there or path.parent.is_dir()):
+            number = errno.ENOENT
+        elif not os.access(path if is_there else path.parent, os.W_OK):
+            number = errno.EACCES
     except OSError as error:
         return unwritable(file, error)
-    return None
+    return unwritable(file, OSError(number, os.strerror(number))) if number else None
 
 
 def _why(error: Exception, here: Place, options: Options) -> Message:

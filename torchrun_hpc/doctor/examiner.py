@@ -1,22 +1,4 @@
-"""What each task does: it looks, measures, and runs torch's collectives.
-
-=====================  =============================================================
-key                    what the tasks tell each other
-=====================  =============================================================
-``task/RANK``          what a task shows of itself, and of its node
-``torch/RANK``         what torch is there
-``members``            the nodes that are there, and how to reach them
-``link/TURN/A/B``      what two nodes have measured
-``measured/TURN/RANK`` a node is through with all pairs of this turn
-``again/TURN``         the pairs to be looked at once more
-``silent/NODE``        how many nodes have got no answer of this one
-``progress``           a number that grows as long as anything goes on
-``workers/RANK``       what its workers are to run
-``worked/RANK``        what became of that
-``failed``             how many tasks have found that it has failed
-``end``                there is no more
-=====================  =============================================================
-"""
+"""What each task does: it looks, measures, and runs torch's collectives."""
 
 from __future__ import annotations
 
@@ -60,6 +42,11 @@ class Options(NamedTuple):
     max_bytes: int = 16 * 2**20
     timeout: float = TIMEOUT
     files: tuple[str, ...] = ()
+
+    @property
+    def collectives_timeout(self) -> float:
+        """Seconds of torch's collectives."""
+        return max(_COLLECTIVES_TIMEOUT, self.timeout)
 
 
 class TaskRecord(TypedDict):
@@ -131,7 +118,8 @@ class Examiner:
         """Do what task 0 says."""
         members = board.get("members")
         if self.own and self.own["node"] is not None:
-            self.measure(board, members, rounds(members), 0)
+            wanted = pairs.rounds([each["rank"] for each in members])
+            self.measure(board, members, wanted, 0)
             for turn in range(1, LOOKS):
                 self.measure(board, members, board.get(f"again/{turn}"), turn)
         self.work(board)
@@ -208,19 +196,12 @@ class Examiner:
         settings = board.get(f"workers/{rank}")
         if settings:
             backend, problem = self._workers.run(
-                settings, self.limit, rows.append, lambda: board.has("failed")
+                settings,
+                self.options.collectives_timeout,
+                rows.append,
+                lambda: board.has("failed"),
             )
             # The others fail soon after the first one, and know no cause.
             order = board.add("failed") if problem else 0
             ended = Ended(backend=backend, problem=problem, order=order, rows=rows)
             board.put(f"worked/{rank}", ended)
-
-    @property
-    def limit(self) -> float:
-        """Seconds of torch's collectives."""
-        return max(_COLLECTIVES_TIMEOUT, self.options.timeout)
-
-
-def rounds(members: Members) -> list[list[Pair]]:
-    """Return which of these nodes measure what is between them, one after the other."""
-    return pairs.rounds([each["rank"] for each in members])

@@ -1,7 +1,7 @@
 """An agent's connection to the coordinator.
 
 It lives in a thread of its own. The main thread waits for it in Python's locks only,
-where a signal is acted on at once.
+where a signal is acted on within half a second.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _log = logging.getLogger(__name__)
 _TICK = 1.0
 _REPORT_TIMEOUT = 5.0  # for node 0 to report them
 _LEAVE_TIMEOUT = 1.0
-# A signal that arrives just as something else wakes a thread from its wait for a lock
-# is handled when it wakes next; so it does.
+# A signal that arrives just before a thread begins to wait for a lock does not end the
+# wait, and is handled after it: so no wait is longer.
 _SIGNAL_TIMEOUT = 0.5
 
 
@@ -273,9 +273,9 @@ class Client:
                 self.fail(Failure(Kind.AGENT, (self.request.rank,), text=text))
             if self.failure is not None and self.is_accepted:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._is_decided, _LEAVE_TIMEOUT)
+                    self._wait_for(lambda: self._is_decided, _LEAVE_TIMEOUT)
                     # Where one task ends with an error, some schedulers end all.
-                    self._changed.wait_for(
+                    self._wait_for(
                         lambda: self._is_lost or not self.is_unreported, _REPORT_TIMEOUT
                     )
             self._in_thread(self._disconnect)
@@ -296,17 +296,21 @@ class Client:
             self._loop.call_soon_threadsafe(function, *args)
 
     def _until(self, condition: Callable[[], bool], timeout: float = math.inf) -> None:
-        end = time.monotonic() + timeout
         with self._changed:
-            while not condition():
-                if self.failure is not None:
-                    raise JobFailedError(self.failure)
-                if self._problem is not None:
-                    raise self._problem
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                self._changed.wait(min(left, _SIGNAL_TIMEOUT))
+            self._wait_for(
+                lambda: condition() or bool(self.failure or self._problem), timeout
+            )
+            if condition():
+                return
+            if self.failure is not None:
+                raise JobFailedError(self.failure)
+            raise self._problem or TimeoutError
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float) -> None:
+        """Wait, with the lock, until this is so, or it takes too long."""
+        end = time.monotonic() + timeout
+        while not condition() and (left := end - time.monotonic()) > 0:
+            self._changed.wait(min(left, _SIGNAL_TIMEOUT))
 
     # --- in the thread ------------------------------------------------------------
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 
 import pytest
 from doctor.reports import make_report
 
 from torchrun_hpc import doctor
 from torchrun_hpc.doctor import __main__ as command
-from torchrun_hpc.doctor import examination
 from torchrun_hpc.errors import LaunchError
 
 BAD = {
@@ -130,33 +128,6 @@ def test_a_file_that_cannot_be_written(name, tmp_path, capsys):
     assert not command._write(make_report(), argparse.Namespace(**files))
     assert "HPC197" in capsys.readouterr().err
     assert len([*tmp_path.iterdir()]) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("new", None),
-        ("old", None),
-        ("", "Is a directory"),
-        ("none/file", "No such file or directory"),
-        ("old/file", "Not a directory"),
-        ("n" * 256, "File name too long"),
-    ],
-)
-def test_a_file_is_tried_before_and_left_as_it_is(name, problem, tmp_path):
-    (tmp_path / "old").write_text("report")
-    file = str(tmp_path / name)
-    found = examination._problem_of(file)
-    assert (found and found.text) == (
-        problem and f"{file} cannot be written: {problem}"
-    )
-    assert (tmp_path / "old").read_text() == "report"
-    assert len([*tmp_path.iterdir()]) == 1
-
-
-def test_a_pipe_is_left_alone(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    assert examination._problem_of(str(tmp_path / "pipe")) is None
 
 
 def test_a_program_gets_the_code_of_a_fault(monkeypatch):

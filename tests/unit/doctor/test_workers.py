@@ -112,28 +112,38 @@ def test_torch_in_time(program):
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "limit", "problem"),
     [
-        (READ + "time.sleep(rank)", "worker 0 ended with exit code 0"),
-        (READ + "rank and sys.exit(3)\n" + DONE, "worker 1 ended with exit code 3"),
-        ("sys.exit(3)", "worker [01] ended with exit code 3"),  # without the settings
+        (READ + "time.sleep(rank)", LIMIT, "worker 0 ended with exit code 0"),
+        (
+            READ + "rank and sys.exit(3)\n" + DONE,
+            LIMIT,
+            "worker 1 ended with exit code 3",
+        ),
+        (
+            "sys.exit(3)",
+            LIMIT,
+            "worker [01] ended with exit code 3",
+        ),  # without the settings
         (
             READ + "rank and os.kill(os.getpid(), 9)\ntime.sleep(60)",
+            LIMIT,
             r"worker 1 was killed by SIGKILL \(9\)",
         ),
         (
             READ + "rank and write(row)\nos.kill(os.getpid(), signal.SIGSTOP)",
+            2,
             "no end within 2 s, after all_gather of 32768 B",
         ),
         (
             "os.kill(os.getpid(), signal.SIGSTOP)",
+            0.5,
             "no end within 0.5 s",
         ),
     ],
 )
-def test_why_there_is_no_end(program, text, problem):
+def test_why_there_is_no_end(program, text, limit, problem):
     program(text)
-    limit = float(problem.split()[3]) if problem.startswith("no end") else LIMIT
     start = time.monotonic()
     with Workers(2, ENVIRON) as started:
         pids = pids_of(started)

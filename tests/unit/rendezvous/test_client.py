@@ -651,14 +651,14 @@ def signal_soon():
     started = []
 
     @contextmanager
-    def soon(send=send_to_this_process):
+    def soon(send=send_to_this_process, limit=1.0):
         timer = threading.Timer(0.3, send, (signal.SIGTERM,))
         started.append(timer)
         start = time.monotonic()
         timer.start()
         with pytest.raises(Signalled):
             yield
-        assert time.monotonic() - start < 1.3
+        assert time.monotonic() - start < 0.3 + limit
 
     yield soon
     for timer in started:
@@ -696,12 +696,12 @@ def test_a_signal_while_others_are_waited_for(job, signal_soon):
 
 
 def test_a_signal_that_does_not_wake_the_main_thread(job, signal_soon):
-    """As one that arrives while something else wakes it: 1 of 3,000 so timed did."""
+    """As one that arrives just before the main thread begins to wait."""
     job.start_server()
     client, other = job.client(0), job.client(1)
     client.connect()
     other.connect()
-    with signal_soon(_thread.interrupt_main):
+    with signal_soon(_thread.interrupt_main, limit=LIMIT / 2):
         client.join(STORE)
 
 

@@ -35,11 +35,9 @@ def stream(name):
 def status():
     with open("/proc/self/status") as file:
         pairs = dict(line.rstrip("\n").split(":\t", 1) for line in file)
-    pairs["SigQ"] = pairs["SigQ"].split("/")[1]  # that before it is the user's
     names = (
         "Umask",
         "Threads",
-        "SigQ",
         "SigBlk",
         "SigIgn",
         "SigCgt",
