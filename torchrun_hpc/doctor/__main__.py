@@ -77,13 +77,14 @@ def _run(argv: Sequence[str]) -> int:
         _tell(Message("HPC200", comparison.scope(report, earlier)))
         report = comparison.with_slower(report, earlier)
     # All nodes have gone: there is nobody to be informed of a fault.
-    is_written = _write(report, args)
+    is_printed = True
     try:
         console.output(reports.render(report))
     except LaunchError as fault:
         console.write(Message(fault.code, str(fault)), "error")
-        is_written = False
-    return results.exit_code(report) if is_written else WRONG_USE
+        is_printed = False
+    is_written = _write(report, args)
+    return results.exit_code(report) if is_printed and is_written else WRONG_USE
 
 
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 # A figure that is worse than before by this factor, or more, is a finding.
 _SLOWER = 1.25
 _LATER, _LATER_S = 2.0, 1e-4  # of latencies, which are short
-_LARGE = 2**20  # bytes of a collective; times of smaller ones are noise
+# Bytes of a collective; times of smaller ones are noise. It is 1 MiB, from which a part
+# for each worker may be rounded down.
+_LARGE = 0.9 * 2**20
 
 
 def with_slower(report: Report, earlier: Report) -> Report:
@@ -49,10 +51,29 @@ def scope(report: Report, earlier: Report) -> str:
     """Say what can be compared, and with what."""
     text = f"compared with {count(len(earlier['nodes']), 'node')} of "
     text += earlier["started"][:16]
+    reason = _difference(report, earlier)
+    return text + (f", but for torch's collectives: {reason}" if reason else "")
+
+
+def _difference(report: Report, earlier: Report) -> str:
+    """Say why collectives cannot be compared; nothing if they can."""
+    sides = ((earlier, "there"), (report, "here"))
+    for side, where in sides:
+        if not side["collectives"]:
+            return f"none have run {where}"
+    if _workers(report) != _workers(earlier):
+        return " and ".join(
+            f"{_workers(side)} workers {where}" for side, where in sides
+        )
+    if report["backend"] != earlier["backend"]:
+        return " and ".join(f"{side['backend']} {where}" for side, where in sides)
     if not _comparable(report, earlier):
-        text += ", but for torch's collectives: they are of other workers, another "
-        text += "backend, or have no size of 1 MiB or more in common"
-    return text
+        return "no size of 1 MiB or more is in both; type the same --max-bytes"
+    return ""
+
+
+def _workers(report: Report) -> int:
+    return sum(node["workers"] for node in report["nodes"])
 
 
 def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
@@ -67,7 +88,8 @@ def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
 
     now, before = medians(lambda link: min(link["forward"], link["backward"]))
     if now * _SLOWER < before:
-        yield "median bandwidth of the pairs", rate(now), rate(before)
+        what = "median bandwidth of the pairs, each in its slower direction"
+        yield what, rate(now), rate(before)
     now, before = medians(lambda link: link["latency_s"])
     if now > before * _LATER + _LATER_S and before:
         yield "median latency of the pairs", duration(now), duration(before)
@@ -95,11 +117,7 @@ def _slower_collectives(
 
 def _comparable(report: Report, earlier: Report) -> list[tuple[Collective, Collective]]:
     """Return the largest size of each operation, on as many workers, now and then."""
-    workers, backends = (
-        {sum(node["workers"] for node in each["nodes"]) for each in (report, earlier)},
-        {each["backend"] for each in (report, earlier)},
-    )
-    if len(workers) > 1 or len(backends) > 1:
+    if _workers(report) != _workers(earlier) or report["backend"] != earlier["backend"]:
         return []
     now, before = (
         {

@@ -7,6 +7,7 @@ import errno
 import os
 import shlex
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,7 +119,8 @@ def unwritable(file: str, error: Exception) -> Message:
 def _try_files(files: Sequence[str], tell: Callable[[Message], None]) -> None:
     """Name those that cannot be written: the examination may take minutes."""
     for problem in filter(None, map(_problem_of, files)):
-        tell(problem)
+        text = f"{problem.text}; the report is printed all the same"
+        tell(replace(problem, text=text))
 
 
 def _problem_of(file: str) -> Message | None:

@@ -32,8 +32,14 @@ def compared(report, earlier):
 @pytest.mark.parametrize(
     ("factors", "text"),
     [
-        ({"forward": 0.5}, "median bandwidth of the pairs: "),
-        ({"backward": 0.5}, "median bandwidth of the pairs: "),
+        (
+            {"forward": 0.5},
+            "median bandwidth of the pairs, each in its slower direction: ",
+        ),
+        (
+            {"backward": 0.5},
+            "median bandwidth of the pairs, each in its slower direction: ",
+        ),
         ({"latency_s": 9}, "median latency of the pairs: "),
         ({"import_s": 2}, "import of torch: "),
     ],
@@ -72,24 +78,32 @@ def test_a_network_on_which_large_sizes_are_left_out_now():
     )
 
 
+SMALL = [row for row in make_report(4)["collectives"] if row["size"] < 2**20]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "reason"),
     [
-        {"collectives": []},
-        {"backend": "gloo"},
-        {"nodes": make_report(8)["nodes"]},
-        {
-            "collectives": [
-                x for x in make_report(4)["collectives"] if x["size"] < 2**20
-            ]
-        },
+        ({"collectives": []}, "none have run here"),
+        ({"backend": "gloo"}, "nccl there and gloo here"),
+        ({"nodes": make_report(8)["nodes"]}, "16 workers there and 32 workers here"),
+        ({"collectives": SMALL}, "no size of 1 MiB or more is in both; type the same"),
     ],
 )
-def test_collectives_that_cannot_be_compared(changes):
+def test_collectives_that_cannot_be_compared(changes, reason):
     earlier = make_report(4)
     report = slower(earlier, time_s=10) | changes
     assert compared(report, earlier) == []
-    assert "but for torch's collectives" in comparison.scope(report, earlier)
+    scope = comparison.scope(report, earlier)
+    assert f", but for torch's collectives: {reason}" in scope
+
+
+def test_a_size_that_was_rounded_down():
+    """Three workers gather and scatter 1,048,572 bytes, not 1,048,576."""
+    earlier = make_report(4)
+    for row in earlier["collectives"]:
+        row["size"] = min(row["size"], 2**20 - 4)
+    assert len(compared(slower(earlier, time_s=2), earlier)) == 4
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.2, 0.9])
