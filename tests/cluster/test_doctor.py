@@ -350,7 +350,7 @@ def test_each_task_a_worker(juelich: Cluster, tmp_path: Path) -> None:
         *("--rdzv_backend=etcd", "--rdzv_endpoint=127.0.0.1:2379"), env=JUELICH,
     )  # fmt: skip
     assert "HPC200 compared with 2 nodes of " in later.stderr
-    assert "they are of other workers" in later.stderr
+    assert "collectives: 4 workers there and 2 workers here" in later.stderr
     assert "HPC194" in later.stdout
     assert "median bandwidth of the pairs" in later.stdout
     # The nodes meet without the job's server, and say so.
