@@ -63,7 +63,7 @@ def _difference(report: Report, earlier: Report) -> str:
             return f"none have run {where}"
     if _workers(report) != _workers(earlier):
         return " and ".join(
-            f"{_workers(side)} workers {where}" for side, where in sides
+            f"{count(_workers(side), 'worker')} {where}" for side, where in sides
         )
     if report["backend"] != earlier["backend"]:
         return " and ".join(f"{side['backend']} {where}" for side, where in sides)
