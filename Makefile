@@ -22,8 +22,10 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# In CI, what has failed is run once more.
 unit: .venv/installed
-	$(BIN)/python -m pytest -n 3 tests/unit
+	$(BIN)/python -m pytest -n 3 tests/unit || { test -n "$$CI" && \
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none tests/unit; }
 
 dropin: .venv/installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests/dropin

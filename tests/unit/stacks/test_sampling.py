@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loopback import wait_until
 from programs import ROOT
 
 from torchrun_hpc.failures.worker import Worker
@@ -124,7 +125,8 @@ def test_a_python_that_is_stopped(processes):
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
     problem_of(pid)
-    assert Path(f"/proc/{pid}/stat").read_text().split()[2] == "T"
+    # It runs for a moment where a tracer leaves it, until the kernel stops it again.
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")
     os.kill(pid, signal.SIGCONT)
     assert sample([worker(pid)], LIMIT) == [WorkerStack(5, 1, FRAMES)]
 
