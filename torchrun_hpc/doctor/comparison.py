@@ -108,6 +108,8 @@ def _slower_collectives(
     report: Report, earlier: Report
 ) -> Iterator[tuple[str, str, str]]:
     """Yield what is slower of the largest sizes that both have."""
+    if _difference(report, earlier):
+        return
     for row, old in _comparable(report, earlier):
         operation = row["operation"]
         if row["time_s"] > _SLOWER * old["time_s"] > 0:
@@ -116,9 +118,7 @@ def _slower_collectives(
 
 
 def _comparable(report: Report, earlier: Report) -> list[tuple[Collective, Collective]]:
-    """Return the largest size of each operation, on as many workers, now and then."""
-    if _workers(report) != _workers(earlier) or report["backend"] != earlier["backend"]:
-        return []
+    """Return the largest size of each operation that both have, now and then."""
     now, before = (
         {
             (row["operation"], row["size"]): row

@@ -9,12 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.doctor import judgement, pairs, summary
-from torchrun_hpc.doctor.examiner import (
-    IMPORT_TIMEOUT,
-    LOOKS,
-    Ended,
-    TaskRecord,
-)
+from torchrun_hpc.doctor.examiner import IMPORT_TIMEOUT, LOOKS, Ended, TaskRecord
 from torchrun_hpc.doctor.link import MOST_BYTES
 from torchrun_hpc.doctor.results import Link, Torch
 from torchrun_hpc.doctor.workers import NO_END

@@ -101,7 +101,7 @@ def test_a_wrong_earlier_report(kind, capsys, tmp_path):
     file = tmp_path / "report.json"
     content = BAD[kind]
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert f"HPC195 --compare={file} cannot be read: it" in wrong(
+    assert f"HPC195 --compare={file} cannot be read: it is no report" in wrong(
         capsys, f"--compare={file}"
     )
 

@@ -120,11 +120,8 @@ def test_torch_in_time(program):
             LIMIT,
             "worker 1 ended with exit code 3",
         ),
-        (
-            "sys.exit(3)",
-            LIMIT,
-            "worker [01] ended with exit code 3",
-        ),  # without the settings
+        # It has ended without the settings.
+        ("sys.exit(3)", LIMIT, "worker [01] ended with exit code 3"),
         (
             READ + "rank and os.kill(os.getpid(), 9)\ntime.sleep(60)",
             LIMIT,
@@ -135,11 +132,7 @@ def test_torch_in_time(program):
             2,
             "no end within 2 s, after all_gather of 32768 B",
         ),
-        (
-            "os.kill(os.getpid(), signal.SIGSTOP)",
-            0.5,
-            "no end within 0.5 s",
-        ),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", 0.5, "no end within 0.5 s"),
     ],
 )
 def test_why_there_is_no_end(program, text, limit, problem):
