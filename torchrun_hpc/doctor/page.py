@@ -19,7 +19,7 @@ from matplotlib.ticker import EngFormatter
 from torchrun_hpc.doctor import text
 from torchrun_hpc.doctor.judgement import is_measured, usual
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
-from torchrun_hpc.reporting.names import host, listed
+from torchrun_hpc.reporting.names import host, listed_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,9 +134,7 @@ def _map(
     axes.set_yticks(shown, labels)
     axes.xaxis.tick_top()
     caption += "; x has no figures" if silent else ""
-    caption += (
-        f"; suspect: {listed(host(rank, hosts) for rank in blamed)}" if blamed else ""
-    )
+    caption += f"; suspect: {listed_hosts(blamed, hosts)}" if blamed else ""
     return _figure(caption, figure)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import __version__, network
 from torchrun_hpc.doctor import checks, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
-from torchrun_hpc.reporting.names import host, listed, ranges
+from torchrun_hpc.reporting.names import host, listed_hosts, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -155,7 +155,7 @@ def _of_launcher(
     found = []
     for key, finding in texts.items():
         is_of_all = len(ranks[key]) in {0, len(hosts)}
-        where = listed(host(rank, hosts) for rank in ranks[key])
+        where = listed_hosts(ranks[key], hosts)
         text = finding["text"] if is_of_all else f"on {where}: {finding['text']}"
         found.append(Finding(**{**finding, "text": text, "nodes": []}))
     return found

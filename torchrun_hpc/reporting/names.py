@@ -28,6 +28,11 @@ def host(rank: int, hosts: Sequence[str]) -> str:
     return hosts[rank] or f"node {rank}"
 
 
+def listed_hosts(ranks: Iterable[int], hosts: Sequence[str]) -> str:
+    """Write nodes by name, the first ten: ``n9, n10``."""
+    return listed(host(rank, hosts) for rank in ranks)
+
+
 def listed(texts: Iterable[str]) -> str:
     """Write the first ten of some texts."""
     known = [*texts]

@@ -42,6 +42,7 @@ def test_nodes_whose_names_are_not_known(hosts):
 
 def test_a_node_by_name():
     assert [names.host(rank, ["n0", ""]) for rank in (0, 1)] == ["n0", "node 1"]
+    assert names.listed_hosts([1, 0], ["n0", ""]) == "node 1, n0"
 
 
 def every_other(number):
