@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 # As the process ended, and as a shell says it of a process that it has started.
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-_TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 _CAUSES = 5  # that a report lists
 _LONGEST = 150  # characters of each
@@ -65,7 +65,7 @@ class WorkerFailure:
 
         It sends SIGTERM; what is killed by that writes nothing of it.
         """
-        return self.code in _TERMINATED and not self.cause
+        return self.code in TERMINATED and not self.cause
 
     @property
     def likeness(self) -> tuple[int, str]:

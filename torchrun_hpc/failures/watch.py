@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchrun_hpc.failures.collection import TERMINATED
 from torchrun_hpc.failures.worker import failure_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ _INTERVAL = 0.1  # between two looks at the workers, at most
 _PAUSE = 0.005  # at least: one has ended, and its exit code is not known yet
 _TEARDOWN = 5.0  # that a worker may take to end after its traceback
 _NEVER = float("inf")
+
+_EXCEPTION = 1  # the exit code of a Python that ends with a traceback
 
 
 class Attempt(NamedTuple):
@@ -131,12 +134,22 @@ class Watch:
             codes = [(worker, worker.exit_code()) for worker in self._running]
             self._running = [worker for worker, code in codes if code is None]
             failed = [failure_of(w, code, self._relay) for w, code in codes if code]
-            for failure in sorted(failed, key=_order):
+            for failure in sorted(map(self._as_it_ended, failed), key=_order):
                 # Whatever else it is that they do when they are stopped.
                 is_late = failure.was_stopped or failure.time > self._stopped_since
                 if not (self.has_failed and is_late):
                     self.has_failed = True
                     self.on_failure(self._brief(failure), self._attempt)
+
+    def _as_it_ended(self, failure: WorkerFailure) -> WorkerFailure:
+        """Return the failure without the signal that only shortened its teardown.
+
+        Its peers had failed of it, and so the agent stopped all.
+        """
+        is_stopped = failure.code in TERMINATED and self._stopped_since <= time.time()
+        if is_stopped and failure.time <= self._stopped_since:
+            return replace(failure, code=_EXCEPTION)
+        return failure
 
     def _brief(self, failure: WorkerFailure) -> WorkerFailure:
         """Leave out the lines of a failure that is equal to one before."""

@@ -290,6 +290,17 @@ def test_one_that_is_about_to_end_is_not_forgotten(watched):
     watched.watch.stopped()
     (failure,) = watched.failures
     assert (failure.rank, failure.cause) == (4, "ValueError: bad batch 17")
+    assert failure.code == 1  # whatever shortened its end
+
+
+def test_one_that_was_terminated_by_others_after_its_traceback(watched):
+    """Whoever sent the signal: it is not the agent."""
+    watched.start(SLOW_TO_END, SLEEPS)
+    watched.wait_for_text(0, b"bad batch 17\n")
+    watched.children[0].terminate()
+    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    watched.watch.check()
+    assert [failure.code for failure in watched.failures] == [-signal.SIGTERM]
 
 
 def test_which_workers_there_are(watched):
