@@ -86,7 +86,7 @@ class Job:
         opened = listening(port)
         self.port = opened.getsockname()[1]
         self.server = CoordinatorServer(
-            opened, replace(SETTINGS, **settings), unknown_peers
+            opened, Coordinator(replace(SETTINGS, **settings)), unknown_peers
         )
         self.server.start()
 

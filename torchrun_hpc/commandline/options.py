@@ -82,6 +82,36 @@ _OURS = {
             "py-spy: pip install 'torchrun_hpc[stacks]'."
         ),
     ),
+    "hpc_spares": (
+        "NUMBER",
+        (
+            "How many of the nodes wait, to take the place of one that is lost; the "
+            "world has as many fewer. Needs srun --no-kill --kill-on-bad-exit=0, and "
+            "--max-restarts. By default 0."
+        ),
+    ),
+    "hpc_spare_after": (
+        "SECONDS",
+        ("When a spare takes the place of a node that has not come. By default 60."),
+    ),
+    "hpc_health_check": (
+        "COMMAND",
+        (
+            "A shell command that each node runs before its workers start, also after "
+            "a restart; where it fails, a spare takes the node's place."
+        ),
+    ),
+    "hpc_health_check_timeout": (
+        "SECONDS",
+        "How long it may take; longer is a failure. By default 60.",
+    ),
+    "hpc_outcome": (
+        "FILE",
+        (
+            "Write how the job ended into a file, as JSON: done, the script failed, or "
+            "nodes failed, and which ones."
+        ),
+    ),
     "hpc_debug": (
         None,
         (

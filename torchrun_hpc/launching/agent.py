@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.spares.handler import SparesRendezvous
 from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.patches import registry, watch_workers
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
@@ -159,8 +161,14 @@ class AgentStarter(Starter):
                     exit_status.set_last_line(message)
             return
         args = self._args
+        kind: Callable[..., handler.SchedulerRendezvous] = handler.SchedulerRendezvous
+        if plan.spares is not None:
+            kill = args.monitor_interval + capabilities.option(args, "shutdown_timeout")
+            kind = functools.partial(
+                SparesRendezvous, plan.spares, kill, observer.end_workers
+            )
         creator = handler.register(
-            plan, args.max_restarts, self._environ, observer.sample
+            plan, args.max_restarts, self._environ, observer.sample, kind
         )
         observer.watch.on_failure = creator.worker_failed
         observer.ask_all = creator.stacks

@@ -20,12 +20,13 @@ from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.reporting import console
+from torchrun_hpc.spares.messages import bad_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
-    from torchrun_hpc.rendezvous.handler import Creator
+    from torchrun_hpc.rendezvous.handler import Creator, SchedulerRendezvous
 
 # Seconds for which an agent tries to reach the others, to report that it gives up.
 _REPORT_TIMEOUT = 10.0
@@ -178,10 +179,14 @@ def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
         return
     handler.leave()
     failure = handler.failure
-    if failure is None or not handler.took_part:
+    if not handler.took_part:
+        return
+    if handler.reports:
+        _conclude(plan, handler, is_command=is_command)
+    if failure is None:
         return
     is_worker = failure.kind is Kind.WORKER
-    if messages.reports_failure(failure, plan):
+    if handler.reports:
         message = messages.failed(failure, plan)
     elif handler.is_unreported and failure.nodes == (plan.world.node_rank,):
         message, is_worker = messages.unreported(failure, plan), False
@@ -191,6 +196,19 @@ def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
         set_last_line(message)
     elif not is_worker:
         console.write(message, "error")
+
+
+def _conclude(
+    plan: LaunchPlan, handler: SchedulerRendezvous, *, is_command: bool
+) -> None:
+    """Name the nodes to do without, and write the outcome."""
+    if handler.out_at_end:
+        message = bad_nodes(handler.out_at_end, plan)
+        if is_command:
+            # Registered first, written last: behind the reason.
+            atexit.register(console.write, message, "warning")
+        else:
+            console.write(message, "warning")
 
 
 def set_last_line(message: Message) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.failures.relay import Relay
@@ -36,6 +38,15 @@ class Observer:
     def sample(self) -> list[dict[str, Any]]:
         """Return the stacks of this node's workers, for other nodes."""
         return inspection.sample(self.watch)
+
+    def end_workers(self) -> None:
+        """Kill the workers of this node at once; that is no failure of theirs."""
+        workers = self.watch.workers
+        self.watch.stop(look=False)
+        for worker, runs in workers:
+            if runs:
+                with contextlib.suppress(OSError):  # each leads a session
+                    os.killpg(worker.pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def at_work(self, plan: LaunchPlan) -> Iterator[None]:

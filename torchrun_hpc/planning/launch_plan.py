@@ -33,6 +33,7 @@ class World:
         fewest: The least number of nodes to start with; 0 if all have to be there.
         may_grow: Whether agents may join that this launch does not start.
         size: Number of all workers; 0 where it is not known before the nodes meet.
+        spares: How many of the nodes wait to take the place of another one.
     """
 
     nodes: int
@@ -44,11 +45,19 @@ class World:
     fewest: int = 0
     may_grow: bool = False
     size: int = 0
+    spares: int = 0
+
+    @property
+    def active(self) -> int:
+        """Number of nodes that have workers at a time."""
+        return self.nodes - self.spares
 
     @property
     def shape(self) -> str:
         """The nodes, and the workers or tasks, as far as they are known yet."""
-        nodes, workers = count(self.nodes, "node"), count(self.workers, "worker")
+        nodes, workers = count(self.active, "node"), count(self.workers, "worker")
+        if self.spares:
+            nodes += f" and {count(self.spares, 'spare')}"
         if self.size:
             is_even = self.size == self.workers * self.nodes
             tasks = count(self.workers if is_even else self.size, "task")
@@ -56,6 +65,21 @@ class World:
         if 0 < self.fewest < self.nodes:
             nodes = f"{self.fewest} to {nodes}"
         return f"{nodes}, {workers}" + (" on this one" if self.nodes > 1 else "")
+
+
+@dataclass(frozen=True)
+class Spares:
+    """What is done for a job that is to outlive its nodes.
+
+    Attributes:
+        after: Seconds until a spare takes the place of a node that has not come.
+        health_check: Command that says whether a node is well; empty without.
+        health_check_timeout: Seconds that it may take.
+    """
+
+    after: int
+    health_check: str = ""
+    health_check_timeout: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +152,8 @@ class LaunchPlan:
         preload: What is imported once for all workers; ``None`` if nothing is.
         stall_report: Seconds after which workers that show the same stacks are
             reported; 0 if they are not.
+        spares: What is done for a job that is to outlive its nodes; ``None`` without.
+        outcome: File for the outcome of the job; empty without.
     """
 
     mode: Mode
@@ -141,6 +167,8 @@ class LaunchPlan:
     environment: Mapping[str, Setting] = field(default_factory=dict)
     preload: Preload | None = None
     stall_report: float = 0
+    spares: Spares | None = None
+    outcome: str = ""
 
     @property
     def ranks_follow_scheduler(self) -> bool:

@@ -22,6 +22,7 @@ from torchrun_hpc.planning import (
     one_node,
     preload,
     several_nodes,
+    spares,
 )
 from torchrun_hpc.planning.inputs import C10D
 from torchrun_hpc.planning.mode import Mode
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 STALL_REPORT = "hpc_stall_report"
+_OF_AGENTS = (STALL_REPORT, "hpc_outcome")
 
 _PLANS = {
     Mode.ONE_NODE: one_node.plan,
@@ -74,6 +76,8 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     )
     return replace(
         plan,
+        spares=spares.plan(inputs),
+        outcome=str(inputs.explicit("hpc_outcome") or ""),
         options=options,
         environment=environment,
         messages=about,
@@ -105,4 +109,4 @@ def _unused(inputs: Inputs) -> tuple[Message, ...]:
     """Say which options need an agent, where there is none."""
     if not inputs.mode.is_direct:
         return ()
-    return messages.unused(inputs, messages.DIRECT_MODE, (STALL_REPORT,))
+    return messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENTS)

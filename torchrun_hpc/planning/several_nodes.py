@@ -14,6 +14,7 @@ from torchrun_hpc.planning import (
     messages,
     network_env,
     resources,
+    spares,
 )
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
 from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
@@ -41,6 +42,8 @@ def checked_plan(inputs: Inputs) -> LaunchPlan:
         LaunchError: It is not; or this is a worker of the same launch.
     """
     job = inputs.the_job
+    if spares.number(inputs) and not is_numbered(inputs):
+        raise spares.not_possible(inputs)
     _check_nnodes(inputs, job)
     where = {"rdzv_endpoint", "master_addr", "master_port"}
     if not where.intersection(inputs.options):  # it would have the same ports
@@ -86,6 +89,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
             fast_hosts=tuple(map(inputs.rewrite, hosts)),
             fewest=node_range(inputs.options)[0] if "nnodes" in inputs.options else 0,
             may_grow=_may_grow(inputs, job),
+            spares=spares.number(inputs),
         ),
         rendezvous=_rendezvous(inputs, job, endpoint, here, conf),
         site=inputs.site_setting,
@@ -146,7 +150,7 @@ def _rendezvous(
         address = inputs.network.own_address(here.connect_host)
     local_address = here.local_address
     return Rendezvous(
-        backend=SCHEDULER if _is_numbered(inputs) else inputs.backend,
+        backend=SCHEDULER if is_numbered(inputs) else inputs.backend,
         endpoint=str(here) if meets_here else inputs.explicit("rdzv_endpoint") or "",
         connect_host=here.connect_host,
         ports=_ports(inputs, job, here),
@@ -168,7 +172,7 @@ def _options(
 ) -> dict[str, Setting]:
     """Return what a user would type for this job."""
     derived = {
-        "nnodes": Setting(str(len(job.nodes)), job.provenance["nodes"]),
+        "nnodes": _nnodes(inputs, job),
         "rdzv_id": Setting(job.launch_id, job.provenance["launch_id"]),
         "rdzv_backend": Setting(STATIC if inputs.is_static else C10D, "default"),
         # Where no address is known, a name: torch's own choice need not resolve.
@@ -192,14 +196,22 @@ def _options(
     return options
 
 
+def _nnodes(inputs: Inputs, job: Job) -> Setting:
+    """Return the number of nodes that have workers."""
+    wait, source = spares.number(inputs), job.provenance["nodes"]
+    if wait:
+        source = f"{source} - {inputs.options['hpc_spares']}"
+    return Setting(str(len(job.nodes) - wait), source)
+
+
 def _ports(inputs: Inputs, job: Job, here: LocalEndpoint) -> tuple[int, ...]:
     """Return the ports that the coordinator tries: ours tries others, if none typed."""
     derived = endpoints.ports_of(job.launch_id)
-    tries_all = _is_numbered(inputs) and here.port == derived[0]
+    tries_all = is_numbered(inputs) and here.port == derived[0]
     return derived if tries_all else (here.port,)
 
 
-def _is_numbered(inputs: Inputs) -> bool:
+def is_numbered(inputs: Inputs) -> bool:
     """Say whether the scheduler's numbers are all that is needed to meet.
 
     Torch's own c10d stays where nodes may come and go.
@@ -225,7 +237,7 @@ def check_rendezvous(inputs: Inputs) -> None:
             everywhere=True,
         )
     is_wanted = setting.value == SCHEDULER and inputs.job is not None
-    if is_wanted and not _is_numbered(inputs):
+    if is_wanted and not is_numbered(inputs):
         names = (
             *("rdzv_backend", "nnodes", "rdzv_conf"),
             *("node_rank", "master_addr", "master_port"),
@@ -244,8 +256,17 @@ def _check_nnodes(inputs: Inputs, job: Job) -> None:
     setting = inputs.options.get("nnodes")
     low, high = node_range(inputs.options)
     nodes = len(job.nodes)
-    if setting is None or low <= nodes <= high:
+    wait = spares.number(inputs)
+    if setting is None or low <= nodes - wait <= high:
         return
+    if wait:
+        raise LaunchError(
+            "HPC204",
+            f"{setting}, but this was started on {count(nodes, 'node')}, and with "
+            f"{inputs.options['hpc_spares']} the world has {nodes - wait}. Leave it "
+            "out",
+            everywhere=True,
+        )
     wanted = min(high, job.allocated_nodes)
     fix = f"start it on {str(setting.value).replace(':', ' to ')} nodes"
     if wanted >= low and job.launcher.takes_number:
@@ -306,7 +327,7 @@ def _notes(
 
 def _hint(inputs: Inputs, job: Job) -> str:
     """Say what may help if the nodes do not meet."""
-    if _is_numbered(inputs):
+    if is_numbered(inputs):
         return messages.fail_together(job.launcher)
     if inputs.is_static and "node_rank" in inputs.options:
         return f"is it {inputs.options['node_rank']} on every node?"

@@ -78,6 +78,7 @@ def request_of(plan: LaunchPlan, run_id: str) -> JoinRequest:
         pid=os.getpid(),
         release=__version__,
         site=str(plan.site.value) if plan.site else "",
+        spares=plan.world.spares,
     )
 
 
@@ -169,6 +170,7 @@ class Client:
         self._channel: Channel | None = None
         self._silent_for = 0  # seconds without a message of the coordinator
         self._task: asyncio.Task[None]
+        self._next_tick: asyncio.TimerHandle
         self._thread = threading.Thread(target=self._run, name="client", daemon=True)
 
     # --- for the main thread ------------------------------------------------------
@@ -336,16 +338,24 @@ class Client:
             self._changed.notify_all()
 
     async def _communicate(self) -> None:
-        channel, answer = await self._search.run()
+        await self._follow(*await self._search.run())
+        self._lose(Failure(Kind.COORDINATOR))
+
+    async def _follow(self, channel: Channel, answer: Mapping[str, Any]) -> None:
+        """Take part until the connection ends."""
         self._channel = channel
         channel.on_message = self._handle
         self._change(next_round=answer.get("round", 0), is_accepted=True)
+        self._accepted(answer)
         if "failed" in answer:
             self._handle(answer)
         channel.deliver()  # what arrived with the answer
-        self._loop.call_later(_TICK, self._tick)
+        self._next_tick = self._loop.call_later(_TICK, self._tick)
         await channel.closed.wait()
-        self._lose(Failure(Kind.COORDINATOR))
+        self._next_tick.cancel()
+
+    def _accepted(self, answer: Mapping[str, Any]) -> None:
+        """Do what is to be done as soon as the coordinator has accepted this agent."""
 
     def _tick(self) -> None:
         """Count one more second without the coordinator, however long it really was.
@@ -355,7 +365,7 @@ class Client:
         channel = self._channel
         if channel is None or channel.closed.is_set():
             return
-        self._loop.call_later(_TICK, self._tick)
+        self._next_tick = self._loop.call_later(_TICK, self._tick)
         self._silent_for += 1
         if channel.has_received:
             if self._silent_for > SILENCE_REPORT:
@@ -367,7 +377,7 @@ class Client:
             self._on_event({"coordinator_silent": SILENCE_REPORT, "left": left})
         if self._silent_for >= self._silence_timeout:
             self._lose(Failure(Kind.COORDINATOR, code=self._silence_timeout))
-            channel.close()
+            channel.abort()
 
     def _lose(self, failure: Failure) -> None:
         if not self.finished and not self._is_leaving:
@@ -416,7 +426,7 @@ class Client:
             self._send({"read": True})
             failure = unpacked(message["failed"])
             self._change(failure=failure, _is_decided=True)
-            if self.request.rank == 0 and failure.kind is Kind.WORKER:
+            if "reports" in message and failure.kind is Kind.WORKER:
                 self._loop.call_later(COLLECT_TIMEOUT, self._send, {"report": True})
         else:
             self._handle_workers(message)

@@ -11,6 +11,7 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.network import join_endpoint, port_holder
 from torchrun_hpc.rendezvous import messages, open_files, search
 from torchrun_hpc.rendezvous.client import Client, JobFailedError, request_of
+from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.protocol import Refusal
 from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
 from torchrun_hpc.reporting import console
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.coordinator import Settings
     from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.search import CoordinatorAddress
+    from torchrun_hpc.rendezvous.server import Answering
 
 # Seconds to find out which program has a port.
 _CHECK_TIMEOUT = 2
@@ -77,13 +80,16 @@ class Connection:
         needed = open_files.need(plan, has_store=self._has_store)
         peers = UNKNOWN_PEERS if where.is_coordinator else 0
         limit, ports = open_files.raise_limit(needed.all + peers), where.ports
-        if where.is_coordinator:
-            opened = self._listen(request)
+        opened = self._listen(request)
+        if opened is not None:
             if self._segment:  # for both sides of each connection
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
             peers = min(max(limit - needed.all, 0), peers)
-            ports = (opened.getsockname()[1],)
-            self._server = CoordinatorServer(opened, settings, peers, _report_problem)
+            if where.is_coordinator:
+                ports = (opened.getsockname()[1],)
+            self._server = CoordinatorServer(
+                opened, self._coordinator(), peers, _report_problem
+            )
             self._server.start()
         address = search.CoordinatorAddress(
             host=where.connect_host,
@@ -92,7 +98,7 @@ class Connection:
             silence_timeout=settings.silence_timeout,
             notice_ports=where.notice_ports,
         )
-        self.client = Client(request, address, self._on_event)
+        self.client = self._client(request, address)
         try:
             self.client.connect()
         except search.RefusedError as refused:
@@ -111,13 +117,23 @@ class Connection:
             self._server.close()
             self._server = None
 
-    def _listen(self, request: JoinRequest) -> socket.socket:
-        """Listen for agents on the first port that is free.
+    def _coordinator(self) -> Answering:
+        """Return what decides what this node answers."""
+        return Coordinator(self._settings)
+
+    def _client(self, request: JoinRequest, address: CoordinatorAddress) -> Client:
+        """Return the connection to the coordinator, which is not open yet."""
+        return Client(request, address, self._on_event)
+
+    def _listen(self, request: JoinRequest) -> socket.socket | None:
+        """Listen for agents on the first port that is free, if this is their node.
 
         Raises:
             LaunchError: There is none, or the job has a coordinator already.
         """
         where, problems, opened = self._plan.rendezvous, {}, None
+        if not where.is_coordinator:
+            return None
         address = where.listen[0] if where.listen else None
         for port in where.ports:
             try:

@@ -20,7 +20,7 @@ from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError, Refus
 from torchrun_hpc.reporting import intervals
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
     from torchrun_hpc.rendezvous.key_value_store import Answer
     from torchrun_hpc.rendezvous.protocol import JoinRequest
@@ -50,6 +50,7 @@ class Settings:
         join_timeout: Seconds that a round waits for all nodes.
         silence_timeout: Seconds after which an agent that does not answer ends the
             job.
+        spares: How many of the nodes wait to take the place of another one.
     """
 
     job: str
@@ -59,6 +60,7 @@ class Settings:
     max_restarts: int
     join_timeout: int
     silence_timeout: int
+    spares: int = 0
 
 
 @dataclass
@@ -202,7 +204,7 @@ class Coordinator:
             if agent.silent_for == SILENCE_REPORT:
                 silent.append(rank)
             if agent.silent_for >= timeout:
-                self.fail(Failure(Kind.SILENT, (rank,), code=timeout))
+                self._agent_silent(rank)
         for rank, candidate in list(self._candidates.items()):
             candidate.silent_for += 1
             if candidate.silent_for >= CANDIDATE_TIMEOUT:  # the first did not answer
@@ -248,6 +250,7 @@ class Coordinator:
             self._refuse(connection, *mismatch)
             if request.rank not in self._agents:  # else it is a second agent
                 text = f"it has --rdzv_id={request.run_id} and {request.nodes} nodes"
+                text += f", {request.spares} of them spare" if request.spares else ""
                 self.fail(Failure(Kind.REFUSED, (request.rank,), text=text))
             return
         self._check_rank(connection, request, message.get("failed"))
@@ -261,6 +264,8 @@ class Coordinator:
             return Refusal.NODES, str(self.settings.nodes)
         if request.run_id != self.settings.run_id:
             return Refusal.RUN_ID, self.settings.run_id
+        if request.spares != self.settings.spares:
+            return Refusal.SPARES, str(self.settings.spares)
         return None
 
     def _check_rank(
@@ -299,14 +304,17 @@ class Coordinator:
         if self.failure is not None:
             self._inform(request.rank, connection, self.failure)
             return
-        if self.running:  # it was started again, and takes part in the next round
-            self._end_round(Failure(Kind.LOST, (request.rank,)))
-        welcome = {
-            "welcome": protocol.VERSION,
-            "job": self.settings.job,
-            "round": self.round,
-        }
-        self.outbox.append((connection, welcome))
+        self._agent_came(request.rank)
+        self.outbox.append((connection, self._welcome()))
+
+    def _agent_came(self, rank: int) -> None:
+        """Begin another round with an agent that was started again."""
+        if self.running:
+            self._end_round(Failure(Kind.LOST, (rank,)))
+
+    def _welcome(self) -> dict[str, Any]:
+        job, number = self.settings.job, self.round
+        return {"welcome": protocol.VERSION, "job": job, "round": number}
 
     def _refuse(self, connection: Hashable, reason: Refusal, value: str) -> None:
         self.outbox.append((connection, {"refused": reason.value, "value": value}))
@@ -337,8 +345,13 @@ class Coordinator:
         self._joined.add(rank)
         if rank == 0:
             self._workers_store = message.get("store")
-        if len(self._joined) == self.settings.nodes:
+        if self._joined.issuperset(self._in_round):
             self._start_round()
+
+    @property
+    def _in_round(self) -> Sequence[int]:
+        """Ranks of the nodes that take part in a round."""
+        return range(self.settings.nodes)
 
     def _start_round(self) -> None:
         if not self._has_run:
@@ -351,8 +364,9 @@ class Coordinator:
         self._has_run = True
         self._done.clear()
         self._store = KeyValueStore()
-        for agent in self._agents.values():
-            self._send(agent, {"go": self.round, "store": self._workers_store})
+        for rank in self._in_round:
+            go = {"go": self.round, "store": self._workers_store}
+            self._send(self._agents[rank], go)
 
     def _report_workers(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         """Collect the failures of workers, of which the first one ends the round."""
@@ -419,6 +433,11 @@ class Coordinator:
         if self.failure is None:
             self._report({"lost": rank})
 
+    def _agent_silent(self, rank: int) -> None:
+        """End the job."""
+        timeout = self.settings.silence_timeout
+        self.fail(Failure(Kind.SILENT, (rank,), code=timeout))
+
     def _node_done(self, rank: int, done: Any) -> None:
         if self.failure is not None:
             return
@@ -431,10 +450,10 @@ class Coordinator:
             return
         self._done.add(rank)
         self._waited = 0
-        if len(self._done) == self.settings.nodes:
+        if self._done.issuperset(self._in_round):
             self.finished = True
             for other in self._agents.values():
-                self._send(other, {"finished": self.round})
+                self._send(other, {"finished": self.round, **self._last_words()})
 
     def _wait(self) -> None:
         """Report which nodes are waited for, and give up in time."""
@@ -445,7 +464,7 @@ class Coordinator:
         if not ready:  # all are at work; or a dry run, which joins nothing
             return
         self._waited += 1
-        missing = [rank for rank in range(self.settings.nodes) if rank not in ready]
+        missing = [rank for rank in self._in_round if rank not in ready]
         if intervals.is_report_due(self._waited):
             key = "finishing" if self.running else "waiting"
             self._report({key: missing, "seconds": self._waited})
@@ -457,13 +476,26 @@ class Coordinator:
 
     def _report(self, message: Mapping[str, Any]) -> None:
         """Send something for the user to the node that reports."""
-        reporter = self._agents.get(0) or self._agents.get(self.settings.coordinator)
+        reporter = self._agents.get(self._reporter)
+        reporter = reporter or self._agents.get(self.settings.coordinator)
         if reporter is not None:
             self._send(reporter, message)
 
+    def _last_words(self) -> dict[str, Any]:
+        """Return what all are to know at the end."""
+        return {}
+
+    @property
+    def _reporter(self) -> int:
+        """Rank of the node that reports."""
+        return 0
+
     def _inform(self, rank: int, connection: Hashable, failure: Failure) -> None:
         """Send the failure to an agent, which is to confirm it."""
-        self.outbox.append((connection, {"failed": protocol.packed(failure)}))
+        message = {"failed": protocol.packed(failure), **self._last_words()}
+        if rank == self._reporter:
+            message["reports"] = True
+        self.outbox.append((connection, message))
         self._unread.add(connection)
         self._informed.add(rank)
         if self._is_reported:

@@ -23,12 +23,13 @@ from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
+from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
@@ -114,7 +115,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """
         client, world = self.connect(), self._plan.world
         own = self._open_workers_store() if world.node_rank == 0 else None
-        address, port = _workers_address(client.join(own))
+        address, port = workers_address(client.join(own))
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         store = AgentStore(client, known)
         return capabilities.rendezvous_info(
@@ -154,6 +155,18 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return None if self._client is None else self._client.failure
 
     @property
+    def reports(self) -> bool:
+        """Whether this node reports how the job has ended."""
+        if self.failure is None:
+            return is_reporter(self._plan.world.node_rank)
+        return messages.reports_failure(self.failure, self._plan)
+
+    @property
+    def out_at_end(self) -> Sequence[int]:
+        """Ranks of the nodes that the next job had better do without."""
+        return ()
+
+    @property
     def is_unreported(self) -> bool:
         """Whether a worker has failed, and nobody has reported it."""
         return self._client is not None and self._client.is_unreported
@@ -182,20 +195,22 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """
         if self._client is not None:
             return self._client
-        plan, settings = self._plan, self._settings
-        self._connection = Connection(
-            plan,
-            settings,
+        self._connection = self._new_connection()
+        limit = self._settings.join_timeout if timeout is None else timeout
+        try:
+            return self._connection.open(limit)
+        except search.CoordinatorNotFoundError as error:
+            message = messages.coordinator_missing(str(error), limit, self._plan)
+            raise CoordinatorMissingError(message) from None
+
+    def _new_connection(self) -> Connection:
+        return Connection(
+            self._plan,
+            self._settings,
             self._environ,
             self._report,
             has_store=self._shares_store,
         )
-        limit = settings.join_timeout if timeout is None else timeout
-        try:
-            return self._connection.open(limit)
-        except search.CoordinatorNotFoundError as error:
-            message = messages.coordinator_missing(str(error), limit, plan)
-            raise CoordinatorMissingError(message) from None
 
     def worker_failed(self, failure: WorkerFailure) -> None:
         """Inform the others that a worker of this node has failed."""
@@ -320,10 +335,11 @@ def _settings(
         max_restarts=max_restarts,
         join_timeout=parameters.get_as_int("join_timeout") or 0,
         silence_timeout=silence,
+        spares=plan.world.spares,
     )
 
 
-def _workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
+def workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
     """Return address and port of the workers' store.
 
     Raises:
@@ -347,6 +363,7 @@ class Creator:
     max_restarts: int
     environ: Mapping[str, str]
     sample: Callable[[], Any] = list
+    kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous
     handler: SchedulerRendezvous | None = None
 
     def worker_failed(self, failure: WorkerFailure, _attempt: object) -> None:
@@ -360,7 +377,7 @@ class Creator:
 
     def __call__(self, parameters: RendezvousParameters) -> SchedulerRendezvous:
         """Make the handler."""
-        self.handler = SchedulerRendezvous(
+        self.handler = self.kind(
             self.plan, parameters, self.max_restarts, self.environ, self.sample
         )
         return self.handler
@@ -376,9 +393,10 @@ def register(
     max_restarts: int,
     environ: Mapping[str, str],
     sample: Callable[[], Any] = list,
+    kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous,
 ) -> Creator:
-    """Let torch find this rendezvous under its name."""
-    creator = Creator(plan, max_restarts, environ, sample)
+    """Let torch find this rendezvous, of some kind, under its name."""
+    creator = Creator(plan, max_restarts, environ, sample, kind)
     rendezvous.rendezvous_handler_registry.register(SCHEDULER, creator)
     return creator
 

@@ -31,7 +31,7 @@ _SHORT = 50  # characters of the name of a site
 
 def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Write what the coordinator or this node's client reports; it may be nothing."""
-    total = plan.world.nodes
+    total = plan.world.active
     match event:
         case {"waiting": ranks}:
             code = "HPC114"
@@ -62,8 +62,8 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
                 "started again"
             )
         case {"restart": number}:
-            cause = _cause(unpacked(event["because"]), plan)
-            return report.restarted(number, cause)
+            because = cause(unpacked(event["because"]), plan)
+            return report.restarted(number, because)
         case {"sites": by_site}:
             return disagreement(by_site, plan)
         case _:
@@ -175,6 +175,12 @@ def refusal(
             f"--rdzv_id={request.run_id} here, but {value} on {node}. Was it $RANDOM, "
             "expanded on each node? Leave the option out"
         )
+    elif reason is Refusal.SPARES:
+        code = "HPC206"
+        text = (
+            f"--hpc-spares={world.spares} here, but {value} on {node}. Start one job "
+            "step with the same command on all nodes"
+        )
     elif reason is Refusal.NODES:
         code = "HPC118"
         text = (
@@ -192,18 +198,23 @@ def refusal(
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
     """Say why the job failed: the last line of node 0."""
-    return report.failed(_cause(failure, plan))
+    return report.failed(cause(failure, plan))
 
 
 def unreported(failure: Failure, plan: LaunchPlan) -> Message:
     """Say why the job failed where node 0 has not: the last line of this node."""
-    text = f"{_cause(failure, plan)}; {names([0], plan)} has not reported it"
+    text = f"{cause(failure, plan)}; {names([0], plan)} has not reported it"
     return report.failed(text)
 
 
-def _cause(failure: Failure, plan: LaunchPlan) -> str:
+def cause(failure: Failure, plan: LaunchPlan) -> str:
+    """Say why the job has failed, or why a round is over."""
     where, code = names(failure.nodes, plan) or "another node", failure.code
     who = f"the agent on {where}"
+    they = "they were" if len(failure.nodes) > 1 else "it was"
+    if len(failure.nodes) > 1:
+        who = f"the agents on {where}"
+    verb = "are" if len(failure.nodes) > 1 else "is"
     missing = count(len(failure.nodes), "node")
     rank = plan.rendezvous.coordinator
     host = plan.rendezvous.endpoint if rank is None else names([rank], plan)
@@ -218,7 +229,9 @@ def _cause(failure: Failure, plan: LaunchPlan) -> str:
         ),
         Kind.SIGNAL: f"{who} received {signal_name(code)}",
         Kind.AGENT: f"{who} gave up: {failure.text}",
-        Kind.LOST: f"{who} is gone without a word: it was killed, or the node is lost",
+        Kind.LOST: f"{who} {verb} gone without a word: {they} killed, or the node is "
+        "lost",
+        Kind.UNFIT: f"{where} {verb} out: {failure.text}",
         Kind.SILENT: f"{who} did not answer for {code} s",
         Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
         Kind.REFUSED: f"{who} does not belong here ({failure.text}); see there",

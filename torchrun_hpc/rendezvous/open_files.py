@@ -38,14 +38,15 @@ def need(plan: LaunchPlan, *, has_store: bool) -> Need:
         plan: What is planned on this node.
         has_store: Whether the workers' store is in the process of node 0's agent.
     """
-    nodes, workers = plan.world.nodes, plan.world.workers
+    world, workers = plan.world, plan.world.workers
     own = psutil.Process().num_fds() + _AGENT + _LOGS * workers
     own += workers if plan.preload else 0  # of each, the fork server's answers
-    if plan.rendezvous.is_coordinator:
-        own += _COORDINATOR + nodes
-    if plan.world.node_rank or not has_store:
+    if plan.rendezvous.is_coordinator or world.spares:  # any may become it
+        own += _COORDINATOR + world.nodes
+    may_be_first = not world.node_rank or world.spares
+    if not (has_store and may_be_first):
         return Need(own, own)
-    return Need(own + _STORE + workers, own + _STORE + nodes * workers)
+    return Need(own + _STORE + workers, own + _STORE + world.active * workers)
 
 
 def raise_limit(wanted: int) -> int:

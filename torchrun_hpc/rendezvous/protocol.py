@@ -32,7 +32,8 @@ from the coordinator          meaning
 ``go: ROUND``                 all nodes have joined this round; with the ``store``
 ``over: ROUND``               this round has ended; join the next one
 ``finished: ROUND``           all nodes have finished
-``failed: FAILURE``           the job has failed, and this was the first failure
+``failed: FAILURE``           the job has failed, and this was the first failure; with
+                              ``reports`` for the node that reports it
 ``report: SUMMARY``           the failures of workers; nothing if none has failed
 ``printed: true``             node 0 has reported them
 ``stacks: [RANK, NUMBER]``    an agent asks for the stacks of the workers
@@ -59,7 +60,7 @@ from torchrun_hpc.reporting.console import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VERSION = 2
+VERSION = 3
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
@@ -84,6 +85,7 @@ class Refusal(Enum):
     RUN_ID = "run_id"  # --rdzv-id
     NODES = "nodes"  # number of nodes
     TAKEN = "taken"  # another agent has its node rank
+    SPARES = "spares"  # --hpc-spares
 
 
 class Kind(Enum):
@@ -96,6 +98,7 @@ class Kind(Enum):
     SILENT = "silent"  # an agent does not answer
     MISSING = "missing"  # nodes did not join in time
     REFUSED = "refused"  # an agent of this job was refused
+    UNFIT = "unfit"  # a node is out, by its health check or by its failures
     COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
 
 
@@ -112,6 +115,7 @@ class JoinRequest:
         pid: Its process id.
         release: Of torchrun_hpc.
         site: Name of the computing centre whose rules it uses; empty without.
+        spares: How many of the nodes wait to take the place of another one.
     """
 
     job: str
@@ -122,6 +126,7 @@ class JoinRequest:
     pid: int
     release: str
     site: str = ""
+    spares: int = 0
 
 
 @dataclass(frozen=True)
@@ -257,9 +262,10 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     Raises:
         ProtocolError: Something is missing, or of another type.
     """
-    values: dict[str, Any] = {f.name: message.get(f.name) for f in fields(JoinRequest)}
+    names = (field.name for field in fields(JoinRequest))
+    values: dict[str, Any] = {name: message.get(name) for name in names}
     request = JoinRequest(**values)
-    numbers = (request.nodes, request.rank, request.pid)
+    numbers = (request.nodes, request.rank, request.pid, request.spares)
     texts = (request.job, request.run_id, request.host, request.release, request.site)
     if not _are(int, *numbers) or not _are(str, *texts):
         raise ProtocolError("not a join request")

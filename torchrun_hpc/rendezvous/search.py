@@ -128,6 +128,11 @@ class Channel(asyncio.Protocol):
         """Close the connection."""
         self._transport.close()
 
+    def abort(self) -> None:
+        """Close the connection now, whatever is still to be sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
 
 class Search:
     """Looks for the coordinator; the arguments are those of `Client`."""

@@ -8,7 +8,7 @@ import errno
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchrun_hpc.network import bound_socket
 from torchrun_hpc.rendezvous import coordinator, protocol
@@ -16,8 +16,10 @@ from torchrun_hpc.rendezvous.coordinator import CLOSE, Coordinator, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
+    from concurrent.futures import Future
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.rendezvous.key_value_store import Answer
     from torchrun_hpc.rendezvous.protocol import Failure
 
 # As many as the kernel allows (net.core.somaxconn): thousands connect at once.
@@ -79,7 +81,7 @@ def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
     )
     for port in (*plan.rendezvous.ports, *plan.rendezvous.notice_ports):
         with contextlib.suppress(OSError):
-            server = CoordinatorServer(listen(address, port), settings)
+            server = CoordinatorServer(listen(address, port), Coordinator(settings))
             break
     else:
         return
@@ -88,12 +90,39 @@ def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
     server.close(late_timeout=limit)
 
 
+class Answering(Protocol):
+    """What a server asks: a coordinator, or what may become one; see `Coordinator`."""
+
+    settings: Settings
+    outbox: list[Answer]
+
+    @property
+    def all_informed(self) -> bool:
+        """See `Coordinator`."""
+
+    @property
+    def expects_nodes(self) -> bool:
+        """See `Coordinator`."""
+
+    def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        """See `Coordinator`."""
+
+    def disconnected(self, connection: Hashable) -> None:
+        """See `Coordinator`."""
+
+    def tick(self) -> None:
+        """See `Coordinator`."""
+
+    def fail(self, failure: Failure) -> None:
+        """See `Coordinator`."""
+
+
 class CoordinatorServer:
     """Serves a coordinator, in a thread of its own.
 
     Args:
         listening: The socket to listen on; bound, and closed by this server.
-        settings: What all agents agree on.
+        coordinator: Decides what is answered.
         unknown_peers: How many connections it may hold beside one for each node. Where
             there are more, the oldest one without a join request is closed, because
             the next one may be an agent.
@@ -104,18 +133,18 @@ class CoordinatorServer:
     def __init__(
         self,
         listening: socket.socket,
-        settings: Settings,
+        coordinator: Answering,
         unknown_peers: int = UNKNOWN_PEERS,
         on_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.coordinator = Coordinator(settings)
+        self.coordinator = coordinator
         self._listening = listening
         listening.settimeout(0)
         self._on_problem = on_problem
         self._has_reported = False
         self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
         self._connections: dict[Hashable, _Connection] = {}
-        self._limit = settings.nodes + unknown_peers
+        self._limit = coordinator.settings.nodes + unknown_peers
         self._opening: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._all_informed = threading.Event()
@@ -153,6 +182,17 @@ class CoordinatorServer:
         """End the job, also where this node's own agent is not connected any more."""
         self._loop.call_soon_threadsafe(self.coordinator.fail, failure)
         self._loop.call_soon_threadsafe(self.flush)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call something of the coordinator in the thread; return the result, later."""
+
+        async def called() -> Any:
+            try:
+                return function(*args)
+            finally:
+                self.flush()
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop)
 
     # --- in the thread ------------------------------------------------------------
 

@@ -146,6 +146,7 @@ _OPTIONS = {
     "event_log_handler": "null",  # since 2.8
     "numa_binding": None,  # since 2.9
     "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # since 2.10
+    "shutdown_timeout": 30,  # since 2.12
 }
 
 

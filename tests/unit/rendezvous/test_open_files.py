@@ -77,13 +77,16 @@ def test_the_limit_is_raised_as_far_as_needed(limits, raised, allowed, monkeypat
 SERVER = """
 import resource, socket, sys, time
 from torchrun_hpc.rendezvous.server import CoordinatorServer
-from torchrun_hpc.rendezvous.coordinator import Settings
+from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
 
 listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
 settings = Settings("19.0", "mine", 3, 0, 0, 60, 120)
 unknown_peers, limit = map(int, sys.argv[1:])
 server = CoordinatorServer(
-    listening, settings, unknown_peers, lambda reason: print("problem:", reason)
+    listening,
+    Coordinator(settings),
+    unknown_peers,
+    lambda reason: print("problem:", reason)
 )
 server.start()
 time.sleep(0.2)

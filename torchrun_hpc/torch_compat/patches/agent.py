@@ -6,6 +6,7 @@ up, and waits at its end for others that may never come, without acting on signa
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.distributed.launcher import api as launcher
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.spares.client import NotNeededError
+from torchrun_hpc.spares.handler import SparesRendezvous
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
 
@@ -45,6 +48,22 @@ class JobAgent(LocalElasticAgent):
         if handler is not None:
             left = worker_group.spec.max_restarts - handler.restarts
             self._remaining_restarts = max(left, 0)
+
+    def _invoke_run(self, *args: Any, **options: Any) -> Any:
+        """Run the workers; a spare may have had none when the job ends well."""
+        try:
+            return super()._invoke_run(*args, **options)
+        except NotNeededError:
+            workers = self._worker_group.workers
+            nothing = {worker.global_rank: None for worker in workers}
+            return api.RunResult(api.WorkerState.SUCCEEDED, return_values=nothing)
+
+    def _monitor_workers(self, worker_group: Any) -> Any:
+        """Look after the workers; how they end does not count if the round is over."""
+        handler = _handler(self)
+        if isinstance(handler, SparesRendezvous) and handler.num_nodes_waiting():
+            return api.RunResult(api.WorkerState.HEALTHY)
+        return super()._monitor_workers(worker_group)
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
         """Stop the workers; the other agents get to know of a signal before."""
@@ -78,6 +97,9 @@ def fits() -> bool:
         and takes(_Simple, "_rendezvous", "self", "worker_group")
         and takes(_Simple, "_exit_barrier", "self")
         and has(LocalElasticAgent, "_shutdown")
+        and has(_Simple, "_invoke_run")
+        and takes(LocalElasticAgent, "_monitor_workers", "self", "worker_group")
+        and {"state", "return_values"} <= {*inspect.signature(api.RunResult).parameters}
         and capabilities.uses(_Simple.__init__, "_remaining_restarts")
     )
 

@@ -1,0 +1,387 @@
+"""The coordinator of a job with spares: it forms each round out of those that are left.
+
+    gather ──► prepare ──► confirm ──► go ──► over
+       ▲                                       │
+       └───────────────────────────────────────┘
+
+Members connect, and say that they are ready: their workers have ended, their node is
+well. When each node rank has a member, the coordinator sends the record of the round to
+all; the active ones confirm it, and their workers start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
+from torchrun_hpc.reporting.console import printable
+from torchrun_hpc.spares import record as records
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Mapping, Sequence
+
+    from torchrun_hpc.rendezvous.coordinator import _Agent
+    from torchrun_hpc.spares.record import Record
+
+_REASON = 200  # characters of why a node is out
+
+
+class Limits(NamedTuple):
+    """Seconds, of a job with spares.
+
+    Attributes:
+        spare_after: Until a spare takes the place of a member that has not come.
+        kill: Until the workers of a node have ended that are told to.
+        health_check: That the health check of a node may take.
+    """
+
+    spare_after: int
+    kill: int
+    health_check: int = 0
+
+
+class SparesCoordinator(Coordinator):
+    """The coordinator's view of a job with spares; ``nodes`` are its members.
+
+    Args:
+        settings: What all agents agree on; its ``coordinator`` is this member.
+        limits: How long things may take.
+        record: What this member knows of the job. After the first round its
+            coordinator was lost, and this one takes over.
+
+    Attributes:
+        record: What is known of the job.
+    """
+
+    def __init__(self, settings: Settings, limits: Limits, record: Record) -> None:
+        super().__init__(settings)
+        self.record = record
+        self._limits = limits
+        self._term = record.term  # the highest one that any member has confirmed
+        self._newest = record.round  # the latest round that was prepared anywhere
+        self.round = record.round + 1
+        self._has_run = self.round > 0
+        self._present: set[int] = set()  # members that have said where they are
+        self._gone: set[int] = set()  # members of which the process has ended
+        self._lost: dict[int, Failure] = {}  # active members, and how
+        self._late: set[int] = set()  # active members that are not waited for
+        self._may_run: dict[int, int] = {}  # members with workers: seconds, at most
+        self._confirmed: set[int] | None = None  # none, while there is no record
+        self._has_news = False  # workers have failed, and nobody is blamed yet
+        self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
+        self._formed_for = 0  # seconds
+        if self._has_run:
+            limit = settings.silence_timeout + limits.kill
+            self._may_run = dict.fromkeys(record.active, limit)
+            self._lose(record.term[1], Kind.LOST)
+
+    @property
+    def wanted(self) -> int:
+        """How many members are active in a round."""
+        return len(self.record.active)
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether there are enough members here, so that there are not elsewhere."""
+        here = self._present - self.record.out.keys()
+        return self.running or len(here) >= self.wanted
+
+    @property
+    def absent(self) -> Collection[int]:
+        """Members of which it is to be found out whether they are still there."""
+        if self.running or self.failure is not None or self.finished:
+            return ()
+        return self.record.addresses.keys() - self._agents.keys() - self._gone
+
+    # --- events -------------------------------------------------------------------
+
+    def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        """Handle a message.
+
+        Raises:
+            ProtocolError: It is not valid; the connection is to be closed.
+        """
+        member = self._ranks.get(connection)
+        if member is not None and "present" in message:
+            self._handle_present(member, message["present"])
+        if member is not None and "unfit" in message:
+            self._put_out(member, printable(str(message["unfit"]), _REASON))
+        super().receive(connection, message)
+        if member is not None and "confirm" in message:
+            self._confirm(member, message)
+
+    def found_gone(self, member: int) -> None:
+        """Take note that nobody listens where a member was: its process has ended."""
+        if member in self._agents or member in self._gone:
+            return
+        self._gone.add(member)
+        self._may_run.pop(member, None)
+        if member in self.record.active and self._has_run:
+            self._lost.setdefault(member, Failure(Kind.LOST, (member,)))
+        self._go_on()
+
+    def _handle_present(self, member: int, value: Any) -> None:
+        """Take note where a member can be asked, and what it knows."""
+        try:
+            host, port = value["address"]
+            number, coordinator = value["term"]
+            known = value.get("record")
+            address, term = (str(host), int(port)), (int(number), int(coordinator))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ProtocolError("not a member") from None
+        self._term = max(self._term, term)
+        if known is not None:
+            self._learn(records.unpacked(known))
+        addresses = {**self.record.addresses, member: address}
+        self.record = replace(self.record, addresses=addresses)
+        self._present.add(member)
+        self._gone.discard(member)
+        if self._has_run and member in self.record.active:
+            self._lost.pop(member, None)
+            self._agents[member].has_joined = True  # its loss counts
+        if value.get("done"):
+            lost = next(iter(self._lost.values()), Failure(Kind.AGENT, (member,)))
+            self.fail(replace(lost, finished=1))
+        elif self.record.losses.get(member, 0) >= records.LOSSES:
+            self._put_out(member, f"it was lost {records.LOSSES} times")
+        elif member in self.record.out:
+            self._send(self._agents[member], {"out": self.record.out[member]})
+
+    def _learn(self, known: Record) -> None:
+        """Use a newer record, of a round that has begun, or might have."""
+        if known.age <= self.record.age or known.active == ():
+            return
+        self._newest = max(self._newest, known.round)
+        if self.running:  # that one never began: too few were there
+            return
+        addresses = {**known.addresses, **self.record.addresses}
+        self.record = replace(known, addresses=addresses)
+        self._confirmed = None
+        limit = self.settings.silence_timeout + self._limits.kill
+        ended = self._joined | self._gone
+        self._may_run = {m: limit for m in known.active if m not in ended}
+
+    def _agent_came(self, rank: int) -> None:
+        """Begin another round where an active member has lost its connection."""
+        if self.running and rank in self.record.active:
+            self._agent_lost(rank)
+
+    def _welcome(self) -> dict[str, Any]:
+        return {**super()._welcome(), "age": self.record.age}
+
+    def _remove(self, rank: int) -> None:
+        super()._remove(rank)
+        self._present.discard(rank)
+
+    # --- who is lost, or out ------------------------------------------------------
+
+    def _agent_lost(self, rank: int) -> None:
+        self._lose(rank, Kind.LOST)
+
+    def _agent_silent(self, rank: int) -> None:
+        self._remove(rank)
+        self._lose(rank, Kind.SILENT)
+
+    def _lose(self, member: int, kind: Kind) -> None:
+        """Go on without a member."""
+        if member not in self.record.active:
+            return
+        code = self.settings.silence_timeout if kind is Kind.SILENT else 0
+        failure = Failure(kind, (member,), code=code)
+        self.record = records.lost(self.record, member)
+        self._has_news = False  # who fails then, fails of it
+        self._lost[member] = failure
+        if self.running:
+            self._end_round(failure)
+        self._confirmed = None
+        self._go_on()
+
+    def _put_out(self, member: int, reason: str) -> None:
+        self.record = records.put_out(self.record, member, reason)
+        self._joined.discard(member)
+        self._report({"excluded": member, "because": reason})
+        if member in self._agents:
+            self._send(self._agents[member], {"out": reason})
+        if member in self.record.active and not self.running:
+            self._confirmed = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Form the round, or end the job if too few members can be left."""
+        left = set(range(self.settings.nodes)) - self._gone - self.record.out.keys()
+        if len(left) < self.wanted:
+            self.fail(self._why())
+        self._form()
+
+    def _why(self) -> Failure:
+        """Return why the job cannot go on."""
+        if self._gone:
+            return Failure(Kind.LOST, tuple(sorted(self._gone)))
+        if self.record.out:
+            nodes = tuple(sorted(self.record.out))
+            return Failure(Kind.UNFIT, nodes, text=self.record.out[nodes[-1]])
+        return next(iter(self._lost.values()), Failure(Kind.AGENT))
+
+    # --- rounds -------------------------------------------------------------------
+
+    @property
+    def _in_round(self) -> Sequence[int]:
+        return self.record.active
+
+    def _join(self, agent: _Agent, _message: Mapping[str, Any]) -> None:
+        """Take note that a member is ready for a round: its workers have ended."""
+        member = agent.request.rank
+        if self.running and member in self.record.active:
+            text = "it wanted another restart"
+            self._end_round(Failure(Kind.AGENT, (member,), text=text))
+        if self.finished or self.failure is not None:
+            return
+        agent.has_joined = True
+        self._joined.add(member)
+        self._may_run.pop(member, None)
+        self._form()
+
+    def _end_round(self, failure: Failure) -> None:
+        super()._end_round(failure)
+        if self.failure is None:
+            self._has_news = failure.kind is Kind.WORKER
+            self._may_run = dict.fromkeys(self.record.active, self._limits.kill)
+            self._formed_for = 0
+
+    def _form(self) -> None:
+        """Prepare the round, if there is a member for each node rank."""
+        has_ended = self.failure is not None or self.finished
+        if has_ended or self.running or self._confirmed is not None:
+            self._commit()
+            return
+        active = self._assigned()
+        if active is not None and self._has_news:
+            self._blame()
+            active = self._assigned()
+        if active is None:
+            return
+        before = self.record.active
+        self._replaced = [
+            (rank, old, new)
+            for rank, (old, new) in enumerate(zip(before, active, strict=True))
+            if old != new
+        ]
+        number, coordinator = self._term
+        if coordinator != self.settings.coordinator:
+            self._term = number + 1, self.settings.coordinator
+        self.round = self._newest + 1
+        if self.round > self.settings.max_restarts:
+            self.fail(self._why())
+            return
+        self._newest = self.round
+        self.record = replace(
+            self.record, term=self._term, round=self.round, active=active
+        )
+        self._confirmed = set()
+        prepare = {"prepare": records.packed(self.record)}
+        for agent in self._agents.values():
+            self._send(agent, prepare)
+
+    def _assigned(self) -> tuple[int, ...] | None:
+        ready, leaving = self._joined & self._present, self._lost.keys() | self._late
+        return records.assigned(self.record, ready, leaving)
+
+    def _blame(self) -> None:
+        """Find out whether the node of the first worker that failed is the cause."""
+        self._has_news = False
+        summary = self._worker_failures.summary()
+        if summary is None or summary.first.node not in self.record.active:
+            return
+        spares = self._joined - set(self.record.active) - self.record.out.keys()
+        before, member = self.record.out, summary.first.node
+        self.record = records.blamed(self.record, member, has_spare=bool(spares))
+        for each in before.keys() ^ self.record.out.keys():
+            reason = self.record.out.get(each, "")
+            self._report({"excluded": each, "because": reason})
+            if each in self._agents:
+                self._send(self._agents[each], {"out": reason})
+
+    def _confirm(self, member: int, message: Mapping[str, Any]) -> None:
+        """Take note that a member has confirmed the round."""
+        is_current = message["confirm"] == [list(self.record.term), self.record.round]
+        if self._confirmed is None or self.running or not is_current:
+            return
+        self._confirmed.add(member)
+        if member == self.record.active[0]:
+            self._workers_store = message.get("store")
+        self._commit()
+
+    def _commit(self) -> None:
+        """Begin the round, if all have confirmed it, and no older worker runs."""
+        confirmed = self._confirmed or set()
+        is_ready = confirmed.issuperset(self.record.active) and not self._may_run
+        if is_ready and not (self.running or self.failure or self.finished):
+            self._start_round()
+
+    def _start_round(self) -> None:
+        if self._replaced:
+            cause = next(iter(self._lost.values()), None)
+            self._report(
+                {
+                    "replaced": self._replaced,
+                    "because": protocol.packed(cause) if cause else None,
+                    "round": self.round,
+                }
+            )
+            self._restart_reported_in = -1
+        super()._start_round()
+        self._confirmed = None
+        self._has_news = False
+        self._lost.clear()
+        self._late.clear()
+
+    def _wait(self) -> None:
+        super()._wait()
+        if self.running:
+            return
+        self._formed_for += 1
+        self._may_run = {m: left - 1 for m, left in self._may_run.items() if left > 1}
+        limits, limit = self._limits, self._limits.spare_after
+        if self._has_run:
+            limit = max(limit, limits.kill + limits.health_check)
+        if self._formed_for >= limit:
+            self._late = set(self.record.active) - self._joined
+        self._form()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """End the job where too few have come for too long.
+
+        As long as the others could be a world without those that are here, this one
+        may be wanted as a spare.
+        """
+        if self.is_strong or not self._has_run or self.failure is not None:
+            return
+        settings = self.settings
+        away = set(range(settings.nodes)) - self._agents.keys() - self._gone
+        limit = settings.silence_timeout + self._limits.kill
+        if len(away) >= self.wanted:
+            limit = max(settings.join_timeout, limit)
+        if self._formed_for >= limit:
+            missing = tuple(sorted(away | self._gone))
+            self.fail(Failure(Kind.SILENT, missing, code=self._formed_for))
+
+    # --- what is sent -------------------------------------------------------------
+
+    def _report_restart(self) -> None:
+        if not self._lost:  # else it is reported with who takes their places
+            super()._report_restart()
+
+    @property
+    def _reporter(self) -> int:
+        return self.settings.coordinator
+
+    def _last_words(self) -> dict[str, Any]:
+        """Return which members were lost or out; the next job may do without."""
+        bad = set(self.record.out)
+        if self._has_run:
+            bad |= set(range(self.settings.nodes)) - self._agents.keys()
+        return {"out_at_end": sorted(bad)}

@@ -1,0 +1,170 @@
+"""What torch's elastic agent asks of a rendezvous with spares."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous.client import RoundOverError
+from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, workers_address
+from torchrun_hpc.rendezvous.server import listen
+from torchrun_hpc.rendezvous.store import AgentStore
+from torchrun_hpc.reporting import console
+from torchrun_hpc.spares import messages, record
+from torchrun_hpc.spares.client import Listening, MemberClient
+from torchrun_hpc.spares.coordinator import Limits
+from torchrun_hpc.spares.health import HealthCheck
+from torchrun_hpc.spares.standby import Standby
+from torchrun_hpc.torch_compat import capabilities
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from torchrun_hpc.planning.launch_plan import Spares
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.search import CoordinatorAddress
+    from torchrun_hpc.spares.record import Address
+
+# Seconds that an agent may take to see that its workers are to end, and to kill them.
+_MARGIN = 10
+_PAUSE = 0.05
+
+
+class MemberConnection(Connection):
+    """A member: what it answers, and its connection to the coordinator.
+
+    Args:
+        limits: How long things may take.
+        others: The arguments of `Connection`.
+    """
+
+    def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        own = self._plan.world.node_rank
+        self._settings = replace(self._settings, coordinator=own)
+        self._standby = Standby(self._settings, limits)
+        self._own_address: Address = ("", 0)
+
+    def _listen(self, request: JoinRequest) -> socket.socket:
+        where = self._plan.rendezvous
+        opened = super()._listen(request) or listen(where.local_address, 0)
+        own = where.local_address or self._plan.world.fast_hosts[request.rank]
+        self._own_address = own, opened.getsockname()[1]
+        return opened
+
+    def _coordinator(self) -> Standby:
+        world, where = self._plan.world, self._plan.rendezvous
+        if where.is_coordinator:
+            own = world.node_rank
+            first = record.first_record(world.nodes, world.spares, own)
+            self._standby.coordinate(first)
+        return self._standby
+
+    def _client(
+        self, request: JoinRequest, address: CoordinatorAddress
+    ) -> MemberClient:
+        if self._server is None:
+            raise TypeError("not listening")
+        listening = Listening(self._server, self._own_address, self._standby)
+        return MemberClient(request, address, self._on_event, listening)
+
+
+class SparesRendezvous(SchedulerRendezvous):
+    """The rendezvous of a job with spares.
+
+    Args:
+        spares: What is planned for that.
+        kill: Seconds within which torch's agent has ended workers.
+        end_workers: Kills the workers of this node at once.
+        others: The arguments of `SchedulerRendezvous`.
+    """
+
+    def __init__(
+        self,
+        spares: Spares,
+        kill: float,
+        end_workers: Callable[[], None],
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        check = spares.health_check
+        timeout = spares.health_check_timeout if check else 0
+        self._limits = Limits(spares.after, int(kill) + _MARGIN, timeout)
+        self._health_check = check
+        self._end_workers = end_workers
+
+    def next_rendezvous(self) -> Any:
+        """Wait for a round in which this node has workers.
+
+        Raises:
+            NotNeededError: The job has ended well without it.
+            JobFailedError: There is no next round.
+            LaunchError: This node cannot take part.
+        """
+        self.connect()
+        client = self._member
+        while True:
+            self._check_health(client)
+            try:
+                go, rank, nodes = client.take_part(self._open_workers_store)
+                break
+            except RoundOverError:
+                continue
+        address, port = workers_address(go)
+        known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        store = AgentStore(client, known)
+        return capabilities.rendezvous_info(store, rank, nodes, address, port)
+
+    @property
+    def reports(self) -> bool:
+        """Whether this node reports how the job has ended: as the last coordinator."""
+        client = self._member
+        return client.reports or (client.failure is not None and client.is_alone)
+
+    @property
+    def out_at_end(self) -> Sequence[int]:
+        """Ranks of the nodes that were lost, or out."""
+        return self._member.out_at_end
+
+    @property
+    def _member(self) -> MemberClient:
+        client = self._client
+        if not isinstance(client, MemberClient):
+            raise TypeError("not connected")
+        return client
+
+    def _new_connection(self) -> MemberConnection:
+        return MemberConnection(
+            self._limits,
+            self._plan,
+            self._settings,
+            self._environ,
+            self._report,
+            has_store=self._shares_store,
+        )
+
+    def _check_health(self, client: MemberClient) -> None:
+        """Run the health check; a node that is not well takes part no more."""
+        if not self._health_check or client.is_unfit:
+            return
+        check = HealthCheck(self._health_check, self._limits.health_check)
+        try:
+            while not check.has_ended and client.failure is None:
+                time.sleep(_PAUSE)
+        finally:
+            problem = check.end()
+        if problem and client.failure is None:
+            client.be_unfit(problem)
+
+    def _report(self, event: Any) -> None:
+        if "suspended" in event:
+            self._end_workers()
+        message = messages.render(event, self._plan)
+        if message is None:
+            super()._report(event)
+        else:
+            console.write(message, "warning")

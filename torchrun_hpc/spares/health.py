@@ -1,0 +1,59 @@
+"""The health check of a node: a command of the user's, before each round."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+
+from torchrun_hpc.reporting.console import printable
+
+_LONGEST = 150  # characters of its last line
+_KILL_TIMEOUT = 5  # seconds for a killed command to end
+
+
+class HealthCheck:
+    """A health check that runs.
+
+    Args:
+        command: For ``/bin/sh``. A node is well if its exit code is 0.
+        limit: Seconds that it may take.
+    """
+
+    def __init__(self, command: str, limit: float) -> None:
+        self._limit = limit
+        self._end = time.monotonic() + limit
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._process = subprocess.Popen(  # noqa: S602 - the user's own command
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, or has no more time."""
+        return self._process.poll() is not None or time.monotonic() > self._end
+
+    def end(self) -> str:
+        """End it, and all that it has started; return why the node is not well."""
+        code = self._process.poll()
+        if code is None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # the kernel does not let it
+                self._process.wait(_KILL_TIMEOUT)
+        with self._output:
+            self._output.seek(0)
+            text = self._output.read().decode(errors="backslashreplace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        said = f": {printable(lines[-1], _LONGEST)}" if lines else ""
+        if code is None:
+            return f"its health check did not end within {self._limit:g} s{said}"
+        return f"its health check ended with exit code {code}{said}" if code else ""

@@ -1,0 +1,74 @@
+"""What the user reads about spares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.rendezvous.messages import cause
+from torchrun_hpc.rendezvous.protocol import unpacked
+from torchrun_hpc.reporting.names import nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+
+
+def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Write what the coordinator or this member reports; ``None`` if it is not ours."""
+    own = plan.world.hosts[plan.world.node_rank]
+    match event:
+        case {"replaced": replaced, "round": number}:
+            code, text = "HPC207", _replaced(replaced, number, event["because"], plan)
+        case {"excluded": node, "because": reason}:
+            code, text = "HPC208", f"{nodes([node], plan)} is out: {reason}"
+            if not reason:
+                text = (
+                    f"{nodes([node], plan)} is a spare again: the script has failed on "
+                    "another node, too"
+                )
+        case {"out": reason}:
+            code, text = "HPC209", f"{own} is a spare again"
+            if reason:
+                text = f"{own} takes part no more, and waits for the end: {reason}"
+        case {"suspended": seconds}:
+            code = "HPC210"
+            text = f"{own} did not run for {seconds} s: its workers are ended"
+        case {"coordinator_silent": seconds, "left": left}:
+            code = "HPC211"
+            text = (
+                f"no sign of the coordinator on {own} for {seconds} s; another node "
+                f"takes over in {left} s if it stays so"
+            )
+        case {"takes_over": old}:
+            code = "HPC212"
+            text = f"{own} takes over from {nodes([old], plan)}, which is not reached"
+        case _:
+            return None
+    return Message(code, text)
+
+
+def _replaced(
+    replaced: Sequence[tuple[int, int, int]],
+    number: int,
+    because: Mapping[str, Any] | None,
+    plan: LaunchPlan,
+) -> str:
+    """Say who takes whose place, and why."""
+    why = cause(unpacked(because), plan) if because else "nodes are missing"
+    who = "; ".join(
+        f"{nodes([new], plan)} takes the place of {nodes([old], plan)} as node rank "
+        f"{rank}"
+        for rank, old, new in replaced
+    )
+    what = f"restart {number} of all workers" if number else "the job starts"
+    return f"{what}: {why}. {who}"
+
+
+def bad_nodes(ranks: Sequence[int], plan: LaunchPlan) -> Message:
+    """Name the nodes that the next job had better do without."""
+    hosts = ",".join(plan.world.hosts[rank] or f"node {rank}" for rank in ranks)
+    who = nodes(ranks, plan)
+    text = f"lost, or out: {who}. For the next job: --exclude={hosts}"
+    return Message("HPC213", text)

@@ -1,0 +1,153 @@
+"""What all members of a job know of it, and who takes whose place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous.protocol import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+LOSSES = 2  # of a member, after which it is out
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What all members know of a job: it outlives each of them.
+
+    Attributes:
+        term: Number of takeovers, and the member that coordinates since the last one.
+        round: The round that was formed last; -1 before the first one.
+        active: The member that has each node rank.
+        addresses: Where members can be asked, which have come so far.
+        losses: How often members were lost.
+        out: Why members are out.
+        suspect: The active member of which a worker was the first to fail, in the
+            round that ended last; -1 if it is none.
+        moved: The members that are out because of that, by their node rank.
+        excused: Node ranks whose workers failed on another node, too: the script's
+            fault.
+    """
+
+    term: tuple[int, int]
+    round: int
+    active: tuple[int, ...]
+    addresses: Mapping[int, Address] = field(default_factory=dict)
+    losses: Mapping[int, int] = field(default_factory=dict)
+    out: Mapping[int, str] = field(default_factory=dict)
+    suspect: int = -1
+    moved: Mapping[int, int] = field(default_factory=dict)
+    excused: tuple[int, ...] = ()
+
+    @property
+    def age(self) -> tuple[int, tuple[int, int]]:
+        """What is greater in the newer one of two records."""
+        return self.round, self.term
+
+
+def first_record(nodes: int, spares: int, coordinator: int) -> Record:
+    """Return the record of a job that has not begun: the last members are spares."""
+    return Record((0, coordinator), -1, tuple(range(nodes - spares)))
+
+
+def packed(record: Record) -> dict[str, Any]:
+    """Write a record as plain data."""
+    return {
+        item.name: list(value.items()) if isinstance(value, dict) else value
+        for item in fields(Record)
+        for value in [getattr(record, item.name)]
+    }
+
+
+def unpacked(value: Any) -> Record:
+    """Read a record.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    try:
+        number, member = value["term"]
+        record = Record(
+            term=(int(number), int(member)),
+            round=int(value["round"]),
+            active=tuple(map(int, value["active"])),
+            addresses={int(m): (str(h), int(p)) for m, (h, p) in value["addresses"]},
+            losses={int(m): int(n) for m, n in value["losses"]},
+            out={int(m): str(why) for m, why in value["out"]},
+            suspect=int(value["suspect"]),
+            moved={int(rank): int(m) for rank, m in value["moved"]},
+            excused=tuple(map(int, value["excused"])),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise ProtocolError("not a record") from None
+    if not all(why.isprintable() for why in record.out.values()):
+        raise ProtocolError("not a record")
+    return record
+
+
+def assigned(
+    record: Record, ready: Collection[int], leaving: Collection[int]
+) -> tuple[int, ...] | None:
+    """Return the active members of the next round; ``None`` if some are missing.
+
+    Each keeps its node rank, but for those that leave: a spare has theirs.
+
+    Args:
+        record: The record of the round before.
+        ready: Members that can take part.
+        leaving: Active members that are not waited for.
+    """
+    fit = [member for member in sorted(ready) if member not in record.out]
+    spares = [member for member in fit if member not in record.active]
+    active = []
+    for member in record.active:
+        if member in fit:
+            active.append(member)
+        elif spares and (member in leaving or member in record.out):
+            active.append(spares.pop(0))
+        else:
+            return None
+    return tuple(active)
+
+
+def lost(record: Record, member: int) -> Record:
+    """Take note that a member was lost; it may come back, but not for ever."""
+    losses = {**record.losses, member: record.losses.get(member, 0) + 1}
+    return replace(record, losses=losses, suspect=-1)
+
+
+def put_out(record: Record, member: int, reason: str) -> Record:
+    """Put a member out: it gets no node rank any more."""
+    return replace(record, out={**record.out, member: reason})
+
+
+def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
+    """Take note that a worker of an active member was the first to fail in a round.
+
+    If that was so in the round before, too, the node may be the cause, and is out. If
+    the same then happens on the node that took its place, it was the script: nobody is
+    blamed for this node rank any more, and the first one comes back.
+
+    Args:
+        record: The record of that round.
+        member: The member.
+        has_spare: Whether a spare could take its place.
+    """
+    rank = record.active.index(member)
+    if rank in record.moved:
+        moved = {**record.moved}
+        first = moved.pop(rank)
+        out = {each: why for each, why in record.out.items() if each != first}
+        excused = (*record.excused, rank)
+        return replace(record, suspect=-1, moved=moved, out=out, excused=excused)
+    if rank in record.excused:
+        return replace(record, suspect=-1)
+    if record.suspect != member or not has_spare:
+        return replace(record, suspect=member)
+    reason = "its workers were the first to fail in two rounds running"
+    record = put_out(record, member, reason)
+    return replace(record, suspect=-1, moved={**record.moved, rank: member})

@@ -1,0 +1,125 @@
+"""What a member answers: as the coordinator, or that it is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous.coordinator import CLOSE
+from torchrun_hpc.rendezvous.protocol import ProtocolError
+from torchrun_hpc.spares.coordinator import Limits, SparesCoordinator
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from torchrun_hpc.rendezvous.coordinator import Settings
+    from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.protocol import Failure
+    from torchrun_hpc.spares.record import Address, Record
+
+
+class Standby:
+    """Has what a server asks of a coordinator, whether this member is one or not.
+
+    Args:
+        settings: What all agents agree on; its ``coordinator`` is this member.
+        limits: How long things may take.
+
+    Attributes:
+        coordinator: What it is as the coordinator; ``None`` while it is none.
+        follows: The coordinator that it is connected to; ``None`` without one.
+    """
+
+    def __init__(self, settings: Settings, limits: Limits) -> None:
+        self.settings = settings
+        self._limits = limits
+        self._outbox: list[Answer] = []
+        self._connections: set[Hashable] = set()  # of the coordinator
+        self.coordinator: SparesCoordinator | None = None
+        self.follows: int | None = None
+
+    def coordinate(self, record: Record) -> None:
+        """Become the coordinator."""
+        if self.coordinator is None:
+            self.coordinator = SparesCoordinator(self.settings, self._limits, record)
+
+    def give_way(self) -> None:
+        """Be the coordinator no longer: all look for another one."""
+        if self.coordinator is not None:
+            self._outbox += [(each, CLOSE) for each in self._connections]
+            self._connections.clear()
+            self.coordinator = None
+
+    def absent(self) -> tuple[dict[int, Address], bool]:
+        """Return where members are to be looked for, and whether enough are here."""
+        coordinator = self.coordinator
+        if coordinator is None:
+            return {}, True
+        addresses = coordinator.record.addresses
+        return {m: addresses[m] for m in coordinator.absent}, coordinator.is_strong
+
+    def found_gone(self, member: int) -> None:
+        """Take note that the process of a member has ended."""
+        if self.coordinator is not None:
+            self.coordinator.found_gone(member)
+
+    # --- what the server asks -----------------------------------------------------
+
+    @property
+    def outbox(self) -> list[Answer]:
+        """Pairs of a connection and a message to send there, in order."""
+        return self._outbox + (self.coordinator.outbox if self.coordinator else [])
+
+    @outbox.setter
+    def outbox(self, value: list[Answer]) -> None:
+        self._outbox = value
+        if self.coordinator is not None:
+            self.coordinator.outbox = []
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the job failed."""
+        return self.coordinator.failure if self.coordinator else None
+
+    @property
+    def all_informed(self) -> bool:
+        """Whether every agent that is connected here knows how the job ended."""
+        return self.coordinator is None or self.coordinator.all_informed
+
+    @property
+    def expects_nodes(self) -> bool:
+        """Whether the job failed while some nodes had not connected yet."""
+        return self.coordinator is not None and self.coordinator.expects_nodes
+
+    def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        """Handle a message.
+
+        Raises:
+            ProtocolError: It is not valid; the connection is to be closed.
+        """
+        coordinator = self.coordinator
+        if coordinator is not None and not message.get("asks"):
+            self._connections.add(connection)
+            coordinator.receive(connection, message)
+            return
+        if message.get("job") != self.settings.job:
+            raise ProtocolError("not a member of this job")
+        is_strong = coordinator is not None and coordinator.is_strong
+        standby = [self.follows, coordinator is not None, is_strong]
+        self._outbox += [(connection, {"standby": standby}), (connection, CLOSE)]
+
+    def disconnected(self, connection: Hashable) -> None:
+        """Handle the end of a connection."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+            if self.coordinator is not None:
+                self.coordinator.disconnected(connection)
+
+    def tick(self) -> None:
+        """Handle that a second has passed."""
+        if self.coordinator is not None:
+            self.coordinator.tick()
+
+    def fail(self, failure: Failure) -> None:
+        """End the job, if this member coordinates it."""
+        if self.coordinator is not None:
+            self.coordinator.fail(failure)
