@@ -14,7 +14,7 @@ from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client
-from torchrun_hpc.rendezvous.coordinator import Settings
+from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
 from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
 from torchrun_hpc.rendezvous.search import (
     CoordinatorAddress,

@@ -163,7 +163,7 @@ class AgentStarter(Starter):
         args = self._args
         kind: Callable[..., handler.SchedulerRendezvous] = handler.SchedulerRendezvous
         if plan.spares is not None:
-            kill = args.monitor_interval + capabilities.option(args, "shutdown_timeout")
+            kill = args.monitor_interval + capabilities.shutdown_timeout(args)
             kind = functools.partial(
                 SparesRendezvous, plan.spares, kill, observer.end_workers
             )

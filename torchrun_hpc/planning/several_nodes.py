@@ -327,7 +327,7 @@ def _notes(
 
 def _hint(inputs: Inputs, job: Job) -> str:
     """Say what may help if the nodes do not meet."""
-    if is_numbered(inputs):
+    if is_numbered(inputs) and not spares.number(inputs):
         return messages.fail_together(job.launcher)
     if inputs.is_static and "node_rank" in inputs.options:
         return f"is it {inputs.options['node_rank']} on every node?"

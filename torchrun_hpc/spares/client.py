@@ -223,6 +223,11 @@ class MemberClient(Client):
             if self.record is None or known.age > self.record.age:
                 self._change(record=known, _prepared=known)
             return
+        if "record" in message:
+            known = record.unpacked(message["record"])
+            if self.record is None or known.age >= self.record.age:
+                self._change(record=known)
+            return
         if "out" in message:
             self._on_event({"out": message["out"]})
             return

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
+from torchrun_hpc.reporting import intervals
 from torchrun_hpc.reporting.console import printable
 from torchrun_hpc.spares import record as records
 
@@ -73,6 +74,7 @@ class SparesCoordinator(Coordinator):
         self._has_news = False  # workers have failed, and nobody is blamed yet
         self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
         self._formed_for = 0  # seconds
+        self._has_update = False  # of the record, which members do not have yet
         if self._has_run:
             limit = settings.silence_timeout + limits.kill
             self._may_run = dict.fromkeys(record.active, limit)
@@ -113,6 +115,15 @@ class SparesCoordinator(Coordinator):
         if member is not None and "confirm" in message:
             self._confirm(member, message)
 
+    def tick(self) -> None:
+        """Handle that a second has passed."""
+        super().tick()
+        if self._has_update and self.running:
+            self._has_update = False
+            update = self._update()
+            for agent in self._agents.values():
+                self._send(agent, update)
+
     def found_gone(self, member: int) -> None:
         """Take note that nobody listens where a member was: its process has ended."""
         if member in self._agents or member in self._gone:
@@ -139,6 +150,9 @@ class SparesCoordinator(Coordinator):
         self.record = replace(self.record, addresses=addresses)
         self._present.add(member)
         self._gone.discard(member)
+        if self.record.round >= 0:
+            self._send(self._agents[member], self._update())
+            self._has_update = True  # for the others
         if self._has_run and member in self.record.active:
             self._lost.pop(member, None)
             self._agents[member].has_joined = True  # its loss counts
@@ -149,6 +163,9 @@ class SparesCoordinator(Coordinator):
             self._put_out(member, f"it was lost {records.LOSSES} times")
         elif member in self.record.out:
             self._send(self._agents[member], {"out": self.record.out[member]})
+
+    def _update(self) -> dict[str, Any]:
+        return {"record": records.packed(self.record)}
 
     def _learn(self, known: Record) -> None:
         """Use a newer record, of a round that has begun, or might have."""
@@ -339,9 +356,13 @@ class SparesCoordinator(Coordinator):
         self._late.clear()
 
     def _wait(self) -> None:
-        super()._wait()
+        if self.running or not self._joined.issuperset(self.record.active):
+            super()._wait()
         if self.running:
             return
+        if self._may_run and intervals.is_report_due(self._formed_for):
+            nodes, left = sorted(self._may_run), max(self._may_run.values())
+            self._report({"may_run": nodes, "left": left})
         self._formed_for += 1
         self._may_run = {m: left - 1 for m, left in self._may_run.items() if left > 1}
         limits, limit = self._limits, self._limits.spare_after

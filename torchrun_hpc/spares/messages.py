@@ -44,6 +44,12 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         case {"takes_over": old}:
             code = "HPC212"
             text = f"{own} takes over from {nodes([old], plan)}, which is not reached"
+        case {"may_run": ranks, "left": left}:
+            code = "HPC214"
+            text = (
+                f"workers may still run on {nodes(ranks, plan)}, which cannot be asked:"
+                f" the next round begins in {left} s"
+            )
         case _:
             return None
     return Message(code, text)

@@ -146,7 +146,7 @@ _OPTIONS = {
     "event_log_handler": "null",  # since 2.8
     "numa_binding": None,  # since 2.9
     "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # since 2.10
-    "shutdown_timeout": 30,  # since 2.12
+    "shutdown_timeout": None,  # since 2.12
 }
 
 
@@ -173,6 +173,12 @@ def number_of_xpus() -> int:
 def option(args: argparse.Namespace, name: str) -> Any:
     """Return an option of torchrun, also if this one does not have it."""
     return getattr(args, name, _OPTIONS[name])
+
+
+def shutdown_timeout(args: argparse.Namespace) -> int:
+    """Return for how many seconds workers that are stopped are waited for."""
+    typed = option(args, "shutdown_timeout")
+    return 30 if typed is None else int(typed)
 
 
 def variables() -> dict[str, Setting]:
