@@ -85,10 +85,11 @@ class Connection:
             if self._segment:  # for both sides of each connection
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
             peers = min(max(limit - needed.all, 0), peers)
+            port = opened.getsockname()[1]
             if where.is_coordinator:
-                ports = (opened.getsockname()[1],)
+                ports = (port,)
             self._server = CoordinatorServer(
-                opened, self._coordinator(), peers, _report_problem
+                opened, self._coordinator(port), peers, _report_problem
             )
             self._server.start()
         address = search.CoordinatorAddress(
@@ -117,8 +118,8 @@ class Connection:
             self._server.close()
             self._server = None
 
-    def _coordinator(self) -> Answering:
-        """Return what decides what this node answers."""
+    def _coordinator(self, _port: int) -> Answering:
+        """Return what decides what this node answers, which listens on a port."""
         return Coordinator(self._settings)
 
     def _client(self, request: JoinRequest, address: CoordinatorAddress) -> Client:

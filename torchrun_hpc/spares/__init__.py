@@ -19,7 +19,7 @@ That there are never two worlds follows from four rules:
 `record`           what all members know of the job; who takes whose place
 `coordinator`      the coordinator's state machine, with members in place of nodes
 `standby`          what a member answers that is not the coordinator
-`election`         whom a member follows: a state machine, without clock or network
+`member`           what a member knows, and whom it follows: without clock or network
 `client`           a member's connection to the coordinator, whoever that is
 `health`           the health check of a node
 `handler`          what torch's agent asks

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.rendezvous.client import Client, RoundOverError
-from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind, ProtocolError
+from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
-from torchrun_hpc.spares import election, record
-from torchrun_hpc.spares.election import Answer, Election
+from torchrun_hpc.spares.member import Answer, answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 _TICK = 1.0
 _ANSWER_TIMEOUT = 3.0  # of a member that is asked
 _PAUSE = 0.2  # before all are asked again
+_ALL_EVERY = 25  # times, also those of which nothing was heard yet are asked
 _GAP = 2.0  # without a tick: this process was suspended
 
 _GONE = Answer(is_gone=True)
@@ -33,20 +33,6 @@ _GONE = Answer(is_gone=True)
 
 class NotNeededError(Exception):
     """The job has ended well, and this member has no workers."""
-
-
-class Listening(NamedTuple):
-    """What a member answers, and where.
-
-    Attributes:
-        server: Its server.
-        address: Where that listens.
-        standby: What it answers.
-    """
-
-    server: CoordinatorServer
-    address: Address
-    standby: Standby
 
 
 class MemberClient(Client):
@@ -57,13 +43,13 @@ class MemberClient(Client):
         address: Where the first coordinator is.
         on_event: See `Client`; also called with ``suspended``: the seconds for which
             this process did not run, and after which its workers may not go on.
-        listening: What this member answers, and where.
+        server: The server of this member.
+        standby: What it answers.
 
     Attributes:
-        record: What this member knows of the job; ``None`` before the first round.
+        member: What this member knows.
         reports: Whether the coordinator wants this member to report the end.
         out_at_end: Members that were lost, or out, when the job ended.
-        is_unfit: Why this node takes part no more; empty if it does.
     """
 
     def __init__(
@@ -71,19 +57,19 @@ class MemberClient(Client):
         request: JoinRequest,
         address: CoordinatorAddress,
         on_event: Callable[[Mapping[str, Any]], None],
-        listening: Listening,
+        server: CoordinatorServer,
+        standby: Standby,
     ) -> None:
+        # Then it is looked for with other members.
+        self._search_timeout = min(address.timeout, standby.limits.spare_after)
+        self._timeout = address.timeout
+        address = replace(address, timeout=self._search_timeout)
         super().__init__(request, address, on_event)
-        self.record: Record | None = None
+        self.member = standby.member
         self.reports = False
         self.out_at_end: tuple[int, ...] = ()
-        self._server, self._own_address, self._standby = listening
-        self._search_timeout = address.timeout
-        self._election = Election(request.rank)
+        self._server, self._standby = server, standby
         self._prepared: Record | None = None  # and not confirmed yet
-        self.is_unfit = ""
-        self._is_ready = False
-        self._is_done = False
         self._last_tick = 0.0
 
     # --- for the main thread ------------------------------------------------------
@@ -108,11 +94,10 @@ class MemberClient(Client):
         with self._changed:
             self._go = self._prepared = None
             self.is_over = False
-            self._is_ready = self._has_joined = True
+            self.member.is_ready = self._has_joined = True
         self._own_failure = None
-        if not self.is_unfit:
+        if not self.member.unfit:
             self.send({"join": self.next_round})
-        own = self.request.rank
         try:
             while True:
                 self._until(
@@ -124,27 +109,20 @@ class MemberClient(Client):
                     raise NotNeededError
                 if self.is_over:
                     raise RoundOverError
-                known = self.record
-                if self._go is not None and known is not None:
-                    self._round = self._go["go"]
-                    return self._go, known.active.index(own), len(known.active)
-                with self._changed:
-                    known, self._prepared = self._prepared, None
-                if known is not None and own in known.active:
-                    is_first = known.active[0] == own
-                    store = {"store": open_store()} if is_first else {}
-                    self.send({"confirm": [known.term, known.round], **store})
+                if self._go is not None:
+                    return self._began(self._go)
+                self._confirm(open_store)
         finally:
-            self._is_ready = False
+            self.member.is_ready = False
 
     def be_unfit(self, reason: str) -> None:
         """Take part no more: this node is not well."""
-        self.is_unfit = reason
+        self.member.unfit = reason
         self.send({"unfit": reason})
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no coordinator any more, that knows how the job ended."""
+        """Whether there is no coordinator any more that knows how the job ended."""
         return self._channel is None or self._channel.closed.is_set()
 
     def finish(self) -> None:
@@ -153,43 +131,66 @@ class MemberClient(Client):
         Raises:
             JobFailedError: They have not.
         """
-        self._is_done = True
+        self.member.is_done = True
         super().finish()
+
+    def _began(self, go: Mapping[str, Any]) -> tuple[Mapping[str, Any], int, int]:
+        record = self.member.record
+        self._round = go["go"]
+        return go, record.active.index(self.request.rank), len(record.active)
+
+    def _confirm(self, open_store: Callable[[], tuple[str, int]]) -> None:
+        """Confirm the round that was prepared."""
+        with self._changed:
+            record, self._prepared = self._prepared, None
+        if record is not None:
+            is_first = record.active[0] == self.request.rank
+            store = {"store": open_store()} if is_first else {}
+            self.send({"confirm": [record.term, record.round], **store})
 
     # --- in the thread ------------------------------------------------------------
 
     async def _communicate(self) -> None:
-        channel, answer = await self._search.run()
-        around = asyncio.create_task(self._look_around())
+        others = asyncio.create_task(self._watch_others())
         try:
+            channel, answer = await self._find_first()
             while True:
                 await self._follow(channel, answer)
                 if self.finished or self.failure is not None or self._is_leaving:
                     return
                 self._change(is_over=True, _prepared=None)
-                self._standby.follows = None
-                if self.record is None:
+                try:
+                    channel, answer = await self._find(self._timeout)
+                except CoordinatorNotFoundError:
                     super()._lose(Failure(Kind.COORDINATOR))
                     return
-                channel, answer = await self._find(self.record)
         finally:
-            around.cancel()
+            others.cancel()
+
+    async def _find_first(self) -> tuple[Channel, Mapping[str, Any]]:
+        """Find the coordinator where it should be, or else with another member.
+
+        Raises:
+            CoordinatorNotFoundError: It is nowhere.
+            RefusedError: It refuses this member.
+        """
+        try:
+            return await self._search.run()
+        except CoordinatorNotFoundError as error:
+            left = self._timeout - self._search_timeout
+            if left <= 0:
+                raise
+            try:
+                return await self._find(left)
+            except CoordinatorNotFoundError:
+                raise error from None
 
     def _accepted(self, answer: Mapping[str, Any]) -> None:
         """Say where this member is, and what it knows."""
         self._last_tick = time.monotonic()
-        self._standby.follows = answer.get("coordinator")
-        present: dict[str, Any] = {"address": self._own_address, "term": [0, 0]}
-        if self.record is not None:
-            present["term"] = self.record.term
-            number, term = answer.get("age", (-1, (0, 0)))
-            if self.record.age > (number, tuple(term)):
-                present["record"] = record.packed(self.record)
-        self._send({"present": {**present, "done": self._is_done}})
-        if self.is_unfit:
-            self._send({"unfit": self.is_unfit})
-        elif self._is_ready:
-            self._send({"join": self.next_round})
+        if "welcome" in answer:
+            for message in self.member.accepted(answer):
+                self._send(message)
 
     def _lose(self, _failure: Failure) -> None:
         """Do nothing: another member will coordinate."""
@@ -219,14 +220,11 @@ class MemberClient(Client):
 
     def _handle(self, message: Mapping[str, Any]) -> None:
         if "prepare" in message:
-            known = record.unpacked(message["prepare"])
-            if self.record is None or known.age > self.record.age:
-                self._change(record=known, _prepared=known)
+            prepared = self.member.prepared(message)
+            self._change(_prepared=prepared)
             return
         if "record" in message:
-            known = record.unpacked(message["record"])
-            if self.record is None or known.age >= self.record.age:
-                self._change(record=known)
+            self.member.informed(message)
             return
         if "out" in message:
             self._on_event({"out": message["out"]})
@@ -238,40 +236,46 @@ class MemberClient(Client):
 
     # --- the other members --------------------------------------------------------
 
-    async def _find(self, known: Record) -> tuple[Channel, Mapping[str, Any]]:
+    async def _find(self, timeout: float) -> tuple[Channel, Mapping[str, Any]]:
         """Find the coordinator, or become it.
 
         Raises:
             CoordinatorNotFoundError: There was none in time.
         """
-        start = time.monotonic()
-        members = known.addresses.keys() - known.out.keys()
-        self._election.begin(members)
+        end = time.monotonic() + timeout
+        own = self.member
+        own.begin()
         while True:
-            member = self._election.whom()
+            member = own.whom()
             if member is None:
-                waited = time.monotonic() - start
-                if waited > self._search_timeout:
-                    raise CoordinatorNotFoundError("no member coordinates the job")
+                if time.monotonic() > end:
+                    raise CoordinatorNotFoundError("no node coordinates the job")
                 await asyncio.sleep(_PAUSE)
-                self._election.begin(members)
+                own.begin()
                 continue
             if member == self.request.rank:
-                if self._standby.coordinator is None:
-                    self._on_event({"takes_over": known.term[1]})
-                await self._call(self._standby.coordinate, known)
-            found = await self._ask(known.addresses[member])
+                await self._take_over()
+            found = await self._ask(own.addresses[member])
             if isinstance(found, tuple):
                 return found
-            self._election.heard(member, found)
+            own.heard(member, found)
 
-    async def _look_around(self) -> None:
+    async def _take_over(self) -> None:
+        if self._standby.coordinator is None:
+            record = self.member.record
+            self._on_event({"takes_over": record.term[1]})
+            await self._call(self._standby.coordinate, record)
+
+    async def _watch_others(self) -> None:
         """Where this member coordinates, find out about those that are not here."""
+        turn = 0
         while True:
             await asyncio.sleep(_PAUSE)
             if self._standby.coordinator is None:
                 continue
-            absent, is_strong = await self._call(self._standby.absent)
+            turn += 1
+            ask_all = turn % _ALL_EVERY == 0
+            absent, is_strong = await self._call(self._standby.absent, ask_all)
             asked = (self._ask(address, asks=True) for address in absent.values())
             found = await asyncio.gather(*asked)
             answers = {
@@ -282,7 +286,7 @@ class MemberClient(Client):
             for member, answer in answers.items():
                 if answer.is_gone:
                     await self._call(self._standby.found_gone, member)
-            if not is_strong and self._election.gives_way(answers):
+            if not is_strong and self.member.gives_way(answers):
                 await self._call(self._standby.give_way)
 
     async def _ask(
@@ -309,10 +313,7 @@ class MemberClient(Client):
         if (answer.get("welcome") == VERSION and is_job) or "failed" in answer:
             return channel, answer
         channel.close()
-        try:
-            return election.answer_of(answer)
-        except ProtocolError:
-            return None
+        return answer_of(answer)
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call something in the thread of the server."""

@@ -76,8 +76,7 @@ class SparesCoordinator(Coordinator):
         self._formed_for = 0  # seconds
         self._has_update = False  # of the record, which members do not have yet
         if self._has_run:
-            limit = settings.silence_timeout + limits.kill
-            self._may_run = dict.fromkeys(record.active, limit)
+            self._may_run = dict.fromkeys(record.active, self._longest_run)
             self._lose(record.term[1], Kind.LOST)
 
     @property
@@ -90,6 +89,19 @@ class SparesCoordinator(Coordinator):
         """Whether there are enough members here, so that there are not elsewhere."""
         here = self._present - self.record.out.keys()
         return self.running or len(here) >= self.wanted
+
+    @property
+    def _longest_run(self) -> int:
+        """Seconds for which workers may run that nobody can end: a member's lease.
+
+        Their agent ends them when it has not heard of the coordinator for so long.
+        """
+        return self.settings.silence_timeout + self._limits.kill
+
+    @property
+    def here(self) -> Collection[int]:
+        """Members that are connected."""
+        return self._agents.keys()
 
     @property
     def absent(self) -> Collection[int]:
@@ -126,8 +138,8 @@ class SparesCoordinator(Coordinator):
 
     def found_gone(self, member: int) -> None:
         """Take note that nobody listens where a member was: its process has ended."""
-        if member in self._agents or member in self._gone:
-            return
+        if member in self._agents or member not in self.record.addresses:
+            return  # it may still come
         self._gone.add(member)
         self._may_run.pop(member, None)
         if member in self.record.active and self._has_run:
@@ -177,9 +189,9 @@ class SparesCoordinator(Coordinator):
         addresses = {**known.addresses, **self.record.addresses}
         self.record = replace(known, addresses=addresses)
         self._confirmed = None
-        limit = self.settings.silence_timeout + self._limits.kill
         ended = self._joined | self._gone
-        self._may_run = {m: limit for m in known.active if m not in ended}
+        running = [member for member in known.active if member not in ended]
+        self._may_run = dict.fromkeys(running, self._longest_run)
 
     def _agent_came(self, rank: int) -> None:
         """Begin another round where an active member has lost its connection."""
@@ -187,11 +199,14 @@ class SparesCoordinator(Coordinator):
             self._agent_lost(rank)
 
     def _welcome(self) -> dict[str, Any]:
-        return {**super()._welcome(), "age": self.record.age}
+        own = self.settings.coordinator
+        return {**super()._welcome(), "age": self.record.age, "coordinator": own}
 
     def _remove(self, rank: int) -> None:
         super()._remove(rank)
         self._present.discard(rank)
+        if rank in self.record.active:
+            self._confirmed = None
 
     # --- who is lost, or out ------------------------------------------------------
 
@@ -213,6 +228,8 @@ class SparesCoordinator(Coordinator):
         self._lost[member] = failure
         if self.running:
             self._end_round(failure)
+        if kind is Kind.SILENT and member in self._may_run:
+            self._may_run[member] = self._limits.kill
         self._confirmed = None
         self._go_on()
 
@@ -265,7 +282,7 @@ class SparesCoordinator(Coordinator):
         super()._end_round(failure)
         if self.failure is None:
             self._has_news = failure.kind is Kind.WORKER
-            self._may_run = dict.fromkeys(self.record.active, self._limits.kill)
+            self._may_run = dict.fromkeys(self.record.active, self._longest_run)
             self._formed_for = 0
 
     def _form(self) -> None:
@@ -381,11 +398,10 @@ class SparesCoordinator(Coordinator):
         """
         if self.is_strong or not self._has_run or self.failure is not None:
             return
-        settings = self.settings
-        away = set(range(settings.nodes)) - self._agents.keys() - self._gone
-        limit = settings.silence_timeout + self._limits.kill
+        away = set(range(self.settings.nodes)) - self._agents.keys() - self._gone
+        limit = self._longest_run
         if len(away) >= self.wanted:
-            limit = max(settings.join_timeout, limit)
+            limit = max(self.settings.join_timeout, limit)
         if self._formed_for >= limit:
             missing = tuple(sorted(away | self._gone))
             self.fail(Failure(Kind.SILENT, missing, code=self._formed_for))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.spares import messages, record
-from torchrun_hpc.spares.client import Listening, MemberClient
+from torchrun_hpc.spares.client import MemberClient
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.health import HealthCheck
+from torchrun_hpc.spares.member import Member
 from torchrun_hpc.spares.standby import Standby
 from torchrun_hpc.torch_compat import capabilities
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import Spares
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import CoordinatorAddress
-    from torchrun_hpc.spares.record import Address
 
 # Seconds that an agent may take to see that its workers are to end, and to kill them.
 _MARGIN = 10
@@ -34,7 +35,7 @@ _PAUSE = 0.05
 
 
 class MemberConnection(Connection):
-    """A member: what it answers, and its connection to the coordinator.
+    """What a member answers, and its connection to the coordinator.
 
     Args:
         limits: How long things may take.
@@ -43,24 +44,35 @@ class MemberConnection(Connection):
 
     def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        own = self._plan.world.node_rank
-        self._settings = replace(self._settings, coordinator=own)
-        self._standby = Standby(self._settings, limits)
-        self._own_address: Address = ("", 0)
+        self._limits = limits
+        self._standby: Standby
 
     def _listen(self, request: JoinRequest) -> socket.socket:
-        where = self._plan.rendezvous
-        opened = super()._listen(request) or listen(where.local_address, 0)
-        own = where.local_address or self._plan.world.fast_hosts[request.rank]
-        self._own_address = own, opened.getsockname()[1]
-        return opened
+        """Listen where others look for this member, or where it is possible.
 
-    def _coordinator(self) -> Standby:
+        Raises:
+            LaunchError: It is the first coordinator, and cannot listen.
+        """
+        opened = super()._listen(request)
+        where = self._plan.rendezvous
+        for port in () if opened else (where.ports[0], 0):
+            with suppress(OSError):
+                return listen(where.local_address, port)
+        return opened or listen(where.local_address, 0)
+
+    def _coordinator(self, port: int) -> Standby:
         world, where = self._plan.world, self._plan.rendezvous
+        own, first_port = world.node_rank, where.ports[0]
+        member = Member(
+            own,
+            (where.local_address or world.fast_hosts[own], port),
+            record.first_record(world.nodes, world.spares, where.coordinator or 0),
+            {r: (host, first_port) for r, host in enumerate(world.fast_hosts) if host},
+        )
+        settings = replace(self._settings, coordinator=own)
+        self._standby = Standby(settings, self._limits, member)
         if where.is_coordinator:
-            own = world.node_rank
-            first = record.first_record(world.nodes, world.spares, own)
-            self._standby.coordinate(first)
+            self._standby.coordinate(member.record)
         return self._standby
 
     def _client(
@@ -68,8 +80,9 @@ class MemberConnection(Connection):
     ) -> MemberClient:
         if self._server is None:
             raise TypeError("not listening")
-        listening = Listening(self._server, self._own_address, self._standby)
-        return MemberClient(request, address, self._on_event, listening)
+        return MemberClient(
+            request, address, self._on_event, self._server, self._standby
+        )
 
 
 class SparesRendezvous(SchedulerRendezvous):
@@ -149,7 +162,7 @@ class SparesRendezvous(SchedulerRendezvous):
 
     def _check_health(self, client: MemberClient) -> None:
         """Run the health check; a node that is not well takes part no more."""
-        if not self._health_check or client.is_unfit:
+        if not self._health_check or client.member.unfit:
             return
         check = HealthCheck(self._health_check, self._limits.health_check)
         try:

@@ -52,8 +52,8 @@ class HealthCheck:
         with self._output:
             self._output.seek(0)
             text = self._output.read().decode(errors="backslashreplace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        said = f": {printable(lines[-1], _LONGEST)}" if lines else ""
+        texts = [line.strip() for line in text.splitlines() if line.strip()]
+        last = f": {printable(texts[-1], _LONGEST)}" if texts else ""
         if code is None:
-            return f"its health check did not end within {self._limit:g} s{said}"
-        return f"its health check ended with exit code {code}{said}" if code else ""
+            return f"its health check did not end within {self._limit:g} s{last}"
+        return f"its health check ended with exit code {code}{last}" if code else ""

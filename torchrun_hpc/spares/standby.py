@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.coordinator import Settings
     from torchrun_hpc.rendezvous.key_value_store import Answer
     from torchrun_hpc.rendezvous.protocol import Failure
+    from torchrun_hpc.spares.member import Member
     from torchrun_hpc.spares.record import Address, Record
 
 
@@ -23,24 +24,26 @@ class Standby:
     Args:
         settings: What all agents agree on; its ``coordinator`` is this member.
         limits: How long things may take.
+        member: This member.
 
     Attributes:
+        limits: How long things may take.
+        member: This member.
         coordinator: What it is as the coordinator; ``None`` while it is none.
-        follows: The coordinator that it is connected to; ``None`` without one.
     """
 
-    def __init__(self, settings: Settings, limits: Limits) -> None:
+    def __init__(self, settings: Settings, limits: Limits, member: Member) -> None:
         self.settings = settings
-        self._limits = limits
+        self.limits = limits
+        self.member = member
         self._outbox: list[Answer] = []
         self._connections: set[Hashable] = set()  # of the coordinator
         self.coordinator: SparesCoordinator | None = None
-        self.follows: int | None = None
 
     def coordinate(self, record: Record) -> None:
         """Become the coordinator."""
         if self.coordinator is None:
-            self.coordinator = SparesCoordinator(self.settings, self._limits, record)
+            self.coordinator = SparesCoordinator(self.settings, self.limits, record)
 
     def give_way(self) -> None:
         """Be the coordinator no longer: all look for another one."""
@@ -49,13 +52,21 @@ class Standby:
             self._connections.clear()
             self.coordinator = None
 
-    def absent(self) -> tuple[dict[int, Address], bool]:
-        """Return where members are to be looked for, and whether enough are here."""
+    def absent(self, ask_all: bool) -> tuple[dict[int, Address], bool]:  # noqa: FBT001
+        """Return where members are to be looked for, and whether enough are here.
+
+        Args:
+            ask_all: Whether also for those that have not come yet.
+        """
         coordinator = self.coordinator
         if coordinator is None:
             return {}, True
-        addresses = coordinator.record.addresses
-        return {m: addresses[m] for m in coordinator.absent}, coordinator.is_strong
+        addresses, absent = self.member.addresses, coordinator.absent
+        if ask_all and not coordinator.is_strong:
+            absent = addresses.keys() - coordinator.here
+        return {
+            m: addresses[m] for m in absent if m in addresses
+        }, coordinator.is_strong
 
     def found_gone(self, member: int) -> None:
         """Take note that the process of a member has ended."""
@@ -74,11 +85,6 @@ class Standby:
         self._outbox = value
         if self.coordinator is not None:
             self.coordinator.outbox = []
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why the job failed."""
-        return self.coordinator.failure if self.coordinator else None
 
     @property
     def all_informed(self) -> bool:
@@ -104,7 +110,7 @@ class Standby:
         if message.get("job") != self.settings.job:
             raise ProtocolError("not a member of this job")
         is_strong = coordinator is not None and coordinator.is_strong
-        standby = [self.follows, coordinator is not None, is_strong]
+        standby = [self.member.follows, coordinator is not None, is_strong]
         self._outbox += [(connection, {"standby": standby}), (connection, CLOSE)]
 
     def disconnected(self, connection: Hashable) -> None:

@@ -1,0 +1,177 @@
+"""What a member knows, and whom it follows: without clock or network.
+
+All know the order of the members. When the coordinator is lost, each asks them in this
+order; the first one that answers takes over. A member is that one itself if all before
+it are gone, or silent. Where a network falls apart, there may be several. Those that
+have too few members look for others, and give way to one that has enough, or comes
+before them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous.protocol import ProtocolError
+from torchrun_hpc.spares import record as records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torchrun_hpc.spares.record import Address, Record
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a member answers to the question who coordinates.
+
+    Attributes:
+        follows: The coordinator that it is connected to; ``None`` without one.
+        coordinates: Whether it is one.
+        is_strong: Whether it has enough members.
+        is_gone: Whether its process has ended: nobody listens there any more.
+    """
+
+    follows: int | None = None
+    coordinates: bool = False
+    is_strong: bool = False
+    is_gone: bool = False
+
+
+def answer_of(message: Mapping[str, Any]) -> Answer | None:
+    """Read an answer; ``None`` if it is none."""
+    match message.get("standby"):
+        case [int() | None as follows, bool(coordinates), bool(is_strong)]:
+            return Answer(follows, coordinates, is_strong)
+    return None
+
+
+class Member:
+    """A member: what it knows, tells a coordinator, and whom it follows.
+
+    Args:
+        own: Its number.
+        address: Where it can be asked.
+        record: That of a job that has not begun.
+        hints: Where other members probably can be asked, that it has not heard of.
+
+    Attributes:
+        record: What it knows of the job.
+        follows: The coordinator that it is connected to; ``None`` without one.
+        is_ready: Whether its workers have ended, and it waits for a round.
+        is_done: Whether its workers have finished.
+        unfit: Why its node is not well; empty if it is.
+    """
+
+    def __init__(
+        self,
+        own: int,
+        address: Address,
+        record: Record,
+        hints: Mapping[int, Address] | None = None,
+    ) -> None:
+        self._own = own
+        self._address = address
+        self._hints = {**(hints or {}), own: address}
+        self.record = record
+        self.follows: int | None = None
+        self.is_ready = False
+        self.is_done = False
+        self.unfit = ""
+        self._preferred: int | None = None
+        self._left: deque[int] = deque()
+        self._asked: set[int] = set()
+        self._another_lives = False
+
+    # --- with a coordinator -------------------------------------------------------
+
+    def accepted(self, answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield what to send to a coordinator that has accepted this member.
+
+        Args:
+            answer: Its welcome.
+        """
+        self.follows = answer.get("coordinator")
+        number, (takeovers, coordinator) = answer["age"]
+        present = {
+            "address": self._address,
+            "done": self.is_done,
+            "term": self.record.term,
+        }
+        if self.record.age > (number, (takeovers, coordinator)):
+            present["record"] = records.packed(self.record)
+        yield {"present": present}
+        if self.unfit:
+            yield {"unfit": self.unfit}
+        elif self.is_ready:
+            yield {"join": True}
+
+    def prepared(self, message: Mapping[str, Any]) -> Record | None:
+        """Return the record of a round that this member is to confirm, if it is."""
+        record = records.unpacked(message["prepare"])
+        if record.age <= self.record.age:
+            raise ProtocolError("a round of a lower term")
+        self.record = record
+        return record if self._own in record.active else None
+
+    def informed(self, message: Mapping[str, Any]) -> None:
+        """Take note of what has changed since the round was prepared."""
+        record = records.unpacked(message["record"])
+        if record.age >= self.record.age:
+            self.record = record
+
+    # --- without ------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> Mapping[int, Address]:
+        """Where the members are that may coordinate, in their order."""
+        known = {**self._hints, **self.record.addresses}
+        return {m: known[m] for m in sorted(known) if m not in self.record.out}
+
+    def begin(self) -> None:
+        """Begin to ask who coordinates: the coordinator is lost, or all were asked."""
+        self.follows = None
+        self._left = deque(self.addresses)
+        if self._preferred is not None and self._preferred in self._left:
+            self._left.appendleft(self._preferred)
+        self._preferred = None
+        self._asked.clear()
+        self._another_lives = False
+
+    def whom(self) -> int | None:
+        """Return whom to ask next.
+
+        Returns:
+            A member; this one, if it is to take over; ``None`` if it is to begin anew,
+            a little later.
+        """
+        while self._left:
+            member = self._left[0]
+            if member == self._own and self._another_lives:
+                break  # one before it will take over
+            if member not in self._asked:
+                return member
+            self._left.popleft()
+        return None
+
+    def heard(self, member: int, answer: Answer | None) -> None:
+        """Take note of an answer; ``None`` if there was none in time."""
+        self._asked.add(member)
+        if answer is None or answer.is_gone or member == self._own:
+            return
+        self._another_lives = True
+        if answer.follows is not None and answer.follows in self.addresses:
+            self._left.appendleft(answer.follows)
+
+    def gives_way(self, answers: Mapping[int, Answer]) -> bool:
+        """Say whether this member is to follow another one, and coordinate no more.
+
+        Args:
+            answers: Of other members, while too few are here.
+        """
+        for member, answer in sorted(answers.items()):
+            if answer.coordinates and (answer.is_strong or member < self._own):
+                self._preferred = member
+                return True
+        return False
