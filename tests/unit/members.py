@@ -43,6 +43,10 @@ class Link:
     is_open: list[bool] = field(default_factory=lambda: [True, True])
     to_host: deque = field(default_factory=deque)
     to_client: deque = field(default_factory=deque)
+    since: list[int] = field(default_factory=lambda: [0, 0])  # both ends' last delivery
+
+    def waits_since(self, end):
+        return self.since[end]
 
 
 class Agent:
@@ -218,15 +222,15 @@ class Agent:
 
     def watch_others(self):
         """As the real client does, but one answer after the other."""
-        absent, is_strong = self.standby.absent(ask_all=self.job.draw(4) == 0)
-        for each in absent:
-            answer = self.job.ask(self, each)
-            if answer is not None and answer.is_gone:
+        ask_all = (self.job.seconds + self.number) % 5 == 0
+        absent, is_strong = self.standby.absent(ask_all)
+        answers = {each: self.job.ask(self, each) for each in absent}
+        answers = {each: answer for each, answer in answers.items() if answer}
+        for each, answer in answers.items():
+            if answer.is_gone:
                 self.standby.found_gone(each)
-            elif answer is not None and not is_strong:
-                if self.member.gives_way({each: answer}):
-                    self.standby.give_way()
-                    return
+        if not is_strong and self.member.gives_way(answers):
+            self.standby.give_way()
 
 
 class Job:
@@ -236,6 +240,7 @@ class Job:
         self.random = random
         self.nodes, self.spares, self.max_restarts = nodes, spares, max_restarts
         self.links = []
+        self.seconds = 0
         self.agents = [Agent(number, self) for number in range(nodes)]
         first = record.first_record(nodes, spares, 0)
         self.agents[0].standby.coordinate(first)
@@ -307,12 +312,18 @@ class Job:
                 self.close(link, 1)
 
     def deliver(self):
-        """Deliver all that can be delivered, in an order that is drawn."""
-        for _ in range(5_000):
+        """Deliver what can be delivered, in an order that is drawn.
+
+        Some of it, in some seconds, a second or two later.
+        """
+        most = self.draw(40) if self.draw(2) == 0 else 5_000
+        for number in range(5_000):
             for agent in self.agents:
                 if agent.runs:
                     agent.seek()
             ready = [*self._deliverable()]
+            if number >= most:
+                ready = [way for way in ready if way[0].waits_since(way[1]) < self.seconds - 1]
             if not ready:
                 return
             self._deliver(*self.random.choice(ready))
@@ -334,6 +345,7 @@ class Job:
     def _deliver(self, link, end):
         agent = self.agents[link.host if end else link.client]
         message = (link.to_host if end else link.to_client).popleft()
+        link.since[end] = self.seconds
         if not link.is_open[end]:
             return
         if end:
@@ -385,6 +397,7 @@ class Job:
     # --- time
 
     def tick(self):
+        self.seconds += 1
         for agent in self.agents:
             if agent.alive and agent.suspended:
                 agent.missed += 1

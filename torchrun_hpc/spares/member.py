@@ -83,6 +83,7 @@ class Member:
         self._left: deque[int] = deque()
         self._asked: set[int] = set()
         self._another_lives = False
+        self._is_followed = False  # it coordinates, and has lost itself only
 
     # --- with a coordinator -------------------------------------------------------
 
@@ -137,7 +138,7 @@ class Member:
             self._left.appendleft(self._preferred)
         self._preferred = None
         self._asked.clear()
-        self._another_lives = False
+        self._another_lives = self._is_followed = False
 
     def whom(self) -> int | None:
         """Return whom to ask next.
@@ -148,7 +149,7 @@ class Member:
         """
         while self._left:
             member = self._left[0]
-            if member == self._own and self._another_lives:
+            if member == self._own and self._another_lives and not self._is_followed:
                 break  # one before it will take over
             if member not in self._asked:
                 return member
@@ -161,6 +162,7 @@ class Member:
         if answer is None or answer.is_gone or member == self._own:
             return
         self._another_lives = True
+        self._is_followed |= answer.follows == self._own
         if answer.follows is not None and answer.follows in self.addresses:
             self._left.appendleft(answer.follows)
 
@@ -170,6 +172,8 @@ class Member:
         Args:
             answers: Of other members, while too few are here.
         """
+        if self.follows not in {None, self._own}:
+            return True
         for member, answer in sorted(answers.items()):
             if answer.coordinates and (answer.is_strong or member < self._own):
                 self._preferred = member
