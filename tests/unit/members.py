@@ -62,7 +62,9 @@ class Agent:
             {each: (f"n{each}", 4000) for each in range(job.nodes)},
         )
         settings = job.settings(number)
-        self.standby = Standby(settings, Limits(SPARE_AFTER, KILL + MARGIN), self.member)
+        self.standby = Standby(
+            settings, Limits(SPARE_AFTER, KILL + MARGIN), self.member
+        )
         self.alive = True
         self.suspended = False
         self.is_cut = False
@@ -120,7 +122,9 @@ class Agent:
         elif "prepare" in message:
             prepared = self.member.prepared(message)
             if prepared is not None and self.member.is_ready:
-                self.send({"confirm": [prepared.term, prepared.round], "store": ["a", 1]})
+                self.send(
+                    {"confirm": [prepared.term, prepared.round], "store": ["a", 1]}
+                )
         elif "record" in message:
             self.member.informed(message)
         elif "go" in message:
@@ -323,7 +327,11 @@ class Job:
                     agent.seek()
             ready = [*self._deliverable()]
             if number >= most:
-                ready = [way for way in ready if way[0].waits_since(way[1]) < self.seconds - 1]
+                ready = [
+                    way
+                    for way in ready
+                    if way[0].waits_since(way[1]) < self.seconds - 1
+                ]
             if not ready:
                 return
             self._deliver(*self.random.choice(ready))
@@ -331,7 +339,9 @@ class Job:
 
     def _deliverable(self):
         self.links = [
-            link for link in self.links if any(link.is_open) or link.to_host or link.to_client
+            link
+            for link in self.links
+            if any(link.is_open) or link.to_host or link.to_client
         ]
         for link in self.links:
             client, host = self.agents[link.client], self.agents[link.host]

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.report import LocalReport
-from torchrun_hpc.launching import dry_run, exit_status, quiet, signals
+from torchrun_hpc.launching import dry_run, exit_status, outcome, quiet, signals
 from torchrun_hpc.launching.observer import Observer
 from torchrun_hpc.launching.start import FAILED, Answers, Starter
 from torchrun_hpc.planning.inputs import SCHEDULER, Resolver
@@ -113,6 +113,8 @@ class AgentStarter(Starter):
         args = self._args
         if CPP_LOG_LEVEL in plan.environment:
             cpp_log.read_level()  # of this process, which has imported torch
+        if not self.options.get("hpc_dry_run"):
+            outcome.forget(plan)
         try:
             with self._rendezvous(plan):
                 observer = self._observer
@@ -154,7 +156,9 @@ class AgentStarter(Starter):
             own = LocalReport(plan)
             observer.watch.on_failure = own.add
             try:
-                yield
+                is_launch = not self.options.get("hpc_dry_run")
+                with outcome.recorded(plan) if is_launch else contextlib.nullcontext():
+                    yield
             finally:
                 message = own.end()
                 if message is not None and self._is_command:

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.launching import abort
+from torchrun_hpc.launching import abort, outcome
 from torchrun_hpc.launching.start import FAILED
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import JobFailedError
@@ -209,6 +209,11 @@ def _conclude(
             atexit.register(console.write, message, "warning")
         else:
             console.write(message, "warning")
+    if handler.is_certain:
+        failure, restarts = handler.failure, handler.restarts
+        outcome.write(
+            outcome.outcome_of(failure, plan, handler.out_at_end, restarts), plan
+        )
 
 
 def set_last_line(message: Message) -> None:

@@ -162,6 +162,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return messages.reports_failure(self.failure, self._plan)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the job cannot go on without this node, when that gives up."""
+        return True
+
+    @property
     def out_at_end(self) -> Sequence[int]:
         """Ranks of the nodes that the next job had better do without."""
         return ()

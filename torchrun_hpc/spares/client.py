@@ -49,7 +49,8 @@ class MemberClient(Client):
     Attributes:
         member: What this member knows.
         reports: Whether the coordinator wants this member to report the end.
-        out_at_end: Members that were lost, or out, when the job ended.
+        is_certain: Whether the job has ended for all members.
+        out_at_end: Members that were lost, or out, when it ended.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class MemberClient(Client):
         address = replace(address, timeout=self._search_timeout)
         super().__init__(request, address, on_event)
         self.member = standby.member
-        self.reports = False
+        self.reports = self.is_certain = False
         self.out_at_end: tuple[int, ...] = ()
         self._server, self._standby = server, standby
         self._prepared: Record | None = None  # and not confirmed yet
@@ -231,6 +232,7 @@ class MemberClient(Client):
             return
         if "finished" in message or "failed" in message:
             self.reports = self._standby.coordinator is not None
+            self.is_certain = bool(message.get("is_certain"))
             self.out_at_end = tuple(message.get("out_at_end", ()))
         super()._handle(message)
 

@@ -398,13 +398,17 @@ class SparesCoordinator(Coordinator):
         """
         if self.is_strong or not self._has_run or self.failure is not None:
             return
-        away = set(range(self.settings.nodes)) - self._agents.keys() - self._gone
         limit = self._longest_run
-        if len(away) >= self.wanted:
+        if len(self._away) >= self.wanted:
             limit = max(self.settings.join_timeout, limit)
         if self._formed_for >= limit:
-            missing = tuple(sorted(away | self._gone))
+            missing = tuple(sorted(self._away | self._gone))
             self.fail(Failure(Kind.SILENT, missing, code=self._formed_for))
+
+    @property
+    def _away(self) -> set[int]:
+        """Members that are not here, and may be a world elsewhere."""
+        return set(range(self.settings.nodes)) - self._agents.keys() - self._gone
 
     # --- what is sent -------------------------------------------------------------
 
@@ -417,8 +421,12 @@ class SparesCoordinator(Coordinator):
         return self.settings.coordinator
 
     def _last_words(self) -> dict[str, Any]:
-        """Return which members were lost or out; the next job may do without."""
+        """Return which members were lost or out, and whether this is the end for all.
+
+        The next job may do without them.
+        """
         bad = set(self.record.out)
         if self._has_run:
             bad |= set(range(self.settings.nodes)) - self._agents.keys()
-        return {"out_at_end": sorted(bad)}
+        is_certain = self.is_strong or len(self._away) < self.wanted
+        return {"out_at_end": sorted(bad), "is_certain": is_certain}

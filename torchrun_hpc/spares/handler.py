@@ -139,6 +139,11 @@ class SparesRendezvous(SchedulerRendezvous):
         return client.reports or (client.failure is not None and client.is_alone)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the job cannot go on without this node, when that gives up."""
+        return self._member.is_certain
+
+    @property
     def out_at_end(self) -> Sequence[int]:
         """Ranks of the nodes that were lost, or out."""
         return self._member.out_at_end

@@ -1,0 +1,124 @@
+"""How a job has ended, in a file: what a job script needs to know to requeue it.
+
+The exit code of srun is the highest of all its tasks, so a node that was lost hides
+whether the job went well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.reporting import console
+from torchrun_hpc.reporting.reporter import is_reporter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+
+DONE, SCRIPT, NODES = "done", "script failed", "nodes failed"
+STOPPED, LAUNCHER = "stopped", "launcher failed"
+
+_OUTCOMES = {
+    Kind.WORKER: SCRIPT,
+    Kind.SIGNAL: STOPPED,
+    **dict.fromkeys((Kind.LOST, Kind.SILENT, Kind.MISSING), NODES),
+    **dict.fromkeys((Kind.UNFIT, Kind.COORDINATOR), NODES),
+    **dict.fromkeys((Kind.AGENT, Kind.REFUSED), LAUNCHER),
+}
+
+
+def outcome_of(
+    failure: Failure | None,
+    plan: LaunchPlan,
+    out: Sequence[int] = (),
+    restarts: int = 0,
+) -> dict[str, Any]:
+    """Return how a job has ended, as plain data.
+
+    Args:
+        failure: Why it failed; ``None`` if it did not.
+        plan: Has the names of the nodes.
+        out: Ranks of nodes that were lost, or out, meanwhile.
+        restarts: How often all workers were started again.
+
+    Returns:
+        With ``outcome`` (one of the constants of this module), ``launch_id``,
+        ``reason`` (a sentence), ``rank`` and ``code`` of the worker that failed first,
+        or ``None``, ``nodes`` (names of those that the failure is about), ``exclude``
+        (these, and those that were lost before), and ``restarts``.
+    """
+    is_worker = failure is not None and failure.kind is Kind.WORKER
+    kind = DONE if failure is None else _OUTCOMES[failure.kind]
+    about = set(failure.nodes) if failure else set()
+    bad = {*out, *(about if kind == NODES else ())}
+    return {
+        "outcome": kind,
+        "launch_id": plan.launch_id,
+        "reason": messages.cause(failure, plan) if failure else "",
+        "rank": failure.rank if failure and is_worker else None,
+        "code": failure.code if failure and is_worker else None,
+        "nodes": _hosts(about, plan),
+        "exclude": _hosts(bad, plan),
+        "restarts": restarts,
+    }
+
+
+def _hosts(ranks: set[int], plan: LaunchPlan) -> list[str]:
+    hosts = dict(enumerate(plan.world.hosts))
+    return [hosts[rank] for rank in sorted(ranks) if hosts.get(rank)]
+
+
+def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
+    """Write the outcome, if it is wanted: the whole file, or none."""
+    if not plan.outcome:
+        return
+    file = Path(plan.outcome)
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        new.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
+        new.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        text = f"the outcome cannot be written to {file}: {error.strerror}"
+        console.write(Message("HPC215", text), "error")
+
+
+def forget(plan: LaunchPlan) -> None:
+    """Remove the outcome of an earlier launch, which is not that of this one."""
+    if plan.outcome and is_reporter(plan.world.report_rank):
+        with contextlib.suppress(OSError):
+            Path(plan.outcome).unlink()
+
+
+@contextlib.contextmanager
+def recorded(plan: LaunchPlan) -> Iterator[None]:
+    """Write how a launch ends, on node 0, where it has no scheduler rendezvous."""
+    failure: Failure | None = None
+    try:
+        yield
+    except ChildFailedError as error:
+        rank, worker = error.get_first_failure()
+        own = (plan.world.node_rank,)
+        failure = Failure(Kind.WORKER, own, rank, worker.exitcode)
+        raise
+    except SignalException as error:
+        failure = Failure(Kind.SIGNAL, (plan.world.node_rank,), code=int(error.sigval))
+        raise
+    except BaseException as error:
+        failure = Failure(Kind.AGENT, (plan.world.node_rank,), text=str(error))
+        raise
+    finally:
+        if is_reporter(plan.world.report_rank):
+            write(outcome_of(failure, plan), plan)
