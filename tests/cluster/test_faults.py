@@ -8,33 +8,32 @@ are the seconds in it. With WRITE_FAULTS=1 the sections are written anew.
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import inspect
-import json
-import operator
 import os
 import re
 import signal
-import subprocess
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from commands import FORMS, HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
+from commands import FORMS, JUELICH, ROOT
+from jobs import FAULTS, STARTING, Job, Seconds, ended, fault
 from testbed import Cluster
 
 from torchrun_hpc.planning import endpoints
 from torchrun_hpc.rendezvous import server
 from torchrun_hpc.reporting.console import PREFIX
 
-SCRIPT = str(SCRIPTS / "training.py")
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 PAGE = ROOT / "docs" / "faults.md"
 WRITES = bool(os.environ.get("WRITE_FAULTS"))
 
@@ -47,205 +46,12 @@ GONE = pytest.approx(35 - 5 / 2, abs=8)
 # The coordinator stays for a while, for nodes that are not informed of the end.
 OVER = pytest.approx(35 + server.CLOSE_TIMEOUT, abs=12)
 
-# The first line, and that others are waited for, where that takes long.
-ORDINARY = re.compile("HPC001|HPC113|HPC114")
+EXEC = ("exec",)
 
 # For faults that are tried once more.
-SPARE_JOBS = 2
-
-# Torch is loaded six times by each job that starts. All may wait at the same time.
-STARTING = threading.Semaphore(2)
-
-# Each node: what is to be done first, the launcher, and how it ended.
-SHELL = (
-    'echo "$SLURM_JOB_ID.$SLURM_STEP_ID" > "$0/launch_id"; {first}\n'
-    '"$@"; echo $? > "$0/exit.$SLURM_NODEID"'
-)
-
-
-@dataclass
-class Job:
-    """Three nodes, and the job on them.
-
-    Attributes:
-        cluster: The cluster.
-        hosts: Three nodes of it that nobody else uses.
-        folder: What the workers write, and what the launcher prints.
-        form: How its workers are started; see `FORMS`.
-    """
-
-    cluster: Cluster
-    hosts: tuple[str, ...]
-    folder: Path
-    form: str
-    program: subprocess.Popen[str] = field(init=False)
-
-    def start(
-        self, *options: str, words: str = "", first: str = "", at_work: bool = True
-    ) -> None:
-        """Start it, and wait until all workers are at work, if they will be.
-
-        Args:
-            options: The launcher's.
-            words: The script's arguments.
-            first: What the shell on each node does before.
-            at_work: Whether to wait.
-        """
-        with STARTING:
-            shell = SHELL.format(first=first)
-            with (self.folder / "output").open("w") as output:
-                self.program = self.cluster.popen(
-                    [
-                        *("srun", "-N3", ONE_TASK, "--nodelist", ",".join(self.hosts)),
-                        "--label",
-                        *("sh", "-c", shell, str(self.folder)),
-                        *(*HPC, *options, SCRIPT, str(self.folder), *words.split()),
-                    ],
-                    env=JUELICH | FORMS[self.form],
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            if at_work:
-                self.wait(self.trains, 100)
-
-    def launch_id(self) -> str:
-        """Return the numbers of job and step, once it runs."""
-        file = self.folder / "launch_id"
-        return file.read_text().strip() if file.exists() else ""
-
-    def beats(self) -> list[dict[str, float]]:
-        """Return what the workers wrote last."""
-        files = [self.folder / f"beat.{rank}" for rank in range(3)]
-        return [json.loads(file.read_text()) for file in files if file.exists()]
-
-    def trains(self, attempt: int = 0) -> bool:
-        """Say whether all workers are at work, after so many restarts."""
-        return [beat["attempt"] for beat in self.beats()] == [attempt] * 3
-
-    def stop(self) -> None:
-        """Let the workers stop as they should, and see that all ends well."""
-        (self.folder / "stop").touch()
-        self.end()
-        assert self.codes() == [0, 0, 0], self.output()
-
-    def output(self) -> str:
-        """Return what all nodes have printed, each line behind its node rank."""
-        return (self.folder / "output").read_text(errors="replace")
-
-    def wait(self, condition: Callable[[], object], limit: float = 60) -> float:
-        """Wait until it holds; return how many seconds that took."""
-        start = time.monotonic()
-        while True:
-            over = self.program.poll() is not None or time.monotonic() > start + limit
-            if condition():
-                return time.monotonic() - start
-            assert not over, f"{condition} after {limit} s:\n{self.output()}"
-            time.sleep(0.02)
-
-    def says(self, text: str, limit: float = 60) -> float:
-        """Wait until the launcher has printed it; return how many seconds that took."""
-        return self.wait(lambda: any(text in line for line in self.lines()), limit)
-
-    def lines(self) -> list[str]:
-        """Return what the launcher itself has printed, but for what any job prints."""
-        lines = own_lines(self.output())
-        return [
-            line[line.index(PREFIX) :] for line in lines if not ORDINARY.search(line)
-        ]
-
-    def end(self, limit: float = 60) -> float:
-        """Wait for the end of all; return how many seconds that took."""
-        return self.wait(lambda: self.program.poll() is not None, limit)
-
-    def codes(self) -> list[int | None]:
-        """Return the agents' exit codes, as a shell sees them."""
-        files = [self.folder / f"exit.{node}" for node in range(3)]
-        return [int(file.read_text()) if file.exists() else None for file in files]
-
-    def processes(self, node: int | None = None) -> list[psutil.Process]:
-        """Return all of this job's, shells included, or those of one node."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, KeyError):  # ended, or srun itself
-                words = " ".join(process.cmdline())
-                if str(self.folder) in words and node in {None, _node_of(process)}:
-                    found.append(process)
-        return found
-
-    def agents(self) -> list[psutil.Process]:
-        """Return the agents, by node rank."""
-        return self._programs("torchrun_hpc")
-
-    def workers(self) -> list[psutil.Process]:
-        """Return the workers, by rank: each node has one."""
-        return self._programs(SCRIPT)
-
-    def _programs(self, name: str) -> list[psutil.Process]:
-        found = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error, KeyError):
-                # Of a fork, all is one word.
-                if name in " ".join(process.cmdline()).split()[:3]:
-                    found.append((_node_of(process), process))
-        return [process for _, process in sorted(found, key=operator.itemgetter(0))]
-
-    def run(self, node: int, command: str) -> str:
-        """Run a shell command on a node."""
-        done = self.cluster.run(
-            ["sh", "-c", command], host=self.hosts[node], check=True
-        )
-        return done.stdout.strip()
-
-
-def _node_of(process: psutil.Process) -> int:
-    """Return the rank of its node; a fork's own variables are not to be seen."""
-    line = (process, *process.parents())
-    first = next(each for each in line if "SLURM_NODEID" in each.environ())
-    return int(first.environ()["SLURM_NODEID"])
-
-
-def ended(*processes: psutil.Process) -> bool:
-    """Say whether processes have ended, collected or not."""
-    return not any(_runs(process) for process in processes)
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
+SPARE_NODES = 8
 
 # --- the faults -------------------------------------------------------------------
-
-Seconds = dict[str, float]
-Scenario = Callable[[Job], Seconds]
-FAULTS: dict[str, Scenario] = {}
-TITLES: dict[str, str] = {}
-BROKEN: dict[str, str] = {}
-# What agents alone have to do with: how workers are started changes nothing.
-OF_AGENTS = {
-    *("cut_off_while_joining", "cut_off_for_a_while", "head_cut_off", "port_taken"),
-    *("clock_wrong", "disk_full_at_first"),
-}
-
-
-def fault(title: str, broken: str = "") -> Callable[[Scenario], Scenario]:
-    """Make a test and a section of the page of a function.
-
-    Args:
-        title: The section's.
-        broken: Why it cannot pass yet, if so.
-    """
-
-    def register(function: Scenario) -> Scenario:
-        name = function.__name__
-        FAULTS[name], TITLES[name] = function, title
-        if broken:
-            BROKEN[name] = broken
-        return function
-
-    return register
 
 
 @fault("A worker is killed")
@@ -375,7 +181,7 @@ def cut_off(job: Job) -> Seconds:
     return {"named": named, "others": others, "end": end}
 
 
-@fault("A node is cut off while another is still to come")
+@fault("A node is cut off while another is still to come", forms=EXEC)
 def cut_off_while_joining(job: Job) -> Seconds:
     """Node 2 has not come yet when node 1 is cut off; again for 35 s at most.
 
@@ -398,7 +204,7 @@ def cut_off_while_joining(job: Job) -> Seconds:
     return {"named": named, "end": end}
 
 
-@fault("A node is cut off for ten seconds")
+@fault("A node is cut off for ten seconds", forms=EXEC)
 def cut_off_for_a_while(job: Job) -> Seconds:
     """Again with 35 s at most. The training stands still and goes on.
 
@@ -438,7 +244,7 @@ def head_killed(job: Job) -> Seconds:
     return {"others": others, "end": end}
 
 
-@fault("The head node is cut off")
+@fault("The head node is cut off", forms=EXEC)
 def head_cut_off(job: Job) -> Seconds:
     """No packet goes to it or back; again for 35 s at most.
 
@@ -469,7 +275,7 @@ while True:
 """
 
 
-@fault("The port is taken")
+@fault("The port is taken", forms=EXEC)
 def port_taken(job: Job) -> Seconds:
     """By other programs, which accept connections and never answer.
 
@@ -527,7 +333,7 @@ time.sleep = lambda seconds: select.select((), (), (), seconds) and None
 """
 
 
-@fault("A clock is wrong")
+@fault("A clock is wrong", forms=EXEC)
 def clock_wrong(job: Job) -> Seconds:
     """The head node's is an hour fast; it is set back by two hours while the job runs.
 
@@ -594,7 +400,7 @@ def disk_full(job: Job) -> Seconds:
     return {"end": end}
 
 
-@fault("There is no room for the folder of --log-dir")
+@fault("There is no room for the folder of --log-dir", forms=EXEC)
 def disk_full_at_first(job: Job) -> Seconds:
     """On node 1, as before, but even before the nodes have met.
 
@@ -669,6 +475,9 @@ def agent_terminated(job: Job) -> Seconds:
     return {"others": others, "end": end}
 
 
+importlib.import_module("faults_with_spares")  # registers those, behind these
+
+
 # --- the page ---------------------------------------------------------------------
 
 HEAD = """# Faults
@@ -676,19 +485,23 @@ HEAD = """# Faults
 <!-- Written by tests/cluster/test_faults.py with WRITE_FAULTS=1. Do not edit. -->
 
 What follows when something goes wrong, as tests on a real Slurm cluster have seen it:
-three nodes, jwb0001 to jwb0003, and one worker on each. The workers stand still when a
-step fails, as NCCL's do, so whatever ends them is the launcher. Where a job does not go
-on, all agents that are left end with exit code 1. The seconds are measured; the tests
-fail where they are off by more than ten seconds and more than a quarter, or where
-another line is printed. Codes lead to [messages.md](messages.md).
+three nodes, jwb0001 to jwb0003, and one worker on each; with a [spare](spares.md), it
+is jwb0004. The workers stand still when a step fails, as NCCL's do, so whatever ends
+them is the launcher. Where a job does not go on, all agents that are left end with exit
+code 1. The seconds are measured; the tests fail where they are off by more than ten
+seconds and more than a quarter, or where another line is printed. Codes lead to
+[messages.md](messages.md).
 """
 NOTHING = "The launcher prints nothing."
 NODE = r"jwb\d+ \(node \d\)"
 
 
+TITLES = [each.title for each in FAULTS.values()]
+
+
 def template(name: str) -> str:
     """Return what is written about a fault, with the names of the seconds in it."""
-    paragraphs = inspect.cleandoc(FAULTS[name].__doc__ or "").split("\n\n")
+    paragraphs = inspect.cleandoc(FAULTS[name].scenario.__doc__ or "").split("\n\n")
     return "\n\n".join(" ".join(text.split()) for text in paragraphs)
 
 
@@ -720,22 +533,22 @@ def section(name: str, job: Job, seconds: Seconds) -> str:
     paragraphs.append(
         "\n".join(f"    {line}" for line in printed) if printed else NOTHING
     )
-    return "\n\n".join([f"## {TITLES[name]}", *paragraphs]) + "\n"
+    return "\n\n".join([f"## {FAULTS[name].title}", *paragraphs])
 
 
 def sections() -> dict[str, str]:
     """Read the page's sections, by title."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]
-    return {part.splitlines()[0].removeprefix("## "): part for part in parts}
+    return {part.splitlines()[0].removeprefix("## "): part.strip() for part in parts}
 
 
 def check(name: str, job: Job, seconds: Seconds) -> None:
     """See that the page says what has happened."""
-    written = sections().get(TITLES[name])
+    written = sections().get(FAULTS[name].title)
     if written is None:
-        pytest.fail(f"no section {TITLES[name]!r}: run with WRITE_FAULTS=1")
-    _, *paragraphs, last = written.strip().split("\n\n")
+        pytest.fail(f"no section {FAULTS[name].title!r}: run with WRITE_FAULTS=1")
+    _, *paragraphs, last = written.split("\n\n")
     text = " ".join(" ".join(paragraphs).split())
     pattern = re.escape(" ".join(template(name).split()))
     for key in seconds:
@@ -755,8 +568,8 @@ def check(name: str, job: Job, seconds: Seconds) -> None:
 def write(new: dict[str, str]) -> None:
     """Write the page, with the sections that are new."""
     known = sections() | new
-    ordered = [known[title] for title in TITLES.values() if title in known]
-    PAGE.write_text("\n".join([HEAD, *ordered]), encoding="utf-8")
+    ordered = [known[title] for title in TITLES if title in known]
+    PAGE.write_text("\n\n".join([HEAD.strip(), *ordered, ""]), encoding="utf-8")
 
 
 # --- side by side -----------------------------------------------------------------
@@ -779,15 +592,16 @@ def outcome(
         if isinstance(item, pytest.Function) and item.function is test_fault
     ]
     wanted.sort(key=lambda asked: "cut_off" not in asked[0])  # these take longest
-    jobs = len(wanted) + SPARE_JOBS
-    nodes = [f"jwb{number:04}" for number in range(1, 3 * jobs + 1)]
-    unused = zip(*[iter(nodes)] * 3, strict=True)
-    pool = ThreadPoolExecutor(jobs)
+    most = sum(FAULTS[name].nodes for name, _ in wanted) + SPARE_NODES
+    nodes = [f"jwb{number:04}" for number in range(1, most + 1)]
+    unused = iter(nodes)
+    pool = ThreadPoolExecutor(most)
     with Cluster(nodes) as cluster:
 
         def start(name: str, form: str) -> Future[Outcome]:
-            job = Job(cluster, next(unused), tmp_path_factory.mktemp(name), form)
-            return pool.submit(lambda: (job, FAULTS[name](job)))
+            hosts = tuple(islice(unused, FAULTS[name].nodes))
+            job = Job(cluster, hosts, tmp_path_factory.mktemp(name), form)
+            return pool.submit(lambda: (job, FAULTS[name].scenario(job)))
 
         started = {fault: start(*fault) for fault in wanted}
         asked = set()
@@ -806,11 +620,11 @@ def outcome(
         over = {
             name: f
             for (name, form), f in started.items()
-            if form == "exec" and f.done() and not f.cancelled()
+            if form == FAULTS[name].forms[0] and f.done() and not f.cancelled()
         }
         write(
             {
-                TITLES[name]: section(name, *future.result())
+                FAULTS[name].title: section(name, *future.result())
                 for name, future in over.items()
                 if future.exception() is None
             }
@@ -820,16 +634,10 @@ def outcome(
 @pytest.mark.parametrize(
     ("form", "name"),
     [
-        pytest.param(
-            form,
-            name,
-            marks=[pytest.mark.xfail(reason=BROKEN[name], raises=AssertionError)]
-            if name in BROKEN
-            else [],
-        )
+        (form, name)
         for form in FORMS
-        for name in FAULTS
-        if form == "exec" or name not in OF_AGENTS
+        for name, each in FAULTS.items()
+        if form in each.forms
     ],
 )
 def test_fault(name: str, form: str, outcome: Callable[[str, str], Outcome]) -> None:
@@ -840,6 +648,4 @@ def test_fault(name: str, form: str, outcome: Callable[[str, str], Outcome]) -> 
 
 
 def test_the_page_has_no_other_sections() -> None:
-    assert WRITES or list(sections()) == [
-        title for name, title in TITLES.items() if name not in BROKEN
-    ]
+    assert WRITES or list(sections()) == TITLES

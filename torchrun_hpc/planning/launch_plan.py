@@ -75,11 +75,13 @@ class Spares:
         after: Seconds until a spare takes the place of a node that has not come.
         health_check: Command that says whether a node is well; empty without.
         health_check_timeout: Seconds that it may take.
+        exclude: The scheduler's option that keeps a job off some nodes; empty without.
     """
 
     after: int
     health_check: str = ""
     health_check_timeout: int = 0
+    exclude: str = ""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def plan(inputs: Inputs) -> Spares | None:
             _SECONDS,
             seconds.format("hpc-health-check-timeout"),
         ),
+        exclude=inputs.the_job.launcher.exclude,
     )
 
 

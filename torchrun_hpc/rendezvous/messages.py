@@ -210,11 +210,11 @@ def unreported(failure: Failure, plan: LaunchPlan) -> Message:
 def cause(failure: Failure, plan: LaunchPlan) -> str:
     """Say why the job has failed, or why a round is over."""
     where, code = names(failure.nodes, plan) or "another node", failure.code
-    who = f"the agent on {where}"
-    they = "they were" if len(failure.nodes) > 1 else "it was"
-    if len(failure.nodes) > 1:
+    who, is_gone = f"the agent on {where}", "is gone without a word: it was killed, or "
+    if is_many := len(failure.nodes) > 1:
         who = f"the agents on {where}"
-    verb = "are" if len(failure.nodes) > 1 else "is"
+        is_gone = "are gone without a word: they were killed, or "
+    is_gone += "the nodes are lost" if is_many else "the node is lost"
     missing = count(len(failure.nodes), "node")
     rank = plan.rendezvous.coordinator
     host = plan.rendezvous.endpoint if rank is None else names([rank], plan)
@@ -229,9 +229,8 @@ def cause(failure: Failure, plan: LaunchPlan) -> str:
         ),
         Kind.SIGNAL: f"{who} received {signal_name(code)}",
         Kind.AGENT: f"{who} gave up: {failure.text}",
-        Kind.LOST: f"{who} {verb} gone without a word: {they} killed, or the node is "
-        "lost",
-        Kind.UNFIT: f"{where} {verb} out: {failure.text}",
+        Kind.LOST: f"{who} {is_gone}",
+        Kind.UNFIT: f"{where} {'are' if is_many else 'is'} out: {failure.text}",
         Kind.SILENT: f"{who} did not answer for {code} s",
         Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
         Kind.REFUSED: f"{who} does not belong here ({failure.text}); see there",

@@ -41,6 +41,8 @@ class Launcher:
             The others fill one node after the other.
         fail_together: Command and option with which one task that fails ends all; empty
             where it does so by itself, or has no such option.
+        exclude: Option that keeps a job off some nodes, in front of their names; empty
+            if there is none.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Launcher:
     host_file_option: str = ""
     fills_all_nodes: bool = False
     fail_together: str = ""
+    exclude: str = ""
 
     @property
     def takes_number(self) -> bool:

@@ -35,6 +35,7 @@ SRUN = Launcher(
     block_option="--distribution=block",
     fills_all_nodes=True,
     fail_together="srun --kill-on-bad-exit=1",
+    exclude="--exclude=",
 )
 
 JOB_ID = ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")

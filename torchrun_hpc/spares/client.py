@@ -121,11 +121,6 @@ class MemberClient(Client):
         self.member.unfit = reason
         self.send({"unfit": reason})
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is no coordinator any more that knows how the job ended."""
-        return self._channel is None or self._channel.closed.is_set()
-
     def finish(self) -> None:
         """Wait until all nodes have finished.
 

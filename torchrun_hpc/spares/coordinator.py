@@ -122,6 +122,7 @@ class SparesCoordinator(Coordinator):
         if member is not None and "present" in message:
             self._handle_present(member, message["present"])
         if member is not None and "unfit" in message:
+            self._may_run.pop(member, None)  # it is asked when they have ended
             self._put_out(member, printable(str(message["unfit"]), _REASON))
         super().receive(connection, message)
         if member is not None and "confirm" in message:
@@ -358,12 +359,11 @@ class SparesCoordinator(Coordinator):
     def _start_round(self) -> None:
         if self._replaced:
             cause = next(iter(self._lost.values()), None)
+            if cause is None and self._restart_reported_in >= 0:
+                cause = self._cause
+            because = protocol.packed(cause) if cause else None
             self._report(
-                {
-                    "replaced": self._replaced,
-                    "because": protocol.packed(cause) if cause else None,
-                    "round": self.round,
-                }
+                {"replaced": self._replaced, "because": because, "round": self.round}
             )
             self._restart_reported_in = -1
         super()._start_round()

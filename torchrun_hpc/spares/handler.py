@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, workers_address
+from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
@@ -136,7 +137,9 @@ class SparesRendezvous(SchedulerRendezvous):
     def reports(self) -> bool:
         """Whether this node reports how the job has ended: as the last coordinator."""
         client = self._member
-        return client.reports or (client.failure is not None and client.is_alone)
+        failure = client.failure
+        is_alone = failure is not None and failure.kind is Kind.COORDINATOR
+        return client.reports or is_alone
 
     @property
     def is_certain(self) -> bool:

@@ -43,7 +43,10 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
             )
         case {"takes_over": old}:
             code = "HPC212"
-            text = f"{own} takes over from {nodes([old], plan)}, which is not reached"
+            text = (
+                f"{own} does not reach the coordinator on {nodes([old], plan)}, and "
+                "takes over if enough nodes follow"
+            )
         case {"may_run": ranks, "left": left}:
             code = "HPC214"
             text = (
@@ -62,19 +65,21 @@ def _replaced(
     plan: LaunchPlan,
 ) -> str:
     """Say who takes whose place, and why."""
-    why = cause(unpacked(because), plan) if because else "nodes are missing"
     who = "; ".join(
         f"{nodes([new], plan)} takes the place of {nodes([old], plan)} as node rank "
         f"{rank}"
         for rank, old, new in replaced
     )
-    what = f"restart {number} of all workers" if number else "the job starts"
-    return f"{what}: {why}. {who}"
+    if not number:
+        return who
+    why = f"{cause(unpacked(because), plan)}. " if because else ""
+    return f"restart {number} of all workers: {why}{who}"
 
 
 def bad_nodes(ranks: Sequence[int], plan: LaunchPlan) -> Message:
     """Name the nodes that the next job had better do without."""
-    hosts = ",".join(plan.world.hosts[rank] or f"node {rank}" for rank in ranks)
-    who = nodes(ranks, plan)
-    text = f"lost, or out: {who}. For the next job: --exclude={hosts}"
+    text = f"lost, or out: {nodes(ranks, plan)}"
+    if plan.spares is not None and plan.spares.exclude:
+        hosts = ",".join(plan.world.hosts[rank] for rank in ranks)
+        text += f". For the next job: {plan.spares.exclude}{hosts}"
     return Message("HPC213", text)

@@ -1,14 +1,15 @@
 """Train until told to stop: an all-reduce every tenth of a second.
 
-    training.py FOLDER [raises] [saves] [prints]
+    training.py FOLDER [raises] [saves] [prints] [fails_on=HOST]
 
-Writes the restart count, the number of steps and the clock of its node into
+Writes the restart count, the number of steps, its node and the clock of that into
 FOLDER/beat.RANK after each step. Ends when there is FOLDER/stop; rank 1 fails once when
 there is FOLDER/fail. Where a step fails it waits on, as NCCL would, until it is killed.
 
 raises: fails where a step fails, and SIGTERM does not end it before.
 saves: takes a second to save its state when it gets SIGTERM, into FOLDER/saved.RANK.
 prints: four thousand letters a step, on rank 1.
+fails_on: the worker on this node fails after a few steps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 folder, words = Path(sys.argv[1]), sys.argv[2:]
+host = socket.gethostname()
 rank, attempt = (
     int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT")
 )
@@ -42,7 +44,8 @@ def save() -> None:
 
 def beat(steps: int) -> None:
     """Say that this worker is alive."""
-    text = json.dumps({"attempt": attempt, "steps": steps, "clock": time.time()})
+    state = {"attempt": attempt, "steps": steps, "clock": time.time(), "host": host}
+    text = json.dumps(state)
     (folder / f"new.{rank}").write_text(text)
     (folder / f"new.{rank}").rename(folder / f"beat.{rank}")
 
@@ -70,6 +73,8 @@ while True:
     steps += 1
     beat(steps)
     if rank == 1 and attempt == 0 and (folder / "fail").exists():
+        sys.exit(3)
+    if f"fails_on={host}" in words and steps == 5:
         sys.exit(3)
     if rank == 1 and "prints" in words:
         print("x" * 4000, flush=True)

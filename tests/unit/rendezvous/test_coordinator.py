@@ -44,6 +44,11 @@ def failure(kind=Kind.WORKER, node=1, **values):
     return Failure(kind, (node,), **values)
 
 
+def last_words(value, rank):
+    """Return what an agent is sent after a failure: that of node 0 reports it."""
+    return {"failed": protocol.packed(value), **({} if rank else {"reports": True})}
+
+
 KILLED = worker_failure(5, code=-9)
 DIED = failure(rank=5, code=-9)  # what becomes of it
 
@@ -131,7 +136,7 @@ class Job:
 
     def failed(self, value):
         """Return what is sent to all after a failure."""
-        return to(range(self.nodes), {"failed": protocol.packed(value)})
+        return {rank: [last_words(value, rank)] for rank in range(self.nodes)}
 
 
 # --- a job that goes well -----------------------------------------------------------
@@ -717,7 +722,7 @@ def test_the_first_one_is_gone_and_the_job_with_it():
     job.all_at_work()
     job.send("second", **request_of(1, pid=999))
     sent = job.lose(1)
-    assert sent["second"] == job.failed(Failure(Kind.LOST, (1,)))[0]
+    assert sent["second"] == job.failed(Failure(Kind.LOST, (1,)))[1]
 
 
 def test_the_first_one_says_nothing_and_the_second_is_accepted():
@@ -794,6 +799,13 @@ REFUSED = {
         {"refused": "nodes", "value": "3"},
         failure(Kind.REFUSED, 3, text="it has --rdzv_id=mine and 3 nodes"),
     ),
+    "another number of spares": (
+        {"spares": 1},
+        {"refused": "spares", "value": "0"},
+        failure(
+            Kind.REFUSED, text="it has --rdzv_id=mine and 3 nodes, 1 of them spare"
+        ),
+    ),
     "a negative node": (
         {"rank": -1},
         {"refused": "nodes", "value": "3"},
@@ -802,7 +814,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("changes", [{"run_id": "other"}, {"nodes": 4}])
+@pytest.mark.parametrize(
+    "changes", [{"run_id": "other"}, {"nodes": 4}, {"spares": 1}]
+)
 def test_one_too_many_of_a_node_is_no_failure_of_the_job(changes):
     """A worker that launches once more, for example."""
     job = Job()
@@ -823,8 +837,8 @@ def test_an_agent_that_is_refused(case):
     sent = job.send("new", **request_of(1) | changes)
     assert sent["new"] == [answer, "close"]
     assert job.coordinator.failure == others
-    expected = [] if others is None else [{"failed": protocol.packed(others)}]
-    assert sent.get(0, []) == sent.get(2, []) == expected
+    for rank in (0, 2):
+        assert sent.get(rank, []) == ([last_words(others, rank)] if others else [])
     assert job.lose("new") == {}
 
 
@@ -907,7 +921,7 @@ def test_a_late_agent_is_informed_of_the_failure():
     job.connect(0)
     job.connect(1)
     job.send(1, failed=protocol.packed(DIED))
-    assert job.connect(2) == {2: [{"failed": protocol.packed(DIED)}]}
+    assert job.connect(2) == {2: [last_words(DIED, 2)]}
     for rank in range(3):
         assert not job.coordinator.all_informed
         job.send(rank, read=True)
@@ -963,8 +977,8 @@ def test_an_agent_that_does_not_answer_is_named_and_ends_the_job():
     sent = job.wait(119, 0, 2)
     assert sent == {30: [(0, {"silent": [1], "left": 90})]}
     silent = failure(Kind.SILENT, code=120)
-    message = {"failed": protocol.packed(silent)}
-    assert job.wait(1, 0, 2) == {1: [(rank, message) for rank in range(3)]}
+    ends = [(rank, last_words(silent, rank)) for rank in range(3)]
+    assert job.wait(1, 0, 2) == {1: ends}
     assert job.wait(200, 0, 2) == {}  # it is reported once
 
 
@@ -1038,14 +1052,13 @@ def test_missing_nodes_are_reported_until_the_timeout():
     job.join(2)
     sent = job.wait(100, 0, 1, 2)
     missing = Failure(Kind.MISSING, (0, 1), code=100)
-    message = {"failed": protocol.packed(missing)}
     assert sent == {
         10: [(0, {"waiting": [0, 1], "seconds": 10})],
         40: [(0, {"waiting": [0, 1], "seconds": 40})],
         70: [(0, {"waiting": [0, 1], "seconds": 70})],
         100: [
             (0, {"waiting": [0, 1], "seconds": 100}),
-            *((rank, message) for rank in range(3)),
+            *((rank, last_words(missing, rank)) for rank in range(3)),
         ],
     }
     assert job.wait(100, 0, 1, 2) == {}
@@ -1057,7 +1070,7 @@ def test_no_report_without_node_0_and_the_head_node():
     job.join(2)
     sent = job.wait(100, 2)
     missing = Failure(Kind.MISSING, (0, 1), code=100)
-    assert sent == {100: [(2, {"failed": protocol.packed(missing)})]}
+    assert sent == {100: [(2, last_words(missing, 2))]}
 
 
 def test_a_restart_has_all_the_time_of_a_start():

@@ -229,6 +229,25 @@ FAILED = {
             "is lost"
         ),
     ),
+    "two agents that are gone": (
+        Failure(Kind.LOST, (1, 2)),
+        (
+            f"the agents on {NODE}, jwb0003 (node 2) are gone without a word: they "
+            "were killed, or the nodes are lost"
+        ),
+    ),
+    "two agents that are silent": (
+        Failure(Kind.SILENT, (1, 2), code=120),
+        f"the agents on {NODE}, jwb0003 (node 2) did not answer for 120 s",
+    ),
+    "a node that is out": (
+        Failure(Kind.UNFIT, (1,), text="its health check ended with exit code 1"),
+        f"{NODE} is out: its health check ended with exit code 1",
+    ),
+    "two nodes that are out": (
+        Failure(Kind.UNFIT, (1, 2), text="it was lost 2 times"),
+        f"{NODE}, jwb0003 (node 2) are out: it was lost 2 times",
+    ),
     "an agent that is silent": (
         Failure(Kind.SILENT, (1,), code=120),
         f"the agent on {NODE} did not answer for 120 s",

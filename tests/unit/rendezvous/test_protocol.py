@@ -152,7 +152,8 @@ def test_a_join_request_without(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("rank", "1"), ("nodes", "3"), ("pid", ""), ("job", 19)]
+    ("name", "value"),
+    [("rank", "1"), ("nodes", "3"), ("pid", ""), ("job", 19), ("spares", "1")],
 )
 def test_a_join_request_of_numbers_and_texts_exchanged(name, value):
     with pytest.raises(ProtocolError):
@@ -424,11 +425,13 @@ def test_a_summary_without(name):
 @pytest.mark.parametrize("enum", [Kind, protocol.Refusal])
 def test_words_of_the_protocol_do_not_change(enum):
     """Another version has to be another `VERSION`."""
-    assert protocol.VERSION == 2
+    assert protocol.VERSION == 3
     assert [member.value for member in enum] == {
         Kind: [
             *("worker", "signal", "agent", "lost"),
-            *("silent", "missing", "refused", "coordinator"),
+            *("silent", "missing", "refused", "unfit", "coordinator"),
         ],
-        protocol.Refusal: ["unknown", "version", "run_id", "nodes", "taken"],
+        protocol.Refusal: [
+            *("unknown", "version", "run_id", "nodes", "taken", "spares"),
+        ],
     }[enum]
