@@ -1,6 +1,7 @@
 """Rendezvous of many simulated nodes: torchrun_hpc against torch's own c10d.
 
     python benchmarks/rendezvous.py [--nodes 8,64] [--bound 60] [--window 10] [--plot]
+    python benchmarks/rendezvous.py --takeover 1024
 
 Each node has a handler and a connection of its own, made through torch's registry of
 rendezvous handlers. All get one start signal, before any socket is open; the time runs
@@ -20,6 +21,10 @@ Everything runs in a network namespace that holds nothing else (``unshare``), so
 the counter of its loopback interface is the traffic: with the headers of TCP and IP,
 acknowledgements and refused connections, each packet once, whichever its direction. No
 name server can be reached from there.
+
+With --takeover N, N + 1 nodes of ours meet, one of them a spare. Then the process of
+node 0, which has the coordinator, is killed, and the time runs until the last of the
+others is in the next round. Node 1 has a process of its own, too.
 
 All share the cores of one machine: a cluster is faster. The bytes of ours do not depend
 on that; those of c10d do to a degree, since its nodes try again and again.
@@ -46,6 +51,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,10 +66,12 @@ from torchrun_hpc.planning.inputs import C10D, SCHEDULER
 from torchrun_hpc.planning.launch_plan import (
     LaunchPlan,
     Rendezvous,
+    Spares,
     World,
 )
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.rendezvous.handler import register
+from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, register
+from torchrun_hpc.spares.handler import SparesRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -86,6 +94,7 @@ TITLES = {OURS: "torchrun_hpc", STOCK: "c10d"}
 SECONDS = {1024: 2.0, 4096: 15.0}
 COMPARED = 64
 JOIN_RATIO = 20
+TAKEOVER_SECONDS = 3.0
 AFTERWARDS_RATIO = 100
 
 DISTURBED = 0.1  # share of a whole that is worth a remark
@@ -110,6 +119,7 @@ class Job:
         port: Of the coordinator or store.
         bound: Seconds that the nodes may take to meet.
         window: Seconds for which they are asked afterwards.
+        spares: How many of the nodes wait.
     """
 
     kind: str
@@ -117,6 +127,7 @@ class Job:
     port: int
     bound: int
     window: int
+    spares: int = 0
 
 
 _registry = threading.Lock()  # ours is registered anew for each node
@@ -136,18 +147,32 @@ def make_handler(job: Job, plan: LaunchPlan) -> RendezvousHandler:
     )
     if job.kind == STOCK:
         return get_rendezvous_handler(parameters)
+    kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous
+    if job.spares:
+        kind = partial(SparesRendezvous, Spares(job.bound), 30, lambda: None)
     with _registry:
-        register(plan, 0, os.environ)
+        register(plan, 1, os.environ, kind=kind)
         return get_rendezvous_handler(parameters)
 
 
 def make_plans(job: Job, ranks: Iterable[int]) -> list[LaunchPlan]:
     """Return what is planned on some nodes, before they meet."""
     hosts = tuple(f"n{number:04}" for number in range(job.nodes))
+    # Members listen, too: each on an address of its own.
+    addresses = tuple(
+        f"127.0.{rank // 250}.{rank % 250 + 1}" for rank in range(job.nodes)
+    )
     return [
         LaunchPlan(
             mode=Mode.SEVERAL_NODES,
-            world=World(nodes=job.nodes, node_rank=rank, workers=1, hosts=hosts),
+            world=World(
+                nodes=job.nodes,
+                node_rank=rank,
+                workers=1,
+                hosts=hosts,
+                fast_hosts=addresses,
+                spares=job.spares,
+            ),
             rendezvous=Rendezvous(
                 backend=SCHEDULER,
                 endpoint=f"{HOST}:{job.port}",
@@ -155,7 +180,7 @@ def make_plans(job: Job, ranks: Iterable[int]) -> list[LaunchPlan]:
                 ports=(job.port,),
                 coordinator=0,
                 is_coordinator=rank == 0,
-                local_address=HOST,
+                local_address=addresses[rank] if job.spares else HOST,
                 listen=(HOST, job.port) if rank == 0 else None,
             ),
             launch_id="benchmark",
@@ -258,6 +283,82 @@ def ask(handlers: Sequence[RendezvousHandler], window: float) -> Asked:
     return Asked(rounds, time.process_time() - cpu, problems)
 
 
+def run_members(job: Job, ranks: range, parent: Connection) -> None:
+    """Be some nodes of a job with a spare, which loses its coordinator."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.stack_size(_STACK)
+    gc.freeze()
+    times: list[float] = []
+    problems: list[str] = []
+    handlers: list[RendezvousHandler] = []
+
+    def join(handler: RendezvousHandler) -> None:
+        try:
+            handler.next_rendezvous()
+        except Exception as error:  # noqa: BLE001 - is reported
+            problems.append(repr(error))
+        times.append(time.monotonic())
+
+    def join_all(joining: Iterable[RendezvousHandler]) -> list[threading.Thread]:
+        threads = [threading.Thread(target=join, args=[each]) for each in joining]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    plans = make_plans(job, ranks)
+    handlers = [make_handler(job, plan) for plan in plans]
+    parent.send("ready")
+    parent.recv()
+    wait = job.nodes - job.spares
+    threads = join_all(handlers)
+    by_rank = dict(zip(ranks, threads, strict=True))
+    spare_threads = [thread for rank, thread in by_rank.items() if rank >= wait]
+    for thread in threads:
+        if thread not in spare_threads:
+            thread.join()
+    parent.send(problems)
+    parent.recv()
+    # As torch's agents do: look, and meet again.
+    active = [each for each, rank in zip(handlers, ranks, strict=True) if rank < wait]
+    while active and not all(handler.num_nodes_waiting() for handler in active):
+        time.sleep(1 / RATE)
+    times.clear()
+    threads = join_all(active) + spare_threads
+    for thread in threads:
+        thread.join()
+    parent.send((max(times, default=0.0), problems))
+    parent.recv()  # never comes
+
+
+def measure_takeover(nodes: int, port: int, bound: int) -> float:
+    """Return in how many seconds nodes are in a round that have lost the coordinator.
+
+    Raises:
+        NodeError: They are not.
+    """
+    job = Job(OURS, nodes + 1, port, bound, 0, spares=1)
+    processes, pipes = start_processes(job, run_members)
+    try:
+        hear(pipes, bound)
+        start = time.monotonic()
+        tell(pipes)
+        _raise_for([text for problems in hear(pipes, bound) for text in problems])
+        print(
+            f"{nodes} nodes and a spare have joined in {time.monotonic() - start:.2f} s"
+        )
+        time.sleep(2)  # until all know of each other
+        tell(pipes)
+        time.sleep(1)
+        start = time.monotonic()
+        processes[0].kill()
+        found = hear(pipes[1:], bound)
+        _raise_for([text for _, problems in found for text in problems])
+        return max(float(at) for at, _ in found) - start
+    finally:
+        end_processes(processes, pipes)
+
+
 # --- all nodes --------------------------------------------------------------------
 
 
@@ -292,24 +393,46 @@ class NodeError(Exception):
     """Something went wrong on a node."""
 
 
-def measure(job: Job) -> Result:
-    """Start the nodes of a job, let them join, ask them, and end them."""
-    others = range(1, job.nodes)
+def start_processes(
+    job: Job, run: Callable[[Job, range, Connection], None]
+) -> tuple[list[ForkProcess], list[Connection]]:
+    """Start the processes of a job, those of the first nodes first."""
+    own = 1 + bool(job.spares)  # nodes that have a process of their own
+    others = range(own, job.nodes)
     size = max(NODES_PER_PROCESS, math.ceil(len(others) / PROCESSES))
-    parts = [range(1)] + [
+    parts = [range(rank, rank + 1) for rank in range(own)] + [
         others[first : first + size] for first in range(0, len(others), size)
     ]
     context = multiprocessing.get_context("fork")  # torch is imported once
     processes: list[ForkProcess] = []
     pipes: list[Connection] = []
+    for ranks in parts:
+        mine, theirs = context.Pipe()
+        process = context.Process(target=run, args=(job, ranks, theirs))
+        process.start()
+        processes.append(process)
+        pipes.append(mine)
+    return processes, pipes
+
+
+def end_processes(
+    processes: Iterable[ForkProcess], pipes: Iterable[Connection]
+) -> None:
+    """End all processes of a job."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+    for pipe in pipes:
+        pipe.close()
+    wait_for_silence()
+
+
+def measure(job: Job) -> Result:
+    """Start the nodes of a job, let them join, ask them, and end them."""
     result = Result(job)
+    processes, pipes = start_processes(job, run_nodes)
     try:
-        for ranks in parts:
-            mine, theirs = context.Pipe()
-            process = context.Process(target=run_nodes, args=(job, ranks, theirs))
-            process.start()
-            processes.append(process)
-            pipes.append(mine)
         hear(pipes, 60)
         _measure_join(pipes, result)
         _measure_window(pipes, result)
@@ -318,13 +441,7 @@ def measure(job: Job) -> Result:
     except EOFError:
         result.problem = "a process has ended"
     finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
-        for pipe in pipes:
-            pipe.close()
-        wait_for_silence()
+        end_processes(processes, pipes)
     return result
 
 
@@ -714,6 +831,12 @@ def options() -> argparse.Namespace:
         metavar="SECONDS",
         help=f"how long to count afterwards, a multiple of {BEAT}",
     )
+    parser.add_argument(
+        "--takeover",
+        type=int,
+        metavar="N",
+        help="only let N nodes lose their coordinator",
+    )
     parser.add_argument("--plot", action="store_true", help=f"write {PLOT.name}")
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
     explicit = parser.parse_args()
@@ -736,6 +859,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if explicit.takeover:
+        seconds = measure_takeover(explicit.takeover, FIRST_PORT, explicit.bound)
+        met = seconds < TAKEOVER_SECONDS
+        print(
+            f"{'met' if met else 'MISSED'}: {explicit.takeover} nodes that lose their "
+            f"coordinator are in the next round in under {TAKEOVER_SECONDS:.0f} s: "
+            f"{seconds:.2f} s"
+        )
+        sys.exit(not met)
     results: Results = {}
     ports = iter(range(FIRST_PORT, 2**16))
     kinds = [OURS, STOCK]

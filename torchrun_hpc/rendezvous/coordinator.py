@@ -364,8 +364,8 @@ class Coordinator:
         self._has_run = True
         self._done.clear()
         self._store = KeyValueStore()
+        go = {"go": self.round, "store": self._workers_store}
         for rank in self._in_round:
-            go = {"go": self.round, "store": self._workers_store}
             self._send(self._agents[rank], go)
 
     def _report_workers(self, agent: _Agent, message: Mapping[str, Any]) -> None:
@@ -452,8 +452,9 @@ class Coordinator:
         self._waited = 0
         if self._done.issuperset(self._in_round):
             self.finished = True
+            message = {"finished": self.round, **self._last_words()}
             for other in self._agents.values():
-                self._send(other, {"finished": self.round, **self._last_words()})
+                self._send(other, message)
 
     def _wait(self) -> None:
         """Report which nodes are waited for, and give up in time."""

@@ -258,12 +258,16 @@ class CoordinatorServer:
     def flush(self) -> None:
         """Send what the coordinator has left to be sent."""
         outbox, self.coordinator.outbox = self.coordinator.outbox, []
+        last: Mapping[str, Any] | None = None
+        line = b""
         for key, message in outbox:
             connection = self._connections.get(key)
             if connection is not None and message is CLOSE:
                 connection.close()
             elif connection is not None:
-                connection.send(message)
+                if message is not last:  # else all get the same
+                    last, line = message, protocol.encode(message)
+                connection.send(line)
         if self._is_closing and self.coordinator.all_informed:
             self._all_informed.set()
 
@@ -318,11 +322,11 @@ class _Connection(asyncio.Protocol):
             self._deadline.cancel()
         self._server.disconnected(self)
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, line: bytes) -> None:
         if self._transport.get_write_buffer_size() > _UNSENT_LIMIT:
             self._transport.abort()
         else:
-            self._transport.write(protocol.encode(message))
+            self._transport.write(line)
 
     def abort(self) -> None:
         self._transport.abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _TICK = 1.0
 _ANSWER_TIMEOUT = 3.0  # of a member that is asked
 _PAUSE = 0.2  # before all are asked again
+_AT_ONCE = 32  # members: those that are on their way need not be asked
 _ALL_EVERY = 25  # times, also those of which nothing was heard yet are asked
 _GAP = 2.0  # without a tick: this process was suspended
 
@@ -72,6 +74,7 @@ class MemberClient(Client):
         self._server, self._standby = server, standby
         self._prepared: Record | None = None  # and not confirmed yet
         self._last_tick = 0.0
+        self._watching: asyncio.Task[None] | None = None
 
     # --- for the main thread ------------------------------------------------------
 
@@ -147,7 +150,8 @@ class MemberClient(Client):
     # --- in the thread ------------------------------------------------------------
 
     async def _communicate(self) -> None:
-        others = asyncio.create_task(self._watch_others())
+        if self._standby.coordinator is not None:
+            self._watching = asyncio.create_task(self._watch_others())
         try:
             channel, answer = await self._find_first()
             while True:
@@ -155,13 +159,18 @@ class MemberClient(Client):
                 if self.finished or self.failure is not None or self._is_leaving:
                     return
                 self._change(is_over=True, _prepared=None)
-                try:
-                    channel, answer = await self._find(self._timeout)
-                except CoordinatorNotFoundError:
-                    super()._lose(Failure(Kind.COORDINATOR))
-                    return
+                channel, answer = await self._find_next()
         finally:
-            others.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+
+    async def _find_next(self) -> tuple[Channel, Mapping[str, Any]]:
+        """Find the coordinator again, or end if there is none any more."""
+        try:
+            return await self._find(self._timeout)
+        except CoordinatorNotFoundError:
+            super()._lose(Failure(Kind.COORDINATOR))
+            raise asyncio.CancelledError from None
 
     async def _find_first(self) -> tuple[Channel, Mapping[str, Any]]:
         """Find the coordinator where it should be, or else with another member.
@@ -262,17 +271,18 @@ class MemberClient(Client):
             record = self.member.record
             self._on_event({"takes_over": record.term[1]})
             await self._call(self._standby.coordinate, record)
+            self._watching = asyncio.create_task(self._watch_others())
 
     async def _watch_others(self) -> None:
         """Where this member coordinates, find out about those that are not here."""
         turn = 0
-        while True:
+        while self._standby.coordinator is not None:
             await asyncio.sleep(_PAUSE)
-            if self._standby.coordinator is None:
-                continue
             turn += 1
             ask_all = turn % _ALL_EVERY == 0
             absent, is_strong = await self._call(self._standby.absent, ask_all)
+            if len(absent) > _AT_ONCE:
+                absent = dict(random.sample([*absent.items()], _AT_ONCE))
             asked = (self._ask(address, asks=True) for address in absent.values())
             found = await asyncio.gather(*asked)
             answers = {

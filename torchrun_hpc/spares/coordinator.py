@@ -55,11 +55,13 @@ class SparesCoordinator(Coordinator):
 
     Attributes:
         record: What is known of the job.
+        addresses: Where the members can be asked that have come so far.
     """
 
     def __init__(self, settings: Settings, limits: Limits, record: Record) -> None:
         super().__init__(settings)
         self.record = record
+        self.addresses = {**record.addresses}
         self._limits = limits
         self._term = record.term  # the highest one that any member has confirmed
         self._newest = record.round  # the latest round that was prepared anywhere
@@ -74,7 +76,6 @@ class SparesCoordinator(Coordinator):
         self._has_news = False  # workers have failed, and nobody is blamed yet
         self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
         self._formed_for = 0  # seconds
-        self._has_update = False  # of the record, which members do not have yet
         if self._has_run:
             self._may_run = dict.fromkeys(record.active, self._longest_run)
             self._lose(record.term[1], Kind.LOST)
@@ -108,7 +109,8 @@ class SparesCoordinator(Coordinator):
         """Members of which it is to be found out whether they are still there."""
         if self.running or self.failure is not None or self.finished:
             return ()
-        return self.record.addresses.keys() - self._agents.keys() - self._gone
+        came = {*self.addresses, *(self.record.active if self._has_run else ())}
+        return came - self._agents.keys() - self._gone
 
     # --- events -------------------------------------------------------------------
 
@@ -131,15 +133,15 @@ class SparesCoordinator(Coordinator):
     def tick(self) -> None:
         """Handle that a second has passed."""
         super().tick()
-        if self._has_update and self.running:
-            self._has_update = False
-            update = self._update()
+        known = self.record.addresses
+        update = {"record": self._known()} if self.running else {}
+        if self.running and known != self.record.addresses:
             for agent in self._agents.values():
                 self._send(agent, update)
 
     def found_gone(self, member: int) -> None:
         """Take note that nobody listens where a member was: its process has ended."""
-        if member in self._agents or member not in self.record.addresses:
+        if member not in self.absent:
             return  # it may still come
         self._gone.add(member)
         self._may_run.pop(member, None)
@@ -152,20 +154,18 @@ class SparesCoordinator(Coordinator):
         try:
             host, port = value["address"]
             number, coordinator = value["term"]
-            known = value.get("record")
+            round_known, known = int(value["round"]), value.get("record")
             address, term = (str(host), int(port)), (int(number), int(coordinator))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ProtocolError("not a member") from None
         self._term = max(self._term, term)
         if known is not None:
             self._learn(records.unpacked(known))
-        addresses = {**self.record.addresses, member: address}
-        self.record = replace(self.record, addresses=addresses)
+        self.addresses[member] = address
         self._present.add(member)
         self._gone.discard(member)
-        if self.record.round >= 0:
-            self._send(self._agents[member], self._update())
-            self._has_update = True  # for the others
+        if self.record.round > round_known:
+            self._send(self._agents[member], {"record": self._known()})
         if self._has_run and member in self.record.active:
             self._lost.pop(member, None)
             self._agents[member].has_joined = True  # its loss counts
@@ -177,8 +177,16 @@ class SparesCoordinator(Coordinator):
         elif member in self.record.out:
             self._send(self._agents[member], {"out": self.record.out[member]})
 
-    def _update(self) -> dict[str, Any]:
-        return {"record": records.packed(self.record)}
+    def _known(self) -> dict[str, Any]:
+        """Return the record, with the addresses of those that may have to take over.
+
+        If more are lost, the job cannot go on.
+        """
+        fit = sorted(self._present - self.record.out.keys())
+        first = fit[: self.settings.spares + 1]
+        addresses = {member: self.addresses[member] for member in first}
+        self.record = replace(self.record, addresses=addresses)
+        return records.packed(self.record)
 
     def _learn(self, known: Record) -> None:
         """Use a newer record, of a round that has begun, or might have."""
@@ -187,8 +195,8 @@ class SparesCoordinator(Coordinator):
         self._newest = max(self._newest, known.round)
         if self.running:  # that one never began: too few were there
             return
-        addresses = {**known.addresses, **self.record.addresses}
-        self.record = replace(known, addresses=addresses)
+        self.addresses = {**known.addresses, **self.addresses}
+        self.record = known
         self._confirmed = None
         ended = self._joined | self._gone
         running = [member for member in known.active if member not in ended]
@@ -316,11 +324,13 @@ class SparesCoordinator(Coordinator):
             self.record, term=self._term, round=self.round, active=active
         )
         self._confirmed = set()
-        prepare = {"prepare": records.packed(self.record)}
+        prepare = {"prepare": self._known()}
         for agent in self._agents.values():
             self._send(agent, prepare)
 
     def _assigned(self) -> tuple[int, ...] | None:
+        if len(self._joined) < self.wanted:
+            return None
         ready, leaving = self._joined & self._present, self._lost.keys() | self._late
         return records.assigned(self.record, ready, leaving)
 

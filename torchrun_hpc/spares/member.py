@@ -82,8 +82,6 @@ class Member:
         self._preferred: int | None = None
         self._left: deque[int] = deque()
         self._asked: set[int] = set()
-        self._another_lives = False
-        self._is_followed = False  # it coordinates, and has lost itself only
 
     # --- with a coordinator -------------------------------------------------------
 
@@ -99,6 +97,7 @@ class Member:
             "address": self._address,
             "done": self.is_done,
             "term": self.record.term,
+            "round": self.record.round,
         }
         if self.record.age > (number, (takeovers, coordinator)):
             present["record"] = records.packed(self.record)
@@ -138,7 +137,6 @@ class Member:
             self._left.appendleft(self._preferred)
         self._preferred = None
         self._asked.clear()
-        self._another_lives = self._is_followed = False
 
     def whom(self) -> int | None:
         """Return whom to ask next.
@@ -147,24 +145,21 @@ class Member:
             A member; this one, if it is to take over; ``None`` if it is to begin anew,
             a little later.
         """
-        while self._left:
-            member = self._left[0]
-            if member == self._own and self._another_lives and not self._is_followed:
-                break  # one before it will take over
-            if member not in self._asked:
-                return member
+        while self._left and self._left[0] in self._asked:
             self._left.popleft()
-        return None
+        return self._left[0] if self._left else None
 
     def heard(self, member: int, answer: Answer | None) -> None:
-        """Take note of an answer; ``None`` if there was none in time."""
+        """Take note of an answer; ``None`` if there was none in time.
+
+        A member that lives knows the coordinator, or will be it.
+        """
         self._asked.add(member)
         if answer is None or answer.is_gone or member == self._own:
             return
-        self._another_lives = True
-        self._is_followed |= answer.follows == self._own
+        self._left.clear()
         if answer.follows is not None and answer.follows in self.addresses:
-            self._left.appendleft(answer.follows)
+            self._left.append(answer.follows)
 
     def gives_way(self, answers: Mapping[int, Answer]) -> bool:
         """Say whether this member is to follow another one, and coordinate no more.

@@ -23,7 +23,7 @@ class Record:
         term: Number of takeovers, and the member that coordinates since the last one.
         round: The round that was formed last; -1 before the first one.
         active: The member that has each node rank.
-        addresses: Where members can be asked, which have come so far.
+        addresses: Where the first members can be asked, one more than there are spares.
         losses: How often members were lost.
         out: Why members are out.
         suspect: The active member of which a worker was the first to fail, in the
@@ -102,10 +102,11 @@ def assigned(
         leaving: Active members that are not waited for.
     """
     fit = [member for member in sorted(ready) if member not in record.out]
-    spares = [member for member in fit if member not in record.active]
+    before, fit_ones = set(record.active), set(fit)
+    spares = [member for member in fit if member not in before]
     active = []
     for member in record.active:
-        if member in fit:
+        if member in fit_ones:
             active.append(member)
         elif spares and (member in leaving or member in record.out):
             active.append(spares.pop(0))

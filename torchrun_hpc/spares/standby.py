@@ -61,12 +61,12 @@ class Standby:
         coordinator = self.coordinator
         if coordinator is None:
             return {}, True
-        addresses, absent = self.member.addresses, coordinator.absent
+        addresses = {**self.member.addresses, **coordinator.addresses}
+        absent = coordinator.absent
         if ask_all and not coordinator.is_strong:
             absent = addresses.keys() - coordinator.here
-        return {
-            m: addresses[m] for m in absent if m in addresses
-        }, coordinator.is_strong
+        found = {member: addresses[member] for member in absent if member in addresses}
+        return found, coordinator.is_strong
 
     def found_gone(self, member: int) -> None:
         """Take note that the process of a member has ended."""

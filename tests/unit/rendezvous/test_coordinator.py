@@ -814,9 +814,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    "changes", [{"run_id": "other"}, {"nodes": 4}, {"spares": 1}]
-)
+@pytest.mark.parametrize("changes", [{"run_id": "other"}, {"nodes": 4}, {"spares": 1}])
 def test_one_too_many_of_a_node_is_no_failure_of_the_job(changes):
     """A worker that launches once more, for example."""
     job = Job()

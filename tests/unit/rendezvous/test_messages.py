@@ -5,8 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import make_launch_plan
 
+from torchrun_hpc import __version__
 from torchrun_hpc.rendezvous import messages, protocol
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed
+from torchrun_hpc.rendezvous.protocol import (
+    Failure,
+    JoinRequest,
+    Kind,
+    Refusal,
+    packed,
+)
+from torchrun_hpc.rendezvous.search import RefusedError
 
 
 def plan(node_rank=0, **changes):
@@ -39,6 +47,10 @@ EVENTS = {
             "HPC114 1 of 3 nodes are there after 10 s; waiting for jwb0002 (node 1), "
             "jwb0003 (node 2)"
         ),
+    ),
+    "waiting for nodes, of a job with spares": (
+        {"waiting": [1], "seconds": 10},
+        "HPC114 1 of 2 nodes are there after 10 s; waiting for jwb0002 (node 1)",
     ),
     "nodes at work": (
         {"finishing": [1], "seconds": 40},
@@ -103,7 +115,8 @@ EVENTS = {
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_an_event_is_written_where_it_arrives(case, node_rank):
     message, expected = EVENTS[case]
-    written = messages.render(message, plan(node_rank))
+    spares = int(case.endswith("of a job with spares"))
+    written = messages.render(message, plan(node_rank, spares=spares))
     assert (written and str(written)) == expected
 
 
@@ -347,6 +360,72 @@ def test_any_failure_is_one_line(failure, head):
     assert [
         messages.reports_failure(failure, plan(r, coordinator=head)) for r in range(3)
     ].count(True)
+
+
+# --- which agents are refused -------------------------------------------------------
+
+HEAD_NODE = "the head node at 10.20.0.1:25593"
+
+REFUSED = {
+    "another release": (
+        (Refusal.VERSION, "0.9.9"),
+        (
+            f"HPC116 {HEAD_NODE} has torchrun_hpc 0.9.9, which speaks another protocol "
+            f"than {__version__} here. Load the same environment on all nodes"
+        ),
+    ),
+    "another id": (
+        (Refusal.RUN_ID, "theirs"),
+        (
+            f"HPC117 --rdzv_id=mine here, but theirs on {HEAD_NODE}. Was it $RANDOM, "
+            "expanded on each node? Leave the option out"
+        ),
+    ),
+    "another number of nodes": (
+        (Refusal.NODES, "4"),
+        (
+            f"HPC118 this is node 1 of 3, but {HEAD_NODE} waits for 4. Start one job "
+            "step with the same command on all nodes"
+        ),
+    ),
+    "a second agent": (
+        (Refusal.TAKEN, "process 101 on n1"),
+        (
+            f"HPC115 {HEAD_NODE} has another agent of node 1 already: process 101 on "
+            "n1. Start torchrun_hpc once on each node"
+        ),
+    ),
+    "another job": (
+        (Refusal.UNKNOWN, ""),
+        (
+            f"HPC119 {HEAD_NODE} is of another job than this one, 19.0. Type another "
+            "port, or leave the endpoint out"
+        ),
+    ),
+    "another number of spares": (
+        (Refusal.SPARES, "0"),
+        (
+            f"HPC206 --hpc-spares=1 here, but 0 on {HEAD_NODE}. Start one job step "
+            "with the same command on all nodes"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_why_an_agent_is_refused(case):
+    (reason, value), expected = REFUSED[case]
+    request = JoinRequest("19.0", "mine", 3, 1, "jwb0002", 102, __version__, spares=1)
+    error = messages.refusal(
+        RefusedError(reason, value, 25593), plan(1, spares=1), request, {}
+    )
+    assert f"{error.code} {error}" == expected
+    # Of another job nobody has heard.
+    assert error.others_know is (reason is not Refusal.UNKNOWN)
+
+
+def test_every_refusal_is_written():
+    assert {reason for (reason, _), _ in REFUSED.values()} == set(Refusal)
 
 
 # --- which node reports -------------------------------------------------------------

@@ -41,7 +41,28 @@ NEEDS = {
     ),
     "node 1, the coordinator": ({"node_rank": 1}, True, (8 + 8 + 4 + 3,) * 2),
     "any other node": ({"node_rank": 1, "is_coordinator": False}, True, (8 + 8,) * 2),
+    # Any node may become the coordinator, and have the store.
+    "with a spare, node 0": (
+        {"spares": 1},
+        True,
+        (8 + 8 + 4 + 3 + 12 + 4, 8 + 8 + 4 + 3 + 12 + 8),
+    ),
+    "with a spare, any other node": (
+        {"spares": 1, "node_rank": 2, "is_coordinator": False},
+        True,
+        (8 + 8 + 4 + 3 + 12 + 4, 8 + 8 + 4 + 3 + 12 + 8),
+    ),
+    "with a spare, and the store is worker 0's": (
+        {"spares": 1, "node_rank": 2, "is_coordinator": False},
+        False,
+        (8 + 8 + 4 + 3,) * 2,
+    ),
     "many nodes": ({"nodes": 400}, True, (436, 436 - 4 + 1600)),
+    "many nodes, and many spares": (
+        {"nodes": 400, "spares": 100, "node_rank": 9, "is_coordinator": False},
+        True,
+        (436, 436 - 4 + 1200),
+    ),
 }
 
 

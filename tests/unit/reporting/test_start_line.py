@@ -61,6 +61,20 @@ def plan(**changes):
             f"{HEAD} jwb0001i:25592",
         ),
         (
+            {"nodes": 4, "spares": 1},
+            (
+                "3 nodes and 1 spare, 4 workers on this one, Slurm 19.0, c10d "
+                "rendezvous at jwb0001i:25592"
+            ),
+        ),
+        (
+            {"nodes": 5, "spares": 2, "workers": 1},
+            (
+                "3 nodes and 2 spares, 1 worker on this one, Slurm 19.0, c10d "
+                "rendezvous at jwb0001i:25592"
+            ),
+        ),
+        (
             {"size": 6, "workers": 2},
             "3 nodes x 2 tasks, Slurm 19.0, c10d rendezvous at jwb0001i:25592",
         ),

@@ -1,0 +1,23 @@
+#!/bin/bash
+#SBATCH --account=PROJECT --time=01:00:00
+#SBATCH --nodes=4 --ntasks-per-node=1 --gres=gpu:4
+#SBATCH --requeue --no-kill --open-mode=append
+source .venv/bin/activate
+job=$SLURM_JOB_ID
+outcome=outcome.$job.${SLURM_RESTART_COUNT:-0}.json
+srun --no-kill --kill-on-bad-exit=0 --wait=0 \
+    python -m torchrun_hpc --nproc_per_node=gpu \
+    --hpc-spares=1 --max-restarts=20 --hpc-outcome="$outcome" \
+    examples/requeue/checkpoint_ddp.py --checkpoint "checkpoint.$job.pt"
+
+if grep --quiet '"outcome": "nodes failed"' "$outcome"; then
+    # All nodes that were lost, in this run or an earlier one.
+    bad=$(python -c 'import json, sys
+print(*{node for file in sys.argv[1:] for node in json.load(open(file))["exclude"]},
+      sep=",")' outcome."$job".*.json)
+    trap "" TERM  # with which Slurm ends this script, once the job is requeued
+    scontrol requeuehold "$job"  # nodes can be excluded while the job is pending
+    scontrol update JobId="$job" ExcNodeList="$bad"
+    scontrol release "$job"
+fi
+grep --quiet '"outcome": "done"' "$outcome"

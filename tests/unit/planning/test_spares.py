@@ -1,0 +1,235 @@
+"""The options of a job that is to outlive its nodes."""
+
+from __future__ import annotations
+
+import pytest
+from nodes import juelich, step
+from plans import BLOCK, ONE_NODE_JOBS, planned, planned_at, values
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.planning.launch_plan import Spares
+from torchrun_hpc.reporting.start_line import start_line
+from torchrun_hpc.schedulers.openmpi import MPIRUN
+
+NODES = tuple(f"jwb{number:04}" for number in range(1, 10))
+ADDRESSES = {name: f"10.10.0.{number}" for number, name in enumerate(NODES, 1)} | {
+    f"{name}i": f"10.20.0.{number}" for number, name in enumerate(NODES, 1)
+}
+
+SPARES = "hpc_spares"
+AFTER, CHECK = "hpc_spare_after", "hpc_health_check"
+TIMEOUT = "hpc_health_check_timeout"
+
+
+def planned_on(nodes, rank=0, job=None, **options):
+    """Plan a launch on some of Jülich's nodes."""
+    job = job or step(rank, nodes=NODES[:nodes])
+    network = juelich(rank, hosts=ADDRESSES)
+    return planned(rank, job=job, network=network, options=options)
+
+
+def refusal(function, *args, **kwargs):
+    """Return code and text of what all nodes find."""
+    with pytest.raises(LaunchError) as caught:
+        function(*args, **kwargs)
+    assert caught.value.everywhere
+    return caught.value.code, str(caught.value)
+
+
+# --- good values --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "number", "active"),
+    [(3, "1", 2), (4, "1", 3), (5, "2", 3), (9, "4", 5), (9, "004", 5), (9, 4, 5)],
+)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_some_of_the_nodes_wait(nodes, number, active, rank):
+    plan = planned_on(nodes, rank, hpc_spares=number)
+    world = plan.world
+    assert (world.nodes, world.spares, world.active) == (nodes, int(number), active)
+    assert plan.spares == Spares(60, "", 60, "--exclude=")
+    assert plan.options["nnodes"].value == str(active)
+    assert plan.options["nnodes"].source == (
+        f"SLURM_STEP_NODELIST - --hpc_spares={number}"
+    )
+    assert plan.rendezvous.backend == "scheduler"
+    assert plan.messages.warnings == ()
+
+
+@pytest.mark.parametrize("number", [None, "0", "00", 0])
+def test_no_node_waits(number):
+    options = {} if number is None else {SPARES: number}
+    plan = planned_on(3, **options)
+    assert (plan.world.spares, plan.world.active, plan.spares) == (0, 3, None)
+    assert plan.options["nnodes"].value == "3"
+    assert plan.options["nnodes"].source == "SLURM_STEP_NODELIST"
+    assert values(plan.options) == values(planned_on(3).options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({AFTER: "300"}, Spares(300, "", 60, "--exclude=")),
+        ({CHECK: "dcgmi diag -r 1"}, Spares(60, "dcgmi diag -r 1", 60, "--exclude=")),
+        (
+            {AFTER: "10", CHECK: "true", TIMEOUT: "5"},
+            Spares(10, "true", 5, "--exclude="),
+        ),
+    ],
+)
+def test_what_is_done(options, expected):
+    assert planned_on(3, hpc_spares="1", **options).spares == expected
+
+
+def test_a_scheduler_that_cannot_exclude_nodes():
+    job = step(nodes=NODES[:3], launcher=MPIRUN)
+    assert planned_on(3, job=job, hpc_spares="1").spares.exclude == ""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "number", "expected"),
+    [
+        (3, "1", "2 nodes and 1 spare, 2 workers on this one, Slurm"),
+        (5, "2", "3 nodes and 2 spares, 2 workers on this one, Slurm"),
+        (3, "0", "3 nodes, 2 workers on this one, Slurm"),
+    ],
+)
+def test_the_start_line_counts_them(nodes, number, expected):
+    line = start_line(planned_on(nodes, hpc_spares=number)).text
+    assert line.startswith(expected)
+
+
+def test_tasks_that_end_when_one_fails_are_no_hint():
+    """The job is to go on without it."""
+    hint = "srun --kill-on-bad-exit=1"
+    assert hint in planned_on(3).messages.hint
+    assert hint not in planned_on(3, hpc_spares="1").messages.hint
+
+
+@pytest.mark.parametrize("nnodes", ["3", "3:3", " 3", "+3"])
+def test_nnodes_is_the_number_of_nodes_that_have_workers(nnodes):
+    plan = planned_on(4, hpc_spares="1", nnodes=nnodes)
+    assert "nnodes" not in plan.options
+    assert (plan.world.nodes, plan.world.active) == (4, 3)
+    assert start_line(plan).text.startswith("3 nodes and 1 spare, 2 workers on this")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hpc_rendezvous": "scheduler"},
+        {"hpc_rendezvous": "auto"},
+        {"rdzv_backend": "c10d"},
+        {"rdzv_id": "mine"},
+        {"rdzv_endpoint": "jwb0002:29400"},
+    ],
+)
+def test_what_may_be_typed_with_it(options):
+    assert planned_on(4, hpc_spares="1", **options).world.spares == 1
+
+
+# --- what cannot be -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "number", "most"),
+    [(2, 1, 0), (3, 2, 1), (4, 2, 1), (4, 3, 1), (4, 99, 1), (5, 3, 2), (9, 5, 4)],
+)
+def test_fewer_nodes_wait_than_work(nodes, number, most):
+    text = (
+        f"--hpc_spares={number} of {nodes} nodes: fewer nodes must wait than work. "
+        f"Type {most} at most, or start it on {2 * number + 1} nodes or more"
+    )
+    assert refusal(planned_on, nodes, hpc_spares=str(number)) == ("HPC202", text)
+
+
+NO_NUMBERS = ["", "x", "-1", "+1", "1.5", "1 ", "2:3", "0x1", "²", "٣", "1234567"]
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS)
+def test_a_number_of_spares_that_is_none(number):
+    text = f"--hpc_spares={number}: type a number of nodes: --hpc-spares=2"
+    assert refusal(planned_on, 4, hpc_spares=number) == ("HPC205", text)
+
+
+@pytest.mark.parametrize("seconds", NO_NUMBERS)
+@pytest.mark.parametrize("name", [AFTER, TIMEOUT])
+def test_seconds_that_are_none(name, seconds):
+    typed = name.replace("_", "-")
+    text = f"--{name}={seconds}: type whole seconds: --{typed}=60"
+    assert refusal(planned_on, 4, hpc_spares="1", **{name: seconds}) == ("HPC205", text)
+
+
+def test_too_many_spares_are_named_before_the_number_of_nodes():
+    """Without spares nothing may be wrong with that."""
+    code, text = refusal(planned_on, 4, hpc_spares="5", nnodes="3")
+    assert code == "HPC202"
+    assert text.startswith("--hpc_spares=5 of 4 nodes: ")
+
+
+@pytest.mark.parametrize("nnodes", ["4", "2", "4:4", "5"])
+def test_nnodes_that_do_not_fit(nnodes):
+    text = (
+        f"--nnodes={nnodes}, but this was started on 4 nodes, and with --hpc_spares=1 "
+        "the world has 3. Leave it out"
+    )
+    assert refusal(planned_on, 4, hpc_spares="1", nnodes=nnodes) == ("HPC204", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(AFTER, "60"), (CHECK, "true"), (TIMEOUT, "60")]
+)
+@pytest.mark.parametrize("number", [None, "0"])
+def test_what_is_for_spares_only(name, value, number):
+    text = (
+        f"--{name}={value} is for jobs with spare nodes: type --hpc-spares=NUMBER, "
+        "too, or leave it out"
+    )
+    options = {name: value} | ({} if number is None else {SPARES: number})
+    assert refusal(planned_on, 4, **options) == ("HPC203", text)
+
+
+NOT_POSSIBLE = (
+    "--hpc_spares=1 needs an agent on each of several nodes, whose number is fixed, "
+    "and the scheduler rendezvous (docs/rendezvous.md#when-it-is-used). Leave the "
+    "option out, or the one that asks for something else"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hpc_rendezvous": "c10d"},
+        {"nnodes": "2:3"},
+        {"nnodes": "2:4"},
+        {"rdzv_backend": "static"},
+        {"rdzv_backend": "etcd", "rdzv_endpoint": "keeper:2379"},
+        {"node_rank": 0},
+        {"master_addr": "jwb0001"},
+        {"master_port": 29501},
+        {"rdzv_conf": "store_type=file"},
+        {"standalone": True},
+        {"nnodes": "1"},
+    ],
+)
+def test_other_ways_to_meet(options):
+    assert refusal(planned_on, 4, hpc_spares="1", **options) == ("HPC201", NOT_POSSIBLE)
+
+
+@pytest.mark.parametrize("job", [*ONE_NODE_JOBS.values(), None])
+def test_one_node(job):
+    found = refusal(planned, job=job, options={SPARES: "1"})
+    assert found == ("HPC201", NOT_POSSIBLE)
+
+
+def test_machines_without_a_scheduler():
+    options = {SPARES: "1", "nnodes": "4", "rdzv_endpoint": "10.10.0.1:29400"}
+    found = refusal(planned, job=None, options=options)
+    assert found == ("HPC201", NOT_POSSIBLE)
+
+
+@pytest.mark.parametrize("places", [BLOCK, [0, 0]])
+def test_tasks_that_are_workers(places):
+    found = refusal(planned_at, places, 0, options={SPARES: "1"})
+    assert found == ("HPC201", NOT_POSSIBLE)

@@ -1,0 +1,1085 @@
+"""What the coordinator of a job with spares decides."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict, replace
+
+import pytest
+from loopback import worker_failure
+
+from torchrun_hpc import __version__
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
+from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, ProtocolError
+from torchrun_hpc.spares import record as records
+from torchrun_hpc.spares.coordinator import Limits, SparesCoordinator
+from torchrun_hpc.spares.record import Record, first_record
+
+SILENCE, KILL, SPARE_AFTER, JOIN = 40, 5, 60, 200
+LEASE = SILENCE + KILL
+STORE = ["10.20.0.1", 40000]
+BLAMED = "its workers were the first to fail in two rounds running"
+
+
+def address(member):
+    return [f"n{member}", 4000 + member]
+
+
+def addresses(*members):
+    """Return what a record has of the addresses of members."""
+    return {member: tuple(address(member)) for member in members}
+
+
+def as_sent(value):
+    """Return plain data as it arrives on the other side."""
+    return json.loads(json.dumps(value))
+
+
+class Job:
+    """A coordinator of four members, one of them a spare, and what it has sent.
+
+    A connection is the number of its member, unless a test says otherwise.
+
+    Args:
+        record: What the coordinator knows; by default, that of a new job.
+        spares: How many spares a new job has.
+        coordinator: The member that coordinates.
+        health_check: Seconds that a health check may take.
+        settings: What is otherwise in the settings.
+    """
+
+    def __init__(
+        self, record=None, *, spares=1, coordinator=0, health_check=0, **settings
+    ):
+        nodes = settings.get("nodes", 4)
+        values = {"nodes": nodes, "max_restarts": 9, "spares": spares} | settings
+        common = {"join_timeout": JOIN, "silence_timeout": SILENCE}
+        self.settings = Settings(
+            "19.0", "mine", coordinator=coordinator, **common, **values
+        )
+        self.coordinator = SparesCoordinator(
+            self.settings,
+            Limits(SPARE_AFTER, KILL, health_check),
+            record or first_record(nodes, spares, 0),
+        )
+        self.events = []  # for the user, on the node that reports
+        self.reporter = coordinator
+
+    @property
+    def record(self):
+        return self.coordinator.record
+
+    @property
+    def active(self):
+        return self.coordinator.record.active
+
+    def sent(self):
+        """Return what was sent since the last time: connection to messages.
+
+        But for heartbeats, and for what the user reads.
+        """
+        sent = defaultdict(list)
+        for connection, message in self.coordinator.outbox:
+            if message is CLOSE:
+                sent[connection].append("close")
+            elif connection == self.reporter and not PROTOCOL.intersection(message):
+                self.events.append(as_sent(message))
+            elif "heartbeat" not in message:
+                sent[connection].append(as_sent(message))
+        self.coordinator.outbox.clear()
+        return dict(sent)
+
+    def send(self, connection, **message):
+        self.coordinator.receive(connection, as_sent(message))
+        return self.sent()
+
+    def request(self, connection, member, **changes):
+        """Send the join request of a member."""
+        nodes, spares = self.settings.nodes, self.settings.spares
+        request = JoinRequest(
+            "19.0", "mine", nodes, member, f"n{member}", 100 + member, __version__,
+            spares=spares,
+        )  # fmt: skip
+        first = {"protocol": protocol.VERSION, **asdict(request)}
+        return self.send(connection, **first | changes)
+
+    def present(self, member, **changes):
+        """Let a member say where it is, and what it knows: nothing, by default."""
+        known = {
+            "address": address(member),
+            "term": [0, 0],
+            "round": -1,
+            "done": False,
+        }
+        return self.send(member, present=known | changes)
+
+    def connect(self, *members, **changes):
+        for member in members:
+            self.request(member, member)
+            self.present(member, **changes)
+
+    def join(self, *members):
+        """Let members be ready; return what was sent since the first one."""
+        for member in members:
+            self.coordinator.receive(member, {"join": True})
+        return self.sent()
+
+    def come(self, *members):
+        self.connect(*members)
+        return self.join(*members)
+
+    def confirmation(self, member):
+        term, number = self.record.term, self.record.round
+        message = {"confirm": [[*term], number]}
+        return message | ({"store": STORE} if member == self.active[0] else {})
+
+    def confirm(self, *members):
+        """Let members confirm the round; by default, all that are active."""
+        for member in members or self.active:
+            message = as_sent(self.confirmation(member))
+            self.coordinator.receive(member, message)
+        return self.sent()
+
+    def all_at_work(self):
+        self.come(*range(self.settings.nodes))
+        self.confirm()
+        assert self.coordinator.running
+        self.wait(1)  # all hear where the others are
+        return self
+
+    def restart(self, *members):
+        """Let members be ready, and the active ones confirm; return what was sent."""
+        self.join(*members)
+        return self.confirm()
+
+    def lose(self, *members):
+        """End the connections of members."""
+        for member in members:
+            self.coordinator.disconnected(member)
+        return self.sent()
+
+    def died(self, member, **changes):
+        """Let the first worker of a member's node rank fail."""
+        rank = 4 * self.active.index(member)
+        worker = worker_failure(rank, **changes)
+        return self.send(
+            member,
+            died=protocol.packed_worker(worker),
+            round=self.coordinator.round,
+        )
+
+    def wait(self, seconds, *silent):
+        """Let time pass until something is sent.
+
+        Args:
+            seconds: How long at most.
+            silent: Members that do not answer a heartbeat.
+
+        Returns:
+            Second and messages; ``None`` if nothing is sent.
+        """
+        for second in range(1, seconds + 1):
+            self.coordinator.tick()
+            for member in [*self.coordinator.here]:
+                if member not in silent:
+                    self.coordinator.receive(member, {"heartbeat": True})
+            if sent := self.sent():
+                return second, sent
+        return None
+
+
+PROTOCOL = {
+    *("welcome", "refused", "go", "over", "prepare", "record", "out", "heartbeat"),
+    *("finished", "failed", "report", "printed", "stacks", "sampled", "answer"),
+}
+
+
+def to(connections, *messages):
+    """Return what is sent where the same is sent to all of these."""
+    return {connection: list(messages) for connection in connections}
+
+
+def go(number):
+    return {"go": number, "store": STORE}
+
+
+def prepared(sent):
+    """Return the record of the round that was prepared, from what was sent."""
+    (message,) = next(iter(sent.values()))
+    assert all(messages == [message] for messages in sent.values())
+    return records.unpacked(message["prepare"])
+
+
+def replaced(number, *who, because=None):
+    cause = None if because is None else as_sent(protocol.packed(because))
+    return {"replaced": [[*each] for each in who], "because": cause, "round": number}
+
+
+def welcome(number=0, age=(-1, (0, 0)), coordinator=0):
+    return {
+        "welcome": protocol.VERSION,
+        "job": "19.0",
+        "round": number,
+        "age": as_sent(age),
+        "coordinator": coordinator,
+    }
+
+
+# --- a job that goes well -----------------------------------------------------------
+
+
+def test_a_job_from_its_beginning_to_its_end():
+    job = Job()
+    for member in (3, 0, 2, 1):
+        assert job.request(member, member) == {member: [welcome()]}
+        assert job.present(member) == {}
+    assert job.join(3, 0, 2) == {}
+    record = prepared(job.join(1))
+    assert (record.term, record.round, record.active) == ((0, 0), 0, (0, 1, 2))
+    assert record.addresses == addresses(0, 1)
+    assert job.confirm(2, 0) == {}
+    assert job.confirm(1) == to((0, 1, 2), go(0))
+    assert job.send(0, done=0) == {}
+    assert job.send(2, done=0) == {}
+    end = {"finished": 0, "out_at_end": [], "is_certain": True}
+    assert job.send(1, done=0) == to(range(4), end)
+    for member in range(4):
+        assert not job.coordinator.all_informed
+        assert job.send(member, bye=True) == {member: ["close"]}
+    assert job.coordinator.all_informed
+    assert job.events == []
+
+
+def test_it_starts_without_the_spare():
+    job = Job()
+    assert prepared(job.come(0, 1, 2)).active == (0, 1, 2)
+    assert job.confirm() == to((0, 1, 2), go(0))
+    assert job.request(3, 3) == {3: [welcome(0, (0, (0, 0)))]}
+    (message,) = job.present(3)[3]
+    assert records.unpacked(message["record"]) == job.record
+    assert job.join(3) == {}
+    assert job.coordinator.running
+
+
+@pytest.mark.parametrize("without", [0, 1, 2])
+def test_all_active_members_confirm_a_round(without):
+    job = Job()
+    job.come(0, 1, 2, 3)
+    assert job.confirm(*{0, 1, 2, 3} - {without}) == {}
+    assert job.confirm(without) == to((0, 1, 2), go(0))
+
+
+@pytest.mark.parametrize(
+    "confirm", [None, [], [[0, 0], 1], [[0, 1], 0], [[1, 0], 0], [0, 0], 0]
+)
+def test_another_round_is_not_confirmed(confirm):
+    job = Job()
+    job.come(0, 1, 2, 3)
+    job.confirm(0, 2)
+    assert job.send(1, confirm=confirm) == {}
+    assert job.confirm(1) == to((0, 1, 2), go(0))
+
+
+def test_nobody_confirms_before_the_round_is_prepared():
+    job = Job()
+    job.come(0, 1)
+    job.confirm(0, 1)
+    job.come(2)
+    assert job.confirm(2) == {}
+    assert not job.coordinator.running
+
+
+def test_node_rank_0_gives_the_address_of_the_workers_store():
+    job = Job(Record((0, 0), -1, (2, 1, 0)))
+    job.come(0, 1, 2)
+    for member in (0, 1):
+        message = job.confirmation(member) | {"store": ["10.9.9.9", 1]}
+        job.send(member, **message)
+    assert job.confirm(2) == to((0, 1, 2), go(0))
+
+
+def test_all_hear_where_a_member_is_that_may_have_to_take_over():
+    job = Job()
+    job.come(0, 2, 3)
+    job.wait(SPARE_AFTER)
+    job.confirm()
+    assert job.record.addresses == addresses(0, 2)
+    job.come(1)
+    second, sent = job.wait(10)
+    assert (second, sorted(sent)) == (1, [0, 1, 2, 3])
+    for (message,) in sent.values():
+        assert records.unpacked(message["record"]) == job.record
+    assert job.record.addresses == addresses(0, 1)
+    assert job.wait(30) is None
+
+
+def test_nobody_needs_the_addresses_of_all_others():
+    """Where more are lost than there are spares, the job cannot go on."""
+    job = Job(spares=2, nodes=7).all_at_work()
+    assert job.record.addresses == addresses(0, 1, 2)
+    job.come(6)
+    assert job.wait(30) is None
+
+
+def test_members_that_are_out_do_not_take_over():
+    job = Job()
+    job.connect(0, 1, 2, 3)
+    job.send(1, unfit=UNFIT)
+    job.join(0, 2, 3)
+    assert job.record.addresses == addresses(0, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"address": None},
+        {"address": ["n1"]},
+        {"address": ["n1", "ssh"]},
+        {"term": None},
+        {"term": [1]},
+        {"round": None},
+        {"round": "first"},
+        {"round": float("inf")},
+        {"record": {}},
+        {"record": "record"},
+    ],
+)
+def test_what_no_member_says(changes):
+    job = Job()
+    job.request(1, 1)
+    with pytest.raises(ProtocolError):
+        job.present(1, **changes)
+
+
+@pytest.mark.parametrize("value", [None, 1, "n1", [], {}])
+def test_what_is_no_member(value):
+    job = Job()
+    job.request(1, 1)
+    with pytest.raises(ProtocolError, match="not a member"):
+        job.send(1, present=value)
+
+
+def test_a_member_that_does_not_say_where_it_is_takes_no_part():
+    job = Job()
+    job.request(1, 1)
+    job.come(0, 2)
+    assert job.join(1) == {}
+    job.present(1)
+    assert prepared(job.join(1)).active == (0, 1, 2)
+
+
+# --- members that are lost ----------------------------------------------------------
+
+LOST = {member: Failure(Kind.LOST, (member,)) for member in range(4)}
+SILENT = {member: Failure(Kind.SILENT, (member,), code=SILENCE) for member in range(4)}
+
+
+@pytest.mark.parametrize("member", [1, 2])
+def test_a_spare_takes_the_place_of_a_member_that_is_lost(member):
+    job = Job().all_at_work()
+    left = [each for each in range(4) if each != member]
+    assert job.lose(member) == to(left, {"over": 0}) | {member: ["close"]}
+    job.coordinator.found_gone(member)
+    expected = tuple(3 if rank == member else rank for rank in range(3))
+    record = prepared(job.join(*left))
+    assert (record.round, record.active) == (1, expected)
+    assert record.losses == {member: 1}
+    assert job.confirm() == to(expected, go(1))
+    because = LOST[member]
+    assert job.events == [replaced(1, (member, member, 3), because=because)]
+
+
+def test_nothing_begins_while_a_member_runs_its_workers():
+    job = Job().all_at_work()
+    job.lose(1)
+    job.coordinator.found_gone(1)
+    assert job.join(0, 3) == {}
+    assert job.wait(LEASE - 1) is None
+    assert prepared(job.join(2)).active == (0, 3, 2)
+    assert job.confirm() == to((0, 3, 2), go(1))
+
+
+def let_be_silent(job, member):
+    """Let a member answer nothing, and lose its connection for that."""
+    assert job.wait(SILENCE, member)[0] == SILENCE
+    assert member not in job.coordinator.here
+
+
+def let_be_lost(job, member):
+    job.lose(member)
+
+
+@pytest.mark.parametrize(
+    ("lost", "seconds"),
+    [
+        (let_be_lost, LEASE),
+        # It has ended its workers, or is about to. The last second of silence counts.
+        (let_be_silent, KILL - 1),
+    ],
+)
+def test_the_workers_of_a_member_that_cannot_be_asked_have_time_to_end(lost, seconds):
+    job = Job().all_at_work()
+    lost(job, 1)
+    assert job.restart(0, 2, 3) == {}
+    assert job.wait(seconds + 10) == (seconds, to((0, 3, 2), go(1)))
+
+
+@pytest.mark.parametrize("lost", [let_be_lost, let_be_silent])
+def test_a_member_whose_process_has_ended_runs_no_workers(lost):
+    job = Job().all_at_work()
+    lost(job, 1)
+    assert job.restart(0, 2, 3) == {}
+    job.coordinator.found_gone(1)
+    assert job.sent() == to((0, 3, 2), go(1))
+
+
+def test_a_member_that_comes_back_has_ended_its_workers():
+    job = Job().all_at_work()
+    job.lose(1)
+    job.restart(0, 2, 3)
+    job.connect(1)
+    assert not job.coordinator.running
+    assert job.join(1) == to((0, 3, 2), go(1))
+
+
+def test_a_member_that_comes_back_in_time_keeps_its_place():
+    job = Job().all_at_work()
+    job.lose(1)
+    job.connect(1)
+    assert job.join(0, 2, 3) == {}
+    assert prepared(job.join(1)).active == (0, 1, 2)
+    assert job.confirm() == to((0, 1, 2), go(1))
+
+
+def test_it_is_reported_whose_workers_may_still_run():
+    job = Job().all_at_work()
+    job.lose(1)
+    job.restart(0, 2, 3)
+    job.wait(LEASE)
+    *reported, last = job.events
+    assert reported == [
+        {"may_run": [1], "left": LEASE - 10},
+        {"may_run": [1], "left": LEASE - 40},
+    ]
+    assert last == replaced(1, (1, 1, 3), because=LOST[1])
+
+
+def test_a_silent_member_is_named_before():
+    job = Job().all_at_work()
+    let_be_silent(job, 1)
+    assert job.events == [{"silent": [1], "left": SILENCE - 30}]
+    job.restart(0, 2, 3)
+    job.wait(KILL)
+    assert job.events[1:] == [replaced(1, (1, 1, 3), because=SILENT[1])]
+
+
+@pytest.mark.parametrize("lost", [let_be_lost, let_be_silent])
+def test_a_spare_that_is_lost_ends_no_round(lost):
+    job = Job().all_at_work()
+    lost(job, 3)
+    assert job.coordinator.running
+    assert job.record.losses == {}
+    job.come(3)
+    job.lose(1)
+    job.coordinator.found_gone(1)
+    assert job.restart(0, 2, 3) == to((0, 3, 2), go(1))
+
+
+def test_a_member_that_is_connected_is_not_gone():
+    job = Job().all_at_work()
+    job.lose(1)
+    job.connect(1)
+    job.coordinator.found_gone(1)
+    assert prepared(job.join(0, 1, 2, 3)).active == (0, 1, 2)
+
+
+def test_a_member_that_has_not_come_yet_is_not_gone():
+    job = Job()
+    job.come(0, 2, 3)
+    job.coordinator.found_gone(1)
+    job.come(1)
+    assert job.coordinator.failure is None
+    assert job.confirm() == to((0, 1, 2), go(0))
+
+
+def test_an_active_member_that_connects_anew_begins_another_round():
+    """The end of its first connection was not seen yet."""
+    job = Job().all_at_work()
+    sent = job.request("again", 1)
+    assert sent[1] == ["close"]
+    assert sent["again"][0] == welcome(1, (0, (0, 0)))
+    assert sent[0] == sent[2] == sent[3] == [{"over": 0}]
+
+
+def test_a_member_that_is_lost_before_the_round_begins():
+    job = Job()
+    job.come(0, 1, 2, 3)
+    job.confirm(0, 2)
+    sent = job.lose(1)
+    assert sent.pop(1) == ["close"]
+    assert prepared(sent).active == (0, 3, 2)
+    assert job.confirm(0, 2) == {}
+    assert job.confirm(3) == to((0, 3, 2), go(1))
+
+
+def test_each_round_counts_the_workers_that_end_anew():
+    job = Job(spares=2, nodes=5).all_at_work()
+    for number, (member, spare) in enumerate([(1, 3), (3, 4)], 1):
+        job.lose(member)
+        job.coordinator.found_gone(member)
+        left = [*job.coordinator.here]
+        sent = job.restart(*left)
+        assert sent == to((0, spare, 2), go(number))
+
+
+# --- members that do not come -------------------------------------------------------
+
+
+def test_a_spare_takes_the_place_of_a_member_that_does_not_come():
+    job = Job()
+    assert job.come(0, 2, 3) == {}
+    second, sent = job.wait(SPARE_AFTER + 10)
+    assert second == SPARE_AFTER
+    assert prepared(sent).active == (0, 3, 2)
+    assert job.confirm() == to((0, 3, 2), go(0))
+    assert job.events == [
+        {"waiting": [1], "seconds": 10},
+        {"waiting": [1], "seconds": 40},
+        replaced(0, (1, 1, 3)),
+    ]
+
+
+def test_a_member_that_comes_too_late_is_a_spare():
+    job = Job()
+    job.come(0, 2, 3)
+    job.wait(SPARE_AFTER)
+    assert job.come(1) == {}
+    assert job.confirm() == to((0, 3, 2), go(0))
+
+
+def test_two_that_do_not_come_and_one_spare():
+    job = Job()
+    job.come(0, 3)
+    second, sent = job.wait(2 * JOIN)
+    missing = Failure(Kind.MISSING, (1, 2), code=JOIN)
+    assert (second, job.coordinator.failure) == (JOIN, missing)
+    end = {"failed": as_sent(protocol.packed(missing)), "out_at_end": []}
+    # Those that have not come cannot be a world without these.
+    end["is_certain"] = True
+    assert sent == {0: [end | {"reports": True}], 3: [end]}
+
+
+@pytest.mark.parametrize(
+    ("health_check", "seconds"), [(0, SPARE_AFTER), (100, KILL + 100)]
+)
+def test_a_restart_waits_for_the_health_check(health_check, seconds):
+    job = Job(health_check=health_check).all_at_work()
+    job.died(0)
+    assert job.join(0, 2, 3) == {}
+    second, sent = job.wait(seconds + 10)
+    assert second == seconds
+    assert prepared(sent).active == (0, 3, 2)
+
+
+# --- too few members ----------------------------------------------------------------
+
+
+def failed(job, *informed):
+    """Return how all members of a job that are there have heard that it failed."""
+    sent = job.sent() if not informed else informed[0]
+    ((message,), *_) = sent.values()
+    failure = protocol.unpacked(message["failed"])
+    end = {name: message[name] for name in ("out_at_end", "is_certain")}
+    for member, messages in sent.items():
+        own = {"reports": True} if member == job.reporter else {}
+        expected = {"failed": as_sent(protocol.packed(failure)), **end, **own}
+        assert messages == [expected]
+    return failure, end
+
+
+def test_two_are_lost_and_there_is_one_spare():
+    job = Job().all_at_work()
+    job.lose(1)
+    job.lose(2)
+    job.join(0, 3)
+    job.coordinator.found_gone(1)
+    assert job.sent() == {}
+    job.coordinator.found_gone(2)
+    failure, end = failed(job)
+    assert failure == Failure(Kind.LOST, (1, 2))
+    assert end == {"out_at_end": [1, 2], "is_certain": True}
+
+
+def test_two_are_not_reached_and_there_is_one_spare():
+    """They may come back."""
+    job = Job().all_at_work()
+    job.lose(1, 2)
+    job.join(0, 3)
+    second, sent = job.wait(2 * JOIN)
+    assert second == LEASE
+    failure, end = failed(job, sent)
+    assert failure == Failure(Kind.SILENT, (1, 2), code=LEASE)
+    assert end == {"out_at_end": [1, 2], "is_certain": True}
+
+
+def test_two_are_not_reached_and_one_comes_back():
+    job = Job().all_at_work()
+    job.lose(1, 2)
+    job.join(0, 3)
+    assert job.wait(LEASE - 1) is None
+    assert prepared(job.come(2)).active == (0, 3, 2)
+    assert job.coordinator.failure is None
+
+
+def test_a_coordinator_with_few_members_waits_longer():
+    """The others may be a world, and want this one as a spare later."""
+    job = Job().all_at_work()
+    job.lose(1, 2, 3)
+    second, sent = job.wait(2 * JOIN)
+    assert second == JOIN
+    failure, end = failed(job, sent)
+    assert failure == Failure(Kind.SILENT, (1, 2, 3), code=JOIN)
+    assert end == {"out_at_end": [1, 2, 3], "is_certain": False}
+
+
+@pytest.mark.parametrize(
+    ("lost", "is_strong"), [((), True), ((1,), True), ((1, 2), False), ((3,), True)]
+)
+def test_whether_enough_are_here(lost, is_strong):
+    job = Job().all_at_work()
+    job.lose(*lost)
+    assert job.coordinator.is_strong is is_strong
+    assert {*job.coordinator.here} == set(range(4)) - {*lost}
+
+
+def test_who_is_looked_for():
+    job = Job().all_at_work()
+    job.lose(3)
+    assert not job.coordinator.absent  # all is well without it
+    job.lose(1)
+    assert {*job.coordinator.absent} == {1, 3}
+    job.coordinator.found_gone(3)
+    assert {*job.coordinator.absent} == {1}
+    job.coordinator.fail(Failure(Kind.SIGNAL, (0,), code=15))
+    assert not job.coordinator.absent
+
+
+# --- members that are out -----------------------------------------------------------
+
+UNFIT = "its health check ended with exit code 1: bad GPU"
+
+
+def test_a_member_that_is_not_well():
+    job = Job()
+    job.connect(0, 1, 2, 3)
+    job.join(0, 2, 3)
+    sent = job.send(1, unfit=UNFIT)
+    assert sent.pop(1)[0] == {"out": UNFIT}
+    assert job.record.active == (0, 3, 2)
+    assert job.confirm() == to((0, 3, 2), go(0))
+    assert job.events == [
+        {"excluded": 1, "because": UNFIT},
+        replaced(0, (1, 1, 3)),
+    ]
+
+
+def test_a_member_that_is_not_well_after_a_restart():
+    job = Job().all_at_work()
+    job.died(2, cause="RuntimeError: CUDA error")
+    job.join(0, 2, 3)
+    job.send(1, unfit=UNFIT)
+    assert job.record.active == (0, 3, 2)
+    # Its workers have ended: else it would not have looked.
+    assert job.confirm() == to((0, 3, 2), go(1))
+    because = Failure(Kind.WORKER, (2,), 8, 1, "RuntimeError: CUDA error")
+    assert job.events == [
+        {"excluded": 1, "because": UNFIT},
+        replaced(1, (1, 1, 3), because=because),
+    ]
+
+
+def test_a_spare_that_is_not_well_takes_no_place():
+    job = Job(spares=2, nodes=5)
+    job.connect(*range(5))
+    job.join(0, 1, 2, 4)
+    job.send(3, unfit=UNFIT)
+    job.confirm()
+    job.lose(1)
+    job.coordinator.found_gone(1)
+    assert job.restart(0, 2, 4) == to((0, 4, 2), go(1))
+
+
+def test_too_many_are_not_well():
+    job = Job()
+    job.connect(0, 1, 2, 3)
+    job.send(1, unfit="its disk is full")
+    sent = job.send(3, unfit=UNFIT)
+    assert sent.pop(3)[0] == {"out": UNFIT}
+    expected = Failure(Kind.UNFIT, (1, 3), text=UNFIT)
+    assert job.coordinator.failure == expected
+    (message,) = sent[2]
+    assert protocol.unpacked(message["failed"]) == expected
+    assert message["out_at_end"] == [1, 3]
+
+
+def test_what_cannot_be_printed_of_a_reason():
+    job = Job()
+    job.connect(0, 1)
+    job.send(1, unfit="\x1b[2J" + 500 * "x")
+    assert job.record.out == {1: " [2J" + 196 * "x"}
+
+
+def test_a_member_that_is_out_hears_so_when_it_comes_back():
+    job = Job()
+    job.connect(0, 1, 2, 3)
+    job.send(1, unfit=UNFIT)
+    job.lose(1)
+    job.request(1, 1)
+    assert {"out": UNFIT} in job.present(1)[1]
+
+
+def test_a_member_that_was_lost_twice_is_out():
+    job = Job().all_at_work()
+    for number, (member, spare) in enumerate([(1, 3), (3, 1), (1, 3)], 1):
+        job.lose(member)
+        job.coordinator.found_gone(member)
+        left = [each for each in range(4) if each != member]
+        assert job.restart(*left) == to(job.active, go(number))
+        assert spare in job.active
+        job.request(member, member)
+        out = "it was lost 2 times"
+        heard = {"out": out} in job.present(member)[member]
+        assert heard is (number == 3)
+        assert job.record.out == ({1: out} if number == 3 else {})
+        job.join(member)
+    assert job.events[-1] == {"excluded": 1, "because": out}
+
+
+# --- nodes on which workers fail ----------------------------------------------------
+
+
+def fail_on(job, member):
+    """Let a worker of a member fail, and all begin again; return what was sent."""
+    job.died(member)
+    spares = sorted({*job.coordinator.here} - {*job.active})
+    sent = job.join(*spares, *job.active)
+    job.confirm()
+    assert job.coordinator.running
+    return sent
+
+
+def test_a_worker_that_fails_is_a_restart_for_all():
+    job = Job().all_at_work()
+    assert job.died(1) == to(range(4), {"over": 0})
+    assert prepared(job.join(3, 0, 1, 2)).active == (0, 1, 2)
+    assert job.confirm() == to((0, 1, 2), go(1))
+    because = as_sent(protocol.packed(Failure(Kind.WORKER, (1,), 4, 1)))
+    assert job.events == [{"restart": 1, "because": because}]
+
+
+def test_a_node_that_is_the_first_to_fail_in_two_rounds_is_out():
+    job = Job().all_at_work()
+    fail_on(job, 1)
+    assert (job.active, job.record.suspect) == ((0, 1, 2), 1)
+    sent = fail_on(job, 1)
+    assert {"out": BLAMED} in sent[1]
+    assert job.active == (0, 3, 2)
+    assert job.record.out == {1: BLAMED}
+    assert job.events[1] == {"excluded": 1, "because": BLAMED}
+
+
+def test_two_nodes_that_fail_in_turns_are_not_blamed():
+    job = Job().all_at_work()
+    for member in (1, 2, 1, 2):
+        fail_on(job, member)
+    assert (job.active, job.record.out) == ((0, 1, 2), {})
+
+
+def test_no_node_is_blamed_where_nothing_could_take_its_place():
+    job = Job().all_at_work()
+    job.lose(3)
+    for _ in range(3):
+        fail_on(job, 1)
+    assert (job.active, job.record.out) == ((0, 1, 2), {})
+
+
+def test_a_script_that_fails_on_the_next_node_too():
+    job = Job().all_at_work()
+    fail_on(job, 1)
+    fail_on(job, 1)
+    sent = fail_on(job, 3)
+    assert {"out": ""} in sent[1]
+    assert {"excluded": 1, "because": ""} in job.events
+    assert (job.record.out, job.record.excused) == ({}, (1,))
+    for _ in range(2):
+        fail_on(job, 3)
+    assert (job.active, job.record.out) == ((0, 3, 2), {})
+
+
+def test_the_first_worker_that_fails_counts():
+    """The others lose their connection to it."""
+    job = Job().all_at_work()
+    for _ in range(2):
+        job.died(2, cause="RuntimeError: Connection closed by peer")
+        worker = worker_failure(4, cause="ValueError: bad batch 17")
+        number = job.coordinator.round - 1
+        job.send(1, died=protocol.packed_worker(worker), round=number)
+        job.restart(3, 0, 1, 2)
+    assert (job.active, job.record.out) == ((0, 3, 2), {1: BLAMED})
+
+
+def test_a_lost_member_is_not_a_failure_of_the_script():
+    """Workers fail of it, on any node."""
+    job = Job(spares=2, nodes=5).all_at_work()
+    fail_on(job, 1)
+    job.died(1)
+    job.lose(2)
+    job.coordinator.found_gone(2)
+    job.restart(3, 4, 0, 1)
+    assert (job.active, job.record.out) == ((0, 1, 3), {})
+
+
+# --- how it ends --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("done", [(0,), (0, 2)])
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [(Job.died, Kind.WORKER), (Job.lose, Kind.LOST), (let_be_silent, Kind.SILENT)],
+)
+def test_no_restart_after_others_have_finished(what, kind, done):
+    job = Job().all_at_work()
+    for member in done:
+        job.send(member, done=0)
+    what(job, 1)
+    failure = job.coordinator.failure
+    assert (failure.kind, failure.nodes) == (kind, (1,))
+    assert failure.finished == len(done)
+
+
+def test_a_member_that_has_finished_may_go():
+    job = Job().all_at_work()
+    job.send(1, done=0)
+    job.lose(1)
+    assert job.coordinator.running
+    job.send(0, done=0)
+    end = {"finished": 0, "out_at_end": [1], "is_certain": True}
+    assert job.send(2, done=0) == to((0, 2, 3), end)
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_a_member_that_had_finished_before_another_took_over(member):
+    job = Job(Record((0, 0), 0, (0, 1, 2)), coordinator=1)
+    job.request(member, member)
+    job.present(member, round=0, done=True)
+    expected = Failure(Kind.LOST, (0,), finished=1)
+    if member == 0:  # then it is not lost, but its connection was
+        expected = Failure(Kind.AGENT, (0,), finished=1)
+    assert job.coordinator.failure == expected
+
+
+def test_nodes_that_were_lost_are_named_at_the_end():
+    job = Job(spares=2, nodes=5).all_at_work()
+    job.lose(1)
+    job.coordinator.found_gone(1)
+    job.restart(0, 2, 3, 4)
+    job.send(4, unfit=UNFIT)
+    for member in (0, 3):
+        job.send(member, done=1)
+    sent = job.send(2, done=1)
+    end = {"finished": 1, "out_at_end": [1, 4], "is_certain": True}
+    assert sent == to((0, 2, 3, 4), end)
+
+
+@pytest.mark.parametrize("coordinator", [0, 2])
+def test_the_coordinator_reports_how_the_job_failed(coordinator):
+    job = Job(coordinator=coordinator, max_restarts=0).all_at_work()
+    failure, end = failed(job, job.died(1))
+    assert failure == Failure(Kind.WORKER, (1,), 4, 1)
+    assert end == {"out_at_end": [], "is_certain": True}
+
+
+def test_nodes_that_were_never_there_are_not_bad():
+    """The job has not begun: nobody knows."""
+    job = Job()
+    job.connect(0, 1)
+    given_up = Failure(Kind.AGENT, (1,), text="why")
+    failure, end = failed(job, job.send(1, failed=protocol.packed(given_up)))
+    assert failure == given_up
+    assert end == {"out_at_end": [], "is_certain": True}
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1, 3])
+def test_restarts_are_counted_for_the_job(max_restarts):
+    job = Job(max_restarts=max_restarts).all_at_work()
+    for number in range(max_restarts):
+        fail_on(job, number % 3)
+        assert job.coordinator.round == number + 1
+    job.died(1)
+    assert job.coordinator.failure == Failure(Kind.WORKER, (1,), 4, 1)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_member_is_lost_and_no_restart_is_left(lost):
+    job = Job(max_restarts=0).all_at_work()
+    failure, end = failed(job, {k: v for k, v in job.lose(lost).items() if k != lost})
+    assert failure == LOST[lost]
+    assert end == {"out_at_end": [lost], "is_certain": True}
+
+
+def test_a_missing_member_costs_no_restart():
+    job = Job(max_restarts=0)
+    job.come(0, 2, 3)
+    job.wait(SPARE_AFTER)
+    assert job.confirm() == to((0, 3, 2), go(0))
+
+
+def test_an_agent_that_wants_another_restart():
+    job = Job().all_at_work()
+    assert job.join(1) == to(range(4), {"over": 0})
+    job.join(0, 2)
+    assert job.confirm() == to((0, 1, 2), go(1))
+
+
+# --- another member takes over ------------------------------------------------------
+
+# The coordinator was member 0, and the second round runs.
+BEFORE = Record((0, 0), 1, (0, 3, 2), addresses(0, 1), {1: 1})
+
+
+def taken_over(**settings):
+    """Return a job of which the first coordinator is lost."""
+    job = Job(BEFORE, coordinator=1, **settings)
+    assert job.sent() == {}
+    return job
+
+
+def connect_all(job, *members, record=BEFORE):
+    for member in members:
+        expected = welcome(2, (1, (0, 0)), 1)
+        assert job.request(member, member) == {member: [expected]}
+        assert job.present(member, term=[*record.term], round=record.round) == {}
+
+
+def test_another_member_takes_over():
+    job = taken_over()
+    connect_all(job, 1, 2, 3)
+    record = prepared(job.join(1, 2, 3))
+    assert record == replace(
+        BEFORE,
+        term=(1, 1),
+        round=2,
+        active=(1, 3, 2),
+        addresses=addresses(1, 2),
+        losses={1: 1, 0: 1},
+    )
+    assert job.confirm() == {}
+    job.coordinator.found_gone(0)
+    assert job.sent() == to((1, 3, 2), go(2))
+    assert job.events == [replaced(2, (0, 0, 1), because=LOST[0])]
+
+
+def test_the_workers_of_the_first_coordinator_have_time_to_end():
+    job = taken_over()
+    connect_all(job, 1, 2, 3)
+    job.restart(1, 2, 3)
+    assert job.wait(2 * LEASE) == (LEASE, to((1, 3, 2), go(2)))
+
+
+def test_the_workers_of_members_that_follow_have_time_to_end():
+    job = taken_over()
+    connect_all(job, 1, 2, 3)
+    job.coordinator.found_gone(0)
+    assert job.join(1, 2) == {}
+    assert prepared(job.join(3)).active == (1, 3, 2)
+
+
+def test_the_first_coordinator_comes_back():
+    job = taken_over()
+    connect_all(job, 0, 1, 2, 3)
+    assert prepared(job.join(0, 1, 2, 3)).active == (0, 3, 2)
+    assert job.confirm() == to((0, 3, 2), go(2))
+
+
+@pytest.mark.parametrize(
+    ("members", "expected", "is_certain"),
+    [
+        # The others may be a world.
+        ((1,), Failure(Kind.MISSING, (0, 3, 2), code=JOIN), False),
+        ((1, 3), Failure(Kind.SILENT, (0, 2), code=LEASE), True),
+    ],
+)
+def test_a_member_without_enough_others_gives_up(members, expected, is_certain):
+    job = taken_over()
+    connect_all(job, *members)
+    job.join(*members)
+    assert not job.coordinator.is_strong
+    second, sent = job.wait(2 * JOIN)
+    failure, end = failed(job, sent)
+    assert (second, failure) == (expected.code, expected)
+    away = sorted({0, 1, 2, 3} - {*members})
+    assert end == {"out_at_end": away, "is_certain": is_certain}
+
+
+def test_no_restart_is_left_for_a_takeover():
+    job = taken_over(max_restarts=1)
+    connect_all(job, 1, 2, 3)
+    failure, end = failed(job, job.join(1, 2, 3))
+    assert failure == LOST[0]
+    assert end == {"out_at_end": [0], "is_certain": True}
+
+
+@pytest.mark.parametrize("term", [(1, 2), (3, 3), (5, 1)])
+def test_the_term_is_above_all_that_were_confirmed(term):
+    """Another one may have tried to take over."""
+    job = taken_over()
+    connect_all(job, 1, 2)
+    job.request(3, 3)
+    job.present(3, term=[*term], round=1)
+    record = prepared(job.join(1, 2, 3))
+    assert record.term == (term if term[1] == 1 else (term[0] + 1, 1))
+    assert record.round == 2
+
+
+def test_a_member_knows_of_a_newer_round():
+    """This one was cut off while it began."""
+    newer = replace(BEFORE, term=(2, 3), round=4, active=(1, 3, 2), losses={1: 1, 0: 1})
+    job = taken_over()
+    connect_all(job, 1)
+    job.request(3, 3)
+    job.present(3, term=[2, 3], round=4, record=as_sent(records.packed(newer)))
+    assert replace(job.record, losses=newer.losses) == newer
+    job.request(2, 2)
+    job.present(2, term=[2, 3], round=4)
+    record = prepared(job.join(1, 2, 3))
+    assert (record.term, record.round, record.active) == ((3, 1), 5, (1, 3, 2))
+    assert job.confirm() == to((1, 3, 2), go(5))
+
+
+def test_members_of_a_newer_round_have_time_to_end_their_workers():
+    newer = replace(BEFORE, term=(2, 3), round=4, active=(0, 3, 1))
+    job = taken_over()
+    connect_all(job, 1, 2)
+    job.request(3, 3)
+    job.present(3, term=[2, 3], round=4, record=as_sent(records.packed(newer)))
+    assert prepared(job.join(1, 2, 3)).active == (2, 3, 1)
+    assert job.confirm() == {}  # member 0 may be at work in the newer one
+    assert job.wait(2 * LEASE) == (LEASE, to((2, 3, 1), go(5)))
+
+
+def test_an_older_record_changes_nothing():
+    older = replace(BEFORE, round=0, active=(0, 1, 2))
+    job = taken_over()
+    connect_all(job, 1, 2)
+    job.request(3, 3)
+    job.present(3, round=0, record=as_sent(records.packed(older)))
+    assert (job.record.round, job.active) == (1, (0, 3, 2))
+
+
+def test_a_member_that_knows_less_hears_of_it():
+    job = taken_over()
+    job.request(2, 2)
+    (message,) = job.present(2, round=0)[2]
+    assert records.unpacked(message["record"]) == job.record

@@ -1,0 +1,299 @@
+"""What a member knows, and whom it follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from torchrun_hpc.rendezvous.protocol import ProtocolError
+from torchrun_hpc.spares import record as records
+from torchrun_hpc.spares.member import Answer, Member, answer_of
+from torchrun_hpc.spares.record import Record, first_record
+
+RECORD = Record((1, 2), 3, (0, 1, 2))
+GONE = Answer(is_gone=True)
+ALONE = Answer()
+COORDINATES, IS_STRONG = (
+    Answer(coordinates=True),
+    Answer(coordinates=True, is_strong=True),
+)
+
+
+def address(member):
+    return f"n{member}", 4000 + member
+
+
+def make_member(own, **changes):
+    """Return one of four members that know of each other, with a changed record."""
+    record = replace(first_record(4, 1, 0), **changes)
+    hints = {member: address(member) for member in range(4)}
+    return Member(own, address(own), record, hints)
+
+
+# --- what another member answers ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("standby", "expected"),
+    [
+        ([None, False, False], Answer()),
+        ([2, False, False], Answer(follows=2)),
+        ([0, True, False], Answer(0, coordinates=True)),
+        ([0, True, True], Answer(0, coordinates=True, is_strong=True)),
+        (None, None),
+        ([], None),
+        ([None, False], None),
+        ([None, False, False, False], None),
+        (["n2", False, False], None),
+        ([2.0, False, False], None),
+        ([2, 0, 0], None),
+        ([2, None, False], None),
+        ({"follows": 2}, None),
+    ],
+)
+def test_an_answer(standby, expected):
+    assert answer_of({"standby": standby}) == expected
+
+
+@pytest.mark.parametrize("message", [{}, {"welcome": 3}, {"refused": "unknown"}])
+def test_what_is_no_answer(message):
+    assert answer_of(message) is None
+
+
+# --- whom it asks -------------------------------------------------------------------
+
+
+def asked(member, answers):
+    """Return whom a member asks, in order, and what it does then.
+
+    Args:
+        member: The member.
+        answers: What each of the others answers; ``None`` if it does not in time.
+
+    Returns:
+        The members that it asks, and itself last if it is to take over.
+    """
+    found = []
+    member.begin()
+    while (whom := member.whom()) is not None:
+        found.append(whom)
+        if whom == member._own:
+            break
+        member.heard(whom, answers.get(whom))
+    return found
+
+
+# Who asks; what each answers; whom it asks in which order, itself if it takes over.
+ORDERS = {
+    "the first one is gone": (1, {0: GONE}, [0, 1]),
+    "the first one is silent": (1, {}, [0, 1]),
+    "the first two are gone": (2, {0: GONE, 1: GONE}, [0, 1, 2]),
+    "the first one is the one that asks": (0, {}, [0]),
+    "one before it is alive": (2, {0: GONE, 1: ALONE}, [0, 1]),
+    "one before it is alive, and one is silent": (3, {1: ALONE}, [0, 1]),
+    "one before it follows another": (2, {1: Answer(follows=3)}, [0, 1, 3]),
+    "one before it follows it": (2, {1: Answer(follows=2)}, [0, 1, 2]),
+    "one before it follows one that is gone": (2, {1: Answer(follows=0)}, [0, 1]),
+    "one before it follows nobody's number": (2, {1: Answer(follows=9)}, [0, 1]),
+    "another that it is sent to is gone": (
+        2,
+        {0: Answer(follows=3), 1: GONE, 3: GONE},
+        [0, 3],
+    ),
+    "those behind it are not asked": (1, {0: GONE, 2: ALONE, 3: ALONE}, [0, 1]),
+    "two that point at each other": (
+        3,
+        {0: Answer(follows=1), 1: Answer(follows=0), 2: ALONE},
+        [0, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_whom_it_asks(case):
+    own, answers, expected = ORDERS[case]
+    assert asked(make_member(own), answers) == expected
+
+
+@pytest.mark.parametrize("out", [0, 1])
+def test_members_that_are_out_do_not_coordinate(out):
+    member = make_member(2, out={out: "why"})
+    assert asked(member, {}) == [1 - out, 2]
+
+
+def test_a_member_that_is_out_does_not_take_over():
+    member = make_member(1, out={1: "why"})
+    assert asked(member, dict.fromkeys((0, 2, 3), GONE)) == [0, 2, 3]
+
+
+def test_it_begins_anew():
+    member = make_member(2)
+    assert asked(member, {0: GONE, 1: ALONE}) == [0, 1]
+    assert member.whom() is None
+    assert asked(member, {}) == [0, 1, 2]
+    assert member.follows is None
+
+
+def test_addresses_that_are_known_are_better_than_those_that_are_likely():
+    member = make_member(1, addresses={2: ("10.20.0.3", 25593)})
+    assert member.addresses == {
+        0: address(0),
+        1: address(1),
+        2: ("10.20.0.3", 25593),
+        3: address(3),
+    }
+    assert [*member.addresses] == [0, 1, 2, 3]
+
+
+def test_members_of_which_nothing_is_known_are_not_asked():
+    record = replace(first_record(4, 1, 0), addresses={3: address(3)})
+    member = Member(2, address(2), record)
+    assert asked(member, {}) == [2]
+    assert asked(Member(3, address(3), record), {}) == [3]
+
+
+# --- to whom it gives way -----------------------------------------------------------
+
+# The other members' answers, and whom it is to follow.
+GIVES_WAY = {
+    "nobody answers": ({}, None),
+    "others do not coordinate": ({0: ALONE, 3: Answer(follows=0)}, None),
+    "one that is strong": ({3: IS_STRONG}, 3),
+    "one before it": ({0: COORDINATES}, 0),
+    "one behind it": ({3: COORDINATES}, None),
+    "the first of two": ({1: COORDINATES, 0: COORDINATES}, 0),
+    "one that is gone": ({0: GONE}, None),
+}
+
+
+@pytest.mark.parametrize("case", GIVES_WAY)
+def test_to_whom_it_gives_way(case):
+    answers, expected = GIVES_WAY[case]
+    member = make_member(2)
+    member.follows = 2
+    assert member.gives_way(answers) is (expected is not None)
+    first = asked(member, {})[0]
+    assert first == (0 if expected is None else expected)
+
+
+def test_it_is_asked_first_only_once():
+    member = make_member(2)
+    assert member.gives_way({3: IS_STRONG})
+    assert asked(member, {}) == [3, 0, 1, 2]
+    assert asked(member, {}) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("follows", "expected"), [(None, False), (2, False), (0, True)]
+)
+def test_it_gives_way_where_it_follows_another(follows, expected):
+    member = make_member(2)
+    member.follows = follows
+    assert member.gives_way({}) is expected
+
+
+def test_one_that_is_out_is_not_followed():
+    member = make_member(2, out={3: "why"})
+    member.gives_way({3: IS_STRONG})
+    assert 3 not in asked(member, {})
+
+
+# --- with a coordinator -------------------------------------------------------------
+
+
+def welcome(**changes):
+    return {"welcome": 3, "age": [-1, [0, 0]], "coordinator": 0} | changes
+
+
+PRESENT = {"address": address(1), "done": False, "term": (0, 0), "round": -1}
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({}, [{"present": PRESENT}]),
+        ({"is_ready": True}, [{"present": PRESENT}, {"join": True}]),
+        ({"is_done": True}, [{"present": PRESENT | {"done": True}}]),
+        ({"unfit": "why"}, [{"present": PRESENT}, {"unfit": "why"}]),
+        (
+            {"unfit": "why", "is_ready": True},
+            [{"present": PRESENT}, {"unfit": "why"}],
+        ),
+    ],
+)
+def test_what_it_tells_a_coordinator(state, expected):
+    member = make_member(1)
+    for name, value in state.items():
+        setattr(member, name, value)
+    assert list(member.accepted(welcome())) == expected
+    assert member.follows == 0
+
+
+@pytest.mark.parametrize(
+    ("age", "is_newer"),
+    [
+        ([2, [1, 2]], True),
+        ([3, [1, 1]], True),
+        ([3, [1, 2]], False),
+        ([3, [1, 3]], False),
+        ([4, [0, 0]], False),
+    ],
+)
+def test_it_tells_what_the_coordinator_does_not_know(age, is_newer):
+    member = Member(1, address(1), RECORD)
+    (message,) = member.accepted(welcome(age=age, coordinator=3))
+    assert message["present"]["term"] == RECORD.term
+    assert ("record" in message["present"]) is is_newer
+    if is_newer:
+        assert message["present"]["record"] == records.packed(RECORD)
+    assert member.follows == 3
+
+
+@pytest.mark.parametrize(("own", "is_active"), [(1, True), (3, False)])
+def test_it_takes_part_in_a_round_that_is_prepared(own, is_active):
+    member = make_member(own)
+    prepared = member.prepared({"prepare": records.packed(RECORD)})
+    assert prepared == (RECORD if is_active else None)
+    assert member.record == RECORD
+
+
+@pytest.mark.parametrize(
+    "older", [{}, {"term": (1, 1)}, {"term": (0, 9)}, {"round": 2, "term": (9, 9)}]
+)
+def test_it_confirms_no_round_that_is_older_than_its_own(older):
+    member = Member(1, address(1), RECORD)
+    message = {"prepare": records.packed(replace(RECORD, **older))}
+    with pytest.raises(ProtocolError, match="a round of a lower term"):
+        member.prepared(message)
+    assert member.record == RECORD
+
+
+@pytest.mark.parametrize("newer", [{"round": 4}, {"term": (1, 3)}, {"term": (2, 0)}])
+def test_it_confirms_a_round_that_is_newer(newer):
+    member = Member(1, address(1), RECORD)
+    record = replace(RECORD, **newer)
+    assert member.prepared({"prepare": records.packed(record)}) == record
+
+
+def test_what_is_no_round():
+    member = make_member(1)
+    with pytest.raises(ProtocolError, match="not a record"):
+        member.prepared({"prepare": {}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_used"),
+    [
+        ({"losses": {2: 1}}, True),  # of the same round
+        ({"round": 4}, True),
+        ({"term": (2, 1)}, True),
+        ({"round": 2, "losses": {2: 1}}, False),
+        ({"term": (1, 1), "losses": {2: 1}}, False),
+    ],
+)
+def test_it_takes_note_of_what_has_changed(changes, is_used):
+    member = Member(1, address(1), RECORD)
+    record = replace(RECORD, **changes)
+    member.informed({"record": records.packed(record)})
+    assert member.record == (record if is_used else RECORD)

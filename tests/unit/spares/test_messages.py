@@ -1,0 +1,151 @@
+"""What the user reads about spares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from plans import make_launch_plan
+
+from torchrun_hpc.planning.launch_plan import Spares
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed
+from torchrun_hpc.spares import messages
+
+HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
+LOST = packed(Failure(Kind.LOST, (1,)))
+WORKER = packed(Failure(Kind.WORKER, (1,), rank=5, code=1, text="ValueError: bad"))
+
+
+def plan(node_rank=1, **changes):
+    values = {
+        "nodes": 4,
+        "spares": 1,
+        "node_rank": node_rank,
+        "workers": 4,
+        "report_rank": node_rank,
+        "endpoint": "jwb0001i:25592",
+        "connect_host": "10.20.0.1",
+        "hosts": HOSTS,
+        "coordinator": 0,
+    }
+    return make_launch_plan(**values | changes)
+
+
+def replaced(*who, number=1, because=None):
+    return {"replaced": [[*each] for each in who], "round": number, "because": because}
+
+
+EVENTS = {
+    "a spare at the start": (
+        replaced((1, 1, 3), number=0),
+        ("HPC207 jwb0004 (node 3) takes the place of jwb0002 (node 1) as node rank 1"),
+    ),
+    "a spare for a node that is lost": (
+        replaced((1, 1, 3), because=LOST),
+        (
+            "HPC207 restart 1 of all workers: the agent on jwb0002 (node 1) is gone "
+            "without a word: it was killed, or the node is lost. jwb0004 (node 3) "
+            "takes the place of jwb0002 (node 1) as node rank 1"
+        ),
+    ),
+    "two spares": (
+        replaced((0, 0, 3), (2, 1, 2), number=2, because=WORKER),
+        (
+            "HPC207 restart 2 of all workers: worker 5 on jwb0002 (node 1) ended with "
+            "exit code 1: ValueError: bad. jwb0004 (node 3) takes the place of jwb0001 "
+            "(node 0) as node rank 0; jwb0003 (node 2) takes the place of jwb0002 "
+            "(node 1) as node rank 2"
+        ),
+    ),
+    "a spare for a cause that was reported before": (
+        replaced((1, 1, 3), number=3),
+        (
+            "HPC207 restart 3 of all workers: jwb0004 (node 3) takes the place of "
+            "jwb0002 (node 1) as node rank 1"
+        ),
+    ),
+    "a node that is out": (
+        {"excluded": 2, "because": "its health check ended with exit code 1"},
+        "HPC208 jwb0003 (node 2) is out: its health check ended with exit code 1",
+    ),
+    "a node that is not out any more": (
+        {"excluded": 2, "because": ""},
+        (
+            "HPC208 jwb0003 (node 2) is a spare again: the script has failed on "
+            "another node, too"
+        ),
+    ),
+    "this node is out": (
+        {"out": "it was lost 2 times"},
+        (
+            "HPC209 jwb0002 takes part no more, and waits for the end: it was lost 2 "
+            "times"
+        ),
+    ),
+    "this node is not out any more": ({"out": ""}, "HPC209 jwb0002 is a spare again"),
+    "this node was suspended": (
+        {"suspended": 61},
+        "HPC210 jwb0002 did not run for 61 s: its workers are ended",
+    ),
+    "the coordinator is silent": (
+        {"coordinator_silent": 30, "left": 90},
+        (
+            "HPC211 no sign of the coordinator on jwb0002 for 30 s; another node takes "
+            "over in 90 s if it stays so"
+        ),
+    ),
+    "this node takes over": (
+        {"takes_over": 0},
+        (
+            "HPC212 jwb0002 does not reach the coordinator on jwb0001 (node 0), and "
+            "takes over if enough nodes follow"
+        ),
+    ),
+    "workers may still run": (
+        {"may_run": [0, 2], "left": 120},
+        (
+            "HPC214 workers may still run on jwb0001 (node 0), jwb0003 (node 2), which "
+            "cannot be asked: the next round begins in 120 s"
+        ),
+    ),
+    "what others write": ({"waiting": [1], "seconds": 10}, None),
+    "nothing": ({}, None),
+    "what another version may say": ({"weather": "fine"}, None),
+}
+
+
+@pytest.mark.parametrize("case", EVENTS)
+def test_an_event(case):
+    event, expected = EVENTS[case]
+    message = messages.render(event, plan())
+    assert (message and str(message)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "exclude", "expected"),
+    [
+        (
+            (1,),
+            "--exclude=",
+            "lost, or out: jwb0002 (node 1). For the next job: --exclude=jwb0002",
+        ),
+        (
+            (0, 3),
+            "--exclude=",
+            (
+                "lost, or out: jwb0001 (node 0), jwb0004 (node 3). For the next job: "
+                "--exclude=jwb0001,jwb0004"
+            ),
+        ),
+        ((1,), "", "lost, or out: jwb0002 (node 1)"),
+    ],
+)
+def test_nodes_that_the_next_job_had_better_do_without(ranks, exclude, expected):
+    known = replace(plan(), spares=Spares(60, exclude=exclude))
+    message = messages.bad_nodes(ranks, known)
+    assert str(message) == f"HPC213 {expected}"
+
+
+def test_nodes_where_the_scheduler_cannot_exclude_them():
+    message = messages.bad_nodes((1,), plan())
+    assert str(message) == "HPC213 lost, or out: jwb0002 (node 1)"

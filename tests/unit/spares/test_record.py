@@ -1,0 +1,278 @@
+"""What all members know of a job, and who takes whose place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_hpc.rendezvous.protocol import ProtocolError
+from torchrun_hpc.spares.record import (
+    LOSSES,
+    Record,
+    assigned,
+    blamed,
+    first_record,
+    lost,
+    packed,
+    put_out,
+    unpacked,
+)
+
+# Five members, of which two are spares, in the second round.
+RECORD = Record((1, 2), 1, (0, 1, 2))
+WHY = "its workers were the first to fail in two rounds running"
+
+
+def as_sent(value):
+    """Return plain data as it arrives on the other side."""
+    return json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "active"),
+    [(3, 1, (0, 1)), (4, 1, (0, 1, 2)), (5, 2, (0, 1, 2)), (3, 0, (0, 1, 2))],
+)
+def test_the_last_members_are_spares_at_first(nodes, spares, active):
+    assert first_record(nodes, spares, 1) == Record((0, 1), -1, active)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ({}, {"round": 2}),
+        ({}, {"term": (1, 3)}),
+        ({"term": (1, 9)}, {"term": (2, 0)}),
+        ({"term": (9, 9)}, {"round": 2}),
+    ],
+)
+def test_which_of_two_records_is_the_newer_one(older, newer):
+    assert replace(RECORD, **older).age < replace(RECORD, **newer).age
+
+
+# --- who is active ------------------------------------------------------------------
+
+# What is otherwise in the record; who is ready; who is not waited for; who is active.
+ASSIGNED = {
+    "all are there": ({}, {0, 1, 2, 3, 4}, (), (0, 1, 2)),
+    "no spare is needed": ({}, {0, 1, 2}, (), (0, 1, 2)),
+    "nobody is there": ({}, (), (), None),
+    "nobody is there, and nobody waited for": ({}, (), {0, 1, 2}, None),
+    "one is waited for": ({}, {0, 2, 3, 4}, (), None),
+    "one leaves": ({}, {0, 2, 3, 4}, {1}, (0, 3, 2)),
+    "the first one leaves": ({}, {1, 2, 3, 4}, {0}, (3, 1, 2)),
+    "two leave": ({}, {2, 3, 4}, {0, 1}, (3, 4, 2)),
+    "two leave, and one spare is there": ({}, {2, 4}, {0, 1}, None),
+    "three leave": ({}, {3, 4}, {0, 1, 2}, None),
+    "one leaves, and another is waited for": ({}, {0, 3, 4}, {1}, None),
+    "who leaves is there": ({}, {0, 1, 2, 3, 4}, {1}, (0, 1, 2)),
+    "one is out": ({"out": {1: "why"}}, {0, 1, 2, 3, 4}, (), (0, 3, 2)),
+    "one is out, and gone": ({"out": {1: "why"}}, {0, 2, 4}, (), (0, 4, 2)),
+    "a spare is out": ({"out": {3: "why"}}, {0, 2, 3, 4}, {1}, (0, 4, 2)),
+    "all spares are out": (
+        {"out": {3: "why", 4: "why"}},
+        {0, 2, 3, 4},
+        {1},
+        None,
+    ),
+    "a spare is at work": ({"active": (0, 3, 2)}, {0, 1, 2, 3}, (), (0, 3, 2)),
+    "who was lost is a spare": ({"active": (0, 3, 2)}, {0, 1, 3, 4}, {2}, (0, 3, 1)),
+    "ranks stay in another order": ({"active": (4, 0, 3)}, {0, 1, 3}, {4}, (1, 0, 3)),
+}
+
+
+@pytest.mark.parametrize("case", ASSIGNED)
+def test_who_is_active(case):
+    changes, ready, leaving, expected = ASSIGNED[case]
+    assert assigned(replace(RECORD, **changes), ready, leaving) == expected
+
+
+members = st.integers(0, 6)
+
+
+@given(st.permutations(range(7)), st.sets(members), st.sets(members), st.sets(members))
+def test_whoever_is_active_is_there_once_and_keeps_its_rank(order, ready, leaving, out):
+    record = Record((0, 0), 3, tuple(order[:4]), out=dict.fromkeys(out, "why"))
+    active = assigned(record, ready, leaving)
+    fit = ready - out
+    if active is None:
+        missing = set(record.active) - fit
+        assert missing - leaving - out or len(fit) < len(record.active)
+        return
+    assert len(set(active)) == len(record.active)
+    assert fit.issuperset(active)
+    for before, after in zip(record.active, active, strict=True):
+        assert after == before or before in (leaving | out) - fit
+
+
+# --- who is lost, or out ------------------------------------------------------------
+
+
+def test_losses_are_counted_for_each_member():
+    record = RECORD
+    for member in (1, 2, 1):
+        record = lost(record, member)
+    assert record == replace(RECORD, losses={1: LOSSES, 2: 1})
+
+
+def test_who_fails_when_a_member_is_lost_is_not_suspect_any_more():
+    assert lost(replace(RECORD, suspect=2), 1).suspect == -1
+
+
+def test_members_that_are_out_have_a_reason():
+    record = put_out(put_out(RECORD, 1, "its disk is full"), 3, "it was lost 2 times")
+    expected = {1: "its disk is full", 3: "it was lost 2 times"}
+    assert record == replace(RECORD, out=expected)
+
+
+# --- who is blamed ------------------------------------------------------------------
+
+MOVED = {"out": {1: WHY}, "moved": {1: 1}, "active": (0, 3, 2)}
+
+# What is known; who fails first, and whether there is a spare; what has changed.
+BLAMED = {
+    "once": ({}, 1, True, {"suspect": 1}),
+    "two rounds running": (
+        {"suspect": 1},
+        1,
+        True,
+        {"suspect": -1, "out": {1: WHY}, "moved": {1: 1}},
+    ),
+    "two rounds running, and there is no spare": (
+        {"suspect": 1},
+        1,
+        False,
+        {"suspect": 1},
+    ),
+    "another one after it": ({"suspect": 1}, 2, True, {"suspect": 2}),
+    "the same node rank on the next node": (
+        MOVED,
+        3,
+        True,
+        {"suspect": -1, "out": {}, "moved": {}, "excused": (1,)},
+    ),
+    "the same node rank on the next node, and there is no spare": (
+        MOVED,
+        3,
+        False,
+        {"suspect": -1, "out": {}, "moved": {}, "excused": (1,)},
+    ),
+    "another node rank after it": (MOVED, 2, True, {"suspect": 2}),
+    "a node rank that is excused": (
+        {"excused": (1,), "suspect": 1},
+        1,
+        True,
+        {"suspect": -1},
+    ),
+    "another node rank, of which one is excused": (
+        {"excused": (1,), "suspect": 2},
+        2,
+        True,
+        {"suspect": -1, "out": {2: WHY}, "moved": {2: 2}},
+    ),
+    "others that are out stay so": (
+        MOVED | {"out": {1: WHY, 4: "its disk is full"}},
+        3,
+        True,
+        {
+            "suspect": -1,
+            "out": {4: "its disk is full"},
+            "moved": {},
+            "excused": (1,),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BLAMED)
+def test_who_is_blamed(case):
+    changes, member, has_spare, expected = BLAMED[case]
+    record = replace(RECORD, **changes)
+    found = blamed(record, member, has_spare=has_spare)
+    assert found == replace(record, **expected)
+
+
+def test_a_script_that_fails_everywhere_costs_no_node():
+    """The place of its node is taken once, and then nobody is blamed for it."""
+    record = RECORD
+    for member in (1, 1, 3, 1, 1, 1):
+        active = tuple(member if rank == 1 else rank for rank in range(3))
+        record = blamed(replace(record, active=active), member, has_spare=True)
+    assert record == replace(RECORD, excused=(1,))
+
+
+# --- as plain data ------------------------------------------------------------------
+
+numbers = st.integers(-1, 10**6)
+printable = st.text().filter(str.isprintable)
+records = st.builds(
+    Record,
+    term=st.tuples(numbers, numbers),
+    round=numbers,
+    active=st.lists(numbers).map(tuple),
+    addresses=st.dictionaries(numbers, st.tuples(printable, numbers)),
+    losses=st.dictionaries(numbers, numbers),
+    out=st.dictionaries(numbers, printable),
+    suspect=numbers,
+    moved=st.dictionaries(numbers, numbers),
+    excused=st.lists(numbers).map(tuple),
+)
+
+
+@given(records)
+def test_a_record_arrives_as_it_was_sent(record):
+    assert unpacked(as_sent(packed(record))) == record
+
+
+NO_RECORDS = {
+    "nothing": None,
+    "a text": "record",
+    "a number": 1,
+    "a list": [1],
+    "an empty object": {},
+    "a term of one number": {"term": [1]},
+    "a term of three": {"term": [1, 2, 3]},
+    "a term that is a number": {"term": 1},
+    "a term of text": {"term": ["first", 0]},
+    "a round that is none": {"round": float("nan")},
+    "a round without end": {"round": float("inf")},
+    "no round": {"round": None},
+    "a round of rounds": {"round": [1]},
+    "active members that are none": {"active": None},
+    "active members of text": {"active": ["n1"]},
+    "an address without a port": {"addresses": [[1, ["n1"]]]},
+    "a port of text": {"addresses": [[1, ["n1", "ssh"]]]},
+    "an address of nobody": {"addresses": [["n1", 4000]]},
+    "addresses by name": {"addresses": {"n1": ["n1", 4000]}},
+    "losses without a number": {"losses": [[1]]},
+    "losses of lists": {"losses": [[1, []]]},
+    "a number of losses": {"losses": 2},
+    "out without a reason": {"out": [[1]]},
+    "a reason of two lines": {"out": [[1, "a\nb"]]},
+    "a reason that moves the cursor": {"out": [[1, "\x1b[2J"]]},
+    "a reason that turns": {"out": [[1, "\u202e"]]},
+    "a suspect by name": {"suspect": "n1"},
+    "moved nowhere": {"moved": [[1, None]]},
+    "excused by name": {"excused": ["n1"]},
+    "an excuse": {"excused": 1},
+}
+
+
+@pytest.mark.parametrize("case", NO_RECORDS)
+def test_what_is_no_record(case):
+    value = NO_RECORDS[case]
+    if isinstance(value, dict) and value:
+        value = as_sent(packed(RECORD)) | value
+    with pytest.raises(ProtocolError, match="not a record"):
+        unpacked(value)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Record)])
+def test_a_record_without(name):
+    value = as_sent(packed(RECORD))
+    del value[name]
+    with pytest.raises(ProtocolError, match="not a record"):
+        unpacked(value)

@@ -1,0 +1,221 @@
+"""What a member answers: as the coordinator, or that it is none."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from torchrun_hpc import __version__
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
+from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, ProtocolError
+from torchrun_hpc.spares.coordinator import Limits
+from torchrun_hpc.spares.member import Member
+from torchrun_hpc.spares.record import Record, first_record
+from torchrun_hpc.spares.standby import Standby
+
+SETTINGS = Settings("19.0", "mine", 4, 1, 9, 200, 40, 1)
+FAILURE = Failure(Kind.SIGNAL, (1,), code=15)
+
+
+def address(member):
+    return f"n{member}", 4000 + member
+
+
+def make_standby(record=None, *, coordinates=False):
+    """Return what member 1 of four answers."""
+    record = record or first_record(4, 1, 0)
+    hints = {member: address(member) for member in range(4)}
+    standby = Standby(SETTINGS, Limits(60, 5), Member(1, address(1), record, hints))
+    if coordinates:
+        standby.coordinate(record)
+    return standby
+
+
+def request_of(member, **changes):
+    request = JoinRequest(
+        "19.0", "mine", 4, member, f"n{member}", 100 + member, __version__, spares=1
+    )
+    return {"protocol": protocol.VERSION, **asdict(request), "asks": False} | changes
+
+
+def sent(standby):
+    """Return what was sent since the last time, and forget it as a server does."""
+    found, standby.outbox = standby.outbox, []
+    return found
+
+
+def connect(standby, member):
+    """Let a member connect, as a coordinator of which this one knows nothing."""
+    standby.receive(member, request_of(member))
+    present = {"address": address(member), "term": [0, 0], "round": -1}
+    standby.receive(member, {"present": present})
+    return sent(standby)
+
+
+# --- it does not coordinate ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("follows", [None, 0, 2])
+def test_it_answers_whom_it_follows(asks, follows):
+    standby = make_standby()
+    standby.member.follows = follows
+    standby.receive("peer", request_of(2, asks=asks))
+    answer = {"standby": [follows, False, False]}
+    assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
+    assert sent(standby) == []
+
+
+@pytest.mark.parametrize("message", [{}, {"join": True}, {"job": "20.0"}, {"job": 19}])
+@pytest.mark.parametrize("asks", [True, False])
+def test_it_answers_no_other_job(message, asks):
+    standby = make_standby()
+    with pytest.raises(ProtocolError, match="not a member of this job"):
+        standby.receive("peer", message | {"asks": asks})
+    assert sent(standby) == []
+
+
+def test_nothing_happens_without_a_coordinator():
+    standby = make_standby()
+    standby.tick()
+    standby.fail(FAILURE)
+    standby.found_gone(2)
+    standby.disconnected("peer")
+    standby.give_way()
+    assert sent(standby) == []
+    assert standby.all_informed
+    assert not standby.expects_nodes
+    assert standby.absent(ask_all=True) == ({}, True)
+
+
+# --- it coordinates -----------------------------------------------------------------
+
+
+def test_it_accepts_members():
+    standby = make_standby(coordinates=True)
+    ((connection, welcome),) = connect(standby, 2)
+    assert (connection, welcome["welcome"]) == (2, protocol.VERSION)
+    assert [*standby.coordinator.here] == [2]
+    assert not standby.all_informed
+
+
+@pytest.mark.parametrize("is_strong", [False, True])
+def test_it_answers_that_it_coordinates(is_strong):
+    standby = make_standby(coordinates=True)
+    standby.member.follows = 1
+    for member in range(3 if is_strong else 2):
+        connect(standby, member)
+    standby.receive("peer", request_of(3, asks=True))
+    answer = {"standby": [1, True, is_strong]}
+    assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
+    assert 3 not in standby.coordinator.here
+
+
+def test_who_asks_for_another_job_is_refused():
+    standby = make_standby(coordinates=True)
+    standby.receive("peer", request_of(2, job="20.0"))
+    refused = {"refused": "unknown", "value": ""}
+    assert sent(standby) == [("peer", refused), ("peer", CLOSE)]
+    with pytest.raises(ProtocolError):
+        standby.receive("peer", request_of(2, job="20.0", asks=True))
+
+
+def test_it_is_asked_to_coordinate_twice():
+    standby = make_standby(coordinates=True)
+    connect(standby, 2)
+    standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
+    assert [*standby.coordinator.here] == [2]
+    assert standby.coordinator.record.round == -1
+
+
+def test_the_end_of_a_connection():
+    standby = make_standby(coordinates=True)
+    connect(standby, 2)
+    standby.disconnected("nobody's")
+    assert [*standby.coordinator.here] == [2]
+    standby.disconnected(2)
+    assert [*standby.coordinator.here] == []
+
+
+def test_time_passes_for_the_coordinator():
+    standby = make_standby(coordinates=True)
+    connect(standby, 2)
+    for _ in range(SETTINGS.silence_timeout):
+        standby.tick()
+    assert [*standby.coordinator.here] == []
+    assert sent(standby)[-1] == (2, CLOSE)
+
+
+def test_it_ends_the_job():
+    standby = make_standby(coordinates=True)
+    connect(standby, 2)
+    standby.fail(FAILURE)
+    ((_, message),) = sent(standby)
+    assert message["failed"] == protocol.packed(FAILURE)
+    assert not standby.all_informed
+    standby.receive(2, {"read": True})
+    assert standby.all_informed
+
+
+@pytest.mark.parametrize(("has_begun", "expected"), [(False, True), (True, False)])
+def test_members_are_expected_that_have_not_come(has_begun, expected):
+    record = Record((0, 0), 0, (0, 1, 2)) if has_begun else None
+    standby = make_standby(record, coordinates=True)
+    standby.fail(Failure(Kind.AGENT, (1,), text="why"))
+    assert standby.expects_nodes is expected
+
+
+# --- who is not there ---------------------------------------------------------------
+
+
+def test_members_are_looked_for_that_have_gone():
+    standby = make_standby(coordinates=True)
+    for member in (0, 2, 3):
+        connect(standby, member)
+    standby.disconnected(2)
+    assert standby.absent(ask_all=False) == ({2: address(2)}, False)
+    standby.found_gone(2)
+    assert standby.absent(ask_all=False) == ({}, False)
+
+
+def test_all_are_looked_for_where_too_few_are_here():
+    standby = make_standby(coordinates=True)
+    connect(standby, 2)
+    absent = {member: address(member) for member in (0, 1, 3)}
+    assert standby.absent(ask_all=True) == (absent, False)
+    assert standby.absent(ask_all=False) == ({}, False)
+
+
+def test_nobody_is_looked_for_where_enough_are_here():
+    standby = make_standby(coordinates=True)
+    for member in (0, 1, 2):
+        connect(standby, member)
+    assert standby.absent(ask_all=True) == ({}, True)
+
+
+# --- it gives way -------------------------------------------------------------------
+
+
+def test_it_gives_way():
+    standby = make_standby(coordinates=True)
+    for member in (1, 2, 3):
+        connect(standby, member)
+    standby.give_way()
+    assert sorted(sent(standby)) == [(1, CLOSE), (2, CLOSE), (3, CLOSE)]
+    assert standby.coordinator is None
+    for member in (1, 2, 3):
+        standby.disconnected(member)
+    standby.receive("peer", request_of(2))
+    assert sent(standby)[0] == ("peer", {"standby": [None, False, False]})
+
+
+def test_it_coordinates_again():
+    standby = make_standby(coordinates=True)
+    connect(standby, 2)
+    standby.give_way()
+    sent(standby)
+    standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
+    assert [*standby.coordinator.here] == []
+    assert standby.coordinator.record.round == 5
