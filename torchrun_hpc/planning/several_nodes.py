@@ -99,7 +99,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
         messages=Messages(
             title=messages.title(inputs, len(job.nodes)),
             notes=_notes(inputs, endpoint, here) + messages.interactive_note(inputs),
-            advice=resources.advice(inputs, len(job.nodes)),
+            advice=resources.advice(inputs, len(job.nodes)) + spares.advice(inputs),
             warnings=messages.warnings(inputs, here, hosts[rank]),
             hint=_hint(inputs, job),
         ),

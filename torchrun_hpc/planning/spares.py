@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, count
+from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.planning.launch_plan import Spares
 from torchrun_hpc.planning.mode import Mode
 
@@ -72,6 +72,17 @@ def plan(inputs: Inputs) -> Spares | None:
         ),
         exclude=inputs.the_job.launcher.exclude,
     )
+
+
+def advice(inputs: Inputs) -> tuple[Message, ...]:
+    """Say that a node can be replaced only if a restart is left."""
+    if not number(inputs) or inputs.explicit("max_restarts"):
+        return ()
+    text = (
+        f"{inputs.options[SPARES]}, but no restart is allowed: the job ends with the "
+        "first node that is lost. Type --max-restarts=20, too"
+    )
+    return (Message("HPC216", text),)
 
 
 def not_possible(inputs: Inputs) -> LaunchError:

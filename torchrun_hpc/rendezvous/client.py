@@ -240,10 +240,15 @@ class Client:
         self.send({"stacks": number})
         # None, where there is no coordinator, or no job any more.
         with contextlib.suppress(Exception):
-            self._until(lambda: len(answers) == self.request.nodes, timeout)
+            self._until(lambda: self._workers_nodes <= answers.keys(), timeout)
         with self._changed:
             del self._samples[number]
         return answers
+
+    @property
+    def _workers_nodes(self) -> set[int]:
+        """Ranks of the nodes that have workers."""
+        return set(range(self.request.nodes))
 
     def finish(self) -> None:
         """Wait until all nodes have finished.

@@ -68,6 +68,7 @@ class DescribedPlan(TypedDict):
 
     title: str
     nodes: int
+    spares: int
     hosts: list[str]
     fast_hosts: list[str]
     node_rank: int
@@ -165,6 +166,7 @@ def _plan(plan: LaunchPlan) -> DescribedPlan:
     return {
         "title": plan.messages.title,
         "nodes": world.nodes,
+        "spares": world.spares,
         "hosts": list(world.hosts),
         "fast_hosts": list(world.fast_hosts),
         "node_rank": world.node_rank,

@@ -133,6 +133,18 @@ class MemberClient(Client):
         self.member.is_done = True
         super().finish()
 
+    def stacks(self, timeout: float) -> dict[int, Any]:
+        """Ask all agents for the stacks of their workers; return the answers by node.
+
+        Nodes without workers have none, and those that are lost are not missed.
+        """
+        others = set(range(self.request.nodes)) - self._workers_nodes
+        return {node: [] for node in others} | super().stacks(timeout)
+
+    @property
+    def _workers_nodes(self) -> set[int]:
+        return set(self.member.record.active)
+
     def _began(self, go: Mapping[str, Any]) -> tuple[Mapping[str, Any], int, int]:
         record = self.member.record
         self._round = go["go"]

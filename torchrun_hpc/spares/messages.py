@@ -8,6 +8,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.rendezvous.messages import cause
 from torchrun_hpc.rendezvous.protocol import unpacked
 from torchrun_hpc.reporting.names import nodes
+from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +36,9 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         case {"suspended": seconds}:
             code = "HPC210"
             text = f"{own} did not run for {seconds} s: its workers are ended"
-        case {"coordinator_silent": seconds, "left": left}:
+        case {"coordinator_silent": seconds, "left": left} if reports_wait_for(
+            plan.world.node_rank, plan.rendezvous.coordinator
+        ):
             code = "HPC211"
             text = (
                 f"no sign of the coordinator on {own} for {seconds} s; another node "
