@@ -24,7 +24,7 @@ SCRIPT = "examples/requeue/checkpoint_ddp.py"
 # Four nodes of six, so that there are four again without the two that are lost.
 NODES = tuple(f"n{number}" for number in range(1, 7))
 LOST = ("n2", "n3")
-STEPS = 60
+STEPS = 50
 
 # One thread, for workers that share two cores; forks of one import.
 ENV = {"OMP_NUM_THREADS": "1"} | FORMS["fork"]
@@ -91,7 +91,7 @@ def test_a_job_that_lost_two_nodes_goes_on_without_them(
     small = {
         "--gres=gpu:4": "",
         # With the folder, by which its processes are found.
-        "--checkpoint ": f"--steps {STEPS} --pause 0.1 --checkpoint {folder}/",
+        "--checkpoint ": f"--steps {STEPS} --pause 0.05 --checkpoint {folder}/",
     }
     job = submit(cluster, folder, instead=small)
     checkpoint = folder / f"checkpoint.{job.job}.pt"

@@ -84,7 +84,7 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
     if not plan.outcome:
         return
     file = Path(plan.outcome)
-    new = file.with_name(f".{file.name}.{os.getpid()}")
+    new = file.parent / f".{file.name}.{os.getpid()}"
     try:
         new.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
         new.replace(file)

@@ -62,7 +62,7 @@ class World:
             is_even = self.size == self.workers * self.nodes
             tasks = count(self.workers if is_even else self.size, "task")
             return f"{nodes} x {tasks}" if is_even else f"{nodes}, {tasks}"
-        if 0 < self.fewest < self.nodes:
+        if 0 < self.fewest < self.active:
             nodes = f"{self.fewest} to {nodes}"
         return f"{nodes}, {workers}" + (" on this one" if self.nodes > 1 else "")
 

@@ -54,6 +54,7 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     network_env.check_gloo(inputs.environ, inputs.network)
     if not inputs.mode.is_direct:
         several_nodes.check_rendezvous(inputs)
+    waiting = spares.plan(inputs)
     plan = _PLANS[inputs.mode](inputs)
     rdzv_conf.check(inputs.options.get("rdzv_conf"), plan.rendezvous.backend)
     options, environment = {**plan.options}, {**plan.environment}
@@ -76,7 +77,7 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     )
     return replace(
         plan,
-        spares=spares.plan(inputs),
+        spares=waiting,
         outcome=str(inputs.explicit("hpc_outcome") or ""),
         options=options,
         environment=environment,

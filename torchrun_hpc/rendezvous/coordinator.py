@@ -299,13 +299,14 @@ class Coordinator:
             self._refuse(connection, Refusal.TAKEN, value)
 
     def _accept(self, connection: Hashable, request: JoinRequest) -> None:
+        if self.failure is None:
+            self._agent_came(request.rank)
         self._agents[request.rank] = _Agent(connection, request)
         self._ranks[connection] = request.rank
         if self.failure is not None:
             self._inform(request.rank, connection, self.failure)
-            return
-        self._agent_came(request.rank)
-        self.outbox.append((connection, self._welcome()))
+        else:
+            self.outbox.append((connection, self._welcome()))
 
     def _agent_came(self, rank: int) -> None:
         """Begin another round with an agent that was started again."""

@@ -156,7 +156,7 @@ class SparesCoordinator(Coordinator):
             number, coordinator = value["term"]
             round_known, known = int(value["round"]), value.get("record")
             address, term = (str(host), int(port)), (int(number), int(coordinator))
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             raise ProtocolError("not a member") from None
         self._term = max(self._term, term)
         if known is not None:

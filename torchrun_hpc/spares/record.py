@@ -82,7 +82,7 @@ def unpacked(value: Any) -> Record:
             moved={int(rank): int(m) for rank, m in value["moved"]},
             excused=tuple(map(int, value["excused"])),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise ProtocolError("not a record") from None
     if not all(why.isprintable() for why in record.out.values()):
         raise ProtocolError("not a record")

@@ -100,6 +100,32 @@ def test_the_start_line_counts_them(nodes, number, expected):
     assert line.startswith(expected)
 
 
+def test_the_start_line_where_the_number_of_nodes_is_typed():
+    line = start_line(planned_on(4, hpc_spares="1", nnodes="3")).text
+    assert line.startswith("3 nodes and 1 spare, 2 workers on this one, Slurm")
+
+
+NO_RESTART = (
+    "HPC216 --hpc_spares=1, but no restart is allowed: the job ends with the first "
+    "node that is lost. Type --max-restarts=20, too"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, []),
+        ({SPARES: "0"}, []),
+        ({SPARES: "1"}, [NO_RESTART]),
+        ({SPARES: "1", "max_restarts": 0}, [NO_RESTART]),
+        ({SPARES: "1", "max_restarts": 1}, []),
+    ],
+)
+def test_a_spare_needs_a_restart(options, expected):
+    advice = planned_on(4, **options).messages.advice
+    assert [str(message) for message in advice if "HPC216" in str(message)] == expected
+
+
 def test_tasks_that_end_when_one_fails_are_no_hint():
     """The job is to go on without it."""
     hint = "srun --kill-on-bad-exit=1"
@@ -112,7 +138,6 @@ def test_nnodes_is_the_number_of_nodes_that_have_workers(nnodes):
     plan = planned_on(4, hpc_spares="1", nnodes=nnodes)
     assert "nnodes" not in plan.options
     assert (plan.world.nodes, plan.world.active) == (4, 3)
-    assert start_line(plan).text.startswith("3 nodes and 1 spare, 2 workers on this")
 
 
 @pytest.mark.parametrize(

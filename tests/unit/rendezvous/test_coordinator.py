@@ -765,6 +765,17 @@ def test_an_agent_that_gave_up_one_connection():
     assert job.coordinator.failure is None
 
 
+def test_an_agent_that_connects_anew_is_accepted_first():
+    """It knows nothing of the round that ends."""
+    job = Job(max_restarts=1)
+    job.all_at_work()
+    sent = job.send("again", **request_of(1))
+    welcome = {"welcome": protocol.VERSION, "job": "19.0", "round": 1}
+    assert sent == {0: [{"over": 0}], 1: ["close"], 2: [{"over": 0}]} | {
+        "again": [welcome]
+    }
+
+
 # --- which agents are refused -------------------------------------------------------
 
 # What is different; the answer; the failure that the others receive, if any.

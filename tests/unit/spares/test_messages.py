@@ -121,6 +121,12 @@ def test_an_event(case):
     assert (message and str(message)) == expected
 
 
+@pytest.mark.parametrize(("node_rank", "says"), [(0, False), (1, True), (2, False)])
+def test_one_node_says_that_the_coordinator_is_silent(node_rank, says):
+    event = {"coordinator_silent": 30, "left": 90}
+    assert (messages.render(event, plan(node_rank)) is not None) is says
+
+
 @pytest.mark.parametrize(
     ("ranks", "exclude", "expected"),
     [

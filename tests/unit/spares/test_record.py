@@ -6,10 +6,11 @@ import json
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrun_hpc.rendezvous.protocol import ProtocolError
+from torchrun_hpc.reporting.console import printable
 from torchrun_hpc.spares.record import (
     LOSSES,
     Record,
@@ -93,6 +94,7 @@ def test_who_is_active(case):
 members = st.integers(0, 6)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(7)), st.sets(members), st.sets(members), st.sets(members))
 def test_whoever_is_active_is_there_once_and_keeps_its_rank(order, ready, leaving, out):
     record = Record((0, 0), 3, tuple(order[:4]), out=dict.fromkeys(out, "why"))
@@ -207,21 +209,29 @@ def test_a_script_that_fails_everywhere_costs_no_node():
 # --- as plain data ------------------------------------------------------------------
 
 numbers = st.integers(-1, 10**6)
-printable = st.text().filter(str.isprintable)
+texts = st.text(max_size=5).map(lambda text: printable(text, 5))
+some_numbers = st.lists(numbers, max_size=4).map(tuple)
+
+
+def by_number(values):
+    return st.dictionaries(numbers, values, max_size=4)
+
+
 records = st.builds(
     Record,
     term=st.tuples(numbers, numbers),
     round=numbers,
-    active=st.lists(numbers).map(tuple),
-    addresses=st.dictionaries(numbers, st.tuples(printable, numbers)),
-    losses=st.dictionaries(numbers, numbers),
-    out=st.dictionaries(numbers, printable),
+    active=some_numbers,
+    addresses=by_number(st.tuples(texts, numbers)),
+    losses=by_number(numbers),
+    out=by_number(texts),
     suspect=numbers,
-    moved=st.dictionaries(numbers, numbers),
-    excused=st.lists(numbers).map(tuple),
+    moved=by_number(numbers),
+    excused=some_numbers,
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(records)
 def test_a_record_arrives_as_it_was_sent(record):
     assert unpacked(as_sent(packed(record))) == record
