@@ -7,29 +7,57 @@ import re
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from commands import ENVIRON, FORMS, ROOT, require
 from jobs import Job
-from testbed import Cluster, Submitted, missing
+from testbed import Batch, Cluster, Submitted, missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-EXAMPLE = ROOT / "examples" / "requeue"
 SCRIPT = "examples/requeue/checkpoint_ddp.py"
-
-# Four nodes of six, so that there are four again without the two that are lost.
-NODES = tuple(f"n{number}" for number in range(1, 7))
-LOST = ("n2", "n3")
 STEPS = 50
+
+# Three of five, so that there are three again without the two that are lost.
+NODES = ("n1", "n2", "n3", "n4", "n5")
+LOST = ["n2", "n3"]  # not the first node, where the job script runs
+SMALL = {"--nodes=4": "--nodes=3", "--gres=gpu:4": "", "--nproc_per_node=gpu": ""}
 
 # One thread, for workers that share two cores; forks of one import.
 ENV = {"OMP_NUM_THREADS": "1"} | FORMS["fork"]
 
 pytestmark = pytest.mark.timeout(300)
+
+
+class Ended(NamedTuple):
+    """A job that has ended.
+
+    Attributes:
+        batch: Its end.
+        outcomes: How each run of it has ended, as the launcher says.
+        fields: What Slurm says of it.
+    """
+
+    batch: Batch
+    outcomes: list[dict[str, Any]]
+    fields: dict[str, str]
+
+
+class Jobs(NamedTuple):
+    """Both jobs of this module.
+
+    Attributes:
+        requeued: Two of its nodes were lost.
+        failed: Its script fails.
+        reference: The loss of a training that nothing has interrupted.
+    """
+
+    requeued: Ended
+    failed: Ended
+    reference: float
 
 
 @pytest.fixture(scope="module")
@@ -39,39 +67,58 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Make a folder with what a user has in it: the examples, and an environment."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    return tmp_path
+@pytest.fixture(scope="module")
+def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """Run both jobs; what can be done meanwhile is done while Slurm holds one back."""
+    folder = tmp_path_factory.mktemp("requeue")
+    # What a user has there: the examples, and an environment.
+    (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / ".venv").symlink_to(sys.prefix)
+
+    # With the folder, by which its processes are found.
+    small = f"--steps {STEPS} --pause 0.05 --checkpoint {folder}/"
+    job = submit(cluster, folder, {"--checkpoint ": small})
+    wait_until(lambda: "from step 0 on" in "".join(job.outputs))
+    nodes = Job(cluster, NODES[:3], folder, "fork")
+    processes = [*nodes.processes(1), *nodes.processes(2)]
+    wait_until((folder / f"checkpoint.{job.job}.pt").exists)
+    for process in processes:
+        process.kill()
+
+    wrong = {SCRIPT: "--no-python false", "--max-restarts=20": "--max-restarts=1"}
+    failed = submit(cluster, folder, wrong)
+    reference = alone(folder)
+    return Jobs(ended(cluster, folder, job), ended(cluster, folder, failed), reference)
 
 
-def submit(
-    cluster: Cluster, folder: Path, *options: str, instead: dict[str, str]
-) -> Submitted:
-    """Submit the job script, for nodes without GPUs."""
-    script = (EXAMPLE / "job.sh").read_text()
-    for there, other in {"--nproc_per_node=gpu": "", **instead}.items():
+def submit(cluster: Cluster, folder: Path, instead: dict[str, str]) -> Submitted:
+    """Submit the job script of the example, with some of its words replaced."""
+    script = (ROOT / "examples/requeue/job.sh").read_text()
+    for there, other in (SMALL | instead).items():
         assert there in script
         script = script.replace(there, other)
-    return cluster.submit(script, *options, env=ENV, cwd=folder)
+    return cluster.submit(script, env=ENV, cwd=folder)
 
 
-def outcome(folder: Path, job: Submitted, restarts: int) -> dict[str, Any]:
-    """Return how a run of a job has ended."""
-    file = folder / f"outcome.{job.job}.{restarts}.json"
-    return dict(json.loads(file.read_text()))
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
-def shown(cluster: Cluster, job: Submitted) -> dict[str, str]:
-    """Return what Slurm says of a job."""
-    text = cluster.run(["scontrol", "show", "job", job.job], check=True).stdout
-    return dict(word.partition("=")[::2] for word in text.split())
+def ended(cluster: Cluster, folder: Path, job: Submitted) -> Ended:
+    """Wait for the end of a job."""
+    batch = cluster.wait(job)
+    files = sorted(folder.glob(f"outcome.{job.job}.*.json"))
+    shown = cluster.run(["scontrol", "show", "job", job.job], check=True).stdout
+    fields = dict(word.partition("=")[::2] for word in shown.split())
+    return Ended(batch, [json.loads(file.read_text()) for file in files], fields)
 
 
-def alone(folder: Path) -> str:
-    """Train in one process, and return the last line."""
+def alone(folder: Path) -> float:
+    """Train in one process, and return the loss."""
     world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT"), "0")
     done = subprocess.run(
         [sys.executable, SCRIPT, "--checkpoint=alone.pt", f"--steps={STEPS}"],
@@ -79,56 +126,42 @@ def alone(folder: Path) -> str:
         env=ENVIRON | ENV | world | {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
-    return done.stdout.splitlines()[-1]
+    return loss(done.stdout)
 
 
-def test_a_job_that_lost_two_nodes_goes_on_without_them(
-    cluster: Cluster, folder: Path
-) -> None:
-    small = {
-        "--gres=gpu:4": "",
-        # With the folder, by which its processes are found.
-        "--checkpoint ": f"--steps {STEPS} --pause 0.05 --checkpoint {folder}/",
-    }
-    job = submit(cluster, folder, instead=small)
-    checkpoint = folder / f"checkpoint.{job.job}.pt"
-    end = time.monotonic() + 120
-    while not checkpoint.exists():
-        assert time.monotonic() < end, job.outputs
-        time.sleep(0.05)
-    nodes = Job(cluster, NODES[:4], folder, "fork")
-    # Not the first node: there the script itself runs.
-    processes = [process for node in (1, 2) for process in nodes.processes(node)]
-    assert len(processes) >= 4  # agents, and their workers
-    for process in processes:
-        process.kill()
-    expected = alone(folder)  # while Slurm holds the job back
+def loss(output: str) -> float:
+    """Return the loss that was printed, once."""
+    (found,) = re.findall(r"^loss after \d+ steps: (\S+)$", output, re.MULTILINE)
+    return float(found)
 
-    done = cluster.wait(job)
-    assert done.returncode == 0, done.output
-    first, second = (outcome(folder, job, run) for run in (0, 1))
-    assert (first["outcome"], first["exclude"]) == ("nodes failed", [*LOST])
-    assert (second["outcome"], second["exclude"]) == ("done", [])
-    assert second["launch_id"] == f"{job.job}.0-r1"
-    fields = shown(cluster, job)
+
+def test_a_job_that_has_lost_two_nodes_is_requeued(jobs: Jobs) -> None:
+    batch, outcomes, fields = jobs.requeued
+    assert batch.returncode == 0, batch.output
+    assert [each["outcome"] for each in outcomes] == ["nodes failed", "done"]
+    assert [each["exclude"] for each in outcomes] == [LOST, []]
     assert fields["Restarts"] == "1"
-    assert fields["NodeList"] == "n[1,4-6]"
-
-    begins = re.findall(r"^3 workers, from step (\d+) on$", done.output, re.MULTILINE)
-    assert [begins[0], len(begins)] == ["0", 2], done.output
-    assert 0 < int(begins[1]) < STEPS
-    assert done.output.splitlines().count(expected) == 1, done.output
+    assert outcomes[1]["launch_id"] == f"{batch.job_id}.0-r1"
 
 
-def test_a_job_whose_script_fails_is_not_requeued(
-    cluster: Cluster, folder: Path
-) -> None:
-    wrong = {SCRIPT: "--no-python false", "--max-restarts=20": "--max-restarts=1"}
-    job = submit(cluster, folder, "--nodes=3", instead=wrong)
-    done = cluster.wait(job)
-    assert done.returncode == 1
-    assert outcome(folder, job, 0)["outcome"] == "script failed"
-    assert shown(cluster, job)["Restarts"] == "0"
+def test_it_goes_on_without_these_nodes(jobs: Jobs) -> None:
+    assert jobs.requeued.fields["NodeList"] == "n[1,4-5]"
+
+
+def test_it_goes_on_from_its_checkpoint(jobs: Jobs) -> None:
+    output = jobs.requeued.batch.output
+    begins = re.findall(r"^2 workers, from step (\d+) on$", output, re.MULTILINE)
+    first, second = map(int, begins)
+    assert first == 0
+    assert 0 < second < STEPS
+    assert loss(output) == pytest.approx(jobs.reference, rel=1e-4)
+
+
+def test_a_job_whose_script_fails_is_not_requeued(jobs: Jobs) -> None:
+    batch, outcomes, fields = jobs.failed
+    assert batch.returncode == 1, batch.output
+    assert [each["outcome"] for each in outcomes] == ["script failed"]
+    assert fields["Restarts"] == "0"

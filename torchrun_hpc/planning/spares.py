@@ -64,11 +64,14 @@ def plan(inputs: Inputs) -> Spares | None:
     return Spares(
         after=_whole(inputs, _AFTER, _SECONDS, seconds.format("hpc-spare-after")),
         health_check=str(inputs.explicit(_CHECK) or ""),
-        health_check_timeout=_whole(
-            inputs,
-            _CHECK_TIMEOUT,
-            _SECONDS,
-            seconds.format("hpc-health-check-timeout"),
+        health_check_timeout=max(
+            1,
+            _whole(
+                inputs,
+                _CHECK_TIMEOUT,
+                _SECONDS,
+                seconds.format("hpc-health-check-timeout"),
+            ),
         ),
         exclude=inputs.the_job.launcher.exclude,
     )

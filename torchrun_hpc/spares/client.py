@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.rendezvous.client import Client, RoundOverError
 from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
+from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.spares.member import Answer, answer_of
 
 if TYPE_CHECKING:
@@ -67,14 +68,28 @@ class MemberClient(Client):
         self._search_timeout = min(address.timeout, standby.limits.spare_after)
         self._timeout = address.timeout
         address = replace(address, timeout=self._search_timeout)
-        super().__init__(request, address, on_event)
         self.member = standby.member
+        super().__init__(request, address, self._report_to(on_event))
         self.reports = self.is_certain = False
         self.out_at_end: tuple[int, ...] = ()
         self._server, self._standby = server, standby
         self._prepared: Record | None = None  # and not confirmed yet
         self._last_tick = 0.0
         self._watching: asyncio.Task[None] | None = None
+
+    def _report_to(
+        self, on_event: Callable[[Mapping[str, Any]], None]
+    ) -> Callable[[Mapping[str, Any]], None]:
+        """Let one member report that the coordinator is silent, and which it is."""
+
+        def report(event: Mapping[str, Any]) -> None:
+            coordinator = self.member.follows
+            if "coordinator_silent" not in event:
+                on_event(event)
+            elif reports_wait_for(self.request.rank, coordinator):
+                on_event({**event, "of": coordinator})
+
+        return report
 
     # --- for the main thread ------------------------------------------------------
 

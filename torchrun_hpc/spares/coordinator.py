@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
 
     from torchrun_hpc.rendezvous.coordinator import _Agent
-    from torchrun_hpc.spares.record import Record
+    from torchrun_hpc.spares.record import Address, Record
+
+_LOST = (Kind.LOST, Kind.SILENT)  # what the coordinator of nodes reports otherwise
 
 _REASON = 200  # characters of why a node is out
 
@@ -78,6 +80,7 @@ class SparesCoordinator(Coordinator):
         self._formed_for = 0  # seconds
         if self._has_run:
             self._may_run = dict.fromkeys(record.active, self._longest_run)
+            self._cause = Failure(Kind.LOST, (record.term[1],))
             self._lose(record.term[1], Kind.LOST)
 
     @property
@@ -133,9 +136,8 @@ class SparesCoordinator(Coordinator):
     def tick(self) -> None:
         """Handle that a second has passed."""
         super().tick()
-        known = self.record.addresses
-        update = {"record": self._known()} if self.running else {}
-        if self.running and known != self.record.addresses:
+        if self.running and self._first_addresses() != self.record.addresses:
+            update = {"record": self._known()}
             for agent in self._agents.values():
                 self._send(agent, update)
 
@@ -165,7 +167,9 @@ class SparesCoordinator(Coordinator):
         self._present.add(member)
         self._gone.discard(member)
         if self.record.round > round_known:
-            self._send(self._agents[member], {"record": self._known()})
+            addresses = self._first_addresses()
+            known = records.packed(replace(self.record, addresses=addresses))
+            self._send(self._agents[member], {"record": known})
         if self._has_run and member in self.record.active:
             self._lost.pop(member, None)
             self._agents[member].has_joined = True  # its loss counts
@@ -178,15 +182,18 @@ class SparesCoordinator(Coordinator):
             self._send(self._agents[member], {"out": self.record.out[member]})
 
     def _known(self) -> dict[str, Any]:
-        """Return the record, with the addresses of those that may have to take over.
+        """Return what all members are to know."""
+        self.record = replace(self.record, addresses=self._first_addresses())
+        return records.packed(self.record)
+
+    def _first_addresses(self) -> dict[int, Address]:
+        """Return where those are that may have to take over.
 
         If more are lost, the job cannot go on.
         """
         fit = sorted(self._present - self.record.out.keys())
         first = fit[: self.settings.spares + 1]
-        addresses = {member: self.addresses[member] for member in first}
-        self.record = replace(self.record, addresses=addresses)
-        return records.packed(self.record)
+        return {member: self.addresses[member] for member in first}
 
     def _learn(self, known: Record) -> None:
         """Use a newer record, of a round that has begun, or might have."""
@@ -238,7 +245,7 @@ class SparesCoordinator(Coordinator):
         if self.running:
             self._end_round(failure)
         if kind is Kind.SILENT and member in self._may_run:
-            self._may_run[member] = self._limits.kill
+            self._may_run[member] = self._limits.kill + 1  # this second counts, too
         self._confirmed = None
         self._go_on()
 
@@ -266,7 +273,8 @@ class SparesCoordinator(Coordinator):
         if self.record.out:
             nodes = tuple(sorted(self.record.out))
             return Failure(Kind.UNFIT, nodes, text=self.record.out[nodes[-1]])
-        return next(iter(self._lost.values()), Failure(Kind.AGENT))
+        lost = next(iter(self._lost.values()), None)
+        return lost or self._cause or Failure(Kind.AGENT, text="no restart is left")
 
     # --- rounds -------------------------------------------------------------------
 
@@ -367,20 +375,25 @@ class SparesCoordinator(Coordinator):
             self._start_round()
 
     def _start_round(self) -> None:
-        if self._replaced:
-            cause = next(iter(self._lost.values()), None)
-            if cause is None and self._restart_reported_in >= 0:
-                cause = self._cause
-            because = protocol.packed(cause) if cause else None
-            self._report(
-                {"replaced": self._replaced, "because": because, "round": self.round}
-            )
-            self._restart_reported_in = -1
+        self._report_round()
         super()._start_round()
         self._confirmed = None
         self._has_news = False
         self._lost.clear()
         self._late.clear()
+
+    def _report_round(self) -> None:
+        """Report a restart in which nodes have been lost, or replaced."""
+        lost = next(iter(self._lost.values()), None)
+        cause = lost or self._cause
+        because = protocol.packed(cause) if cause else None
+        if self._replaced:
+            is_news = lost is not None or self._restart_reported_in >= 0
+            self._restart_reported_in = -1
+            news = {"replaced": self._replaced, "round": self.round}
+            self._report({**news, "because": because if is_news else None})
+        elif because is not None and cause is not None and cause.kind in _LOST:
+            self._report({"restart": self.round, "because": because})
 
     def _wait(self) -> None:
         if self.running or not self._joined.issuperset(self.record.active):

@@ -9,6 +9,8 @@ import tempfile
 import time
 from contextlib import suppress
 
+from torchrun_hpc.failures.collection import ending
+from torchrun_hpc.failures.worker import exit_code_of
 from torchrun_hpc.reporting.console import printable
 
 _LONGEST = 150  # characters of its last line
@@ -39,16 +41,18 @@ class HealthCheck:
     @property
     def has_ended(self) -> bool:
         """Whether it has ended, or has no more time."""
-        return self._process.poll() is not None or time.monotonic() > self._end
+        return self._exit_code() is not None or time.monotonic() > self._end
+
+    def _exit_code(self) -> int | None:
+        return exit_code_of(self._process.pid)
 
     def end(self) -> str:
         """End it, and all that it has started; return why the node is not well."""
-        code = self._process.poll()
-        if code is None:
-            with suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # the kernel does not let it
-                self._process.wait(_KILL_TIMEOUT)
+        code = self._exit_code()
+        with suppress(OSError):  # before it is collected: nobody else has its number
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # the kernel does not let it end
+            self._process.wait(_KILL_TIMEOUT)
         with self._output:
             self._output.seek(0)
             text = self._output.read().decode(errors="backslashreplace")
@@ -56,4 +60,4 @@ class HealthCheck:
         last = f": {printable(texts[-1], _LONGEST)}" if texts else ""
         if code is None:
             return f"its health check did not end within {self._limit:g} s{last}"
-        return f"its health check ended with exit code {code}{last}" if code else ""
+        return f"its health check {ending(code)}{last}" if code else ""

@@ -42,7 +42,9 @@ class Answer:
 def answer_of(message: Mapping[str, Any]) -> Answer | None:
     """Read an answer; ``None`` if it is none."""
     match message.get("standby"):
-        case [int() | None as follows, bool(coordinates), bool(is_strong)]:
+        case [follows, bool(coordinates), bool(is_strong)] if (
+            follows is None or type(follows) is int
+        ):
             return Answer(follows, coordinates, is_strong)
     return None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import Message
+from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.messages import cause
 from torchrun_hpc.rendezvous.protocol import unpacked
-from torchrun_hpc.reporting.names import nodes
-from torchrun_hpc.reporting.reporter import reports_wait_for
+from torchrun_hpc.reporting.names import host, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Write what the coordinator or this member reports; ``None`` if it is not ours."""
-    own = plan.world.hosts[plan.world.node_rank]
+    own = host(plan.world.node_rank, plan.world.hosts)
     match event:
         case {"replaced": replaced, "round": number}:
             code, text = "HPC207", _replaced(replaced, number, event["because"], plan)
@@ -33,17 +33,6 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
             code, text = "HPC209", f"{own} is a spare again"
             if reason:
                 text = f"{own} takes part no more, and waits for the end: {reason}"
-        case {"suspended": seconds}:
-            code = "HPC210"
-            text = f"{own} did not run for {seconds} s: its workers are ended"
-        case {"coordinator_silent": seconds, "left": left} if reports_wait_for(
-            plan.world.node_rank, plan.rendezvous.coordinator
-        ):
-            code = "HPC211"
-            text = (
-                f"no sign of the coordinator on {own} for {seconds} s; another node "
-                f"takes over in {left} s if it stays so"
-            )
         case {"takes_over": old}:
             code = "HPC212"
             text = (
@@ -55,6 +44,30 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
             text = (
                 f"workers may still run on {nodes(ranks, plan)}, which cannot be asked:"
                 f" the next round begins in {left} s"
+            )
+        case _:
+            return _silence(event, plan)
+    return Message(code, text)
+
+
+def _silence(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+    """Write who has not been heard of for how long."""
+    match event:
+        case {"suspended": seconds}:
+            code = "HPC210"
+            own = host(plan.world.node_rank, plan.world.hosts)
+            text = f"{own} did not run for {seconds} s: its workers are ended"
+        case {"silent": ranks, "left": left}:
+            code = "HPC217"
+            text = (
+                f"no sign of {nodes(ranks, plan)} for {SILENCE_REPORT} s; lost in "
+                f"{left} s if it stays so"
+            )
+        case {"coordinator_silent": seconds, "left": left, "of": coordinator}:
+            code = "HPC211"
+            text = (
+                f"no sign of the coordinator on {nodes([coordinator], plan)} for "
+                f"{seconds} s; another node takes over in {left} s if it stays so"
             )
         case _:
             return None
@@ -83,6 +96,6 @@ def bad_nodes(ranks: Sequence[int], plan: LaunchPlan) -> Message:
     """Name the nodes that the next job had better do without."""
     text = f"lost, or out: {nodes(ranks, plan)}"
     if plan.spares is not None and plan.spares.exclude:
-        hosts = ",".join(plan.world.hosts[rank] for rank in ranks)
+        hosts = ",".join(filter(None, (plan.world.hosts[rank] for rank in ranks)))
         text += f". For the next job: {plan.spares.exclude}{hosts}"
     return Message("HPC213", text)
