@@ -158,14 +158,7 @@ class Agent:
     # --- time
 
     def tick(self):
-        if self.missed > 2:
-            self.silent_for += self.missed
-            if self.silent_for >= SILENCE and self.workers is not None:
-                self.workers_killed()
-        self.missed = 0
-        if self.pauses:
-            self.pauses = False
-            self.member.begin()
+        self.wake_up()
         if self.ends_in is not None:
             self.ends_in -= 1
             if self.ends_in < 0:
@@ -175,19 +168,37 @@ class Agent:
             self.silent_for += 1
             if self.silent_for >= SILENCE:
                 self.lose()
-        elif self.trial is not None:
+        else:
+            self.wait_for_answer()
+        if self.link is None:
+            self.search_on()
+        self.watch_others()
+
+    def wake_up(self):
+        """Find out whether it was suspended, before anything else."""
+        if self.missed > 2:
+            self.silent_for += self.missed
+            if self.silent_for >= SILENCE and self.workers is not None:
+                self.workers_killed()
+        self.missed = 0
+        if self.pauses:
+            self.pauses = False
+            self.member.begin()
+
+    def wait_for_answer(self):
+        if self.trial is not None:
             self.trial[1] += 1
             if self.trial[1] > ANSWER_TIMEOUT:
                 self.job.close(self.trial[0], 0)
                 self.heard(self.trial[0].host, None)
-        if self.link is None:
-            self.seeks_for += 1
-            if self.looks_for_first and self.seeks_for >= SPARE_AFTER:
-                self.looks_for_first = False
-                self.member.begin()
-            if self.seeks_for > JOIN:
-                self.end("alone")
-        self.watch_others()
+
+    def search_on(self):
+        self.seeks_for += 1
+        if self.looks_for_first and self.seeks_for >= SPARE_AFTER:
+            self.looks_for_first = False
+            self.member.begin()
+        if self.seeks_for > JOIN:
+            self.end("alone")
 
     def workers_killed(self):
         self.workers = None
