@@ -18,13 +18,12 @@ with_spare = partial(fault, nodes=4, forms=("fork",))
 
 KILLED = 128 + signal.SIGKILL
 RESTARTS = "--max-restarts=3"
-# A silent node is lost after 5 seconds, its workers have ended 11 seconds later.
+# A silent node is lost after 5 seconds, its workers have ended 13 seconds later.
 HURRIED = (
     RESTARTS,
     "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=5",
-    "--shutdown-timeout=1",
+    "--shutdown-timeout=3",
 )
-SILENT, FENCE = 5, 11
 
 
 def again(job: Job, attempt: int = 1, *, lost: int, by: int = 3) -> float:

@@ -78,10 +78,10 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     # With the folder, by which its processes are found.
     small = f"--steps {STEPS} --pause 0.05 --checkpoint {folder}/"
     job = submit(cluster, folder, {"--checkpoint ": small})
-    wait_until(lambda: "from step 0 on" in "".join(job.outputs))
+    wait_until(job, lambda: "from step 0 on" in "".join(job.outputs))
     nodes = Job(cluster, NODES[:3], folder, "fork")
     processes = [*nodes.processes(1), *nodes.processes(2)]
-    wait_until((folder / f"checkpoint.{job.job}.pt").exists)
+    wait_until(job, (folder / f"checkpoint.{job.job}.pt").exists)
     for process in processes:
         process.kill()
 
@@ -100,11 +100,11 @@ def submit(cluster: Cluster, folder: Path, instead: dict[str, str]) -> Submitted
     return cluster.submit(script, env=ENV, cwd=folder)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds."""
+def wait_until(job: Submitted, condition: Callable[[], bool]) -> None:
+    """Wait until a job has done something."""
     end = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, job.outputs
         time.sleep(0.05)
 
 

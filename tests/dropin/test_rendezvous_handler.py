@@ -548,7 +548,7 @@ def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_no_address_of_the_workers_store(store: Any) -> None:
     with pytest.raises(RendezvousError, match="did not say where"):
-        handlers._workers_address({"go": 0, "store": store})
+        handlers.workers_address({"go": 0, "store": store})
 
 
 # --- open files ---------------------------------------------------------------------
@@ -699,11 +699,12 @@ class RecordingCreator(Creator):
         self.left = 0
         recorded = self
 
-        class Recording:
-            took_part = True
-            is_unreported = False
+        class Recording(SchedulerRendezvous):
+            took_part: Any = True
+            failure: Any = None
 
             def __init__(self) -> None:
+                self._plan, self._connection = plan, None
                 self.failure = failure
 
             def give_up(self, given: Failure) -> None:
