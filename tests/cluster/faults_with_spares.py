@@ -178,7 +178,7 @@ def spare_two_lost(job: Job) -> Seconds:
     assert job.codes()[1::2] == [1, 1]
     found = outcome(job)
     assert found["outcome"] == "nodes failed"
-    assert found["exclude"] == [job.hosts[0], job.hosts[2]]
+    assert found["exclude"] == [job.hosts[0], job.hosts[2]], (found, job.output())
     return {"end": seconds}
 
 

@@ -71,6 +71,8 @@ class SparesCoordinator(Coordinator):
         self._has_run = self.round > 0
         self._present: set[int] = set()  # members that have said where they are
         self._gone: set[int] = set()  # members of which the process has ended
+        self._missed: set[int] = set()  # members that were here
+        self._seconds = 0  # for which this member coordinates
         self._lost: dict[int, Failure] = {}  # active members, and how
         self._late: set[int] = set()  # active members that are not waited for
         self._may_run: dict[int, int] = {}  # members with workers: seconds, at most
@@ -135,6 +137,7 @@ class SparesCoordinator(Coordinator):
 
     def tick(self) -> None:
         """Handle that a second has passed."""
+        self._seconds += 1
         super().tick()
         if self.running and self._first_addresses() != self.record.addresses:
             update = {"record": self._known()}
@@ -221,6 +224,7 @@ class SparesCoordinator(Coordinator):
     def _remove(self, rank: int) -> None:
         super()._remove(rank)
         self._present.discard(rank)
+        self._missed.add(rank)
         if rank in self.record.active:
             self._confirmed = None
 
@@ -446,10 +450,12 @@ class SparesCoordinator(Coordinator):
     def _last_words(self) -> dict[str, Any]:
         """Return which members were lost or out, and whether this is the end for all.
 
-        The next job may do without them.
+        The next job may do without them. Where this member has just taken over, others
+        may be on their way.
         """
-        bad = set(self.record.out)
-        if self._has_run:
-            bad |= set(range(self.settings.nodes)) - self._agents.keys()
+        bad = set(range(self.settings.nodes)) if self._has_run else set()
+        if self._seconds < self.settings.silence_timeout:
+            bad &= self._gone | self._missed | self.record.losses.keys()
+        bad = bad - self._agents.keys() | self.record.out.keys()
         is_certain = self.is_strong or len(self._away) < self.wanted
         return {"out_at_end": sorted(bad), "is_certain": is_certain}

@@ -1021,6 +1021,17 @@ def test_a_member_without_enough_others_gives_up(members, expected, is_certain):
     assert end == {"out_at_end": away, "is_certain": is_certain}
 
 
+def test_a_member_that_is_on_its_way_is_not_bad():
+    """Member 3 has not found the new coordinator yet."""
+    job = taken_over()
+    connect_all(job, 1)
+    job.coordinator.found_gone(0)
+    job.coordinator.found_gone(2)
+    failure, end = failed(job, job.sent())
+    assert failure == Failure(Kind.LOST, (0, 2))
+    assert end == {"out_at_end": [0, 2], "is_certain": True}
+
+
 def test_no_restart_is_left_for_a_takeover():
     job = taken_over(max_restarts=1)
     connect_all(job, 1, 2, 3)
