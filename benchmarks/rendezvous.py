@@ -229,10 +229,7 @@ def run_nodes(job: Job, ranks: range, parent: Connection) -> None:
     logging.disable(logging.WARNING)  # a line for each heartbeat of c10d that fails
     threading.stack_size(_STACK)
     if 0 not in ranks:
-        # Hundreds of nodes are to share a process without the cost of that: threads
-        # that wake up to claim the interpreter, and a search of torch for garbage.
-        sys.setswitchinterval(1)
-        gc.freeze()
+        _share_process()
     start = threading.Event()
     handlers: list[RendezvousHandler] = []
     kept: list[object] = []  # what torch's agent keeps while its workers run
@@ -267,6 +264,15 @@ def run_nodes(job: Job, ranks: range, parent: Connection) -> None:
     parent.recv()  # never comes
 
 
+def _share_process() -> None:
+    """Let many nodes share a process without the cost of that.
+
+    No threads that wake up to claim the interpreter, no search of torch for garbage.
+    """
+    sys.setswitchinterval(1)
+    gc.freeze()
+
+
 def ask(handlers: Sequence[RendezvousHandler], window: float) -> Asked:
     """Do what torch's agent does while its workers run."""
     start, cpu = time.monotonic(), time.process_time()
@@ -288,7 +294,8 @@ def run_members(job: Job, ranks: range, parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.stack_size(_STACK)
-    gc.freeze()
+    if len(ranks) > 1:
+        _share_process()
     times: list[float] = []
     problems: list[str] = []
     handlers: list[RendezvousHandler] = []

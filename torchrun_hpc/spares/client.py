@@ -73,6 +73,7 @@ class MemberClient(Client):
         self.reports = self.is_certain = False
         self.out_at_end: tuple[int, ...] = ()
         self._server, self._standby = server, standby
+        self._first_line = {"protocol": VERSION, **asdict(request)}
         self._prepared: Record | None = None  # and not confirmed yet
         self._last_tick = 0.0
         self._watching: asyncio.Task[None] | None = None
@@ -288,7 +289,7 @@ class MemberClient(Client):
                 continue
             if member == self.request.rank:
                 await self._take_over()
-            found = await self._ask(own.addresses[member])
+            found = await self._ask(own.where(member))
             if isinstance(found, tuple):
                 return found
             own.heard(member, found)
@@ -333,7 +334,7 @@ class MemberClient(Client):
             answers; ``None`` if there is no answer in time.
         """
         channel = Channel()
-        first_line = {"protocol": VERSION, **asdict(self.request), "asks": asks}
+        first_line = {**self._first_line, "asks": asks}
         try:
             answer = await asyncio.wait_for(
                 _answer(channel, address, first_line), _ANSWER_TIMEOUT

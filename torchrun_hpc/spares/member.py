@@ -82,6 +82,7 @@ class Member:
         self.is_done = False
         self.unfit = ""
         self._preferred: int | None = None
+        self._asking: Mapping[int, Address] = {}  # a thousand of them, so not anew
         self._left: deque[int] = deque()
         self._asked: set[int] = set()
 
@@ -134,8 +135,9 @@ class Member:
     def begin(self) -> None:
         """Begin to ask who coordinates: the coordinator is lost, or all were asked."""
         self.follows = None
-        self._left = deque(self.addresses)
-        if self._preferred is not None and self._preferred in self._left:
+        self._asking = self.addresses
+        self._left = deque(self._asking)
+        if self._preferred is not None and self._preferred in self._asking:
             self._left.appendleft(self._preferred)
         self._preferred = None
         self._asked.clear()
@@ -151,6 +153,10 @@ class Member:
             self._left.popleft()
         return self._left[0] if self._left else None
 
+    def where(self, member: int) -> Address:
+        """Return the address of a member that is to be asked."""
+        return self._asking[member]
+
     def heard(self, member: int, answer: Answer | None) -> None:
         """Take note of an answer; ``None`` if there was none in time.
 
@@ -160,7 +166,7 @@ class Member:
         if answer is None or answer.is_gone or member == self._own:
             return
         self._left.clear()
-        if answer.follows is not None and answer.follows in self.addresses:
+        if answer.follows is not None and answer.follows in self._asking:
             self._left.append(answer.follows)
 
     def gives_way(self, answers: Mapping[int, Answer]) -> bool:
