@@ -175,7 +175,7 @@ class AgentStarter(Starter):
             plan, args.max_restarts, self._environ, observer.sample, kind
         )
         observer.watch.on_failure = creator.worker_failed
-        observer.ask_all = creator.stacks
+        observer.ask_all, observer.is_first = creator.stacks, creator.is_first
         names = capabilities.option(args, "signals_to_handle")
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:

@@ -28,12 +28,14 @@ class Observer:
         watch: Finds out which of them fail.
         ask_all: Returns the stacks that all nodes have sent, by node; ``None`` where
             the other nodes cannot be asked.
+        is_first: Says whether this node does what one of them does.
     """
 
     def __init__(self) -> None:
         self.relay = Relay()
         self.watch = Watch(self.relay)
         self.ask_all: Callable[[float], Mapping[int, Any]] | None = None
+        self.is_first: Callable[[], bool] = lambda: True
 
     def sample(self) -> list[dict[str, Any]]:
         """Return the stacks of this node's workers, for other nodes."""
@@ -51,7 +53,7 @@ class Observer:
     @contextlib.contextmanager
     def at_work(self, plan: LaunchPlan) -> Iterator[None]:
         """Observe them while torch's agent is at work."""
-        inspected = Inspection(plan, self.watch, self.ask_all)
+        inspected = Inspection(plan, self.watch, self.ask_all, self.is_first)
         inspected.start()
         try:
             yield

@@ -158,8 +158,13 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def reports(self) -> bool:
         """Whether this node reports how the job has ended."""
         if self.failure is None:
-            return is_reporter(self._plan.world.node_rank)
+            return self.is_first
         return messages.reports_failure(self.failure, self._plan)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this node does what one of them does while the job runs."""
+        return is_reporter(self._plan.world.node_rank)
 
     @property
     def is_certain(self) -> bool:
@@ -375,6 +380,10 @@ class Creator:
         """Inform the others that a worker of this node has failed."""
         if self.handler is not None:
             self.handler.worker_failed(failure)
+
+    def is_first(self) -> bool:
+        """Say whether this node does what one of them does while the job runs."""
+        return self.handler is not None and self.handler.is_first
 
     def stacks(self, timeout: float) -> dict[int, Any]:
         """Return the stacks of all workers by node."""

@@ -94,6 +94,11 @@ class MemberClient(Client):
 
     # --- for the main thread ------------------------------------------------------
 
+    @property
+    def coordinates(self) -> bool:
+        """Whether this member has the coordinator."""
+        return self._standby.coordinator is not None
+
     def take_part(
         self, open_store: Callable[[], tuple[str, int]]
     ) -> tuple[Mapping[str, Any], int, int]:
@@ -263,7 +268,7 @@ class MemberClient(Client):
             self._on_event({"out": message["out"]})
             return
         if "finished" in message or "failed" in message:
-            self.reports = self._standby.coordinator is not None
+            self.reports = self.coordinates
             self.is_certain = bool(message.get("is_certain"))
             self.out_at_end = tuple(message.get("out_at_end", ()))
         super()._handle(message)

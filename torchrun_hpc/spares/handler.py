@@ -142,6 +142,12 @@ class SparesRendezvous(SchedulerRendezvous):
         return client.reports or is_alone
 
     @property
+    def is_first(self) -> bool:
+        """Whether this node does what one of them does: it has the coordinator."""
+        client = self._client
+        return isinstance(client, MemberClient) and client.coordinates
+
+    @property
     def is_certain(self) -> bool:
         """Whether the job cannot go on without this node, when that gives up."""
         return self._member.is_certain

@@ -47,6 +47,7 @@ class Inspection:
         watch: Knows the workers of this node.
         ask_all: Returns the stacks that all nodes have sent, by node; ``None`` where
             there is one node, or the others cannot be asked.
+        is_first: Says whether this node reports a stall.
     """
 
     def __init__(
@@ -54,14 +55,16 @@ class Inspection:
         plan: LaunchPlan,
         watch: Watch,
         ask_all: Callable[[float], Mapping[int, Any]] | None,
+        is_first: Callable[[], bool],
     ) -> None:
         self._plan = plan
         self._watch = watch
         self._ask_all = ask_all
+        self._is_first = is_first
         self._hosts = dict(enumerate(plan.world.hosts))
         self._service = Service(plan.launch_id, self._answer)
         self._stall: StallReport | None = None
-        if plan.stall_report and (ask_all is None or plan.world.node_rank == 0):
+        if plan.stall_report:
             self._stall = StallReport(plan.stall_report, self._if_complete, self._hosts)
 
     def start(self) -> None:
@@ -92,6 +95,8 @@ class Inspection:
         return sorted(found, key=lambda stack: stack.rank), missing
 
     def _if_complete(self) -> list[WorkerStack]:
+        if not self._is_first():
+            return []
         stacks, missing = self._collect()
         return [] if missing and self._ask_all is not None else stacks
 

@@ -21,12 +21,12 @@ _SHORTEST, _LONGEST = 0.5, 10.0  # seconds between two
 
 
 class StallReport:
-    """Compares the stacks of all workers, in a thread of its own, on node 0.
+    """Compares the stacks of all workers, in a thread of its own.
 
     Args:
         seconds: For so long the stacks have to be the same.
         collect: Returns the stacks of all workers, by rank; none if a node does not
-            answer.
+            answer, or another one reports.
         hosts: Names of the nodes by rank.
     """
 

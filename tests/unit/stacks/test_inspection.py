@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from dataclasses import asdict
 
@@ -39,10 +40,10 @@ def inspect(watched):
     """Let the agent of a node answer; by default, of node 1 of three."""
     made = []
 
-    def inspect(workers, ask_all=None, **changes):
+    def inspect(workers, ask_all=None, is_first=lambda: True, **changes):
         about = {"nodes": 3, "node_rank": 1, "hosts": HOSTS, "launch_id": "19.0"}
         plan = make_launch_plan(**about | changes)
-        made.append(Inspection(plan, watched(workers), ask_all))
+        made.append(Inspection(plan, watched(workers), ask_all, is_first))
         made[-1].start()
         return made[-1]
 
@@ -171,7 +172,7 @@ def reports(capfd, seconds=10.0):
     return text
 
 
-def test_a_stall_is_reported_by_node_0(inspect, capfd):
+def test_a_stall_is_reported_by_the_first_node(inspect, capfd):
     def ask_all(_):
         return {node: of_node(node) for node in range(3)}
 
@@ -185,6 +186,15 @@ def test_a_stall_is_reported_by_node_0(inspect, capfd):
     ]
 
 
+def test_a_stall_is_reported_by_a_node_that_becomes_the_first(inspect, capfd):
+    first = threading.Event()
+    answers = {node: of_node(node) for node in range(3)}
+    inspect([], lambda _: answers, first.is_set, node_rank=1, stall_report=1.0)
+    assert reports(capfd, 2) == ""
+    first.set()
+    assert "    6 ranks: f a.py:1" in reports(capfd)
+
+
 def test_a_stall_on_one_node_is_reported_there(inspect, workers, capfd):
     inspect(workers, nodes=1, node_rank=0, hosts=("",), stall_report=1.0)
     assert reports(capfd).splitlines()[1:] == [
@@ -196,7 +206,7 @@ def test_a_stall_on_one_node_is_reported_there(inspect, workers, capfd):
     ("answers", "changes"),
     [
         ({0: of_node(0), 1: of_node(1)}, {"node_rank": 0}),  # one is missing
-        ({n: of_node(n) for n in range(3)}, {"node_rank": 1}),  # node 0 reports
+        ({n: of_node(n) for n in range(3)}, {"is_first": lambda: False}),
         ({n: of_node(n) for n in range(3)}, {"node_rank": 0, "stall_report": 0}),
     ],
 )
