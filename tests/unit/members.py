@@ -10,6 +10,8 @@ import json
 from collections import deque
 from dataclasses import asdict, dataclass, field
 
+from loopback import worker_failure
+
 from torchrun_hpc import __version__
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
@@ -129,6 +131,7 @@ class Agent:
             self.member.informed(message)
         elif "go" in message:
             assert self.number in self.member.record.active
+            self.member.began()
             self.job.began(self, message["go"])
             self.workers, self.member.is_ready = message["go"], False
         elif "over" in message:
@@ -200,6 +203,13 @@ class Agent:
         if self.seeks_for > JOIN:
             self.end("alone")
 
+    def worker_fails(self):
+        """Its first worker fails: a restart for all."""
+        if self.workers is not None and self.runs:
+            rank = self.member.record.active.index(self.number)
+            died = protocol.packed_worker(worker_failure(rank))
+            self.send({"died": died, "round": self.workers})
+
     def workers_killed(self):
         self.workers = None
         self.ends_in = 0
@@ -243,7 +253,7 @@ class Agent:
         answers = {each: answer for each, answer in answers.items() if answer}
         for each, answer in answers.items():
             if answer.is_gone:
-                self.standby.found_gone(each)
+                self.standby.found_gone(each, absent[each])
         if not is_strong and self.member.gives_way(answers):
             self.standby.give_way()
 
@@ -255,6 +265,7 @@ class Job:
         self.random = random
         self.nodes, self.spares, self.max_restarts = nodes, spares, max_restarts
         self.links = []
+        self.separated = []  # pairs of members that do not reach each other
         self.seconds = 0
         self.agents = [Agent(number, self) for number in range(nodes)]
         first = record.first_record(nodes, spares, 0)
@@ -279,6 +290,8 @@ class Job:
 
     def reach(self, one, other):
         """Say whether packets go from one agent to another."""
+        if {one.number, other.number} in self.separated:
+            return one is other
         return one is other or not (one.is_cut or other.is_cut)
 
     def open(self, agent, whom, *, asks=False):

@@ -80,10 +80,16 @@ def _hosts(ranks: set[int], plan: LaunchPlan) -> list[str]:
 
 
 def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
-    """Write the outcome, if it is wanted: the whole file, or none."""
+    """Write the outcome, if it is wanted: the whole file, or none.
+
+    The first one counts: a node that was cut off may come back after the end, and
+    take all others for lost.
+    """
     if not plan.outcome:
         return
     file = Path(plan.outcome)
+    if _launch_of(file) == plan.launch_id:
+        return
     new = file.parent / f".{file.name}.{os.getpid()}"
     try:
         new.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
@@ -93,6 +99,15 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
             new.unlink()
         text = f"the outcome cannot be written to {file}: {error.strerror}"
         console.write(Message("HPC215", text), "error")
+
+
+def _launch_of(file: Path) -> str | None:
+    """Return the launch id of an outcome that is there."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found.get("launch_id") if isinstance(found, dict) else None
 
 
 def forget(plan: LaunchPlan) -> None:

@@ -349,6 +349,7 @@ class Client:
     async def _follow(self, channel: Channel, answer: Mapping[str, Any]) -> None:
         """Take part until the connection ends."""
         self._channel = channel
+        self._silent_for = 0
         channel.on_message = self._handle
         self._change(next_round=answer.get("round", 0), is_accepted=True)
         self._accepted(answer)

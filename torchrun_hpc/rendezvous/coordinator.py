@@ -160,7 +160,7 @@ class Coordinator:
         self._report_workers(agent, message)
         self._pass_on(agent, message)
         if "failed" in message:
-            self.fail(protocol.unpacked(message["failed"]))
+            self._agent_failed(rank, protocol.unpacked(message["failed"]))
         if "done" in message:
             self._node_done(rank, message["done"])
         if "ask" in message:
@@ -275,7 +275,7 @@ class Coordinator:
         first = self._agents.get(request.rank)
         if first is None:
             if failure is not None:
-                self.fail(protocol.unpacked(failure))
+                self._agent_failed(request.rank, protocol.unpacked(failure))
             self._accept(connection, request)
         elif (first.request.host, first.request.pid) == (request.host, request.pid):
             # It has closed its first connection, of which the end is yet to come.
@@ -307,6 +307,8 @@ class Coordinator:
             self._inform(request.rank, connection, self.failure)
         else:
             self.outbox.append((connection, self._welcome()))
+        if self.finished:  # it was not here when that was sent
+            self.outbox.append((connection, self._end()))
 
     def _agent_came(self, rank: int) -> None:
         """Begin another round with an agent that was started again."""
@@ -434,6 +436,10 @@ class Coordinator:
         if self.failure is None:
             self._report({"lost": rank})
 
+    def _agent_failed(self, _rank: int, failure: Failure) -> None:
+        """End the job: an agent gives up, or cannot start."""
+        self.fail(failure)
+
     def _agent_silent(self, rank: int) -> None:
         """End the job."""
         timeout = self.settings.silence_timeout
@@ -453,16 +459,15 @@ class Coordinator:
         self._waited = 0
         if self._done.issuperset(self._in_round):
             self.finished = True
-            message = {"finished": self.round, **self._last_words()}
             for other in self._agents.values():
-                self._send(other, message)
+                self._send(other, self._end())
 
     def _wait(self) -> None:
         """Report which nodes are waited for, and give up in time."""
         self._restart_reported_in -= 1
         if self._restart_reported_in == 0:
             self._report_restart()
-        ready = self._done if self.running else self._joined
+        ready = self._ready
         if not ready:  # all are at work; or a dry run, which joins nothing
             return
         self._waited += 1
@@ -474,6 +479,11 @@ class Coordinator:
         if not self.running and self._waited >= timeout:
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
+    @property
+    def _ready(self) -> set[int]:
+        """Ranks of the nodes that wait for the others: at the end, or at the start."""
+        return self._done if self.running else self._joined
+
     # --- what is sent -------------------------------------------------------------
 
     def _report(self, message: Mapping[str, Any]) -> None:
@@ -482,6 +492,10 @@ class Coordinator:
         reporter = reporter or self._agents.get(self.settings.coordinator)
         if reporter is not None:
             self._send(reporter, message)
+
+    def _end(self) -> dict[str, Any]:
+        """Return what all hear when the job has ended well."""
+        return {"finished": self.round, **self._last_words()}
 
     def _last_words(self) -> dict[str, Any]:
         """Return what all are to know at the end."""

@@ -216,7 +216,7 @@ def cause(failure: Failure, plan: LaunchPlan) -> str:
         is_gone = "are gone without a word: they were killed, or "
     is_gone += "the nodes are lost" if is_many else "the node is lost"
     missing = count(len(failure.nodes), "node")
-    rank = plan.rendezvous.coordinator
+    rank = failure.nodes[0] if failure.nodes else plan.rendezvous.coordinator
     host = plan.rendezvous.endpoint if rank is None else names([rank], plan)
     end = f"did not answer for {code} s" if code else "is gone"
     text = {

@@ -117,7 +117,7 @@ class MemberClient(Client):
             JobFailedError: It has failed.
         """
         with self._changed:
-            self._go = self._prepared = None
+            self._go = None  # but not what is prepared: it is of a later round
             self.is_over = False
             self.member.is_ready = self._has_joined = True
         self._own_failure = None
@@ -202,7 +202,8 @@ class MemberClient(Client):
         try:
             return await self._find(self._timeout)
         except CoordinatorNotFoundError:
-            super()._lose(Failure(Kind.COORDINATOR))
+            before = self.member.record.term[1]
+            super()._lose(Failure(Kind.COORDINATOR, (before,)))
             raise asyncio.CancelledError from None
 
     async def _find_first(self) -> tuple[Channel, Mapping[str, Any]]:
@@ -267,7 +268,11 @@ class MemberClient(Client):
         if "out" in message:
             self._on_event({"out": message["out"]})
             return
-        if "finished" in message or "failed" in message:
+        if "go" in message:
+            self.member.began()
+        elif "over" in message:
+            self._change(_prepared=None)
+        elif "finished" in message or "failed" in message:
             self.reports = self.coordinates
             self.is_certain = bool(message.get("is_certain"))
             self.out_at_end = tuple(message.get("out_at_end", ()))
@@ -281,14 +286,18 @@ class MemberClient(Client):
         Raises:
             CoordinatorNotFoundError: There was none in time.
         """
-        end = time.monotonic() + timeout
+        start, reported = time.monotonic(), 0
         own = self.member
         own.begin()
         while True:
             member = own.whom()
             if member is None:
-                if time.monotonic() > end:
+                waited = time.monotonic() - start
+                if waited > timeout:
                     raise CoordinatorNotFoundError("no node coordinates the job")
+                while reported + 1 < waited:
+                    reported += 1
+                    self._on_event({"seeks": reported, "left": int(timeout) - reported})
                 await asyncio.sleep(_PAUSE)
                 own.begin()
                 continue
@@ -325,7 +334,8 @@ class MemberClient(Client):
             }
             for member, answer in answers.items():
                 if answer.is_gone:
-                    await self._call(self._standby.found_gone, member)
+                    where = absent[member]
+                    await self._call(self._standby.found_gone, member, where)
             if not is_strong and self.member.gives_way(answers):
                 await self._call(self._standby.give_way)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _LOST = (Kind.LOST, Kind.SILENT)  # what the coordinator of nodes reports otherwise
 
 _REASON = 200  # characters of why a node is out
+_AGAIN = 5  # seconds until a member that has not confirmed a round is asked again
 
 
 class Limits(NamedTuple):
@@ -72,7 +73,6 @@ class SparesCoordinator(Coordinator):
         self._present: set[int] = set()  # members that have said where they are
         self._gone: set[int] = set()  # members of which the process has ended
         self._missed: set[int] = set()  # members that were here
-        self._seconds = 0  # for which this member coordinates
         self._lost: dict[int, Failure] = {}  # active members, and how
         self._late: set[int] = set()  # active members that are not waited for
         self._may_run: dict[int, int] = {}  # members with workers: seconds, at most
@@ -80,10 +80,15 @@ class SparesCoordinator(Coordinator):
         self._has_news = False  # workers have failed, and nobody is blamed yet
         self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
         self._formed_for = 0  # seconds
+        self._was_strong = False  # a second ago
+        self._told: Mapping[int, Address] = {}  # addresses that all have heard of
+        before = record.term[1]
         if self._has_run:
-            self._may_run = dict.fromkeys(record.active, self._longest_run)
-            self._cause = Failure(Kind.LOST, (record.term[1],))
-            self._lose(record.term[1], Kind.LOST)
+            self._leave_time({*record.active, *record.may_run})
+            self._cause = Failure(Kind.LOST, (before,))
+            self._lose(before, self._cause)
+        elif before != settings.coordinator:
+            self._late.add(before)  # all have looked for it
 
     @property
     def wanted(self) -> int:
@@ -137,16 +142,22 @@ class SparesCoordinator(Coordinator):
 
     def tick(self) -> None:
         """Handle that a second has passed."""
-        self._seconds += 1
         super().tick()
-        if self.running and self._first_addresses() != self.record.addresses:
-            update = {"record": self._known()}
+        first = self._first_addresses()
+        if self.running and first != self._told:
+            self._told = first
+            update = {"record": records.packed(replace(self.record, addresses=first))}
             for agent in self._agents.values():
                 self._send(agent, update)
 
-    def found_gone(self, member: int) -> None:
-        """Take note that nobody listens where a member was: its process has ended."""
-        if member not in self.absent:
+    def found_gone(self, member: int, address: Address) -> None:
+        """Take note that nobody listens where a member was: its process has ended.
+
+        Args:
+            member: The member.
+            address: Where it was looked for. Only what it has said itself counts.
+        """
+        if member not in self.absent or self.addresses.get(member) != address:
             return  # it may still come
         self._gone.add(member)
         self._may_run.pop(member, None)
@@ -168,26 +179,33 @@ class SparesCoordinator(Coordinator):
             self._learn(records.unpacked(known))
         self.addresses[member] = address
         self._present.add(member)
+        if member in self._may_run:  # it was suspended, perhaps, while it ended them
+            self._may_run[member] = self._longest_run
         self._gone.discard(member)
         if self.record.round > round_known:
-            addresses = self._first_addresses()
-            known = records.packed(replace(self.record, addresses=addresses))
-            self._send(self._agents[member], {"record": known})
+            known = {"record": records.packed(self.record)}
+            self._send(self._agents[member], known)
         if self._has_run and member in self.record.active:
             self._lost.pop(member, None)
             self._agents[member].has_joined = True  # its loss counts
         if value.get("done"):
-            lost = next(iter(self._lost.values()), Failure(Kind.AGENT, (member,)))
-            self.fail(replace(lost, finished=1))
+            self._came_done(member, round_known)
         elif self.record.losses.get(member, 0) >= records.LOSSES:
             self._put_out(member, f"it was lost {records.LOSSES} times")
         elif member in self.record.out:
             self._send(self._agents[member], {"out": self.record.out[member]})
 
-    def _known(self) -> dict[str, Any]:
-        """Return what all members are to know."""
-        self.record = replace(self.record, addresses=self._first_addresses())
-        return records.packed(self.record)
+    def _came_done(self, member: int, number: int) -> None:
+        """Take note that the workers of a member had finished a round."""
+        if self.running or member not in self.record.active:
+            self._put_out(member, "its workers had finished, without the others")
+        elif number == self.record.round:
+            lost = next(iter(self._lost.values()), Failure(Kind.AGENT, (member,)))
+            self.fail(replace(lost, finished=1))
+
+    def _leave_time(self, members: Collection[int]) -> None:
+        """Let members have time to end the workers that they may run."""
+        self._may_run = dict.fromkeys(members, self._longest_run)
 
     def _first_addresses(self) -> dict[int, Address]:
         """Return where those are that may have to take over.
@@ -208,9 +226,9 @@ class SparesCoordinator(Coordinator):
         self.addresses = {**known.addresses, **self.addresses}
         self.record = known
         self._confirmed = None
-        ended = self._joined | self._gone
-        running = [member for member in known.active if member not in ended]
-        self._may_run = dict.fromkeys(running, self._longest_run)
+        self._has_run = True
+        running = {*known.active, *known.may_run}
+        self._leave_time(running - self._joined - self._gone)
 
     def _agent_came(self, rank: int) -> None:
         """Begin another round where an active member has lost its connection."""
@@ -231,29 +249,48 @@ class SparesCoordinator(Coordinator):
     # --- who is lost, or out ------------------------------------------------------
 
     def _agent_lost(self, rank: int) -> None:
-        self._lose(rank, Kind.LOST)
+        self._lose(rank, Failure(Kind.LOST, (rank,)))
+
+    def _agent_failed(self, rank: int, failure: Failure) -> None:
+        """Go on without a member that gives up, or cannot start, if there are enough.
+
+        It is told so as if the job had failed: for this member it has.
+        """
+        left = self._left - {rank}
+        is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator
+        if not is_own_fault or len(left) < self.wanted or self.failure is not None:
+            super()._agent_failed(rank, failure)
+            return
+        self._put_out(rank, failure.text)
+        self._lose(rank, failure)
+        if rank in self._agents:
+            self._inform(rank, self._agents[rank].connection, failure)
 
     def _agent_silent(self, rank: int) -> None:
         self._remove(rank)
-        self._lose(rank, Kind.SILENT)
+        next_one = self._candidates.pop(rank, None)
+        timeout = self.settings.silence_timeout
+        self._lose(rank, Failure(Kind.SILENT, (rank,), code=timeout))
+        if next_one is not None:
+            self._accept(next_one.connection, next_one.request)
 
-    def _lose(self, member: int, kind: Kind) -> None:
+    def _lose(self, member: int, failure: Failure) -> None:
         """Go on without a member."""
         if member not in self.record.active:
             return
-        code = self.settings.silence_timeout if kind is Kind.SILENT else 0
-        failure = Failure(kind, (member,), code=code)
         self.record = records.lost(self.record, member)
         self._has_news = False  # who fails then, fails of it
         self._lost[member] = failure
         if self.running:
             self._end_round(failure)
-        if kind is Kind.SILENT and member in self._may_run:
+        if failure.kind is Kind.SILENT and member in self._may_run:
             self._may_run[member] = self._limits.kill + 1  # this second counts, too
         self._confirmed = None
         self._go_on()
 
     def _put_out(self, member: int, reason: str) -> None:
+        if member in self.record.out:
+            return
         self.record = records.put_out(self.record, member, reason)
         self._joined.discard(member)
         self._report({"excluded": member, "because": reason})
@@ -265,10 +302,14 @@ class SparesCoordinator(Coordinator):
 
     def _go_on(self) -> None:
         """Form the round, or end the job if too few members can be left."""
-        left = set(range(self.settings.nodes)) - self._gone - self.record.out.keys()
-        if len(left) < self.wanted:
+        if len(self._left) < self.wanted:
             self.fail(self._why())
         self._form()
+
+    @property
+    def _left(self) -> set[int]:
+        """Members that may be active once more."""
+        return set(range(self.settings.nodes)) - self._gone - self.record.out.keys()
 
     def _why(self) -> Failure:
         """Return why the job cannot go on."""
@@ -303,7 +344,7 @@ class SparesCoordinator(Coordinator):
         super()._end_round(failure)
         if self.failure is None:
             self._has_news = failure.kind is Kind.WORKER
-            self._may_run = dict.fromkeys(self.record.active, self._longest_run)
+            self._leave_time(self.record.active)
             self._formed_for = 0
 
     def _form(self) -> None:
@@ -333,12 +374,23 @@ class SparesCoordinator(Coordinator):
             return
         self._newest = self.round
         self.record = replace(
-            self.record, term=self._term, round=self.round, active=active
+            self.record,
+            term=self._term,
+            round=self.round,
+            active=active,
+            addresses={member: self.addresses[member] for member in self._present},
+            may_run=tuple(sorted(self._may_run)),
         )
         self._confirmed = set()
-        prepare = {"prepare": self._known()}
-        for agent in self._agents.values():
-            self._send(agent, prepare)
+        self._told = self._first_addresses()
+        self._prepare(self._agents)
+
+    def _prepare(self, members: Collection[int]) -> None:
+        """Ask members to confirm the round."""
+        prepare = {"prepare": records.packed(self.record)}
+        for member in members:
+            if member in self._agents:
+                self._send(self._agents[member], prepare)
 
     def _assigned(self) -> tuple[int, ...] | None:
         if len(self._joined) < self.wanted:
@@ -381,6 +433,7 @@ class SparesCoordinator(Coordinator):
     def _start_round(self) -> None:
         self._report_round()
         super()._start_round()
+        self.record = replace(self.record, may_run=())
         self._confirmed = None
         self._has_news = False
         self._lost.clear()
@@ -400,22 +453,51 @@ class SparesCoordinator(Coordinator):
             self._report({"restart": self.round, "because": because})
 
     def _wait(self) -> None:
-        if self.running or not self._joined.issuperset(self.record.active):
+        if self.running or not self._ready.issuperset(self.record.active):
             super()._wait()
+        was_strong, self._was_strong = self._was_strong, self.is_strong
         if self.running:
             return
+        if self._was_strong and not was_strong:
+            self._formed_for = 0  # now it can form one
         if self._may_run and intervals.is_report_due(self._formed_for):
             nodes, left = sorted(self._may_run), max(self._may_run.values())
             self._report({"may_run": nodes, "left": left})
         self._formed_for += 1
-        self._may_run = {m: left - 1 for m, left in self._may_run.items() if left > 1}
+        self._count_time()
+        self._ask_again()
         limits, limit = self._limits, self._limits.spare_after
         if self._has_run:
             limit = max(limit, limits.kill + limits.health_check)
         if self._formed_for >= limit:
-            self._late = set(self.record.active) - self._joined
+            self._late |= set(self.record.active) - self._joined
         self._form()
         self._give_up()
+
+    @property
+    def _ready(self) -> set[int]:
+        return super()._ready - self.record.out.keys()
+
+    def _count_time(self) -> None:
+        """Count the seconds in which workers may run that nobody can end.
+
+        Too few members cannot tell: the others may be a world, which goes on. Those
+        that come from it have ended it.
+        """
+        if not self.is_strong:
+            self._leave_time(self._may_run)
+            return
+        counted = ((member, left - 1) for member, left in self._may_run.items())
+        self._may_run = {member: left for member, left in counted if left}
+
+    def _ask_again(self) -> None:
+        """Ask members again that have not confirmed the round, and say who they are."""
+        if self._confirmed is None or self._formed_for % _AGAIN:
+            return
+        late = sorted(set(self.record.active) - self._confirmed)
+        self._prepare(late)
+        if late and intervals.is_report_due(self._formed_for):
+            self._report({"waiting": late, "seconds": self._formed_for})
 
     def _give_up(self) -> None:
         """End the job where too few have come for too long.

@@ -178,7 +178,11 @@ class SparesRendezvous(SchedulerRendezvous):
         """Run the health check; a node that is not well takes part no more."""
         if not self._health_check or client.member.unfit:
             return
-        check = HealthCheck(self._health_check, self._limits.health_check)
+        try:
+            check = HealthCheck(self._health_check, self._limits.health_check)
+        except OSError as error:
+            client.be_unfit(f"its health check cannot be started: {error.strerror}")
+            return
         try:
             while not check.has_ended and client.failure is None:
                 time.sleep(_PAUSE)

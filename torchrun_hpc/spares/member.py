@@ -10,7 +10,7 @@ before them.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.rendezvous.protocol import ProtocolError
@@ -113,7 +113,7 @@ class Member:
     def prepared(self, message: Mapping[str, Any]) -> Record | None:
         """Return the record of a round that this member is to confirm, if it is."""
         record = records.unpacked(message["prepare"])
-        if record.age <= self.record.age:
+        if record.age < self.record.age:
             raise ProtocolError("a round of a lower term")
         self.record = record
         return record if self._own in record.active else None
@@ -122,21 +122,28 @@ class Member:
         """Take note of what has changed since the round was prepared."""
         record = records.unpacked(message["record"])
         if record.age >= self.record.age:
-            self.record = record
+            addresses = {**self.record.addresses, **record.addresses}
+            self.record = replace(record, addresses=addresses)
+
+    def began(self) -> None:
+        """Take note that the round has begun: no older workers are left."""
+        self.record = replace(self.record, may_run=())
 
     # --- without ------------------------------------------------------------------
 
     @property
     def addresses(self) -> Mapping[int, Address]:
-        """Where the members are that may coordinate, in their order."""
+        """Where the members are, in their order."""
         known = {**self._hints, **self.record.addresses}
-        return {m: known[m] for m in sorted(known) if m not in self.record.out}
+        return {member: known[member] for member in sorted(known)}
 
     def begin(self) -> None:
         """Begin to ask who coordinates: the coordinator is lost, or all were asked."""
         self.follows = None
         self._asking = self.addresses
         self._left = deque(self._asking)
+        if self._own in self.record.out:
+            self._left.remove(self._own)
         if self._preferred is not None and self._preferred in self._asking:
             self._left.appendleft(self._preferred)
         self._preferred = None
@@ -160,10 +167,12 @@ class Member:
     def heard(self, member: int, answer: Answer | None) -> None:
         """Take note of an answer; ``None`` if there was none in time.
 
-        A member that lives knows the coordinator, or will be it.
+        A member that lives knows the coordinator, or will be it, if it is not out.
         """
         self._asked.add(member)
         if answer is None or answer.is_gone or member == self._own:
+            return
+        if answer.follows is None and member in self.record.out:
             return
         self._left.clear()
         if answer.follows is not None and answer.follows in self._asking:

@@ -8,6 +8,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.messages import cause
 from torchrun_hpc.rendezvous.protocol import unpacked
+from torchrun_hpc.reporting.intervals import is_report_due
 from torchrun_hpc.reporting.names import host, nodes
 
 if TYPE_CHECKING:
@@ -52,16 +53,22 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
 
 def _silence(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     """Write who has not been heard of for how long."""
+    own = host(plan.world.node_rank, plan.world.hosts)
     match event:
         case {"suspended": seconds}:
             code = "HPC210"
-            own = host(plan.world.node_rank, plan.world.hosts)
             text = f"{own} did not run for {seconds} s: its workers are ended"
         case {"silent": ranks, "left": left}:
             code = "HPC217"
             text = (
                 f"no sign of {nodes(ranks, plan)} for {SILENCE_REPORT} s; lost in "
                 f"{left} s if it stays so"
+            )
+        case {"seeks": waited, "left": left} if is_report_due(waited):
+            code = "HPC218"
+            text = (
+                f"{own} looks for the node that coordinates the job, for {waited} s; "
+                f"it ends in {left} s if there is none"
             )
         case {"coordinator_silent": seconds, "left": left, "of": coordinator}:
             code = "HPC211"

@@ -23,7 +23,7 @@ class Record:
         term: Number of takeovers, and the member that coordinates since the last one.
         round: The round that was formed last; -1 before the first one.
         active: The member that has each node rank.
-        addresses: Where the first members can be asked, one more than there are spares.
+        addresses: Where members can be asked.
         losses: How often members were lost.
         out: Why members are out.
         suspect: The active member of which a worker was the first to fail, in the
@@ -31,6 +31,8 @@ class Record:
         moved: The members that are out because of that, by their node rank.
         excused: Node ranks whose workers failed on another node, too: the script's
             fault.
+        may_run: The members that may still have had workers of an earlier round, when
+            this one was formed; none once it has begun.
     """
 
     term: tuple[int, int]
@@ -42,6 +44,7 @@ class Record:
     suspect: int = -1
     moved: Mapping[int, int] = field(default_factory=dict)
     excused: tuple[int, ...] = ()
+    may_run: tuple[int, ...] = ()
 
     @property
     def age(self) -> tuple[int, tuple[int, int]]:
@@ -76,6 +79,7 @@ def unpacked(value: Any) -> Record:
             round=int(value["round"]),
             active=tuple(map(int, value["active"])),
             addresses={int(m): (str(h), int(p)) for m, (h, p) in value["addresses"]},
+            may_run=tuple(map(int, value["may_run"])),
             losses={int(m): int(n) for m, n in value["losses"]},
             out={int(m): str(why) for m, why in value["out"]},
             suspect=int(value["suspect"]),

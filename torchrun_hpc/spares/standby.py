@@ -68,10 +68,10 @@ class Standby:
         found = {member: addresses[member] for member in absent if member in addresses}
         return found, coordinator.is_strong
 
-    def found_gone(self, member: int) -> None:
-        """Take note that the process of a member has ended."""
+    def found_gone(self, member: int, address: Address) -> None:
+        """Take note that nobody listens at an address of a member."""
         if self.coordinator is not None:
-            self.coordinator.found_gone(member)
+            self.coordinator.found_gone(member, address)
 
     # --- what the server asks -----------------------------------------------------
 

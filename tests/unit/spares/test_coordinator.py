@@ -32,6 +32,13 @@ def addresses(*members):
     return {member: tuple(address(member)) for member in members}
 
 
+def other_agent(member):
+    """Return the request of an agent that was started a second time."""
+    return JoinRequest(
+        "19.0", "mine", 4, member, f"n{member}", 200, __version__, spares=1
+    )
+
+
 def as_sent(value):
     """Return plain data as it arrives on the other side."""
     return json.loads(json.dumps(value))
@@ -160,6 +167,10 @@ class Job:
             self.coordinator.disconnected(member)
         return self.sent()
 
+    def gone(self, member):
+        """Let nobody listen any more where a member has said that it is."""
+        self.coordinator.found_gone(member, tuple(address(member)))
+
     def died(self, member, **changes):
         """Let the first worker of a member's node rank fail."""
         rank = 4 * self.active.index(member)
@@ -238,7 +249,7 @@ def test_a_job_from_its_beginning_to_its_end():
     assert job.join(3, 0, 2) == {}
     record = prepared(job.join(1))
     assert (record.term, record.round, record.active) == ((0, 0), 0, (0, 1, 2))
-    assert record.addresses == addresses(0, 1)
+    assert record.addresses == addresses(0, 1, 2, 3)
     assert job.confirm(2, 0) == {}
     assert job.confirm(1) == to((0, 1, 2), go(0))
     assert job.send(0, done=0) == {}
@@ -305,20 +316,21 @@ def test_all_hear_where_a_member_is_that_may_have_to_take_over():
     job.come(0, 2, 3)
     job.wait(SPARE_AFTER)
     job.confirm()
-    assert job.record.addresses == addresses(0, 2)
+    assert job.record.addresses == addresses(0, 2, 3)
     job.come(1)
     second, sent = job.wait(10)
     assert (second, sorted(sent)) == (1, [0, 1, 2, 3])
     for (message,) in sent.values():
-        assert records.unpacked(message["record"]) == job.record
-    assert job.record.addresses == addresses(0, 1)
+        known = records.unpacked(message["record"])
+        assert known == replace(job.record, addresses=addresses(0, 1))
     assert job.wait(30) is None
 
 
-def test_nobody_needs_the_addresses_of_all_others():
+def test_nobody_needs_to_hear_of_another_spare():
     """Where more are lost than there are spares, the job cannot go on."""
-    job = Job(spares=2, nodes=7).all_at_work()
-    assert job.record.addresses == addresses(0, 1, 2)
+    job = Job(spares=2, nodes=7)
+    job.come(*range(6))
+    job.confirm()
     job.come(6)
     assert job.wait(30) is None
 
@@ -328,7 +340,8 @@ def test_members_that_are_out_do_not_take_over():
     job.connect(0, 1, 2, 3)
     job.send(1, unfit=UNFIT)
     job.join(0, 2, 3)
-    assert job.record.addresses == addresses(0, 2)
+    job.confirm()
+    assert job.wait(10) is None
 
 
 @pytest.mark.parametrize(
@@ -381,7 +394,7 @@ def test_a_spare_takes_the_place_of_a_member_that_is_lost(member):
     job = Job().all_at_work()
     left = [each for each in range(4) if each != member]
     assert job.lose(member) == to(left, {"over": 0}) | {member: ["close"]}
-    job.coordinator.found_gone(member)
+    job.gone(member)
     expected = tuple(3 if rank == member else rank for rank in range(3))
     record = prepared(job.join(*left))
     assert (record.round, record.active) == (1, expected)
@@ -394,7 +407,7 @@ def test_a_spare_takes_the_place_of_a_member_that_is_lost(member):
 def test_nothing_begins_while_a_member_runs_its_workers():
     job = Job().all_at_work()
     job.lose(1)
-    job.coordinator.found_gone(1)
+    job.gone(1)
     assert job.join(0, 3) == {}
     assert job.wait(LEASE - 1) is None
     assert prepared(job.join(2)).active == (0, 3, 2)
@@ -430,7 +443,7 @@ def test_a_member_whose_process_has_ended_runs_no_workers(lost):
     job = Job().all_at_work()
     lost(job, 1)
     assert job.restart(0, 2, 3) == {}
-    job.coordinator.found_gone(1)
+    job.gone(1)
     assert job.sent() == to((0, 3, 2), go(1))
 
 
@@ -482,7 +495,7 @@ def test_a_spare_that_is_lost_ends_no_round(lost):
     assert job.record.losses == {}
     job.come(3)
     job.lose(1)
-    job.coordinator.found_gone(1)
+    job.gone(1)
     assert job.restart(0, 2, 3) == to((0, 3, 2), go(1))
 
 
@@ -490,14 +503,14 @@ def test_a_member_that_is_connected_is_not_gone():
     job = Job().all_at_work()
     job.lose(1)
     job.connect(1)
-    job.coordinator.found_gone(1)
+    job.gone(1)
     assert prepared(job.join(0, 1, 2, 3)).active == (0, 1, 2)
 
 
 def test_a_member_that_has_not_come_yet_is_not_gone():
     job = Job()
     job.come(0, 2, 3)
-    job.coordinator.found_gone(1)
+    job.gone(1)
     job.come(1)
     assert job.coordinator.failure is None
     assert job.confirm() == to((0, 1, 2), go(0))
@@ -527,7 +540,7 @@ def test_each_round_counts_the_workers_that_end_anew():
     job = Job(spares=2, nodes=5).all_at_work()
     for number, (member, spare) in enumerate([(1, 3), (3, 4)], 1):
         job.lose(member)
-        job.coordinator.found_gone(member)
+        job.gone(member)
         left = [*job.coordinator.here]
         sent = job.restart(*left)
         assert sent == to((0, spare, 2), go(number))
@@ -602,9 +615,9 @@ def test_two_are_lost_and_there_is_one_spare():
     job.lose(1)
     job.lose(2)
     job.join(0, 3)
-    job.coordinator.found_gone(1)
+    job.gone(1)
     assert job.sent() == {}
-    job.coordinator.found_gone(2)
+    job.gone(2)
     failure, end = failed(job, job.sent())
     assert failure == Failure(Kind.LOST, (1, 2))
     assert end == {"out_at_end": [1, 2], "is_certain": True}
@@ -658,7 +671,7 @@ def test_who_is_looked_for():
     assert not job.coordinator.absent  # all is well without it
     job.lose(1)
     assert {*job.coordinator.absent} == {1, 3}
-    job.coordinator.found_gone(3)
+    job.gone(3)
     assert {*job.coordinator.absent} == {1}
     job.coordinator.fail(Failure(Kind.SIGNAL, (0,), code=15))
     assert not job.coordinator.absent
@@ -705,7 +718,7 @@ def test_a_spare_that_is_not_well_takes_no_place():
     job.send(3, unfit=UNFIT)
     job.confirm()
     job.lose(1)
-    job.coordinator.found_gone(1)
+    job.gone(1)
     assert job.restart(0, 2, 4) == to((0, 4, 2), go(1))
 
 
@@ -742,7 +755,7 @@ def test_a_member_that_was_lost_twice_is_out():
     job = Job().all_at_work()
     for number, (member, spare) in enumerate([(1, 3), (3, 1), (1, 3)], 1):
         job.lose(member)
-        job.coordinator.found_gone(member)
+        job.gone(member)
         left = [each for each in range(4) if each != member]
         assert job.restart(*left) == to(job.active, go(number))
         assert spare in job.active
@@ -834,7 +847,7 @@ def test_a_lost_member_is_not_a_failure_of_the_script():
     fail_on(job, 1)
     job.died(1)
     job.lose(2)
-    job.coordinator.found_gone(2)
+    job.gone(2)
     job.restart(3, 4, 0, 1)
     assert (job.active, job.record.out) == ((0, 1, 3), {})
 
@@ -881,7 +894,7 @@ def test_a_member_that_had_finished_before_another_took_over(member):
 def test_nodes_that_were_lost_are_named_at_the_end():
     job = Job(spares=2, nodes=5).all_at_work()
     job.lose(1)
-    job.coordinator.found_gone(1)
+    job.gone(1)
     job.restart(0, 2, 3, 4)
     job.send(4, unfit=UNFIT)
     for member in (0, 3):
@@ -903,8 +916,8 @@ def test_nodes_that_were_never_there_are_not_bad():
     """The job has not begun: nobody knows."""
     job = Job()
     job.connect(0, 1)
-    given_up = Failure(Kind.AGENT, (1,), text="why")
-    failure, end = failed(job, job.send(1, failed=protocol.packed(given_up)))
+    given_up = Failure(Kind.AGENT, (0,), text="why")
+    failure, end = failed(job, job.send(0, failed=protocol.packed(given_up)))
     assert failure == given_up
     assert end == {"out_at_end": [], "is_certain": True}
 
@@ -947,9 +960,9 @@ def test_an_agent_that_wants_another_restart():
 BEFORE = Record((0, 0), 1, (0, 3, 2), addresses(0, 1), {1: 1})
 
 
-def taken_over(**settings):
+def taken_over(record=BEFORE, **settings):
     """Return a job of which the first coordinator is lost."""
-    job = Job(BEFORE, coordinator=1, **settings)
+    job = Job(record, coordinator=1, **settings)
     assert job.sent() == {}
     return job
 
@@ -970,12 +983,14 @@ def test_another_member_takes_over():
         term=(1, 1),
         round=2,
         active=(1, 3, 2),
-        addresses=addresses(1, 2),
+        addresses=addresses(1, 2, 3),
         losses={1: 1, 0: 1},
+        may_run=(0,),
     )
     assert job.confirm() == {}
-    job.coordinator.found_gone(0)
+    job.gone(0)
     assert job.sent() == to((1, 3, 2), go(2))
+    assert job.record.may_run == ()
     assert job.events == [replaced(2, (0, 0, 1), because=LOST[0])]
 
 
@@ -989,7 +1004,7 @@ def test_the_workers_of_the_first_coordinator_have_time_to_end():
 def test_the_workers_of_members_that_follow_have_time_to_end():
     job = taken_over()
     connect_all(job, 1, 2, 3)
-    job.coordinator.found_gone(0)
+    job.gone(0)
     assert job.join(1, 2) == {}
     assert prepared(job.join(3)).active == (1, 3, 2)
 
@@ -1021,12 +1036,127 @@ def test_a_member_without_enough_others_gives_up(members, expected, is_certain):
     assert end == {"out_at_end": away, "is_certain": is_certain}
 
 
+@pytest.mark.parametrize("where", [("n2", 4000), ("m2", 4002), None])
+def test_a_refused_connection_counts_where_the_member_has_said_to_be(where):
+    """Anywhere else it is a guess: somebody may listen at another port."""
+    job = taken_over(record=replace(BEFORE, addresses=addresses(0, 1, 2)))
+    connect_all(job, 1, 3)
+    job.coordinator.found_gone(2, where)
+    job.join(1, 3)
+    job.gone(0)
+    assert job.coordinator.failure is None
+    job.gone(2)
+    assert job.coordinator.failure == Failure(Kind.LOST, (0, 2))
+
+
+def test_workers_of_a_round_before_the_one_that_was_prepared():
+    """Member 4 was cut off, and its place taken, when the coordinator was lost."""
+    record = replace(BEFORE, may_run=(4,))
+    job = taken_over(record, nodes=5, spares=2)
+    connect_all(job, 1, 2, 3, record=record)
+    job.restart(1, 2, 3)
+    job.gone(0)
+    assert not job.coordinator.running
+    second, sent = job.wait(2 * LEASE)
+    assert (second, sent) == (LEASE, to((1, 3, 2), go(2)))
+
+
+def test_too_few_members_do_not_count_the_seconds_of_the_others():
+    """The others may be a world, which goes on."""
+    job = taken_over(nodes=5, spares=2)
+    connect_all(job, 1)
+    job.wait(3 * LEASE)
+    connect_all(job, 3, 4)
+    job.restart(1, 3, 4)
+    second, _ = job.wait(2 * LEASE)
+    assert second >= LEASE
+
+
+def test_a_member_that_has_not_confirmed_is_asked_again():
+    """Nothing of it is lost; but no job waits for ever without a word."""
+    job = Job()
+    job.come(0, 1, 2, 3)
+    job.confirm(0, 2)
+    second, sent = job.wait(10)
+    assert (second, [*sent]) == (5, [1])
+    assert prepared(sent) == job.record
+    job.wait(5)
+    assert {"waiting": [1], "seconds": 10} in job.events
+    assert job.confirm(1) == to((0, 1, 2), go(0))
+
+
+def test_the_first_coordinator_never_came():
+    """All have looked for it as long as a spare waits: they need not do so again."""
+    job = Job(coordinator=1)
+    assert prepared(job.come(1, 2, 3)).active == (3, 1, 2)
+
+
+def test_a_second_agent_of_a_silent_member():
+    job = Job().all_at_work()
+    silent = job.coordinator._agents[2]
+    silent.silent_for = SILENCE - 1
+    job.send("second", protocol=protocol.VERSION, **asdict(other_agent(2)))
+    job.coordinator.tick()
+    sent = job.sent()
+    assert "close" in sent[2]
+    assert "welcome" in sent["second"][0]
+    job.lose("second")
+    assert job.coordinator.failure is None
+
+
+def test_a_member_comes_when_the_job_has_ended():
+    job = Job().all_at_work()
+    job.lose(3)
+    for member in (0, 1, 2):
+        job.send(member, done=0)
+    sent = job.request(3, 3)
+    end = {"finished": 0, "out_at_end": [], "is_certain": True}
+    assert sent == {3: [welcome(0, (0, (0, 0))), end]}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_node_that_gives_up_is_replaced(is_new):
+    """Its own fault: a full disk, a GPU that is missing."""
+    given_up = protocol.packed(Failure(Kind.AGENT, (1,), text="HPC012 no GPU"))
+    job = Job()
+    job.connect(0, 2, 3)
+    if is_new:  # it connects only to say so
+        job.request(1, 1, failed=given_up)
+    else:
+        job.connect(1)
+    (*_, told) = job.send(1, failed=given_up)[1]
+    assert told["failed"] == as_sent(given_up)
+    assert job.coordinator.failure is None
+    assert prepared(job.join(0, 2, 3)).active == (0, 3, 2)
+    assert job.events == [{"excluded": 1, "because": "HPC012 no GPU"}]
+
+
+def test_two_nodes_give_up_and_there_is_one_spare():
+    job = Job().all_at_work()
+    for member in (3, 2):
+        given_up = Failure(Kind.AGENT, (member,), text="no space left")
+        job.send(member, failed=protocol.packed(given_up))
+    assert job.coordinator.failure == given_up
+
+
+def test_a_replaced_member_comes_back_that_had_finished():
+    job = Job().all_at_work()
+    job.lose(1)
+    job.gone(1)
+    job.restart(0, 2, 3)
+    assert job.coordinator.running
+    job.request(1, 1)
+    job.present(1, term=[0, 0], round=0, done=True)
+    assert job.coordinator.failure is None
+    assert 1 in job.record.out
+
+
 def test_a_member_that_is_on_its_way_is_not_bad():
     """Member 3 has not found the new coordinator yet."""
-    job = taken_over()
+    job = taken_over(record=replace(BEFORE, addresses=addresses(0, 1, 2, 3)))
     connect_all(job, 1)
-    job.coordinator.found_gone(0)
-    job.coordinator.found_gone(2)
+    job.gone(0)
+    job.gone(2)
     failure, end = failed(job, job.sent())
     assert failure == Failure(Kind.LOST, (0, 2))
     assert end == {"out_at_end": [0, 2], "is_certain": True}

@@ -89,7 +89,7 @@ class AnyJob(RuleBasedStateMachine):
     def begin(self, seed, size):
         self.job = job_of(*size, seed)
 
-    @rule(seconds=st.integers(1, 30))
+    @rule(seconds=st.integers(1, 3 * LEASE))
     def pass_time(self, seconds):
         for _ in range(seconds):
             self.job.tick()
@@ -106,11 +106,26 @@ class AnyJob(RuleBasedStateMachine):
     def suspend(self, number, is_suspended):
         self.job.agents[number % self.job.nodes].suspended = is_suspended
 
+    @rule(one=st.integers(0, 6), other=st.integers(0, 6))
+    def separate(self, one, other):
+        self.job.separated.append({one % self.job.nodes, other % self.job.nodes})
+
+    @rule()
+    def join_again(self):
+        self.job.separated.clear()
+
+    @rule(number=st.integers(0, 6))
+    def fail_a_worker(self, number):
+        self.job.agents[number % self.job.nodes].worker_fails()
+
     def teardown(self):
         if not hasattr(self, "job"):
             return
+        self.job.separated.clear()
         for agent in self.job.agents:
             agent.is_cut = agent.suspended = False
+        for _ in range(3 * SILENCE):
+            self.job.tick()  # what is lost may not have been noticed yet
         world = at_rest(self.job)
         if world is None:
             assert self.job.has_ended()

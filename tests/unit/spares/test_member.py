@@ -116,10 +116,19 @@ def test_whom_it_asks(case):
     assert asked(make_member(own), answers) == expected
 
 
-@pytest.mark.parametrize("out", [0, 1])
-def test_members_that_are_out_do_not_coordinate(out):
-    member = make_member(2, out={out: "why"})
-    assert asked(member, {}) == [1 - out, 2]
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, [0, 1, 2]),
+        (ALONE, [0, 1, 2]),  # it will not take over
+        (Answer(follows=3), [0, 3]),
+        (Answer(follows=0, coordinates=True), [0]),  # and has not accepted this one
+    ],
+)
+def test_one_that_is_out_is_asked_and_may_coordinate(answer, expected):
+    """It was the coordinator already, or knows which one is."""
+    member = make_member(2, out={0: "why"})
+    assert asked(member, {0: answer}) == expected
 
 
 def test_a_member_that_is_out_does_not_take_over():
@@ -193,10 +202,10 @@ def test_it_gives_way_where_it_follows_another(follows, expected):
     assert member.gives_way({}) is expected
 
 
-def test_one_that_is_out_is_not_followed():
+def test_one_that_is_out_and_has_a_world_is_followed():
     member = make_member(2, out={3: "why"})
-    member.gives_way({3: IS_STRONG})
-    assert 3 not in asked(member, {})
+    assert member.gives_way({3: IS_STRONG})
+    assert asked(member, {})[0] == 3
 
 
 # --- with a coordinator -------------------------------------------------------------
@@ -259,7 +268,7 @@ def test_it_takes_part_in_a_round_that_is_prepared(own, is_active):
 
 
 @pytest.mark.parametrize(
-    "older", [{}, {"term": (1, 1)}, {"term": (0, 9)}, {"round": 2, "term": (9, 9)}]
+    "older", [{"term": (1, 1)}, {"term": (0, 9)}, {"round": 2, "term": (9, 9)}]
 )
 def test_it_confirms_no_round_that_is_older_than_its_own(older):
     member = Member(1, address(1), RECORD)
@@ -269,7 +278,9 @@ def test_it_confirms_no_round_that_is_older_than_its_own(older):
     assert member.record == RECORD
 
 
-@pytest.mark.parametrize("newer", [{"round": 4}, {"term": (1, 3)}, {"term": (2, 0)}])
+@pytest.mark.parametrize(
+    "newer", [{}, {"round": 4}, {"term": (1, 3)}, {"term": (2, 0)}]
+)
 def test_it_confirms_a_round_that_is_newer(newer):
     member = Member(1, address(1), RECORD)
     record = replace(RECORD, **newer)

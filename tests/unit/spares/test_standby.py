@@ -81,7 +81,7 @@ def test_nothing_happens_without_a_coordinator():
     standby = make_standby()
     standby.tick()
     standby.fail(FAILURE)
-    standby.found_gone(2)
+    standby.found_gone(2, address(2))
     standby.disconnected("peer")
     standby.give_way()
     assert sent(standby) == []
@@ -176,7 +176,7 @@ def test_members_are_looked_for_that_have_gone():
         connect(standby, member)
     standby.disconnected(2)
     assert standby.absent(ask_all=False) == ({2: address(2)}, False)
-    standby.found_gone(2)
+    standby.found_gone(2, address(2))
     assert standby.absent(ask_all=False) == ({}, False)
 
 
