@@ -183,6 +183,8 @@ class Agent:
             self.silent_for += self.missed
             if self.silent_for >= SILENCE and self.workers is not None:
                 self.workers_killed()
+            elif self.ends_in is not None:  # torch's limit is a time of day
+                self.ends_in -= self.missed
         self.missed = 0
         if self.pauses:
             self.pauses = False

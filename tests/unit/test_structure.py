@@ -96,7 +96,6 @@ TESTED_IN = {
     "rendezvous.connection": "dropin/test_rendezvous_handler.py",
     "rendezvous.handler": "dropin/test_rendezvous_handler.py",
     "rendezvous.store": "dropin/test_rendezvous_handler.py",
-    "spares.client": "cluster/test_spares.py",
     "spares.handler": "cluster/test_spares.py",
     "worker.fork_server": "unit/launching/test_preloading.py",
     "worker.imports": "unit/launching/test_preloading.py",

@@ -23,6 +23,7 @@ from torchrun_hpc.spares import record as records
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from torchrun_hpc.rendezvous.coordinator import _Agent
     from torchrun_hpc.spares.record import Address, Record
@@ -81,7 +82,7 @@ class SparesCoordinator(Coordinator):
         self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
         self._formed_for = 0  # seconds
         self._was_strong = False  # a second ago
-        self._told: Mapping[int, Address] = {}  # addresses that all have heard of
+        self._next_ones: dict[int, Address] = {}  # may take over, as all know
         before = record.term[1]
         if self._has_run:
             self._leave_time({*record.active, *record.may_run})
@@ -143,12 +144,8 @@ class SparesCoordinator(Coordinator):
     def tick(self) -> None:
         """Handle that a second has passed."""
         super().tick()
-        first = self._first_addresses()
-        if self.running and first != self._told:
-            self._told = first
-            update = {"record": records.packed(replace(self.record, addresses=first))}
-            for agent in self._agents.values():
-                self._send(agent, update)
+        if self.running and self._first_addresses() != self._next_ones:
+            self._share("record", self._agents.keys())
 
     def found_gone(self, member: int, address: Address) -> None:
         """Take note that nobody listens where a member was: its process has ended.
@@ -179,8 +176,6 @@ class SparesCoordinator(Coordinator):
             self._learn(records.unpacked(known))
         self.addresses[member] = address
         self._present.add(member)
-        if member in self._may_run:  # it was suspended, perhaps, while it ended them
-            self._may_run[member] = self._longest_run
         self._gone.discard(member)
         if self.record.round > round_known:
             known = {"record": records.packed(self.record)}
@@ -208,10 +203,7 @@ class SparesCoordinator(Coordinator):
         self._may_run = dict.fromkeys(members, self._longest_run)
 
     def _first_addresses(self) -> dict[int, Address]:
-        """Return where those are that may have to take over.
-
-        If more are lost, the job cannot go on.
-        """
+        """Return where those are that may have to take over."""
         fit = sorted(self._present - self.record.out.keys())
         first = fit[: self.settings.spares + 1]
         return {member: self.addresses[member] for member in first}
@@ -378,19 +370,25 @@ class SparesCoordinator(Coordinator):
             term=self._term,
             round=self.round,
             active=active,
-            addresses={member: self.addresses[member] for member in self._present},
             may_run=tuple(sorted(self._may_run)),
         )
         self._confirmed = set()
-        self._told = self._first_addresses()
-        self._prepare(self._agents)
+        self._share("prepare", self._agents.keys())
 
-    def _prepare(self, members: Collection[int]) -> None:
-        """Ask members to confirm the round."""
-        prepare = {"prepare": records.packed(self.record)}
-        for member in members:
-            if member in self._agents:
-                self._send(self._agents[member], prepare)
+    def _share(self, key: str, members: AbstractSet[int]) -> None:
+        """Send the record to members.
+
+        Those that may have to take over need the addresses of all; the others need
+        theirs. If more are lost, the job cannot go on.
+        """
+        known = {member: self.addresses[member] for member in self._present}
+        self.record = replace(self.record, addresses=known)
+        first = self._next_ones = self._first_addresses()
+        everything = {key: records.packed(self.record)}
+        rest = {key: records.packed(replace(self.record, addresses=first))}
+        for member in sorted(members & self._agents.keys()):
+            message = everything if member in first else rest
+            self._send(self._agents[member], message)
 
     def _assigned(self) -> tuple[int, ...] | None:
         if len(self._joined) < self.wanted:
@@ -494,10 +492,10 @@ class SparesCoordinator(Coordinator):
         """Ask members again that have not confirmed the round, and say who they are."""
         if self._confirmed is None or self._formed_for % _AGAIN:
             return
-        late = sorted(set(self.record.active) - self._confirmed)
-        self._prepare(late)
+        late = set(self.record.active) - self._confirmed
+        self._share("prepare", late)
         if late and intervals.is_report_due(self._formed_for):
-            self._report({"waiting": late, "seconds": self._formed_for})
+            self._report({"waiting": sorted(late), "seconds": self._formed_for})
 
     def _give_up(self) -> None:
         """End the job where too few have come for too long.

@@ -201,6 +201,25 @@ def test_it_is_written(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_the_first_one_of_a_launch_counts(tmp_path):
+    """Another node was cut off, and comes back after the end."""
+    file = tmp_path / "outcome.json"
+    outcome.write(expected("done"), plan(file))
+    outcome.write(expected("nodes failed"), plan(file))
+    assert read(file) == expected("done")
+    later = expected("nodes failed", launch_id="20.0")
+    outcome.write(later, plan(file, launch_id="20.0"))
+    assert read(file) == later
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"launch_id": 19}'])
+def test_what_is_no_outcome_is_replaced(text, tmp_path):
+    file = tmp_path / "outcome.json"
+    file.write_text(text)
+    outcome.write(expected("done"), plan(file))
+    assert read(file) == expected("done")
+
+
 def test_it_is_written_where_the_launch_began(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome.write(expected("done"), plan("outcome.json"))
@@ -224,9 +243,10 @@ def test_the_file_is_always_whole(tmp_path, monkeypatch):
         new.rename(target)
 
     monkeypatch.setattr(Path, "replace", look)
-    outcome.write(expected("stopped"), plan(file))
+    later = expected("stopped", launch_id="20.0")
+    outcome.write(later, plan(file, launch_id="20.0"))
     assert seen == [("stopped", "done", tmp_path)]
-    assert read(file) == expected("stopped")
+    assert read(file) == later
 
 
 def not_there(folder):
@@ -274,7 +294,7 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    outcome.write(expected("stopped"), plan(file))
+    outcome.write(expected("stopped"), plan(file, launch_id="20.0"))
     assert f"to {file}: No space left on device\n" in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == [file]
     assert read(file) == expected("done")

@@ -218,9 +218,17 @@ def go(number):
 
 def prepared(sent):
     """Return the record of the round that was prepared, from what was sent."""
-    (message,) = next(iter(sent.values()))
-    assert all(messages == [message] for messages in sent.values())
-    return records.unpacked(message["prepare"])
+    return shared("prepare", sent)
+
+
+def shared(key, sent):
+    """Return the record that was sent, in all its parts to those that need them."""
+    found = [records.unpacked(message[key]) for (message,) in sent.values()]
+    most = max(found, key=lambda record: len(record.addresses))
+    for each in found:
+        assert replace(each, addresses=most.addresses) == most
+        assert each.addresses.items() <= most.addresses.items()
+    return most
 
 
 def replaced(number, *who, because=None):
@@ -320,10 +328,18 @@ def test_all_hear_where_a_member_is_that_may_have_to_take_over():
     job.come(1)
     second, sent = job.wait(10)
     assert (second, sorted(sent)) == (1, [0, 1, 2, 3])
-    for (message,) in sent.values():
-        known = records.unpacked(message["record"])
-        assert known == replace(job.record, addresses=addresses(0, 1))
+    assert shared("record", sent) == job.record
+    assert job.record.addresses == addresses(0, 1, 2, 3)
     assert job.wait(30) is None
+
+
+def test_those_that_may_have_to_take_over_know_where_all_are():
+    job = Job(spares=2, nodes=7)
+    sent = job.come(*range(7))
+    found = {m: records.unpacked(message["prepare"]) for m, (message,) in sent.items()}
+    for member, record in found.items():
+        known = range(7) if member < 3 else range(3)
+        assert record.addresses == addresses(*known)
 
 
 def test_nobody_needs_to_hear_of_another_spare():

@@ -64,6 +64,17 @@ EVENTS = {
             "jwb0002 (node 1) as node rank 1"
         ),
     ),
+    "a node that looks for the others": (
+        {"seeks": 40, "left": 860},
+        (
+            "HPC218 jwb0002 looks for the node that coordinates the job, for 40 s; it "
+            "ends in 860 s if there is none"
+        ),
+    ),
+    "a node that looks for the others, between two reports": (
+        {"seeks": 41, "left": 859},
+        None,
+    ),
     "a node that is out": (
         {"excluded": 2, "because": "its health check ended with exit code 1"},
         "HPC208 jwb0003 (node 2) is out: its health check ended with exit code 1",

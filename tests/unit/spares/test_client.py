@@ -1,0 +1,135 @@
+"""What a member makes of the coordinator's messages, in whatever order they come."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from torchrun_hpc import __version__
+from torchrun_hpc.rendezvous.client import RoundOverError
+from torchrun_hpc.rendezvous.coordinator import Settings
+from torchrun_hpc.rendezvous.protocol import JoinRequest
+from torchrun_hpc.rendezvous.search import CoordinatorAddress
+from torchrun_hpc.spares import record as records
+from torchrun_hpc.spares.client import MemberClient, NotNeededError
+from torchrun_hpc.spares.coordinator import Limits
+from torchrun_hpc.spares.member import Member
+from torchrun_hpc.spares.record import Record
+from torchrun_hpc.spares.standby import Standby
+
+PREPARED = Record((0, 0), 0, (1, 0, 2))
+STORE = ("10.20.0.1", 40000)
+GO = {"go": 0, "store": [*STORE]}
+CONFIRM = {"confirm": [(0, 0), 0]}
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def client(events, monkeypatch):
+    """Return member 1 of four, connected to nobody; what it sends is in ``sent``."""
+    first = records.first_record(4, 1, 0)
+    settings = Settings("19.0", "mine", 4, 1, 9, 60, 40, spares=1)
+    request = JoinRequest("19.0", "mine", 4, 1, "n1", 101, __version__, spares=1)
+    made = MemberClient(
+        request,
+        CoordinatorAddress("n0", (4000,), 60, 40, ()),
+        events.append,
+        None,
+        Standby(settings, Limits(60, 5), Member(1, ("n1", 4001), first)),
+    )
+    made.sent = []
+    monkeypatch.setattr(made, "send", made.sent.append)
+    yield made
+    made._loop.close()
+
+
+def as_prepared(record=PREPARED):
+    return {"prepare": records.packed(record)}
+
+
+def take_part(client, *later):
+    """Take part, and let messages come a moment later."""
+
+    def handle():
+        for message in later:
+            client._handle(message)
+            time.sleep(0.1)  # until it is confirmed
+
+    timer = threading.Timer(0.05, handle)
+    timer.start()
+    try:
+        return client.take_part(lambda: STORE)
+    finally:
+        timer.join()
+
+
+def test_a_round_in_which_it_has_node_rank_0(client):
+    assert take_part(client, as_prepared(), GO) == (GO, 0, 3)
+    assert client.sent == [{"join": 0}, CONFIRM | {"store": STORE}]
+
+
+def test_a_round_in_which_it_has_another_node_rank(client):
+    record = Record((0, 0), 0, (0, 2, 1))
+    assert take_part(client, as_prepared(record), GO) == (GO, 2, 3)
+    assert client.sent == [{"join": 0}, CONFIRM]
+
+
+def test_a_round_that_is_prepared_before_it_has_noticed_the_end_of_the_last(client):
+    """The coordinator is lost while it waits, and the next one is quick."""
+    client._change(is_over=True)
+    client._handle(as_prepared())
+    assert take_part(client, GO) == (GO, 0, 3)
+
+
+def test_a_round_that_is_over_before_it_has_begun(client):
+    with pytest.raises(RoundOverError):
+        take_part(client, as_prepared(), {"over": 0})
+    client.sent.clear()
+    later = Record((0, 0), 1, (1, 0, 2))
+    go = GO | {"go": 1}
+    assert take_part(client, as_prepared(later), go) == (go, 0, 3)
+    assert client.sent == [{"join": 1}, {"confirm": [(0, 0), 1], "store": STORE}]
+
+
+def test_nothing_is_confirmed_of_a_round_that_is_over(client):
+    client._handle(as_prepared())
+    client._handle({"over": 0})
+    with pytest.raises(NotNeededError):
+        take_part(client, {"finished": 1})
+    assert client.sent == [{"join": 1}]
+
+
+def test_a_round_without_it(client):
+    record = Record((0, 0), 0, (0, 2, 3))
+    with pytest.raises(NotNeededError):
+        take_part(client, as_prepared(record), {"finished": 0})
+    assert client.sent == [{"join": 0}]
+
+
+def test_no_older_workers_are_left_when_a_round_begins(client):
+    record = Record((0, 0), 0, (1, 0, 2), may_run=(3,))
+    client._handle(as_prepared(record))
+    assert client.member.record.may_run == (3,)
+    client._handle(GO)
+    assert client.member.record.may_run == ()
+
+
+def test_a_member_that_is_not_well(client):
+    client.be_unfit("bad GPU")
+    with pytest.raises(NotNeededError):
+        take_part(client, {"finished": 0})
+    assert client.sent == [{"unfit": "bad GPU"}]
+
+
+def test_what_it_hears_at_the_end(client, events):
+    client._handle({"out": "bad GPU"})
+    client._handle({"finished": 0, "out_at_end": [1], "is_certain": True})
+    assert events == [{"out": "bad GPU"}]
+    assert (client.out_at_end, client.is_certain) == ((1,), True)
+    assert not client.reports  # the one that coordinates does
