@@ -458,7 +458,8 @@ class SparesCoordinator(Coordinator):
             return
         if self._was_strong and not was_strong:
             self._formed_for = 0  # now it can form one
-        if self._may_run and intervals.is_report_due(self._formed_for):
+        is_due = self._was_strong and intervals.is_report_due(self._formed_for)
+        if self._may_run and is_due:
             nodes, left = sorted(self._may_run), max(self._may_run.values())
             self._report({"may_run": nodes, "left": left})
         self._formed_for += 1
