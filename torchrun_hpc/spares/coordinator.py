@@ -136,7 +136,7 @@ class SparesCoordinator(Coordinator):
             self._handle_present(member, message["present"])
         if member is not None and "unfit" in message:
             self._may_run.pop(member, None)  # it is asked when they have ended
-            self._put_out(member, printable(str(message["unfit"]), _REASON))
+            self._put_out(member, str(message["unfit"]))
         super().receive(connection, message)
         if member is not None and "confirm" in message:
             self._confirm(member, message)
@@ -250,7 +250,8 @@ class SparesCoordinator(Coordinator):
         """
         left = self._left - {rank}
         is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator
-        if not is_own_fault or len(left) < self.wanted or self.failure is not None:
+        has_ended = self.finished or self.failure is not None
+        if has_ended or not is_own_fault or len(left) < self.wanted:
             super()._agent_failed(rank, failure)
             return
         self._put_out(rank, failure.text)
@@ -283,6 +284,7 @@ class SparesCoordinator(Coordinator):
     def _put_out(self, member: int, reason: str) -> None:
         if member in self.record.out:
             return
+        reason = printable(reason, _REASON)
         self.record = records.put_out(self.record, member, reason)
         self._joined.discard(member)
         self._report({"excluded": member, "because": reason})
