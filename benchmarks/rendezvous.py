@@ -24,7 +24,8 @@ name server can be reached from there.
 
 With --takeover N, N + 1 nodes of ours meet, one of them a spare. Then the process of
 node 0, which has the coordinator, is killed, and the time runs until the last of the
-others is in the next round. Node 1 has a process of its own, too.
+others is in the next round. Node 1 has a process of its own, too. Before, the bytes are
+counted that they send while they wait.
 
 All share the cores of one machine: a cluster is faster. The bytes of ours do not depend
 on that; those of c10d do to a degree, since its nodes try again and again.
@@ -355,6 +356,10 @@ def measure_takeover(nodes: int, port: int, bound: int) -> float:
             f"{nodes} nodes and a spare have joined in {time.monotonic() - start:.2f} s"
         )
         time.sleep(2)  # until all know of each other
+        before, window = traffic(), 2 * BEAT
+        time.sleep(window)
+        rate = (traffic() - before) / window / job.nodes
+        print(f"at rest: {rate:.0f} bytes per second and node")
         tell(pipes)
         time.sleep(1)
         start = time.monotonic()

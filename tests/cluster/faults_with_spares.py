@@ -68,6 +68,20 @@ def spare_agent_killed(job: Job) -> Seconds:
     return {"again": seconds}
 
 
+@with_spare("With a spare: all processes of a node are killed")
+def spare_node_killed(job: Job) -> Seconds:
+    """All of node 1 at once, its agent among them.
+
+    The spare takes its place, and all workers train again {again} s later.
+    """
+    job.start(RESTARTS)
+    job.kill(1)
+    seconds = again(job, lost=1)
+    assert seconds < 5
+    ends_well(job, 1)
+    return {"again": seconds}
+
+
 @with_spare("With a spare: the head node is lost")
 def spare_head_killed(job: Job) -> Seconds:
     """All processes of node 0 are killed at once, the coordinator among them.
@@ -107,8 +121,9 @@ def spare_cut_off(job: Job) -> Seconds:
 
 @with_spare("With a spare: the head node is cut off")
 def spare_head_cut_off(job: Job) -> Seconds:
-    """No packet goes to node 0 or back. Its agent ends its workers, as all others do.
+    """No packet goes to node 0 or back, and again a node is lost that is silent for 5 s.
 
+    Its agent ends its workers, as all others do.
     Node 1 takes over. After {again} s all train again. When the network is back, node 0
     is a spare, and disturbs nobody.
     """
@@ -128,7 +143,7 @@ def spare_head_cut_off(job: Job) -> Seconds:
 def spare_head_suspended(job: Job) -> Seconds:
     """All processes of node 0 get SIGSTOP, and SIGCONT when the spare has its place.
 
-    That is after {again} s. Its agent kills the workers that it had, before anything
+    That is after {again} s, again with 5 s instead of 120 s. Its agent kills the workers that it had, before anything
     else, and is a spare.
     """
     job.start(*HURRIED)

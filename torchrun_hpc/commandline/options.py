@@ -86,8 +86,9 @@ _OURS = {
         "NUMBER",
         (
             "How many of the nodes wait, to take the place of one that is lost; the "
-            "world has as many fewer. Needs srun --no-kill --kill-on-bad-exit=0, and "
-            "--max-restarts. By default 0."
+            "world has as many fewer. Needs --no-kill of sbatch and srun, "
+            "--kill-on-bad-exit=0 and --wait=0 of srun, and --max-restarts. By default "
+            "0."
         ),
     ),
     "hpc_spare_after": (
