@@ -121,7 +121,7 @@ def spare_cut_off(job: Job) -> Seconds:
 
 @with_spare("With a spare: the head node is cut off")
 def spare_head_cut_off(job: Job) -> Seconds:
-    """No packet goes to node 0 or back, and again a node is lost that is silent for 5 s.
+    """No packet goes to node 0 or back; again with 5 s instead of 120 s.
 
     Its agent ends its workers, as all others do.
     Node 1 takes over. After {again} s all train again. When the network is back, node 0
@@ -143,8 +143,8 @@ def spare_head_cut_off(job: Job) -> Seconds:
 def spare_head_suspended(job: Job) -> Seconds:
     """All processes of node 0 get SIGSTOP, and SIGCONT when the spare has its place.
 
-    That is after {again} s, again with 5 s instead of 120 s. Its agent kills the workers that it had, before anything
-    else, and is a spare.
+    That is after {again} s, again with 5 s instead of 120 s. Its agent kills the
+    workers that it had, before anything else, and is a spare.
     """
     job.start(*HURRIED)
     processes, first = job.processes(0), job.workers()[0]
