@@ -261,7 +261,6 @@ def test_hostile_clients(unpadded: Cluster, tmp_path: Path, phase: str) -> None:
         text = 'import os, time; time.sleep(15 * (os.environ["RANK"] == "1"))'
         script = ["--no-python", "python", "-c", f"'{text}'"]
     command = f"{late} exec {' '.join([*HPC, *script])}"
-    start = time.monotonic()
     with step(unpadded, "sh", "-c", command) as job:
         said = job.says(r"rendezvous at n9:\d+")
         ((launch_id, port),) = re.findall(r"Slurm (\S+), .* at n9:(\d+)", said)
@@ -280,7 +279,6 @@ def test_hostile_clients(unpadded: Cluster, tmp_path: Path, phase: str) -> None:
     assert did["disclosed"] == 0  # what it must know to pretend
     assert phase != "training" or did["spoiled"] > 10
     assert not marker.exists()
-    assert time.monotonic() - start < 60
     # What they do to the workers' store is between them and torch.
     assert code == 0 or phase == "training", job.output
     if code:
