@@ -75,6 +75,7 @@ class MemberClient(Client):
         self._server, self._standby = server, standby
         self._first_line = {"protocol": VERSION, **asdict(request)}
         self._prepared: Record | None = None  # and not confirmed yet
+        self._confirmation: dict[str, Any] = {}  # of the latest round
         self._last_tick = 0.0
         self._watching: asyncio.Task[None] | None = None
 
@@ -175,10 +176,14 @@ class MemberClient(Client):
         """Confirm the round that was prepared."""
         with self._changed:
             record, self._prepared = self._prepared, None
-        if record is not None:
+        if record is None:
+            return
+        confirm = [record.term, record.round]
+        if self._confirmation.get("confirm") != confirm:  # else it was asked again
             is_first = record.active[0] == self.request.rank
             store = {"store": open_store()} if is_first else {}
-            self.send({"confirm": [record.term, record.round], **store})
+            self._confirmation = {"confirm": confirm, **store}
+        self.send(self._confirmation)
 
     # --- in the thread ------------------------------------------------------------
 

@@ -145,7 +145,7 @@ class SparesCoordinator(Coordinator):
         """Handle that a second has passed."""
         super().tick()
         if self.running and self._first_addresses() != self._next_ones:
-            self._share("record", self._agents.keys())
+            self._share_with_all("record")
 
     def found_gone(self, member: int, address: Address) -> None:
         """Take note that nobody listens where a member was: its process has ended.
@@ -375,7 +375,12 @@ class SparesCoordinator(Coordinator):
             may_run=tuple(sorted(self._may_run)),
         )
         self._confirmed = set()
-        self._share("prepare", self._agents.keys())
+        self._share_with_all("prepare")
+
+    def _share_with_all(self, key: str) -> None:
+        """Send the record to all, who then know where those are that may take over."""
+        self._next_ones = self._first_addresses()
+        self._share(key, self._agents.keys())
 
     def _share(self, key: str, members: AbstractSet[int]) -> None:
         """Send the record to members.
@@ -385,7 +390,7 @@ class SparesCoordinator(Coordinator):
         """
         known = {member: self.addresses[member] for member in self._present}
         self.record = replace(self.record, addresses=known)
-        first = self._next_ones = self._first_addresses()
+        first = self._next_ones
         everything = {key: records.packed(self.record)}
         rest = {key: records.packed(replace(self.record, addresses=first))}
         for member in sorted(members & self._agents.keys()):
@@ -496,7 +501,8 @@ class SparesCoordinator(Coordinator):
         if self._confirmed is None or self._formed_for % _AGAIN:
             return
         late = set(self.record.active) - self._confirmed
-        self._share("prepare", late)
+        if late:
+            self._share("prepare", late)
         if late and intervals.is_report_due(self._formed_for):
             self._report({"waiting": sorted(late), "seconds": self._formed_for})
 

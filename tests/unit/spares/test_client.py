@@ -87,6 +87,21 @@ def test_a_round_that_is_prepared_before_it_has_noticed_the_end_of_the_last(clie
     assert take_part(client, GO) == (GO, 0, 3)
 
 
+def test_a_round_that_is_confirmed_twice_has_one_store(client):
+    """The coordinator asked again just when the first answer was under way."""
+    opened = []
+
+    def open_store():
+        opened.append(STORE)
+        return STORE
+
+    for _ in range(2):
+        client._handle(as_prepared())
+        client._confirm(open_store)
+    assert opened == [STORE]
+    assert client.sent == [CONFIRM | {"store": STORE}] * 2
+
+
 def test_a_round_that_is_over_before_it_has_begun(client):
     with pytest.raises(RoundOverError):
         take_part(client, as_prepared(), {"over": 0})

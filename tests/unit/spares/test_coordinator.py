@@ -333,6 +333,22 @@ def test_all_hear_where_a_member_is_that_may_have_to_take_over():
     assert job.wait(30) is None
 
 
+def test_a_member_that_comes_while_workers_of_others_may_run():
+    """All hear of it when the round has begun, though some were asked again."""
+    job = taken_over()
+    connect_all(job, 1, 2, 3)
+    job.restart(1, 2, 3)
+    job.wait(3)
+    job.connect(0, term=[0, 0], round=1)
+    job.wait(LEASE - 4)
+    job.coordinator.tick()
+    sent = job.sent()
+    assert job.coordinator.running
+    told = [m for messages in sent.values() for m in messages if "record" in m]
+    assert told
+    assert all(0 in dict(message["record"]["addresses"]) for message in told)
+
+
 def test_those_that_may_have_to_take_over_know_where_all_are():
     job = Job(spares=2, nodes=7)
     sent = job.come(*range(7))
