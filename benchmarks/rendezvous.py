@@ -299,7 +299,6 @@ def run_members(job: Job, ranks: range, parent: Connection) -> None:
         _share_process()
     times: list[float] = []
     problems: list[str] = []
-    handlers: list[RendezvousHandler] = []
 
     def join(handler: RendezvousHandler) -> None:
         try:
