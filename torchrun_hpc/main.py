@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import network, sites
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.commandline.options import options_of_setup
-from torchrun_hpc.launching import direct, environment, signals
+from torchrun_hpc.launching import direct, environment, signals, topology
 from torchrun_hpc.launching.abort import Known, faults_reported
 from torchrun_hpc.launching.preflight import gpu_files, preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.launching.starters import count_workers, parse, starter_of
-from torchrun_hpc.planning import preload
+from torchrun_hpc.planning import binding, preload
 from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import (
     Mode,
@@ -100,10 +100,11 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
     gpus = 0 if mode.is_direct else gpu_files()  # torch counts them, later
     # What is typed is checked in any case.
     has_site = mode.uses_site or site is not None
+    known = sites.find(seen.environ, seen.site_host, site) if has_site else None
     inputs = Inputs(
         mode=mode,
         job=seen.job,
-        site=sites.find(seen.environ, seen.site_host, site) if has_site else None,
+        site=known,
         network=network.this_node(),
         options=options,
         environ=seen.environ,
@@ -113,6 +114,8 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
         command=seen.command,
         hostname=seen.hostname,
     )
+    if binding.wanted(options, known) is not None:
+        inputs = replace(inputs, topology=topology.this_node())
     # Without a script, a program has called torch, and has imported it.
     planned = preload.plan(inputs, line.script) if line.script else None
     return replace(inputs, preload=planned)
@@ -125,7 +128,7 @@ def plan_of(inputs: Inputs, starter: Starter) -> tuple[Inputs, LaunchPlan]:
         LaunchError: Something that the user typed, or set, cannot work.
     """
     # Workers, GPUs, and what else there is.
-    inputs = replace(inputs, options=starter.options, **starter.measure())
+    inputs = replace(inputs, options=starter.options, **starter.measure(inputs))
     plan = make_plan(inputs)
     starter.apply_options(plan)
     return inputs, plan

@@ -55,7 +55,16 @@ _OURS = {
         "auto|NUMBER",
         (
             "OMP_NUM_THREADS of each worker where it is not set; 'auto' divides the "
-            "CPUs of this process by the workers. By default 1, as torchrun does."
+            "CPUs of this process by the workers, or follows --hpc-bind. By default 1, "
+            "as torchrun does."
+        ),
+    ),
+    "hpc_bind": (
+        "gpu|even|none",
+        (
+            "Divide the CPUs that this node has for the job among its workers: 'gpu' "
+            "gives each those near its GPU, 'even' as many as the others. By default "
+            "the site's, or none."
         ),
     ),
     "hpc_rendezvous": (
@@ -129,7 +138,7 @@ DRY_RUN = {
 }
 
 # Those of which the variable counts in a script that calls setup_environment().
-_OF_SETUP = ("hpc_site", "hpc_omp_threads")
+_OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind")
 
 OURS = (*_OURS, "hpc_dry_run")
 

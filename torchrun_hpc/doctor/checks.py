@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchrun_hpc.doctor import differences
 from torchrun_hpc.doctor.differences import torch_of
 from torchrun_hpc.doctor.results import Finding
-from torchrun_hpc.errors import count
-from torchrun_hpc.reporting.names import listed_hosts, ranges
+from torchrun_hpc.errors import count, ranges
+from torchrun_hpc.reporting.names import listed_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

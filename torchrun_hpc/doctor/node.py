@@ -23,9 +23,9 @@ import psutil
 
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
+from torchrun_hpc.errors import ranges
 from torchrun_hpc.launching.resolver import ResolverCheck
 from torchrun_hpc.planning.inputs import Resolver
-from torchrun_hpc.reporting.names import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

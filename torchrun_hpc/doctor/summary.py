@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import __version__, network
 from torchrun_hpc.doctor import checks, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
-from torchrun_hpc.reporting.names import host, listed_hosts, ranges
+from torchrun_hpc.errors import ranges
+from torchrun_hpc.reporting.names import host, listed_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

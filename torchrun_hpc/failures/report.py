@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message, count
+from torchrun_hpc.errors import Message, count, ranges
 from torchrun_hpc.failures.collection import Collection, ending
 from torchrun_hpc.reporting import console, names
 
@@ -82,10 +82,10 @@ def _details(summary: Summary) -> Iterator[str]:
         yield f"{_OWN}its stderr is in the output: {first.unread}"
     if alike := summary.alike:
         others = count(len(alike), "other rank")
-        yield f"{_OWN}the same on {others}: {names.ranges(alike)}"
+        yield f"{_OWN}the same on {others}: {ranges(alike)}"
     for cause, ranks in summary.others:
         word = "rank" if len(ranks) == 1 else "ranks"
-        yield f"{_OWN}{word} {names.ranges(ranks)} of {first.size}: {cause}"
+        yield f"{_OWN}{word} {ranges(ranks)} of {first.size}: {cause}"
     if summary.unlisted:
         yield f"{_OWN}and {count(summary.unlisted, 'other rank')} for other reasons"
 

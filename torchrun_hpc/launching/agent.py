@@ -79,7 +79,7 @@ class AgentStarter(Starter):
         self._is_scheduled = preflight.job is not None
         self._outcomes: Sequence[registry.Outcome] | None = None
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self, _inputs: Inputs) -> dict[str, Any]:
         """Return the inputs of a plan that this node, and torch, have to be asked for.
 
         Raises:

@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import network
+from torchrun_hpc import network, schedulers
 from torchrun_hpc.commandline import script
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import signals
+from torchrun_hpc.launching import signals, topology
 from torchrun_hpc.launching.start import Starter
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
 from torchrun_hpc.planning.messages import NO_SCHEDULER, RANK, RUN_ID
@@ -19,6 +19,7 @@ from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.allocation import as_launch_id
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.slurm import SRUN
+from torchrun_hpc.worker import affinity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,17 +48,30 @@ class WorkerStarter(Starter):
         self.job = job
         self.environ = preflight.environ
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self, inputs: Inputs) -> dict[str, Any]:
         """Return the inputs of a plan that this node has to be asked for."""
+        local_size = self.job.task.local_size
         cpus = len(os.sched_getaffinity(0))
         if cpus == os.cpu_count():  # not bound: they share
-            cpus = max(cpus // self.job.task.local_size, 1)
+            cpus = max(cpus // local_size, 1)
+        masks: tuple[frozenset[int], ...] = ()
+        if inputs.topology.cores and local_size > 1:
+            variable = schedulers.rank_variable(self.environ)
+            masks = topology.other_masks(variable, local_size)
         is_alone = self.job.task.size == 1 and not self.environ.get(MASTER_PORT)
         port = network.free_port(LOOPBACK) if is_alone else 0
-        return {"workers": 1, "cpus": cpus, "gpus": 0, "free_port": port}
+        return {
+            "workers": 1,
+            "cpus": cpus,
+            "gpus": 0,
+            "free_port": port,
+            "other_masks": masks,
+        }
 
-    def run(self, _plan: LaunchPlan) -> None:
-        """Let the process manager know when this process has ended."""
+    def run(self, plan: LaunchPlan) -> None:
+        """Take the CPUs; let the process manager know when this process has ended."""
+        for share in plan.binding.used if plan.binding else ():
+            affinity.bind_process(share, f"task {self.job.task.rank}")
         if self.job.pmi_is_open:
             pmi.finalize_at_end(self.environ)
 

@@ -54,7 +54,7 @@ class Starter:
     def __init__(self, options: Mapping[str, Setting]) -> None:
         self.options = options
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self, _inputs: Inputs) -> dict[str, Any]:
         """Return those fields of `Inputs` for which this node has to be asked."""
         raise NotImplementedError
 

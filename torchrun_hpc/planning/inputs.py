@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.topology import Binding, Topology
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class Inputs:
         free_port: A port that is free here, for a worker that is alone.
         preload: What is imported once for all workers; ``None`` if nothing is.
         resolver: Whether names of addresses are answered here.
+        topology: Where the CPUs and GPUs are, if the workers are to be bound.
+        other_masks: The CPUs on which the other tasks of this node may run; of those
+            that can be seen, in direct mode, if they are to be bound.
+        binding: Which worker gets which CPUs; ``None`` if they are not bound.
     """
 
     mode: Mode
@@ -90,6 +95,9 @@ class Inputs:
     free_port: int = 0
     preload: Preload | None = None
     resolver: Resolver = Resolver.UNKNOWN
+    topology: Topology = field(default_factory=Topology)
+    other_masks: tuple[frozenset[int], ...] = ()
+    binding: Binding | None = None
 
     def explicit(self, name: str) -> Any:
         """Return what was typed for an option, ``None`` if nothing."""

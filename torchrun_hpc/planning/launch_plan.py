@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.inputs import Preload
+    from torchrun_hpc.planning.topology import Binding
     from torchrun_hpc.setting import Setting
 
 
@@ -152,6 +153,7 @@ class LaunchPlan:
         options: Options of torchrun to set, by their names in its parser.
         environment: Environment variables to set.
         preload: What is imported once for all workers; ``None`` if nothing is.
+        binding: Which worker gets which CPUs; ``None`` if they are not bound.
         stall_report: Seconds after which workers that show the same stacks are
             reported; 0 if they are not.
         spares: What is done for a job that is to outlive its nodes; ``None`` without.
@@ -168,6 +170,7 @@ class LaunchPlan:
     options: Mapping[str, Setting] = field(default_factory=dict)
     environment: Mapping[str, Setting] = field(default_factory=dict)
     preload: Preload | None = None
+    binding: Binding | None = None
     stall_report: float = 0
     spares: Spares | None = None
     outcome: str = ""

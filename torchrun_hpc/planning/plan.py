@@ -16,11 +16,13 @@ from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning import (
     as_typed,
+    binding,
     direct,
     messages,
     network_env,
     one_node,
     preload,
+    resources,
     several_nodes,
     spares,
 )
@@ -55,6 +57,7 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     if not inputs.mode.is_direct:
         several_nodes.check_rendezvous(inputs)
     waiting = spares.plan(inputs)
+    inputs = resources.with_threads(replace(inputs, binding=binding.plan(inputs)))
     plan = _PLANS[inputs.mode](inputs)
     rdzv_conf.check(inputs.options.get("rdzv_conf"), plan.rendezvous.backend)
     options, environment = {**plan.options}, {**plan.environment}
@@ -73,7 +76,11 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     about = replace(
         plan.messages,
         notes=(*plan.messages.notes, *preload.notes(inputs), *_unused(inputs)),
-        advice=(*plan.messages.advice, *preload.advice(inputs)),
+        advice=(
+            *plan.messages.advice,
+            *preload.advice(inputs),
+            *binding.advice(inputs),
+        ),
     )
     return replace(
         plan,
@@ -83,6 +90,7 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
         environment=environment,
         messages=about,
         preload=inputs.preload,
+        binding=inputs.binding,
         stall_report=_stall_report(inputs),
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.planning import messages, resources
+from torchrun_hpc.planning import binding, messages, resources
 from torchrun_hpc.planning.inputs import Preload
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.setting import Setting
@@ -56,7 +57,8 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
         for name, value in site.items()
         if not (inputs.environ.get(name) or name.startswith(READ_AT_START))
     }
-    for name, threads in resources.worker_threads(inputs).items():
+    bound = replace(inputs, binding=binding.plan(inputs))
+    for name, threads in resources.worker_threads(bound).items():
         variables[name] = str(threads.value)
     return Preload(tuple(names), setting, variables, _problem(inputs, script))
 

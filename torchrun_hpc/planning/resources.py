@@ -7,6 +7,7 @@ affinity mask, which the workers inherit.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count
@@ -86,7 +87,10 @@ def worker_threads(inputs: Inputs) -> dict[str, Setting]:
         return {}
     if explicit is not None and explicit.value == "auto":
         cpus, workers = count(inputs.cpus, "CPU"), count(inputs.workers, "worker")
-        return {OMP: Setting(str(_share(inputs)), f"{explicit}: {cpus} / {workers}")}
+        source = f"{explicit}: {cpus} / {workers}"
+        if inputs.binding is not None and inputs.binding.shares:
+            source = f"{explicit}: the CPUs of a worker, by {inputs.binding.setting}"
+        return {OMP: Setting(str(_share(inputs)), source)}
     if explicit is not None:
         return {OMP: Setting(explicit.value, explicit.source)}
     # As torchrun: a worker that is alone may use all CPUs.
@@ -94,7 +98,9 @@ def worker_threads(inputs: Inputs) -> dict[str, Setting]:
         return {OMP: Setting("1", "torchrun's default")}
     if inputs.environ.get(OMP):  # PBS's, which counts as unset
         return {
-            OMP: Setting(str(inputs.cpus), f"this process's CPUs; {PBS_CPUS} is PBS's")
+            OMP: Setting(
+                str(_share(inputs)), f"this process's CPUs; {PBS_CPUS} is PBS's"
+            )
         }
     return {}
 
@@ -221,10 +227,13 @@ def _about_cpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
             )
         elif job is not None and more:
             fix = f"Type: {job.once_per_node(inputs.command, more, nodes)}"
+        bind = "--hpc-bind=gpu (or even) needs one for each worker"
+        if inputs.binding is not None:
+            bind = f"{inputs.binding.setting} needs one for each worker, and binds none"
         yield Message(
             "HPC092",
             f"{inputs.workers} workers share {cpus}: all that the affinity mask of "
-            f"this process has. {fix}",
+            f"this process has; {bind}. {fix}",
         )
 
 
@@ -241,11 +250,12 @@ def _about_threads(inputs: Inputs) -> Iterator[Message]:
     )
     threads = int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
     # One thread each is what is left to have; too few CPUs is another message.
-    if threads > 1 and threads * inputs.workers > inputs.cpus:
+    cpus = _share(inputs) * inputs.workers if inputs.binding else inputs.cpus
+    if threads > 1 and threads * inputs.workers > cpus:
         yield Message(
             "HPC094",
             f"{OMP}={value} times {count(inputs.workers, 'worker')} is "
-            f"{threads * inputs.workers} threads on {count(inputs.cpus, 'CPU')}. Type: "
+            f"{threads * inputs.workers} threads on {count(cpus, 'CPU')}. Type: "
             f"export {OMP}={_share(inputs)}",
         )
 
@@ -324,5 +334,14 @@ def _fewest(environ: Mapping[str, str], name: str) -> int:
 
 
 def _share(inputs: Inputs) -> int:
-    """Return the CPUs of a worker, at least one."""
-    return max(inputs.cpus // inputs.workers, 1)
+    """Return the CPUs of a worker, at least one; of the one that has the fewest."""
+    own = inputs.binding.fewest if inputs.binding is not None else 0
+    return own or max(inputs.cpus // inputs.workers, 1)
+
+
+def with_threads(inputs: Inputs) -> Inputs:
+    """Note whether each worker that is bound gets as many threads as CPUs."""
+    is_auto = inputs.explicit("hpc_omp_threads") == "auto"
+    if inputs.binding is None or not is_auto or _chosen_threads(inputs):
+        return inputs
+    return replace(inputs, binding=replace(inputs.binding, sets_threads=True))

@@ -63,6 +63,14 @@ class DescribedJob(TypedDict):
     provenance: dict[str, str]
 
 
+class DescribedShare(TypedDict):
+    """`torchrun_hpc.planning.topology.Share`; the CPUs as Linux writes them."""
+
+    cpus: str
+    domain: str
+    reason: str
+
+
 class DescribedPlan(TypedDict):
     """`torchrun_hpc.planning.launch_plan.LaunchPlan` and its parts, in one."""
 
@@ -77,6 +85,8 @@ class DescribedPlan(TypedDict):
     endpoint: str
     site: DescribedSetting | None
     preload: DescribedSetting | None
+    binding: DescribedSetting | None
+    cpus: list[DescribedShare]
     address: str | None
     interface: str
     listen: str | None
@@ -175,6 +185,8 @@ def _plan(plan: LaunchPlan) -> DescribedPlan:
         "endpoint": where.endpoint,
         "site": _settings({"site": plan.site})["site"] if plan.site else None,
         "preload": _preload(plan),
+        "binding": _binding(plan),
+        "cpus": _cpus(plan),
         "address": where.local_address,
         "interface": plan.interface,
         "listen": join_endpoint(*where.listen) if where.listen else None,
@@ -190,6 +202,27 @@ def _preload(plan: LaunchPlan) -> DescribedSetting | None:
     if plan.preload is None or plan.preload.problem:
         return None
     return _settings({"preload": plan.preload.setting})["preload"]
+
+
+def _binding(plan: LaunchPlan) -> DescribedSetting | None:
+    if plan.binding is None:
+        return None
+    described = _settings({"binding": plan.binding.setting})["binding"]
+    reason = plan.binding.problem or plan.binding.instead
+    word = "binds nothing" if plan.binding.problem else "divided evenly"
+    if reason:
+        described["source"] += f"; {word}: {reason}"
+    return described
+
+
+def _cpus(plan: LaunchPlan) -> list[DescribedShare]:
+    """Describe the CPUs of each worker; in direct mode those of this one."""
+    if plan.binding is None:
+        return []
+    return [
+        {"cpus": share.cpu_list, "domain": share.domain, "reason": share.reason}
+        for share in plan.binding.used
+    ]
 
 
 def _settings(settings: Mapping[str, Setting]) -> dict[str, DescribedSetting]:

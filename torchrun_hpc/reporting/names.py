@@ -1,8 +1,7 @@
-"""How nodes and ranks are named in messages: not too many of them."""
+"""How nodes are named in messages: not too many of them."""
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,7 +10,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 _THINGS = 10
-_RANGES = 12
 
 
 def nodes(ranks: Sequence[int], plan: LaunchPlan) -> str:
@@ -38,21 +36,3 @@ def listed(texts: Iterable[str]) -> str:
     known = [*texts]
     more = len(known) - _THINGS
     return ", ".join(known[:_THINGS]) + (f" and {more} more" if more > 0 else "")
-
-
-def ranges(ranks: Iterable[int], most: int = _RANGES) -> str:
-    """Write ranks of workers, or other numbers: ``0-3,5``.
-
-    Args:
-        ranks: The numbers.
-        most: How many ranges are written; of the rest it says how many there are.
-    """
-    runs: list[list[int]] = []
-    pairs = enumerate(sorted(ranks))
-    for _, run in groupby(pairs, lambda pair: pair[1] - pair[0]):
-        runs.append([rank for _, rank in run])
-    known = [
-        f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:most]
-    ]
-    more = sum(map(len, runs[most:]))
-    return ",".join(known) + (f" and {more} more" if more else "")

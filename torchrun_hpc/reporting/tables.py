@@ -52,6 +52,9 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
         )
     if missing:
         parts.append(f"No answer within {limit} s from: {', '.join(missing)}")
+    bound = [*_bound(nodes)]
+    if bound:
+        parts.append(_table(("worker", "CPUs", "where", "because"), bound))
     if any(node["exports"] for node in nodes):
         parts.append(_table(("variable", "is set to", "from"), _variables(nodes)))
     if not is_direct:  # torch is the script's affair
@@ -95,6 +98,8 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
     yield "workers", str(plan["workers"]), source
     if plan["site"]:
         yield "site", plan["site"]["value"], plan["site"]["source"]
+    if plan["binding"]:
+        yield "CPUs", plan["binding"]["value"], plan["binding"]["source"]
     if plan["preload"]:
         yield "imports once", plan["preload"]["value"], plan["preload"]["source"]
     yield "rendezvous", f"{plan['backend']} at {plan['endpoint']}", ""
@@ -110,6 +115,19 @@ def _nodes(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
         address, interface = plan["address"] or "unknown", plan["interface"] or "-"
         rank, workers = str(plan["node_rank"]), str(plan["workers"])
         yield rank, _name(node), address, interface, workers
+
+
+def _bound(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
+    """Yield the CPUs of node 0's workers, and of others where they differ from it."""
+    first = nodes[0]["plan"]["cpus"]
+    for node in nodes:
+        task = node["job"]["task"]["local_rank"] if node["job"] else 0
+        start = task if node["plan"]["backend"] == DIRECT else 0
+        where = "" if node is nodes[0] else f" on {_name(node)}"
+        if where and node["plan"]["cpus"] == first:
+            continue
+        for rank, share in enumerate(node["plan"]["cpus"], start):
+            yield f"{rank}{where}", share["cpus"], share["domain"], share["reason"]
 
 
 def _variables(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:

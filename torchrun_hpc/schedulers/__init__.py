@@ -89,6 +89,10 @@ def task_rank(environ: Mapping[str, str]) -> int | None:
     Args:
         environ: Variables of which none is left over.
     """
-    ranks = (environ[d.rank[0]] for d in DETECTORS if d.has_rank(environ))
-    rank = next(ranks, "")
+    rank = environ.get(rank_variable(environ), "")
     return int(rank) if re.fullmatch("[0-9]{1,9}", rank) else None
+
+
+def rank_variable(environ: Mapping[str, str]) -> str:
+    """Return the variable that has the rank of this task; empty without one."""
+    return next((d.rank[0] for d in DETECTORS if d.has_rank(environ)), "")

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError, choices
-from torchrun_hpc.sites.site import Sign, Site, is_module
+from torchrun_hpc.sites.site import BIND_NONE, BINDINGS, Sign, Site, is_module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,7 @@ _SITE = {
     "hosts": False,
     "variables": False,
     "preload": False,
+    "bind": False,
 }
 _HOSTS = {"pattern": True, "replacement": True, "examples": True}
 _SIGN = {"variable": False, "values": False, "pattern": False, "host": False}
@@ -128,6 +129,7 @@ class _SiteFile:
             signs=self._signs((*key, "recognise"), table.get("recognise", [])),
             variables=self._variables((*key, "variables"), table.get("variables", {})),
             preload=self._modules((*key, "preload"), table.get("preload", [])),
+            bind=self._binding((*key, "bind"), table.get("bind", BIND_NONE)),
             **self._hosts((*key, "hosts"), table.get("hosts")),
         )
         for host, fast in site.examples.items():
@@ -190,6 +192,12 @@ class _SiteFile:
                 refused = "no prefix, no ^, no =, no blanks"
                 raise self._wrong((*key, name), f"{text}: {refused}")
         return variables
+
+    def _binding(self, key: _Key, value: Any) -> str:
+        if self._text(key, value) not in BINDINGS:
+            text = f"{value!r} is no way to bind. {choices(value, BINDINGS)}"
+            raise self._wrong(key, text)
+        return str(value)
 
     def _modules(self, key: _Key, names: Any) -> tuple[str, ...]:
         if not isinstance(names, list):

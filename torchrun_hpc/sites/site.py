@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+# How workers can be bound to CPUs.
+BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", "none")
+
+
 def is_module(name: str) -> bool:
     """Say whether this can be the name of a module, as it stands behind ``import``."""
     return all(map(str.isidentifier, name.split(".")))
@@ -64,6 +68,7 @@ class Site:
         variables: The variables that the centre documents, to be set where unset.
         preload: Modules that each node imports once for all workers, as
             ``--hpc-preload``.
+        bind: How the workers are bound to CPUs, as ``--hpc-bind``.
         examples: Node names, and their names on the fast network.
         found_by: By what it was recognised or chosen: ``SYSTEMNAME=juwels``.
     """
@@ -78,6 +83,7 @@ class Site:
     replacement: str = ""
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
     preload: tuple[str, ...] = ()
+    bind: str = "none"
     examples: Mapping[str, str] = field(default_factory=dict, hash=False)
     found_by: str = ""
 

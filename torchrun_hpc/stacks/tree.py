@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchrun_hpc.errors import count
-from torchrun_hpc.reporting import names
+from torchrun_hpc.errors import count, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +86,7 @@ class _Tree(NamedTuple):
         """Name a group of ranks."""
         if len(group) == self.total:
             return count(self.total, "rank")
-        ranks, node = names.ranges(stack.rank for stack in group), group[0].node
+        ranks, node = ranges(stack.rank for stack in group), group[0].node
         if all(stack.node == node for stack in group) and self.hosts.get(node):
             ranks += f", {self.hosts[node]}"
         number = f"{len(group)} of {self.total} ranks" if len(group) > 1 else "1 rank"

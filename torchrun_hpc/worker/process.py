@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
 _UNBUFFERED = 2  # stdio.h: _IONBF
 OPEN_FILES, _NAME = Path("/proc/self/fd"), Path("/proc/self/comm")
+_THREADS = "OMP_NUM_THREADS"
 _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
@@ -46,6 +47,9 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     for number, soft, hard in request.limits:
         if resource.getrlimit(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
+    with contextlib.suppress(OSError):  # they have gone offline just now
+        os.sched_setaffinity(0, request.cpus)
+    threads = os.environ.get(_THREADS)
     os.environ.clear()
     set_variables(request.environ)
     set_title(" ".join(request.command))
@@ -58,8 +62,17 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
         from torchrun_hpc.torch_compat import cpp_log  # noqa: PLC0415 - needs torch
 
         cpp_log.read_level()
+    _renew_threads(threads)
     gc.enable()
     _set_signals(request)
+
+
+def _renew_threads(before: str | None) -> None:
+    """Give torch the threads of this worker; it has read the variable at its import."""
+    now = os.environ.get(_THREADS, "")
+    if "torch" in sys.modules and now != before and now.isdecimal() and int(now):
+        modules: dict[str, Any] = sys.modules
+        modules["torch"].set_num_threads(int(now))
 
 
 def set_variables(variables: Mapping[str, str]) -> None:

@@ -49,6 +49,7 @@ class Request:
         ignored: Numbers of the signals that it ignores.
         blocked: And of those that it blocks.
         limits: Number, soft and hard limit of each resource.
+        cpus: Numbers of the CPUs on which it may run.
     """
 
     command: Sequence[str]
@@ -56,10 +57,11 @@ class Request:
     ignored: Sequence[int]
     blocked: Sequence[int]
     limits: Sequence[tuple[int, int, int]]
+    cpus: Sequence[int]
 
 
 def request_of(command: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Request a worker with the signals and the limits of this process."""
+    """Request a worker with the signals, limits and CPUs of this thread."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     ignored = {number for number in handlers if handlers[number] == signal.SIG_IGN}
     return Request(
@@ -68,6 +70,7 @@ def request_of(command: Sequence[str], environ: Mapping[str, str]) -> Request:
         ignored=sorted(ignored - {signal.SIGPIPE, signal.SIGXFSZ}),  # Python's own
         blocked=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         limits=[(number, *resource.getrlimit(number)) for number in _LIMITS],
+        cpus=sorted(os.sched_getaffinity(0)),
     )
 
 

@@ -17,6 +17,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.torch_compat.patches import (
     agent,
     bind_store,
+    bind_workers,
     defer_signals_on_close,
     fork_workers,
     forward_signals,
@@ -73,7 +74,7 @@ PATCHES: tuple[Patch, ...] = (
     *(node_order, local_addr, bind_store, report_missing_nodes, host_exits_last),
     *(agent, keep_open_on_restart, forward_signals),
     *(defer_signals_on_close, parent_death_signal, host_name, master_addr),
-    *(fork_workers, watch_workers),
+    *(fork_workers, watch_workers, bind_workers),
 )
 
 
@@ -117,9 +118,13 @@ def apply_patches(
 
 
 def patches_for(plan: LaunchPlan) -> tuple[Patch, ...]:
-    """Return the patches for a launch: one of them is for ``--hpc-preload`` only."""
-    is_forking = plan.preload is not None
-    return tuple(p for p in PATCHES if is_forking or p is not fork_workers)
+    """Return the patches for a launch: some are for an option of ours only."""
+    left_out = set()
+    if plan.preload is None:
+        left_out.add(fork_workers)
+    if plan.binding is None or not plan.binding.shares:
+        left_out.add(bind_workers)
+    return tuple(patch for patch in PATCHES if patch not in left_out)
 
 
 def examine(patches: Sequence[Patch]) -> tuple[Outcome, ...]:

@@ -1,0 +1,191 @@
+"""Where the CPUs and GPUs of this node are: what Linux says in ``/sys`` and ``/proc``.
+
+No driver is asked. Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-
+system-cpu``, ``.../sysfs-devices-node`` and ``.../testing/sysfs-bus-pci``; for NVIDIA's
+GPUs the appendix "The /proc Filesystem Interface" of the driver's README, for AMD's
+``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from torchrun_hpc.planning.topology import Core, Gpu, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_CPUS = "sys/devices/system/cpu"
+_NODES = "sys/devices/system/node"
+_PCI = "sys/bus/pci/devices"
+_NVIDIA = "proc/driver/nvidia/gpus"
+_AMD = "sys/class/kfd/kfd/topology/nodes"
+
+_L3 = "3"
+
+# Seconds until all tasks of a node have been started, and between two looks.
+_START_TIMEOUT = 5.0
+_PAUSE = 0.05
+
+
+def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
+    """Look at this node.
+
+    Args:
+        root: The folder that has ``sys``, ``proc`` and ``dev``.
+        mask: The CPUs that this process may run on; by default its affinity mask.
+    """
+    cpus = sorted(os.sched_getaffinity(0) if mask is None else mask)
+    return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)))
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Read a list of CPUs as Linux writes it: ``0-3,8``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _cores(root: Path, mask: Iterable[int]) -> Iterator[Core]:
+    nodes = {
+        cpu: int(folder.name.removeprefix("node"))
+        for folder in (root / _NODES).glob("node[0-9]*")
+        for cpu in _cpus(folder / "cpulist")
+    }
+    caches: dict[int, str] = {}
+    rest = dict.fromkeys(mask)
+    for cpu in [*rest]:
+        if cpu not in rest:
+            continue  # a sibling of one that was before
+        folder = root / _CPUS / f"cpu{cpu}"
+        siblings = _cpus(folder / "topology/thread_siblings_list") & rest.keys()
+        own = tuple(sorted(siblings | {cpu}))
+        for sibling in own:
+            del rest[sibling]
+        if cpu not in caches:
+            cache = _cache(folder)
+            caches |= dict.fromkeys((cpu, *parse_cpus(cache)), cache)
+        yield Core(own, nodes.get(cpu, 0), caches[cpu])
+
+
+def _cache(folder: Path) -> str:
+    for index in sorted(folder.glob("cache/index[0-9]*")):
+        if _text(index / "level").strip() == _L3:
+            return _text(index / "shared_cpu_list").strip()
+    return ""
+
+
+def _nvidia(root: Path) -> Iterator[Gpu]:
+    """Yield NVIDIA's GPUs in the order of their PCI addresses."""
+    for folder in sorted((root / _NVIDIA).glob("*:*")):
+        lines = (
+            line.split(":", 1) for line in _text(folder / "information").split("\n")
+        )
+        facts = {pair[0].strip(): pair[1].strip() for pair in lines if pair[1:]}
+        minor, uuid = facts.get("Device Minor"), facts.get("GPU UUID", "")
+        device = root / f"dev/nvidia{minor}"
+        yield Gpu(
+            folder.name,
+            _local(root, folder.name),
+            uuid if uuid.startswith("GPU-") else "",
+            is_usable=minor is None or _may_open(device),
+            model=facts.get("Model", ""),
+        )
+
+
+def _amd(root: Path) -> Iterator[Gpu]:
+    """Yield AMD's GPUs in the order of the driver, without those of others."""
+    folders = (root / _AMD).glob("[0-9]*")
+    for folder in sorted(folders, key=lambda folder: int(folder.name)):
+        pairs = (line.split() for line in _text(folder / "properties").splitlines())
+        facts = {pair[0]: int(pair[1]) for pair in pairs if pair[1:]}
+        if not facts.get("simd_count"):
+            continue  # a CPU, or a GPU that this process may not use
+        # Its function may be the number of a partition.
+        bus, device = divmod(facts.get("location_id", 0) & 0xFFFF, 256)
+        address = f"{facts.get('domain', 0):04x}:{bus:02x}:{device >> 3:02x}.0"
+        minor = facts.get("drm_render_minor")
+        yield Gpu(
+            address,
+            _local(root, address),
+            f"GPU-{facts.get('unique_id', 0):016x}",
+            is_usable=not minor or _may_open(root / f"dev/dri/renderD{minor}"),
+            is_amd=True,
+        )
+
+
+def _may_open(device: Path) -> bool:
+    """Say whether this process may; the kernel asks the cgroup of devices, too."""
+    return os.access(device, os.R_OK | os.W_OK)
+
+
+def _local(root: Path, address: str) -> frozenset[int]:
+    return _cpus(root / _PCI / address / "local_cpulist")
+
+
+def _cpus(path: Path) -> frozenset[int]:
+    try:
+        return parse_cpus(_text(path))
+    except ValueError:
+        return frozenset()
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def other_masks(rank: str, size: int) -> tuple[frozenset[int], ...]:
+    """Return the affinity masks of the other tasks of this node that can be seen.
+
+    A task is started by the same process as this one, perhaps with a shell in between,
+    and the launcher has told it a rank. Those that are not there yet are waited for.
+
+    Args:
+        rank: Variable that has a task's rank.
+        size: How many tasks this node has.
+    """
+    end = time.monotonic() + _START_TIMEOUT
+    while True:
+        masks = _masks(rank)
+        if len(masks) >= size - 1 or time.monotonic() > end:
+            return tuple(masks.values())
+        time.sleep(_PAUSE)
+
+
+def _masks(rank: str) -> Mapping[str, frozenset[int]]:
+    """Return the narrowest mask of each other task, by its rank."""
+    found: dict[int, tuple[int, str, frozenset[int]]] = {}
+    for process in psutil.process_iter(["ppid", "environ", "cpu_affinity"]):
+        facts = process.info
+        if facts["environ"] and facts["environ"].get(rank) and facts["cpu_affinity"]:
+            mask = frozenset(facts["cpu_affinity"])
+            found[process.pid] = facts["ppid"], facts["environ"][rank], mask
+
+    def starter(pid: int) -> int:
+        while pid in found:
+            pid = found[pid][0]
+        return pid
+
+    own = os.getpid()
+    masks: dict[str, frozenset[int]] = {}
+    if own not in found:  # it has changed its variables, or /proc is closed
+        return masks
+    for pid, (_, name, mask) in found.items():
+        if name != found[own][1] and starter(pid) == starter(own):
+            masks[name] = min(masks.get(name, mask), mask, key=len)
+    return masks

@@ -1,0 +1,47 @@
+"""Each worker runs on CPUs of its own.
+
+Used with ``--hpc-bind`` only. The thread that starts a worker has the worker's CPUs
+meanwhile, and the worker inherits them. That needs no ``numactl``, as torch's own
+``--numa-binding`` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.multiprocessing import api
+
+from torchrun_hpc.planning.resources import OMP
+from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches.replacing import takes, wrap
+from torchrun_hpc.worker import affinity
+
+if TYPE_CHECKING:
+    from torchrun_hpc.planning.launch_plan import LaunchPlan
+
+TARGET = "SubprocessHandler._popen"
+REASON = "workers share the CPUs of their agent (pytorch#115305)"
+IS_FOR = capabilities.EVERY
+
+_torch: Any = api
+
+
+def fits() -> bool:
+    """Check that the workers are started here, with their rank in the environment."""
+    return takes(_torch.SubprocessHandler, "_popen", "self", "args", "env")
+
+
+def apply(plan: LaunchPlan, _hooks: object) -> None:
+    """Bind the thread that starts a worker."""
+    binding: Any = plan.binding
+
+    def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
+        # LOCAL_RANK may be 0 for all, with --virtual-local-rank, but not before 2.3.
+        rank = int(getattr(handler, "local_rank_id", env["LOCAL_RANK"]))
+        share = binding.shares[rank]
+        if binding.sets_threads:
+            env = {**env, OMP: str(len(share.cpus))}
+        with affinity.bound(share, f"the worker of local rank {rank}"):
+            return original(handler, args, env)
+
+    wrap(_torch.SubprocessHandler, "_popen", popen)

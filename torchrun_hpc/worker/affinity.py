@@ -1,0 +1,53 @@
+"""The CPUs on which a worker runs, by ``sched_setaffinity(2)``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.reporting import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torchrun_hpc.planning.topology import Share
+
+_THREADS = Path("/proc/self/task")
+
+
+@contextlib.contextmanager
+def bound(share: Share, worker: str) -> Iterator[None]:
+    """Bind this thread for a moment: a process that it starts meanwhile stays there.
+
+    Args:
+        share: The CPUs.
+        worker: Names the worker in a message.
+    """
+    before = os.sched_getaffinity(0)
+    _bind(0, share, worker)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def bind_process(share: Share, worker: str) -> None:
+    """Bind all threads of this process."""
+    if _bind(0, share, worker):
+        for thread in _THREADS.iterdir():
+            with contextlib.suppress(OSError):  # it has ended just now
+                os.sched_setaffinity(int(thread.name), share.cpus)
+
+
+def _bind(thread: int, share: Share, worker: str) -> bool:
+    """Bind a thread, and return whether that was possible."""
+    try:
+        os.sched_setaffinity(thread, share.cpus)
+    except OSError as error:  # all of them are offline, or taken from this job
+        text = f"{worker} is not bound to CPUs {share.cpu_list}: {error.strerror}"
+        console.write(Message("HPC223", text), "warning")
+        return False
+    return True
