@@ -41,7 +41,8 @@ def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topo
         mask: The CPUs that this process may run on; by default its affinity mask.
     """
     cpus = sorted(os.sched_getaffinity(0) if mask is None else mask)
-    return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)))
+    online = len(_cpus(root / _CPUS / "online"))
+    return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)), online)
 
 
 def parse_cpus(text: str) -> frozenset[int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.topology import Gpu
+    from torchrun_hpc.planning.topology import Gpu, Topology
     from torchrun_hpc.sites import Site
 
 OPTION = "hpc_bind"
@@ -68,32 +68,29 @@ def plan(inputs: Inputs) -> Binding | None:
     if inputs.explicit("run_path"):
         option = inputs.options["run_path"].source
         return Binding(setting, problem=f"the workers of {option} are no commands")
-    cores = inputs.topology.cores
     if not inputs.mode.is_direct:
-        return _divided(inputs, setting, cores, inputs.workers)
+        return _divided(inputs, setting, inputs.workers)
     task = inputs.the_job.task
-    found = _divided(inputs, setting, cores, task.local_size)
+    found = _divided(inputs, setting, task.local_size)
     if found.own is None:
         found = replace(found, own=task.local_rank)
     problem = found.problem or _not_shared(inputs, found.shares, task.local_size)
     return Binding(setting, problem=problem) if problem else found
 
 
-def _divided(
-    inputs: Inputs, setting: Setting, cores: Sequence[Core], workers: int
-) -> Binding:
+def _divided(inputs: Inputs, setting: Setting, workers: int) -> Binding:
     mask = inputs.topology.mask
     if len(mask) < workers:
-        problem = f"there are {count(len(mask), 'CPU')} for {workers} workers"
+        problem = f"{workers} workers have {count(len(mask), 'CPU')}"
         return Binding(setting, problem=problem)
     instead = ""
     if setting.value == BIND_GPU:
         try:
             gpus, own = _gpus_of_workers(inputs, workers)
-            return Binding(setting, _near(cores, gpus), own)
+            return Binding(setting, _near(inputs.topology, gpus), own)
         except _NotByGpuError as reason:
             instead = str(reason)
-    parts = divide(cores, workers)
+    parts = divide(inputs.topology.cores, workers)
     text = f"1 of {count(workers, 'equal part')}"
     return Binding(setting, tuple(_share(p, text) for p in parts), instead=instead)
 
@@ -183,7 +180,7 @@ def _listed(gpus: Sequence[Gpu], name: str, value: str) -> list[Gpu]:
     return found
 
 
-def _near(cores: Sequence[Core], gpus: Sequence[Gpu]) -> tuple[Share, ...]:
+def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
     """Give each worker what is local to its GPU; several at one place divide it.
 
     Raises:
@@ -192,23 +189,23 @@ def _near(cores: Sequence[Core], gpus: Sequence[Gpu]) -> tuple[Share, ...]:
     groups: dict[frozenset[int], list[int]] = {}
     for rank, gpu in enumerate(gpus):
         groups.setdefault(gpu.cpus, []).append(rank)
-    rest, shares = [*cores], {}
+    rest, shares = [*topology.cores], {}
     for local in sorted(groups, key=len):
         ranks = groups[local]
         own = [core for core in rest if local.issuperset(core.cpus)]
         rest = [core for core in rest if core not in own]
         parts = divide(own, len(ranks))
-        for rank, part in zip(ranks, parts, strict=False):
+        cpus = sum(len(core.cpus) for core in own)
+        # Of a mask that was not made for these GPUs, most would be unused.
+        is_far = 2 * cpus * topology.cpus < len(local) * len(topology.mask)
+        if is_far or not parts:
+            raise _NotByGpuError(
+                f"{cpus} of the {count(len(topology.mask), 'CPU')} of the affinity mask "
+                f"are local to GPU {ranges(ranks)} ({gpus[ranks[0]].address})"
+            )
+        for rank, part in zip(ranks, parts, strict=True):
             reason = f"local to GPU {rank} ({gpus[rank].address})"
             shares[rank] = _share(part, reason)
-        fewest = min(map(len, parts), default=0)
-        # A mask that was not made for these GPUs: most of it would be unused.
-        if 2 * fewest < len(cores) // len(gpus):
-            which = ranges(ranks)
-            raise _NotByGpuError(
-                f"of the {count(len(cores), 'core')} of the affinity mask {len(own)} "
-                f"are local to GPU {which} ({gpus[ranks[0]].address})"
-            )
     return tuple(shares[rank] for rank in sorted(shares))
 
 
@@ -264,7 +261,9 @@ def _share(cores: Sequence[Core], reason: str) -> Share:
     domain = f"NUMA node{'s' if len(nodes) > 1 else ''} {ranges(nodes)}"
     caches = sorted({core.cache for core in cores if core.cache})
     if caches:
-        domain += f", L3 {caches[0]}" if len(caches) == 1 else f", {len(caches)} L3"
+        domain += (
+            f", L3 {caches[0]}" if len(caches) == 1 else f", {len(caches)} L3 caches"
+        )
     return Share(cpus, domain, reason)
 
 

@@ -60,10 +60,12 @@ class Topology:
     Attributes:
         cores: Those of the affinity mask.
         gpus: All GPUs of the node, in the order in which CUDA or ROCm numbers them.
+        cpus: Number of CPUs of the node that are online.
     """
 
     cores: tuple[Core, ...] = ()
     gpus: tuple[Gpu, ...] = ()
+    cpus: int = 0
 
     @property
     def mask(self) -> frozenset[int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from plans import make_launch_plan
 
 from torchrun_hpc.reporting import names

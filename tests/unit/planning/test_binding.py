@@ -1,0 +1,605 @@
+"""Which worker gets which CPUs: as the centres type it, and never one CPU twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nodes import make_inputs, step
+from plans import planned, refused
+from trees import (
+    DGX_H100,
+    FRONTIER,
+    GB200,
+    JUWELS_BOOSTER,
+    LUMI,
+    VIRTUAL,
+    Machine,
+    hiding,
+    uuid,
+    write,
+)
+
+from torchrun_hpc.launching.topology import parse_cpus, this_node
+from torchrun_hpc.planning import binding
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.topology import Core, Gpu, Topology
+from torchrun_hpc.schedulers.job import Task
+from torchrun_hpc.setting import Setting
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory):
+    """Return what is read of a machine; each is written once."""
+    known = {}
+
+    def of(machine, mask=None):
+        key = repr(machine)
+        if key not in known:
+            known[key] = write(machine, tmp_path_factory.mktemp("tree"))
+        return this_node(known[key], machine.mask if mask is None else mask)
+
+    return of
+
+
+def bound(topology, workers, how="gpu", **changes):
+    """Return the binding of an agent's workers."""
+    inputs = make_inputs(
+        options={"hpc_bind": how},
+        topology=topology,
+        workers=workers,
+        cpus=len(topology.mask),
+        **changes,
+    )
+    return binding.plan(inputs)
+
+
+def cpus_of(found):
+    return [share.cpu_list for share in found.shares]
+
+
+# --- as the centres type it -----------------------------------------------------------
+
+
+def from_masks(text):
+    """Return the CPUs of each task from masks in hexadecimal, as for srun."""
+    return [
+        {bit for bit in range(128) if int(mask, 16) >> bit & 1}
+        for mask in text.split(",")
+    ]
+
+
+# Frontier reserves the first core of each L3 region, and gives one thread of a core.
+NO_FIRST_CORES = {cpu for cpu in range(64) if cpu % 8}
+
+# The machine, the mask that the job gets, and the CPUs for each GPU, as the source has
+# them.
+CENTRES = {
+    # Frontier User Guide: srun -N1 -n8 -c7 --gpus-per-task=1 --gpu-bind=closest, and
+    # the CPUs of each GPU in the output of hello_jobstep.
+    "Frontier": (
+        FRONTIER,
+        NO_FIRST_CORES,
+        ["49-55", "57-63", "17-23", "25-31", "1-7", "9-15", "33-39", "41-47"],
+    ),
+    # LUMI's documentation, "Distribution and binding": --cpu-bind=mask_cpu:...
+    "LUMI": (
+        LUMI,
+        NO_FIRST_CORES,
+        from_masks(
+            "fe000000000000,fe00000000000000,fe0000,fe000000,fe,fe00,"
+            "fe00000000,fe0000000000"
+        ),
+    ),
+    # The same with --hint=multithread: both threads of each core.
+    "LUMI, two threads": (
+        LUMI,
+        NO_FIRST_CORES | {cpu + 64 for cpu in NO_FIRST_CORES},
+        [
+            "49-55,113-119",
+            "57-63,121-127",
+            "17-23,81-87",
+            "25-31,89-95",
+            "1-7,65-71",
+            "9-15,73-79",
+            "33-39,97-103",
+            "41-47,105-111",
+        ],
+    ),
+    # A wrapper of ICON: numanode=(3 1 7 5), numactl --cpunodebind=...; and nvidia-smi.
+    "JUWELS Booster": (
+        JUWELS_BOOSTER,
+        None,
+        ["18-23,66-71", "6-11,54-59", "42-47,90-95", "30-35,78-83"],
+    ),
+    # bindpcie --cpu=exclusive: 14 cores for each GPU.
+    "DGX H100": (
+        DGX_H100,
+        None,
+        [
+            "0-13,112-125",
+            "14-27,126-139",
+            "28-41,140-153",
+            "42-55,154-167",
+            "56-69,168-181",
+            "70-83,182-195",
+            "84-97,196-209",
+            "98-111,210-223",
+        ],
+    ),
+    # Megatron-Bridge: numactl --cpunodebind=$((SLURM_LOCALID/2)), which gives the same
+    # 72 cores to two workers. Here each has half of these.
+    "GB200": (GB200, None, ["0-35", "36-71", "72-107", "108-143"]),
+}
+
+
+@pytest.mark.parametrize("case", CENTRES)
+def test_as_the_centre_types_it(case, tree):
+    machine, mask, expected = CENTRES[case]
+    topology = tree(machine, mask)
+    found = bound(topology, len(machine.gpus))
+    wanted = [set(parse_cpus(e)) if isinstance(e, str) else e for e in expected]
+    assert [set(share.cpus) for share in found.shares] == wanted
+    assert not found.problem
+    assert not found.instead
+    for share, (address, node) in zip(found.shares, machine.gpus.items(), strict=True):
+        assert share.domain.startswith(f"NUMA node {node}, ")
+        assert address in share.reason
+
+
+def test_what_a_worker_is_told(tree):
+    found = bound(tree(FRONTIER), 8)
+    share = found.shares[0]
+    assert share.cpu_list == "48-55,112-119"
+    assert share.domain == "NUMA node 3, L3 48-55,112-119"
+    assert share.reason == "local to GPU 0 (0000:c1:00.0)"
+
+
+# --- fewer workers, GPUs that are hidden or listed ------------------------------------
+
+TWO_FIRST = ["48-55,112-119", "56-63,120-127"]
+
+# The machine, the variables, the workers; what each gets.
+LISTED = {
+    "one worker has all that is near": (FRONTIER, {}, 1, ["48-63,112-127"]),
+    "two workers": (FRONTIER, {}, 2, TWO_FIRST),
+    "ROCR": (
+        FRONTIER,
+        {"ROCR_VISIBLE_DEVICES": "4,2"},
+        2,
+        ["0-15,64-79", "16-31,80-95"],
+    ),
+    "HIP counts what ROCR leaves": (
+        FRONTIER,
+        {"ROCR_VISIBLE_DEVICES": "4,2", "HIP_VISIBLE_DEVICES": "1"},
+        1,
+        ["16-31,80-95"],
+    ),
+    "CUDA's name on AMD": (
+        FRONTIER,
+        {"CUDA_VISIBLE_DEVICES": "4"},
+        1,
+        ["0-15,64-79"],
+    ),
+    "HIP's name goes before it": (
+        FRONTIER,
+        {"CUDA_VISIBLE_DEVICES": "4", "HIP_VISIBLE_DEVICES": "2"},
+        1,
+        ["16-31,80-95"],
+    ),
+    "AMD's names": (
+        FRONTIER,
+        {"ROCR_VISIBLE_DEVICES": f"{uuid(4).upper()},{uuid(2)}"},
+        2,
+        ["0-15,64-79", "16-31,80-95"],
+    ),
+    "hidden by a cgroup": (
+        hiding(FRONTIER, 0, 1, 2, 3, 6, 7),
+        {"ROCR_VISIBLE_DEVICES": "0,1"},
+        2,
+        ["0-7,64-71", "8-15,72-79"],
+    ),
+    "CUDA": (
+        JUWELS_BOOSTER,
+        {"CUDA_VISIBLE_DEVICES": " 2, 0"},
+        2,
+        ["42-47,90-95", "18-23,66-71"],
+    ),
+    "CUDA's names": (
+        JUWELS_BOOSTER,
+        {"CUDA_VISIBLE_DEVICES": f"{uuid(3)},{uuid(1)}"},
+        2,
+        ["30-35,78-83", "6-11,54-59"],
+    ),
+    "NVIDIA's, hidden": (
+        hiding(JUWELS_BOOSTER, 0, 2),
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        2,
+        ["6-11,54-59", "30-35,78-83"],
+    ),
+    "ROCm's list is not for CUDA": (
+        JUWELS_BOOSTER,
+        {"ROCR_VISIBLE_DEVICES": "3"},
+        1,
+        ["18-23,66-71"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LISTED)
+def test_which_gpu_is_a_workers(case, tree):
+    machine, environ, workers, expected = LISTED[case]
+    found = bound(tree(machine), workers, environ=environ)
+    assert (cpus_of(found), found.instead) == (expected, "")
+
+
+TWO_KINDS = replace(DGX_H100, models=("A", *"BBBBBBB"))
+
+
+def test_gpus_of_several_kinds_in_the_order_of_their_addresses(tree):
+    found = bound(tree(TWO_KINDS), 8, environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert cpus_of(found) == CENTRES["DGX H100"][2]
+
+
+# --- what cannot be divided by GPU is divided evenly ----------------------------------
+
+NONE = Machine(cores=8, threads=2, cache=4, node=4, gpus={})
+PARTS = {"CUDA_VISIBLE_DEVICES": "MIG-GPU-1/1/0,MIG-GPU-1/2/0"}
+SOCKET = set(range(56))
+
+# The machine, the mask, the variables, the workers; why, and what each gets.
+INSTEAD = {
+    "no GPU": (NONE, None, {}, 2, "shows a GPU here", ["0-3,8-11", "4-7,12-15"]),
+    "fewer GPUs": (VIRTUAL, None, {}, 2, "2 workers and 1 GPU", ["0-3", "4-7"]),
+    "none is visible": (
+        VIRTUAL,
+        None,
+        {"CUDA_VISIBLE_DEVICES": ""},
+        1,
+        "1 worker and 0 GPUs",
+        ["0-7"],
+    ),
+    "what follows a number that is none is not visible": (
+        GB200,
+        None,
+        {"CUDA_VISIBLE_DEVICES": "0,9,1"},
+        2,
+        "2 workers and 1 GPU",
+        ["0-71", "72-143"],
+    ),
+    "nor what is listed twice": (
+        GB200,
+        None,
+        {"CUDA_VISIBLE_DEVICES": "1,1"},
+        2,
+        "2 workers and 1 GPU",
+        ["0-71", "72-143"],
+    ),
+    "parts of GPUs": (GB200, None, PARTS, 2, "parts of GPUs", ["0-71", "72-143"]),
+    "several kinds": (
+        TWO_KINDS,
+        None,
+        {},
+        2,
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        ["0-55,112-167", "56-111,168-223"],
+    ),
+    # A job on a part of the node, whose CPUs are on the other socket.
+    "far from the mask": (
+        DGX_H100,
+        SOCKET,
+        {"CUDA_VISIBLE_DEVICES": "4,5"},
+        2,
+        "0 of the 56 CPUs of the affinity mask are local to GPU 0-1",
+        ["0-27", "28-55"],
+    ),
+    # Two cores of twelve.
+    "most of the mask would be unused": (
+        DGX_H100,
+        {54, 55, *range(56, 66)},
+        {},
+        1,
+        "2 of the 12 CPUs of the affinity mask are local to GPU 0 (0000:1b:00.0)",
+        ["54-65"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INSTEAD)
+def test_evenly_instead(case, tree):
+    machine, mask, environ, workers, reason, expected = INSTEAD[case]
+    topology = tree(machine, mask)
+    found = bound(topology, workers, environ=environ)
+    assert reason in found.instead
+    assert cpus_of(found) == expected
+    assert found.shares == bound(topology, workers, "even").shares
+
+
+# --- evenly ---------------------------------------------------------------------------
+
+
+def cores(*sizes, node=None, threads=1):
+    """Return cores in L3 domains of so many, each on the NUMA node of its number."""
+    total = sum(sizes)
+    caches = [number for number, size in enumerate(sizes) for _ in range(size)]
+    return [
+        Core(
+            tuple(core + i * total for i in range(threads)),
+            cache // node if node else 0,
+            str(cache),
+        )
+        for core, cache in enumerate(caches)
+    ]
+
+
+def sizes_of(parts):
+    """Return for each part how many cores it has of which L3 domain."""
+    return [
+        {
+            cache: sum(core.cache == cache for core in part)
+            for cache in sorted({core.cache for core in part})
+        }
+        for part in parts
+    ]
+
+
+# The sizes of the L3 domains, the workers; what each gets of which domain.
+DIVIDED = {
+    "whole domains": ([8] * 8, 4, [{"0": 8, "1": 8}, {"2": 8, "3": 8},
+                                   {"4": 8, "5": 8}, {"6": 8, "7": 8}]),
+    "half a domain": ([8, 8, 8], 2, [{"0": 8, "1": 4}, {"1": 4, "2": 8}]),
+    "a mask with holes": ([8, 8, 2, 2], 2, [{"0": 8, "2": 2}, {"1": 8, "3": 2}]),
+    "unequal domains": ([8, 7, 8, 7], 4, [{"0": 8}, {"1": 7}, {"2": 8}, {"3": 7}]),
+    "remainders": ([8] * 8, 3, [{"0": 8, "1": 8, "2": 5}, {"2": 3, "3": 8, "4": 8,
+                                "5": 2}, {"5": 6, "6": 8, "7": 8}]),
+    "more workers than domains": ([4, 4], 4, [{"0": 2}, {"0": 2}, {"1": 2}, {"1": 2}]),
+    "one core each": ([3], 3, [{"0": 1}] * 3),
+    "one worker": ([3, 3], 1, [{"0": 3, "1": 3}]),
+    "too few": ([3], 4, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+def test_divided(case):
+    sizes, workers, expected = DIVIDED[case]
+    assert sizes_of(binding.divide(cores(*sizes), workers)) == expected
+
+
+def test_fewer_cores_than_workers():
+    parts = binding.divide(cores(2, threads=2), 3)
+    assert [[core.cpus for core in part] for part in parts] == [
+        [(0,)],
+        [(1,)],
+        [(2,), (3,)],
+    ]
+
+
+def test_cpus_that_are_numbered_in_turn():
+    """Where even CPUs are on one socket, and odd ones on the other."""
+    odd = [Core((cpu,), cpu % 2, f"{cpu % 2}") for cpu in range(8)]
+    parts = binding.divide(odd, 2)
+    assert [[core.cpus[0] for core in part] for part in parts] == [
+        [0, 2, 4, 6],
+        [1, 3, 5, 7],
+    ]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.integers(1, 2),
+)
+def test_every_cpu_has_one_worker(sizes, workers, node, threads):
+    given_cores = cores(*sizes, node=node, threads=threads)
+    parts = binding.divide(given_cores, workers)
+    total = sum(sizes)
+    if total * threads < workers:
+        assert parts == []
+        return
+    found = [cpu for part in parts for core in part for cpu in core.cpus]
+    assert sorted(found) == list(range(total * threads))
+    numbers = [len(part) for part in parts]
+    assert max(numbers) - min(numbers) <= 1
+    if total >= workers:
+        assert {core for part in parts for core in part} == {*given_cores}
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12))
+def test_domains_stay_whole_where_they_fit(sizes, workers):
+    """If all have one size, and each worker gets some of them, none is cut."""
+    size = sizes[0]
+    parts = binding.divide(cores(*[size] * (workers * 2)), workers)
+    assert all(
+        set(found.values()) == {size} and len(found) == 2 for found in sizes_of(parts)
+    )
+
+
+@given(st.data())
+def test_near_gpus_nothing_is_given_twice(data):
+    number = data.draw(st.integers(1, 24))
+    given_cores = tuple(cores(*data.draw(st.lists(st.integers(1, 6), max_size=6))))
+    everything = sorted(cpu for core in given_cores for cpu in core.cpus)
+    near = st.sampled_from([frozenset(everything[: i + 1]) for i in range(6)])
+    gpus = tuple(Gpu(str(address), data.draw(near)) for address in range(number))
+    found = bound(Topology(given_cores, gpus), number)
+    taken = [cpu for share in found.shares for cpu in share.cpus]
+    assert len(taken) == len({*taken})
+    assert {*taken} <= {*everything}
+    assert bool(taken) == (len(everything) >= number)
+    assert all(share.cpus for share in found.shares)
+
+
+# --- tasks that are workers (direct mode) ---------------------------------------------
+
+ALL = frozenset(range(16))
+LEFT, RIGHT = (
+    frozenset({*range(4), *range(8, 12)}),
+    frozenset({*range(4, 8), *range(12, 16)}),
+)
+
+
+def task(topology, rank, masks, how="even", **changes):
+    """Return the binding of one of two tasks, which finds these masks of others."""
+    inputs = make_inputs(
+        options={"hpc_bind": how},
+        topology=topology,
+        job=step(task=Task(rank=rank, size=2, local_rank=rank, local_size=2)),
+        other_masks=masks,
+        workers=1,
+        **changes,
+    )
+    return binding.plan(replace(inputs, mode=Mode.DIRECT))
+
+
+@pytest.mark.parametrize("masks", [(ALL,), (LEFT,), (frozenset({1}),)])
+def test_tasks_with_one_mask_take_their_parts(masks, tree):
+    """The other one may have taken its part already, and a part of that."""
+    found = [task(tree(NONE), rank, masks) for rank in range(2)]
+    assert [binding.used[0].cpu_list for binding in found] == ["0-3,8-11", "4-7,12-15"]
+    assert [binding.fewest for binding in found] == [8, 8]
+
+
+# The masks of the other tasks, and of this one; why none is bound.
+OF_THE_LAUNCHER = {
+    "bound": ((RIGHT,), LEFT, "the launcher has bound each task itself, this one to"),
+    "bound otherwise": ((frozenset(range(8)),), None, "the launcher has bound each"),
+    "hidden": ((), None, "0 of the 1 other task of this node can be seen"),
+    "another launch": ((ALL, ALL), None, "2 of the 1 other task of this node"),
+    "on one CPU": ((frozenset({0}),), {0}, "2 workers have 1 CPU"),
+}
+
+
+@pytest.mark.parametrize("case", OF_THE_LAUNCHER)
+def test_tasks_that_must_not_divide_it(case, tree):
+    masks, mask, reason = OF_THE_LAUNCHER[case]
+    found = task(tree(NONE, mask), 0, masks)
+    assert reason in found.problem
+    assert (found.shares, found.fewest) == ((), 0)
+
+
+TWO_GPUS = replace(NONE, gpus={"0000:01:00.0": 1, "0000:02:00.0": 0})
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank", "expected"),
+    [
+        ({}, 0, "4-7,12-15"),
+        ({}, 1, "0-3,8-11"),
+        # by a wrapper, or the scheduler: to each its GPU, not in their order
+        ({"CUDA_VISIBLE_DEVICES": "1"}, 0, "0-3,8-11"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 1, "4-7,12-15"),
+    ],
+)
+def test_tasks_near_their_gpus(environ, rank, expected, tree):
+    found = task(tree(TWO_GPUS), rank, (ALL,), "gpu", environ=environ)
+    assert [share.cpu_list for share in found.used] == [expected]
+    assert not found.instead
+
+
+def test_a_task_that_may_open_its_own_gpu_only(tree):
+    topology = tree(hiding(TWO_GPUS, 0))
+    found = task(topology, 1, (ALL,), "gpu", environ={"CUDA_VISIBLE_DEVICES": "0"})
+    assert [share.cpu_list for share in found.used] == ["0-3,8-11"]
+
+
+# --- who asks for it, and what is said ------------------------------------------------
+
+
+def test_nobody_asks_for_it():
+    assert binding.plan(make_inputs()) is None
+    assert binding.plan(make_inputs(options={"hpc_bind": "none"})) is None
+
+
+@pytest.mark.parametrize("value", ["GPU", "gpus", "cores", "0-3"])
+def test_no_way_to_bind(value):
+    error = refused("HPC219", f"--hpc_bind={value}", options={"hpc_bind": value})
+    assert "There are: gpu, even, none" in str(error)
+    assert error.everywhere
+
+
+def test_torch_is_to_bind_too():
+    options = {"hpc_bind": "gpu", "numa_binding": "node"}
+    error = refused("HPC220", "--hpc_bind=gpu and --numa_binding=node", options=options)
+    assert error.everywhere
+
+
+def with_site(bind, **changes):
+    inputs = make_inputs(**changes)
+    return replace(inputs, site=replace(inputs.site, bind=bind))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, Setting("even", "bind of site jsc")),
+        ({"hpc_bind": "gpu"}, Setting("gpu", "--hpc_bind")),
+        ({"hpc_bind": "none"}, None),
+        ({"numa_binding": "node"}, None),  # it is typed: torch does it
+    ],
+)
+def test_a_site_may_ask_for_it(options, expected):
+    inputs = with_site("even", options=options)
+    assert binding.wanted(inputs.options, inputs.site) == expected
+
+
+def said(plan):
+    codes = ("HPC219", "HPC221", "HPC222", "HPC092")
+    return [m for m in (*plan.messages.notes, *plan.messages.advice) if m.code in codes]
+
+
+def test_what_is_said(tree):
+    topology = tree(NONE)
+    known = {"topology": topology, "cpus": 16, "gpus": 0}
+    assert said(planned(options={"hpc_bind": "even"}, **known)) == []
+    (message,) = said(planned(options={"hpc_bind": "gpu"}, **known))
+    assert str(message) == (
+        "HPC221 --hpc_bind=gpu divides the CPUs evenly: neither NVIDIA's nor AMD's "
+        "driver shows a GPU here"
+    )
+
+
+def test_too_few_cpus(tree):
+    plan = planned(
+        options={"hpc_bind": "even"}, topology=tree(NONE, {3}), cpus=1, workers=2
+    )
+    (message,) = said(plan)
+    assert message.code == "HPC092"
+    assert "--hpc_bind=even needs one for each worker, and binds none" in message.text
+    assert plan.binding.shares == ()
+
+
+def test_workers_that_are_functions(tree):
+    options = {"hpc_bind": "even", "run_path": True}
+    (message,) = said(planned(options=options, topology=tree(NONE), cpus=16))
+    assert str(message) == (
+        "HPC222 --hpc_bind=even binds nothing: the workers of --run_path are no "
+        "commands"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "expected"),
+    [
+        ({}, {}, ("1", False)),
+        ({"hpc_omp_threads": "auto"}, {}, ("4", True)),
+        ({"hpc_omp_threads": "3"}, {}, ("3", False)),
+        ({"hpc_omp_threads": "auto"}, {"OMP_NUM_THREADS": "2"}, (None, False)),
+    ],
+)
+def test_threads_follow_the_cpus_of_a_worker(options, environ, expected, tree):
+    """Where the GPUs are, there are 4 CPUs for the two that share them, 8 for one."""
+    machine = replace(NONE, gpus={"0:1:00.0": 0, "0:2:00.0": 0, "0:3:00.0": 1})
+    plan = planned(
+        options={"hpc_bind": "gpu", **options},
+        topology=tree(machine),
+        cpus=16,
+        workers=3,
+        environ=environ,
+    )
+    assert [len(share.cpus) for share in plan.binding.shares] == [4, 4, 8]
+    threads = plan.environment.get("OMP_NUM_THREADS")
+    value = None if threads is None else threads.value
+    assert (value, plan.binding.sets_threads) == expected
