@@ -200,8 +200,8 @@ def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
         is_far = 2 * cpus * topology.cpus < len(local) * len(topology.mask)
         if is_far or not parts:
             raise _NotByGpuError(
-                f"{cpus} of the {count(len(topology.mask), 'CPU')} of the affinity mask "
-                f"are local to GPU {ranges(ranks)} ({gpus[ranks[0]].address})"
+                f"{cpus} of the {count(len(topology.mask), 'CPU')} in the affinity "
+                f"mask are local to GPU {ranges(ranks)} ({gpus[ranks[0]].address})"
             )
         for rank, part in zip(ranks, parts, strict=True):
             reason = f"local to GPU {rank} ({gpus[rank].address})"

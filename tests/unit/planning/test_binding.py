@@ -292,7 +292,7 @@ INSTEAD = {
         SOCKET,
         {"CUDA_VISIBLE_DEVICES": "4,5"},
         2,
-        "0 of the 56 CPUs of the affinity mask are local to GPU 0-1",
+        "0 of the 56 CPUs in the affinity mask are local to GPU 0-1",
         ["0-27", "28-55"],
     ),
     # Two cores of twelve.
@@ -301,7 +301,7 @@ INSTEAD = {
         {54, 55, *range(56, 66)},
         {},
         1,
-        "2 of the 12 CPUs of the affinity mask are local to GPU 0 (0000:1b:00.0)",
+        "2 of the 12 CPUs in the affinity mask are local to GPU 0 (0000:1b:00.0)",
         ["54-65"],
     ),
 }

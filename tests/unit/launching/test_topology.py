@@ -1,0 +1,151 @@
+"""What is read of a node, and of the other tasks on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import DGX_H100, FRONTIER, GB200, VIRTUAL, hiding, uuid, write
+
+from torchrun_hpc.errors import ranges
+from torchrun_hpc.launching.topology import parse_cpus, this_node
+from torchrun_hpc.planning.topology import Core, Gpu, Topology
+
+
+@given(st.sets(st.integers(0, 1000)))
+def test_a_list_of_cpus_is_read_as_it_is_written(cpus):
+    assert parse_cpus(ranges(cpus, most=len(cpus)) + "\n") == cpus
+
+
+@pytest.mark.parametrize("text", ["a", "-", "0x3", "1 2", "0-3-5"])
+def test_no_list_of_cpus(text):
+    with pytest.raises(ValueError, match="invalid literal"):
+        parse_cpus(text)
+
+
+def test_cores(tmp_path):
+    found = this_node(write(FRONTIER, tmp_path), {1, 65, 66, 2, 127})
+    assert found.cores == (
+        Core((1, 65), 0, "0-7,64-71"),
+        Core((2, 66), 0, "0-7,64-71"),
+        Core((127,), 3, "56-63,120-127"),
+    )
+    assert found.cpus == 128
+    assert found.mask == {1, 65, 66, 2, 127}
+
+
+def test_a_machine_without_caches(tmp_path):
+    found = this_node(write(VIRTUAL, tmp_path), {0, 3})
+    assert found.cores == (Core((0,)), Core((3,)))
+    (gpu,) = found.gpus
+    assert gpu.cpus == set(range(8))  # so does Linux where no NUMA node is known
+
+
+def test_nodes_that_have_memory_only(tmp_path):
+    found = this_node(write(GB200, tmp_path), {0, 143})
+    assert [core.node for core in found.cores] == [0, 1]
+
+
+def test_nothing_can_be_read(tmp_path):
+    assert this_node(tmp_path, {4, 2}) == Topology((Core((2,)), Core((4,))))
+
+
+def test_gpus_of_nvidia(tmp_path):
+    found = this_node(write(hiding(DGX_H100, 1), tmp_path), {0}).gpus
+    assert len(found) == 8
+    socket = frozenset({*range(56), *range(112, 168)})
+    assert found[0] == Gpu("0000:1b:00.0", socket, uuid(0), model="NVIDIA")
+    assert [gpu.is_usable for gpu in found] == [True, False, *6 * [True]]
+
+
+def test_a_gpu_of_nvidia_that_says_nothing(tmp_path):
+    root = write(VIRTUAL, tmp_path)
+    (root / "proc/driver/nvidia/gpus/0000:00:05.0/information").write_text("???\n")
+    (gpu,) = this_node(root, {0}).gpus
+    assert (gpu.uuid, gpu.is_usable) == ("", True)
+
+
+def test_gpus_of_amd(tmp_path):
+    found = this_node(write(hiding(FRONTIER, 0), tmp_path), {0}).gpus
+    local = frozenset({*range(48, 64), *range(112, 128)})
+    assert found[0] == Gpu("0000:c6:00.0", local, uuid(1), is_amd=True)
+    assert len(found) == 7
+
+
+def test_this_machine():
+    found = this_node()
+    assert found.mask == os.sched_getaffinity(0)
+    assert found.cpus >= len(found.mask)
+    siblings = [cpu for core in found.cores for cpu in core.cpus]
+    assert len(siblings) == len({*siblings})
+
+
+# --- other tasks ----------------------------------------------------------------------
+
+needs_cpus = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="masks that differ need two CPUs"
+)
+FIRST = min(os.sched_getaffinity(0))
+
+# A launcher: starts tasks with these command lines; the first prints what it finds.
+LAUNCHER = """
+import os, signal, subprocess, sys
+started = [
+    subprocess.Popen(
+        line,
+        shell=True,
+        env={**os.environ, "TASK": str(rank)},
+        stdout=subprocess.DEVNULL if rank else None,
+        start_new_session=True,
+    )
+    for rank, line in reversed([*enumerate(sys.argv[1:])])
+]
+started[-1].wait()
+for process in started[:-1]:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+"""
+LOOK = f"""exec {sys.executable} -c '
+import time
+from torchrun_hpc.launching import topology
+topology._START_TIMEOUT = 1.0
+print([sorted(mask) for mask in topology.other_masks("TASK", 3)])
+'"""
+
+
+def found_by_task_0(*others):
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER, LOOK, *map(textwrap.dedent, others)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert not done.stderr
+    return sorted(eval(done.stdout))  # noqa: S307 - a list of numbers
+
+
+BOTH = sorted(os.sched_getaffinity(0))
+
+
+@needs_cpus
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        (["exec sleep 60", "exec sleep 60"], [BOTH, BOTH]),
+        ([f"exec taskset -c {FIRST} sleep 60", "exec sleep 60"], [[FIRST], BOTH]),
+        # a wrapper: its narrowest process counts
+        ([f"taskset -c {FIRST} sleep 60; :", "sleep 60; :"], [[FIRST], BOTH]),
+        # one that comes late is waited for; one that does not come, for a while
+        (["exec sleep 60"], [BOTH]),
+        # a task of another launch, which has ranks of its own
+        (["exec sleep 60", "exec env -u TASK sh -c 'TASK=5 sleep 60; :'"], [BOTH]),
+    ],
+)
+def test_masks_of_other_tasks(others, expected):
+    assert found_by_task_0(*others) == sorted(expected)
