@@ -74,7 +74,7 @@ def plan(inputs: Inputs) -> Binding | None:
     found = _divided(inputs, setting, task.local_size)
     if found.own is None:
         found = replace(found, own=task.local_rank)
-    problem = found.problem or _not_shared(inputs, found.shares, task.local_size)
+    problem = _not_shared(inputs, found.shares, task.local_size) or found.problem
     return Binding(setting, problem=problem) if problem else found
 
 

@@ -14,6 +14,7 @@ report = {
 }
 report["host"] = socket.gethostname()
 report["argv"] = sys.argv[1:]
+report["cpus"] = sorted(os.sched_getaffinity(0))
 # In one piece: the workers of a node share a pipe.
 sys.stdout.write(json.dumps(report) + "\n")
 sys.stdout.flush()

@@ -468,6 +468,7 @@ OF_THE_LAUNCHER = {
     "bound otherwise": ((frozenset(range(8)),), None, "the launcher has bound each"),
     "hidden": ((), None, "0 of the 1 other task of this node can be seen"),
     "another launch": ((ALL, ALL), None, "2 of the 1 other task of this node"),
+    "bound to one CPU": ((frozenset({1}),), {0}, "the launcher has bound each task"),
     "on one CPU": ((frozenset({0}),), {0}, "2 workers have 1 CPU"),
 }
 
