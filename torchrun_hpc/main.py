@@ -98,9 +98,7 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
     cpus, options = len(os.sched_getaffinity(0)), line.options
     workers, site = options.get("nproc_per_node"), options.get("hpc_site")
     gpus = 0 if mode.is_direct else gpu_files()  # torch counts them, later
-    # What is typed is checked in any case.
-    has_site = mode.uses_site or site is not None
-    known = sites.find(seen.environ, seen.site_host, site) if has_site else None
+    known = sites.find(seen.environ, seen.site_host, site)
     inputs = Inputs(
         mode=mode,
         job=seen.job,

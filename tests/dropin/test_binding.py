@@ -102,7 +102,7 @@ def test_too_few_cpus_are_shared(form: str, script: str, tmp_path: Path) -> None
     assert code == 0, stderr
     assert [worker["cpus"] for worker in seen(tmp_path)] == [ALL[-1:]] * 2
     assert "HPC092 2 workers share 1 CPU" in stderr
-    assert "--hpc_bind=gpu needs one for each worker, and binds none" in stderr
+    assert "too few for --hpc_bind=gpu, which binds none" in stderr
     assert "HPC221" not in stderr
 
 

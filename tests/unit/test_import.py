@@ -182,14 +182,12 @@ def test_a_task_becomes_the_script_without_torch(python, tmp_path, task, options
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], None),
+        ([], "HPC042 .*mine.toml"),  # it may bind its tasks to CPUs
         (["--hpc-site=none"], None),
         (["--hpc-site=jcs"], "HPC042 .*mine.toml"),
     ],
 )
-def test_a_task_on_one_node_reads_no_site_that_is_not_typed(
-    python, tmp_path, options, message
-):
+def test_a_task_on_one_node_reads_its_site(python, tmp_path, options, message):
     folder = tmp_path / "torchrun_hpc" / "sites"
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text("no site", encoding="utf-8")

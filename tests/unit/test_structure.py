@@ -92,6 +92,7 @@ TESTED_IN = {
     "main": "unit/test_import.py",
     "planning.inputs": "unit/planning/test_plan.py",
     "planning.launch_plan": "unit/planning/test_plan.py",
+    "planning.topology": "unit/planning/test_binding.py",
     "planning.messages": "unit/planning/test_several_nodes.py",
     "rendezvous.connection": "dropin/test_rendezvous_handler.py",
     "rendezvous.handler": "dropin/test_rendezvous_handler.py",

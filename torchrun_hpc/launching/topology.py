@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from torchrun_hpc.planning.topology import Core, Gpu, Topology
 
 if TYPE_CHECKING:
@@ -170,6 +168,8 @@ def other_masks(rank: str, size: int) -> tuple[frozenset[int], ...]:
 
 def _masks(rank: str) -> Mapping[str, frozenset[int]]:
     """Return the narrowest mask of each other task, by its rank."""
+    import psutil  # noqa: PLC0415 - slow to import
+
     found: dict[int, tuple[int, str, frozenset[int]]] = {}
     for process in psutil.process_iter(["ppid", "environ", "cpu_affinity"]):
         facts = process.info

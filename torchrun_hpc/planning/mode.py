@@ -45,11 +45,6 @@ class Mode(Enum):
         """Whether each task is a worker, so that there is no agent."""
         return self in {Mode.DIRECT, Mode.DIRECT_ONE_NODE}
 
-    @property
-    def uses_site(self) -> bool:
-        """Whether a site has a say: its rule, its variables, or what it preloads."""
-        return self is not Mode.DIRECT_ONE_NODE
-
 
 def choose_mode(
     preflight: Preflight,

@@ -227,13 +227,13 @@ def _about_cpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
             )
         elif job is not None and more:
             fix = f"Type: {job.once_per_node(inputs.command, more, nodes)}"
-        bind = "--hpc-bind=gpu (or even) needs one for each worker"
+        bind = "--hpc-bind, which gives each worker its own"
         if inputs.binding is not None:
-            bind = f"{inputs.binding.setting} needs one for each worker, and binds none"
+            bind = f"{inputs.binding.setting}, which binds none"
         yield Message(
             "HPC092",
             f"{inputs.workers} workers share {cpus}: all that the affinity mask of "
-            f"this process has; {bind}. {fix}",
+            f"this process has, too few for {bind}. {fix}",
         )
 
 

@@ -568,7 +568,7 @@ def test_too_few_cpus(tree):
     )
     (message,) = said(plan)
     assert message.code == "HPC092"
-    assert "--hpc_bind=even needs one for each worker, and binds none" in message.text
+    assert "too few for --hpc_bind=even, which binds none" in message.text
     assert plan.binding.shares == ()
 
 

@@ -49,6 +49,10 @@ def test_who_types_what_a_message_tells_gets_all_cpus(case):
     assert len(binding.findall(said.text.partition("Type: ")[2])) == bool(when_told)
 
 
+# What HPC092 says in addition.
+TOO_FEW = "too few for --hpc-bind, which gives each worker its own"
+
+
 # --- threads ------------------------------------------------------------------------
 
 AUTO = "--hpc_omp_threads=auto"
@@ -261,7 +265,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+                f"process has, {TOO_FEW}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
             )
         ],
     ),
@@ -270,7 +274,7 @@ SAID = {
         [
             (
                 "HPC092 4 workers share 3 CPUs: all that the affinity mask of this "
-                "process has. Type: --nproc_per_node=3"
+                f"process has, {TOO_FEW}. Type: --nproc_per_node=3"
             )
         ],
     ),
@@ -279,7 +283,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                "process has. Type: --nproc_per_node=1"
+                f"process has, {TOO_FEW}. Type: --nproc_per_node=1"
             )
         ],
     ),
@@ -288,7 +292,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+                f"process has, {TOO_FEW}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
             )
         ],
     ),
@@ -297,9 +301,9 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                "process has. The job has 1 there (SLURM_JOB_CPUS_PER_NODE): give "
-                "sbatch, salloc or srun, whichever has made it, --cpus-per-task=2. Or "
-                "type: --nproc_per_node=1"
+                f"process has, {TOO_FEW}. The job has 1 there "
+                "(SLURM_JOB_CPUS_PER_NODE): give sbatch, salloc or srun, "
+                "whichever has made it, --cpus-per-task=2. Or type: --nproc_per_node=1"
             )
         ],
     ),
@@ -308,7 +312,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+                f"process has, {TOO_FEW}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
             )
         ],
     ),
@@ -317,7 +321,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+                f"process has, {TOO_FEW}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
             )
         ],
     ),
@@ -326,8 +330,8 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                "process has. Type: mpirun -x PATH -np 3 --map-by ppr:1:node "
-                f"--hostfile HOSTFILE --bind-to none {COMMAND}"
+                f"process has, {TOO_FEW}. Type: mpirun -x PATH -np 3 --map-by "
+                f"ppr:1:node --hostfile HOSTFILE --bind-to none {COMMAND}"
             )
         ],
     ),
@@ -336,7 +340,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                "process has. Type: --nproc_per_node=1"
+                f"process has, {TOO_FEW}. Type: --nproc_per_node=1"
             )
         ],
     ),

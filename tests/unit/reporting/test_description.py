@@ -15,6 +15,7 @@ from plans import make_launch_plan
 from torchrun_hpc import __version__
 from torchrun_hpc.planning.endpoints import port_of
 from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.topology import Core, Topology
 from torchrun_hpc.reporting import description
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
@@ -26,6 +27,7 @@ PATCH = {
     "releases": ">=2.0",
     "state": "patched",
 }
+TOPOLOGY = Topology(tuple(Core((cpu,)) for cpu in range(4)))
 COMMAND = ["torchrun", "--nnodes=3", "train.py", "--lr", "0.1"]
 
 
@@ -52,6 +54,7 @@ LAUNCHES = {
     ),
     "no address": make_inputs(network=juelich(interfaces={"eth0": "172.17.0.2/16"})),
     "too many workers": make_inputs(cpus=1, environ={"CUDA_VISIBLE_DEVICES": "0"}),
+    "bound": make_inputs(options={"hpc_bind": "even"}, topology=TOPOLOGY, cpus=4),
     "no site": make_inputs(site=None),
     "one node of a step": make_inputs(job=step(nodes=("jwb0001",))),
     "one node of a batch script": make_inputs(
@@ -345,3 +348,22 @@ def test_values_that_are_no_text_are_written_as_text():
     assert description._settings(
         {"standalone": Setting(value=True, source="one node")}
     ) == {"standalone": {"value": "True", "source": "one node"}}
+
+
+@pytest.mark.parametrize(
+    ("how", "workers", "source", "cpus"),
+    [
+        ("even", 2, "--hpc_bind", ["0-1", "2-3"]),
+        ("gpu", 2, "--hpc_bind; divided evenly: neither", ["0-1", "2-3"]),
+        ("even", 5, "--hpc_bind; binds nothing: 5 workers have 4 CPUs", []),
+    ],
+)
+def test_the_cpus_of_workers(how, workers, source, cpus):
+    inputs = make_inputs(
+        options={"hpc_bind": how}, topology=TOPOLOGY, cpus=4, workers=workers
+    )
+    plan = described(inputs)["plan"]
+    assert plan["binding"]["value"] == how
+    assert plan["binding"]["source"].startswith(source)
+    assert [share["cpus"] for share in plan["cpus"]] == cpus
+    assert {share["domain"] for share in plan["cpus"]} <= {"NUMA node 0"}

@@ -65,6 +65,8 @@ def described(rank=0, nodes=2, *, job=True, node_patches=PATCHES, **changes):
             "endpoint": "n0:25592",
             "site": None,
             "preload": None,
+            "binding": None,
+            "cpus": [],
             "address": f"10.0.0.{rank}",
             "interface": "ib0",
             "listen": "10.0.0.0:25592" if rank == 0 else None,
@@ -178,6 +180,35 @@ def test_dry_run_shows_what_differs_on_a_node():
         "GLOO on n2 (nothing)",
         "OMP on n2 (nothing)",
     ]
+
+
+def share(cpus, node):
+    return {"cpus": cpus, "domain": f"NUMA node {node}", "reason": f"GPU {node}"}
+
+
+def test_dry_run_shows_the_cpus_of_each_worker():
+    """Those of other nodes, where they differ."""
+    usual, other = [share("0-3", 0), share("4-7", 1)], [share("0-1", 0)]
+    binding = {"value": "gpu", "source": "--hpc_bind"}
+    nodes = [
+        described(rank, 3, binding=binding, cpus=cpus)
+        for rank, cpus in enumerate((usual, usual, other))
+    ]
+    found = paragraphs(nodes)
+    assert "CPUs gpu --hpc_bind" in found[1]
+    assert found[3] == [
+        "worker CPUs where because",
+        "0 0-3 NUMA node 0 GPU 0",
+        "1 4-7 NUMA node 1 GPU 1",
+        "0 on n2 0-1 NUMA node 0 GPU 0",
+    ]
+
+
+def test_dry_run_shows_the_cpus_of_a_task():
+    """Of one that is not the first on its node: a user may start it by hand."""
+    node = described(0, 1, backend="direct", cpus=[share("4-7", 1)])
+    node["job"]["task"]["local_rank"] = 1
+    assert "1 4-7 NUMA node 1 GPU 1" in paragraphs([node])[3]
 
 
 def test_dry_run_names_the_nodes_that_did_not_answer():

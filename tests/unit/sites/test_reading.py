@@ -434,6 +434,20 @@ BROKEN = {
         "line 9, mine.recognise",
         "'my one' is not a variable: A to Z, 0 to 9, _",
     ),
+    "no way to bind": (
+        '"a/page"',
+        '"a/page"\nbind = "gpus"',
+        "HPC045",
+        "line 9, mine.bind",
+        "'gpus' is no way to bind. Did you mean gpu? There are: gpu, even, none",
+    ),
+    "a way to bind that is no text": (
+        '"a/page"',
+        '"a/page"\nbind = true',
+        "HPC045",
+        "line 9, mine.bind",
+        "this is not text: put it into quotes",
+    ),
     "a variable to set": (
         "NCCL_SOCKET",
         "nccl_socket",
