@@ -45,6 +45,7 @@ TOOLS = (
 UNIT = (
     *("tests/dropin/test_options.py", "tests/dropin/torch_compat"),
     *("tests/dropin/test_describe.py", "tests/dropin/test_rendezvous_handler.py"),
+    "tests/dropin/test_binding.py",
 )
 CLUSTER = ("--dist", "worksteal", "-m", "release", "tests/cluster")
 CHECKS = (
