@@ -36,7 +36,7 @@ def wanted(options: Mapping[str, Setting], site: Site | None) -> Setting | None:
         LaunchError: It is no way to bind, or torch is to do it too.
     """
     setting = options.get(OPTION)
-    if setting is None and site is not None and site.bind and _NUMA not in options:
+    if setting is None and site is not None and _NUMA not in options:
         setting = Setting(site.bind, f"bind of site {site.name}")
     if setting is None or setting.value == BIND_NONE:
         return None

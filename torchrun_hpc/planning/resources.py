@@ -89,7 +89,9 @@ def worker_threads(inputs: Inputs) -> dict[str, Setting]:
         cpus, workers = count(inputs.cpus, "CPU"), count(inputs.workers, "worker")
         source = f"{explicit}: {cpus} / {workers}"
         if inputs.binding is not None and inputs.binding.shares:
-            source = f"{explicit}: the CPUs of a worker, by {inputs.binding.setting}"
+            source = (
+                f"{explicit}: each worker's CPUs, at least, by {inputs.binding.setting}"
+            )
         return {OMP: Setting(str(_share(inputs)), source)}
     if explicit is not None:
         return {OMP: Setting(explicit.value, explicit.source)}
