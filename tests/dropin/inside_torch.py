@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api as launcher_api
 
 from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.planning.topology import Binding, Share
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
@@ -89,6 +90,7 @@ def make_plan(**values: Any) -> LaunchPlan:
         "hosts": ("n9", "n10", "n11"),
         "local_address": "127.0.0.2",
         "preload": Preload(("torch",), Setting("torch", "--hpc-preload")),
+        "binding": Binding(Setting("even", "--hpc-bind"), (Share((0,), "", ""),)),
     }
     return make_launch_plan(**{**given_values, **values})
 

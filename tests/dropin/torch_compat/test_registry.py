@@ -44,6 +44,7 @@ from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import (
     agent,
     bind_store,
+    bind_workers,
     defer_signals_on_close,
     fork_workers,
     forward_signals,
@@ -316,8 +317,9 @@ for _handler in report_missing_nodes.HANDLERS:
 if master_addr.IS_FOR.present:
     CHANGES += [(master_addr, torch_run, "config_from_args", None)]
 CHANGES += [
-    (fork_workers, multiprocessing_api.SubprocessHandler, "_popen", None),
-    (fork_workers, multiprocessing_api.SubprocessHandler, "_popen", _no_arguments),
+    (patch, multiprocessing_api.SubprocessHandler, "_popen", changed)
+    for patch in (fork_workers, bind_workers)
+    for changed in (None, _no_arguments)
 ]
 # Agents are created elsewhere, or by another name.
 for _patch in (agent, forward_signals, watch_workers):
@@ -416,7 +418,9 @@ def test_a_torch_without_a_class_that_two_patches_need(
     done = run([sys.executable, "-c", WITHOUT, name], cwd=tmp_path)
     assert (done.code, done.own_lines) == (0, []), done.err
     found = dict(line.split() for line in done.out.splitlines())
-    outcomes = registry.examine(registry.patches_for(make_plan(preload=None)))
+    outcomes = registry.examine(
+        registry.patches_for(make_plan(preload=None, binding=None))
+    )
     expected = {o.name: expected_state(o.patch).name for o in outcomes}
     left_out = dict.fromkeys(("state_as_json", "node_order"), "DOES_NOT_FIT")
     assert found == {**expected, **left_out}
