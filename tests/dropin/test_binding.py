@@ -19,7 +19,7 @@ FORMS = {"exec": [], "fork": ["--hpc-preload=torch"]}
 
 # Writes what a worker has, and ends with the exit code of its attempt.
 SCRIPT = """
-import json, os, sys
+import json, os, sys, time
 import torch
 from torch.utils.data import DataLoader
 
@@ -34,8 +34,12 @@ found = {
     "threads": torch.get_num_threads(),
     "variable": os.environ.get("OMP_NUM_THREADS"),
 }
-with open(f"{sys.argv[1]}/{attempt}-{rank}.json", "w") as file:
+files = [f"{sys.argv[1]}/{attempt}-{number}.json" for number in range(2)]
+with open(files[int(rank)] + ".new", "w") as file:
     json.dump(found, file)
+os.rename(file.name, files[int(rank)])
+while not all(map(os.path.exists, files)):  # or the first to fail would end the other
+    time.sleep(0.01)
 sys.exit(sys.argv[2:3] == [attempt])
 """
 

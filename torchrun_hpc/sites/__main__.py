@@ -11,6 +11,7 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.sites.site import BIND_NONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -82,6 +83,7 @@ def _show(args: argparse.Namespace) -> int:
         _write("", (f"{host} -> {fast}" for host, fast in site.examples.items()))
         _write("variables", (f"{k}={v}" for k, v in site.variables.items()))
         _write("preload", [",".join(site.preload)] if site.preload else [])
+        _write("bind", [site.bind] if site.bind != BIND_NONE else [])
         _write("source", [site.source])
         _write("file", [site.file])
     return 0

@@ -102,6 +102,15 @@ def test_show_a_file(run, mine):
     assert "host names" not in out
 
 
+def test_show_what_a_site_does_on_each_node(run, mine):
+    text = MINE.replace('"a/page"', '"a/page"\npreload = ["torch"]\nbind = "gpu"', 1)
+    mine.write_text(text, encoding="utf-8")
+    _, out, _ = run("show", str(mine))
+    words = [line.split() for line in out.splitlines()]
+    assert ["preload", "torch"] in words
+    assert [line for line in words if line[0] == "bind"] == [["bind", "gpu"]]
+
+
 def test_show_none(run):
     assert run("show", "none")[0::2] == (0, "")
 
