@@ -33,6 +33,11 @@ found = {
     "loader": list(loader)[0],
     "threads": torch.get_num_threads(),
     "variable": os.environ.get("OMP_NUM_THREADS"),
+    # The agent, which has threads for the workers' stderr; or the fork server.
+    "parent": [
+        sorted(os.sched_getaffinity(int(thread)))
+        for thread in os.listdir(f"/proc/{os.getppid()}/task")
+    ],
 }
 files = [f"{sys.argv[1]}/{attempt}-{number}.json" for number in range(2)]
 with open(files[int(rank)] + ".new", "w") as file:
@@ -92,6 +97,8 @@ def test_each_worker_has_cpus_of_its_own(
         assert sorted(cpu for mask in masks for cpu in mask) == ALL
         for worker, mask in zip(workers, masks, strict=True):
             assert worker["loader"] == mask
+            # Its main thread may be about to start the next worker.
+            assert worker["parent"].count(ALL) >= len(worker["parent"]) - 1
             assert len(mask) in {half, half + 1}
             assert worker["threads"] == len(mask)
             assert worker["variable"] == str(len(mask))
@@ -106,28 +113,45 @@ def test_too_few_cpus_are_shared(form: str, script: str, tmp_path: Path) -> None
     assert code == 0, stderr
     assert [worker["cpus"] for worker in seen(tmp_path)] == [ALL[-1:]] * 2
     assert "HPC092 2 workers share 1 CPU" in stderr
-    assert "too few for --hpc_bind=gpu, which binds none" in stderr
+    assert "--hpc_bind=gpu binds none: it needs one for each" in stderr
     assert "HPC221" not in stderr
 
 
-def test_a_fork_has_its_own_number_of_threads() -> None:
-    """Torch has read the variable when it was imported, for all workers."""
-    program = """
-import os
-os.environ["OMP_NUM_THREADS"] = "1"
-import torch
-from torchrun_hpc.worker import process
-found = [torch.get_num_threads()]
-for number in ("1", "3", "x", "0"):
-    os.environ["OMP_NUM_THREADS"] = number
-    process._renew_threads("1")
-    found.append(torch.get_num_threads())
-print(found)
+FORK = """
+import os, sys
+from torchrun_hpc.launching.preloading import Preloaded
+from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.setting import Setting
+from torchrun_hpc.worker import SplitOff
+
+variables = {"OMP_NUM_THREADS": "1"}
+preloaded = Preloaded(Preload(("torch",), Setting("torch", "--hpc-preload"), variables))
+serve = None
+try:
+    preloaded.start(["threads.py"])
+except SplitOff as split:
+    serve = split.serve
+if serve is not None:
+    serve()
+    sys.exit()
+preloaded.check({**os.environ, **variables}, is_reporter=True)
+for number in ("1", "3", "x"):
+    command = [sys.executable, "-u", "threads.py"]
+    environ = {**os.environ, "OMP_NUM_THREADS": number}
+    preloaded.fork(command, environ, None, None).wait()
 """
+
+
+def test_a_fork_has_its_own_number_of_threads(tmp_path: Path) -> None:
+    """Torch has read the variable when it was imported, for all workers."""
+    text = "import torch\nprint(torch.get_num_threads())\n"
+    (tmp_path / "threads.py").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[1, 1, 3, 3, 3]\n"
+        [sys.executable, "-c", FORK],
+        cwd=tmp_path, env=clean_environ(), capture_output=True, text=True, check=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["1", "3", "1"], done.stderr
 
 
 def test_the_dry_run_shows_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from torchrun_hpc.setting import Setting
 
 
+# Names of variables, as the provenance of a launch id lists them.
+_VARIABLE = re.compile("[A-Z][A-Z0-9_]+")
+
+
 class WorkerStarter(Starter):
     """Lets this process be the worker, as it is.
 
@@ -56,8 +61,9 @@ class WorkerStarter(Starter):
             cpus = max(cpus // local_size, 1)
         masks: tuple[frozenset[int], ...] = ()
         if inputs.topology.cores and local_size > 1:
-            variable = schedulers.rank_variable(self.environ)
-            masks = topology.other_masks(variable, local_size)
+            rank = schedulers.rank_variable(self.environ)
+            launch = _VARIABLE.findall(self.job.provenance.get("launch_id", ""))
+            masks = topology.other_masks(rank, launch, self.environ, local_size)
         is_alone = self.job.task.size == 1 and not self.environ.get(MASTER_PORT)
         port = network.free_port(LOOPBACK) if is_alone else 0
         return {
@@ -70,7 +76,7 @@ class WorkerStarter(Starter):
 
     def run(self, plan: LaunchPlan) -> None:
         """Take the CPUs; let the process manager know when this process has ended."""
-        for share in plan.binding.used if plan.binding else ():
+        for share in plan.binding.shares if plan.binding else ():
             affinity.bind_process(share, f"task {self.job.task.rank}")
         if self.job.pmi_is_open:
             pmi.finalize_at_end(self.environ)

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import ranges
 from torchrun_hpc.planning.topology import Core, Gpu, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
@@ -26,9 +27,9 @@ _AMD = "sys/class/kfd/kfd/topology/nodes"
 
 _L3 = "3"
 
-# Seconds until all tasks of a node have been started, and between two looks.
+# Seconds until all tasks of a node have been started, and until the second look.
 _START_TIMEOUT = 5.0
-_PAUSE = 0.05
+_FIRST_PAUSE = 0.05
 
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
@@ -60,6 +61,7 @@ def _cores(root: Path, mask: Iterable[int]) -> Iterator[Core]:
     nodes = {
         cpu: int(folder.name.removeprefix("node"))
         for folder in (root / _NODES).glob("node[0-9]*")
+        if folder.name.removeprefix("node").isdecimal()
         for cpu in _cpus(folder / "cpulist")
     }
     caches: dict[int, str] = {}
@@ -73,16 +75,17 @@ def _cores(root: Path, mask: Iterable[int]) -> Iterator[Core]:
         for sibling in own:
             del rest[sibling]
         if cpu not in caches:
-            cache = _cache(folder)
-            caches |= dict.fromkeys((cpu, *parse_cpus(cache)), cache)
+            shared = _cache(folder)
+            cache = ranges(shared, most=len(shared))
+            caches |= dict.fromkeys((cpu, *shared), cache)
         yield Core(own, nodes.get(cpu, 0), caches[cpu])
 
 
-def _cache(folder: Path) -> str:
+def _cache(folder: Path) -> frozenset[int]:
     for index in sorted(folder.glob("cache/index[0-9]*")):
         if _text(index / "level").strip() == _L3:
-            return _text(index / "shared_cpu_list").strip()
-    return ""
+            return _cpus(index / "shared_cpu_list")
+    return frozenset()
 
 
 def _nvidia(root: Path) -> Iterator[Gpu]:
@@ -105,10 +108,10 @@ def _nvidia(root: Path) -> Iterator[Gpu]:
 
 def _amd(root: Path) -> Iterator[Gpu]:
     """Yield AMD's GPUs in the order of the driver, without those of others."""
-    folders = (root / _AMD).glob("[0-9]*")
+    folders = [f for f in (root / _AMD).glob("*") if f.name.isdecimal()]
     for folder in sorted(folders, key=lambda folder: int(folder.name)):
         pairs = (line.split() for line in _text(folder / "properties").splitlines())
-        facts = {pair[0]: int(pair[1]) for pair in pairs if pair[1:]}
+        facts = {p[0]: int(p[1]) for p in pairs if p[1:] and p[1].isdecimal()}
         if not facts.get("simd_count"):
             continue  # a CPU, or a GPU that this process may not use
         # Its function may be the number of a partition.
@@ -148,45 +151,46 @@ def _text(path: Path) -> str:
         return ""
 
 
-def other_masks(rank: str, size: int) -> tuple[frozenset[int], ...]:
+def other_masks(
+    rank: str, launch: Collection[str], environ: Mapping[str, str], size: int
+) -> tuple[frozenset[int], ...]:
     """Return the affinity masks of the other tasks of this node that can be seen.
 
-    A task is started by the same process as this one, perhaps with a shell in between,
-    and the launcher has told it a rank. Those that are not there yet are waited for.
+    Those that are not there yet are waited for.
 
     Args:
         rank: Variable that has a task's rank.
+        launch: Variables that have the same values in all tasks of this launch.
+        environ: Environment of this task.
         size: How many tasks this node has.
     """
-    end = time.monotonic() + _START_TIMEOUT
+    end, pause = time.monotonic() + _START_TIMEOUT, _FIRST_PAUSE
     while True:
-        masks = _masks(rank)
+        masks = _masks(rank, launch, environ)
         if len(masks) >= size - 1 or time.monotonic() > end:
             return tuple(masks.values())
-        time.sleep(_PAUSE)
+        time.sleep(pause)
+        pause *= 2
 
 
-def _masks(rank: str) -> Mapping[str, frozenset[int]]:
-    """Return the narrowest mask of each other task, by its rank."""
-    import psutil  # noqa: PLC0415 - slow to import
+def _masks(
+    rank: str, launch: Collection[str], environ: Mapping[str, str]
+) -> Mapping[str, frozenset[int]]:
+    """Return the narrowest mask of each other task, by its rank.
 
-    found: dict[int, tuple[int, str, frozenset[int]]] = {}
-    for process in psutil.process_iter(["ppid", "environ", "cpu_affinity"]):
-        facts = process.info
-        if facts["environ"] and facts["environ"].get(rank) and facts["cpu_affinity"]:
-            mask = frozenset(facts["cpu_affinity"])
-            found[process.pid] = facts["ppid"], facts["environ"][rank], mask
-
-    def starter(pid: int) -> int:
-        while pid in found:
-            pid = found[pid][0]
-        return pid
-
-    own = os.getpid()
+    A task may have several processes: a shell, and what it has started.
+    """
     masks: dict[str, frozenset[int]] = {}
-    if own not in found:  # it has changed its variables, or /proc is closed
-        return masks
-    for pid, (_, name, mask) in found.items():
-        if name != found[own][1] and starter(pid) == starter(own):
-            masks[name] = min(masks.get(name, mask), mask, key=len)
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "environ").read_bytes()
+            mask = frozenset(os.sched_getaffinity(int(folder.name)))
+        except (OSError, ValueError):  # another user's, or it has ended
+            continue
+        pairs = (pair.partition("=") for pair in os.fsdecode(text).split("\0"))
+        other = {name: value for name, _, value in pairs}
+        is_alike = all(other.get(name) == environ.get(name) for name in launch)
+        number = other.get(rank, "")
+        if number and is_alike and number != environ.get(rank):
+            masks[number] = min(masks.get(number, mask), mask, key=len)
     return masks

@@ -7,16 +7,19 @@ is a function of mask, topology, visible GPUs, and the number of workers.
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, choices, count, ranges
+from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.topology import Binding, Core, Share
+from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites.site import BIND_GPU, BIND_NONE, BINDINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.topology import Gpu, Topology
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 OPTION = "hpc_bind"
 _NUMA = "numa_binding"  # torch's own
+
+# What srun needs to bind no task; its option for CPUs takes a number.
+_SLURM_UNBOUND = "--cpu-bind=none"
 
 # By default CUDA puts fast GPUs first.
 _ORDER, _BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
@@ -65,51 +71,70 @@ def plan(inputs: Inputs) -> Binding | None:
     setting = wanted(inputs.options, inputs.site)
     if setting is None:
         return None
-    if inputs.explicit("run_path"):
-        option = inputs.options["run_path"].source
-        return Binding(setting, problem=f"the workers of {option} are no commands")
-    if not inputs.mode.is_direct:
-        return _divided(inputs, setting, inputs.workers)
-    task = inputs.the_job.task
-    found = _divided(inputs, setting, task.local_size)
-    if found.own is None:
-        found = replace(found, own=task.local_rank)
-    problem = _not_shared(inputs, found.shares, task.local_size) or found.problem
-    return Binding(setting, problem=problem) if problem else found
-
-
-def _divided(inputs: Inputs, setting: Setting, workers: int) -> Binding:
-    mask = inputs.topology.mask
-    if len(mask) < workers:
-        problem = f"{workers} workers have {count(len(mask), 'CPU')}"
+    task = Task() if inputs.job is None else inputs.job.task
+    workers = task.local_size if inputs.mode.is_direct else inputs.workers
+    shares, own, instead = _divided(inputs, setting.value, workers)
+    problem = _problem(inputs, shares, task, own)
+    if not problem and len(inputs.topology.mask) < workers:
+        problem = f"{workers} workers have {count(len(inputs.topology.mask), 'CPU')}"
+    if problem:
         return Binding(setting, problem=problem)
+    if inputs.mode.is_direct:
+        shares = (shares[task.local_rank if own is None else own],)
+    follows = resources.follows_cpus(inputs)
+    return Binding(setting, shares, instead=instead, sets_threads=follows)
+
+
+def _divided(
+    inputs: Inputs, how: str, workers: int
+) -> tuple[tuple[Share, ...], int | None, str]:
+    """Return the CPUs of each worker, and why they are not divided by GPU.
+
+    Between the two stands which share is this task's, if that is not its local rank.
+    """
     instead = ""
-    if setting.value == BIND_GPU:
+    if how == BIND_GPU:
         try:
             gpus, own = _gpus_of_workers(inputs, workers)
-            return Binding(setting, _near(inputs.topology, gpus), own)
+            return _near(inputs.topology, gpus), own, ""
         except _NotByGpuError as reason:
             instead = str(reason)
     parts = divide(inputs.topology.cores, workers)
     text = f"1 of {count(workers, 'equal part')}"
-    return Binding(setting, tuple(_share(p, text) for p in parts), instead=instead)
+    return tuple(_share(part, text) for part in parts), None, instead
 
 
-def _not_shared(inputs: Inputs, shares: Iterable[Share], tasks: int) -> str:
-    """Say why the tasks of this node must not divide the mask of this one.
-
-    One that was faster may have taken its part already.
-    """
+def _problem(
+    inputs: Inputs, shares: Sequence[Share], task: Task, own: int | None
+) -> str:
+    """Say why this process must not divide its mask; empty if it may."""
     mask, masks = inputs.topology.mask, inputs.other_masks
-    if len(masks) != tasks - 1:
+    if inputs.explicit("run_path"):
+        return f"the workers of {inputs.options['run_path'].source} are no commands"
+    if not inputs.mode.is_direct:
+        # If each had CPUs of its own, there would be as many.
+        if task.local_size * len(mask) > max(inputs.topology.cpus, len(mask)):
+            return f"{task.local_size} agents of this node share the same CPUs"
+        return ""
+    others = task.local_size - 1
+    if len(masks) != others:
         return (
-            f"{len(masks)} of the {count(tasks - 1, 'other task')} of this node can be "
-            "seen: each may be in a container of its own"
+            f"task {task.rank} sees {len(masks)} other tasks of its node, which has "
+            f"{others}: is each in a container of its own, or have some ended?"
         )
-    parts = [frozenset(share.cpus) for share in shares]
+    # One that was faster may have taken its part; if it is that of this one, the two
+    # do not divide alike.
+    own = task.local_rank if own is None else own
+    parts = [frozenset(s.cpus) for rank, s in enumerate(shares) if rank != own]
     if all(m == mask or any(m <= part for part in parts) for m in masks):
         return ""
-    return f"the launcher has bound each task itself, this one to CPUs {ranges(mask)}"
+    launcher = inputs.the_job.launcher
+    option = launcher.cpu_option
+    unbound = _SLURM_UNBOUND if "{cpus}" in option else option
+    return (
+        f"the launcher has bound each task itself, this one to CPUs {ranges(mask)}. To "
+        f"have them divided, type: {launcher.name} {unbound}"
+    )
 
 
 class _NotByGpuError(Exception):
@@ -123,16 +148,23 @@ def _gpus_of_workers(inputs: Inputs, workers: int) -> tuple[list[Gpu], int | Non
         _NotByGpuError: It is not known.
     """
     known = inputs.topology.gpus
+    if not known:
+        raise _NotByGpuError("neither NVIDIA's nor AMD's driver shows a GPU here")
     visible = _visible(known, inputs.environ)
-    if inputs.mode.is_direct and len(visible) == 1 and len(known) == workers:
+    numbers = f"{count(workers, 'worker')} and {count(len(visible), 'visible GPU')}"
+    if not inputs.mode.is_direct:
+        if len(visible) < workers:
+            raise _NotByGpuError(numbers)
+        return visible[:workers], None
+    # Each task has to come to the same, although it knows only what it sees itself.
+    if len(visible) == 1 and len(known) == workers:
         return [*known], known.index(visible[0])
-    if len(visible) < workers:
+    if len(visible) != workers or visible != [gpu for gpu in known if gpu.is_usable]:
         raise _NotByGpuError(
-            f"{count(workers, 'worker')} and {count(len(visible), 'GPU')}"
-            if known
-            else "neither NVIDIA's nor AMD's driver shows a GPU here"
+            f"{numbers}: each task has to see one GPU of {workers}, or all of them in "
+            "their order"
         )
-    return visible[:workers], None
+    return visible, None
 
 
 def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
@@ -165,7 +197,7 @@ def _listed(gpus: Sequence[Gpu], name: str, value: str) -> list[Gpu]:
     for part in (word.strip() for word in value.split(",")):
         if part.startswith("MIG"):
             raise _NotByGpuError(f"{name}={value} lists parts of GPUs")
-        if part.isdecimal():
+        if re.fullmatch("[0-9]{1,6}", part):
             named = gpus[int(part) :][:1]
         else:
             start = part.lower()
@@ -197,7 +229,8 @@ def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
         parts = divide(own, len(ranks))
         cpus = sum(len(core.cpus) for core in own)
         # Of a mask that was not made for these GPUs, most would be unused.
-        is_far = 2 * cpus * topology.cpus < len(local) * len(topology.mask)
+        online = max(topology.cpus, len(topology.mask))
+        is_far = 2 * cpus * online < len(local) * len(topology.mask)
         if is_far or not parts:
             raise _NotByGpuError(
                 f"{cpus} of the {count(len(topology.mask), 'CPU')} in the affinity "
@@ -212,47 +245,31 @@ def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
 def divide(cores: Sequence[Core], workers: int) -> list[list[Core]]:
     """Divide cores into parts whose sizes differ by one at most.
 
-    Each part gets as many whole L3 domains as fit, in their order, and then a piece of
-    one. With fewer cores than workers, the CPUs of the cores are divided; with fewer
-    CPUs, there are no parts.
+    The parts follow each other, NUMA node by NUMA node, L3 domain by L3 domain. Which
+    ones are larger is chosen so that they end where a domain ends. With fewer cores
+    than workers, the CPUs of the cores are divided; with fewer CPUs there are no parts.
     """
-    if len(cores) < workers:
-        cores = [replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus]
-    if len(cores) < workers:
-        return []
-    in_order = sorted(cores, key=lambda core: (core.node, core.cpus))
-    domains: dict[tuple[int, str], list[Core]] = {}
-    for core in in_order:
-        domains.setdefault(core.domain, []).append(core)
-    rest = [*domains.values()]
-    smallest, larger = divmod(len(cores), workers)
-    parts = []
-    for _ in range(workers):
-        part: list[Core] = []
-        for domain in [*rest]:
-            if len(part) + len(domain) <= smallest + (larger > 0):
-                part += domain
-                rest.remove(domain)
-        missing = smallest - len(part)
-        if missing > 0:
-            nodes = {core.node for core in part}
-            domain = min(rest, key=lambda domain: domain[0].node not in nodes)
-            part += domain[:missing]
-            del domain[:missing]
-        larger -= len(part) - smallest if missing < 0 else 0
-        parts.append(part)
-    for core in itertools.chain(*rest):
-        small = [part for part in parts if len(part) == smallest]
-        min(small, key=lambda part: _distance(core, part)).append(core)
-    return parts
-
-
-def _distance(core: Core, part: Sequence[Core]) -> tuple[bool, bool]:
-    """Compare a core with those of a part: the same L3 domain, the same NUMA node."""
-    return (
-        core.domain not in {other.domain for other in part},
-        core.node not in {other.node for other in part},
+    firsts: dict[tuple[int, str], tuple[int, ...]] = {}
+    for core in sorted(cores, key=lambda core: core.cpus):
+        firsts.setdefault(core.domain, core.cpus)
+    in_order = sorted(
+        cores, key=lambda core: (core.node, firsts[core.domain], core.cpus)
     )
+    if len(in_order) < workers:
+        in_order = [replace(c, cpus=(cpu,)) for c in in_order for cpu in c.cpus]
+    if len(in_order) < workers:
+        return []
+    pairs = enumerate(itertools.pairwise(in_order), 1)
+    ends = {end for end, (one, other) in pairs if one.domain != other.domain}
+    smallest, larger = divmod(len(in_order), workers)
+    parts, start = [], 0
+    for left in range(workers, 0, -1):
+        end = start + smallest
+        if larger and (larger == left or end not in ends):
+            end, larger = end + 1, larger - 1
+        parts.append(in_order[start:end])
+        start = end
+    return parts
 
 
 def _share(cores: Sequence[Core], reason: str) -> Share:

@@ -22,7 +22,6 @@ from torchrun_hpc.planning import (
     network_env,
     one_node,
     preload,
-    resources,
     several_nodes,
     spares,
 )
@@ -57,7 +56,7 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
     if not inputs.mode.is_direct:
         several_nodes.check_rendezvous(inputs)
     waiting = spares.plan(inputs)
-    inputs = resources.with_threads(replace(inputs, binding=binding.plan(inputs)))
+    inputs = replace(inputs, binding=binding.plan(inputs))
     plan = _PLANS[inputs.mode](inputs)
     rdzv_conf.check(inputs.options.get("rdzv_conf"), plan.rendezvous.backend)
     options, environment = {**plan.options}, {**plan.environment}

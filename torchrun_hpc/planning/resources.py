@@ -7,7 +7,6 @@ affinity mask, which the workers inherit.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count
@@ -229,13 +228,13 @@ def _about_cpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
             )
         elif job is not None and more:
             fix = f"Type: {job.once_per_node(inputs.command, more, nodes)}"
-        bind = "--hpc-bind, which gives each worker its own"
+        bind = "With one for each, --hpc-bind divides them"
         if inputs.binding is not None:
-            bind = f"{inputs.binding.setting}, which binds none"
+            bind = f"{inputs.binding.setting} binds none: it needs one for each"
         yield Message(
             "HPC092",
             f"{inputs.workers} workers share {cpus}: all that the affinity mask of "
-            f"this process has, too few for {bind}. {fix}",
+            f"this process has. {bind}. {fix}",
         )
 
 
@@ -252,7 +251,8 @@ def _about_threads(inputs: Inputs) -> Iterator[Message]:
     )
     threads = int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
     # One thread each is what is left to have; too few CPUs is another message.
-    cpus = _share(inputs) * inputs.workers if inputs.binding else inputs.cpus
+    shares = inputs.binding.shares if inputs.binding is not None else ()
+    cpus = sum(len(share.cpus) for share in shares) or inputs.cpus
     if threads > 1 and threads * inputs.workers > cpus:
         yield Message(
             "HPC094",
@@ -341,9 +341,7 @@ def _share(inputs: Inputs) -> int:
     return own or max(inputs.cpus // inputs.workers, 1)
 
 
-def with_threads(inputs: Inputs) -> Inputs:
-    """Note whether each worker that is bound gets as many threads as CPUs."""
+def follows_cpus(inputs: Inputs) -> bool:
+    """Say whether each worker is to have as many threads as CPUs."""
     is_auto = inputs.explicit("hpc_omp_threads") == "auto"
-    if inputs.binding is None or not is_auto or _chosen_threads(inputs):
-        return inputs
-    return replace(inputs, binding=replace(inputs.binding, sets_threads=True))
+    return is_auto and not _chosen_threads(inputs)

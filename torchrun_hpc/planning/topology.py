@@ -99,9 +99,8 @@ class Binding:
 
     Attributes:
         setting: What was asked for, with the option or the site.
-        shares: What each worker gets, by local rank; where tasks have one GPU each, by
-            that. Empty if none is bound.
-        own: The one of this task, in direct mode; ``None`` for an agent.
+        shares: What each worker of this process gets, by local rank; in direct mode of
+            this task alone. Empty if none is bound.
         problem: Why none is bound; empty if they are.
         instead: Why they are divided evenly where it should have been by GPU.
         sets_threads: Whether each worker gets as many threads as CPUs.
@@ -109,17 +108,11 @@ class Binding:
 
     setting: Setting
     shares: tuple[Share, ...] = ()
-    own: int | None = None
     problem: str = ""
     instead: str = ""
     sets_threads: bool = False
 
     @property
-    def used(self) -> tuple[Share, ...]:
-        """What is used by this process: all of an agent, one of a task."""
-        return self.shares if self.own is None else self.shares[self.own :][:1]
-
-    @property
     def fewest(self) -> int:
-        """Number of CPUs of this task, or of the worker that has the fewest."""
-        return min((len(share.cpus) for share in self.used), default=0)
+        """Number of CPUs of the worker that has the fewest; 0 if none is bound."""
+        return min((len(share.cpus) for share in self.shares), default=0)

@@ -216,12 +216,11 @@ def _binding(plan: LaunchPlan) -> DescribedSetting | None:
 
 
 def _cpus(plan: LaunchPlan) -> list[DescribedShare]:
-    """Describe the CPUs of each worker; in direct mode those of this one."""
     if plan.binding is None:
         return []
     return [
         {"cpus": share.cpu_list, "domain": share.domain, "reason": share.reason}
-        for share in plan.binding.used
+        for share in plan.binding.shares
     ]
 
 

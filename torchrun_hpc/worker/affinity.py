@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,27 +28,31 @@ def bound(share: Share, worker: str) -> Iterator[None]:
         worker: Names the worker in a message.
     """
     before = os.sched_getaffinity(0)
-    _bind(0, share, worker)
+    _bind(share, worker)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        with contextlib.suppress(OSError):  # the kernel has chosen others meanwhile
+            os.sched_setaffinity(0, before)
 
 
 def bind_process(share: Share, worker: str) -> None:
     """Bind all threads of this process."""
-    if _bind(0, share, worker):
+    if _bind(share, worker):
         for thread in _THREADS.iterdir():
             with contextlib.suppress(OSError):  # it has ended just now
                 os.sched_setaffinity(int(thread.name), share.cpus)
 
 
-def _bind(thread: int, share: Share, worker: str) -> bool:
-    """Bind a thread, and return whether that was possible."""
+def _bind(share: Share, worker: str) -> bool:
+    """Bind this thread, and return whether that was possible."""
     try:
-        os.sched_setaffinity(thread, share.cpus)
+        os.sched_setaffinity(0, share.cpus)
     except OSError as error:  # all of them are offline, or taken from this job
-        text = f"{worker} is not bound to CPUs {share.cpu_list}: {error.strerror}"
+        text = (
+            f"{worker} on {socket.gethostname()} is not bound to CPUs "
+            f"{share.cpu_list}, of which none is left to this job ({error.strerror})"
+        )
         console.write(Message("HPC223", text), "warning")
         return False
     return True

@@ -55,6 +55,30 @@ def test_nothing_can_be_read(tmp_path):
     assert this_node(tmp_path, {4, 2}) == Topology((Core((2,)), Core((4,))))
 
 
+@pytest.mark.parametrize("text", ["", "?", "0-7,???", "0xff", "-1"])
+def test_files_that_cannot_be_read(text, tmp_path):
+    """Then nothing is known of it, and nothing fails."""
+    root = write(FRONTIER, tmp_path)
+    cpu = root / "sys/devices/system/cpu"
+    for name in ("topology/thread_siblings_list", "cache/index3/shared_cpu_list"):
+        (cpu / "cpu1" / name).write_text(text)
+    (cpu / "online").write_text(text)
+    node = root / "sys/devices/system/node"
+    (node / "node0/cpulist").write_text(text)
+    (node / "node5x").mkdir()
+    kfd = root / "sys/class/kfd/kfd/topology/nodes"
+    (kfd / "4/properties").write_text(f"simd_count {text}\nlocation_id")
+    (kfd / "5x").mkdir()
+    found = this_node(root, {1, 65, 16})
+    assert found.cores == (
+        Core((1,)),
+        Core((16,), 1, "16-23,80-87"),
+        Core((65,), 0, "0-7,64-71"),
+    )
+    assert len(found.gpus) == 7
+    assert found.cpus == 0
+
+
 def test_gpus_of_nvidia(tmp_path):
     found = this_node(write(hiding(DGX_H100, 1), tmp_path), {0}).gpus
     assert len(found) == 8
@@ -99,7 +123,7 @@ started = [
     subprocess.Popen(
         line,
         shell=True,
-        env={**os.environ, "TASK": str(rank)},
+        env={**os.environ, "TASK": str(rank), "LAUNCH": "1"},
         stdout=subprocess.DEVNULL if rank else None,
         start_new_session=True,
     )
@@ -111,10 +135,11 @@ for process in started[:-1]:
     process.wait()
 """
 LOOK = f"""exec {sys.executable} -c '
-import time
+import os
 from torchrun_hpc.launching import topology
 topology._START_TIMEOUT = 1.0
-print([sorted(mask) for mask in topology.other_masks("TASK", 3)])
+masks = topology.other_masks("TASK", ["LAUNCH"], os.environ, 3)
+print([sorted(mask) for mask in masks])
 '"""
 
 
@@ -143,8 +168,10 @@ BOTH = sorted(os.sched_getaffinity(0))
         ([f"taskset -c {FIRST} sleep 60; :", "sleep 60; :"], [[FIRST], BOTH]),
         # one that comes late is waited for; one that does not come, for a while
         (["exec sleep 60"], [BOTH]),
+        # each started by a process of its own, as by ParaStation
+        (["sh -c 'sleep 60; :'; :", "env sh -c 'sleep 60; :'; :"], [BOTH, BOTH]),
         # a task of another launch, which has ranks of its own
-        (["exec sleep 60", "exec env -u TASK sh -c 'TASK=5 sleep 60; :'"], [BOTH]),
+        (["exec sleep 60", "LAUNCH=2 exec sleep 60"], [BOTH]),
     ],
 )
 def test_masks_of_other_tasks(others, expected):

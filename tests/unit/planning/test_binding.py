@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import make_inputs, step
+from nodes import THREE, make_inputs, step
 from plans import planned, refused
 from trees import (
     DGX_H100,
@@ -25,8 +26,11 @@ from trees import (
 from torchrun_hpc.launching.topology import parse_cpus, this_node
 from torchrun_hpc.planning import binding
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.planning.topology import Core, Gpu, Topology
+from torchrun_hpc.schedulers import flux, hydra, slurm
 from torchrun_hpc.schedulers.job import Task
+from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.setting import Setting
 
 
@@ -252,13 +256,13 @@ SOCKET = set(range(56))
 # The machine, the mask, the variables, the workers; why, and what each gets.
 INSTEAD = {
     "no GPU": (NONE, None, {}, 2, "shows a GPU here", ["0-3,8-11", "4-7,12-15"]),
-    "fewer GPUs": (VIRTUAL, None, {}, 2, "2 workers and 1 GPU", ["0-3", "4-7"]),
+    "fewer GPUs": (VIRTUAL, None, {}, 2, "2 workers and 1 visible GPU", ["0-3", "4-7"]),
     "none is visible": (
         VIRTUAL,
         None,
         {"CUDA_VISIBLE_DEVICES": ""},
         1,
-        "1 worker and 0 GPUs",
+        "1 worker and 0 visible GPUs",
         ["0-7"],
     ),
     "what follows a number that is none is not visible": (
@@ -266,7 +270,7 @@ INSTEAD = {
         None,
         {"CUDA_VISIBLE_DEVICES": "0,9,1"},
         2,
-        "2 workers and 1 GPU",
+        "2 workers and 1 visible GPU",
         ["0-71", "72-143"],
     ),
     "nor what is listed twice": (
@@ -274,7 +278,7 @@ INSTEAD = {
         None,
         {"CUDA_VISIBLE_DEVICES": "1,1"},
         2,
-        "2 workers and 1 GPU",
+        "2 workers and 1 visible GPU",
         ["0-71", "72-143"],
     ),
     "parts of GPUs": (GB200, None, PARTS, 2, "parts of GPUs", ["0-71", "72-143"]),
@@ -347,18 +351,30 @@ def sizes_of(parts):
 
 # The sizes of the L3 domains, the workers; what each gets of which domain.
 DIVIDED = {
-    "whole domains": ([8] * 8, 4, [{"0": 8, "1": 8}, {"2": 8, "3": 8},
-                                   {"4": 8, "5": 8}, {"6": 8, "7": 8}]),
+    "whole domains": (
+        [8] * 8,
+        4,
+        [{"0": 8, "1": 8}, {"2": 8, "3": 8}, {"4": 8, "5": 8}, {"6": 8, "7": 8}],
+    ),
     "half a domain": ([8, 8, 8], 2, [{"0": 8, "1": 4}, {"1": 4, "2": 8}]),
-    "a mask with holes": ([8, 8, 2, 2], 2, [{"0": 8, "2": 2}, {"1": 8, "3": 2}]),
+    "a mask with holes": (
+        [8, 2, 8, 2, 3],
+        2,
+        [{"0": 8, "1": 2, "2": 2}, {"2": 6, "3": 2, "4": 3}],
+    ),
     "unequal domains": ([8, 7, 8, 7], 4, [{"0": 8}, {"1": 7}, {"2": 8}, {"3": 7}]),
-    "remainders": ([8] * 8, 3, [{"0": 8, "1": 8, "2": 5}, {"2": 3, "3": 8, "4": 8,
-                                "5": 2}, {"5": 6, "6": 8, "7": 8}]),
+    "the larger ones last": ([7, 8, 7, 8], 4, [{"0": 7}, {"1": 8}, {"2": 7}, {"3": 8}]),
+    "remainders": ([4, 4], 3, [{"0": 3}, {"0": 1, "1": 2}, {"1": 2}]),
+    "remainders on each socket": (
+        [56, 56],
+        6,
+        [{"0": 19}, {"0": 19}, {"0": 18}, {"1": 19}, {"1": 19}, {"1": 18}],
+    ),
     "more workers than domains": ([4, 4], 4, [{"0": 2}, {"0": 2}, {"1": 2}, {"1": 2}]),
     "one core each": ([3], 3, [{"0": 1}] * 3),
     "one worker": ([3, 3], 1, [{"0": 3, "1": 3}]),
     "too few": ([3], 4, []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DIVIDED)
@@ -368,11 +384,13 @@ def test_divided(case):
 
 
 def test_fewer_cores_than_workers():
-    parts = binding.divide(cores(2, threads=2), 3)
+    """Those that get two have the threads of one core."""
+    parts = binding.divide(cores(3, threads=2), 4)
     assert [[core.cpus for core in part] for part in parts] == [
-        [(0,)],
-        [(1,)],
-        [(2,), (3,)],
+        [(0,), (3,)],
+        [(1,), (4,)],
+        [(2,)],
+        [(5,)],
     ]
 
 
@@ -386,15 +404,13 @@ def test_cpus_that_are_numbered_in_turn():
     ]
 
 
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=12),
-    st.integers(1, 20),
-    st.integers(1, 3),
-    st.integers(1, 2),
-)
+sizes_of_domains = st.lists(st.integers(1, 9), min_size=1, max_size=12)
+
+
+@given(sizes_of_domains, st.integers(1, 20), st.integers(1, 3), st.integers(1, 2))
 def test_every_cpu_has_one_worker(sizes, workers, node, threads):
-    given_cores = cores(*sizes, node=node, threads=threads)
-    parts = binding.divide(given_cores, workers)
+    known = cores(*sizes, node=node, threads=threads)
+    parts = binding.divide(known, workers)
     total = sum(sizes)
     if total * threads < workers:
         assert parts == []
@@ -404,17 +420,22 @@ def test_every_cpu_has_one_worker(sizes, workers, node, threads):
     numbers = [len(part) for part in parts]
     assert max(numbers) - min(numbers) <= 1
     if total >= workers:
-        assert {core for part in parts for core in part} == {*given_cores}
+        assert {core for part in parts for core in part} == {*known}
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12))
-def test_domains_stay_whole_where_they_fit(sizes, workers):
-    """If all have one size, and each worker gets some of them, none is cut."""
-    size = sizes[0]
-    parts = binding.divide(cores(*[size] * (workers * 2)), workers)
-    assert all(
-        set(found.values()) == {size} and len(found) == 2 for found in sizes_of(parts)
-    )
+@given(sizes_of_domains, st.integers(1, 20), st.integers(1, 3))
+def test_at_most_one_domain_is_cut_between_two_workers(sizes, workers, node):
+    """Nor is a worker on more NUMA nodes than others that follow each other need."""
+    parts = binding.divide(cores(*sizes, node=node), workers)
+    for one, other in itertools.pairwise(parts):
+        assert len({c.domain for c in one} & {c.domain for c in other}) <= 1
+        assert max(c.node for c in one) <= min(c.node for c in other)
+
+
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 12))
+def test_domains_stay_whole_where_they_fit(size, each, workers):
+    parts = binding.divide(cores(*[size] * (workers * each)), workers)
+    assert all({*found.values()} == {size} for found in sizes_of(parts))
 
 
 @given(st.data())
@@ -454,20 +475,27 @@ def task(topology, rank, masks, how="even", **changes):
     return binding.plan(replace(inputs, mode=Mode.DIRECT))
 
 
-@pytest.mark.parametrize("masks", [(ALL,), (LEFT,), (frozenset({1}),)])
-def test_tasks_with_one_mask_take_their_parts(masks, tree):
-    """The other one may have taken its part already, and a part of that."""
-    found = [task(tree(NONE), rank, masks) for rank in range(2)]
-    assert [binding.used[0].cpu_list for binding in found] == ["0-3,8-11", "4-7,12-15"]
-    assert [binding.fewest for binding in found] == [8, 8]
+PART_OF = (LEFT, RIGHT)
+
+
+@pytest.mark.parametrize("other", ["all", "its part", "a part of that"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_tasks_with_one_mask_take_their_parts(rank, other, tree):
+    """The other one may have taken its part already."""
+    part = PART_OF[1 - rank]
+    mask = {"all": ALL, "its part": part, "a part of that": frozenset({min(part)})}
+    found = task(tree(NONE), rank, (mask[other],))
+    assert cpus_of(found) == [["0-3,8-11", "4-7,12-15"][rank]]
+    assert found.fewest == 8
 
 
 # The masks of the other tasks, and of this one; why none is bound.
 OF_THE_LAUNCHER = {
     "bound": ((RIGHT,), LEFT, "the launcher has bound each task itself, this one to"),
     "bound otherwise": ((frozenset(range(8)),), None, "the launcher has bound each"),
-    "hidden": ((), None, "0 of the 1 other task of this node can be seen"),
-    "another launch": ((ALL, ALL), None, "2 of the 1 other task of this node"),
+    "the part of this one": ((LEFT,), None, "the launcher has bound each task itself"),
+    "hidden": ((), None, "task 0 sees 0 other tasks of its node, which has 1: is each"),
+    "another launch": ((ALL, ALL), None, "task 0 sees 2 other tasks of its node"),
     "bound to one CPU": ((frozenset({1}),), {0}, "the launcher has bound each task"),
     "on one CPU": ((frozenset({0}),), {0}, "2 workers have 1 CPU"),
 }
@@ -496,14 +524,75 @@ TWO_GPUS = replace(NONE, gpus={"0000:01:00.0": 1, "0000:02:00.0": 0})
 )
 def test_tasks_near_their_gpus(environ, rank, expected, tree):
     found = task(tree(TWO_GPUS), rank, (ALL,), "gpu", environ=environ)
-    assert [share.cpu_list for share in found.used] == [expected]
+    assert cpus_of(found) == [expected]
     assert not found.instead
+
+
+# What a task sees; it must not divide otherwise than one that sees something else.
+SEEN_BY_A_TASK = {
+    "others first": (DGX_H100, {"CUDA_VISIBLE_DEVICES": "1,0"}, "2 visible GPUs"),
+    "more than one of several": (DGX_H100, {}, "8 visible GPUs"),
+    "one of more than there are tasks": (
+        DGX_H100,
+        {"CUDA_VISIBLE_DEVICES": "1"},
+        "1 visible GPU",
+    ),
+    "its own four": (hiding(DGX_H100, 4, 5, 6, 7), {}, "4 visible GPUs"),
+}
+
+
+@pytest.mark.parametrize("case", SEEN_BY_A_TASK)
+def test_tasks_that_may_see_other_gpus_divide_evenly(case, tree):
+    machine, environ, numbers = SEEN_BY_A_TASK[case]
+    mask = frozenset(machine.mask)
+    found = task(tree(machine), 1, (mask,), "gpu", environ=environ)
+    assert f"2 workers and {numbers}: each task has to see" in found.instead
+    assert cpus_of(found) == ["56-111,168-223"]
 
 
 def test_a_task_that_may_open_its_own_gpu_only(tree):
     topology = tree(hiding(TWO_GPUS, 0))
     found = task(topology, 1, (ALL,), "gpu", environ={"CUDA_VISIBLE_DEVICES": "0"})
-    assert [share.cpu_list for share in found.used] == ["0-3,8-11"]
+    assert cpus_of(found) == ["0-3,8-11"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [
+        (slurm.SRUN, "type: srun --cpu-bind=none"),
+        (MPIRUN, "type: mpirun --bind-to none"),
+        (hydra.MPIEXEC, "type: mpiexec -bind-to none"),
+        (flux.RUN, "type: flux run -o cpu-affinity=off"),
+    ],
+)
+def test_what_to_type_where_the_launcher_has_bound(launcher, line, tree):
+    inputs = make_inputs(
+        options={"hpc_bind": "even"},
+        topology=tree(NONE, LEFT),
+        job=step(task=Task(size=2, local_size=2), launcher=launcher),
+        other_masks=(RIGHT,),
+        workers=1,
+    )
+    plan = make_plan(replace(inputs, mode=Mode.DIRECT))
+    (message,) = said(plan)
+    assert str(message) == (
+        "HPC222 --hpc_bind=even binds nothing: the launcher has bound each task "
+        f"itself, this one to CPUs 0-3,8-11. To have them divided, {line}"
+    )
+
+
+def test_several_agents_on_a_node(tree):
+    """Each a world of its own: they share one mask, or the launcher has bound them."""
+    job = step(nodes=THREE[:1], task=Task(size=2, local_size=2))
+    options = {"hpc_bind": "even", "standalone": True}
+    (message,) = said(planned(options=options, topology=tree(NONE), cpus=16, job=job))
+    assert str(message) == (
+        "HPC222 --hpc_bind=even binds nothing: 2 agents of this node share the same "
+        "CPUs"
+    )
+    plan = planned(options=options, topology=tree(NONE, LEFT), cpus=8, job=job)
+    assert said(plan) == []
+    assert [share.cpu_list for share in plan.binding.shares] == ["0-1,8-9", "2-3,10-11"]
 
 
 # --- who asks for it, and what is said ------------------------------------------------
@@ -568,7 +657,7 @@ def test_too_few_cpus(tree):
     )
     (message,) = said(plan)
     assert message.code == "HPC092"
-    assert "too few for --hpc_bind=even, which binds none" in message.text
+    assert "--hpc_bind=even binds none: it needs one for each" in message.text
     assert plan.binding.shares == ()
 
 

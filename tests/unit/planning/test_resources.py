@@ -50,7 +50,7 @@ def test_who_types_what_a_message_tells_gets_all_cpus(case):
 
 
 # What HPC092 says in addition.
-TOO_FEW = "too few for --hpc-bind, which gives each worker its own"
+BIND = "With one for each, --hpc-bind divides them"
 
 
 # --- threads ------------------------------------------------------------------------
@@ -265,7 +265,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+                f"process has. {BIND}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
             )
         ],
     ),
@@ -274,7 +274,7 @@ SAID = {
         [
             (
                 "HPC092 4 workers share 3 CPUs: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. Type: --nproc_per_node=3"
+                f"process has. {BIND}. Type: --nproc_per_node=3"
             )
         ],
     ),
@@ -283,7 +283,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. Type: --nproc_per_node=1"
+                f"process has. {BIND}. Type: --nproc_per_node=1"
             )
         ],
     ),
@@ -292,7 +292,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+                f"process has. {BIND}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
             )
         ],
     ),
@@ -301,7 +301,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. The job has 1 there "
+                f"process has. {BIND}. The job has 1 there "
                 "(SLURM_JOB_CPUS_PER_NODE): give sbatch, salloc or srun, "
                 "whichever has made it, --cpus-per-task=2. Or type: --nproc_per_node=1"
             )
@@ -312,7 +312,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+                f"process has. {BIND}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
             )
         ],
     ),
@@ -321,7 +321,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+                f"process has. {BIND}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
             )
         ],
     ),
@@ -330,7 +330,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. Type: mpirun -x PATH -np 3 --map-by "
+                f"process has. {BIND}. Type: mpirun -x PATH -np 3 --map-by "
                 f"ppr:1:node --hostfile HOSTFILE --bind-to none {COMMAND}"
             )
         ],
@@ -340,7 +340,7 @@ SAID = {
         [
             (
                 "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has, {TOO_FEW}. Type: --nproc_per_node=1"
+                f"process has. {BIND}. Type: --nproc_per_node=1"
             )
         ],
     ),

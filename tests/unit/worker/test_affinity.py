@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -73,8 +74,9 @@ def test_cpus_that_are_offline(capsys):
     with affinity.bound(OFFLINE, "the worker of local rank 1"):
         assert of_a_child() == ALL
     assert capsys.readouterr().err == (
-        "torchrun_hpc: warning: HPC223 the worker of local rank 1 is not bound to CPUs "
-        "4000: Invalid argument\n"
+        "torchrun_hpc: warning: HPC223 the worker of local rank 1 on "
+        f"{socket.gethostname()} is not bound to CPUs 4000, of which none is left to "
+        "this job (Invalid argument)\n"
     )
 
 
@@ -94,4 +96,7 @@ def test_a_process_whose_cpus_are_offline(other_thread, capsys):
     affinity.bind_process(OFFLINE, "task 3")
     assert os.sched_getaffinity(0) == ALL
     assert other_thread() == ALL
-    assert "task 3 is not bound to CPUs 4000" in capsys.readouterr().err
+    assert (
+        f"task 3 on {socket.gethostname()} is not bound to CPUs 4000"
+        in capsys.readouterr().err
+    )

@@ -37,7 +37,8 @@ def apply(plan: LaunchPlan, _hooks: object) -> None:
 
     def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
         # LOCAL_RANK may be 0 for all, with --virtual-local-rank, but not before 2.3.
-        rank = int(getattr(handler, "local_rank_id", env["LOCAL_RANK"]))
+        rank = getattr(handler, "local_rank_id", None)
+        rank = int(env["LOCAL_RANK"]) if rank is None else rank
         share = binding.shares[rank]
         if binding.sets_threads:
             env = {**env, OMP: str(len(share.cpus))}

@@ -74,7 +74,7 @@ PATCHES: tuple[Patch, ...] = (
     *(node_order, local_addr, bind_store, report_missing_nodes, host_exits_last),
     *(agent, keep_open_on_restart, forward_signals),
     *(defer_signals_on_close, parent_death_signal, host_name, master_addr),
-    *(fork_workers, watch_workers, bind_workers),
+    *(fork_workers, bind_workers, watch_workers),
 )
 
 
