@@ -112,7 +112,8 @@ CENTRES = {
             "41-47,105-111",
         ],
     ),
-    # A wrapper of ICON: numanode=(3 1 7 5), numactl --cpunodebind=...; and nvidia-smi.
+    # co-design.pop-coe.eu, "GPU affinity" on JUWELS Booster: srun --cpu-bind=map_ldom:...,
+    # with GPUs 0 to 3 at NUMA nodes 3, 1, 7, 5. JSC documents no mask.
     "JUWELS Booster": (
         JUWELS_BOOSTER,
         None,
