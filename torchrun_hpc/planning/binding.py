@@ -1,7 +1,7 @@
 """``--hpc-bind``: which worker gets which CPUs of the affinity mask.
 
-No CPU has two workers. Cores stay whole, and L3 domains as far as possible. All of this
-is a function of mask, topology, visible GPUs, and the number of workers.
+No CPU has two workers, and cores stay whole. All of this is a function of mask,
+topology, visible GPUs, and the number of workers.
 """
 
 from __future__ import annotations

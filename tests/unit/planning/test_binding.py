@@ -112,7 +112,7 @@ CENTRES = {
             "41-47,105-111",
         ],
     ),
-    # co-design.pop-coe.eu, "GPU affinity" on JUWELS Booster: srun --cpu-bind=map_ldom:...,
+    # co-design.pop-coe.eu, "GPU affinity" on JUWELS Booster: --cpu-bind=map_ldom:...,
     # with GPUs 0 to 3 at NUMA nodes 3, 1, 7, 5. JSC documents no mask.
     "JUWELS Booster": (
         JUWELS_BOOSTER,
