@@ -183,11 +183,13 @@ def _masks(
     masks: dict[str, frozenset[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            text = (folder / "environ").read_bytes()
+            text = os.fsdecode((folder / "environ").read_bytes())
+            if f"{rank}=" not in text:
+                continue
             mask = frozenset(os.sched_getaffinity(int(folder.name)))
         except (OSError, ValueError):  # another user's, or it has ended
             continue
-        pairs = (pair.partition("=") for pair in os.fsdecode(text).split("\0"))
+        pairs = (pair.partition("=") for pair in text.split("\0"))
         other = {name: value for name, _, value in pairs}
         is_alike = all(other.get(name) == environ.get(name) for name in launch)
         number = other.get(rank, "")
