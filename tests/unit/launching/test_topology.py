@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import DGX_H100, FRONTIER, GB200, VIRTUAL, hiding, uuid, write
+from trees import AMD, VIRTUAL, Machine, hiding, uuid, write
 
 from torchrun_hpc.errors import ranges
 from torchrun_hpc.launching.topology import parse_cpus, this_node
@@ -28,15 +29,22 @@ def test_no_list_of_cpus(text):
         parse_cpus(text)
 
 
+# Two GPUs of each maker, the first one at the second NUMA node.
+SMALL = Machine(
+    cores=8, threads=2, cache=2, node=4, gpus={"0000:01:00.0": 1, "0000:02:00.0": 0}
+)
+SMALL_AMD = replace(SMALL, driver=AMD)
+
+
 def test_cores(tmp_path):
-    found = this_node(write(FRONTIER, tmp_path), {1, 65, 66, 2, 127})
+    found = this_node(write(SMALL, tmp_path), {1, 9, 10, 2, 15})
     assert found.cores == (
-        Core((1, 65), 0, "0-7,64-71"),
-        Core((2, 66), 0, "0-7,64-71"),
-        Core((127,), 3, "56-63,120-127"),
+        Core((1, 9), 0, "0-1,8-9"),
+        Core((2, 10), 0, "2-3,10-11"),
+        Core((15,), 1, "6-7,14-15"),
     )
-    assert found.cpus == 128
-    assert found.mask == {1, 65, 66, 2, 127}
+    assert found.cpus == 16
+    assert found.mask == {1, 9, 10, 2, 15}
 
 
 def test_a_machine_without_caches(tmp_path):
@@ -47,7 +55,8 @@ def test_a_machine_without_caches(tmp_path):
 
 
 def test_nodes_that_have_memory_only(tmp_path):
-    found = this_node(write(GB200, tmp_path), {0, 143})
+    machine = replace(SMALL, memory_nodes=(2, 10))
+    found = this_node(write(machine, tmp_path), {0, 7})
     assert [core.node for core in found.cores] == [0, 1]
 
 
@@ -58,7 +67,7 @@ def test_nothing_can_be_read(tmp_path):
 @pytest.mark.parametrize("text", ["", "?", "0-7,???", "0xff", "-1"])
 def test_files_that_cannot_be_read(text, tmp_path):
     """Then nothing is known of it, and nothing fails."""
-    root = write(FRONTIER, tmp_path)
+    root = write(SMALL_AMD, tmp_path)
     cpu = root / "sys/devices/system/cpu"
     for name in ("topology/thread_siblings_list", "cache/index3/shared_cpu_list"):
         (cpu / "cpu1" / name).write_text(text)
@@ -67,24 +76,23 @@ def test_files_that_cannot_be_read(text, tmp_path):
     (node / "node0/cpulist").write_text(text)
     (node / "node5x").mkdir()
     kfd = root / "sys/class/kfd/kfd/topology/nodes"
-    (kfd / "4/properties").write_text(f"simd_count {text}\nlocation_id")
+    (kfd / "2/properties").write_text(f"simd_count {text}\nlocation_id")
     (kfd / "5x").mkdir()
-    found = this_node(root, {1, 65, 16})
+    found = this_node(root, {1, 9, 4})
     assert found.cores == (
         Core((1,)),
-        Core((16,), 1, "16-23,80-87"),
-        Core((65,), 0, "0-7,64-71"),
+        Core((4,), 1, "4-5,12-13"),
+        Core((9,), 0, "0-1,8-9"),
     )
-    assert len(found.gpus) == 7
+    assert len(found.gpus) == 1
     assert found.cpus == 0
 
 
 def test_gpus_of_nvidia(tmp_path):
-    found = this_node(write(hiding(DGX_H100, 1), tmp_path), {0}).gpus
-    assert len(found) == 8
-    socket = frozenset({*range(56), *range(112, 168)})
-    assert found[0] == Gpu("0000:1b:00.0", socket, uuid(0), model="NVIDIA")
-    assert [gpu.is_usable for gpu in found] == [True, False, *6 * [True]]
+    local = frozenset({4, 5, 6, 7, 12, 13, 14, 15})
+    first, second = this_node(write(hiding(SMALL, 1), tmp_path), {0}).gpus
+    assert first == Gpu("0000:01:00.0", local, uuid(0), model="NVIDIA")
+    assert (first.is_usable, second.is_usable) == (True, False)
 
 
 def test_a_gpu_of_nvidia_that_says_nothing(tmp_path):
@@ -95,10 +103,10 @@ def test_a_gpu_of_nvidia_that_says_nothing(tmp_path):
 
 
 def test_gpus_of_amd(tmp_path):
-    found = this_node(write(hiding(FRONTIER, 0), tmp_path), {0}).gpus
-    local = frozenset({*range(48, 64), *range(112, 128)})
-    assert found[0] == Gpu("0000:c6:00.0", local, uuid(1), is_amd=True)
-    assert len(found) == 7
+    """The kernel lets nobody read of one that a cgroup hides."""
+    (found,) = this_node(write(hiding(SMALL_AMD, 0), tmp_path), {0}).gpus
+    local = frozenset({0, 1, 2, 3, 8, 9, 10, 11})
+    assert found == Gpu("0000:02:00.0", local, uuid(1), is_amd=True)
 
 
 def test_this_machine():
