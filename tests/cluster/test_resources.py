@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands import ENVIRON, HPC, ONE_TASK, WORLD, column, own_lines, read_workers
-from launchers import MPICH_4, OPENMPI, OPENMPI_4, OPENMPI_5
+from launchers import MPICH_4, OPENMPI, OPENMPI_5
 from testbed import Cluster
 
 from torchrun_hpc.errors import ranges
@@ -181,7 +181,7 @@ def test_tasks_that_slurm_has_bound(
     )
 
 
-@pytest.mark.parametrize("launcher", [OPENMPI_4, OPENMPI_5, MPICH_4], ids=str)
+@pytest.mark.parametrize("launcher", [OPENMPI_5, MPICH_4], ids=str)
 @pytest.mark.parametrize("is_bound", [False, True], ids=["unbound", "bound"])
 def test_tasks_of_mpirun(bound: Cluster, launcher: Launcher, *, is_bound: bool) -> None:
     option = "--bind-to" if launcher in OPENMPI else "-bind-to"

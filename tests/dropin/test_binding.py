@@ -105,10 +105,9 @@ def test_each_worker_has_cpus_of_its_own(
     assert "HPC169" not in stderr
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_too_few_cpus_are_shared(form: str, script: str, tmp_path: Path) -> None:
+def test_too_few_cpus_are_shared(script: str, tmp_path: Path) -> None:
     front = ("taskset", "-c", str(ALL[-1]))
-    words = ("--hpc-bind=gpu", *FORMS[form], script, str(tmp_path))
+    words = ("--hpc-bind=gpu", "--hpc-preload=torch", script, str(tmp_path))
     stderr, code = launch(*words, front=front)
     assert code == 0, stderr
     assert [worker["cpus"] for worker in seen(tmp_path)] == [ALL[-1:]] * 2
