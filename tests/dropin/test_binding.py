@@ -112,7 +112,7 @@ def test_too_few_cpus_are_shared(script: str, tmp_path: Path) -> None:
     assert code == 0, stderr
     assert [worker["cpus"] for worker in seen(tmp_path)] == [ALL[-1:]] * 2
     assert "HPC092 2 workers share 1 CPU" in stderr
-    assert "--hpc_bind=gpu binds none: it needs one for each" in stderr
+    assert "--hpc_bind=gpu binds no worker: each needs a CPU" in stderr
     assert "HPC221" not in stderr
 
 
@@ -163,5 +163,5 @@ def test_the_dry_run_shows_it() -> None:
     assert ["CPUs", "even", "--hpc_bind"] in lines
     start = lines.index(["worker", "CPUs", "where", "because"])
     assert [line[0] for line in lines[start + 1 : start + 3]] == ["0", "1"]
-    assert lines[start + 1][-5:] == ["1", "of", "2", "equal", "parts"]
+    assert lines[start + 1][-4:] == ["part", "1", "of", "2"]
     assert any(line[:1] == ["bind_workers"] for line in lines)

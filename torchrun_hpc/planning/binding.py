@@ -43,7 +43,7 @@ def wanted(options: Mapping[str, Setting], site: Site | None) -> Setting | None:
     """
     setting = options.get(OPTION)
     if setting is None and site is not None and _NUMA not in options:
-        setting = Setting(site.bind, f"bind of site {site.name}")
+        setting = Setting(site.bind, f"site {site.name}: bind")
     if setting is None or setting.value == BIND_NONE:
         return None
     if setting.value not in BINDINGS:
@@ -100,8 +100,11 @@ def _divided(
         except _NotByGpuError as reason:
             instead = str(reason)
     parts = divide(inputs.topology.cores, workers)
-    text = f"1 of {count(workers, 'equal part')}"
-    return tuple(_share(part, text) for part in parts), None, instead
+    shares = [
+        _share(part, f"part {number} of {workers}")
+        for number, part in enumerate(parts, 1)
+    ]
+    return tuple(shares), None, instead
 
 
 def _problem(
@@ -110,7 +113,7 @@ def _problem(
     """Say why this process must not divide its mask; empty if it may."""
     mask, masks = inputs.topology.mask, inputs.other_masks
     if inputs.explicit("run_path"):
-        return f"the workers of {inputs.options['run_path'].source} are no commands"
+        return f"{inputs.options['run_path'].source} starts functions, not commands"
     if not inputs.mode.is_direct:
         # If each had CPUs of its own, there would be as many.
         if task.local_size * len(mask) > max(inputs.topology.cpus, len(mask)):

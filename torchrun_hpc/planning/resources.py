@@ -88,9 +88,7 @@ def worker_threads(inputs: Inputs) -> dict[str, Setting]:
         cpus, workers = count(inputs.cpus, "CPU"), count(inputs.workers, "worker")
         source = f"{explicit}: {cpus} / {workers}"
         if inputs.binding is not None and inputs.binding.shares:
-            source = (
-                f"{explicit}: each worker's CPUs, at least, by {inputs.binding.setting}"
-            )
+            source = f"{explicit}: the smallest part, by {inputs.binding.setting}"
         return {OMP: Setting(str(_share(inputs)), source)}
     if explicit is not None:
         return {OMP: Setting(explicit.value, explicit.source)}
@@ -230,7 +228,7 @@ def _about_cpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
             fix = f"Type: {job.once_per_node(inputs.command, more, nodes)}"
         bind = "With one for each, --hpc-bind divides them"
         if inputs.binding is not None:
-            bind = f"{inputs.binding.setting} binds none: it needs one for each"
+            bind = f"{inputs.binding.setting} binds no worker: each needs a CPU"
         yield Message(
             "HPC092",
             f"{inputs.workers} workers share {cpus}: all that the affinity mask of "

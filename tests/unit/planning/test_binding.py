@@ -625,7 +625,7 @@ def with_site(bind, **changes):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, Setting("even", "bind of site jsc")),
+        ({}, Setting("even", "site jsc: bind")),
         ({"hpc_bind": "gpu"}, Setting("gpu", "--hpc_bind")),
         ({"hpc_bind": "none"}, None),
         ({"numa_binding": "node"}, None),  # it is typed: torch does it
@@ -658,7 +658,7 @@ def test_too_few_cpus(tree):
     )
     (message,) = said(plan)
     assert message.code == "HPC092"
-    assert "--hpc_bind=even binds none: it needs one for each" in message.text
+    assert "--hpc_bind=even binds no worker: each needs a CPU" in message.text
     assert plan.binding.shares == ()
 
 
@@ -666,7 +666,7 @@ def test_workers_that_are_functions(tree):
     options = {"hpc_bind": "even", "run_path": True}
     (message,) = said(planned(options=options, topology=tree(NONE), cpus=16))
     assert str(message) == (
-        "HPC222 --hpc_bind=even binds nothing: the workers of --run_path are no "
+        "HPC222 --hpc_bind=even binds nothing: --run_path starts functions, not "
         "commands"
     )
 
