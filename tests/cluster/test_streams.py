@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,10 +21,14 @@ case $SLURM_NODEID in
 esac
 """
 TRAIN = """
-import os, json, sys
-with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
-    json.dump(os.environ["TORCHELASTIC_RESTART_COUNT"], file)
-sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and "fails" in sys.argv)
+import os, pathlib, sys, time
+folder, count = pathlib.Path(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+new = folder / f"{os.environ['RANK']}.new"
+new.write_text(count)
+new.rename(new.with_suffix(""))
+while not all((folder / str(rank)).exists() for rank in range(3)):
+    time.sleep(0.01)  # the first that fails ends the others
+sys.exit(count == "0" and "fails" in sys.argv)
 """
 
 
@@ -55,7 +58,7 @@ def test_a_job_runs_whatever_is_wrong_with_streams(  # noqa: PLR0913 - the table
         env=ENVIRON,
     )
     assert done.returncode == code, done.stderr
-    counts = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    counts = [(tmp_path / str(rank)).read_text() for rank in range(3)]
     assert counts == [str(restarts)] * 3
     seen = own_lines(done.stderr)
     assert ("HPC001" in "".join(seen)) is (quiet != 0)
