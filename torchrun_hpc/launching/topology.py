@@ -167,9 +167,10 @@ def other_masks(
     end, pause = time.monotonic() + _START_TIMEOUT, _FIRST_PAUSE
     while True:
         masks = _masks(rank, launch, environ)
-        if len(masks) >= size - 1 or time.monotonic() > end:
+        left = end - time.monotonic()
+        if len(masks) >= size - 1 or left <= 0:
             return tuple(masks.values())
-        time.sleep(pause)
+        time.sleep(min(pause, left))
         pause *= 2
 
 

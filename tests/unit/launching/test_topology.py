@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from trees import AMD, VIRTUAL, Machine, hiding, uuid, write
 
 from torchrun_hpc.errors import ranges
+from torchrun_hpc.launching import topology
 from torchrun_hpc.launching.topology import parse_cpus, this_node
 from torchrun_hpc.planning.topology import Core, Gpu, Topology
 
@@ -184,3 +186,15 @@ BOTH = sorted(os.sched_getaffinity(0))
 )
 def test_masks_of_other_tasks(others, expected):
     assert found_by_task_0(*others) == sorted(expected)
+
+
+def test_others_are_waited_for_no_longer_than_documented(monkeypatch):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(topology, "time", clock)
+    assert topology.other_masks("NO_TASK_HAS_THIS", [], {}, 2) == ()
+    assert now == [topology._START_TIMEOUT]
