@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 OPTION = "hpc_bind"
 _NUMA = "numa_binding"  # torch's own
 
-# What srun needs to bind no task; its option for CPUs takes a number.
-_SLURM_UNBOUND = "--cpu-bind=none"
-
 # By default CUDA puts fast GPUs first.
 _ORDER, _BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
@@ -73,29 +70,30 @@ def plan(inputs: Inputs) -> Binding | None:
         return None
     task = Task() if inputs.job is None else inputs.job.task
     workers = task.local_size if inputs.mode.is_direct else inputs.workers
-    shares, own, instead = _divided(inputs, setting.value, workers)
+    shares, own, instead = _divided(inputs, setting.value, task, workers)
     problem = _problem(inputs, shares, task, own)
     if not problem and len(inputs.topology.mask) < workers:
         problem = f"{workers} workers have {count(len(inputs.topology.mask), 'CPU')}"
     if problem:
         return Binding(setting, problem=problem)
     if inputs.mode.is_direct:
-        shares = (shares[task.local_rank if own is None else own],)
+        shares = (shares[own],)
     follows = resources.follows_cpus(inputs)
     return Binding(setting, shares, instead=instead, sets_threads=follows)
 
 
 def _divided(
-    inputs: Inputs, how: str, workers: int
-) -> tuple[tuple[Share, ...], int | None, str]:
-    """Return the CPUs of each worker, and why they are not divided by GPU.
+    inputs: Inputs, how: str, task: Task, workers: int
+) -> tuple[tuple[Share, ...], int, str]:
+    """Return the CPUs of each worker, which of them a task takes, and why not by GPU.
 
-    Between the two stands which share is this task's, if that is not its local rank.
+    The second is an index, for direct mode; the third is empty if they are by GPU, or
+    need not be.
     """
     instead = ""
     if how == BIND_GPU:
         try:
-            gpus, own = _gpus_of_workers(inputs, workers)
+            gpus, own = _gpus_of_workers(inputs, task, workers)
             return _near(inputs.topology, gpus), own, ""
         except _NotByGpuError as reason:
             instead = str(reason)
@@ -104,19 +102,17 @@ def _divided(
         _share(part, f"part {number} of {workers}")
         for number, part in enumerate(parts, 1)
     ]
-    return tuple(shares), None, instead
+    return tuple(shares), task.local_rank, instead
 
 
-def _problem(
-    inputs: Inputs, shares: Sequence[Share], task: Task, own: int | None
-) -> str:
+def _problem(inputs: Inputs, shares: Sequence[Share], task: Task, own: int) -> str:
     """Say why this process must not divide its mask; empty if it may."""
     mask, masks = inputs.topology.mask, inputs.other_masks
     if inputs.explicit("run_path"):
         return f"{inputs.options['run_path'].source} starts functions, not commands"
     if not inputs.mode.is_direct:
         # If each had CPUs of its own, there would be as many.
-        if task.local_size * len(mask) > max(inputs.topology.cpus, len(mask)):
+        if task.local_size * len(mask) > inputs.topology.online:
             return f"{task.local_size} agents of this node share the same CPUs"
         return ""
     others = task.local_size - 1
@@ -127,16 +123,14 @@ def _problem(
         )
     # One that was faster may have taken its part; if it is that of this one, the two
     # do not divide alike.
-    own = task.local_rank if own is None else own
     parts = [frozenset(s.cpus) for rank, s in enumerate(shares) if rank != own]
     if all(m == mask or any(m <= part for part in parts) for m in masks):
         return ""
     launcher = inputs.the_job.launcher
-    option = launcher.cpu_option
-    unbound = _SLURM_UNBOUND if "{cpus}" in option else option
     return (
         f"the launcher has bound each task itself, this one to CPUs {ranges(mask)}. To "
-        f"have them divided, type: {launcher.name} {unbound}"
+        f"have them divided, type: {launcher.name} "
+        f"{launcher.unbound_option or launcher.cpu_option}"
     )
 
 
@@ -144,8 +138,8 @@ class _NotByGpuError(Exception):
     """Says why the CPUs cannot be divided by what is local to the GPUs."""
 
 
-def _gpus_of_workers(inputs: Inputs, workers: int) -> tuple[list[Gpu], int | None]:
-    """Return the GPU of each worker; and which is this task's, if it sees one only.
+def _gpus_of_workers(inputs: Inputs, task: Task, workers: int) -> tuple[list[Gpu], int]:
+    """Return the GPU of each worker, and the index of a task's own.
 
     Raises:
         _NotByGpuError: It is not known.
@@ -158,7 +152,7 @@ def _gpus_of_workers(inputs: Inputs, workers: int) -> tuple[list[Gpu], int | Non
     if not inputs.mode.is_direct:
         if len(visible) < workers:
             raise _NotByGpuError(numbers)
-        return visible[:workers], None
+        return visible[:workers], task.local_rank
     # Each task has to come to the same, although it knows only what it sees itself.
     if len(visible) == 1 and len(known) == workers:
         return [*known], known.index(visible[0])
@@ -167,7 +161,7 @@ def _gpus_of_workers(inputs: Inputs, workers: int) -> tuple[list[Gpu], int | Non
             f"{numbers}: each task has to see one GPU of {workers}, or all of them in "
             "their order"
         )
-    return visible, None
+    return visible, task.local_rank
 
 
 def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
@@ -232,8 +226,7 @@ def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
         parts = divide(own, len(ranks))
         cpus = sum(len(core.cpus) for core in own)
         # Of a mask that was not made for these GPUs, most would be unused.
-        online = max(topology.cpus, len(topology.mask))
-        is_far = 2 * cpus * online < len(local) * len(topology.mask)
+        is_far = 2 * cpus * topology.online < len(local) * len(topology.mask)
         if is_far or not parts:
             raise _NotByGpuError(
                 f"{cpus} of the {count(len(topology.mask), 'CPU')} in the affinity "

@@ -60,7 +60,7 @@ class Topology:
     Attributes:
         cores: Those of the affinity mask.
         gpus: All GPUs of the node, in the order in which CUDA or ROCm numbers them.
-        cpus: Number of CPUs of the node that are online.
+        cpus: Number of CPUs of the node that are online; 0 if that is not known.
     """
 
     cores: tuple[Core, ...] = ()
@@ -71,6 +71,11 @@ class Topology:
     def mask(self) -> frozenset[int]:
         """The CPUs that this process may run on."""
         return frozenset(cpu for core in self.cores for cpu in core.cpus)
+
+    @property
+    def online(self) -> int:
+        """Number of CPUs of the node; if that is not known, of the mask."""
+        return max(self.cpus, len(self.mask))
 
 
 @dataclass(frozen=True)

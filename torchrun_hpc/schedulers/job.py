@@ -43,6 +43,8 @@ class Launcher:
             where it does so by itself, or has no such option.
         exclude: Option that keeps a job off some nodes, in front of their names; empty
             if there is none.
+        unbound_option: Option with which no task is bound to CPUs, where
+            ``cpu_option`` takes a number.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Launcher:
     fills_all_nodes: bool = False
     fail_together: str = ""
     exclude: str = ""
+    unbound_option: str = ""
 
     @property
     def takes_number(self) -> bool:
