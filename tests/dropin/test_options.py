@@ -829,6 +829,7 @@ def test_what_torchrun_starts_is_started(launcher: Launcher, tmp_path: Path) -> 
             for _ in range(2)
         ],
         cwd=tmp_path,
+        limit=30,
         at_once=4,
     )
     for name, ours, stock in zip(RIGHT, found[::2], found[1::2], strict=True):
