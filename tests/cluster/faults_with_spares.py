@@ -255,7 +255,7 @@ def spare_bad_node(job: Job) -> Seconds:
 
     On the spare it does not fail.
     """
-    job.start(RESTARTS, words=f"fails_on={job.hosts[1]}", at_work=False)
+    job.start(RESTARTS, words=f"fails_on={job.hosts[1]}", attempt=2)
     again(job, 2, lost=1)
     ends_well(job)
     return {}

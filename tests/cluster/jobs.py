@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -59,15 +60,19 @@ class Job:
     program: subprocess.Popen[str] = field(init=False)
 
     def start(
-        self, *options: str, words: str = "", first: str = "", at_work: bool = True
+        self,
+        *options: str,
+        words: str = "",
+        first: str = "",
+        attempt: int | None = 0,
     ) -> None:
-        """Start it, and wait until all workers are at work, if they will be.
+        """Start it, and wait until all workers are at work, and all spares wait.
 
         Args:
             options: The launcher's.
             words: The script's arguments.
             first: What the shell on each node does before.
-            at_work: Whether to wait.
+            attempt: After how many restarts they will be; None if they never will.
         """
         with STARTING:
             shell = SHELL.format(first=first)
@@ -87,8 +92,9 @@ class Job:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                 )
-            if at_work:
-                self.wait(self.trains, 100)
+            if attempt is not None:
+                self.wait(partial(self.trains, attempt), 100)
+                self.wait(lambda: all(map(self.is_accepted, range(3, 3 + spares))))
 
     def launch_id(self) -> str:
         """Return the numbers of job and step, once it runs."""
@@ -112,6 +118,13 @@ class Job:
     def trains(self, attempt: int = 0) -> bool:
         """Say whether all workers are at work, after so many restarts."""
         return [beat["attempt"] for beat in self.beats()] == [attempt] * 3
+
+    def is_accepted(self, node: int) -> bool:
+        """Say whether the coordinator has answered the agent of a node."""
+        found = re.search(r"HPC001 .* at \S+:(\d+)", self.output())
+        assert found, self.output()
+        to_coordinator = f"state established dport = :{found[1]}"
+        return "bytes_received:" in self.run(node, f"ss -Htin {to_coordinator}")
 
     def stop(self) -> None:
         """Let the workers stop as they should, and see that all ends well."""

@@ -189,7 +189,7 @@ def cut_off_while_joining(job: Job) -> Seconds:
     know better, and reports that the head node does not answer.
     """
     first = 'test "$SLURM_NODEID" = 2 && exec sleep 200'
-    job.start(PATIENT, first=first, at_work=False)
+    job.start(PATIENT, first=first, attempt=None)
     job.wait(lambda: len(job.agents()) == 2)
     job.wait(lambda: "2 of 3 nodes are there" in job.output())
     agents = job.agents()
@@ -284,7 +284,7 @@ def port_taken(job: Job) -> Seconds:
     there {found} s later.
     """
     first = 'until test -e "$0/go"; do sleep 0.05; done'
-    job.start(first=first, at_work=False)
+    job.start(first=first, attempt=None)
     job.wait(job.launch_id)
     ports = endpoints.ports_of(job.launch_id())
     address = job.run(0, f"getent hosts {job.hosts[0]}i").split()[0]
@@ -392,7 +392,7 @@ def disk_full(job: Job) -> Seconds:
     agents have ended.
     """
     disk = _mount(job, "nr_inodes=2")
-    job.start(f"--log-dir={disk}", "--tee=3", at_work=False)
+    job.start(f"--log-dir={disk}", "--tee=3", attempt=None)
     job.says("No space left on device")
     end = job.end()
     assert job.codes() == [1, 1, 1]
@@ -408,7 +408,7 @@ def disk_full_at_first(job: Job) -> Seconds:
     agents have ended.
     """
     disk = _mount(job, "nr_inodes=1")
-    job.start(f"--log-dir={disk}/logs", "--tee=3", at_work=False)
+    job.start(f"--log-dir={disk}/logs", "--tee=3", attempt=None)
     job.says("No space left on device")
     end = job.end(20)
     assert all(job.codes())
@@ -424,8 +424,7 @@ def disk_fills(job: Job) -> Seconds:
     is no room for its traceback either: nothing that is printed says why.
     """
     disk = _mount(job, "size=64k")
-    job.start(f"--log-dir={disk}", "--tee=3", words="prints", at_work=False)
-    job.wait(job.trains)
+    job.start(f"--log-dir={disk}", "--tee=3", words="prints")
     job.end()
     assert job.codes() == [1, 1, 1]
     assert "worker 1 on" in job.lines()[-1]

@@ -61,8 +61,8 @@ def together(*functions):
         return [future.result(LIMIT) for future in [pool.submit(f) for f in functions]]
 
 
-def wait_until(condition):
-    end = time.monotonic() + LIMIT
+def wait_until(condition, limit=LIMIT):
+    end = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

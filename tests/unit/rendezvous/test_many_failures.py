@@ -18,6 +18,7 @@ from torchrun_hpc.failures.collection import WorkerFailure
 NODES, WORKERS = 512, 8
 SIZE = NODES * WORKERS
 FIRST = 1234
+LIMIT = 60.0  # seconds, for so many on a busy machine
 LINES = ("Traceback (most recent call last):", *["  File: " + "x" * 200] * 28, "E: 1")
 
 CAUSES = {
@@ -62,15 +63,20 @@ def test_the_report_of_many_failures(name, job, capsys):
             reports.append((time.monotonic(), event["report"]))
 
     job.start_server(nodes=NODES)
-    made = [job.client(rank, nodes=NODES, on_event=take) for rank in range(NODES)]
+    where = {"timeout": LIMIT}
+    made = [
+        job.client(rank, nodes=NODES, where=where, on_event=take)
+        for rank in range(NODES)
+    ]
     with ThreadPoolExecutor(NODES) as pool:
         list(pool.map(lambda client: client.connect(), made))
         list(pool.map(lambda client: client.join(STORE), made))
     failures = [failure(rank, CAUSES[name](rank)) for rank in range(SIZE)]
     random.Random(0).shuffle(failures)  # noqa: S311
-    # What the coordinator has not received within a second is not in the report.
+    # What the coordinator has not received within a second is not in the report; on a
+    # busy machine, that are all but the first hundred.
     first = next(n for n, each in enumerate(failures) if each.rank == FIRST)
-    failures.insert(len(failures) // 20, failures.pop(first))
+    failures.insert(50, failures.pop(first))
     known = set()  # as failures/watch.py: an agent sends the lines once
     for number, each in enumerate(failures):
         if (each.node, each.likeness) in known:
@@ -80,7 +86,7 @@ def test_the_report_of_many_failures(name, job, capsys):
     for each in failures:
         made[each.node].worker_failed(each)
     sent = time.monotonic() - start
-    wait_until(lambda: reports)
+    wait_until(lambda: reports, LIMIT)
     (when, summary) = reports[0]
     with capsys.disabled():
         print(f"all sent after {sent:.2f} s, reported after {when - start:.2f} s")
