@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from commands import FORMS, HPC, JUELICH, ONE_TASK, SCRIPTS, own_lines
+from testbed import PATIENCE
 
 from torchrun_hpc.reporting.console import PREFIX
 
@@ -93,7 +94,7 @@ class Job:
                     stderr=subprocess.STDOUT,
                 )
             if attempt is not None:
-                self.wait(partial(self.trains, attempt), 100)
+                self.wait(partial(self.trains, attempt))
                 self.wait(lambda: all(map(self.is_accepted, range(3, 3 + spares))))
 
     def launch_id(self) -> str:
@@ -136,7 +137,7 @@ class Job:
         """Return what all nodes have printed, each line behind its node rank."""
         return (self.folder / "output").read_text(errors="replace")
 
-    def wait(self, condition: Callable[[], object], limit: float = 60) -> float:
+    def wait(self, condition: Callable[[], object], limit: float = PATIENCE) -> float:
         """Wait until it holds; return how many seconds that took."""
         start = time.monotonic()
         while True:
@@ -146,7 +147,7 @@ class Job:
             assert not over, f"{condition} after {limit} s:\n{self.output()}"
             time.sleep(0.02)
 
-    def says(self, text: str, limit: float = 60) -> float:
+    def says(self, text: str, limit: float = PATIENCE) -> float:
         """Wait until the launcher has printed it; return how many seconds that took."""
         return self.wait(lambda: any(text in line for line in self.lines()), limit)
 
@@ -157,7 +158,7 @@ class Job:
             line[line.index(PREFIX) :] for line in lines if not ORDINARY.search(line)
         ]
 
-    def end(self, limit: float = 60) -> float:
+    def end(self, limit: float = PATIENCE) -> float:
         """Wait for the end of all; return how many seconds that took."""
         return self.wait(lambda: self.program.poll() is not None, limit)
 

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from commands import ENVIRON, ONE_TASK, SCRIPTS
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ class Step:
         for line in self.program.stdout:
             self.output += line
 
-    def says(self, text: str, timeout: float = 60) -> str:
+    def says(self, text: str, timeout: float = PATIENCE) -> str:
         """Wait for a line with some text, and return all there is."""
         end = time.monotonic() + timeout
         while not re.search(text, self.output):
@@ -49,7 +50,7 @@ class Step:
             time.sleep(0.05)
         return self.output
 
-    def end(self, timeout: float = 60) -> int:
+    def end(self, timeout: float = PATIENCE) -> int:
         """Wait for its end, and return the exit code."""
         code = self.program.wait(timeout)
         self._reader.join(5)

@@ -113,14 +113,14 @@ def test_a_node_rank_that_c10d_ignores_is_said_once(unpadded: Cluster) -> None:
 def test_a_port_that_is_taken_on_the_head_node(
     unpadded: Cluster, rendezvous: str, kill: tuple[str, ...]
 ) -> None:
-    holder = unpadded.popen(["python3", "-c", LISTEN.format(port=24321, seconds=60)],
+    holder = unpadded.popen(["python3", "-c", LISTEN.format(port=24321, seconds=200)],
                             host="n9")  # fmt: skip
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
         done = unpadded.srun(
             "-N3", ONE_TASK, *kill, *HPC, rendezvous,
-            "--rdzv_endpoint=n9:24321", WORLD, env=ENVIRON, timeout=60,
+            "--rdzv_endpoint=n9:24321", WORLD, env=ENVIRON,
         )  # fmt: skip
     finally:
         unpadded.end(holder)

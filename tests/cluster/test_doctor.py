@@ -20,6 +20,7 @@ from commands import ENVIRON, JUELICH, NODES, lines
 from launchers import LAUNCHERS, MPICH_5, OPENMPI, OPENMPI_4, Launcher
 from steps import step
 from test_launchers import once, run
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     import subprocess
@@ -385,7 +386,7 @@ def test_typed_on_each_machine(bare: Cluster, words: str, tmp_path: Path) -> Non
         )
         for node, host in enumerate(NODES[:2])
     ]
-    outputs = [program.communicate(timeout=60) for program in programs]
+    outputs = [program.communicate(timeout=PATIENCE) for program in programs]
     assert programs[1].returncode == 0, outputs[1]
     report = json.loads(file.read_text())
     assert report["hosts"] == list(NODES[:2])

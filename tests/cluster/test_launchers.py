@@ -27,6 +27,7 @@ from launchers import (
     OPENMPI_5,
     Launcher,
 )
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -210,7 +211,7 @@ def test_two_at_once_do_not_meet(bare: Cluster, launcher: Launcher) -> None:
     command = [*launcher.command(bare, *hosts), *once(launcher), *HPC, WORLD,
                "--sleep", "3"]  # fmt: skip
     programs = [bare.popen(command, host="n9", env=ENVIRON) for _ in range(2)]
-    outputs = [program.communicate(timeout=60) for program in programs]
+    outputs = [program.communicate(timeout=PATIENCE) for program in programs]
     assert [program.returncode for program in programs] == [0, 0], outputs
     ids = [{w["TORCHELASTIC_RUN_ID"] for w in read_workers(out)} for out, _ in outputs]
     assert [len(read_workers(out)) for out, _ in outputs] == [3, 3]

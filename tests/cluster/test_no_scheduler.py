@@ -13,6 +13,7 @@ from commands import (
     own_lines,
     read_workers,
 )
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     from testbed import Cluster
@@ -28,7 +29,7 @@ def type_on_each(bare: Cluster, *words: str) -> tuple[str, str]:
         )
         for node, host in enumerate(("n9", "n10"))
     ]
-    outputs = [program.communicate(timeout=60) for program in programs]
+    outputs = [program.communicate(timeout=PATIENCE) for program in programs]
     errors = "".join(err for _, err in outputs)
     assert [program.returncode for program in programs] == [0, 0], errors
     return "".join(out for out, _ in outputs), errors

@@ -67,7 +67,7 @@ def test_all_end_and_hear_why(unpadded: Cluster, tmp_path: Path, name: str) -> N
     shell = f'if test $SLURM_NODEID = {fault.node}; then {first}; fi; "$@"; {end}'
     done = unpadded.srun(
         "-N3", ONE_TASK, "--label", "sh", "-c", shell, "sh", *HPC, *fault.options,
-        WORLD, env=ENVIRON, timeout=60,
+        WORLD, env=ENVIRON,
     )  # fmt: skip
     ends = [float((tmp_path / str(node)).read_text()) for node in range(3)]
     assert max(ends) - min(ends) < SOON, done.stderr

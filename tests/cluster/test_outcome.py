@@ -24,6 +24,7 @@ from commands import (
     lines,
     read_workers,
 )
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     from testbed import Cluster
@@ -46,7 +47,7 @@ def reference() -> float:
         env=os.environ | alone | {"MASTER_PORT": "0", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=True,
     )
     return loss_of(done.stdout)

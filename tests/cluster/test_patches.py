@@ -30,6 +30,7 @@ from commands import (
     read_workers,
     require,
 )
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     from testbed import Cluster
@@ -78,7 +79,7 @@ def test_stock_torchrun_works_over_the_fast_network(
         *("-N3", ONE_TASK, KILL, *STOCK, *BY_HAND, SOON),
         *("--rdzv_endpoint=jwb0001i:23456", ALL_REDUCE),
     )
-    done = juelich.srun(*argv, env=GLOO | patched, timeout=60)
+    done = juelich.srun(*argv, env=GLOO | patched)
     assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "RANK", "host", "total") == [
         (str(rank), host, 3.0) for rank, host in enumerate(juelich.names)
@@ -133,7 +134,7 @@ def test_one_node_stays_by_itself(patched: dict[str, str]) -> None:
         env=os.environ | patched,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from commands import (
     read_workers,
 )
 from steps import LATE, SOON, step
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     import subprocess
@@ -93,7 +94,7 @@ def test_an_elastic_range(unpadded: Cluster) -> None:
 @pytest.mark.parametrize("host", ["n9", "n10"])
 def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
     """It has no scheduler; the first one is a step of one node, with a typed range."""
-    options = ("--nnodes=1:2", "--rdzv_conf=last_call_timeout=60")
+    options = ("--nnodes=1:2", "--rdzv_conf=last_call_timeout=180")
     first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=FAST)
     try:
         assert first.stderr is not None
@@ -104,7 +105,7 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
         endpoint = f"--rdzv_endpoint={where[2]}"
         line = [*HPC, *options, *explicit, endpoint, WORLD]
         second = unpadded.run(line, host=host, env=ENVIRON)
-        out, err = first.communicate(timeout=60)
+        out, err = first.communicate(timeout=PATIENCE)
     finally:
         unpadded.end(first)
     assert (first.returncode, second.returncode) == (0, 0), err + second.stderr

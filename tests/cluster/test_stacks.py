@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import ENVIRON, FORMS, HPC, JUELICH, ROOT, SCRIPTS, lines
 from steps import step
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -241,7 +242,7 @@ def test_a_user_without_privileges(form: str, home: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     launcher = (home / "launcher").read_text()

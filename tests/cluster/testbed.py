@@ -46,6 +46,8 @@ MANAGEMENT = "eth0"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SLURM_PORTS = "6817, 6818, 60001-63000"  # slurmctld, slurmd, srun
 SWITCH = "switch"  # the host where the networks meet
+# Seconds. What takes longer hangs; torch alone may need a minute on a busy machine.
+PATIENCE = 180.0
 
 _PROGRAMS = (
     *("slurmctld", "slurmd", "srun", "munged"),
@@ -358,7 +360,7 @@ class Cluster:
         host: str = LOGIN,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        timeout: float = 180,
+        timeout: float = PATIENCE,
         input: str | None = None,  # noqa: A002 - the name in subprocess.run
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
@@ -469,7 +471,7 @@ class Cluster:
         host: str = LOGIN,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        timeout: float = 180,
+        timeout: float = PATIENCE,
         input: str | None = None,  # noqa: A002
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
@@ -490,7 +492,7 @@ class Cluster:
         *args: str,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        timeout: float = 180,
+        timeout: float = PATIENCE,
     ) -> Batch:
         """Submit a batch script and wait until its job has ended.
 
@@ -536,7 +538,7 @@ class Cluster:
             raise ClusterError(submitted.stderr.strip())
         return Submitted(submitted.stdout.strip(), outputs, command)
 
-    def wait(self, submitted: Submitted, timeout: float = 180) -> Batch:
+    def wait(self, submitted: Submitted, timeout: float = PATIENCE) -> Batch:
         """Wait until a batch job has ended.
 
         Args:
