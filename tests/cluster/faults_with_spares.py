@@ -31,7 +31,7 @@ def again(job: Job, attempt: int = 1, *, lost: int, by: int = 3) -> float:
 
     The worker of the node that is lost is on another one, the others where they were.
     """
-    seconds = job.wait(partial(job.trains, attempt))
+    seconds = job.wait(partial(job.trains, attempt), 60)
     expected = [*job.hosts[:3]]
     expected[lost] = job.hosts[by]
     assert job.places() == tuple(expected)
@@ -113,7 +113,7 @@ def spare_cut_off(job: Job) -> Seconds:
     job.cluster.heal(job.hosts[1])
     time.sleep(4)
     job.kill(2)
-    job.wait(partial(job.trains, 2))
+    job.wait(partial(job.trains, 2), 60)
     assert job.places() == (job.hosts[0], job.hosts[3], job.hosts[1])
     ends_well(job, 2)
     return {"again": seconds}

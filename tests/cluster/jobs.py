@@ -18,6 +18,7 @@ import psutil
 from commands import FORMS, HPC, JUELICH, ONE_TASK, SCRIPTS, own_lines
 from testbed import PATIENCE
 
+from torchrun_hpc.planning import endpoints
 from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Job:
             options: The launcher's.
             words: The script's arguments.
             first: What the shell on each node does before.
-            attempt: After how many restarts they will be; None if they never will.
+            attempt: Wait until they are after so many restarts; None: do not wait.
         """
         with STARTING:
             shell = SHELL.format(first=first)
@@ -95,7 +96,7 @@ class Job:
                 )
             if attempt is not None:
                 self.wait(partial(self.trains, attempt))
-                self.wait(lambda: all(map(self.is_accepted, range(3, 3 + spares))))
+                self.wait(lambda: all(map(self.is_accepted, range(3, len(self.hosts)))))
 
     def launch_id(self) -> str:
         """Return the numbers of job and step, once it runs."""
@@ -122,10 +123,13 @@ class Job:
 
     def is_accepted(self, node: int) -> bool:
         """Say whether the coordinator has answered the agent of a node."""
-        found = re.search(r"HPC001 .* at \S+:(\d+)", self.output())
-        assert found, self.output()
-        to_coordinator = f"state established dport = :{found[1]}"
-        return "bytes_received:" in self.run(node, f"ss -Htin {to_coordinator}")
+        port = endpoints.ports_of(self.launch_id())[0]
+        answered = f"ss -Htin state established dport = :{port}"
+        return "bytes_received:" in self.run(node, answered)
+
+    def listens(self, node: int, port: int) -> bool:
+        """Say whether a program of a node listens on a port."""
+        return bool(self.run(node, f"ss -Htln sport = :{port}"))
 
     def stop(self) -> None:
         """Let the workers stop as they should, and see that all ends well."""
@@ -158,7 +162,7 @@ class Job:
             line[line.index(PREFIX) :] for line in lines if not ORDINARY.search(line)
         ]
 
-    def end(self, limit: float = PATIENCE) -> float:
+    def end(self, limit: float = 60) -> float:
         """Wait for the end of all; return how many seconds that took."""
         return self.wait(lambda: self.program.poll() is not None, limit)
 

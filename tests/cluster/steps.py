@@ -50,7 +50,7 @@ class Step:
             time.sleep(0.05)
         return self.output
 
-    def end(self, timeout: float = PATIENCE) -> int:
+    def end(self, timeout: float = 60) -> int:
         """Wait for its end, and return the exit code."""
         code = self.program.wait(timeout)
         self._reader.join(5)

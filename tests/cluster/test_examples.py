@@ -17,6 +17,7 @@ import pytest
 from commands import ENVIRON, FORMS, JUELICH, ONE_TASK, ROOT, require_package
 from job_scripts import job_script, pbs_resources
 from launchers import MPICH_4, OPENMPI_4
+from testbed import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +94,7 @@ def alone(example: str, arguments: str) -> str:
         env=ENVIRON | world | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -312,7 +313,7 @@ def test_resnet_typed_on_each_machine(bare: Cluster, folder: Path) -> None:
         mine = small | {"--node_rank=0": f"--node_rank={rank}"}
         script = ["bash", "-c", page.smaller(AS_USERS, mine)]
         programs.append(bare.popen(script, host=host, env=PLAIN, cwd=folder))
-    outputs = [program.communicate(timeout=180) for program in programs]
+    outputs = [program.communicate(timeout=PATIENCE) for program in programs]
     assert [program.returncode for program in programs] == [0, 0], outputs
     check_fall(losses(outputs[0][0]))
     assert outputs[1][0] == ""  # rank 0 alone prints

@@ -18,7 +18,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -33,6 +32,7 @@ from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 PAGE = ROOT / "docs" / "faults.md"
 WRITES = bool(os.environ.get("WRITE_FAULTS"))
@@ -299,7 +299,7 @@ def port_taken(job: Job) -> Seconds:
         job.wait(lambda: "HPC113" in job.output())
         occupy(ports[1])
         agent.resume()
-        job.wait(lambda: _listens(agent.pid, ports[2]))
+        job.wait(lambda: job.listens(0, ports[2]))
         found = job.wait(lambda: len(job.workers()) == 3)
         job.wait(job.trains)
     job.stop()
@@ -317,12 +317,6 @@ def _other_program(job: Job, address: str, port: int) -> None:
     )
     assert program.stdout is not None
     assert program.stdout.readline() == "listening\n"
-
-
-def _listens(pid: int, port: int) -> bool:
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    columns = [line.split() for line in lines]
-    return any(c[1].endswith(f":{port:04X}") and c[3] == "0A" for c in columns)
 
 
 # From Python 3.11 on time.sleep is a call that libfaketime up to 0.9.10 spoils

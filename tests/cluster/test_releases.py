@@ -78,7 +78,7 @@ def test_interfaces(world: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.release("elastic")
 def test_an_elastic_range(unpadded: Cluster) -> None:
     """Two of the nodes, and then all; it is always torch's own rendezvous."""
-    for nodes, last_call_s in (NODES[1:], 2), (NODES, 60):
+    for nodes, last_call_s in (NODES[1:], 2), (NODES, PATIENCE):
         conf = f"--rdzv_conf=last_call_timeout={last_call_s}"
         options = ("--nnodes=2:3", conf)
         places = ("-N", str(len(nodes)), "-w", ",".join(nodes))
@@ -94,7 +94,7 @@ def test_an_elastic_range(unpadded: Cluster) -> None:
 @pytest.mark.parametrize("host", ["n9", "n10"])
 def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
     """It has no scheduler; the first one is a step of one node, with a typed range."""
-    options = ("--nnodes=1:2", "--rdzv_conf=last_call_timeout=180")
+    options = ("--nnodes=1:2", f"--rdzv_conf=last_call_timeout={PATIENCE}")
     first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=FAST)
     try:
         assert first.stderr is not None
@@ -105,7 +105,7 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
         endpoint = f"--rdzv_endpoint={where[2]}"
         line = [*HPC, *options, *explicit, endpoint, WORLD]
         second = unpadded.run(line, host=host, env=ENVIRON)
-        out, err = first.communicate(timeout=PATIENCE)
+        out, err = first.communicate(timeout=60)
     finally:
         unpadded.end(first)
     assert (first.returncode, second.returncode) == (0, 0), err + second.stderr

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from commands import ENVIRON, FORMS, ROOT, require
 from jobs import Job
-from testbed import Batch, Cluster, Submitted, missing
+from testbed import PATIENCE, Batch, Cluster, Submitted, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,7 +126,7 @@ def alone(folder: Path) -> float:
         env=ENVIRON | ENV | world | {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=True,
     )
     return loss(done.stdout)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commands import ENVIRON, HPC, ONE_TASK, WORLD, column, own_lines, read_workers
 from launchers import MPICH_4, OPENMPI, OPENMPI_5
-from testbed import Cluster
+from testbed import PATIENCE, Cluster
 
 from torchrun_hpc.errors import ranges
 
@@ -268,5 +268,5 @@ def in_cpuset(
     words = ("--nproc_per_node=2", BIND, *options, script)
     return subprocess.run(
         ["sh", "-c", enter, "sh", *HPC, *words],
-        env=ENVIRON, capture_output=True, text=True, timeout=120, check=False,
+        env=ENVIRON, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip

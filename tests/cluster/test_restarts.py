@@ -44,7 +44,7 @@ def test_stock_torchrun_fails_to_restart(unpadded: Cluster) -> None:
     try:
         done = unpadded.srun(
             "-N3", ONE_TASK, "--kill-on-bad-exit=1", *STOCK, *flags,
-            "--rdzv_endpoint=n9:23456", SCRIPT, "1", env=ENVIRON,
+            "--rdzv_endpoint=n9:23456", SCRIPT, "1", env=ENVIRON, timeout=100,
         )  # fmt: skip
     except subprocess.TimeoutExpired as expired:
         output = str(expired.stdout)

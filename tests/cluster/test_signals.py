@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import ENVIRON, HPC, ONE_TASK, ROOT, SCRIPTS, STOCK, column, read_workers
 from launchers import MPICH_4, OPENMPI, OPENMPI_4, Launcher
-from testbed import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +61,7 @@ def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path, form: str) -> None
         unpadded.run(["kill", "-USR2", agent], host=host, check=True)
         assert got(tmp_path) == [4, 4, 2, 2]
         (tmp_path / "end").touch()
-        output, errors = step.communicate(timeout=PATIENCE)
+        output, errors = step.communicate(timeout=30)
     finally:
         unpadded.end(step)
     assert step.returncode == 0, errors
@@ -115,7 +114,7 @@ def test_slurm_signals_the_workers_of_stock_torchrun_too(
         unpadded.run(["scancel", "-s", "USR1", job], check=True)
         assert got(tmp_path) == [1] * WORKERS
         (tmp_path / "end").touch()
-        assert step.wait(timeout=PATIENCE) == 128 + signal.SIGUSR1
+        assert step.wait(timeout=30) == 128 + signal.SIGUSR1
     finally:
         unpadded.end(step)
 

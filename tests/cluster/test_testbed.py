@@ -288,7 +288,7 @@ def test_ssh(bare: Cluster) -> None:
 def test_launcher(bare: Cluster, launcher: Launcher, host: str) -> None:
     command = [*launcher.command(bare, "n9", "n10", "n11"), "-n", "3"]
     command += ONE_PER_NODE[launcher]
-    done = bare.run([*command, *SAY], host=host, env=ENVIRON)
+    done = bare.run([*command, *SAY], host=host, env=ENVIRON, timeout=20)
     assert sorted(done.stdout.splitlines()) == SAID, done
     assert "Warning: setpgid" in done.stderr or done.stderr == ""  # a race of mpirun's
     assert done.returncode == 0
@@ -308,7 +308,7 @@ def test_launcher_is_ended(bare: Cluster, launcher: Launcher) -> None:
 def test_launcher_in_a_job_of_slurm(unpadded: Cluster, launcher: Launcher) -> None:
     command = [*launcher.in_job(unpadded), *ONE_PER_NODE[launcher], *SAY]
     script = f"#!/bin/sh\n{shlex.join(command)}"
-    batch = unpadded.sbatch(script, "-N3", env=ENVIRON)
+    batch = unpadded.sbatch(script, "-N3", env=ENVIRON, timeout=30)
     assert sorted(batch.output.splitlines()) == SAID, batch
     assert batch.returncode == 0
 

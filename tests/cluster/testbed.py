@@ -46,8 +46,8 @@ MANAGEMENT = "eth0"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SLURM_PORTS = "6817, 6818, 60001-63000"  # slurmctld, slurmd, srun
 SWITCH = "switch"  # the host where the networks meet
-# Seconds. What takes longer hangs; torch alone may need a minute on a busy machine.
-PATIENCE = 180.0
+# Seconds for what starts torch, which may need a minute on a busy machine: more hangs.
+PATIENCE = 180
 
 _PROGRAMS = (
     *("slurmctld", "slurmd", "srun", "munged"),

@@ -73,8 +73,8 @@ def test_the_report_of_many_failures(name, job, capsys):
         list(pool.map(lambda client: client.join(STORE), made))
     failures = [failure(rank, CAUSES[name](rank)) for rank in range(SIZE)]
     random.Random(0).shuffle(failures)  # noqa: S311
-    # What the coordinator has not received within a second is not in the report; on a
-    # busy machine, that are all but the first hundred.
+    # The report has what the coordinator received within a second: on a busy machine,
+    # perhaps a hundred.
     first = next(n for n, each in enumerate(failures) if each.rank == FIRST)
     failures.insert(50, failures.pop(first))
     known = set()  # as failures/watch.py: an agent sends the lines once
