@@ -3,13 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint unit dropin cluster-test cluster matrix patches-check
+.PHONY: demo test lint unit docs dropin cluster-test cluster matrix patches-check
 .PHONY: benchmark clean
 
 demo: .venv/installed
 	$(BIN)/python -m torchrun_hpc --nproc_per_node=2 examples/ddp.py
 
-test: lint unit dropin cluster-test
+test: lint unit docs dropin cluster-test
 
 .venv/installed: pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv .venv
@@ -26,6 +26,14 @@ lint: .venv/installed
 unit: .venv/installed
 	$(BIN)/python -m pytest -n 3 tests/unit || { test -n "$$CI" && \
 		$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none tests/unit; }
+
+# The site of the documentation, in build/site.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+.venv/docs: .venv/installed requirements-docs.txt
+	$(BIN)/pip install --quiet --requirement requirements-docs.txt
+	touch $@
 
 dropin: .venv/installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests/dropin
@@ -60,15 +68,16 @@ patches-check: .venv/installed
 	tests/cluster/install.sh
 	$(BIN)/python -m pytest tests/cluster/test_patches.py
 
-# Speed, as ratios: eleven minutes.
+# Speed, as ratios: eleven minutes. The plots of the documentation are drawn anew.
 benchmark: .venv/installed
 	tests/cluster/install.sh
 	$(BIN)/python benchmarks/plan.py
-	$(BIN)/python benchmarks/launch.py
+	$(BIN)/python benchmarks/launch.py --record
 	$(BIN)/python benchmarks/direct.py
-	$(BIN)/python benchmarks/rendezvous.py
+	$(BIN)/python benchmarks/rendezvous.py --record
+	$(BIN)/python benchmarks/plots.py
 	$(BIN)/python benchmarks/stderr.py
 	$(BIN)/python benchmarks/doctor.py
 
 clean:
-	rm -rf .launchers .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .launchers .venv build .hypothesis .mypy_cache .pytest_cache .ruff_cache
