@@ -1,0 +1,3 @@
+srun env -u CUDA_VISIBLE_DEVICES \
+    python -m torchrun_hpc \
+    --nproc_per_node=gpu main.py

@@ -1,0 +1,165 @@
+"""Draw the pictures of README and the site: ``python docs/write_pictures.py``.
+
+The scripts in the first picture are files beside it, which a test runs. Each picture
+has its colours for light and dark, and follows the page that shows it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+FOLDER = Path(__file__).parent / "images"
+
+# GitHub's colours for text, with a contrast of 4.5 at least.
+STYLE = """
+svg { --back: #f6f8fa; --edge: #d1d9e0; --text: #1f2328; --dim: #59636e;
+      --ours: #0b5cad; --theirs: #a4370a; }
+@media (prefers-color-scheme: dark) { svg { --back: #151b23; --edge: #3d444d;
+      --text: #f0f6fc; --dim: #9198a1; --ours: #79b8ff; --theirs: #ffa366; } }
+rect { fill: var(--back); stroke: var(--edge); }
+path { fill: none; stroke: var(--dim); stroke-width: 1.5; }
+text { fill: var(--text); font: 14px system-ui, sans-serif; }
+.code { font: 12.5px ui-monospace, Menlo, Consolas, monospace; white-space: pre; }
+.dim { fill: var(--dim); } .strong { font-weight: 600; }
+.ours { fill: var(--ours); } .theirs { fill: var(--theirs); }
+"""
+LINE = 19  # from one line of text to the next
+PAD = 18
+
+
+class Line(NamedTuple):
+    """A line of text, and how it looks."""
+
+    text: str
+    kind: str = ""
+
+
+class Panel(NamedTuple):
+    """A box with lines of text."""
+
+    width: int
+    lines: list[Line]
+
+    @property
+    def height(self) -> int:
+        """The height that the lines need."""
+        return LINE * len(self.lines) + 2 * PAD - 6
+
+    def drawn(self, x: int, y: int, height: int | None = None) -> str:
+        """Return it as SVG, with its upper left corner there."""
+        box = (
+            f'<rect x="{x}.5" y="{y}.5" width="{self.width - 1}" '
+            f'height="{(height or self.height) - 1}" rx="8"/>\n'
+        )
+        return box + "".join(
+            f'<text x="{x + PAD}" y="{y + PAD + 8 + LINE * number}" '
+            f'class="{line.kind}">{escape(line.text)}</text>\n'
+            for number, line in enumerate(self.lines)
+            if line.text
+        )
+
+
+def picture(width: int, height: int, title: str, content: str) -> str:
+    """Return a whole picture."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img">\n<title>{title}</title>\n'
+        f"<!-- Written by docs/write_pictures.py. -->\n<style>{STYLE}</style>\n"
+        f"{content}</svg>\n"
+    )
+
+
+# --- what a user types ----------------------------------------------------------------
+
+FOUND = (
+    "number of nodes, node rank",
+    "rendezvous id and endpoint, a free port",
+    "jwb0001 → jwb0001i, the InfiniBand name",
+    "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME",
+)
+
+START_LINE = (
+    "torchrun_hpc: HPC001 4 nodes, 4 workers on",
+    "this one, Slurm 123456.0, scheduler",
+    "rendezvous at jwb0001i:26058 (10.20.0.1), …",
+)
+
+
+def code(name: str) -> list[Line]:
+    """Return the lines of a script."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return [Line(line, "code") for line in text.splitlines()]
+
+
+def launch(*, is_wide: bool) -> str:
+    """Draw what a user types, at one centre today, and with torchrun_hpc."""
+    today = [Line("Today, at one centre", "strong theirs"), Line(""), *code("today.sh")]
+    found = [Line(f"· {text}") for text in FOUND]
+    ours = [
+        *(Line("With torchrun_hpc", "strong ours"), Line("")),
+        *code("with.sh"),
+        *(Line(""), Line("It finds out from scheduler and node:", "dim"), *found),
+        Line("prints one line, and starts torch's own agent:", "dim"),
+        *(Line(text, "code") for text in START_LINE),
+    ]
+    left, right = Panel(402, today), Panel(402, ours)
+    title = (
+        "Fifteen lines of a job script at one centre, and the three that replace them"
+    )
+    if is_wide:
+        content = left.drawn(0, 0) + right.drawn(418, 0, left.height)
+        return picture(820, left.height, title, content)
+    content = left.drawn(0, 0) + right.drawn(0, left.height + 16)
+    return picture(402, left.height + 16 + right.height, title, content)
+
+
+# --- the five stages ------------------------------------------------------------------
+
+STAGES = {
+    "1  preflight": (
+        "reads environment, host name, node files",
+        "→ the job: its nodes, ranks and launch id",
+    ),
+    "2  parse": (
+        "reads the command line and PET_* variables",
+        "→ what the user has set",
+    ),
+    "3  choose mode": (
+        "one node, several nodes, direct mode,",
+        "as typed; or refused, with the line to type",
+    ),
+    "4  plan": (
+        "one pure function of all that",
+        "→ every value, with its source",
+    ),
+    "5  start": (
+        "writes the environment, prints the start line",
+        "→ torch's agent, in this process; or the script",
+    ),
+}
+
+
+def pipeline() -> str:
+    """Draw the five stages."""
+    width, y, content = 402, 0, ""
+    for name, lines in STAGES.items():
+        if y:
+            content += f'<path d="M201 {y}v18m-5 -6l5 6l5 -6"/>\n'
+            y += 22
+        panel = Panel(width, [Line(name, "strong ours"), *map(Line, lines)])
+        content += panel.drawn(0, y)
+        y += panel.height
+    return picture(width, y, "A launch goes through five stages", content)
+
+
+PICTURES = {
+    "launch-wide.svg": launch(is_wide=True),
+    "launch-narrow.svg": launch(is_wide=False),
+    "pipeline.svg": pipeline(),
+}
+
+if __name__ == "__main__":
+    for name, drawn in PICTURES.items():
+        (FOLDER / name).write_text(drawn, encoding="utf-8")
