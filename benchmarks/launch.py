@@ -1,6 +1,6 @@
 """How fast a job starts, and restarts: torchrun_hpc against what else there is.
 
-    python benchmarks/launch.py [ROUNDS]
+    python benchmarks/launch.py [--record] [ROUNDS]
 
 On the test cluster (root, see tests/cluster), with the management network closed:
 
@@ -14,7 +14,7 @@ On the test cluster (root, see tests/cluster), with the management network close
 
 Stock torchrun gets every flag and variable by hand, so that it works there. All take
 turns, and the order alternates; what counts are ratios of medians. Fails if one is
-above its limit.
+above its limit. With --record, plots.py has the medians.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
+import plots  # noqa: E402
 from testbed import Cluster, missing  # noqa: E402
 
 ROUNDS = 7
@@ -99,6 +100,18 @@ class Measured:
     def add(self, command: str, value: float) -> None:
         """Note a value."""
         self.values.setdefault(command, []).append(value)
+
+    def for_json(self) -> dict[str, object]:
+        """Return what `plots.py` draws: of each command the median, and the range."""
+        values = {
+            name: {
+                "median": round(statistics.median(found), 3),
+                "range": [round(min(found), 3), round(max(found), 3)],
+                "rounds": len(found),
+            }
+            for name, found in self.values.items()
+        }
+        return {"title": self.title, "unit": self.unit, "values": values}
 
     def report(self) -> bool:
         """Print medians and ratios; return whether all are within their limits."""
@@ -224,16 +237,20 @@ def main() -> None:
         reason = "strace is missing"
     if reason is not None:
         sys.exit(f"this needs the test cluster: {reason}")
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    words = [word for word in sys.argv[1:] if word != "--record"]
+    rounds = int(words[0]) if words else ROUNDS
     starts = {
         (3, 1): {(PRELOAD, STOCK): 0.60, (OURS, STOCK): 0.80},
         (3, 4): {(PRELOAD, STOCK): 0.25, (PRELOAD, BY_HAND): 0.35},
         (1, 8): {(PRELOAD, STOCK): 0.27},
     }
+    titles = {
+        (3, 1): "3 nodes of 1 worker",
+        (3, 4): "3 nodes of 4 workers",
+        (1, 8): "1 node of 8 workers",
+    }
     measured = {
-        shape: Measured(
-            f"{shape[0]} nodes of {shape[1]} workers: to the first all-reduce", limits
-        )
+        shape: Measured(f"{titles[shape]}: to the first all-reduce", limits)
         for shape, limits in starts.items()
     }
     # Nothing is imported before it, in any form.
@@ -259,6 +276,8 @@ def main() -> None:
         files_opened(files, bench.folder / "meets.py")
     parts = (*measured.values(), first_line, imported, cpu, files)
     found = [part.report() for part in parts]
+    if "--record" in sys.argv:
+        plots.record("start.json", [part.for_json() for part in parts])
     sys.exit(not all(found))
 
 

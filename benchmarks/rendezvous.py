@@ -1,6 +1,6 @@
 """Rendezvous of many simulated nodes: torchrun_hpc against torch's own c10d.
 
-    python benchmarks/rendezvous.py [--nodes 8,64] [--bound 60] [--window 10] [--plot]
+    python benchmarks/rendezvous.py [--nodes 8,64] [--bound 60] [--window 10] [--record]
     python benchmarks/rendezvous.py --takeover 1024
 
 Each node has a handler and a connection of its own, made through torch's registry of
@@ -99,8 +99,6 @@ TAKEOVER_SECONDS = 3.0
 AFTERWARDS_RATIO = 100
 
 DISTURBED = 0.1  # share of a whole that is worth a remark
-
-PLOT = Path(__file__).parents[1] / "docs" / "rendezvous.svg"
 
 _INSIDE = "--inside-the-namespace"
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # linux/sockios.h, if.h
@@ -679,140 +677,23 @@ def judged(results: Results) -> list[tuple[bool, str]]:
     return verdicts
 
 
-# --- the plot ---------------------------------------------------------------------
-
-_WIDTH, _HEIGHT = 860, 380
-_LEFT, _TOP, _ACROSS, _DOWN = 62, 70, 340, 250  # of a panel
-_PANEL = 430  # from one panel to the next
-
-# Readable on white and on black.
-_TEXT = "#7d7d7d"
-_COLOURS = {OURS: "#2f81f7", STOCK: "#e0700b"}
+# --- the record -------------------------------------------------------------------
 
 
-class Panel(NamedTuple):
-    """One of the two diagrams."""
-
-    title: str
-    label: Callable[[float], str]
-    value: Callable[[Result], float]
-    has_bound: bool
-
-
-PANELS = (
-    Panel(
-        "Seconds until the last node has joined",
-        lambda value: f"{value:g} s",
-        lambda r: r.seconds,
-        has_bound=True,
-    ),
-    Panel(
-        "Bytes per second afterwards, all nodes together",
-        lambda value: f"{scaled(value, exact=True)}B/s",
-        lambda r: r.rate,
-        has_bound=False,
-    ),
-)
-
-
-def plot(results: Results, bound: int) -> str:
-    """Draw both kinds, as a picture in SVG."""
-    legend = "".join(
-        f'<g transform="translate({x} 22)">{_mark(kind, 0, 0)}'
-        f'<line x1="-14" x2="14" stroke="{_COLOURS[kind]}" stroke-width="2"/>'
-        f'<text x="22" y="4">{title}</text></g>\n'
-        for x, (kind, title) in zip(
-            (_LEFT + 14, _LEFT + 174),
-            {OURS: "torchrun_hpc", STOCK: "torch's c10d"}.items(),
-            strict=True,
+def for_json(results: Results, bound: int) -> dict[str, object]:
+    """Return what `plots.py` draws."""
+    rows: dict[str, list[dict[str, object]]] = {TITLES[kind]: [] for kind in TITLES}
+    for (kind, nodes), result in results.items():
+        rows[TITLES[kind]].append(
+            {
+                "nodes": nodes,
+                "seconds": round(result.seconds, 3),
+                "join_bytes": round(result.join_bytes),
+                "rate": round(result.rate),
+                "problem": result.problem,
+            }
         )
-    )
-    panels = "".join(
-        f'<g transform="translate({_LEFT + number * _PANEL} {_TOP})">\n'
-        f"{_panel(panel, results, bound)}</g>\n"
-        for number, panel in enumerate(PANELS)
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" font-size="12" '
-        f'font-family="sans-serif" fill="{_TEXT}">\n'
-        "<title>Rendezvous of simulated nodes on one machine</title>\n"
-        "<!-- Written by benchmarks/rendezvous.py. -->\n"
-        f"{legend}{panels}</svg>\n"
-    )
-
-
-def _panel(panel: Panel, results: Results, bound: int) -> str:
-    done = [result for result in results.values() if not result.problem]
-    nodes = sorted({count for _, count in results})
-    values = [panel.value(result) for result in done] or [1.0]
-    values += [bound] * panel.has_bound
-    low = math.floor(math.log10(min(values)))
-    high = math.ceil(math.log10(max(values)))
-
-    def x(count: float) -> float:
-        span = max(math.log(nodes[-1] / nodes[0]), 1e-9)
-        return round(_ACROSS * math.log(count / nodes[0]) / span, 1)
-
-    def y(value: float) -> float:
-        return round(_DOWN * (high - math.log10(value)) / max(high - low, 1), 1)
-
-    parts = [f'<text x="0" y="-14" font-weight="bold">{panel.title}</text>']
-    for power in range(low, high + 1):
-        at = y(10.0**power)
-        parts.append(_grid(0, at, _ACROSS, at))
-        parts.append(_label(-8, at + 4, panel.label(10.0**power), "end"))
-    for count in nodes:
-        parts.append(_grid(x(count), 0, x(count), _DOWN))
-        parts.append(_label(x(count), _DOWN + 18, str(count), "middle"))
-    parts.append(_label(_ACROSS / 2, _DOWN + 40, "nodes", "middle"))
-    for kind in (STOCK, OURS):
-        points = [
-            (x(result.job.nodes), y(panel.value(result)))
-            for result in done
-            if result.job.kind == kind
-        ]
-        parts.append(_line(kind, points))
-        parts += [_mark(kind, *point) for point in points]
-        late = [
-            count for k, count in results if k == kind and results[k, count].is_late
-        ]
-        if late and panel.has_bound:
-            end = x(late[0]), y(bound)
-            parts.append(_line(kind, [*points[-1:], end], dashed=True))
-            parts.append(_mark(kind, *end))
-            text = f"not within {bound} s"
-            parts.append(_label(end[0] + 9, end[1] + 4, text, "start"))
-    return "\n".join(parts) + "\n"
-
-
-def _grid(x1: float, y1: float, x2: float, y2: float) -> str:
-    return (
-        f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{_TEXT}" '
-        'stroke-opacity="0.3"/>'
-    )
-
-
-def _label(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
-
-
-def _line(
-    kind: str, points: Sequence[tuple[float, float]], *, dashed: bool = False
-) -> str:
-    path = " ".join(f"{x},{y}" for x, y in points)
-    dash = ' stroke-dasharray="4 4"' if dashed else ""
-    return (
-        f'<polyline points="{path}" fill="none" stroke="{_COLOURS[kind]}" '
-        f'stroke-width="2"{dash}/>'
-    )
-
-
-def _mark(kind: str, x: float, y: float) -> str:
-    colour = _COLOURS[kind]
-    if kind == OURS:
-        return f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
-    return f'<rect x="{x - 4}" y="{y - 4}" width="8" height="8" fill="{colour}"/>'
+    return {"bound": bound, "kinds": rows}
 
 
 # --- the program ------------------------------------------------------------------
@@ -848,7 +729,9 @@ def options() -> argparse.Namespace:
         metavar="N",
         help="only let N nodes lose their coordinator",
     )
-    parser.add_argument("--plot", action="store_true", help=f"write {PLOT.name}")
+    parser.add_argument(
+        "--record", action="store_true", help="write results/rendezvous.json"
+    )
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
     explicit = parser.parse_args()
     if explicit.nodes[0] < 2 or explicit.window < BEAT or explicit.window % BEAT:  # noqa: PLR2004
@@ -893,8 +776,10 @@ def main() -> None:
     verdicts = judged(results)
     for met, text in verdicts:
         print(f"{'met' if met else 'MISSED'}: {text}")
-    if explicit.plot:
-        PLOT.write_text(plot(results, explicit.bound))
+    if explicit.record:
+        import plots  # noqa: PLC0415 - not before the nodes are forked
+
+        plots.record("rendezvous.json", for_json(results, explicit.bound))
     sys.exit(not all(met for met, _ in verdicts))
 
 
