@@ -1,8 +1,8 @@
 """Write the messages into symptoms.md: ``python docs/write_symptoms.py``.
 
-A comment of that page, ``<!-- HPC060 HPC061 -->``, names the messages of a symptom. What
-each says, what it means and what to do comes from messages.md, and stands below the
-comment, up to ``<!-- end -->``.
+A comment of that page, ``<!-- HPC060 HPC061 -->``, names the messages of a symptom.
+What each says, what it means and what to do comes from messages.md, and stands below
+the comment, up to ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ MESSAGES = Path(__file__).with_name("messages.md")
 _PLACE = re.compile(r"<!-- ((?:HPC\d{3} ?)+)-->\n.*?<!-- end -->\n", re.DOTALL)
 # The first sentence; the kind of a message, as in "A note.", is not all of it.
 _SENTENCE = re.compile(
-    r"(?:(?:advice|a note|a wait|a warning|part of HPC085)\b[^.]*\. )?.*?[.?](?= [A-Z`]|$)"
+    r"(?:(?:advice|a note|a wait|a warning|part of HPC085)\b[^.]*\. )?"
+    r".*?[.?](?= [A-Z`]|$)"
 )
 
 

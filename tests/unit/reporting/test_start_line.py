@@ -101,4 +101,4 @@ def test_readme_shows_the_line_that_is_printed():
         interface="ib0",
         site=JSC,
     )
-    assert f"    torchrun_hpc: {start_line(shown)}\n" in readme
+    assert f"\ntorchrun_hpc: {start_line(shown)}\n" in readme

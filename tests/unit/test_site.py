@@ -1,0 +1,68 @@
+"""README and the pages that are made from something else are as that says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def load(path):
+    """Import a program that is in no package."""
+    name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PICTURES = load(DOCS / "write_pictures.py")
+SYMPTOMS = load(DOCS / "write_symptoms.py")
+PLOTS = load(ROOT / "benchmarks" / "plots.py")
+
+
+def test_readme_is_short_and_has_the_two_commands_first():
+    assert len(README.splitlines()) <= 100
+    blocks = re.findall(r"^```bash\n(.*?)```", README, re.DOTALL | re.MULTILINE)
+    first = [line.partition("#")[0].strip() for line in blocks[0].splitlines()]
+    assert first == ["make demo", "make test"]
+
+
+def test_readme_shows_a_failure_as_tests_have_seen_it():
+    (shown,) = re.findall(
+        r"```text\ntorchrun_hpc: error: HPC125.*?```", README, re.DOTALL
+    )
+    assert shown in (DOCS / "failures.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_symptoms_is_written_from_the_messages():
+    page = (DOCS / "symptoms.md").read_text(encoding="utf-8")
+    assert page == SYMPTOMS.text(), "python docs/write_symptoms.py"
+
+
+def test_every_message_is_at_one_symptom():
+    page = (DOCS / "symptoms.md").read_text(encoding="utf-8")
+    places = re.findall(r"^<!-- ((?:HPC\d{3} ?)+) ?-->$", page, re.MULTILINE)
+    codes = [code for place in places for code in place.split()]
+    start_line = "HPC001"  # is no symptom
+    assert sorted([*codes, start_line]) == sorted(SYMPTOMS.described())
+
+
+@pytest.mark.parametrize("name", PICTURES.PICTURES)
+def test_a_picture_is_as_it_is_drawn(name):
+    drawn = PICTURES.PICTURES[name]
+    kept = (DOCS / "images" / name).read_text(encoding="utf-8")
+    assert kept == drawn, "python docs/write_pictures.py"
+
+
+def test_plots_show_what_was_recorded():
+    for name, drawn in PLOTS.drawn().items():
+        kept = (DOCS / "images" / name).read_text(encoding="utf-8")
+        assert kept == drawn, "python benchmarks/plots.py"
