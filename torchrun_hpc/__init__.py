@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.reporting.description import Description
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
 
 

@@ -1,0 +1,146 @@
+"""What is published: sdist and wheel, and the wheel in an empty environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tarfile
+import venv
+import zipfile
+
+import pytest
+from commands import require
+from packaging.metadata import Metadata
+from side_by_side import ROOT, clean_environ, run
+
+import torchrun_hpc
+
+NAME = f"torchrun_hpc-{torchrun_hpc.__version__}"
+
+# Nothing of the repository can be imported by what is started here.
+ENVIRON = {k: v for k, v in clean_environ().items() if k != "PYTHONPATH"}
+
+
+def run_tool(*command, limit=120):
+    return run([sys.executable, "-m", *command], env=ENVIRON, cwd="/", limit=limit)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Build the sdist, and the wheel from the sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    done = run_tool("build", "--no-isolation", f"--outdir={folder}", str(ROOT))
+    assert done.code == 0, done.out + done.err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sdist(built):
+    return built / f"{NAME}.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    return built / f"{NAME}-py3-none-any.whl"
+
+
+def test_twine_finds_no_fault(sdist, wheel):
+    done = run_tool("twine", "check", "--strict", str(sdist), str(wheel))
+    assert done.code == 0, done.out + done.err
+
+
+def test_the_wheel_has_the_package_and_nothing_else(wheel):
+    package = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "torchrun_hpc").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {"torchrun_hpc/py.typed", "torchrun_hpc/sites/jsc.toml"} < package
+    about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sorted(names) == sorted(package | {f"{NAME}.dist-info/{x}" for x in about})
+
+
+@pytest.mark.skipif(
+    not (shutil.which("git") and (ROOT / ".git").exists()),
+    reason="only git knows what is in the repository",
+)
+def test_the_sdist_has_all_of_the_repository(sdist):
+    # Without the option, git refuses a checkout that belongs to somebody else.
+    listed = run(["git", "-c", "safe.directory=*", "ls-files"], cwd=ROOT)
+    assert listed.code == 0, listed.err
+    with tarfile.open(sdist) as archive:
+        files = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
+    assert set(listed.out.splitlines()) - files == set()
+
+
+def test_metadata(wheel):
+    text = zipfile.ZipFile(wheel).read(f"{NAME}.dist-info/METADATA")
+    about = Metadata.from_email(text)
+    needed = {str(line) for line in about.requires_dist if "extra ==" not in str(line)}
+    tomli = 'tomli; python_version < "3.11"'
+    assert needed == {"torch>=2.0", "psutil", "packaging", tomli}
+    assert set(about.provides_extra) == {"doctor", "preload", "stacks"}
+    assert str(about.requires_python) == ">=3.10"
+    assert about.license_expression == "BSD-3-Clause"
+
+
+# --- installed ---------------------------------------------------------------------
+
+SCRIPT = r"""
+import os, sys
+sys.stdout.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    """Install the wheel into an environment that is empty, even of pip."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    # The release of torch that is here already: pip has it in its cache.
+    pinned = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8")
+    [torch] = re.findall(r"^torch==\S+", pinned, re.MULTILINE)
+    pip = ("pip", f"--python={folder / 'bin' / 'python'}", "install", "--quiet")
+    # Most of torch is never imported here: to compile it takes longer than the rest.
+    done = run_tool(*pip, "--no-compile", str(wheel), torch, limit=600)
+    # What pip says, too, if it cannot reach an index.
+    if "No matching distribution found" in done.err:
+        require(f"pip does not find all packages: {done.err}")
+    assert done.code == 0, done.err
+    yield folder
+    shutil.rmtree(folder)  # it is large, and pytest would keep it
+
+
+@pytest.fixture
+def start(environment, tmp_path):
+    """Start a program of that environment in a folder with nothing but script.py."""
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    programs = environment / "bin"
+    environ = ENVIRON | {"PATH": f"{programs}:{os.defpath}"}
+
+    def start(name, *arguments):
+        done = run([str(programs / name), *arguments], env=environ, cwd=tmp_path)
+        assert done.code == 0, done.err
+        return done
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "command", ["python -m torchrun_hpc", "torchrun_hpc"], ids=["module", "script"]
+)
+def test_it_starts_workers(start, command):
+    done = start(*command.split(), "--nproc_per_node=2", "script.py")
+    assert sorted(done.out.splitlines()) == ["0 of 2", "1 of 2"]
+    assert len(done.own_lines) == 1, done.err
+
+
+def test_it_finds_its_sites(start):
+    assert "JUWELS Booster" in start("python", "-m", "torchrun_hpc.sites", "list").out
+
+
+def test_help_names_our_options(start):
+    assert "--hpc-site" in start("torchrun_hpc", "--help").out
