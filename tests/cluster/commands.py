@@ -49,7 +49,7 @@ def require(reason: str | None) -> None:
     if reason is None:
         return
     if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
-        pytest.fail(f"CI must run the tests on a cluster: {reason}")
+        pytest.fail(f"CI must run this test: {reason}")
     pytest.skip(reason)
 
 
