@@ -524,9 +524,7 @@ def section(name: str, job: Job, seconds: Seconds) -> str:
         for text in paragraphs
     ]
     printed = as_printed(job)
-    paragraphs.append(
-        "\n".join(f"    {line}" for line in printed) if printed else NOTHING
-    )
+    paragraphs.append("\n".join(["```text", *printed, "```"]) if printed else NOTHING)
     return "\n\n".join([f"## {FAULTS[name].title}", *paragraphs])
 
 
@@ -555,7 +553,8 @@ def check(name: str, job: Job, seconds: Seconds) -> None:
     # matter of chance.
     nodes = f"{NODE}(, {NODE})*"
     lines = [re.sub(nodes, "NODE", line) for line in as_printed(job)]
-    known = [re.sub(nodes, "NODE", line.strip()) for line in last.splitlines()]
+    known = [re.sub(nodes, "NODE", line) for line in last.splitlines()]
+    known = [line for line in known if not line.startswith("```")]
     assert sorted(set(lines or [NOTHING])) == sorted(set(known))
 
 
