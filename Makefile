@@ -30,6 +30,7 @@ unit: .venv/installed
 # The site of the documentation, in build/site.
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo The site is in build/site/index.html
 
 .venv/docs: .venv/installed requirements-docs.txt
 	$(BIN)/pip install --quiet --requirement requirements-docs.txt
