@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pages import blocks, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PAGE = Path(__file__).parents[1] / "examples" / "README.md"
+PAGE = "examples/README.md"
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,17 @@ class JobScript:
             arguments: For the example; they follow those on the page, and so count.
             instead: What stands on the page, and what to put there.
         """
-        text = self.text.rstrip("\n")
-        for there, other in (instead or {}).items():
-            assert there in text, f"no {there} in:\n{text}"
-            text = text.replace(there, other)
+        text = replaced(self.text, instead or {}).rstrip("\n")
         return f"{text} {arguments}\n"
 
 
 def job_scripts() -> list[JobScript]:
     """Return all of them, in the order of the page."""
-    found = []
-    for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
-        where = section.partition("\n")[0]
-        blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
-        found += [JobScript(where, block) for block in blocks]
-    return found
+    return [
+        JobScript(block.heading, block.text)
+        for block in blocks(PAGE)
+        if "bin/activate" in block.text
+    ]
 
 
 def job_script(where: str, example: str) -> JobScript:

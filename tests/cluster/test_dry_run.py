@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import json
+import platform
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,9 @@ from commands import (
     own_lines,
     read_workers,
 )
+from pages import block
+
+from torchrun_hpc.planning.endpoints import port_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -35,29 +41,29 @@ def described(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_table(juelich: Cluster) -> None:
-    done = juelich.srun("-N3", ONE_TASK, *DRY, "missing.py", "--lr=1", env=JUELICH)
+    """It is what the page shows, but for the number of the job, and what follows."""
+    command = block("docs/dry-run.md", "srun").text
+    done = juelich.run(["bash", "-c", command], env=JUELICH)
     assert done.returncode == 0, done.stderr
     assert lines(done.stderr) == []
     rows = [line.split() for line in done.stdout.splitlines()]
-    for row in (
-        "scheduler Slurm a step",
-        "node rank 0 SLURMD_NODENAME",
-        "workers 2 --nproc_per_node=2",
-        "site jsc SYSTEMNAME=juwelsbooster",
-        "--nnodes 3 SLURM_STEP_NODELIST",
-        "0 jwb0001 10.20.0.1 ib0 2",
-        "1 jwb0002 10.20.0.2 ib0 2",
-        "2 jwb0003 10.20.0.3 ib0 2",
-        "GLOO_SOCKET_IFNAME ib0 ib0 has 10.20.0.1",
-        "OMP_NUM_THREADS 1 torchrun's default",
-        "export GLOO_SOCKET_IFNAME=ib0",
+    (launch_id,) = (row[1] for row in rows if row[:1] == ["--rdzv_id"])
+    printed = re.sub(rf"(?<![\d.]){re.escape(launch_id)}\b", "1.0", done.stdout)
+    for here, there in (
+        (str(port_of(launch_id)), str(port_of("1.0"))),
+        (platform.python_version(), "3.11.7"),
     ):
-        words = row.split()
-        assert words in [found[: len(words)] for found in rows], done.stdout
+        assert here in printed
+        printed = printed.replace(here, there)
+    shown = block("docs/dry-run.md", "nothing is started").text
+    as_shown = doctest.OutputChecker().check_output(
+        shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    )
+    assert as_shown, printed
     patched = [row for row in rows if row[:2] == ["node_order", "patched"]]
     assert len(patched) == 1, done.stdout
     assert sum(row[:1] == ["torchrun"] for row in rows) == 3
-    assert all(row[-2:] == ["missing.py", "--lr=1"]
+    assert all(row[-2:] == ["main.py", "--lr=1"]
                for row in rows if row[:1] == ["torchrun"])  # fmt: skip
 
 

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import FORMS, HPC, JUELICH, KILL, ONE_TASK, ROOT, lines, own_lines
+from commands import FORMS, HPC, JUELICH, KILL, ONE_TASK, lines, own_lines
+from pages import ROOT, blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from testbed import Cluster
 
-PAGE = ROOT / "docs" / "failures.md"
+PAGE = "docs/failures.md"
 MARK = "<!-- Examples: written by tests/cluster/test_failures.py. -->\n"
 WRITES = bool(os.environ.get("WRITE_FAILURES"))
 
@@ -158,18 +159,16 @@ def _certain(report: list[str]) -> list[str]:
 
 def examples() -> dict[str, list[str]]:
     """Read the examples of the page, by title."""
-    _, _, text = PAGE.read_text(encoding="utf-8").partition(MARK)
-    parts = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
-    blocks = {part.splitlines()[0]: part.rstrip().split("```") for part in parts}
     return {
-        title: block[-2].removeprefix("text\n").splitlines()
-        for title, block in blocks.items()
+        block.heading: block.text.splitlines()
+        for block in blocks(PAGE)
+        if block.language == "text"
     }
 
 
 def write(example: Example, report: list[str]) -> None:
     """Write an example into the page, in the place of the one that is there."""
-    page = PAGE.read_text(encoding="utf-8")
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
     text = f"### {example.title}\n\n"
     if example.program:
         text += f"```python\n{example.program}```\n\n"
@@ -180,7 +179,8 @@ def write(example: Example, report: list[str]) -> None:
     kept[f"### {example.title}"] = text.strip()
     titles = (f"### {each.title}" for each in EXAMPLES.values())
     ordered = [kept[title] for title in titles if title in kept]
-    PAGE.write_text(head + MARK + "\n" + "\n\n".join(ordered) + "\n", encoding="utf-8")
+    text = head + MARK + "\n" + "\n\n".join(ordered) + "\n"
+    (ROOT / PAGE).write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -30,6 +30,7 @@ from commands import (
     read_workers,
     require,
 )
+from pages import block, replaced
 from testbed import PATIENCE
 
 if TYPE_CHECKING:
@@ -75,15 +76,22 @@ def test_it_applies_and_can_be_undone() -> None:
 def test_stock_torchrun_works_over_the_fast_network(
     juelich: Cluster, patched: dict[str, str]
 ) -> None:
-    argv = (
-        *("-N3", ONE_TASK, KILL, *STOCK, *BY_HAND, SOON),
-        *("--rdzv_endpoint=jwb0001i:23456", ALL_REDUCE),
-    )
-    done = juelich.srun(*argv, env=GLOO | patched)
+    line = block("patches/README.md", "main.py").text
+    small = {"--nproc-per-node=4": "--nproc-per-node=1", "main.py": ALL_REDUCE}
+    command = ["salloc", "-N3", ONE_TASK, "bash", "-c", replaced(line, small)]
+    done = juelich.run(command, env=GLOO | patched)
     assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "RANK", "host", "total") == [
         (str(rank), host, 3.0) for rank, host in enumerate(juelich.names)
     ]
+
+
+def test_the_address_that_is_shown(juelich: Cluster, patched: dict[str, str]) -> None:
+    line = block("patches/README.md", "printenv").text
+    command = ["salloc", "-N2", ONE_TASK, "bash", "-c", line]
+    done = juelich.run(command, env=ENVIRON | patched)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["10.20.0.1", "10.20.0.1"]
 
 
 def test_ranks_follow_the_names_and_the_address_is_on_the_endpoints_network(

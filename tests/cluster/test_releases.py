@@ -20,6 +20,7 @@ from commands import (
     own_lines,
     read_workers,
 )
+from pages import block, replaced
 from steps import LATE, SOON, step
 from testbed import PATIENCE
 
@@ -101,10 +102,10 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
         told = next(line for line in first.stderr if "HPC001" in line)
         where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
         assert where, told
-        explicit = ("--rdzv_backend=c10d", f"--rdzv_id={where[1]}")
-        endpoint = f"--rdzv_endpoint={where[2]}"
-        line = [*HPC, *options, *explicit, endpoint, WORLD]
-        second = unpadded.run(line, host=host, env=ENVIRON)
+        mine = {"jwb0001i:26058": where[2], "123456.0": where[1]}
+        mine |= {"main.py": f"{options[1]} {WORLD}"}
+        line = replaced(block("docs/plan.md", "--nnodes=1:2").text, mine)
+        second = unpadded.run(["bash", "-c", line], host=host, env=ENVIRON)
         out, err = first.communicate(timeout=60)
     finally:
         unpadded.end(first)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from commands import ENVIRON, FORMS, ROOT, require
 from jobs import Job
+from pages import block, replaced
 from testbed import PATIENCE, Batch, Cluster, Submitted, missing
 
 if TYPE_CHECKING:
@@ -93,10 +94,8 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 def submit(cluster: Cluster, folder: Path, instead: dict[str, str]) -> Submitted:
     """Submit the job script of the example, with some of its words replaced."""
-    script = (ROOT / "examples/requeue/job.sh").read_text()
-    for there, other in (SMALL | instead).items():
-        assert there in script
-        script = script.replace(there, other)
+    _, path = block("examples/README.md", "sbatch").text.split()
+    script = replaced((ROOT / path).read_text(), SMALL | instead)
     return cluster.submit(script, env=ENV, cwd=folder)
 
 

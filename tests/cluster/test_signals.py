@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import ENVIRON, HPC, ONE_TASK, ROOT, SCRIPTS, STOCK, column, read_workers
+from commands import ENVIRON, HPC, ONE_TASK, SCRIPTS, STOCK, column, read_workers
 from launchers import MPICH_4, OPENMPI, OPENMPI_4, Launcher
+from pages import block, replaced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,8 +76,6 @@ def test_a_signal_from_the_script_of_a_job_of_pbs(
     bare: Cluster, launcher: Launcher, tmp_path: Path
 ) -> None:
     """As in the documentation; mpirun and mpiexec pass it on."""
-    text = (ROOT / "docs" / "signals.md").read_text(encoding="utf-8")
-    script = text.partition("#PBS")[2].partition("```")[0]
     by_node, hosts = "-n $nodes -ppn 1", ["n9", "n10"]
     if launcher in OPENMPI:
         by_node, hosts = "-np $nodes --map-by ppr:1:node", ["n9:2", "n10:2"]
@@ -89,15 +88,14 @@ def test_a_signal_from_the_script_of_a_job_of_pbs(
     ready = (
         f"until test $(ls {tmp_path} | grep -c ready) = {WORKERS}; do sleep 0.1; done"
     )
-    for there, here in (
-        ("mpiexec -n $nodes --ppn 1 --cpu-bind none", start),
-        ("=gpu train.py", f"=2 {SCRIPT} {tmp_path} 1.5"),
-        ("sleep 3480", ready),
-    ):
-        assert there in script
-        script = script.replace(there, here)
+    small = {
+        "mpiexec -n $nodes --ppn 1 --cpu-bind none": start,
+        "=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5",
+        "sleep 3480": ready,
+    }
+    script = replaced(block("docs/signals.md", "#PBS").text, small)
     tmp_path.chmod(0o777)
-    done = bare.run(["bash", "-euc", f"#PBS{script}"], host="n9", env=environ)
+    done = bare.run(["bash", "-euc", script], host="n9", env=environ)
     assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "got") == [(["SIGUSR1"],)] * WORKERS
 
@@ -124,11 +122,8 @@ def test_a_signal_ahead_of_the_end_of_the_job(
     unpadded: Cluster, tmp_path: Path
 ) -> None:
     """Slurm looks every 30 seconds, and sends up to a minute early."""
-    command = " ".join([*HPC, "--nproc_per_node=2", SCRIPT, str(tmp_path), "1.5"])
-    done = unpadded.sbatch(
-        f"#!/bin/sh\nsrun {command}",
-        *("-N2", ONE_TASK, "--time=2", "--signal=USR1@110"),
-        env=ENVIRON,
-    )
+    small = {"USR1@120": "USR1@110", "=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5"}
+    script = replaced(block("docs/signals.md", "#SBATCH").text, small)
+    done = unpadded.sbatch(script, "-N2", ONE_TASK, "--time=2", env=ENVIRON)
     assert done.returncode == 0, done.output
     assert column(read_workers(done.output), "got") == [(["SIGUSR1"],)] * WORKERS

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import ENVIRON, FORMS, HPC, JUELICH, ROOT, SCRIPTS, lines
+from pages import block, replaced
 from steps import step
 from testbed import PATIENCE
 
@@ -35,11 +36,12 @@ TREE = (
 )
 
 # Where the command is started, in the job, and how.
+LINE = block("docs/stacks.md", "--jobid=N").text
 ASKED = {
-    "on node 0": (("-N1", "--nodelist=jwb0001"), ()),
-    "on another node": (("-N1", "--nodelist=jwb0002"), ()),
-    "on all nodes": ((), ()),
-    "for machines": (("-N1",), ("--json",)),
+    "on node 0": {"srun": "srun -N1 --nodelist=jwb0001"},
+    "on another node": {"srun": "srun -N1 --nodelist=jwb0002"},
+    "on all nodes": {},
+    "for machines": {"srun": "srun -N1", ".stacks": ".stacks --json"},
 }
 
 
@@ -82,10 +84,11 @@ def stalled(
         with step(juelich, "--label", *launch) as job:
             job.says("HPC171")
             queue = juelich.run(["squeue", "--noheader", "--format=%A"], check=True)
-            in_job = ("--overlap", f"--jobid={queue.stdout.strip()}")
+            job_id = {"--jobid=N": f"--jobid={queue.stdout.strip()}"}
+            asked = {name: replaced(LINE, job_id | how) for name, how in ASKED.items()}
             answers = {
-                name: juelich.srun(*in_job, *where, *COMMAND, *how, env=ENVIRON)
-                for name, (where, how) in ASKED.items()
+                name: juelich.run(["bash", "-c", line], env=ENVIRON)
+                for name, line in asked.items()
             }
             data_for(folder)
             code = job.end()

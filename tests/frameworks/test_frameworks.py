@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands import HPC, JUELICH, ONE_TASK, require_package
+from pages import block, replaced
 
 if TYPE_CHECKING:
     import subprocess
@@ -84,15 +85,15 @@ def test_an_unchanged_script(
     assert _built(tmp_path) == built  # no test waits for a compiler
 
 
-def test_accelerate_launch(cluster: Cluster) -> None:
-    """Accelerate's own launcher; --multi_gpu is its name for torch.distributed.run."""
+def test_accelerate_launch(cluster: Cluster, tmp_path: Path) -> None:
+    """Accelerate's own launcher, as documented."""
     _need("accelerate")
-    done = cluster.srun(
-        "-N2", ONE_TASK, "python", SCRIPTS / "accelerate_hpc.py",
-        "launch", "--multi_gpu", "--num_machines=2", "--num_processes=4",
-        "--machine_rank=0", "--main_process_ip=jwb0001",
-        SCRIPTS / "accelerate_train.py", env=JUELICH,
-    )  # fmt: skip
+    program = block("docs/frameworks.md", "accelerate_cli").text
+    (tmp_path / "accelerate_hpc.py").write_text(program)
+    small = {"4 * ": "2 * ", "train.py": str(SCRIPTS / "accelerate_train.py")}
+    line = replaced(block("docs/frameworks.md", "srun launch").text, small)
+    command = ["salloc", "-N2", ONE_TASK, "bash", "-c", line]
+    done = cluster.run(command, env=JUELICH, cwd=tmp_path)
     _check(done, "accelerate")
     assert "scheduler rendezvous at jwb0001i:29500 (10.20.0.1)" in done.stderr
 

@@ -2,12 +2,12 @@
 
 import ast
 import re
-import subprocess
 
 import pytest
 from job_scripts import PAGE, job_scripts, pbs_resources
+from pages import ROOT
 
-EXAMPLES = PAGE.parent
+EXAMPLES = ROOT / "examples"
 SCRIPTS = job_scripts()
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=str)
 each_example = pytest.mark.parametrize(
@@ -29,9 +29,8 @@ def test_each_kind_of_machine_has_its_scripts():
 
 
 @each_script
-def test_a_job_script_is_short_and_shell(script):
+def test_a_job_script_is_short(script):
     assert len(script.text.splitlines()) <= 12
-    subprocess.run(["bash", "-n"], input=script.text, text=True, check=True)
 
 
 @each_script
@@ -67,4 +66,4 @@ def test_nothing_of_the_cluster_is_in_an_example(path):
 
 @each_example
 def test_the_page_lists_each_example(path):
-    assert f"[{path.name}]({path.name})" in PAGE.read_text()
+    assert f"[{path.name}]({path.name})" in (ROOT / PAGE).read_text()
