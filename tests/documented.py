@@ -95,7 +95,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
             Run("script", AGENTS, 4, TWO | {"examples/ddp.py --steps 100": "main.py"},
                 options=("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1"))
         ],
-        "# Slurm # PBS": [
+        "# mpirun": [
             Run("job", f"{AGENTS}Slurm", 4, TWO, line="srun"),
             # In the place of mpiexec of PALS, which binds by default.
             Run("MPICH 4", f"{AGENTS}Hydra in PBS", 4,
@@ -114,7 +114,10 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "docs/README.md": {
         "make demo": CI,
         "make cluster": SHELL,
-        "2 examples/ddp.py nproc": SHELL,
+        "torchrun_hpc --nproc_per_node=2 examples/ddp.py": SHELL,
+        "--hpc-dry-run": SHELL,
+        "dpp.py": SHELL,
+        "pip install .": "tests/dropin/test_package.py::environment",
     },
     "docs/binding.md": {
         "--hpc-bind=gpu": [Run("job", AGENTS, 4, TWO, prints="HPC221 .*evenly")]
@@ -148,24 +151,26 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
             Run("job", "3 nodes, 1 worker on this one, Slurm", 3,
                 options=("--nodes=1", ":", "--nodes=2"))
         ],
-        "mpirun PBS_NODEFILE": [
+        "mpirun & PBS_NODEFILE": [
             Run("Open MPI 4", f"{AGENTS}Open MPI in PBS", 4, TWO, environ=PBS)
         ],
-        "MPICH mpiexec": [
+        "MPICH & mpiexec": [
             Run("MPICH 4", f"{AGENTS}Hydra in PBS", 4, TWO, environ=PBS),
             Run("Intel MPI", f"{AGENTS}Hydra in PBS", 4, TWO, environ=PBS),
         ],
-        "mpirun node1:8": [
+        "node1:8": [
             Run("Open MPI 4", f"{AGENTS}Open MPI", 4,
                 TWO | MACHINES | {"node2": "n10"})
         ],
         "--rdzv_backend=c10d": [
             Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
-                hosts=("n9", "n10"))
+                hosts=("n9", "n10"),
+                prints='(?=.*"MASTER_ADDR": "10.10.0.1").*_IFNAME": "eth0"')
         ],
         "--master_addr": [
             Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
-                hosts=("n9", "n10"))
+                hosts=("n9", "n10"),
+                prints='(?=.*"MASTER_ADDR": "n9").*_IFNAME": "eth0"')
         ],
     },
     "docs/plan.md": {
@@ -182,8 +187,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "docs/sites.md": {
         "sites list": SITES,
         "sites show": SITES,
-        "check ok": SITES,
-        "check HPC043": SITES,
+        "check & ok:": SITES,
+        "HPC043": SITES,
     },
     "docs/spares.md": {
         "#SBATCH": [
@@ -200,16 +205,16 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "--hpc-stall-report": [Run("job", AGENTS, 4, TWO)],
     },
     "examples/README.md": {
-        "Jülich resnet50_ddp.py":
+        "Jülich & resnet50_ddp.py":
             f"{EXAMPLES}resnet_is_killed_and_submitted_again",
-        "Jülich fsdp.py":
+        "Jülich & fsdp.py":
             f"{EXAMPLES}fsdp_is_killed_and_submitted_again_with_fewer_workers",
-        "NCAR fsdp.py": f"{EXAMPLES}fsdp_by_the_launch_line_of_pbs",
-        "Dresden resnet50_ddp.py": f"{EXAMPLES}resnet_with_agents",
-        "Dresden lightning_ddp.py": f"{EXAMPLES}lightning",
-        "ThaiSC resnet50_ddp.py": f"{EXAMPLES}resnet_each_task_a_worker",
+        "NCAR & fsdp.py": f"{EXAMPLES}fsdp_by_the_launch_line_of_pbs",
+        "Dresden & resnet50_ddp.py": f"{EXAMPLES}resnet_with_agents",
+        "Dresden & lightning_ddp.py": f"{EXAMPLES}lightning",
+        "ThaiSC & resnet50_ddp.py": f"{EXAMPLES}resnet_each_task_a_worker",
         "accelerate_ddp.py": f"{EXAMPLES}accelerate_by_mpirun",
-        "machines resnet50_ddp.py": f"{EXAMPLES}resnet_typed_on_each_machine",
+        "machines & resnet50_ddp.py": f"{EXAMPLES}resnet_typed_on_each_machine",
         "sbatch": "tests/cluster/test_requeue.py::submit",
     },
     "patches/README.md": {

@@ -36,8 +36,10 @@ class Block:
     text: str
 
     def has(self, words: str) -> bool:
-        """Say whether each of the words is in it, or in its heading."""
-        return all(word in f"{self.heading}\n{self.text}" for word in words.split())
+        """Say whether all words, with ``&`` between, are in it or in its heading."""
+        return all(
+            each in f"{self.heading}\n{self.text}" for each in words.split(" & ")
+        )
 
     def prompts(self) -> list[tuple[str, str]]:
         """Return each command behind a prompt, and what it prints."""

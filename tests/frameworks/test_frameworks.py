@@ -91,7 +91,7 @@ def test_accelerate_launch(cluster: Cluster, tmp_path: Path) -> None:
     program = block("docs/frameworks.md", "accelerate_cli").text
     (tmp_path / "accelerate_hpc.py").write_text(program)
     small = {"4 * ": "2 * ", "train.py": str(SCRIPTS / "accelerate_train.py")}
-    line = replaced(block("docs/frameworks.md", "srun launch").text, small)
+    line = replaced(block("docs/frameworks.md", "launch --multi_gpu").text, small)
     command = ["salloc", "-N2", ONE_TASK, "bash", "-c", line]
     done = cluster.run(command, env=JUELICH, cwd=tmp_path)
     _check(done, "accelerate")
