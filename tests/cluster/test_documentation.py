@@ -15,7 +15,7 @@ import launchers
 import pytest
 from commands import ENVIRON, JUELICH, WORLD, column, read_workers, require
 from launchers import INTELMPI, MPICH_4, OPENMPI_4
-from pages import ROOT, blocks
+from pages import ROOT, blocks, replaced
 from testbed import PATIENCE
 
 if TYPE_CHECKING:
@@ -96,6 +96,21 @@ def test_block(
         (str(rank), str(run.workers)) for rank in range(run.workers)
     ], output
     assert re.search(run.prints, output), output
+
+
+@pytest.mark.parametrize("name", ["today.sh", "with.sh"])
+def test_the_picture_shows_what_works(
+    juelich: Cluster, folder: Path, name: str
+) -> None:
+    """By hand, and with the launcher: the same world."""
+    text = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
+    script = f"#!/bin/bash\n{replaced(text, documented.TWO)}"
+    options = ("--nodes=2", "--ntasks-per-node=1")
+    done = juelich.sbatch(script, *options, env=JUELICH, cwd=folder)
+    assert done.returncode == 0, done.output
+    assert column(read_workers(done.output), "RANK", "host", "GLOO_SOCKET_IFNAME") == [
+        (str(rank), f"jwb000{1 + rank // 2}", "ib0") for rank in range(4)
+    ]
 
 
 def test_a_first_session() -> None:
