@@ -204,6 +204,12 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "--jobid=N": "tests/cluster/test_stacks.py::stalled",
         "--hpc-stall-report": [Run("job", AGENTS, 4, TWO)],
     },
+    "docs/untested.md": {
+        "--hpc-dry-run": [
+            Run("job", AGENTS, 4, TWO | {"examples/ddp.py": "main.py"},
+                prints="a dry run, nothing is started")
+        ],
+    },
     "examples/README.md": {
         "Jülich & resnet50_ddp.py":
             f"{EXAMPLES}resnet_is_killed_and_submitted_again",
