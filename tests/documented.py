@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pages import Block
 
-NOT_RUN = "Not run by the tests: needs "
+NOT_RUN = "Not run by the tests: "
 
 
 @dataclass(frozen=True)
