@@ -23,6 +23,7 @@ from torch.distributed import run as torch_run
 from torchrun_hpc import main
 from torchrun_hpc.commandline import torchrun_parser
 from torchrun_hpc.commandline.command_line import CommandLine
+from torchrun_hpc.commandline.options import WITHOUT_PATCHES, names_in, variable_of
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 from torchrun_hpc.launching import abort, environment, signals
 from torchrun_hpc.launching.abort import Known
@@ -117,7 +118,9 @@ try:
     capabilities.check_release()
 except LaunchError as _error:
     raise ImportError(f"{_error.code} {_error}") from None
-for _message in registry.left_out(registry.apply_patches()):
+# A name that no patch has is refused by each launch.
+_without = names_in(process.environment().get(variable_of(WITHOUT_PATCHES)))
+for _message in registry.left_out(registry.apply_patches(without=_without)):
     console.write(_message, "warning")
 torch_run.parse_args = _parse_args
 torch_run.run = _run

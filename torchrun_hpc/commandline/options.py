@@ -40,6 +40,8 @@ TORCHRUN: dict[str, type] = {
 WITHOUT_VARIABLE = ("logs_specs", "numa_binding", "print_completion")
 _SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
 
+WITHOUT_PATCHES = "hpc_without_patches"
+
 # Ours but --hpc-dry-run: how the value is written in the help, None for a flag; and the
 # help.
 _OURS = {
@@ -122,6 +124,13 @@ _OURS = {
             "nodes failed, and which ones."
         ),
     ),
+    WITHOUT_PATCHES: (
+        "NAME[,NAME]",
+        (
+            "Changes inside torch to leave out, by their names in docs/patches.md; the "
+            "same on all nodes. By default none."
+        ),
+    ),
     "hpc_debug": (
         None,
         (
@@ -150,6 +159,12 @@ def names_of(dest: str) -> tuple[str, ...]:
     """Return the spellings of an option: short, with dashes, with underscores."""
     short = (_SHORT[dest],) if dest in _SHORT else ()
     return (*short, *dict.fromkeys((f"--{dest.replace('_', '-')}", f"--{dest}")))
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """Return the names in a list with commas, such as that of `WITHOUT_PATCHES`."""
+    names = (name.strip() for name in (text or "").split(","))
+    return tuple(name for name in names if name)
 
 
 def options_of_setup(environ: Mapping[str, str]) -> dict[str, Setting]:

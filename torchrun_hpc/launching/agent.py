@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
+from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.report import LocalReport
 from torchrun_hpc.launching import dry_run, exit_status, outcome, quiet, signals
@@ -25,7 +26,11 @@ from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.spares.handler import SparesRendezvous
 from torchrun_hpc.torch_compat import capabilities, cpp_log
-from torchrun_hpc.torch_compat.patches import registry, watch_workers
+from torchrun_hpc.torch_compat.patches import (
+    forward_signals,
+    registry,
+    watch_workers,
+)
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -90,6 +95,7 @@ class AgentStarter(Starter):
             "gpus": validation.number_of_gpus(),
             "of_release": capabilities.variables(),
             "resolver": self._resolver.result() if self._resolver else Resolver.UNKNOWN,
+            "unfit_patches": registry.unfit(),
         }
 
     def apply_options(self, plan: LaunchPlan) -> None:
@@ -101,6 +107,8 @@ class AgentStarter(Starter):
         for name, option in plan.options.items():
             setattr(self._args, name, option.value)
         validation.check_options(self._args, self.options)
+        typed = self.options.get(WITHOUT_PATCHES)
+        registry.check_names(plan.without_patches, typed)
 
     @contextlib.contextmanager
     def ready(self, plan: LaunchPlan) -> Iterator[None]:
@@ -206,7 +214,7 @@ class AgentStarter(Starter):
         options = {**self.options, **plan.options}
         command = torchrun_parser.plain_command(self._args, options, self._environ)
         patches = registry.patches_for(plan)
-        outcomes = self._outcomes or registry.examine(patches)
+        outcomes = self._outcomes or registry.examine(patches, plan.without_patches)
         described = [registry.described(outcome) for outcome in outcomes]
         return description.description(
             inputs, plan, torch.__version__, described, command
@@ -220,8 +228,10 @@ class AgentStarter(Starter):
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""
-        names = capabilities.option(self._args, "signals_to_handle")
-        signals.leave_to_torch(names.split(","))
+        names = capabilities.option(self._args, "signals_to_handle").split(",")
+        if not registry.is_applied(self._outcomes or (), forward_signals):
+            names += [number.name for number in signals.FORWARDED]
+        signals.leave_to_torch(names)
         server = self._preloaded.server if self._preloaded is not None else 0
         signals.begin(scheduled=self._is_scheduled, fork_server=server)
         has_report = registry.is_applied(self._outcomes or (), watch_workers)

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message, choices, count, ranges
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.topology import Binding, Core, Share
@@ -68,6 +69,8 @@ def plan(inputs: Inputs) -> Binding | None:
     setting = wanted(inputs.options, inputs.site)
     if setting is None:
         return None
+    if "bind_workers" in inputs.without_patches and not inputs.mode.is_direct:
+        return Binding(setting, problem=str(inputs.options[WITHOUT_PATCHES]))
     task = Task() if inputs.job is None else inputs.job.task
     workers = task.local_size if inputs.mode.is_direct else inputs.workers
     shares, own, instead = _divided(inputs, setting.value, task, workers)

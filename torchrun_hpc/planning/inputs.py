@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.commandline import rdzv_conf
+from torchrun_hpc.commandline.options import WITHOUT_PATCHES, names_in
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.topology import Binding, Topology
 from torchrun_hpc.setting import Setting
@@ -78,6 +79,8 @@ class Inputs:
         other_masks: The CPUs on which the other tasks of this node may run; of those
             that can be seen, in direct mode, if they are to be bound.
         binding: Which worker gets which CPUs; ``None`` if they are not bound.
+        unfit_patches: Names of changes inside torch that others need, and that do not
+            fit this torch.
     """
 
     mode: Mode
@@ -98,11 +101,25 @@ class Inputs:
     topology: Topology = field(default_factory=Topology)
     other_masks: tuple[frozenset[int], ...] = ()
     binding: Binding | None = None
+    unfit_patches: tuple[str, ...] = ()
 
     def explicit(self, name: str) -> Any:
         """Return what was typed for an option, ``None`` if nothing."""
         option = self.options.get(name)
         return None if option is None else option.value
+
+    @property
+    def without_patches(self) -> tuple[str, ...]:
+        """Names of the changes inside torch that the user leaves out."""
+        return names_in(self.explicit(WITHOUT_PATCHES))
+
+    def lacks(self, patch: str) -> bool:
+        """Say whether torch is not changed, where it could be: what needs that cannot.
+
+        Args:
+            patch: Name of the change.
+        """
+        return patch in {*self.without_patches, *self.unfit_patches}
 
     @property
     def the_job(self) -> Job:

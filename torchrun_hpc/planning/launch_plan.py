@@ -158,6 +158,7 @@ class LaunchPlan:
             reported; 0 if they are not.
         spares: What is done for a job that is to outlive its nodes; ``None`` without.
         outcome: File for the outcome of the job; empty without.
+        without_patches: Names of the changes inside torch that are left out.
     """
 
     mode: Mode
@@ -174,6 +175,7 @@ class LaunchPlan:
     stall_report: float = 0
     spares: Spares | None = None
     outcome: str = ""
+    without_patches: tuple[str, ...] = ()
 
     @property
     def ranks_follow_scheduler(self) -> bool:

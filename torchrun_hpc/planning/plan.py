@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.commandline.options import WITHOUT_PATCHES
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import (
     as_typed,
     binding,
@@ -30,12 +31,11 @@ from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 STALL_REPORT = "hpc_stall_report"
-_OF_AGENTS = (STALL_REPORT, "hpc_outcome")
+_OF_AGENTS = (STALL_REPORT, "hpc_outcome", WITHOUT_PATCHES)
 
 _PLANS = {
     Mode.ONE_NODE: one_node.plan,
@@ -74,7 +74,12 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
             options["tee"] = Setting("2", "--hpc-debug")
     about = replace(
         plan.messages,
-        notes=(*plan.messages.notes, *preload.notes(inputs), *_unused(inputs)),
+        notes=(
+            *plan.messages.notes,
+            *preload.notes(inputs),
+            *_unused(inputs),
+            *_left_out(inputs),
+        ),
         advice=(
             *plan.messages.advice,
             *preload.advice(inputs),
@@ -85,6 +90,7 @@ def make_plan(inputs: Inputs) -> LaunchPlan:
         plan,
         spares=waiting,
         outcome=str(inputs.explicit("hpc_outcome") or ""),
+        without_patches=inputs.without_patches,
         options=options,
         environment=environment,
         messages=about,
@@ -114,7 +120,18 @@ def _stall_report(inputs: Inputs) -> float:
 
 
 def _unused(inputs: Inputs) -> tuple[Message, ...]:
-    """Say which options need an agent, where there is none."""
-    if not inputs.mode.is_direct:
+    """Say which options need an agent, or to watch workers, where there is neither."""
+    if inputs.mode.is_direct:
+        return messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENTS)
+    if inputs.lacks("watch_workers"):
+        where = "workers that are not watched"
+        return messages.unused(inputs, where, (STALL_REPORT,))
+    return ()
+
+
+def _left_out(inputs: Inputs) -> tuple[Message, ...]:
+    """Say that torch is not changed everywhere, so that nobody forgets it."""
+    if inputs.mode.is_direct or not inputs.without_patches:
         return ()
-    return messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENTS)
+    setting = inputs.options[WITHOUT_PATCHES]
+    return (Message("HPC089", f"{setting} leaves torch as it is there"),)

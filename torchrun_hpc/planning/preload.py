@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import binding, messages, resources
 from torchrun_hpc.planning.inputs import Preload
@@ -71,6 +72,8 @@ def _problem(inputs: Inputs, script: str) -> str:
     for name in ("no_python", "numa_binding", "run_path"):
         if inputs.explicit(name):
             return f"{inputs.options[name].source} needs an exec"
+    if "fork_workers" in inputs.without_patches:
+        return str(inputs.options[WITHOUT_PATCHES])
     if script.startswith("-"):
         return f"{script} is an option of Python, or standard input"
     return ""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
+from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message, choices, count
 from torchrun_hpc.network import join_endpoint
 from torchrun_hpc.planning import (
@@ -42,7 +43,8 @@ def checked_plan(inputs: Inputs) -> LaunchPlan:
         LaunchError: It is not; or this is a worker of the same launch.
     """
     job = inputs.the_job
-    if spares.number(inputs) and not is_numbered(inputs):
+    is_possible = is_numbered(inputs) and not inputs.lacks("watch_workers")
+    if spares.number(inputs) and not is_possible:
         raise spares.not_possible(inputs)
     _check_nnodes(inputs, job)
     where = {"rdzv_endpoint", "master_addr", "master_port"}
@@ -214,10 +216,12 @@ def _ports(inputs: Inputs, job: Job, here: LocalEndpoint) -> tuple[int, ...]:
 def is_numbered(inputs: Inputs) -> bool:
     """Say whether the scheduler's numbers are all that is needed to meet.
 
-    Torch's own c10d stays where nodes may come and go.
+    Torch's own c10d stays where nodes may come and go, and where its agents are torch's
+    own: they leave without a word, which ours takes for a failure.
     """
     low, high = node_range(inputs.options)
-    return inputs.is_c10d and low == high and inputs.explicit("hpc_rendezvous") != C10D
+    is_wanted = inputs.explicit("hpc_rendezvous") != C10D and not inputs.lacks("agent")
+    return inputs.is_c10d and low == high and is_wanted
 
 
 def check_rendezvous(inputs: Inputs) -> None:
@@ -243,6 +247,10 @@ def check_rendezvous(inputs: Inputs) -> None:
             *("node_rank", "master_addr", "master_port"),
         )
         others = [str(inputs.options[name]) for name in names if name in inputs.options]
+        if "agent" in inputs.without_patches:
+            others.append(str(inputs.options[WITHOUT_PATCHES]))
+        elif inputs.lacks("agent"):
+            others.append("a torch whose agent has changed")
         raise LaunchError(
             "HPC126",
             f"{setting}, but it is for a fixed number of nodes, and stands in for "

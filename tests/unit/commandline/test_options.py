@@ -36,7 +36,7 @@ def test_ours_are_not_set_by_default():
         **dict.fromkeys(("hpc_bind", "hpc_preload", "hpc_stall_report")),
         **dict.fromkeys(("hpc_spares", "hpc_spare_after")),
         **dict.fromkeys(("hpc_health_check", "hpc_health_check_timeout")),
-        "hpc_outcome": None,
+        **dict.fromkeys(("hpc_outcome", "hpc_without_patches")),
         "hpc_debug": False,
     }
 

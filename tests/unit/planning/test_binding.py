@@ -604,6 +604,12 @@ def test_nobody_asks_for_it():
     assert binding.plan(make_inputs(options={"hpc_bind": "none"})) is None
 
 
+def test_the_patch_that_binds_is_left_out():
+    options = {"hpc_bind": "even", "hpc_without_patches": "bind_workers"}
+    found = binding.plan(make_inputs(options=options))
+    assert (found.shares, found.problem) == ((), "--hpc_without_patches=bind_workers")
+
+
 @pytest.mark.parametrize("value", ["GPU", "gpus", "cores", "0-3"])
 def test_no_way_to_bind(value):
     error = refused("HPC219", f"--hpc_bind={value}", options={"hpc_bind": value})

@@ -385,6 +385,76 @@ def test_nobody_looks_for_a_stall_in_direct_mode(value):
     assert planned_at(BLOCK, 1).messages.notes == ()
 
 
+# --- what is left out inside torch ----------------------------------------------------
+
+WITHOUT = "hpc_without_patches"
+
+
+@pytest.mark.parametrize("job", EVERY_JOB)
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("agent", ("agent",)),
+        (" agent, host_name ,", ("agent", "host_name")),
+        ("", ()),
+    ],
+)
+def test_which_patches_are_left_out(job, value, names):
+    plan = planned(job=job, options={WITHOUT: value})
+    assert plan.without_patches == names
+    notes = [str(note) for note in plan.messages.notes if note.code == "HPC089"]
+    text = f"HPC089 --{WITHOUT}={value} leaves torch as it is there"
+    assert notes == ([text] if names else [])
+
+
+def test_nothing_is_left_out_where_each_task_is_a_worker():
+    (note,) = planned_at(BLOCK, 1, options={WITHOUT: "agent"}).messages.notes
+    assert str(note).startswith(f"HPC077 --{WITHOUT}=agent has no effect on direct")
+
+
+# Whether the user leaves it out, or torch does not take it.
+LACKING = {
+    "left out": lambda name: {"options": {WITHOUT: name}},
+    "unfit": lambda name: {"options": {}, "unfit_patches": (name,)},
+}
+
+
+@pytest.mark.parametrize("why", LACKING)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("agent", "c10d"), ("watch_workers", "scheduler"), ("host_name", "scheduler")],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_agents_of_torchs_own_meet_in_its_own_rendezvous(name, backend, why, rank):
+    assert planned(rank, **LACKING[why](name)).rendezvous.backend == backend
+
+
+@pytest.mark.parametrize("why", LACKING)
+def test_agents_of_torchs_own_do_not_meet_by_numbers(why):
+    changes = LACKING[why]("agent")
+    changes["options"]["hpc_rendezvous"] = "scheduler"
+    error = refused("HPC126", "--hpc_rendezvous=scheduler, but", **changes)
+    reasons = {"left out": f"not with --{WITHOUT}=agent.", "unfit": "whose agent has"}
+    assert reasons[why] in str(error)
+
+
+@pytest.mark.parametrize("why", LACKING)
+@pytest.mark.parametrize("name", ["agent", "watch_workers"])
+def test_spares_need_agents_that_act_together(name, why):
+    changes = LACKING[why](name)
+    changes["options"]["hpc_spares"] = "1"
+    refused("HPC201", "--hpc_spares=1 needs an agent", **changes)
+
+
+@pytest.mark.parametrize("why", LACKING)
+def test_no_stall_of_workers_that_nobody_watches(why):
+    changes = LACKING[why]("watch_workers")
+    changes["options"]["hpc_stall_report"] = "600"
+    notes = map(str, planned(**changes).messages.notes)
+    text = "HPC077 --hpc_stall_report=600 has no effect on workers that are not watched"
+    assert text in list(notes)
+
+
 # --- properties ---------------------------------------------------------------------
 
 names = st.sampled_from(

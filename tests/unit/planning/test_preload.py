@@ -79,6 +79,11 @@ def test_variables_that_are_read_at_import():
 IMPOSSIBLE = {
     "program": ({"no_python": True}, {}, "--no_python needs an exec"),
     "numa": ({"numa_binding": "node"}, {}, "--numa_binding needs an exec"),
+    "patch": (
+        {"hpc_without_patches": "agent,fork_workers"},
+        {},
+        "--hpc_without_patches=agent,fork_workers",
+    ),
     "function": ({"run_path": True}, {}, "--run_path needs an exec"),
     "python": (
         {},

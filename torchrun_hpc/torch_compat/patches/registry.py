@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import LaunchError, Message, choices
 from torchrun_hpc.torch_compat.patches import (
     agent,
     bind_store,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import DescribedPatch
+    from torchrun_hpc.setting import Setting
     from torchrun_hpc.torch_compat.capabilities import Capability
     from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
@@ -84,6 +85,7 @@ class State(Enum):
     APPLIED = "patched"
     NOT_NEEDED = "not needed by this torch"
     DOES_NOT_FIT = "left out: this torch has changed its target"
+    LEFT_OUT = "left out: --hpc-without-patches"
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,30 @@ class Outcome:
     state: State
 
 
+def check_names(names: Sequence[str], setting: Setting | None) -> None:
+    """Check the names of patches to leave out.
+
+    Args:
+        names: As they were typed.
+        setting: Where; ``None`` if nowhere.
+
+    Raises:
+        LaunchError: There is no such patch.
+    """
+    known = [_name(patch) for patch in PATCHES]
+    for name in names:
+        if name not in known:
+            raise LaunchError(
+                "HPC088",
+                f"{setting}: {name!r} is no patch. {choices(name, known)}",
+                everywhere=True,
+            )
+
+
 def apply_patches(
-    plan: LaunchPlan | None = None, hooks: Hooks | None = None
+    plan: LaunchPlan | None = None,
+    hooks: Hooks | None = None,
+    without: Sequence[str] = (),
 ) -> tuple[Outcome, ...]:
     """Apply the patches that this torch needs and that fit it.
 
@@ -105,12 +129,16 @@ def apply_patches(
     Args:
         plan: What will be launched; without it, only what needs no plan is applied.
         hooks: What the patches call; a launch has them.
+        without: Names of those to leave out where there is no plan, which has its own.
 
     Returns:
         What became of each patch.
     """
     replacing.restore()
-    outcomes = examine(ALWAYS if plan is None else patches_for(plan))
+    if plan is None:
+        outcomes = examine(ALWAYS, without)
+    else:
+        outcomes = examine(patches_for(plan), plan.without_patches)
     for outcome in outcomes:
         if outcome.state is State.APPLIED:
             outcome.patch.apply(plan, hooks)
@@ -127,11 +155,19 @@ def patches_for(plan: LaunchPlan) -> tuple[Patch, ...]:
     return tuple(patch for patch in PATCHES if patch not in left_out)
 
 
-def examine(patches: Sequence[Patch]) -> tuple[Outcome, ...]:
-    """Return what becomes of patches with this torch, without applying any."""
+def examine(
+    patches: Sequence[Patch], without: Sequence[str] = ()
+) -> tuple[Outcome, ...]:
+    """Return what becomes of patches with this torch, without applying any.
+
+    Args:
+        patches: Those to look at.
+        without: Names of those that are left out.
+    """
     return tuple(
-        Outcome(patch.__name__.rpartition(".")[2], patch, _state(patch))
+        Outcome(name, patch, _state(patch, is_wanted=name not in without))
         for patch in patches
+        for name in (_name(patch),)
     )
 
 
@@ -151,6 +187,12 @@ def is_applied(outcomes: Sequence[Outcome], patch: Patch) -> bool:
     return any(o.patch is patch and o.state is State.APPLIED for o in outcomes)
 
 
+def unfit() -> tuple[str, ...]:
+    """Return the names of the patches that do not fit, of those that others need."""
+    needed = examine((agent, watch_workers))
+    return tuple(o.name for o in needed if o.state is State.DOES_NOT_FIT)
+
+
 def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
     """Return a message for each patch that does not fit."""
     return [
@@ -164,10 +206,16 @@ def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
     ]
 
 
-def _state(patch: Patch) -> State:
+def _name(patch: Patch) -> str:
+    return patch.__name__.rpartition(".")[2]
+
+
+def _state(patch: Patch, *, is_wanted: bool) -> State:
     wanted = patch.IS_FOR
     if not wanted.present and (wanted.is_fault or not wanted.is_expected):
         return State.NOT_NEEDED
+    if not is_wanted:
+        return State.LEFT_OUT
     try:
         fits = wanted.present and patch.fits()
     except Exception:  # noqa: BLE001 - whatever a future torch does
