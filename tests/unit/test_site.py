@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from pathlib import Path
 
 import pytest
+from pages import ROOT, block, blocks
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def load(path):
@@ -29,17 +27,15 @@ PLOTS = load(ROOT / "benchmarks" / "plots.py")
 
 
 def test_readme_is_short_and_has_the_two_commands_first():
-    assert len(README.splitlines()) <= 100
-    blocks = re.findall(r"^```bash\n(.*?)```", README, re.DOTALL | re.MULTILINE)
-    first = [line.partition("#")[0].strip() for line in blocks[0].splitlines()]
-    assert first == ["make demo", "make test"]
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+    lines = blocks("README.md")[0].text.splitlines()
+    typed = [line.partition("#")[0].strip() for line in lines]
+    assert typed == ["make demo", "make test"]
 
 
 def test_readme_shows_a_failure_as_tests_have_seen_it():
-    (shown,) = re.findall(
-        r"```text\ntorchrun_hpc: error: HPC125.*?```", README, re.DOTALL
-    )
-    assert shown in (DOCS / "failures.md").read_text(encoding="utf-8")
+    shown = block("README.md", "HPC125")
+    assert shown.text in [each.text for each in blocks("docs/failures.md")]
 
 
 def test_the_page_of_symptoms_is_written_from_the_messages():
