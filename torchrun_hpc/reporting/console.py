@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 PREFIX = "torchrun_hpc: "
 
+_LONGEST = 2**16  # characters of a line: the names of thousands of nodes
+
 
 def write(message: Message, kind: str = "", details: Sequence[str] = ()) -> None:
     """Write one line to stderr, in one piece: other nodes write to the same terminal.
 
-    Nothing is raised if it cannot be written: a message never ends a launch.
+    Parts of it may come from the network, so nothing that a terminal would act on is
+    written. Nothing is raised if it cannot be written: a message never ends a launch.
 
     Args:
         message: What there is to say.
@@ -28,7 +31,8 @@ def write(message: Message, kind: str = "", details: Sequence[str] = ()) -> None
     """
     label = f"{kind}: " if kind else ""
     lines = (f"{PREFIX}{label}{message}", *details)
-    streams.write("".join(f"{line}\n" for line in lines), sys.stderr)
+    written = (printable(line, _LONGEST) for line in lines)
+    streams.write("".join(f"{line}\n" for line in written), sys.stderr)
 
 
 def printable(text: str, longest: int) -> str:

@@ -31,6 +31,16 @@ def test_all_of_it_is_one_write(monkeypatch, kind, details, text):
     assert writes == [text]
 
 
+def test_no_message_acts_on_a_terminal(capsys):
+    """Whoever has sent parts of it: another node, or who claims to be one."""
+    text = "no sign of a\x1b]0;title\x07 for \n3 s" + "x" * 2**17
+    console.write(Message("HPC121", text), details=("\tb\x1b[2J",))
+    line, detail = capsys.readouterr().err.splitlines()
+    assert line.startswith("torchrun_hpc: HPC121 no sign of a ]0;title  for  3 sx")
+    assert len(line) == 2**16
+    assert detail == " b [2J"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
