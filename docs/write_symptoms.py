@@ -56,6 +56,11 @@ def _first(text: str) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
+def _linked(text: str) -> str:
+    """Let the codes in a text lead to what they stand for."""
+    return re.sub(r"(?<![\[#])\bHPC(\d{3})\b", r"[HPC\1](messages.md#hpc\1)", text)
+
+
 def text() -> str:
     """Return the whole page."""
     known = described()
@@ -64,7 +69,7 @@ def text() -> str:
         codes = match[1].split()
         items = "".join(
             f"- {known[code].text} ([{code}](messages.md#{code.lower()}))<br>\n"
-            f"  {known[code].cause} **Do:** {known[code].remedy}\n"
+            f"  {_linked(known[code].cause)} **Do:** {_linked(known[code].remedy)}\n"
             for code in codes
         )
         return f"<!-- {' '.join(codes)} -->\n\n{items}\n<!-- end -->\n"
