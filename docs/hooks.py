@@ -1,4 +1,4 @@
-"""Let the site have what stands outside of docs/, and lead its links there.
+"""Add files from outside docs/ to the site, and rewrite the links to them.
 
 Pages are written to be read in the repository, too. So a link leads to where a file is
 there: `../examples/README.md`, `../examples/ddp.py`. What a page or the navigation
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 DOCS = "docs/"
-# The page patches.md has the place of this folder.
-MOVED = {"patches/": "module-systems/"}
+# On the site this folder has another name: the page patches.md has its place.
+FOLDER, PLACE = "patches/", "module-systems/"
 
 # The path of a link of Markdown, without its anchor; not an address.
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
@@ -55,14 +55,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead the links of a page to where the site has their targets."""
+    """Rewrite the links of a page to where the site has their targets."""
     here = page.file.src_uri
 
-    def lead(match: re.Match[str]) -> str:
+    def rewritten(match: re.Match[str]) -> str:
         target = _on_site(_target(_in_repository(here), match[1]))
         return posixpath.relpath(target, posixpath.dirname(here) or ".")
 
-    return _LINK.sub(lead, markdown)
+    return _LINK.sub(rewritten, markdown)
 
 
 def _named(nav: Any) -> Iterator[str]:
@@ -100,9 +100,8 @@ def _on_site(uri: str) -> str:
     """Return where the site has a file of the repository."""
     if uri.startswith(DOCS):
         return uri.removeprefix(DOCS)
-    for folder, place in MOVED.items():
-        if uri.startswith(folder):
-            uri = place + uri.removeprefix(folder)
+    if uri.startswith(FOLDER):
+        uri = PLACE + uri.removeprefix(FOLDER)
     return uri if uri.endswith(".md") else f"{uri}.md"
 
 
@@ -110,7 +109,4 @@ def _in_repository(uri: str) -> str:
     """Return the file of the repository that a page of the site is made from."""
     if (ROOT / DOCS / uri).is_file():
         return DOCS + uri
-    for folder, place in MOVED.items():
-        if uri.startswith(place):
-            uri = folder + uri.removeprefix(place)
-    return uri
+    return FOLDER + uri.removeprefix(PLACE) if uri.startswith(PLACE) else uri

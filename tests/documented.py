@@ -1,7 +1,8 @@
 """How tests run the commands of the documentation; what they do not run says so there.
 
-Each block of commands has an entry in `BLOCKS`, by words that it has, with its heading,
-and no other block of commands of its page; or a title that begins with `NOT_RUN`.
+Each block of commands has an entry in `BLOCKS`, whose key is words that are in the block
+or its heading, and in no other block of commands of the page; or it has a title that
+begins with `NOT_RUN`.
 """
 
 from __future__ import annotations
@@ -164,14 +165,15 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         ],
         "--rdzv_backend=c10d": [
             Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
-                hosts=("n9", "n10"),
-                prints='(?=.*"MASTER_ADDR": "10.10.0.1").*_IFNAME": "eth0"')
+                hosts=("n9", "n10"))
         ],
         "--master_addr": [
             Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
-                hosts=("n9", "n10"),
-                prints='(?=.*"MASTER_ADDR": "n9").*_IFNAME": "eth0"')
+                hosts=("n9", "n10"))
         ],
+    },
+    "docs/patches.md": {
+        "--hpc-without-patches": [Run("job", AGENTS, 4, TWO, prints="HPC089")]
     },
     "docs/plan.md": {
         "--nnodes=1:2":

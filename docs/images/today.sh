@@ -5,8 +5,7 @@ case "$SYSTEMNAME" in  # its InfiniBand name
 juwels*|jurecadc|jusuf) first="${first}i" ;;
 esac
 export GLOO_SOCKET_IFNAME=ib0
-srun env -u CUDA_VISIBLE_DEVICES \
-    python -m torchrun_jsc \
+srun python -m torchrun_jsc \
     --nproc_per_node=gpu \
     --nnodes="$SLURM_JOB_NUM_NODES" \
     --rdzv_backend=c10d \

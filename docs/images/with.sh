@@ -1,3 +1,2 @@
-srun env -u CUDA_VISIBLE_DEVICES \
-    python -m torchrun_hpc \
+srun python -m torchrun_hpc \
     --nproc_per_node=gpu main.py

@@ -43,9 +43,11 @@ C10D = ("--rdzv_backend=c10d", "--rdzv_id=7")
     ("words", "interface", "address"),
     [
         (STATIC, "ib0", "10.20.0.1"),
+        (("--node_rank={node}", "--master_addr=n9"), "eth0", "n9"),
         # Stock torchrun: nobody believes to be the host of these.
         ((*C10D, "--rdzv_endpoint=n9i:1234"), "ib0", "10.20.0.1"),
         ((*C10D, "--rdzv_endpoint=10.20.0.1:1234"), "ib0", "10.20.0.1"),
+        ((*C10D, "--rdzv_endpoint=n9:1234"), "eth0", "10.10.0.1"),
     ],
 )
 def test_typed_on_each_machine(

@@ -9,10 +9,12 @@ import sys
 import tarfile
 import venv
 import zipfile
+from pathlib import Path
 
 import pytest
 from commands import require
 from packaging.metadata import Metadata
+from pages import block
 from side_by_side import ROOT, clean_environ, run
 
 import torchrun_hpc
@@ -73,7 +75,9 @@ def test_the_sdist_has_all_of_the_repository(sdist):
     assert listed.code == 0, listed.err
     with tarfile.open(sdist) as archive:
         files = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
-    assert set(listed.out.splitlines()) - files == set()
+    folders = {parent.as_posix() for name in files for parent in Path(name).parents}
+    published = files - folders - {NAME, "PKG-INFO"}
+    assert published == set(listed.out.splitlines())
 
 
 def test_metadata(wheel):
@@ -97,7 +101,11 @@ sys.stdout.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\n")
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory):
-    """Install the wheel into an environment that is empty, even of pip."""
+    """Install the wheel into an environment that is empty, even of pip.
+
+    The documentation has a clone's folder in its place, of which pip makes a wheel.
+    """
+    assert block("docs/README.md", "pip install").text == "pip install .\n"
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     # The release of torch that is here already: pip has it in its cache.
