@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
-import plots  # noqa: E402
+from measured import record  # noqa: E402
 from testbed import Cluster, missing  # noqa: E402
 
 ROUNDS = 7
@@ -277,7 +277,7 @@ def main() -> None:
     parts = (*measured.values(), first_line, imported, cpu, files)
     found = [part.report() for part in parts]
     if "--record" in sys.argv:
-        plots.record("start.json", [part.for_json() for part in parts])
+        record("start.json", [part.for_json() for part in parts])
     sys.exit(not all(found))
 
 

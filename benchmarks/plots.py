@@ -10,23 +10,18 @@ the page that shows it.
 from __future__ import annotations
 
 import io
-import json
-import os
-import platform
 import re
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
+from measured import recorded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RESULTS = Path(__file__).with_name("results")
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 # Each colour stands in the picture for one of light, and one of dark pages.
@@ -57,28 +52,6 @@ STYLE: Any = {
     "lines.linewidth": 2,
 }
 WIDTH, HEIGHT = 5.6, 4.1  # inches of 72 pixels: 403 x 295
-
-
-def record(name: str, data: object) -> None:
-    """Keep what a benchmark has measured, and when and with what.
-
-    Args:
-        name: Of the file in results/.
-        data: What was measured, for JSON.
-    """
-    measured = {
-        "date": date.today().isoformat(),  # noqa: DTZ011 - the day is enough
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": version("torch").partition("+")[0],
-    }
-    text = json.dumps({"measured": measured, "results": data}, indent=1)
-    (RESULTS / name).write_text(text + "\n", encoding="utf-8")
-
-
-def recorded(name: str) -> Any:
-    """Return what a benchmark has recorded."""
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))["results"]
 
 
 def start() -> str:
@@ -121,14 +94,13 @@ def nodes_meet() -> str:
         _line(axes, kind, done, "seconds")
         late = next((row for row in rows if row["problem"]), None)
         if late is not None:
-            end = {**late, "seconds": data["bound"]}
+            last, bound = done[-1], data["bound"]
             axes.plot(
-                [done[-1]["nodes"], late["nodes"]],
-                [done[-1]["seconds"], data["bound"]],
+                [last["nodes"], late["nodes"]], [last["seconds"], bound],
                 color=STOCK, linestyle="--", marker="s", markevery=[1],
             )  # fmt: skip
             axes.annotate(
-                f"not within {end['seconds']} s", (end["nodes"], end["seconds"]),
+                f"not within {bound} s", (late["nodes"], bound),
                 xytext=(8, -4), textcoords="offset points",
             )  # fmt: skip
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} s"))

@@ -60,6 +60,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a line per connection
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # no threads here before the fork
 
+from measured import record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -583,13 +584,11 @@ class Column(NamedTuple):
     at_bound: Callable[[Result], str] = lambda _result: "-"
 
 
-def scaled(number: float, *, exact: bool = False) -> str:
-    """Write a number of bytes: 345, 12.3k, 1.20M, or an exact one: 10 k."""
+def scaled(number: float) -> str:
+    """Write a number of bytes: 345, 12.3k, 1.20M."""
     units = "", "k", "M", "G"
     power = min(int(math.log10(max(number, 1)) // 3), 3)
     number /= 1000**power
-    if exact:
-        return f"{number:g} {units[power]}"
     digits = 0 if power == 0 else max(0, 2 - int(math.log10(number)))
     return f"{number:.{digits}f}{units[power]}"
 
@@ -777,9 +776,7 @@ def main() -> None:
     for met, text in verdicts:
         print(f"{'met' if met else 'MISSED'}: {text}")
     if explicit.record:
-        import plots  # noqa: PLC0415 - not before the nodes are forked
-
-        plots.record("rendezvous.json", for_json(results, explicit.bound))
+        record("rendezvous.json", for_json(results, explicit.bound))
     sys.exit(not all(met for met, _ in verdicts))
 
 

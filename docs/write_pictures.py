@@ -105,9 +105,7 @@ def launch(*, is_wide: bool) -> str:
         *(Line(text, "code") for text in START_LINE),
     ]
     left, right = Panel(402, today), Panel(402, ours)
-    title = (
-        "Fifteen lines of a job script at one centre, and the three that replace them"
-    )
+    title = "A job script of today at one centre, and the line in its place"
     if is_wide:
         content = left.drawn(0, 0) + right.drawn(418, 0, left.height)
         return picture(820, left.height, title, content)

@@ -1,8 +1,8 @@
 """How tests run the commands of the documentation; what they do not run says so there.
 
-Each block of commands has an entry in `BLOCKS`, whose key is words that are in the block
-or its heading, and in no other block of commands of the page; or it has a title that
-begins with `NOT_RUN`.
+Each block of commands has an entry in `BLOCKS`, whose key is words that are in the
+block or its heading, and in no other block of commands of the page; or it has a title
+that begins with `NOT_RUN`.
 """
 
 from __future__ import annotations

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).parents[2]
+
+
+def load(path):
+    """Import a program that is in no package, with what is beside it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.object(sys, "path", [str(path.parent), *sys.path]):
+        spec.loader.exec_module(module)
+    return module
 
 
 def run_python(*args, cwd, environ=None, path=(), before=()):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 from doctor.reports import make_report
+from programs import load
 
 from torchrun_hpc.doctor import results
 
@@ -74,8 +74,6 @@ def test_what_others_have_set_is_made_printable():
 
 
 def test_the_documentation_has_all_fields():
-    path = DOCS / "write_report.py"
-    spec = importlib.util.spec_from_file_location("write_report", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.text() == (DOCS / "doctor.md").read_text(encoding="utf-8")
+    assert load(DOCS / "write_report.py").text() == (DOCS / "doctor.md").read_text(
+        encoding="utf-8"
+    )

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 
 import pytest
 from pages import ROOT, block, blocks
+from programs import load
 
 DOCS = ROOT / "docs"
-
-
-def load(path):
-    """Import a program that is in no package."""
-    name = path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 PICTURES = load(DOCS / "write_pictures.py")
 SYMPTOMS = load(DOCS / "write_symptoms.py")
