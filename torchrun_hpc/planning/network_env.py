@@ -171,6 +171,16 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
             )
 
 
+def notes(inputs: Inputs, address: Address | None) -> list[Message]:
+    """Say that gloo is to take another interface than the job's; it may be meant."""
+    interface = inputs.network.owner(address)
+    value = inputs.environ.get(GLOO, "")
+    if len(value) <= 1 or interface is None or interface.name in value.split(","):
+        return []
+    text = f"{GLOO}={value} is set, and the job's address {address} is on "
+    return [Message("HPC224", text + interface.name)]
+
+
 def warnings(inputs: Inputs) -> list[Message]:
     """Say which interfaces are not here, of those that the user or the site named."""
     found = []

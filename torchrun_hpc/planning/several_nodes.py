@@ -330,6 +330,7 @@ def _notes(
             "scheduler numbers them"
         )
         notes.append(Message("HPC075", text))
+    notes += network_env.notes(inputs, here.local_address)
     return tuple(notes)
 
 

@@ -45,8 +45,9 @@ class Variables:
         raise LaunchError(
             "HPC020",
             f"{names[0]} is not set, although other variables say that {self._source} "
-            "started this process; a container or a wrapper may have dropped it. Let "
-            f"all {self._family} variables through, or type --standalone for one node",
+            "started this process: a container or a wrapper has dropped it, or the "
+            f"others are of another job. Let all {self._family} variables through, "
+            "unset them, or type --standalone for one node",
             everywhere=True,
         )
 

@@ -298,6 +298,20 @@ def test_nccl_interface_that_matches_nothing(value, warns):
         assert f". {guess}There are: lo, ib0. Names are prefixes" in warning.text
 
 
+@pytest.mark.parametrize(
+    ("value", "noted"),
+    [("eth0", True), ("ib0", False), ("eth0,ib0", False), ("", False)],
+)
+def test_gloo_interface_that_is_not_the_jobs(value, noted):
+    interfaces = {"lo": "127.0.0.1/8", "eth0": "10.10.0.1/24", "ib0": "10.20.0.1/24"}
+    plan = planned(
+        network=juelich(interfaces=interfaces), environ={"GLOO_SOCKET_IFNAME": value}
+    )
+    text = f"GLOO_SOCKET_IFNAME={value} is set, and the job's address 10.20.0.1 is on"
+    expected = [f"HPC224 {text} ib0"] if noted else []
+    assert [str(note) for note in plan.messages.notes] == expected
+
+
 @pytest.mark.parametrize("job", [step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]])
 @pytest.mark.parametrize(
     ("environ", "workers", "expected"),
