@@ -12,6 +12,7 @@ demo: .venv/installed
 test: lint unit docs dropin cluster-test
 
 .venv/installed: pyproject.toml requirements-dev.txt
+	@echo Installing torch and the tools of development into .venv: a minute or two
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --requirement requirements-dev.txt --editable .
 	touch $@

@@ -12,7 +12,8 @@ from testbed import PATH, Cluster, missing
 REPOSITORY = Path(__file__).resolve().parents[2]
 GREETING = (
     "Three nodes, as in JUWELS Booster, with links of 1 Gbit/s. Try: "
-    "srun -N3 --ntasks-per-node=1 python -m torchrun_hpc --help  (leave: exit)"
+    "srun -N3 --ntasks-per-node=1 python -m torchrun_hpc --nproc_per_node=2 "
+    "examples/ddp.py  (leave: exit)"
 )
 
 
