@@ -2,31 +2,32 @@
 
 import socket
 import sys
+from importlib.util import find_spec
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.reporting import console
 
-# Of what is needed beside torch, which is looked at later.
-NEEDED = ("packaging", "psutil", "tomli")
+# Beside torch, which is looked for later.
+NEEDED = ("packaging", "psutil")
 
 
 def run() -> None:
-    """Run the command; say so if this Python is not the one it was installed for."""
-    try:
-        # In a clone the folder is found by any Python, but not what it needs.
-        from torchrun_hpc.main import main  # noqa: PLC0415
+    """Run the command, if this Python has what it needs.
 
-        main()
-    except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
+    In a clone any Python finds the command, as it is in the working folder.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
         text = (
-            f"on {socket.gethostname()}: {sys.executable} has no {error.name}: it is "
+            f"on {socket.gethostname()}: {sys.executable} has no {missing[0]}: it is "
             "not the Python that torchrun_hpc was installed for. Activate the "
             "environment that has it, in the job script before srun"
         )
         console.write(Message("HPC152", text), "error")
         sys.exit(2)
+    from torchrun_hpc.main import main  # noqa: PLC0415 - it needs them
+
+    main()
 
 
 if __name__ == "__main__":

@@ -53,16 +53,13 @@ def test_what_runs_before_torch_imports_none(python, module):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["packaging", "psutil"])
-def test_a_python_without_what_it_needs(python, tmp_path, name):
-    """In a clone any Python finds the command."""
-    missing = f'raise ModuleNotFoundError("No module named {name!r}", name={name!r})\n'
-    (tmp_path / f"{name}.py").write_text(missing, encoding="utf-8")
-    done = python("-m", "torchrun_hpc", "train.py", torch="")
+def test_a_python_without_what_it_needs(python):
+    """In a clone any Python finds the command; this one has no installed package."""
+    done = python("-S", "-m", "torchrun_hpc", "train.py", torch="")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert "torchrun_hpc: error: HPC152 on " in line
-    assert f": {sys.executable} has no {name}: it is not the Python" in line
+    assert f": {sys.executable} has no packaging: it is not the Python" in line
 
 
 COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"]
