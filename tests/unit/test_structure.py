@@ -90,6 +90,7 @@ TESTED_IN = {
     "launching.exit_status": "cluster/test_outcome.py",
     "launching.preflight": "unit/schedulers/test_pmi.py",
     "main": "unit/test_import.py",
+    "__main__": "unit/test_import.py",
     "planning.inputs": "unit/planning/test_plan.py",
     "planning.launch_plan": "unit/planning/test_plan.py",
     "planning.topology": "unit/planning/test_binding.py",
