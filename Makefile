@@ -42,7 +42,7 @@ dropin: .venv/installed
 
 # Files that take minutes, first: what is left at the end runs alone.
 LONG := tests/frameworks $(patsubst %,tests/cluster/test_%.py,\
-	faults examples doctor restarts suggested_lines rendezvous releases launchers)
+	faults documentation examples doctor restarts suggested_lines rendezvous releases launchers)
 cluster-test: .venv/frameworks
 	tests/cluster/install.sh
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
