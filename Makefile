@@ -3,13 +3,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint unit docs dropin cluster-test cluster matrix patches-check
+PYTEST := $(BIN)/python -m pytest -n 3
+
+.PHONY: demo test test-all lint unit core more docs cluster matrix patches-check
 .PHONY: benchmark clean
 
 demo: .venv/installed
 	$(BIN)/python -m torchrun_hpc --nproc_per_node=2 examples/ddp.py
 
-test: lint unit docs dropin cluster-test
+# What a newcomer and CI run first: every capability once, for real.
+test: lint unit core
+
+# And the rest: beside stock torchrun, faults, launchers, documentation, frameworks.
+test-all: test more
 
 .venv/installed: pyproject.toml requirements-dev.txt
 	@echo Installing torch and the tools of development into .venv: a minute or two
@@ -23,10 +29,18 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# In CI, what has failed is run once more.
 unit: .venv/installed
-	$(BIN)/python -m pytest -n 3 tests/unit || { test -n "$$CI" && \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none tests/unit; }
+	$(PYTEST) tests/unit
+
+core: .venv/installed
+	tests/harness/install.sh
+	$(PYTEST) --dist loadgroup tests/core
+
+# What takes long comes first: what is left at the end runs alone.
+MORE := $(patsubst %,tests/more/%,faults frameworks documentation launchers patches .)
+more: docs .venv/frameworks
+	tests/harness/install.sh all
+	$(PYTEST) --dist loadgroup --no-loadscope-reorder $(RERUNS) $(MORE)
 
 # The site of the documentation, in build/site.
 docs: .venv/docs
@@ -37,42 +51,31 @@ docs: .venv/docs
 	$(BIN)/pip install --quiet --requirement requirements-docs.txt
 	touch $@
 
-dropin: .venv/installed
-	$(BIN)/python -m pytest -n 3 --dist loadfile tests/dropin
-
-# Files that take minutes, first: what is left at the end runs alone.
-LONG := tests/frameworks $(patsubst %,tests/cluster/test_%.py,\
-	faults documentation examples doctor restarts suggested_lines rendezvous releases launchers)
-cluster-test: .venv/frameworks
-	tests/cluster/install.sh
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
-		$(LONG) tests/cluster
-
 # Lightning, Accelerate, Transformers, DeepSpeed and torchvision: 300 MB more.
-.venv/frameworks: .venv/installed requirements-frameworks.txt tests/frameworks/install.sh
-	tests/frameworks/install.sh $(BIN)
+.venv/frameworks: .venv/installed requirements-frameworks.txt tests/more/frameworks/install.sh
+	tests/more/frameworks/install.sh $(BIN)
 	touch $@
 
 # A shell on the login node of a Slurm cluster of three nodes, on this machine.
 cluster: .venv/installed
-	tests/cluster/install.sh
-	$(BIN)/python tests/cluster/shell.py
+	tests/harness/install.sh
+	$(BIN)/python tests/harness/shell.py
 
 # Releases of torch, all or those of TORCH="2.4 2.13", in throw-away environments: a few
 # minutes each. Writes docs/compatibility.md.
 matrix: .venv/installed
-	tests/cluster/install.sh
-	$(BIN)/python tests/matrix.py $(TORCH)
+	tests/harness/install.sh
+	$(BIN)/python tests/releases/matrix.py $(TORCH)
 
 # The patches for torchrun itself, on all releases or those of TORCH.
 patches-check: .venv/installed
 	$(BIN)/python patches/check.py $(TORCH)
-	tests/cluster/install.sh
-	$(BIN)/python -m pytest tests/cluster/test_patches.py
+	tests/harness/install.sh all
+	$(BIN)/python -m pytest tests/more/patches/test_patches.py
 
 # Speed, as ratios: eleven minutes. The plots of the documentation are drawn anew.
 benchmark: .venv/installed
-	tests/cluster/install.sh
+	tests/harness/install.sh
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/launch.py --record
 	$(BIN)/python benchmarks/direct.py

@@ -2,7 +2,7 @@
 
     python benchmarks/direct.py [PAIRS]
 
-On the test cluster (root, see tests/cluster): the time from srun to the first line of
+On the test cluster (root, see tests/harness): the time from srun to the first line of
 the script on the last task. Two tasks on each node, on one node and on two; a machine
 with fewer cores than tasks counts their starts one after the other. The two take turns,
 and who goes first alternates. Fails if one node takes 0.1 s more than by hand.
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
 from testbed import Cluster, missing  # noqa: E402
 

@@ -2,7 +2,7 @@
 
     python benchmarks/launch.py [--record] [ROUNDS]
 
-On the test cluster (root, see tests/cluster), with the management network closed:
+On the test cluster (root, see tests/harness), with the management network closed:
 
 - the time from srun to the first all-reduce, on three nodes of one and of four workers,
   and on one of eight, of stock torchrun, of srun with one Python for each worker and
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
 from measured import record  # noqa: E402
 from testbed import Cluster, missing  # noqa: E402

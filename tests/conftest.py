@@ -1,14 +1,74 @@
-"""What holds for all tests."""
+"""What holds for all tests, and the clusters that they share.
+
+A cluster is started by the first test that asks for it.
+"""
 
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
+
+import launchers
+import pytest
+import testbed
+from commands import ENVIRON, FORMS, JUELICH, require
+from launchers import LAUNCHERS
+from testbed import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from launchers import Launcher
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C also where a shell has started the tests behind `&`.
+    """Take Ctrl-C also when a shell has started the tests behind `&`.
 
     There SIGINT is ignored, and so it would be in every program that a test starts.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def machine() -> None:
+    """Skip if no cluster can be started; in CI, fail."""
+    require(testbed.missing())
+
+
+@pytest.fixture(scope="session")
+def juelich(machine: None) -> Iterator[Cluster]:  # noqa: ARG001
+    """Three nodes as in JUWELS Booster: Slurm alone may use the management network."""
+    with Cluster(("jwb0001", "jwb0002", "jwb0003"), management="closed") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def unpadded(machine: None) -> Iterator[Cluster]:  # noqa: ARG001
+    """Three nodes whose names, sorted as text, are not in the scheduler's order."""
+    with Cluster(("n9", "n10", "n11"), management="open") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def bare(machine: None) -> Iterator[Cluster]:  # noqa: ARG001
+    """Three nodes without a scheduler, and no order in their names as text."""
+    with Cluster(("n9", "n10", "n11"), management="open", slurm=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Start the workers in both forms; return the form's name."""
+    for name, value in FORMS[request.param].items():
+        for environ in (ENVIRON, JUELICH):
+            monkeypatch.setitem(environ, name, value)
+    return str(request.param)
+
+
+@pytest.fixture(params=LAUNCHERS, ids=str)
+def mpi(request: pytest.FixtureRequest) -> Launcher:
+    """Each MPI launcher in turn; of a test's own choice with ``indirect=True``."""
+    chosen: Launcher = request.param
+    require(launchers.missing(chosen))
+    return chosen

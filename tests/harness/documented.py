@@ -1,0 +1,245 @@
+"""How tests run the commands of the documentation; what they do not run says so there.
+
+Each block of commands has an entry in `BLOCKS`, whose key is words that are in the
+block or its heading, and in no other block of commands of the page; or it has a title
+that begins with `NOT_RUN`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from pages import blocks, replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pages import Block
+
+NOT_RUN = "Not run by the tests: "
+
+
+@dataclass(frozen=True)
+class Run:
+    """How tests/more/documentation/test_documentation.py runs a block, or a command of it.
+
+    Attributes:
+        where: It is typed in a job, submitted as a job's script, or typed on machines
+            without a scheduler, where it may call a certain mpirun or mpiexec.
+        starts: How the launcher's first line begins, behind its code.
+        workers: How many there are.
+        instead: What stands on the page, and what to put there.
+        options: The job's, which count more than those in its script.
+        hosts: The machines on which it is typed.
+        environ: Variables. HOSTFILE is a file with two lines for each of two machines.
+        prints: A pattern of what else is printed.
+        line: How the command begins that is run, if it is not the whole block.
+    """
+
+    where: Literal["job", "script", "machines", "Open MPI 4", "MPICH 4", "Intel MPI"]
+    starts: str
+    workers: int
+    instead: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ("--nodes=2", "--ntasks-per-node=1")
+    hosts: tuple[str, ...] = ("n9",)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    prints: str = ""
+    line: str = ""
+
+    def text(self, block: Block) -> str:
+        """Return what is typed of a block."""
+        text = block.text
+        if self.line:
+            (text,) = (each for each in commands(block) if each.startswith(self.line))
+        return replaced(text, self.instead)
+
+
+def commands(block: Block) -> list[str]:
+    """Return the commands of a block, each with the lines that go on with it."""
+    lines = re.split(r"(?<!\\)\n", block.text)
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def command_blocks(page: str) -> list[Block]:
+    """Return the blocks of a page that are typed by somebody."""
+    return [each for each in blocks(page) if each.language in {"bash", "console"}]
+
+
+def found(page: str, words: str) -> list[Block]:
+    """Return the blocks of commands of a page that have these words."""
+    return [each for each in command_blocks(page) if each.has(words)]
+
+
+# Nodes of the test cluster have no GPUs, and CPUs for one worker more or less.
+TWO = {"--nproc_per_node=gpu": "--nproc_per_node=2"}
+AGENTS = "2 nodes, 2 workers on this one, "
+TASKS = ("--nodes=2", "--ntasks-per-node=4")
+MACHINES = {"node1": "n9"}
+PBS = {
+    "PBS_JOBID": "7.pbs", "PBS_NODEFILE": "HOSTFILE", "PBS_ENVIRONMENT": "PBS_BATCH"
+}  # fmt: skip
+SPARE = TWO | {"--hpc-spares=2": "--hpc-spares=1"}
+WITH_ONE = "2 nodes and 1 spare, 2 workers on this one, "
+
+CI = ".ci/run"
+EXAMPLES = "tests/more/documentation/test_examples.py::test_"
+SHELL = "tests/more/documentation/test_documentation.py::test_a_first_session"
+SITES = "tests/unit/test_documentation.py::test_the_command_sites"
+
+# By page and words: how it is run here, or by which test elsewhere.
+BLOCKS: dict[str, dict[str, list[Run] | str]] = {
+    "README.md": {
+        "make demo": CI,
+        "#SBATCH": [
+            Run("script", AGENTS, 4, TWO | {"examples/ddp.py --steps 100": "main.py"},
+                options=("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1"))
+        ],
+        "# mpirun": [
+            Run("job", f"{AGENTS}Slurm", 4, TWO, line="srun"),
+            # In the place of mpiexec of PALS, which binds by default.
+            Run("MPICH 4", f"{AGENTS}Hydra in PBS", 4,
+                TWO | {"-n 4": "-n 2", "--cpu-bind none ": ""}, environ=PBS,
+                line="mpiexec"),
+            Run("Open MPI 4", f"{AGENTS}Open MPI", 4,
+                TWO | {"-np 4": "-np 2 --host n9:2,n10:2"}, line="mpirun"),
+            Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
+                hosts=("n9", "n10"),
+                line="python -m torchrun_hpc --nproc_per_node=gpu --nnodes"),
+            Run("machines", "1 node, 2 workers", 2, TWO,
+                line="python -m torchrun_hpc --nproc_per_node=gpu main.py"),
+        ],
+    },
+    "CONTRIBUTING.md": {"make demo": CI},
+    "docs/README.md": {
+        "make demo": CI,
+        "make cluster": SHELL,
+        "torchrun_hpc --nproc_per_node=2 examples/ddp.py": SHELL,
+        "--hpc-dry-run": SHELL,
+        "dpp.py": SHELL,
+        "pip install .": "tests/more/dropin/test_package.py::environment",
+    },
+    "docs/binding.md": {
+        "--hpc-bind=gpu": [Run("job", AGENTS, 4, TWO, prints="HPC221 .*evenly")]
+    },
+    "docs/centres.md": {
+        "torchrun_hpc.sites here": SITES,
+        "#SBATCH": [
+            Run("script", AGENTS, 4, TWO,
+                options=("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1"))
+        ],
+    },
+    "docs/direct.md": {
+        "srun": [Run("job", "2 nodes x 4 tasks, Slurm", 8, options=TASKS)]
+    },
+    "docs/doctor.md": {
+        "--nproc_per_node=gpu": "tests/more/faults/test_doctor.py::test_a_bad_link",
+        "monday.json": "tests/more/faults/test_doctor.py::test_a_healthy_cluster",
+    },
+    "docs/dry-run.md": {"--hpc-dry-run": "tests/more/launchers/test_dry_run.py::test_table"},
+    "docs/frameworks.md": {
+        "--ntasks-per-node=1": [Run("job", AGENTS, 4, TWO)],
+        "--ntasks-per-node=4": [Run("job", "2 nodes x 4 tasks", 8, options=TASKS)],
+        "launch": "tests/more/frameworks/test_frameworks.py::test_accelerate_launch",
+    },
+    "docs/launchers.md": {
+        "#SBATCH": [
+            Run("script", f"{AGENTS}Slurm", 4, TWO,
+                options=("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1"))
+        ],
+        "--het-group=1": [
+            Run("job", "3 nodes, 1 worker on this one, Slurm", 3,
+                options=("--nodes=1", ":", "--nodes=2"))
+        ],
+        "mpirun & PBS_NODEFILE": [
+            Run("Open MPI 4", f"{AGENTS}Open MPI in PBS", 4, TWO, environ=PBS)
+        ],
+        "MPICH & mpiexec": [
+            Run("MPICH 4", f"{AGENTS}Hydra in PBS", 4, TWO, environ=PBS),
+            Run("Intel MPI", f"{AGENTS}Hydra in PBS", 4, TWO, environ=PBS),
+        ],
+        "node1:8": [
+            Run("Open MPI 4", f"{AGENTS}Open MPI", 4,
+                TWO | MACHINES | {"node2": "n10"})
+        ],
+        "--rdzv_backend=c10d": [
+            Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
+                hosts=("n9", "n10"))
+        ],
+        "--master_addr": [
+            Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
+                hosts=("n9", "n10"))
+        ],
+    },
+    "docs/patches.md": {
+        "--hpc-without-patches": [Run("job", AGENTS, 4, TWO, prints="HPC089")]
+    },
+    "docs/plan.md": {
+        "--nnodes=1:2":
+            "tests/releases/test_releases.py::test_a_second_agent_joins_by_hand"
+    },
+    "docs/preload.md": {"--hpc-preload=torch": [Run("job", AGENTS, 4, TWO)]},
+    "docs/signals.md": {
+        "#SBATCH":
+            "tests/more/faults/test_signals.py::test_a_signal_ahead_of_the_end_of_the_job",
+        "#PBS": "tests/more/faults/test_signals.py::"
+            "test_a_signal_from_the_script_of_a_job_of_pbs",
+    },
+    "docs/sites.md": {
+        "sites list": SITES,
+        "sites show": SITES,
+        "check & ok:": SITES,
+        "HPC043": SITES,
+    },
+    "docs/spares.md": {
+        "#SBATCH": [
+            Run("script", WITH_ONE, 4, SPARE,
+                options=("--nodes=3", "--ntasks-per-node=1"))
+        ],
+        "--hpc-health-check": [
+            Run("job", WITH_ONE, 4, SPARE | {"nvidia-smi -L": "seq 4"},
+                options=("--nodes=3", "--ntasks-per-node=1"))
+        ],
+    },
+    "docs/stacks.md": {
+        "--jobid=N": "tests/more/faults/test_stacks.py::stalled",
+        "--hpc-stall-report": [Run("job", AGENTS, 4, TWO)],
+    },
+    "docs/untested.md": {
+        "--hpc-dry-run": [
+            Run("job", AGENTS, 4, TWO | {"examples/ddp.py": "main.py"},
+                prints="a dry run, nothing is started")
+        ],
+    },
+    "examples/README.md": {
+        "Jülich & resnet50_ddp.py":
+            f"{EXAMPLES}resnet_is_killed_and_submitted_again",
+        "Jülich & fsdp.py":
+            f"{EXAMPLES}fsdp_is_killed_and_submitted_again_with_fewer_workers",
+        "NCAR & fsdp.py": f"{EXAMPLES}fsdp_by_the_launch_line_of_pbs",
+        "Dresden & resnet50_ddp.py": f"{EXAMPLES}resnet_with_agents",
+        "Dresden & lightning_ddp.py": f"{EXAMPLES}lightning",
+        "ThaiSC & resnet50_ddp.py": f"{EXAMPLES}resnet_each_task_a_worker",
+        "accelerate_ddp.py": f"{EXAMPLES}accelerate_by_mpirun",
+        "machines & resnet50_ddp.py": f"{EXAMPLES}resnet_typed_on_each_machine",
+        "sbatch": "tests/more/faults/test_requeue.py::submit",
+    },
+    "patches/README.md": {
+        "main.py": "tests/more/patches/test_patches.py::"
+            "test_stock_torchrun_works_over_the_fast_network",
+        "printenv": "tests/more/patches/test_patches.py::test_the_address_that_is_shown",
+    },
+}  # fmt: skip
+
+
+def runs() -> list[tuple[str, Run, Block]]:
+    """Return what is run here, each with its page and words."""
+    return [
+        (f"{page}: {words} {run.line or run.where}", run, block)
+        for page, entries in BLOCKS.items()
+        for words, entry in entries.items()
+        if not isinstance(entry, str)
+        for run in entry
+        for block in found(page, words)
+    ]

@@ -1,0 +1,156 @@
+"""The MPI launchers of the tests: mpirun and mpiexec, of several makers.
+
+A test types what a user types behind the hosts::
+
+    command = OPENMPI_4.command(cluster, "n9", "n10")
+    cluster.run([*command, "-np", "2", "--map-by", "ppr:1:node", "hostname"], host="n9")
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commands import ENVIRON
+
+if TYPE_CHECKING:
+    from testbed import Cluster
+
+# Where install.sh puts what comes from PyPI: the programs have the same names.
+FOLDER = Path(__file__).parents[2] / ".launchers"
+
+# A login that activates nothing: it has no python of this environment.
+_PLAIN_SSH = """#!/bin/sh
+while case $1 in -*) ;; *) false ;; esac; do shift; done
+host=$1; shift
+exec {ssh} $host "export PATH=/usr/sbin:/usr/bin:/sbin:/bin;" "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An MPI launcher.
+
+    Attributes:
+        name: Maker and release.
+        program: Its path.
+        always: Options without which it starts nothing on the test cluster.
+        remote: Options that name the stand-in for ssh, which is ``{ssh}``.
+        hosts: The option that takes the hosts.
+    """
+
+    name: str
+    program: Path
+    always: tuple[str, ...]
+    remote: tuple[str, ...]
+    hosts: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def command(self, cluster: Cluster, *hosts: str) -> list[str]:
+        """Return the beginning of a command line, up to the hosts.
+
+        Args:
+            cluster: Where it will run, on any host.
+            *hosts: Their names, or ``NAME:SLOTS``; Intel MPI takes names only, and
+                Open MPI takes a name as one slot.
+        """
+        remote = [option.format(ssh=cluster.ssh) for option in self.remote]
+        return [*self.in_job(cluster), *remote, self.hosts, ",".join(hosts)]
+
+    def in_job(self, cluster: Cluster) -> list[str]:
+        """Return the beginning of a command line in a job of Slurm, which it asks.
+
+        Launchers name folders in TMPDIR by nothing but process numbers.
+        """
+        return ["env", f"TMPDIR={cluster.tmpdir}", str(self.program), *self.always]
+
+    def install(self, cluster: Cluster, folder: Path, *, job: bool = False) -> str:
+        """Install it as ``mpirun`` or ``mpiexec``, which a user types; return the PATH.
+
+        Args:
+            cluster: Where it will run.
+            folder: Where to put it.
+            job: Whether it will run in a job of Slurm, which it asks.
+        """
+        folder.chmod(0o755)
+        command = self.in_job(cluster)
+        if not job:
+            ssh = folder / "ssh"
+            ssh.write_text(_PLAIN_SSH.format(ssh=cluster.ssh), encoding="utf-8")
+            ssh.chmod(0o755)
+            command += [option.format(ssh=ssh) for option in self.remote]
+        program = folder / ("mpirun" if self in OPENMPI else "mpiexec")
+        program.write_text(
+            f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8"
+        )
+        program.chmod(0o755)
+        return f"{folder}:{ENVIRON['PATH']}"
+
+
+_ROOT = "--allow-run-as-root"
+_HYDRA = ("-launcher", "ssh", "-launcher-exec", "{ssh}")
+
+OPENMPI_4 = Launcher(
+    "Open MPI 4",
+    Path("/usr/bin/mpirun.openmpi"),
+    (_ROOT,),
+    ("--mca", "plm", "rsh", "--mca", "plm_rsh_agent", "{ssh}"),
+    "--host",
+)
+OPENMPI_5 = Launcher(
+    "Open MPI 5",
+    FOLDER / "openmpi/bin/mpirun",
+    (_ROOT, "--prefix", str(FOLDER / "openmpi")),
+    ("--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", "{ssh}"),
+    "--host",
+)
+MPICH_4 = Launcher("MPICH 4", Path("/usr/bin/mpiexec.hydra"), (), _HYDRA, "-hosts")
+MPICH_5 = Launcher("MPICH 5", FOLDER / "mpich/bin/mpiexec.hydra", (), _HYDRA, "-hosts")
+INTELMPI = Launcher(
+    "Intel MPI",
+    FOLDER / "impi-rt/bin/mpiexec.hydra",
+    (),
+    ("-bootstrap", "ssh", "-bootstrap-exec", "{ssh}"),
+    "-hosts",
+)
+OPENMPI = (OPENMPI_4, OPENMPI_5)
+HYDRA = (MPICH_4, MPICH_5, INTELMPI)
+LAUNCHERS = (*OPENMPI, *HYDRA)
+
+
+def missing(launcher: Launcher) -> str | None:
+    """Say that a launcher is not installed, or return None if it is."""
+    if launcher.program.exists():
+        return None
+    return f"not installed: {launcher} (tests/harness/install.sh all)"
+
+
+def once(mpi: Launcher, nodes: int = 3) -> list[str]:
+    """What a user types for one task on each node."""
+    if mpi in OPENMPI:
+        return ["-np", str(nodes), "--map-by", "ppr:1:node"]
+    return ["-n", str(nodes), "-ppn", "1"]
+
+
+def run(  # noqa: PLR0913
+    bare: Cluster,
+    mpi: Launcher,
+    *words: str,
+    hosts: tuple[str, ...] = NODES,
+    slots: int = 2,
+    on: str = "n9",
+    environ: Mapping[str, str] = ENVIRON,
+) -> subprocess.CompletedProcess[str]:
+    """Run a launcher on a host; Open MPI is told how many slots each host has."""
+    if mpi in OPENMPI:
+        hosts = tuple(f"{host}:{slots}" for host in hosts)
+    command = [*mpi.command(bare, *hosts), *words]
+    if mpi == OPENMPI_5:
+        # It hangs now and then when its tasks end, whatever they are.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return bare.run(command, host=on, env=environ, timeout=60)
+    return bare.run(command, host=on, env=environ)

@@ -1,0 +1,43 @@
+"""The one way in which tests wait: until something is so, for at most `PATIENCE`.
+
+A test measures no time. "Soon" means: before what would end it otherwise. Set that
+other limit to `NEVER_S`, and assert that the end came.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+# Seconds. Torch may need a minute to start on a busy machine: what takes longer hangs.
+PATIENCE = 240
+# Seconds, for the limit that must not be what ends a job: more than a test may take.
+NEVER_S = 900
+_PAUSE_S = 0.02
+
+
+def until(condition: Callable[[], T], seen: Callable[[], object] | None = None) -> T:
+    """Wait until a condition holds.
+
+    Args:
+        condition: Called again and again, until what it returns is true.
+        seen: Returns what a failure shows: the whole output of the job.
+
+    Returns:
+        What the condition returned.
+
+    Raises:
+        AssertionError: If it does not hold within `PATIENCE`, with what was seen.
+    """
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        if time.monotonic() > end:
+            shown = found if seen is None else seen()
+            raise AssertionError(f"not within {PATIENCE} s: {condition}\n{shown}")
+        time.sleep(_PAUSE_S)
+    return found

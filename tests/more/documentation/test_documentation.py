@@ -1,0 +1,137 @@
+"""What the documentation tells to type is typed as it stands there, on a small cluster.
+
+How each block is run, and which other tests run blocks, is in tests/harness/documented.py.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import documented
+import launchers
+import pytest
+from commands import ENVIRON, JUELICH, WORLD, column, read_workers, require
+from launchers import INTELMPI, MPICH_4, OPENMPI_4
+from pages import ROOT, blocks, replaced
+from waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from documented import Run
+    from pages import Block
+    from testbed import Cluster
+
+MPI = {"Open MPI 4": OPENMPI_4, "MPICH 4": MPICH_4, "Intel MPI": INTELMPI}
+RUNS = documented.runs()
+
+Ended = tuple[int, str]  # the exit code, and all that is printed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a folder with what a user has in it: scripts, and an environment."""
+    tmp_path.chmod(0o755)
+    for script in "main.py", "train.py":
+        (tmp_path / script).symlink_to(WORLD)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "HOSTFILE").write_text("n9\nn9\nn10\nn10\n")
+    return tmp_path
+
+
+def in_a_job(juelich: Cluster, run: Run, text: str, folder: Path) -> Ended:
+    """Type it in a job."""
+    command = ["salloc", *run.options, "bash", "-ec", text]
+    done = juelich.run(command, env=JUELICH, cwd=folder)
+    return done.returncode, done.stdout + done.stderr
+
+
+def as_a_script(juelich: Cluster, run: Run, text: str, folder: Path) -> Ended:
+    """Submit it."""
+    done = juelich.sbatch(text, *run.options, env=JUELICH, cwd=folder)
+    return done.returncode, done.output
+
+
+def on_machines(bare: Cluster, run: Run, text: str, folder: Path) -> Ended:
+    """Type it on each of the machines, where that is told with the machine's rank."""
+    environ = ENVIRON | run.environ
+    if run.where in MPI:
+        require(launchers.missing())
+        environ = environ | {"PATH": MPI[run.where].install(bare, folder)}
+    programs = [
+        bare.popen(
+            ["bash", "-ec", text.replace("--node_rank=0", f"--node_rank={rank}")],
+            host=host,
+            env=environ,
+            cwd=folder,
+        )
+        for rank, host in enumerate(run.hosts)
+    ]
+    try:
+        outputs = [program.communicate(timeout=PATIENCE) for program in programs]
+    finally:
+        for program in programs:
+            bare.end(program)
+    codes = [program.returncode for program in programs]
+    return max(codes), "".join(out + err for out, err in outputs)
+
+
+@pytest.mark.parametrize(
+    ("run", "block"), [run[1:] for run in RUNS], ids=[run[0] for run in RUNS]
+)
+def test_block(
+    run: Run, block: Block, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    ways = {"job": in_a_job, "script": as_a_script}
+    cluster = request.getfixturevalue("juelich" if run.where in ways else "bare")
+    way = ways.get(run.where, on_machines)
+    code, output = way(cluster, run, run.text(block), folder)
+    assert code == 0, output
+    (line,) = re.findall("HPC001 (.*)", output)
+    assert line.startswith(run.starts)
+    assert column(read_workers(output), "RANK", "WORLD_SIZE") == [
+        (str(rank), str(run.workers)) for rank in range(run.workers)
+    ], output
+    assert re.search(run.prints, output), output
+
+
+@pytest.mark.parametrize("name", ["today.sh", "with.sh"])
+def test_the_picture_shows_what_works(
+    juelich: Cluster, folder: Path, name: str
+) -> None:
+    """By hand, and with the launcher: the same world."""
+    text = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
+    script = f"#!/bin/bash\n{replaced(text, documented.TWO)}"
+    options = ("--nodes=2", "--ntasks-per-node=1")
+    done = juelich.sbatch(script, *options, env=JUELICH, cwd=folder)
+    assert done.returncode == 0, done.output
+    assert column(read_workers(done.output), "RANK", "host", "GLOO_SOCKET_IFNAME") == [
+        (str(rank), f"jwb000{1 + rank // 2}", "ib0") for rank in range(4)
+    ]
+
+
+def test_a_first_session() -> None:
+    """What docs/README.md has typed on a small cluster, and what is printed there."""
+    section = "On a small cluster"
+    page = [each for each in blocks("docs/README.md") if each.heading == section]
+    typed = [each.text for each in page if each.language == "bash"]
+    assert typed[0] == "make cluster\n"
+    assert all(text.startswith("srun ") for text in typed[1:])
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "cluster" / "shell.py"],
+        # Or srun would read what is typed after it.
+        input="".join(f"{{ {text} }} < /dev/null\n" for text in typed[1:]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    output = done.stdout.replace(str(ROOT), "/home/you/torchrun_hpc")
+    shown = [each.text for each in page if each.language == "text"]
+    assert [text for text in shown if text not in output] == [], output
+    assert "rank 5 of 6 on jwb0003" in output
+    assert "a dry run, nothing is started" in output

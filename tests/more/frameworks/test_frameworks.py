@@ -1,0 +1,141 @@
+"""Scripts of users of frameworks, unchanged, on two nodes of two workers each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from commands import HPC, JUELICH, ONE_TASK, require_package
+from pages import block, replaced
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from testbed import Cluster
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STEPS = 4
+PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
+# What install.sh has compiled of DeepSpeed, and what the compiler seen if it failed.
+EXTENSIONS = Path(sys.prefix, "torch_extensions")
+FAILED = EXTENSIONS.with_suffix(".log")
+
+# By name: the package to import, the script, and what the framework, on CPUs, calls
+# the environment of a launch by torchrun.
+FRAMEWORKS = {
+    "lightning": ("lightning", "lightning_fit.py", "TorchElasticEnvironment"),
+    "accelerate": ("accelerate", "accelerate_train.py", "MULTI_CPU"),
+    "trainer": ("transformers", "trainer_train.py", "distributed"),
+    "deepspeed": ("deepspeed", "deepspeed_train.py", "gloo"),
+}
+
+# What forks have in common; Lightning cannot be, it reads RANK when it is imported.
+PRELOADED = {
+    "lightning": "torch",
+    "accelerate": "torch,accelerate",
+    "trainer": "torch,transformers",
+    "deepspeed": "torch,deepspeed",
+}
+
+# How srun starts the launcher, and what is typed between it and the script.
+AGENT = [*HPC, "--nproc_per_node=2"]
+MODES = {
+    "agent": (ONE_TASK, AGENT),
+    "forks": (ONE_TASK, AGENT),
+    "direct": ("--ntasks-per-node=2", [*HPC]),
+}
+# Those of the others are among the examples.
+DIRECT = ("trainer", "deepspeed")
+CASES = [
+    (framework, mode)
+    for framework in FRAMEWORKS
+    for mode in MODES
+    if mode != "direct" or framework in DIRECT
+]
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.parametrize(("framework", "mode"), CASES)
+def test_an_unchanged_script(
+    cluster: Cluster, framework: str, mode: str, tmp_path: Path
+) -> None:
+    _need(framework)
+    tasks, launcher = MODES[mode]
+    script = SCRIPTS / FRAMEWORKS[framework][1]
+    # One thread, as an agent sets it: the workers share two cores.
+    env, built = JUELICH | {"OMP_NUM_THREADS": "1"}, {}
+    if mode == "forks":
+        env |= {"PET_HPC_PRELOAD": PRELOADED[framework]}
+    if framework == "deepspeed":
+        # Its own copy: a process that is killed leaves a lock behind, for which all
+        # later ones would wait.
+        copy = shutil.copytree(EXTENSIONS, tmp_path / "extensions")
+        env |= {"TORCH_EXTENSIONS_DIR": str(copy)}
+        built = _built(tmp_path)
+        assert built
+    done = cluster.srun("-N2", tasks, *launcher, script, env=env, timeout=170)
+    _check(done, framework)
+    assert "HPC169" not in done.stderr
+    assert _built(tmp_path) == built  # no test waits for a compiler
+
+
+def test_accelerate_launch(cluster: Cluster, tmp_path: Path) -> None:
+    """Accelerate's own launcher, as documented."""
+    _need("accelerate")
+    program = block("docs/frameworks.md", "accelerate_cli").text
+    (tmp_path / "accelerate_hpc.py").write_text(program)
+    small = {"4 * ": "2 * ", "train.py": str(SCRIPTS / "accelerate_train.py")}
+    line = replaced(block("docs/frameworks.md", "launch --multi_gpu").text, small)
+    command = ["salloc", "-N2", ONE_TASK, "bash", "-c", line]
+    done = cluster.run(command, env=JUELICH, cwd=tmp_path)
+    _check(done, "accelerate")
+    assert "scheduler rendezvous at jwb0001i:29500 (10.20.0.1)" in done.stderr
+
+
+def _need(framework: str) -> None:
+    """Skip where a framework is not installed; in CI, fail."""
+    require_package(FRAMEWORKS[framework][0])
+    if framework == "deepspeed" and not EXTENSIONS.exists():
+        if not (shutil.which("c++") and PYTHON_H.exists()):
+            pytest.skip("on CPUs DeepSpeed compiles a part of itself: no c++, Python.h")
+        seen = FAILED.read_text() if FAILED.exists() else "nobody has tried"
+        pytest.fail(f"tests/more/frameworks/install.sh has not built DeepSpeed: {seen}")
+
+
+def _built(folder: Path) -> dict[Path, int]:
+    """Return what compilers have made below a folder, and when."""
+    made = (path for kind in ("o", "so") for path in folder.rglob(f"*.{kind}"))
+    return {path: path.stat().st_mtime_ns for path in made}
+
+
+def _check(done: subprocess.CompletedProcess[str], framework: str) -> None:
+    """Check that there was one world, the launcher's, and that it trained as one."""
+    assert done.returncode == 0, done.stderr
+    seen = _said(done.stdout)
+    assert [worker["host"] for worker in seen] == [
+        "jwb0001", "jwb0001", "jwb0002", "jwb0002"
+    ]  # fmt: skip
+    for rank, worker in enumerate(seen):
+        # What the framework made of it, and what the launcher seen.
+        numbers = {"rank": rank, "local_rank": rank % 2, "world_size": 4}
+        assert {name: worker[name] for name in numbers} == numbers
+        assert {name: worker[name.upper()] for name in numbers} == {
+            name: str(number) for name, number in numbers.items()
+        }
+        assert worker["MASTER_ADDR"] == "10.20.0.1"
+        assert worker["environment"] == FRAMEWORKS[framework][2]
+        assert worker["steps"] == STEPS
+    # The ranks had different data: nobody trained alone.
+    assert len({worker["checksum"] for worker in seen}) == 1
+
+
+def _said(stdout: str) -> list[dict[str, Any]]:
+    """Return what scripts/report.py wrote, in the order of the frameworks' ranks."""
+    lines = [line for line in stdout.splitlines() if line.startswith('{"framework"')]
+    return sorted(map(json.loads, lines), key=lambda worker: int(worker["rank"]))

@@ -1,0 +1,218 @@
+"""The patches for administrators: with them stock torchrun works where it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from commands import (
+    ALL_REDUCE,
+    BY_HAND,
+    ENVIRON,
+    HPC,
+    KILL,
+    ONE_TASK,
+    ROOT,
+    STOCK,
+    WORLD,
+    column,
+    read_workers,
+    require,
+)
+from pages import block, replaced
+from waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from testbed import Cluster
+
+check = SimpleNamespace(**runpy.run_path(str(ROOT / "patches" / "check.py")))
+RELEASE = ".".join(version("torch").split(".")[:2])
+
+SOON = "--rdzv_conf=read_timeout=5,join_timeout=20"
+GLOO = ENVIRON | {"GLOO_SOCKET_IFNAME": "ib0"}
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the variables with which Python finds a patched copy of its torch.
+
+    The copy is made of links. Only what the patch changes is copied.
+    """
+    require(None if shutil.which("patch") else "not installed: patch")
+    spec = importlib.util.find_spec("torch")
+    original = Path(spec.origin).parents[1]
+    root = tmp_path_factory.mktemp("patched")
+    shutil.copytree(original / "torch", root / "torch", copy_function=os.symlink)
+    patch = check.by_release(list((ROOT / "patches").glob("*.patch")))[RELEASE]
+    before = {}
+    for path in check.targets(patch):
+        before[path] = (original / path).read_bytes()
+        (root / path).unlink()
+        shutil.copyfile(original / path, root / path)
+
+    check.apply(patch, root)
+
+    for path, text in before.items():
+        assert (original / path).read_bytes() == text
+        assert (root / path).read_bytes() != text
+    return {"PYTHONPATH": str(root)}
+
+
+def test_it_applies_and_can_be_undone() -> None:
+    assert check.main([RELEASE]) == 0
+
+
+def test_stock_torchrun_works_over_the_fast_network(
+    juelich: Cluster, patched: dict[str, str]
+) -> None:
+    line = block("patches/README.md", "main.py").text
+    small = {"--nproc-per-node=4": "--nproc-per-node=1", "main.py": ALL_REDUCE}
+    command = ["salloc", "-N3", ONE_TASK, "bash", "-c", replaced(line, small)]
+    done = juelich.run(command, env=GLOO | patched)
+    assert done.returncode == 0, done.stderr
+    assert column(read_workers(done), "RANK", "host", "total") == [
+        (str(rank), host, 3.0) for rank, host in enumerate(juelich.names)
+    ]
+
+
+def test_the_address_that_is_shown(juelich: Cluster, patched: dict[str, str]) -> None:
+    line = block("patches/README.md", "printenv").text
+    command = ["salloc", "-N2", ONE_TASK, "bash", "-c", line]
+    done = juelich.run(command, env=ENVIRON | patched)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["10.20.0.1", "10.20.0.1"]
+
+
+def test_ranks_follow_the_names_and_the_address_is_on_the_endpoints_network(
+    unpadded: Cluster, patched: dict[str, str]
+) -> None:
+    """Also where another node than the first one is the host."""
+    done = unpadded.srun(
+        *("-N3", ONE_TASK, KILL, *STOCK, *BY_HAND, SOON),
+        *("--rdzv_endpoint=n11i:23456", WORLD),
+        env=GLOO | patched,
+    )
+    assert done.returncode == 0, done.stderr
+    assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
+        ("0", "n9", "10.20.0.1"),
+        ("1", "n10", "10.20.0.1"),
+        ("2", "n11", "10.20.0.1"),
+    ]
+
+
+def test_torchrun_hpc_works_with_it(unpadded: Cluster, patched: dict[str, str]) -> None:
+    command = (*HPC, "--hpc-rendezvous=c10d", "--rdzv_endpoint=n11i:23456", WORLD)
+    done = unpadded.srun("-N3", ONE_TASK, KILL, *command, env=ENVIRON | patched)
+    assert done.returncode == 0, done.stderr
+    assert re.findall("HPC...", done.stderr) == ["HPC001"]
+    assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
+        ("0", "n9", "10.20.0.1"),
+        ("1", "n10", "10.20.0.1"),
+        ("2", "n11", "10.20.0.1"),
+    ]
+
+
+def test_a_typed_address_wins(unpadded: Cluster, patched: dict[str, str]) -> None:
+    command = " ".join([*STOCK, *BY_HAND, SOON, "--rdzv_endpoint=n9i:23456"])
+    done = unpadded.srun(
+        *("-N3", ONE_TASK, KILL, "sh", "-c"),
+        f"exec {command} --local-addr=$(hostname) {WORLD}",
+        env=GLOO | patched,
+    )
+    assert done.returncode == 0, done.stderr
+    assert column(read_workers(done), "host", "MASTER_ADDR") == [
+        (host, "n9") for host in unpadded.names
+    ]
+
+
+def test_one_node_stays_by_itself(patched: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *STOCK[1:], "--standalone", "--nproc_per_node=2", WORLD],
+        env=os.environ | patched,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert column(read_workers(done), "MASTER_ADDR", "RANK") == [
+        ("127.0.0.1", "0"),
+        ("127.0.0.1", "1"),
+    ]
+
+
+TELL = """
+import json, sys
+from torch.distributed.elastic.rendezvous import utils
+print(json.dumps({
+    "own": [name for name in sys.argv[1:] if utils._matches_machine_hostname(name)],
+    "several": [utils._get_local_addr(name, 2) for name in sys.argv[1:]],
+    "one": [utils._get_local_addr(name, 1) for name in sys.argv[1:]],
+    "order": sorted(["n10", "n9i", "n9", "r2n10", "n", "10", "n9.cluster", "r10n1"],
+                    key=utils._natural_order),
+}))
+"""
+OWN = ["localhost", "127.0.0.1", "jwb0001", "jwb0001i", "10.10.0.1", "10.20.0.1"]
+FOREIGN = ["0.0.0.0", "jwb0002i", "10.20.0.2", "jwb0002", "unknown", "192.0.2.1"]
+
+
+def test_a_host_knows_a_second_address_of_its_network(
+    juelich: Cluster, patched: dict[str, str]
+) -> None:
+    """Of which the kernel never sends by itself."""
+    second = "10.20.0.101"
+    change = ("dev", "ib0")
+    juelich.run(["ip", "addr", "add", f"{second}/24", *change], host="jwb0001")
+    try:
+        told = {
+            host: json.loads(
+                juelich.run(
+                    ["python", "-c", TELL, second],
+                    host=host,
+                    env=ENVIRON | patched,
+                    check=True,
+                ).stdout
+            )
+            for host in ("jwb0001", "jwb0002")
+        }
+    finally:
+        juelich.run(["ip", "addr", "del", f"{second}/24", *change], host="jwb0001")
+    assert told["jwb0001"]["own"] == told["jwb0001"]["several"] == [second]
+    assert told["jwb0002"]["own"] == []
+    assert told["jwb0002"]["several"] == ["10.20.0.2"]
+
+
+def test_a_host_knows_its_own_names(juelich: Cluster, patched: dict[str, str]) -> None:
+    """Also where the kernel lets programs bind to addresses of other hosts."""
+    switch = ("sh", "-c", "echo $0 > /proc/sys/net/ipv4/ip_nonlocal_bind")
+    juelich.run([*switch, "1"], host="jwb0001", check=True)
+    try:
+        done = juelich.run(
+            ["python", "-c", TELL, *OWN, *FOREIGN],
+            host="jwb0001",
+            env=ENVIRON | patched,
+            check=True,
+        )
+    finally:
+        juelich.run([*switch, "0"], host="jwb0001", check=True)
+    told = json.loads(done.stdout)
+    assert told["own"] == OWN
+    slow, fast, alone = "10.10.0.1", "10.20.0.1", "127.0.0.1"
+    own = [slow, fast, slow, fast]
+    foreign = [fast, fast, slow, "", ""]
+    assert told["several"] == ["", "", *own, "", *foreign]
+    assert told["one"] == [alone, alone, *own, alone, *foreign]
+    assert told["order"] == [
+        *("10", "n", "n9", "n9.cluster", "n9i", "n10", "r2n10", "r10n1")
+    ]

@@ -1,0 +1,157 @@
+"""What depends on the release of torch, with ours and its own rendezvous; short."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from commands import (
+    DDP,
+    ENVIRON,
+    HPC,
+    NODES,
+    ONE_TASK,
+    SCRIPTS,
+    WORLD,
+    column,
+    own_lines,
+    read_workers,
+)
+from pages import block, replaced
+from steps import LATE, SOON, step
+from waiting import PATIENCE
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+    from testbed import Cluster
+
+FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
+
+
+@pytest.fixture(scope="module", params=["scheduler", "c10d"])
+def rendezvous(request: pytest.FixtureRequest) -> str:
+    """The option for our rendezvous, and for torch's own."""
+    return f"--hpc-rendezvous={request.param}"
+
+
+@pytest.fixture(scope="module")
+def world(unpadded: Cluster, rendezvous: str) -> subprocess.CompletedProcess[str]:
+    """Two workers on each node."""
+    options = (rendezvous, "--nproc_per_node=2")
+    return unpadded.srun("-N3", ONE_TASK, *HPC, *options, WORLD, env=FAST)
+
+
+@pytest.mark.release("ranks")
+def test_ranks(world: subprocess.CompletedProcess[str]) -> None:
+    assert world.returncode == 0, world.stderr
+    seen = read_workers(world)
+    names = ("RANK", "host", "GROUP_RANK", "SLURM_NODEID", "LOCAL_RANK", "WORLD_SIZE")
+    assert column(seen, *names) == [
+        (str(2 * node + local), name, str(node), str(node), str(local), "6")
+        for node, name in enumerate(NODES)
+        for local in range(2)
+    ]
+
+
+@pytest.mark.release("MASTER_ADDR")
+def test_the_master_address_is_a_number_of_the_fast_network(
+    world: subprocess.CompletedProcess[str],
+) -> None:
+    assert world.returncode == 0, world.stderr
+    seen = read_workers(world)
+    assert column(seen, "MASTER_ADDR") == [("10.20.0.1",)] * 6
+    assert len({worker["MASTER_PORT"] for worker in seen}) == 1
+
+
+@pytest.mark.release("interfaces")
+def test_interfaces(world: subprocess.CompletedProcess[str]) -> None:
+    """NCCL prefers ib0 by itself."""
+    assert world.returncode == 0, world.stderr
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    assert column(read_workers(world), *names) == [("ib0", "")] * 6
+
+
+@pytest.mark.release("elastic")
+def test_an_elastic_range(unpadded: Cluster) -> None:
+    """Two of the nodes, and then all; it is always torch's own rendezvous."""
+    for nodes, last_call_s in (NODES[1:], 2), (NODES, PATIENCE):
+        conf = f"--rdzv_conf=last_call_timeout={last_call_s}"
+        options = ("--nnodes=2:3", conf)
+        places = ("-N", str(len(nodes)), "-w", ",".join(nodes))
+        done = unpadded.srun(*places, ONE_TASK, *HPC, *options, WORLD, env=ENVIRON)
+        assert done.returncode == 0, done.stderr
+        address = f"10.10.0.{1 + NODES.index(nodes[0])}"
+        assert column(read_workers(done), "RANK", "host", "MASTER_ADDR") == [
+            (str(rank), name, address) for rank, name in enumerate(nodes)
+        ]
+
+
+@pytest.mark.release("elastic")
+@pytest.mark.parametrize("host", ["n9", "n10"])
+def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
+    """It has no scheduler; the first one is a step of one node, with a typed range."""
+    options = ("--nnodes=1:2", f"--rdzv_conf=last_call_timeout={PATIENCE}")
+    first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=FAST)
+    try:
+        assert first.stderr is not None
+        told = next(line for line in first.stderr if "HPC001" in line)
+        where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
+        assert where, told
+        mine = {"jwb0001i:26058": where[2], "123456.0": where[1]}
+        mine |= {"main.py": f"{options[1]} {WORLD}"}
+        line = replaced(block("docs/plan.md", "--nnodes=1:2").text, mine)
+        second = unpadded.run(["bash", "-c", line], host=host, env=ENVIRON)
+        out, err = first.communicate(timeout=60)
+    finally:
+        unpadded.end(first)
+    assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
+    assert column(read_workers(out + second.stdout), "RANK", "host", "MASTER_ADDR") == [
+        ("0", "n9", "10.20.0.1"),
+        ("1", host, "10.20.0.1"),
+    ]
+    # On the same node the port is taken, and by whom.
+    joined = [line for line in own_lines(second.stderr) if "HPC156" in line]
+    assert len(joined) == (host == "n9"), second.stderr
+
+
+@pytest.mark.release("hostile")
+def test_a_program_in_the_store_of_torchs_rendezvous(
+    unpadded: Cluster, tmp_path: Path
+) -> None:
+    """While a node is missing; it is not run, and the others say what is wrong."""
+    marker = tmp_path / "marker"
+    options = ("--hpc-rendezvous=c10d", "--rdzv_id=7")
+    spoil = (sys.executable, str(SCRIPTS / "spoil.py"), "torch.rendezvous.7")
+    command = LATE.format(node=2) + " ".join([*HPC, *options, WORLD])
+    with step(unpadded, "sh", "-c", command) as job:
+        seen = job.says(r"rendezvous at n9:\d+")
+        (port,) = re.findall(r"rendezvous at n9:(\d+)", seen)
+        time.sleep(2)
+        unpadded.run([*spoil, "10.10.0.1", port, marker], env=ENVIRON, check=True)
+        for host in "n9", "n10":
+            assert job.agent(host, "wait", "20") != "alive", job.output
+        job.says("HPC085")
+    assert not marker.exists()
+    assert any("HPC085" in line for line in own_lines(job.output)), job.output
+    assert "Traceback" not in job.output
+
+
+@pytest.mark.release("signals")
+def test_a_signal_while_torchs_rendezvous_waits(unpadded: Cluster) -> None:
+    command = LATE.format(node=2) + " ".join([*HPC, "--hpc-rendezvous=c10d", WORLD])
+    with step(unpadded, "sh", "-c", command) as job:
+        job.says("HPC084")
+        for host in "n10", "n9":
+            assert float(job.agent(host, "SIGTERM")) < SOON
+
+
+@pytest.mark.release("training")
+def test_training(unpadded: Cluster) -> None:
+    done = unpadded.srun("-N2", ONE_TASK, *HPC, DDP, env=FAST)
+    assert done.returncode == 0, done.stderr
+    assert "loss after 50 steps: " in done.stdout
