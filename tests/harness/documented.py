@@ -23,7 +23,7 @@ NOT_RUN = "Not run by the tests: "
 
 @dataclass(frozen=True)
 class Run:
-    """How tests/more/documentation/test_documentation.py runs a block, or a command of it.
+    """How test_documentation.py runs a block, or a command of it.
 
     Attributes:
         where: It is typed in a job, submitted as a job's script, or typed on machines
@@ -137,7 +137,9 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "--nproc_per_node=gpu": "tests/more/faults/test_doctor.py::test_a_bad_link",
         "monday.json": "tests/more/faults/test_doctor.py::test_a_healthy_cluster",
     },
-    "docs/dry-run.md": {"--hpc-dry-run": "tests/more/launchers/test_dry_run.py::test_table"},
+    "docs/dry-run.md": {
+        "--hpc-dry-run": "tests/more/launchers/test_dry_run.py::test_table",
+    },
     "docs/frameworks.md": {
         "--ntasks-per-node=1": [Run("job", AGENTS, 4, TWO)],
         "--ntasks-per-node=4": [Run("job", "2 nodes x 4 tasks", 8, options=TASKS)],
@@ -228,7 +230,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "patches/README.md": {
         "main.py": "tests/more/patches/test_patches.py::"
             "test_stock_torchrun_works_over_the_fast_network",
-        "printenv": "tests/more/patches/test_patches.py::test_the_address_that_is_shown",
+        "printenv": "tests/more/patches/test_patches.py"
+            "::test_the_address_that_is_shown",
     },
 }  # fmt: skip
 

@@ -8,14 +8,18 @@ A test types what a user types behind the hosts::
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands import ENVIRON
+from commands import ENVIRON, NODES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from testbed import Cluster
 
 # Where install.sh puts what comes from PyPI: the programs have the same names.
@@ -130,7 +134,7 @@ def missing(launcher: Launcher) -> str | None:
 
 
 def once(mpi: Launcher, nodes: int = 3) -> list[str]:
-    """What a user types for one task on each node."""
+    """Return what a user types for one task on each node."""
     if mpi in OPENMPI:
         return ["-np", str(nodes), "--map-by", "ppr:1:node"]
     return ["-n", str(nodes), "-ppn", "1"]
@@ -145,7 +149,17 @@ def run(  # noqa: PLR0913
     on: str = "n9",
     environ: Mapping[str, str] = ENVIRON,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a launcher on a host; Open MPI is told how many slots each host has."""
+    """Run a launcher on a host; Open MPI is told how many slots each host has.
+
+    Args:
+        bare: The cluster.
+        mpi: The launcher.
+        *words: What follows its beginning.
+        hosts: The nodes.
+        slots: Of each node.
+        on: Where it runs.
+        environ: As for `Cluster.run`.
+    """
     if mpi in OPENMPI:
         hosts = tuple(f"{host}:{slots}" for host in hosts)
     command = [*mpi.command(bare, *hosts), *words]

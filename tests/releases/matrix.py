@@ -3,9 +3,10 @@
     python tests/releases/matrix.py [--print] [RELEASE ...]
 
 Each release gets an environment of its own, which is removed in the end. There the
-tests of `UNIT` run, and those of tests/more and tests/releases with the marker ``release``, which names
-the checks that a test belongs to. What came out goes into the table of
-docs/compatibility.md, in the rows of these releases; with --print only to the terminal.
+tests of `UNIT` run, and those of tests/more and tests/releases with the marker
+``release``, which names the checks that a test belongs to. What came out goes into the
+table of docs/compatibility.md, in the rows of these releases; with --print only to the
+terminal.
 The exit code is 1 if a check failed or could not run.
 """
 

@@ -1,6 +1,6 @@
 """What the documentation tells to type is typed as it stands there, on a small cluster.
 
-How each block is run, and which other tests run blocks, is in tests/harness/documented.py.
+How each block is run, and which other tests run blocks, is in harness/documented.py.
 """
 
 from __future__ import annotations

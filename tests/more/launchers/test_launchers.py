@@ -25,6 +25,8 @@ from launchers import (
     OPENMPI_4,
     OPENMPI_5,
     Launcher,
+    once,
+    run,
 )
 from waiting import PATIENCE
 
