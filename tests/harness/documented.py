@@ -81,6 +81,9 @@ PBS = {
     "PBS_JOBID": "7.pbs", "PBS_NODEFILE": "HOSTFILE", "PBS_ENVIRONMENT": "PBS_BATCH"
 }  # fmt: skip
 SPARE = TWO | {"--hpc-spares=2": "--hpc-spares=1"}
+# A line whose subject is an option: one node is enough.
+ONE = ("--nodes=1", "--ntasks-per-node=1")
+ON_ONE = "1 node, 2 workers"
 WITH_ONE = "2 nodes and 1 spare, 2 workers on this one, "
 
 CI = ".ci/run"
@@ -103,7 +106,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
                 TWO | {"-n 4": "-n 2", "--cpu-bind none ": ""}, environ=PBS,
                 line="mpiexec"),
             Run("Open MPI 4", f"{AGENTS}Open MPI", 4,
-                TWO | {"-np 4": "-np 2 --host n9:2,n10:2"}, line="mpirun"),
+                TWO | {"-np 4": "-np 2 --host n9:8,n10:8"}, line="mpirun"),
             Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
                 hosts=("n9", "n10"),
                 line="python -m torchrun_hpc --nproc_per_node=gpu --nnodes"),
@@ -121,7 +124,9 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "pip install .": "tests/more/dropin/test_package.py::environment",
     },
     "docs/binding.md": {
-        "--hpc-bind=gpu": [Run("job", AGENTS, 4, TWO, prints="HPC221 .*evenly")]
+        "--hpc-bind=gpu": [
+            Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC221 .*evenly")
+        ]
     },
     "docs/centres.md": {
         "torchrun_hpc.sites here": SITES,
@@ -175,13 +180,17 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         ],
     },
     "docs/patches.md": {
-        "--hpc-without-patches": [Run("job", AGENTS, 4, TWO, prints="HPC089")]
+        "--hpc-without-patches": [
+            Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC089")
+        ]
     },
     "docs/plan.md": {
         "--nnodes=1:2":
             "tests/releases/test_releases.py::test_a_second_agent_joins_by_hand"
     },
-    "docs/preload.md": {"--hpc-preload=torch": [Run("job", AGENTS, 4, TWO)]},
+    "docs/preload.md": {
+        "--hpc-preload=torch": [Run("job", ON_ONE, 2, TWO, options=ONE)]
+    },
     "docs/signals.md": {
         "#SBATCH":
             "tests/more/faults/test_signals.py::test_a_signal_ahead_of_the_end_of_the_job",
@@ -206,7 +215,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/stacks.md": {
         "--jobid=N": "tests/more/faults/test_stacks.py::stalled",
-        "--hpc-stall-report": [Run("job", AGENTS, 4, TWO)],
+        "--hpc-stall-report": [Run("job", ON_ONE, 2, TWO, options=ONE)],
     },
     "docs/untested.md": {
         "--hpc-dry-run": [
@@ -236,9 +245,20 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
 }  # fmt: skip
 
 
+def _typed(run: Run, block: Block) -> frozenset[str]:
+    """Return what is typed, line by line, without comments and the script's name."""
+    text = re.sub(r"\\\n\s*", "", run.text(block)).replace("train.py", "main.py")
+    lines = (" ".join(line.partition(" #")[0].split()) for line in text.splitlines())
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
 def runs() -> list[tuple[str, Run, Block]]:
-    """Return what is run here, each with its page and words."""
-    return [
+    """Return what is run here, each with its page and words.
+
+    What is typed again in the same place, on this page or another, is run once: all of
+    its lines are among those of one run.
+    """
+    every = [
         (f"{page}: {words} {run.line or run.where}", run, block)
         for page, entries in BLOCKS.items()
         for words, entry in entries.items()
@@ -246,3 +266,12 @@ def runs() -> list[tuple[str, Run, Block]]:
         for run in entry
         for block in found(page, words)
     ]
+    places: dict[object, list[frozenset[str]]] = {}
+    once = []
+    for name, run, block in sorted(every, key=lambda each: -len(_typed(*each[1:]))):
+        place = (run.where, run.options, run.hosts, *run.environ.items())
+        typed = _typed(run, block)
+        if not any(typed <= other for other in places.setdefault(place, [])):
+            places[place].append(typed)
+            once.append((name, run, block))
+    return once

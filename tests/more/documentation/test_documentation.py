@@ -59,7 +59,7 @@ def on_machines(bare: Cluster, run: Run, text: str, folder: Path) -> Ended:
     """Type it on each of the machines, where that is told with the machine's rank."""
     environ = ENVIRON | run.environ
     if run.where in MPI:
-        require(launchers.missing())
+        require(launchers.missing(MPI[run.where]))
         environ = environ | {"PATH": MPI[run.where].install(bare, folder)}
     programs = [
         bare.popen(
@@ -121,7 +121,7 @@ def test_a_first_session() -> None:
     assert typed[0] == "make cluster\n"
     assert all(text.startswith("srun ") for text in typed[1:])
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "cluster" / "shell.py"],
+        [sys.executable, ROOT / "tests" / "harness" / "shell.py"],
         # Or srun would read what is typed after it.
         input="".join(f"{{ {text} }} < /dev/null\n" for text in typed[1:]),
         stdout=subprocess.PIPE,
