@@ -5,6 +5,8 @@ A cluster is started by the first test that asks for it.
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -14,9 +16,10 @@ import testbed
 from commands import ENVIRON, FORMS, JUELICH, require
 from launchers import LAUNCHERS
 from testbed import Cluster
+from waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from launchers import Launcher
 
@@ -72,3 +75,33 @@ def mpi(request: pytest.FixtureRequest) -> Launcher:
     chosen: Launcher = request.param
     require(launchers.missing(chosen))
     return chosen
+
+
+NOBODY = 65534  # user and group
+
+
+@pytest.fixture
+def as_nobody() -> Callable[..., object]:
+    """Call functions as another user, in a fork; return what they return."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+
+    def call(function: Callable[..., object], *args: object) -> object:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(PATIENCE)
+                os.setgroups([])
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+                os.write(writing, json.dumps(function(*args)).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            text = answer.read()
+        os.waitpid(child, 0)
+        return json.loads(text)
+
+    return call

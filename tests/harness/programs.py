@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,6 +43,6 @@ def run_python(*args, cwd, environ=None, path=(), before=()):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
