@@ -1,11 +1,8 @@
-"""One command trains where the management network is closed; the others do not."""
+"""What others make of a closed management network; for ours see core/test_slurm.py."""
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,87 +18,12 @@ from commands import (
     STOCK,
     WORLD,
     column,
-    lines,
     read_workers,
 )
-from waiting import PATIENCE
-
 if TYPE_CHECKING:
     from testbed import Cluster
 
 DDP = "examples/ddp.py"
-
-
-def loss_of(output: str) -> float:
-    (loss,) = re.findall(r"loss after \d+ steps: ([0-9.]+)", output)
-    return float(loss)
-
-
-@pytest.fixture(scope="module")
-def reference() -> float:
-    """Train in one process, without any launcher."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, DDP],
-        cwd=ROOT,
-        env=os.environ | alone | {"MASTER_PORT": "0", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    return loss_of(done.stdout)
-
-
-def test_one_command_trains(juelich: Cluster, reference: float) -> None:
-    foreign = juelich.foreign_bytes("eth0")
-    before = juelich.counters()
-    done = juelich.srun(
-        "-N3", ONE_TASK, *HPC, "--nproc_per_node=2", DDP, env=JUELICH, cwd=ROOT
-    )
-
-    assert done.returncode == 0, done.stderr
-    pairs = re.findall(r"rank (\d) of 6 on (\w+)", done.stdout)
-    assert sorted(pairs) == [
-        ("0", "jwb0001"),
-        ("1", "jwb0001"),
-        ("2", "jwb0002"),
-        ("3", "jwb0002"),
-        ("4", "jwb0003"),
-        ("5", "jwb0003"),
-    ]
-    assert loss_of(done.stdout) == pytest.approx(reference, rel=1e-4)
-    assert len(done.stdout.splitlines()) == 7, done.stdout
-    assert len(lines(done.stderr)) == 1, done.stderr
-
-    # Nothing but Slurm over the management network, all the rest over the fast one.
-    # The training alone moves the gradients of 1,153 parameters 50 times.
-    assert juelich.foreign_bytes("eth0") == foreign
-    after = juelich.counters()
-    for host in juelich.names:
-        for moved, was in zip(after[host]["ib0"], before[host]["ib0"], strict=True):
-            assert moved - was > 50 * 1153 * 4
-
-
-def test_a_clean_start_is_one_line(juelich: Cluster) -> None:
-    """The script's output is the script's, byte for byte, and torch says nothing."""
-    text = "print('to stdout')"
-    script = f"import sys; {text}; print('to stderr', file=sys.stderr)"
-    done = juelich.srun(
-        "-N3", ONE_TASK, *HPC, "--nproc_per_node=2", "--no-python",
-        "python", "-c", script, env=JUELICH,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "to stdout\n" * 6
-    stderr = lines(done.stderr)
-    assert stderr.count("to stderr") == 6
-    (line,) = [line for line in stderr if line != "to stderr"]
-    assert re.fullmatch(
-        r"torchrun_hpc: HPC001 3 nodes, 2 workers on this one, Slurm \d+\.0, "
-        r"scheduler rendezvous at jwb0001i:2\d{4} \(10\.20\.0\.1\), "
-        r"interface ib0, site jsc",
-        line,
-    )
 
 
 @pytest.mark.parametrize("suffix", ["", "i"])
