@@ -20,6 +20,7 @@ from commands import (
     column,
     read_workers,
 )
+
 if TYPE_CHECKING:
     from testbed import Cluster
 
