@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -17,14 +15,14 @@ ALL = os.sched_getaffinity(0)
 LAST = Share((max(ALL),), "", "")
 OFFLINE = Share((4000,), "", "")  # as one that has gone offline
 
-PRINT = "import os; print(*os.sched_getaffinity(0))"
 
-
-def of_a_child():
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT], capture_output=True, check=True
-    )
-    return {int(cpu) for cpu in done.stdout.split()}
+def of_what_is_started():
+    """Return where a new thread may run: processes inherit the same from a thread."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def of_another_thread(release, started, found):
@@ -56,11 +54,11 @@ def _all_again():
     os.sched_setaffinity(0, ALL)
 
 
-def test_a_process_that_is_started_meanwhile(other_thread):
+def test_what_is_started_meanwhile(other_thread):
     with affinity.bound(LAST, "worker"):
-        assert of_a_child() == set(LAST.cpus)
+        assert of_what_is_started() == set(LAST.cpus)
     assert os.sched_getaffinity(0) == ALL
-    assert of_a_child() == ALL
+    assert of_what_is_started() == ALL
     assert other_thread() == ALL
 
 
@@ -72,7 +70,7 @@ def test_an_error_meanwhile():
 
 def test_cpus_that_are_offline(capsys):
     with affinity.bound(OFFLINE, "the worker of local rank 1"):
-        assert of_a_child() == ALL
+        assert of_what_is_started() == ALL
     assert capsys.readouterr().err == (
         "torchrun_hpc: warning: HPC223 the worker of local rank 1 on "
         f"{socket.gethostname()} is not bound to CPUs 4000, of which none is left to "

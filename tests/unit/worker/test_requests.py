@@ -6,8 +6,8 @@ import errno
 import os
 import signal
 import socket
-import subprocess
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -84,11 +84,15 @@ def answered():
         yield make
 
 
-def test_a_worker_that_ends(answered):
+def test_a_worker_that_ends(answered, monkeypatch):
     worker, server = answered(b"started 4711")
     assert (worker.pid, worker.poll(), worker.returncode) == (4711, None, None)
-    with pytest.raises(subprocess.TimeoutExpired):
-        worker.wait(0.01)
+    passed = []
+    clock = SimpleNamespace(monotonic=lambda: sum(passed), sleep=passed.append)
+    monkeypatch.setattr(requests, "time", clock)
+    with pytest.raises(requests.subprocess.TimeoutExpired):
+        worker.wait(20)
+    assert 20 < sum(passed) < 21
     server.send(b"-15")
     assert (worker.wait(), worker.poll(), worker.wait(0)) == (-15, -15, -15)
 
@@ -121,13 +125,13 @@ def test_no_fork_server():
         ForkedWorker(["python"], ours, lambda: None)
 
 
-def test_a_signal():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with subprocess.Popen(["sleep", "60"]) as program, ours, theirs:
-        theirs.send(b"started %d" % program.pid)
-        worker = ForkedWorker(["sleep"], ours, lambda: None)
-        worker.send_signal(signal.SIGTERM)
-        assert program.wait() == -signal.SIGTERM
-        theirs.send(b"-15")
-        worker.send_signal(signal.SIGTERM)  # nobody has its number any more
-        assert worker.poll() == -signal.SIGTERM
+def test_a_signal(answered, monkeypatch):
+    killed = []
+    monkeypatch.setattr(requests.os, "kill", lambda *args: killed.append(args))
+    worker, server = answered(b"started 4711")
+    worker.send_signal(signal.SIGTERM)
+    assert killed == [(4711, signal.SIGTERM)]
+    server.send(b"-15")
+    worker.send_signal(signal.SIGTERM)  # nobody has its number any more
+    assert killed == [(4711, signal.SIGTERM)]
+    assert worker.poll() == -signal.SIGTERM

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
-from programs import ROOT
+from programs import run_python
 
 from torchrun_hpc.worker.parent import end_with_parent
 
@@ -42,16 +40,11 @@ def test_the_agent_may_look_at_it(agent, tmp_path):
     if shutil.which("strace") is None:
         pytest.skip("strace shows what the kernel is asked for, and is not installed")
     trace = tmp_path / "trace"
-    done = subprocess.run(
-        [
-            *("strace", "-f", "-e", "trace=prctl", "-e", "signal=none", "-o", trace),
-            *(sys.executable, "-c", FORKS, *([] if agent is None else [str(agent)])),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    options = ("-f", "-e", "trace=prctl", "-e", "signal=none", "-o", trace)
+    done = run_python(
+        *("-c", FORKS, *([] if agent is None else [str(agent)])),
+        cwd=tmp_path,
+        before=("strace", *options),
     )
     assert done.returncode == 0, done.stderr
     parent, child, status = map(int, done.stdout.split())

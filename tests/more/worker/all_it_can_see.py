@@ -1,3 +1,5 @@
+# As a user writes a script.
+# ruff: noqa: PTH109, PTH110, PTH123, PTH208, SIM115
 """Print, as JSON, what a program can see of its process, of Python, and of itself."""
 
 import ctypes

@@ -1,9 +1,4 @@
-"""Start a script by exec and by fork, as an agent does, and print what each did.
-
-    python both_forms.py PREPARATION WORD ...
-
-PREPARATION is run before; the words are a script, or -m and a module, and arguments.
-"""
+"""A script is started by exec and by fork, as an agent does it."""
 
 from __future__ import annotations
 
@@ -25,13 +20,18 @@ from torchrun_hpc.worker.parent import end_with_parent
 INPUT = "one line\nand another\n"
 
 
-def main():
+def main(preparation, words, scripts=()):
+    """Print, as JSON, what each form of each script did.
+
+    Args:
+        preparation: Python that is run before.
+        words: A script, or -m and a module, and arguments.
+        scripts: Texts of the script, one after the other; none if it is there.
+    """
     streams.open_closed()
-    preparation, *words = sys.argv[1:]
     space = {"stdout": "", "os": os}  # stdout: of the worker, if it is not to be read
     exec(preparation, space)  # noqa: S102
-    preload = Preload(("decimal",), Setting("decimal", "--hpc-preload"))
-    preloaded = Preloaded(preload)
+    preloaded = Preloaded(Preload(("decimal",), Setting("decimal", "--hpc-preload")))
     try:
         preloaded.start(words)
     except SplitOff as split:
@@ -40,8 +40,13 @@ def main():
         preloaded.check(os.environ, is_reporter=True)
         assert preloaded.problem is None, preloaded.problem
         command = [sys.executable, "-u", *words]
-        forms = [by_exec, preloaded.fork]
-        json.dump([result(f, command, space["stdout"]) for f in forms], sys.stdout)
+        found = []
+        for text in scripts or [None]:
+            if text is not None:
+                Path(words[-1]).write_text(text, "latin-1")
+            forms = by_exec, preloaded.fork
+            found.append([result(form, command, space["stdout"]) for form in forms])
+        json.dump(found, sys.stdout)
         return
     serve()
 
@@ -61,11 +66,7 @@ def result(start, command, stdout):
         output.touch()
         with Path(stdout or output).open("wb") as out, error.open("wb") as err:
             worker = start(command, dict(os.environ), out, err)
-        worker.wait(60)
+        worker.wait()
         texts = [path.read_text() for path in (output, error)]
     address = re.compile("0x[0-9a-f]+")
     return [worker.returncode, *(address.sub("0x", text) for text in texts)]
-
-
-if __name__ == "__main__":
-    main()

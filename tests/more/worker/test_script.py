@@ -68,7 +68,7 @@ SCRIPTS = {
     "with a context": ("try:\n    1 / 0\nexcept Exception:\n    [][0]", 1),
     "with a note": ("e = ValueError()\ne.__notes__ = ['on rank 3']\nraise e", 1),
     "no Python": ("if True:\nprint(1)", 1),
-    "latin-1": (b"# coding: latin-1\nprint(ascii('\xff'))", 0),
+    "latin-1": ("# coding: latin-1\nprint(ascii('\xff'))", 0),
     "it exits": ("import sys\nsys.exit(17)", 17),
     "with a text": ("import sys\nsys.exit('no data')", 1),
     "with nothing": ("import sys\nsys.exit()", 0),
@@ -91,20 +91,17 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_how_a_script_ends(in_both_forms, tmp_path, script):
-    text, code = SCRIPTS[script]
-    text = text if isinstance(text, bytes) else text.encode()
-    (tmp_path / "script.py").write_bytes(text + b"\n")
-    by_exec, by_fork = in_both_forms("script.py")
-    assert by_exec[0] == code, by_exec
-    assert by_fork == by_exec
+def test_how_a_script_ends(in_both_forms):
+    texts = tuple(f"{text}\n" for text, _ in SCRIPTS.values())
+    forms = in_both_forms("script.py", scripts=texts)
+    for name, (by_exec, by_fork) in zip(SCRIPTS, forms, strict=True):
+        assert by_exec[0] == SCRIPTS[name][1], (name, by_exec)
+        assert by_fork == by_exec, name
 
 
-def test_a_fault_in_c(in_both_forms, tmp_path):
+def test_a_fault_in_c(in_both_forms):
     text = "import ctypes, faulthandler\nfaulthandler.enable()\nctypes.string_at(0)\n"
-    (tmp_path / "script.py").write_text(text)
-    by_exec, by_fork = in_both_forms("script.py")
+    ((by_exec, by_fork),) = in_both_forms("script.py", scripts=(text,))
     assert by_exec[0] == by_fork[0] == -signal.SIGSEGV
     # That remains: the launcher is below the script.
     assert by_fork[2].splitlines()[:5] == by_exec[2].splitlines()[:5]

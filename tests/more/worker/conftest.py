@@ -1,0 +1,49 @@
+"""Scripts that are started by exec and by fork."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from forks import Forks
+from programs import run_python
+
+BEGIN = f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+from both_forms import main
+sys.path.pop()
+"""
+
+
+@pytest.fixture(scope="session")
+def forks():
+    with Forks(BEGIN) as started:
+        yield started
+
+
+@pytest.fixture
+def in_both_forms(tmp_path, forks):
+    """Run words, return code, stdout and stderr by exec, and the same by fork.
+
+    With other variables, or something closed, Python is started for it.
+    """
+
+    def run(*words, preparation="", scripts=(), environ=None, closed=""):
+        program = f"main({preparation!r}, {words!r}, {scripts!r})"
+        if environ or closed:
+            done = run_python(
+                *("-c", BEGIN + program),
+                cwd=tmp_path,
+                environ={**os.environ, **(environ or {})},
+                before=["sh", "-c", f'exec "$0" "$@" {closed}'],
+            )
+        else:
+            done = forks.run(program, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        return found if scripts else found[0]
+
+    return run
