@@ -4,7 +4,7 @@ set -eu
 
 BIN=$(cd "$1" && pwd)
 PATH=$BIN:$PATH
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 pip install --quiet --requirement requirements-frameworks.txt
 
 # The wheels of torchvision are built for CUDA. Beside a torch for CPUs their compiled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -40,6 +42,7 @@ def main() -> None:
         steps=steps,
         environment=accelerator.distributed_type.value,
     )
+    time.sleep(0.2)  # gloo's threads outlive it: see examples/ddp.py
     accelerator.end_training()
 
 

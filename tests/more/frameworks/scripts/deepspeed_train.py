@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import deepspeed
 import torch
 from deepspeed import comm
@@ -40,6 +42,7 @@ def main() -> None:
         steps=engine.global_steps,
         environment=torch.distributed.get_backend(),
     )
+    time.sleep(0.2)  # gloo's threads outlive it: see examples/ddp.py
     comm.destroy_process_group()
 
 
