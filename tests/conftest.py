@@ -14,6 +14,7 @@ import launchers
 import pytest
 import testbed
 from commands import ENVIRON, FORMS, JUELICH, require
+from hypothesis import HealthCheck, settings
 from launchers import LAUNCHERS
 from testbed import Cluster
 from waiting import PATIENCE
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from launchers import Launcher
+
+# A busy machine is no failure. Otherwise as before: CI has a profile of its own.
+settings.register_profile(
+    "patient",
+    settings.default,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("patient")
 
 
 def pytest_configure() -> None:
