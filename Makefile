@@ -3,7 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-PYTEST := $(BIN)/python -m pytest -n 3
+# Prints what a tier has cost, at its end.
+TIER = $(BIN)/python tests/harness/tier.py $@ $(BIN)/python -m pytest -n 3
 
 .PHONY: demo test test-all lint unit core more docs cluster matrix patches-check
 .PHONY: benchmark clean
@@ -30,17 +31,17 @@ lint: .venv/installed
 	$(BIN)/lint-imports --no-cache
 
 unit: .venv/installed
-	$(PYTEST) tests/unit
+	$(TIER) tests/unit
 
 core: .venv/installed
 	tests/harness/install.sh
-	$(PYTEST) --dist loadgroup tests/core
+	$(TIER) --dist loadgroup tests/core
 
 # What takes long comes first: what is left at the end runs alone.
 MORE := $(patsubst %,tests/more/%,faults frameworks documentation launchers patches .)
 more: docs .venv/frameworks
 	tests/harness/install.sh all
-	$(PYTEST) --dist loadgroup --no-loadscope-reorder $(RERUNS) $(MORE)
+	$(TIER) --dist loadgroup --no-loadscope-reorder $(RERUNS) $(MORE)
 
 # The site of the documentation, in build/site.
 docs: .venv/docs
