@@ -64,17 +64,13 @@ NOT_FREED_BY = [{}, {"nnodes": "3"}, {"nnodes": "1:3"}, {"standalone": False}]
 
 
 @pytest.mark.parametrize("mode", REFUSED)
-@pytest.mark.parametrize("options", NOT_FREED_BY)
-def test_refused_mode(mode, options):
+def test_refused_mode(mode):
     job, code, message = REFUSED[mode]
-    error = refused(code, message, job=job, options=options)
-    assert SRUN in str(error)
-    assert error.everywhere
-
-
-@pytest.mark.parametrize("mode", REFUSED)
-def test_refused_mode_before_the_options_are_known(mode):
-    job, code, message = REFUSED[mode]
+    for options in NOT_FREED_BY:
+        error = refused(code, message, job=job, options=options)
+        assert SRUN in str(error), options
+        assert error.everywhere, options
+    # And before the options are known.
     error = refusal(job)
     if job.has_several_tasks:  # each may be a worker: the options decide
         assert error is None
@@ -179,12 +175,13 @@ def test_too_many_tasks_on_the_first_of_the_jobs_nodes(case):
 
 
 @pytest.mark.parametrize("mode", REFUSED)
-@pytest.mark.parametrize("options", FREED_BY)
-def test_one_node_may_be_typed_in_a_refused_mode(mode, options):
-    plan = planned(job=REFUSED[mode][0], options=options)
-    assert (plan.world.nodes, plan.world.node_rank, plan.world.workers) == (1, 0, 2)
-    assert plan.rendezvous.listen == ("127.0.0.1", 0)
-    assert not plan.ranks_follow_scheduler
+def test_one_node_may_be_typed_in_a_refused_mode(mode):
+    for options in FREED_BY:
+        plan = planned(job=REFUSED[mode][0], options=options)
+        world = (plan.world.nodes, plan.world.node_rank, plan.world.workers)
+        assert world == (1, 0, 2), options
+        assert plan.rendezvous.listen == ("127.0.0.1", 0), options
+        assert not plan.ranks_follow_scheduler, options
 
 
 ACCEPTED = {
@@ -404,18 +401,18 @@ AGENTS = [
 AND_VALUES = [option.replace("=", " ", 1) for option in AGENTS if "=" in option]
 
 
-@pytest.mark.parametrize("option", [*AGENTS, "-r 3", "-t 3", *AND_VALUES])
-@pytest.mark.parametrize("spelled", ["-", "_"])
 @pytest.mark.parametrize("before", ["", "--nproc-per-node=1 ", "-m "])
-def test_an_option_of_the_agent_is_refused_by_name(before, spelled, option):
-    name, separator, value = re.fullmatch("([^= ]+)([= ]?)(.*)", option).groups()
-    name = name[:2] + name[2:].replace("-", spelled)
-    with pytest.raises(LaunchError) as caught:
-        direct(f"{before}{name}{separator}{value} train.py")
-    assert caught.value.code == "HPC134"
-    assert caught.value.everywhere
-    assert str(caught.value).startswith(name)
-    assert str(caught.value).endswith("once on each node: srun launcher")
+def test_an_option_of_the_agent_is_refused_by_name(before):
+    for option in (*AGENTS, "-r 3", "-t 3", *AND_VALUES):
+        name, separator, value = re.fullmatch("([^= ]+)([= ]?)(.*)", option).groups()
+        for spelled in name, name[:2] + name[2:].replace("-", "_"):
+            line = f"{before}{spelled}{separator}{value} train.py"
+            with pytest.raises(LaunchError) as caught:
+                direct(line)
+            assert caught.value.code == "HPC134", line
+            assert caught.value.everywhere, line
+            assert str(caught.value).startswith(spelled), line
+            assert str(caught.value).endswith("once on each node: srun launcher"), line
 
 
 def test_every_option_of_torchrun_is_allowed_or_refused():

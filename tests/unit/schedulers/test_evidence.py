@@ -108,20 +108,18 @@ def left_by(name):
     return environ
 
 
-@pytest.mark.parametrize(("real", "left"), PAIRS)
-def test_the_process_above_shows_whose_job_this_is(real, left):
-    """Wherever the names of hosts are of no help."""
+@pytest.mark.parametrize("real", JOBS | MPIRUN)
+def test_whose_job_this_is(real):
     job = (JOBS | MPIRUN)[real]
-    alone = found(job, {}, ancestors=job.ancestors)
+    above = {"ancestors": job.ancestors}
+    alone = found(job, {}, **above)
     assert not [text for text in alone if isinstance(text, str)]
-    assert found(job, left_by(left), ancestors=job.ancestors) == alone
-
-
-@pytest.mark.parametrize(("real", "left"), [p for p in PAIRS if p[0] != "salloc"])
-def test_the_host_shows_whose_job_this_is(real, left):
-    """In a container with process numbers of its own."""
-    job = (JOBS | MPIRUN)[real]
-    assert found(job, left_by(left)) == found(job, {})
+    for left in (left for one, left in PAIRS if one == real):
+        # The process above shows it, wherever the names of hosts are of no help.
+        assert found(job, left_by(left), **above) == alone, left
+        # In a container with process numbers of its own the host shows it.
+        if real != "salloc":
+            assert found(job, left_by(left)) == found(job, {}), left
 
 
 @pytest.mark.parametrize("left", LEFT["Slurm"])
@@ -140,7 +138,10 @@ def test_every_scheduler_is_in_these_tables():
 
 UNCLEAR = {
     "no host of either": {"host": "elsewhere"},
-    "a host of both": {"host": "dec0001"},
+    "a host of both": {
+        "host": "dec0001",
+        "files": {PBS_FILE: "dec0001\n", LSF_FILE: "batch\ndec0001\n"},
+    },
     "no file that can be read": {
         "host": "dec0001",
         "files": {},
@@ -150,29 +151,20 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("case", UNCLEAR)
-@pytest.mark.parametrize(("real", "left"), PAIRS)
-def test_what_nothing_decides_is_refused_by_name(real, left, case):
+def test_what_nothing_decides_is_refused_by_name(case):
     """Never by the order in which they are asked."""
-    job, about = (JOBS | MPIRUN)[real], UNCLEAR[case]
-    others = {
-        **left_by(left),
-        **(
-            {"SLURM_JOB_NODELIST": "dec[0001-0003]"} if case == "a host of both" else {}
-        ),
-    }
-    if case == "a host of both":
-        about = {
-            **about,
-            "files": {PBS_FILE: "dec0001\n", LSF_FILE: "batch\ndec0001\n"},
-        }
-        job = job._replace(
-            tasks=[({**e, **_slurms(e)}, hostname) for e, hostname in job.tasks]
-        )
-    for text in found(job, others, **about):
-        assert text.startswith("HPC142 there are variables of ")
-        assert job.family in text
-        assert f"unset ${{!{PREFIXES[job.family]}*}}" in text
-        assert text.isprintable()
+    about = UNCLEAR[case]
+    for real, left in PAIRS:
+        job, others = (JOBS | MPIRUN)[real], left_by(left)
+        if case == "a host of both":
+            others = others | {"SLURM_JOB_NODELIST": "dec[0001-0003]"}
+            tasks = [(environ | _slurms(environ), host) for environ, host in job.tasks]
+            job = job._replace(tasks=tasks)
+        for text in found(job, others, **about):
+            assert text.startswith("HPC142 there are variables of "), (real, left)
+            assert job.family in text, (real, left)
+            assert f"unset ${{!{PREFIXES[job.family]}*}}" in text, (real, left)
+            assert text.isprintable(), (real, left)
 
 
 ON_OTHER_NODES = {
@@ -257,16 +249,17 @@ TASKS = {
 
 
 @pytest.mark.parametrize("left", TASKS)
-@pytest.mark.parametrize("real", [name for name in JOBS if name != "jsrun"])
-def test_a_job_that_was_submitted_in_a_task_of_mpirun(real, left):
-    job = JOBS[real]
+def test_a_job_that_was_submitted_in_a_task_of_mpirun(left):
     leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
-    alone = found(job, {}, ancestors=job.ancestors)
-    assert found(job, leftovers, ancestors=job.ancestors) == alone
-    for environ, hostname in job.tasks:
-        process = Process(leftovers | environ, hostname, ancestors=job.ancestors)
-        cleaned = Process(environ, hostname, ancestors=job.ancestors)
-        assert of_process(process).task_rank == of_process(cleaned).task_rank
+    for real, job in JOBS.items():
+        if real == "jsrun":
+            continue
+        above = {"ancestors": job.ancestors}
+        assert found(job, leftovers, **above) == found(job, {}, **above), real
+        for environ, hostname in job.tasks:
+            process = Process(leftovers | environ, hostname, **above)
+            cleaned = Process(environ, hostname, **above)
+            assert of_process(process).task_rank == of_process(cleaned).task_rank, real
 
 
 @pytest.mark.parametrize("left", TASKS)
@@ -293,16 +286,16 @@ HIDDEN = {
 
 @pytest.mark.parametrize("case", HIDDEN)
 @pytest.mark.parametrize("left", TASKS)
-@pytest.mark.parametrize("real", ["srun", "sbatch", "an array"])
-def test_what_slurm_has_started_is_above_where_others_are_hidden(real, left, case):
+def test_what_slurm_has_started_is_above_if_others_are_hidden(left, case):
     names, pids = HIDDEN[case]
     leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
-    for environ, hostname in JOBS[real].tasks:
-        own = environ | {"SLURM_TASK_PID": "7"}
-        about = {"pid": 9, "ancestors": names, "ancestor_pids": pids}
-        alone = outcome(Process(own, hostname, **about))
-        assert not isinstance(alone, str)
-        assert outcome(Process(leftovers | own, hostname, **about)) == alone
+    for real in "srun", "sbatch", "an array":
+        for environ, hostname in JOBS[real].tasks:
+            own = environ | {"SLURM_TASK_PID": "7"}
+            about = {"pid": 9, "ancestors": names, "ancestor_pids": pids}
+            alone = outcome(Process(own, hostname, **about))
+            assert not isinstance(alone, str), real
+            assert outcome(Process(leftovers | own, hostname, **about)) == alone, real
 
 
 @pytest.mark.parametrize(
@@ -322,13 +315,15 @@ def test_a_launcher_in_a_batch_script_is_nearer(name, ancestors):
     assert outcome(process) == outcome(Process(environ, hostname))
 
 
-@pytest.mark.parametrize(("real", "left"), [p for p in PAIRS if p[0] != "salloc"])
-def test_what_is_weighed_stays_as_it_is(real, left):
-    environ, hostname = (JOBS | MPIRUN)[real].tasks[0]
-    process = Process(left_by(left) | environ, hostname, read=reader(FILES))
-    weighed = schedulers.weigh(process)
-    assert weighed.environ.items() < process.environ.items()
-    assert schedulers.weigh(weighed) is weighed
+def test_what_is_weighed_stays_as_it_is():
+    for real, left in PAIRS:
+        if real == "salloc":
+            continue
+        environ, hostname = (JOBS | MPIRUN)[real].tasks[0]
+        process = Process(left_by(left) | environ, hostname, read=reader(FILES))
+        weighed = schedulers.weigh(process)
+        assert weighed.environ.items() < process.environ.items(), (real, left)
+        assert schedulers.weigh(weighed) is weighed, (real, left)
 
 
 @pytest.mark.parametrize("name", MPIRUN)
@@ -355,14 +350,15 @@ TWO = [
 ]
 
 
-@pytest.mark.parametrize(("inner", "outer"), TWO)
-def test_a_launcher_in_a_task_of_another(inner, outer):
-    environ = TASKS[outer] | TASKS[inner]
-    process = Process(environ, "jwb0003", ancestors=LAUNCHED_BY[inner])
-    alone = Process(TASKS[inner], "jwb0003")
-    assert detected(process).scheduler == detected(alone).scheduler
-    text = outcome(Process(environ, "jwb0003"))
-    assert text.startswith("HPC142 there are variables of ")
+def test_a_launcher_in_a_task_of_another():
+    for inner, outer in TWO:
+        environ = TASKS[outer] | TASKS[inner]
+        process = Process(environ, "jwb0003", ancestors=LAUNCHED_BY[inner])
+        alone = Process(TASKS[inner], "jwb0003")
+        same = detected(process).scheduler == detected(alone).scheduler
+        assert same, (inner, outer)
+        text = outcome(Process(environ, "jwb0003"))
+        assert text.startswith("HPC142 there are variables of "), (inner, outer)
 
 
 # --- this process -------------------------------------------------------------------
