@@ -57,11 +57,16 @@ def reason_not_to_read() -> str:
 class Relay:
     """Passes on the stderr of the workers of this node.
 
+    Args:
+        clock: Returns the time in seconds since 1970.
+
     Attributes:
+        clock: The same.
         unread: Why it does not, as `reason_not_to_read`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
         self.unread = reason_not_to_read()
         self._pipes: dict[int, _Pipe] = {}  # by process number
 
@@ -73,7 +78,8 @@ class Relay:
                 the one that it would have; returns an object with a ``pid``.
             is_shown: Whether it is passed on; else it is read only.
         """
-        opened = None if self.unread and is_shown else _open_pipe(is_shown=is_shown)
+        is_read = not (self.unread and is_shown)
+        opened = _open_pipe(self.clock, is_shown=is_shown) if is_read else None
         if opened is None:
             return popen(None)
         pipe, writer = opened
@@ -135,7 +141,9 @@ class Relay:
         self._pipes.clear()
 
 
-def _open_pipe(*, is_shown: bool) -> tuple[_Pipe, int] | None:
+def _open_pipe(
+    clock: Callable[[], float], *, is_shown: bool
+) -> tuple[_Pipe, int] | None:
     """Open a pipe that is read; ``None`` if there can be no more files, or threads."""
     try:
         reader, writer = os.pipe()
@@ -144,7 +152,7 @@ def _open_pipe(*, is_shown: bool) -> tuple[_Pipe, int] | None:
     with contextlib.suppress(OSError, AttributeError):  # a user may have many
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _SIZE)  # new in Python 3.10
     try:
-        return _Pipe(reader, is_shown=is_shown), writer
+        return _Pipe(reader, clock, is_shown=is_shown), writer
     except RuntimeError:
         os.close(reader)
         os.close(writer)
@@ -160,9 +168,12 @@ class _Pipe:
         thread: Passes it on.
     """
 
-    def __init__(self, reader: int, *, is_shown: bool) -> None:
+    def __init__(
+        self, reader: int, clock: Callable[[], float], *, is_shown: bool
+    ) -> None:
         self.tail = bytearray()
         self.failed_at = 0.0
+        self._clock = clock
         self._reader = reader
         self._is_shown = is_shown
         self._lock = threading.Lock()  # held while it is read, and kept
@@ -247,5 +258,5 @@ class _Pipe:
         self.tail += piece
         del self.tail[:-KEPT]
         if b"Traceback " in piece or b"Fatal Python error" in piece:
-            self.failed_at = time.time()
+            self.failed_at = self._clock()
         return piece

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -86,7 +85,7 @@ class Watch:
         """Take note that torch looks now: if one has failed, it stops the others."""
         with self._lock:
             self.check()
-            self._stopped_since = time.time()
+            self._stopped_since = self._relay.clock()
 
     def none_was_stopped(self) -> None:
         """Take note that torch has looked, and that they run on."""
@@ -103,9 +102,9 @@ class Watch:
         with self._lock:
             if look:
                 self.check()
-            self._stopped_since = min(self._stopped_since, time.time())
+            self._stopped_since = min(self._stopped_since, self._relay.clock())
             if not (look and self.has_failed):
-                since = time.time() - _TEARDOWN
+                since = self._relay.clock() - _TEARDOWN
                 self._running = [
                     worker
                     for worker in self._running
@@ -146,7 +145,9 @@ class Watch:
 
         Its peers had failed of it, and so the agent stopped all.
         """
-        is_stopped = failure.code in TERMINATED and self._stopped_since <= time.time()
+        is_stopped = (
+            failure.code in TERMINATED and self._stopped_since <= self._relay.clock()
+        )
         if is_stopped and failure.time <= self._stopped_since:
             return replace(failure, code=_EXCEPTION)
         return failure

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +69,7 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
         node=worker.node,
         local_rank=worker.local_rank,
         code=code,
-        time=(words.is_traceback and failed_at) or time.time(),
+        time=(words.is_traceback and failed_at) or relay.clock(),
         cause=words.cause,
         lines=words.lines,
         log=worker.log,
