@@ -7,25 +7,24 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from commands import ENVIRON, ONE_TASK, SCRIPTS
-from waiting import PATIENCE
+from waiting import NEVER_S, PATIENCE, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from testbed import Cluster
 
 AGENT = [sys.executable, str(SCRIPTS / "agent.py")]
-# Seconds: one, and what a busy machine needs to end a Python that has imported torch.
-SOON = 4
-LATE = "test $SLURM_NODEID = {node} && exec sleep 60; exec "
+# What would end an agent otherwise is `NEVER_S`.
+SOON = PATIENCE
+LATE = f"test $SLURM_NODEID = {{node}} && exec sleep {NEVER_S}; exec "
 
 
 class Step:
-    """A step that runs beside the test."""
+    """A step that runs beside the test, on three nodes."""
 
     def __init__(self, cluster: Cluster, *argv: str) -> None:
         self.cluster = cluster
@@ -41,25 +40,52 @@ class Step:
         for line in self.program.stdout:
             self.output += line
 
-    def says(self, text: str, timeout: float = PATIENCE) -> str:
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds, as long as the step runs."""
+        until(lambda: condition() or self._has_ended(), lambda: self.output)
+        assert condition(), self.output
+
+    def _has_ended(self) -> bool:
+        ended = self.program.poll() is not None
+        if ended:
+            self._reader.join(PATIENCE)
+        return ended
+
+    def says(self, text: str) -> str:
         """Wait for a line with some text, and return all there is."""
-        end = time.monotonic() + timeout
-        while not re.search(text, self.output):
-            assert time.monotonic() < end, f"no {text!r} in:\n{self.output}"
-            assert self.program.poll() is None or text in self.output, self.output
-            time.sleep(0.05)
+        self.wait(lambda: re.search(text, self.output))
         return self.output
 
-    def end(self, timeout: float = 60) -> int:
+    def end(self) -> int:
         """Wait for its end, and return the exit code."""
-        code = self.program.wait(timeout)
-        self._reader.join(5)
-        return code
+        until(self._has_ended, lambda: self.output)
+        return self.program.returncode
 
     def agent(self, host: str, *args: str) -> str:
         """Do something to the agent on a node; see scripts/agent.py."""
         done = self.cluster.run([*AGENT, *args], host=host, env=ENVIRON, check=True)
         return done.stdout.strip()
+
+    def send(self, host: str, name: str) -> None:
+        """Send a signal to the agent on a node, and see that it ends."""
+        ended = self.agent(host, name, str(PATIENCE))
+        assert ended not in {"none", "alive"}, f"{host}: {ended}\n{self.output}"
+
+    def see_end(self, *hosts: str) -> None:
+        """See that the agents on some nodes end."""
+        for host in hosts:
+            ended = self.agent(host, "wait", str(PATIENCE))
+            assert ended != "alive", f"{host}: {ended}\n{self.output}"
+
+    def joins(self, host: str) -> None:
+        """Wait until the head node has answered the agent on a node."""
+        (port,) = set(
+            re.findall(r"rendezvous at \w+:(\d+)", self.says("rendezvous at"))
+        )
+        asked = ["ss", "-Htin", "state", "established", f"dport = :{port}"]
+        self.wait(
+            lambda: "bytes_received:" in self.cluster.run(asked, host=host).stdout
+        )
 
 
 @contextlib.contextmanager

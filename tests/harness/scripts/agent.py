@@ -1,9 +1,9 @@
 """Do something to the agent of torchrun_hpc on this node, and wait for its end.
 
-    agent.py SIGNAL|wait|pid [SECONDS]
+    agent.py SIGNAL|wait|pid|cpu [SECONDS]
 
 Prints the seconds from the signal to its end, "alive" if it is still there after
-SECONDS (10), "none" if there was no agent.
+SECONDS (240), "none" if there was no agent; or its number, or its CPU seconds so far.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ def agents() -> list[psutil.Process]:
 
 
 found = agents()
-limit = float(sys.argv[2]) if len(sys.argv) > 2 else 10
+limit = float(sys.argv[2]) if len(sys.argv) > 2 else 240
 if not found:
     sys.stdout.write("none\n")
     sys.exit()
 if sys.argv[1] == "pid":
     sys.stdout.write(f"{found[0].pid}\n")
+    sys.exit()
+if sys.argv[1] == "cpu":
+    sys.stdout.write(f"{sum(found[0].cpu_times()[:2])}\n")
     sys.exit()
 start = time.monotonic()
 if sys.argv[1] != "wait":

@@ -1,11 +1,11 @@
 """Somebody else's program: does to a job's ports whatever it can.
 
-    hostile.py SECONDS MARKER IDENTITY HOST:PORT…
+    hostile.py MARKER IDENTITY HOST:PORT…
 
 Sends garbage and a gigabyte, holds connections open, pretends to be an agent of the
 launch of that id, and where it finds a store, overwrites, deletes and appends to
 all its keys, with pickles that would create the file MARKER if anybody loaded them.
-Says how much of that it did.
+Says how much of that it did, and then holds its connections until it is ended.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import signal
 import socket
 import sys
 import threading
-import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import TCPStore
-
 from torchrun_hpc.rendezvous.protocol import VERSION
 
-END = time.monotonic() + float(sys.argv[1])
-MARKER = sys.argv[2]
-JOB = sys.argv[3]
+MARKER = sys.argv[1]
+JOB = sys.argv[2]
 PLACES = [
-    (host, int(port)) for host, _, port in (x.partition(":") for x in sys.argv[4:])
+    (host, int(port)) for host, _, port in (x.partition(":") for x in sys.argv[3:])
 ]
 GIGABYTE = 2**30
+CHANGES = 300  # of a store's keys
 did: Counter[str] = Counter()
+held: list[socket.socket] = []
 
 
 class Payload:
@@ -45,8 +44,10 @@ class Payload:
 
 
 def connected(place: tuple[str, int]) -> socket.socket:
-    """Connect, and do not wait for long."""
-    return socket.create_connection(place, timeout=2)
+    """Connect, and do not wait long for an answer."""
+    connection = socket.create_connection(place, timeout=60)
+    connection.settimeout(2)
+    return connection
 
 
 def garbage(place: tuple[str, int]) -> None:
@@ -74,12 +75,10 @@ def flood(place: tuple[str, int]) -> None:
 
 def hold(place: tuple[str, int]) -> None:
     """Hold connections open, and send nothing."""
-    held = []
     with contextlib.suppress(OSError):
         for _ in range(300):
             held.append(connected(place))
             did["held"] += 1
-    time.sleep(max(END - time.monotonic(), 0))
 
 
 def pretend(place: tuple[str, int]) -> None:
@@ -98,13 +97,15 @@ def pretend(place: tuple[str, int]) -> None:
 
 
 def spoil(place: tuple[str, int]) -> None:
-    """Spoil all keys of a store."""
+    """Spoil all keys of a store, some times."""
+    from torch.distributed import TCPStore  # noqa: PLC0415 - slow to import
+
     payload = pickle.dumps(Payload()).decode("latin-1")
     with contextlib.suppress(RuntimeError):
         # Only a store answers this; nobody else is asked to be one.
-        store = TCPStore(*place, is_master=False, timeout=timedelta(seconds=2))
-        while time.monotonic() < END:
-            for number, key in enumerate(store.list_keys()):
+        store = TCPStore(*place, is_master=False, timeout=timedelta(seconds=60))
+        while did["spoiled"] < CHANGES and (keys := store.list_keys()):
+            for number, key in enumerate(keys):
                 change = (store.set, store.append)[number % 2]
                 change(key, payload)
                 if number % 3 == 2:
@@ -113,7 +114,7 @@ def spoil(place: tuple[str, int]) -> None:
 
 
 def main() -> None:
-    """Do all at once, until the time is up."""
+    """Do all at once, and wait to be ended."""
     attacks = [garbage, flood, hold, pretend]
     rest = PLACES[1:]
     tasks = [(attack, PLACES[0]) for attack in attacks] + [(spoil, p) for p in rest]
@@ -121,9 +122,10 @@ def main() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(END - time.monotonic(), 0.1))
+        thread.join()
     sys.stdout.write(json.dumps(did) + "\n")
     sys.stdout.flush()
+    signal.pause()
 
 
 main()
