@@ -36,5 +36,5 @@ found = {
     "ends": [end.decode("latin-1") for end, _ in ends],
     "failed": [failed_at > 0 for _, failed_at in ends],
 }
-os.write(int(os.environ.get("RESULT", "1")), json.dumps(found).encode())
+os.write(int(os.environ.get("RESULT", "1")), json.dumps(found).encode() + b"\n")
 relay.close(float(sys.argv[1]))
