@@ -10,21 +10,18 @@ import json
 import re
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from commands import ENVIRON, FORMS, JUELICH, ONE_TASK, ROOT, require_package
 from job_scripts import job_script, pbs_resources
 from launchers import MPICH_4, OPENMPI_4
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from testbed import Cluster, Submitted
-
-pytestmark = pytest.mark.timeout(300)
 
 IMAGES = "--image-size 32 --log-every 1 --train-num-workers 0"
 # Steps of 8 images on all workers together: --batch-size is 8 / number of workers.
@@ -37,7 +34,8 @@ FSDP += " --log-every 20"
 # share two cores.
 PLAIN = {"OMP_NUM_THREADS": "1"}
 SITE = PLAIN | {"SYSTEMNAME": JUELICH["SYSTEMNAME"]}
-ONE_IMPORT = SITE | FORMS["fork"]
+FORKS = PLAIN | FORMS["fork"]  # one import of torch for all of a node
+ONE_IMPORT = SITE | FORKS
 
 # Options of sbatch count more than those in the script.
 SMALL = ("--nodes=2", "--partition=batch", "--gres=gpu:2", "--cpus-per-task=1")
@@ -129,10 +127,11 @@ def folder(tmp_path: Path) -> Path:
 
 def wait_for(job: Submitted, pattern: str) -> None:
     """Wait until a job has written a line."""
-    end = time.monotonic() + 180
-    while not re.search(pattern, "".join(job.outputs), re.MULTILINE):
-        assert time.monotonic() < end, f"no {pattern!r} in:\n{''.join(job.outputs)}"
-        time.sleep(0.05)
+
+    def output() -> str:
+        return "".join(job.outputs)
+
+    until(lambda: re.search(pattern, output(), re.MULTILINE), output)
 
 
 def signal_to(cluster: Cluster, job: Submitted, name: str) -> None:
@@ -282,7 +281,7 @@ def test_fsdp_by_the_launch_line_of_pbs(
         "SCRATCH": str(folder),
     }
     path = {"PATH": MPICH_4.install(bare, folder)}
-    done = bare.run(["bash"], host="n9", env=PLAIN | pbs | path, input=script)
+    done = bare.run(["bash"], host="n9", env=FORKS | pbs | path, input=script)
     assert done.returncode == 0, done.stderr
     assert "HPC001 2 nodes, 1 worker on this one, Hydra in PBS 7." in done.stderr
     assert "site derecho" in done.stderr
@@ -312,7 +311,7 @@ def test_resnet_typed_on_each_machine(bare: Cluster, folder: Path) -> None:
     for rank, host in enumerate(("n9", "n10")):
         mine = small | {"--node_rank=0": f"--node_rank={rank}"}
         script = ["bash", "-c", page.smaller(AS_USERS, mine)]
-        programs.append(bare.popen(script, host=host, env=PLAIN, cwd=folder))
+        programs.append(bare.popen(script, host=host, env=FORKS, cwd=folder))
     outputs = [program.communicate(timeout=PATIENCE) for program in programs]
     assert [program.returncode for program in programs] == [0, 0], outputs
     check_fall(losses(outputs[0][0]))
