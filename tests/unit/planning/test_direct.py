@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from nodes import (
@@ -281,15 +282,16 @@ GPUS = [
 ]
 
 
-@pytest.mark.parametrize("variable", GPUS)
 @pytest.mark.parametrize("rank", range(8))
-def test_one_gpu_for_each_task(variable, rank):
+def test_one_gpu_for_each_task(rank):
     """--gpus-per-task=1: every task sees its own as number 0."""
-    plan = planned_at(BLOCK, rank, environ={variable: "0"})
-    codes = [message.code for message in plan.messages.advice]
-    assert codes == (["HPC098"] if rank == 1 else [])
-    for message in plan.messages.advice:
-        assert message.text.startswith(f"{variable}=0 shows one GPU to each task")
+    for variable in GPUS:
+        plan = planned_at(BLOCK, rank, environ={variable: "0"})
+        codes = [message.code for message in plan.messages.advice]
+        assert codes == (["HPC098"] if rank == 1 else []), variable
+        for message in plan.messages.advice:
+            text = f"{variable}=0 shows one GPU to each task"
+            assert message.text.startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -358,30 +360,34 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("case", KEPT)
-@pytest.mark.parametrize("rank", [0, 1, 4])
-def test_what_names_the_first_node_is_kept(case, rank):
+def test_what_names_the_first_node_is_kept(case):
     environ, address, port = KEPT[case]
-    network = juelich(rank // 4, hosts=ALIASES)
-    plan = planned_at(BLOCK, rank, environ=environ, network=network)
-    found = environment(plan)
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (address, port)
-    assert plan.messages.notes == ()
-    assert plan.rendezvous.listen == ((address, int(port)) if rank == 0 else None)
+    for rank in 0, 1, 4:
+        network = juelich(rank // 4, hosts=ALIASES)
+        plan = planned_at(BLOCK, rank, environ=environ, network=network)
+        found = environment(plan)
+        assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (address, port), rank
+        assert plan.messages.notes == (), rank
+        listens = (address, int(port)) if rank == 0 else None
+        assert plan.rendezvous.listen == listens, rank
 
 
 @pytest.mark.parametrize(
     "address",
     ["jwb0002", "jwb0002i", "jwb00010", "jwb000", "login01", "localhost", "127.0.0.1"],
 )
-@pytest.mark.parametrize("port", [{}, {"MASTER_PORT": "29500"}, {"MASTER_PORT": "x"}])
-@pytest.mark.parametrize("rank", [0, 4])
-def test_what_a_hook_has_left_is_replaced(address, port, rank):
-    environ = {"MASTER_ADDR": address} | port
-    plan = planned_at(BLOCK, rank, environ=environ)
-    found = environment(plan)
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.20.0.1", PORT)
+def test_what_a_hook_has_left_is_replaced(address):
     text = f"MASTER_ADDR={address} is not node 0 of this step, jwb0001, and is replaced"
-    assert [str(note) for note in plan.messages.notes] == [f"HPC078 {text}"]
+    for port, rank in product([None, "29500", "x"], [0, 4]):
+        environ = {"MASTER_ADDR": address}
+        if port:
+            environ["MASTER_PORT"] = port
+        plan = planned_at(BLOCK, rank, environ=environ)
+        found = environment(plan)
+        master = (found["MASTER_ADDR"], found["MASTER_PORT"])
+        assert master == ("10.20.0.1", PORT), (port, rank)
+        notes = [str(note) for note in plan.messages.notes]
+        assert notes == [f"HPC078 {text}"], (port, rank)
 
 
 @pytest.mark.parametrize("address", ["10.20.0.2", "10.9.9.9", "fd00::9"])
@@ -441,16 +447,16 @@ def test_another_address_on_the_only_node_is_replaced(name):
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "29500x", "٢٩٤٠٠", "9" * 30])
-@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "jwb0001"}])
-@pytest.mark.parametrize("places", [BLOCK, [0] * 8])
-def test_a_port_that_is_none(places, address, port):
-    error = refused(
-        "HPC129",
-        f"MASTER_PORT={port} is not a port",
-        job_at(places, 5),
-        environ=address | {"MASTER_PORT": port},
-    )
-    assert error.everywhere
+def test_a_port_that_is_none(port):
+    for address in {}, {"MASTER_ADDR": "jwb0001"}:
+        for places in BLOCK, [0] * 8:
+            error = refused(
+                "HPC129",
+                f"MASTER_PORT={port} is not a port",
+                job_at(places, 5),
+                environ=address | {"MASTER_PORT": port},
+            )
+            assert error.everywhere, (address, places)
 
 
 # --- where the launcher shows no names ----------------------------------------------

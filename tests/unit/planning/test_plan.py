@@ -122,15 +122,13 @@ def test_what_a_backend_reads_is_checked(backend, conf):
     assert refused("HPC019", f"--rdzv_conf={conf}: ", options=options).everywhere
 
 
-@pytest.mark.parametrize(
-    "conf", ["rank=first", "timeout= 5 ", "join_timeout=+1_0,read_timeout=٣"]
-)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_backend_does_not_read_may_be_anything(backend, conf):
-    options = BACKENDS[backend] | {"rdzv_conf": conf}
-    plan = planned(options=options)
-    written = plan.options.get("rdzv_conf")
-    assert written is None or "".join(conf.split()) in written.value
+def test_what_a_backend_does_not_read_may_be_anything(backend):
+    for conf in "rank=first", "timeout= 5 ", "join_timeout=+1_0,read_timeout=٣":
+        options = BACKENDS[backend] | {"rdzv_conf": conf}
+        plan = planned(options=options)
+        written = plan.options.get("rdzv_conf")
+        assert written is None or "".join(conf.split()) in written.value, conf
 
 
 @pytest.mark.parametrize(
@@ -247,16 +245,16 @@ BAD_GLOO = {
 
 
 @pytest.mark.parametrize("value", BAD_GLOO)
-@pytest.mark.parametrize("job", [step(), None, ONE_NODE_JOBS["step"]])
-def test_gloo_interface_that_gloo_would_crash_on(value, job):
+def test_gloo_interface_that_gloo_would_crash_on(value):
     part, hint = BAD_GLOO[value]
-    error = refused(
-        "HPC054",
-        f"GLOO_SOCKET_IFNAME={value}: this node has no interface {part}",
-        job=job,
-        environ={"GLOO_SOCKET_IFNAME": value},
-    )
-    assert str(error).endswith(f"what is here. {hint}")
+    for job in step(), None, ONE_NODE_JOBS["step"]:
+        error = refused(
+            "HPC054",
+            f"GLOO_SOCKET_IFNAME={value}: this node has no interface {part}",
+            job=job,
+            environ={"GLOO_SOCKET_IFNAME": value},
+        )
+        assert str(error).endswith(f"what is here. {hint}"), job
 
 
 @pytest.mark.parametrize("value", ["ib0", "eth0,ib0", "ib0,", "x", "^", "=", ""])
@@ -312,7 +310,6 @@ def test_gloo_interface_that_is_not_the_jobs(value, noted):
     assert [str(note) for note in plan.messages.notes] == expected
 
 
-@pytest.mark.parametrize("job", [step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]])
 @pytest.mark.parametrize(
     ("environ", "workers", "expected"),
     [
@@ -323,15 +320,15 @@ def test_gloo_interface_that_is_not_the_jobs(value, noted):
         ({"OMP_NUM_THREADS": "1"}, 4, None),
     ],
 )
-def test_threads(job, environ, workers, expected):
-    plan = planned(job=job, environ=environ, workers=workers)
-    assert values(plan.environment).get("OMP_NUM_THREADS") == expected
+def test_threads(environ, workers, expected):
+    for job in step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]:
+        plan = planned(job=job, environ=environ, workers=workers)
+        assert values(plan.environment).get("OMP_NUM_THREADS") == expected, job
 
 
 CRASH = Setting("1", "for the report of a crash")
 
 
-@pytest.mark.parametrize("job", [step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]])
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
@@ -341,9 +338,10 @@ CRASH = Setting("1", "for the report of a crash")
         ({FAULT_HANDLER: "1"}, None),
     ],
 )
-def test_crashes_are_described_unless_the_user_decides(job, environ, expected):
-    plan = planned(job=job, environ=environ)
-    assert plan.environment.get(FAULT_HANDLER) == expected
+def test_crashes_are_described_unless_the_user_decides(environ, expected):
+    for job in step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]:
+        plan = planned(job=job, environ=environ)
+        assert plan.environment.get(FAULT_HANDLER) == expected, job
 
 
 def test_a_task_that_is_a_worker_is_as_the_user_starts_it():
@@ -355,15 +353,15 @@ def test_a_task_that_is_a_worker_is_as_the_user_starts_it():
 EVERY_JOB = [step(), None, INTERACTIVE, *ONE_NODE_JOBS.values()]
 
 
-@pytest.mark.parametrize("job", EVERY_JOB)
 @pytest.mark.parametrize(
     ("value", "seconds"), [("1", 1), ("600", 600), ("9999999", 9999999), (None, 0)]
 )
-def test_after_how_many_seconds_a_stall_is_reported(job, value, seconds):
+def test_after_how_many_seconds_a_stall_is_reported(value, seconds):
     options = {} if value is None else {"hpc_stall_report": value}
-    plan = planned(job=job, options=options)
-    assert plan.stall_report == seconds
-    assert not [note for note in plan.messages.notes if note.code == "HPC077"]
+    for job in EVERY_JOB:
+        plan = planned(job=job, options=options)
+        assert plan.stall_report == seconds, job
+        assert not [note for note in plan.messages.notes if note.code == "HPC077"], job
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -404,7 +402,6 @@ def test_nobody_looks_for_a_stall_in_direct_mode(value):
 WITHOUT = "hpc_without_patches"
 
 
-@pytest.mark.parametrize("job", EVERY_JOB)
 @pytest.mark.parametrize(
     ("value", "names"),
     [
@@ -413,12 +410,13 @@ WITHOUT = "hpc_without_patches"
         ("", ()),
     ],
 )
-def test_which_patches_are_left_out(job, value, names):
-    plan = planned(job=job, options={WITHOUT: value})
-    assert plan.without_patches == names
-    notes = [str(note) for note in plan.messages.notes if note.code == "HPC089"]
-    text = f"HPC089 --{WITHOUT}={value} leaves torch as it is there"
-    assert notes == ([text] if names else [])
+def test_which_patches_are_left_out(value, names):
+    for job in EVERY_JOB:
+        plan = planned(job=job, options={WITHOUT: value})
+        assert plan.without_patches == names, job
+        notes = [str(note) for note in plan.messages.notes if note.code == "HPC089"]
+        text = f"HPC089 --{WITHOUT}={value} leaves torch as it is there"
+        assert notes == ([text] if names else []), job
 
 
 def test_nothing_is_left_out_where_each_task_is_a_worker():
@@ -433,14 +431,15 @@ LACKING = {
 }
 
 
-@pytest.mark.parametrize("why", LACKING)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [("agent", "c10d"), ("watch_workers", "scheduler"), ("host_name", "scheduler")],
 )
-@pytest.mark.parametrize("rank", [0, 1])
-def test_agents_of_torchs_own_meet_in_its_own_rendezvous(name, backend, why, rank):
-    assert planned(rank, **LACKING[why](name)).rendezvous.backend == backend
+def test_agents_of_torchs_own_meet_in_its_own_rendezvous(name, backend):
+    for why, changes in LACKING.items():
+        for rank in 0, 1:
+            plan = planned(rank, **changes(name))
+            assert plan.rendezvous.backend == backend, (why, rank)
 
 
 @pytest.mark.parametrize("why", LACKING)

@@ -153,20 +153,22 @@ STATIC = [
 ]
 
 
-@pytest.mark.parametrize("rank", range(3))
-@pytest.mark.parametrize("options", STATIC)
-def test_static_stays_static_with_host_and_interface_corrected(options, rank):
-    options = {k: rank if v == "own" else v for k, v in options.items()}
-    plan = planned(rank, options=options)
-    assert plan.options["node_rank"].value == rank
-    assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
-    if "rdzv_backend" not in options:
-        assert plan.options["rdzv_backend"].value == "static"
-    assert "rdzv_conf" not in plan.options
-    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
-    assert plan.rendezvous.listen == (("10.20.0.1", PORT) if rank == 0 else None)
-    assert not plan.ranks_follow_scheduler
-    assert bool(plan.messages.notes) is (options.get("master_addr") == "jwb0001")
+@pytest.mark.parametrize("given", STATIC)
+def test_static_stays_static_with_host_and_interface_corrected(given):
+    for rank in range(3):
+        options = {k: rank if v == "own" else v for k, v in given.items()}
+        plan = planned(rank, options=options)
+        assert plan.options["node_rank"].value == rank, rank
+        assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}", rank
+        if "rdzv_backend" not in options:
+            assert plan.options["rdzv_backend"].value == "static", rank
+        assert "rdzv_conf" not in plan.options, rank
+        assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0", rank
+        listens = ("10.20.0.1", PORT) if rank == 0 else None
+        assert plan.rendezvous.listen == listens, rank
+        assert not plan.ranks_follow_scheduler, rank
+        is_noted = options.get("master_addr") == "jwb0001"
+        assert bool(plan.messages.notes) is is_noted, rank
 
 
 @pytest.mark.parametrize("backend", [{}, {"rdzv_backend": "static"}])
@@ -343,14 +345,14 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize("nnodes", NO_NUMBERS)
-@pytest.mark.parametrize("job", [None, step(), BATCH])
-def test_what_is_no_number_of_nodes(nnodes, job):
-    refused(
-        "HPC063",
-        f"--nnodes={nnodes} is not a number of nodes",
-        job=job,
-        options={"nnodes": nnodes},
-    )
+def test_what_is_no_number_of_nodes(nnodes):
+    for job in None, step(), BATCH:
+        refused(
+            "HPC063",
+            f"--nnodes={nnodes} is not a number of nodes",
+            job=job,
+            options={"nnodes": nnodes},
+        )
 
 
 @pytest.mark.parametrize(
@@ -431,17 +433,17 @@ KINDS = {
 
 
 @pytest.mark.parametrize("case", KINDS)
-@pytest.mark.parametrize("rank", [0, 2])
-def test_kind_of_rendezvous(case, rank):
+def test_kind_of_rendezvous(case):
     options, expected = KINDS[case]
-    plan = planned(rank, options=options)
-    assert plan.rendezvous.backend == expected
-    # Torch's has one port, and so has who types one.
-    tries_all = expected == "scheduler" and "rdzv_endpoint" not in options
-    assert len(plan.rendezvous.ports) == (8 if tries_all else 1)
-    # torchrun itself is told c10d: that is what it would be without us.
-    if expected == "scheduler" and "rdzv_backend" not in options:
-        assert plan.options["rdzv_backend"].value == "c10d"
+    for rank in 0, 2:
+        plan = planned(rank, options=options)
+        assert plan.rendezvous.backend == expected, rank
+        # Torch's has one port, and so has who types one.
+        tries_all = expected == "scheduler" and "rdzv_endpoint" not in options
+        assert len(plan.rendezvous.ports) == (8 if tries_all else 1), rank
+        # torchrun itself is told c10d: that is what it would be without us.
+        if expected == "scheduler" and "rdzv_backend" not in options:
+            assert plan.options["rdzv_backend"].value == "c10d", rank
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -545,10 +547,10 @@ def test_numbers_where_they_do_not_help(options, rank):
 
 
 @pytest.mark.parametrize("options", [{}, {"nnodes": "3"}, {"rdzv_backend": "c10d"}])
-@pytest.mark.parametrize("value", ["auto", "scheduler", "c10d"])
-def test_a_kind_of_rendezvous_is_no_note(options, value):
-    plan = planned(options={"hpc_rendezvous": value} | options)
-    assert plan.messages.notes == ()
+def test_a_kind_of_rendezvous_is_no_note(options):
+    for value in "auto", "scheduler", "c10d":
+        plan = planned(options={"hpc_rendezvous": value} | options)
+        assert plan.messages.notes == (), value
 
 
 ONE_NODE = "a world of one node"

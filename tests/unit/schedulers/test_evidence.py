@@ -206,22 +206,19 @@ def test_a_list_that_lacks_this_host_is_left_over(left, launcher):
 @pytest.mark.parametrize(
     ("number", "is_one"), [("", True), (".desched1", True), ("0.desched1", False)]
 )
-@pytest.mark.parametrize("real", ["srun", "sbatch", "an array"])
-def test_a_prolog_sets_the_variables_of_pbs_for_a_job_of_slurm(real, number, is_one):
+def test_a_prolog_sets_the_variables_of_pbs_for_a_job_of_slurm(number, is_one):
     """In a container, where no process above shows: one job, of one number."""
-    job = JOBS[real]
-    for environ, hostname in job.tasks:
-        pbs = {
-            "PBS_JOBID": environ["SLURM_JOB_ID"] + number,
-            "PBS_NODEFILE": PBS_FILE,
-        }
-        read = reader({PBS_FILE: f"{hostname}\n"})
-        text = outcome(Process(pbs | environ, hostname, read=read))
-        if is_one:
-            assert text == outcome(Process(environ, hostname))
-        else:
-            assert text.startswith("HPC142 ")
-            assert "a node of several of them" in text
+    for real in "srun", "sbatch", "an array":
+        for environ, hostname in JOBS[real].tasks:
+            job_id = environ["SLURM_JOB_ID"] + number
+            pbs = {"PBS_JOBID": job_id, "PBS_NODEFILE": PBS_FILE}
+            read = reader({PBS_FILE: f"{hostname}\n"})
+            text = outcome(Process(pbs | environ, hostname, read=read))
+            if is_one:
+                assert text == outcome(Process(environ, hostname)), real
+            else:
+                assert text.startswith("HPC142 "), real
+                assert "a node of several of them" in text, real
 
 
 def _slurms(environ):

@@ -398,17 +398,18 @@ def test_all_tasks_refuse_or_none_in_an_order_of_the_users_own(case):
 
 
 @pytest.mark.parametrize("case", OWN_ORDER)
-@pytest.mark.parametrize("form", ["{}", "{}i", "{}.site"])
-def test_all_tasks_run_where_they_are_told_where_rank_0_is(case, form):
+def test_all_tasks_run_where_they_are_told_where_rank_0_is(case):
     hosts = ARBITRARY[case][0].split()
-    told = form.format(hosts[0])
-    known = {told: f"10.20.0.{hosts[0][-1]}"}
-    masters = set()
-    for job in arbitrary(case):
-        network = juelich(job.index, hosts=known)
-        inputs = make_inputs(job=job, network=network, environ={"MASTER_ADDR": told})
-        masters.add(make_direct_plan(inputs).environment["MASTER_ADDR"].value)
-    assert masters == {f"10.20.0.{hosts[0][-1]}"}
+    for form in "{}", "{}i", "{}.site":
+        told = form.format(hosts[0])
+        known = {told: f"10.20.0.{hosts[0][-1]}"}
+        masters = set()
+        for job in arbitrary(case):
+            network = juelich(job.index, hosts=known)
+            about = {"network": network, "environ": {"MASTER_ADDR": told}}
+            inputs = make_inputs(job=job, **about)
+            masters.add(make_direct_plan(inputs).environment["MASTER_ADDR"].value)
+        assert masters == {f"10.20.0.{hosts[0][-1]}"}, form
 
 
 @pytest.mark.parametrize("environ", [{"MASTER_ADDR": "n8"}, {"MASTER_PORT": "29500"}])
