@@ -1,35 +1,38 @@
-"""Jobs on the test cluster that something is done to, and the register of faults."""
+"""Jobs on the test cluster that something is done to."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import operator
-import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
 from commands import FORMS, HPC, JUELICH, ONE_TASK, SCRIPTS, own_lines
-from waiting import PATIENCE
+from waiting import NEVER_S, until
 
 from torchrun_hpc.planning import endpoints
 from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from testbed import Cluster
 
 SCRIPT = str(SCRIPTS / "training.py")
 
-# The first line, and that others are waited for, where that takes long.
-ORDINARY = re.compile("HPC001|HPC113|HPC114")
+# No silence ends a job with these, and no worker is killed that does not end: what
+# follows a fault is known from connections that close, and from SIGTERM.
+NEVER = (
+    f"--rdzv_conf=keep_alive_interval={NEVER_S},keep_alive_max_attempt=1",
+    f"--shutdown-timeout={NEVER_S}",
+)
 
 # Torch is loaded six times by each job that starts. All may wait at the same time.
 STARTING = threading.Semaphore(2)
@@ -53,6 +56,7 @@ class Job:
         hosts: Nodes of it that nobody else uses; those behind the third are spares.
         folder: What the workers write, and what the launcher prints.
         form: How its workers are started; see `FORMS`.
+        expected: The nodes where its workers should be, by rank.
     """
 
     cluster: Cluster
@@ -60,6 +64,11 @@ class Job:
     folder: Path
     form: str
     program: subprocess.Popen[str] = field(init=False)
+    expected: list[str] = field(init=False)
+    _known: int = 0  # characters of the output
+
+    def __post_init__(self) -> None:
+        self.expected = list(self.hosts[:3])
 
     def start(
         self,
@@ -80,7 +89,8 @@ class Job:
             shell = SHELL.format(first=first)
             spares = len(self.hosts) - 3
             if spares:
-                options = (f"--hpc-spares={spares}", *options)
+                late = f"--hpc-spare-after={NEVER_S}"
+                options = (f"--hpc-spares={spares}", late, *options)
             with (self.folder / "output").open("w") as output:
                 self.program = self.cluster.popen(
                     [
@@ -112,20 +122,31 @@ class Job:
         """Return the nodes of the workers, by rank."""
         return tuple(beat["host"] for beat in self.beats())
 
-    def kill(self, node: int) -> None:
-        """Kill all processes of a node at once."""
-        for process in self.processes(node):
-            process.kill()
+    def kill(self, *nodes: int) -> None:
+        """Kill all processes of some nodes at once."""
+        for process in self.processes(*nodes):
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended with its parent
+                process.kill()
 
     def trains(self, attempt: int = 0) -> bool:
         """Say whether all workers are at work, after so many restarts."""
         return [beat["attempt"] for beat in self.beats()] == [attempt] * 3
 
-    def is_accepted(self, node: int) -> bool:
-        """Say whether the coordinator has answered the agent of a node."""
+    def is_accepted(self, node: int, by: int = 0) -> bool:
+        """Say whether the coordinator has answered the agent of a node without workers.
+
+        Args:
+            node: The one.
+            by: The node of the coordinator.
+        """
         port = endpoints.ports_of(self.launch_id())[0]
-        answered = f"ss -Htin state established dport = :{port}"
+        address = self.address(by)
+        answered = f"ss -Htin state established dst {address} and dport = :{port}"
         return "bytes_received:" in self.run(node, answered)
+
+    def address(self, node: int) -> str:
+        """Return the address of a node on the fast network."""
+        return f"10.20.0.{1 + self.cluster.names.index(self.hosts[node])}"
 
     def listens(self, node: int, port: int) -> bool:
         """Say whether a program of a node listens on a port."""
@@ -134,37 +155,51 @@ class Job:
     def stop(self) -> None:
         """Let the workers stop as they should, and see that all ends well."""
         (self.folder / "stop").touch()
-        self.end()
-        assert self.codes() == [0, 0, 0], self.output()
+        self.ends(0, 0, 0)
 
     def output(self) -> str:
         """Return what all nodes have printed, each line behind its node rank."""
         return (self.folder / "output").read_text(errors="replace")
 
-    def wait(self, condition: Callable[[], object], limit: float = PATIENCE) -> float:
-        """Wait until it holds; return how many seconds that took."""
-        start = time.monotonic()
-        while True:
-            over = self.program.poll() is not None or time.monotonic() > start + limit
-            if condition():
-                return time.monotonic() - start
-            assert not over, f"{condition} after {limit} s:\n{self.output()}"
-            time.sleep(0.02)
+    def wait(self, condition: Callable[[], object]) -> float:
+        """Wait until it holds, or the job has ended; return how many seconds that took.
 
-    def says(self, text: str, limit: float = PATIENCE) -> float:
+        Raises:
+            AssertionError: If it does not hold, with the output of the whole job.
+        """
+        start = time.monotonic()
+        until(lambda: condition() or self.has_ended(), self.output)
+        seconds = time.monotonic() - start
+        assert condition(), f"the job has ended before {condition}:\n{self.output()}"
+        return seconds
+
+    def says(self, text: str) -> float:
         """Wait until the launcher has printed it; return how many seconds that took."""
-        return self.wait(lambda: any(text in line for line in self.lines()), limit)
+        return self.wait(lambda: any(text in line for line in self.lines()))
 
     def lines(self) -> list[str]:
-        """Return what the launcher itself has printed, but for what any job prints."""
-        lines = own_lines(self.output())
-        return [
-            line[line.index(PREFIX) :] for line in lines if not ORDINARY.search(line)
-        ]
+        """Return what the launcher printed since `forget`, but for the start line."""
+        lines = own_lines(self.output()[self._known :])
+        return [line[line.index(PREFIX) :] for line in lines if "HPC001" not in line]
 
-    def end(self, limit: float = 60) -> float:
+    def forget(self) -> None:
+        """Leave out of `lines` what has been printed so far."""
+        self._known = self.output().rindex("\n") + 1
+
+    def has_ended(self) -> bool:
+        """Say whether the job has ended."""
+        return self.program.poll() is not None
+
+    def end(self) -> float:
         """Wait for the end of all; return how many seconds that took."""
-        return self.wait(lambda: self.program.poll() is not None, limit)
+        return self.wait(self.has_ended)
+
+    def ends(self, *codes: int | None) -> float:
+        """Wait for the end of all, with these exit codes of the agents; see `end`."""
+        seconds = self.end()
+        assert self.codes() == list(codes), self.output()
+        assert "Traceback" not in self.output(), self.output()
+        return seconds
 
     def codes(self) -> list[int | None]:
         """Return the agents' exit codes, as a shell sees them."""
@@ -172,13 +207,15 @@ class Job:
         files = [self.folder / f"exit.{node}" for node in nodes]
         return [int(file.read_text()) if file.exists() else None for file in files]
 
-    def processes(self, node: int | None = None) -> list[psutil.Process]:
-        """Return all of this job's, shells included, or those of one node."""
+    def processes(self, *nodes: int) -> list[psutil.Process]:
+        """Return all of this job's, shells included, or those of some nodes."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, KeyError):  # ended, or srun itself
                 words = " ".join(process.cmdline())
-                if str(self.folder) in words and node in {None, _node_of(process)}:
+                if str(self.folder) not in words:
+                    continue
+                if not nodes or _node_of(process) in nodes:
                     found.append(process)
         return found
 
@@ -224,42 +261,3 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-# --- the register ------------------------------------------------------------------
-
-Seconds = dict[str, float]
-Scenario = Callable[["Job"], Seconds]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault.
-
-    Attributes:
-        scenario: Does it, and checks what follows.
-        title: Of its section on the page.
-        nodes: How many there are.
-        forms: How workers are started; see `FORMS`. One is enough for what agents
-            alone have to do with.
-    """
-
-    scenario: Scenario
-    title: str
-    nodes: int
-    forms: tuple[str, ...]
-
-
-FAULTS: dict[str, Fault] = {}
-
-
-def fault(
-    title: str, nodes: int = 3, forms: tuple[str, ...] = tuple(FORMS)
-) -> Callable[[Scenario], Scenario]:
-    """Make a test and a section of the page of a function; see `Fault`."""
-
-    def register(function: Scenario) -> Scenario:
-        FAULTS[function.__name__] = Fault(function, title, nodes, forms)
-        return function
-
-    return register

@@ -31,5 +31,5 @@ sys.stdout.flush()
 if attempt < restarts:
     if rank == 0:
         sys.exit(1)
-    time.sleep(60)  # until this node's agent is called to a new round
+    time.sleep(900)  # until this node's agent is called to a new round
 dist.destroy_process_group()

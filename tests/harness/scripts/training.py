@@ -1,15 +1,16 @@
 """Train until told to stop: an all-reduce every tenth of a second.
 
-    training.py FOLDER [raises] [saves] [prints] [fails_on=HOST]
+    training.py FOLDER [gloo] [raises] [saves] [prints]
 
 Writes the restart count, the number of steps, its node and the clock of that into
-FOLDER/beat.RANK after each step. Ends when there is FOLDER/stop; rank 1 fails once when
-there is FOLDER/fail. Where a step fails it waits on, as NCCL would, until it is killed.
+FOLDER/beat.RANK after each step. Ends when there is FOLDER/stop. Rank 1 fails once when
+there is FOLDER/fail, and the worker on HOST as long as there is FOLDER/fail.HOST. If a
+step fails it waits on, as NCCL would, until it is killed.
 
-raises: fails where a step fails, and SIGTERM does not end it before.
+gloo: the all-reduce is torch's; otherwise rank 0 asks the others, over plain sockets.
+raises: fails if a step fails, and SIGTERM does not end it before.
 saves: takes a second to save its state when it gets SIGTERM, into FOLDER/saved.RANK.
 prints: four thousand letters a step, on rank 1.
-fails_on: the worker on this node fails after a few steps.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+NEVER_S = 900  # no worker ends by itself
 folder, words = Path(sys.argv[1]), sys.argv[2:]
 host = socket.gethostname()
-rank, attempt = (
-    int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT")
+rank, attempt, world_size = (
+    int(os.environ[name])
+    for name in ("RANK", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
 )
 
 
@@ -42,12 +46,60 @@ def save() -> None:
     os._exit(0)
 
 
+def write(name: str, text: str) -> None:
+    """Write a file that others read while it is written anew."""
+    (folder / f"{name}.new").write_text(text)
+    (folder / f"{name}.new").rename(folder / name)
+
+
 def beat(steps: int) -> None:
     """Say that this worker is alive."""
     state = {"attempt": attempt, "steps": steps, "clock": time.time(), "host": host}
-    text = json.dumps(state)
-    (folder / f"new.{rank}").write_text(text)
-    (folder / f"new.{rank}").rename(folder / f"beat.{rank}")
+    write(f"beat.{rank}", json.dumps(state))
+
+
+def over_gloo() -> Callable[[int], int]:
+    """Return an all-reduce of torch."""
+    import torch  # noqa: PLC0415 - not for the others
+    import torch.distributed as dist  # noqa: PLC0415
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=NEVER_S))
+
+    def any_of_all(value: int) -> int:
+        tensor = torch.tensor(value)
+        dist.all_reduce(tensor)
+        return int(tensor)
+
+    return any_of_all
+
+
+def over_sockets() -> Callable[[int], int]:
+    """Return an all-reduce over one connection from rank 0 to each other rank."""
+    address, file = os.environ["MASTER_ADDR"], f"port.{attempt}"
+    if rank == 0:
+        server = socket.create_server((address, 0))
+        write(file, str(server.getsockname()[1]))
+        peers = [server.accept()[0] for _ in range(1, world_size)]
+    else:
+        while not (folder / file).exists():
+            time.sleep(0.02)
+        port = int((folder / file).read_text())
+        peers = [socket.create_connection((address, port))]
+
+    def receive(peer: socket.socket) -> int:
+        received = peer.recv(1)
+        if not received:
+            raise ConnectionResetError
+        return received[0]
+
+    def any_of_all(value: int) -> int:
+        if rank == 0:
+            value = max([value, *map(receive, peers)])
+        for peer in peers:
+            peer.sendall(bytes([value]))
+        return value if rank == 0 else receive(peers[0])
+
+    return any_of_all
 
 
 if "saves" in words:
@@ -58,25 +110,25 @@ if "saves" in words:
     threading.Thread(target=save, daemon=True).start()
 if "raises" in words:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-dist.init_process_group("gloo", timeout=timedelta(seconds=200))
+any_of_all = over_gloo() if "gloo" in words else over_sockets()
 steps = 0
 while True:
-    done = torch.tensor(float((folder / "stop").exists()))
     try:
-        dist.all_reduce(done)
-    except RuntimeError:
+        is_over = any_of_all(int((folder / "stop").exists()))
+    except (RuntimeError, OSError):
         if "raises" in words:
             raise
-        time.sleep(200)
-    if done:
+        time.sleep(NEVER_S)
+    if is_over:
         break
     steps += 1
     beat(steps)
     if rank == 1 and attempt == 0 and (folder / "fail").exists():
         sys.exit(3)
-    if f"fails_on={host}" in words and steps == 5:
+    if steps > 5 and (folder / f"fail.{host}").exists():
         sys.exit(3)
     if rank == 1 and "prints" in words:
         print("x" * 4000, flush=True)
     time.sleep(0.1)
-dist.destroy_process_group()
+# Without gloo's threads, which may still hold the last tensor.
+os._exit(0)
