@@ -1,14 +1,19 @@
-"""Agents and their coordinator over loopback: real sockets, no torch."""
+"""Agents and their coordinator over loopback: real sockets, no torch, a clock by hand.
+
+Time stands still for all of them until a test lets it go on: what ends without that has
+waited for nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+
+from waiting import PATIENCE, until
 
 from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import protocol
@@ -36,7 +41,7 @@ REQUEST = JoinRequest("19.0", "mine", 3, 0, "n0", 100, "0.1.0")
 
 NOT_YET = "nobody listens (not started there yet, or ended)"
 
-# Seconds that anything may take here.
+# Seconds of a job's clock: of what is not to end by it.
 LIMIT = 10.0
 
 
@@ -47,40 +52,106 @@ def worker_failure(rank, **changes):
 
 
 def listening(port=0):
-    return socket.create_server((HERE, port))
+    opened = socket.create_server((HERE, port))
+    # Also of what it accepts: no message waits for the kernel's own clock.
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return opened
 
 
-def free_port():
-    with listening() as found:
-        return found.getsockname()[1]
+def started(function):
+    """Call in a thread; return what it returns, later."""
+    later = Future()
+
+    def run():
+        try:
+            later.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - for who waits
+            later.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return later
 
 
 def together(*functions):
     """Call all at once, in threads; return what they return."""
-    with ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(LIMIT) for future in [pool.submit(f) for f in functions]]
+    return [later.result(PATIENCE) for later in [started(each) for each in functions]]
 
 
-def wait_until(condition, limit=LIMIT):
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def waits(client):
+    """Return whether a thread waits for something to change."""
+    return bool(client._changed._waiters)
+
+
+def settle(*peers):
+    """Let the threads of clients and servers do all that they can do now."""
+    for peer in peers * 3:  # question, answer, and what follows
+        for _ in range(2):  # what has arrived is handled behind what is called
+            done = threading.Event()
+            with suppress(RuntimeError):  # the thread has ended
+                peer._loop.call_soon_threadsafe(done.set)
+            while peer._thread.is_alive() and not done.wait(0.05):
+                pass
 
 
 def failure_of(client):
     """Wait until an agent hears why the job failed."""
-    wait_until(lambda: client.failure)
-    return client.failure
+    return until(lambda: client.failure)
+
+
+class Clock:
+    """The time of clients and servers: it stands still until a test lets it go on."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self._peers = []
+
+    def __call__(self):
+        return self.now
+
+    def drive(self, peer):
+        peer._loop.time = self
+        self._peers.append(peer)
+
+    def go_on(self, seconds, step=1.0):
+        """Let time pass in steps, in each of which all do what is due."""
+        settle(*self._peers)
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + step, end)
+            settle(*self._peers)
+            for peer in self._peers:
+                if isinstance(peer, Client):
+                    with peer._changed:
+                        peer._changed.notify_all()
+
+    def passes_until(self, condition, step=0.5):
+        """Let time pass until a condition holds."""
+        until(lambda: condition() or self.go_on(step, step))
+
+    def passes_while(self, *functions, step=0.5):
+        """Let time pass until all return, in threads; return what they return."""
+        running = [started(each) for each in functions]
+        self.passes_until(lambda: all(later.done() for later in running), step)
+        return [later.result() for later in running]
 
 
 class Job:
     """A coordinator, if it is started, and clients to close after the test."""
 
     def __init__(self):
+        self.clock = Clock()
         self.server = None
         self.port = None
         self._clients = []
+        self._unused = []
+
+    def unused_port(self):
+        """Return a port on which nobody listens but what the job starts there."""
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((HERE, 0))
+        self._unused.append(held)
+        return held.getsockname()[1]
 
     def start_server(self, port=0, unknown_peers=servers.UNKNOWN_PEERS, **settings):
         opened = listening(port)
@@ -88,7 +159,14 @@ class Job:
         self.server = CoordinatorServer(
             opened, Coordinator(replace(SETTINGS, **settings)), unknown_peers
         )
+        self.clock.drive(self.server)
         self.server.start()
+
+    def end_server(self):
+        """End the coordinator without a word, as its death does."""
+        with suppress(RuntimeError):  # it has ended
+            self.server._loop.call_soon_threadsafe(self.server._loop.stop)
+        self.server._thread.join(PATIENCE)
 
     def client(
         self,
@@ -114,6 +192,7 @@ class Job:
             on_event or (lambda _: None),
             own_failure,
         )
+        self.clock.drive(made)
         self._clients.append(made)
         return made
 
@@ -129,9 +208,13 @@ class Job:
 
     def close(self):
         for client in self._clients:
-            client.leave()
-        if self.server is not None:
-            self.server.close(0.5, 0.5)
+            if client._thread.is_alive():
+                client._in_thread(client._disconnect)
+                client._thread.join(PATIENCE)
+        if self.server is not None and self.server._thread.is_alive():
+            self.end_server()
+        for held in self._unused:
+            held.close()
 
 
 def join_all(made):
@@ -146,8 +229,9 @@ def join_all(made):
 class Raw:
     """A peer that writes and reads lines."""
 
-    def __init__(self, port, timeout=LIMIT):
+    def __init__(self, port, timeout=PATIENCE):
         self._socket = socket.create_connection((HERE, port), timeout=timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self._socket.makefile("rb")
 
     def send(self, data):

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -315,8 +314,8 @@ class Client:
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float) -> None:
         """Wait, with the lock, until this is so, or it takes too long."""
-        end = time.monotonic() + timeout
-        while not condition() and (left := end - time.monotonic()) > 0:
+        end = self._loop.time() + timeout
+        while not condition() and (left := end - self._loop.time()) > 0:
             self._changed.wait(min(left, _SIGNAL_TIMEOUT))
 
     # --- in the thread ------------------------------------------------------------

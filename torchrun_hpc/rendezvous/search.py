@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +160,8 @@ class Search:
             CoordinatorNotFoundError: It does not, in time.
             RefusedError: It does, and refuses this agent.
         """
-        start = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        start = clock()
         turn = reported = 0
         try:
             while True:
@@ -169,7 +169,7 @@ class Search:
                 if found is not None:
                     return found
                 turn += 1
-                waited = time.monotonic() - start
+                waited = clock() - start
                 if waited > self._address.timeout:
                     raise CoordinatorNotFoundError(self._summary())
                 while reported + 1 < waited:

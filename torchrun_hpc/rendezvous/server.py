@@ -7,7 +7,6 @@ import contextlib
 import errno
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchrun_hpc.network import bound_socket
@@ -170,10 +169,10 @@ class CoordinatorServer:
             return
         self._is_closing = True
         self._loop.call_soon_threadsafe(self.flush)
-        start = time.monotonic()
+        start = self._loop.time()
         while not self._all_informed.wait(0.05):
             limit = late_timeout if self.coordinator.expects_nodes else timeout
-            if time.monotonic() - start > limit:
+            if self._loop.time() - start > limit:
                 break
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(1)

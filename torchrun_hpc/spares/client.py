@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -231,7 +230,7 @@ class MemberClient(Client):
 
     def _accepted(self, answer: Mapping[str, Any]) -> None:
         """Say where this member is, and what it knows."""
-        self._last_tick = time.monotonic()
+        self._last_tick = self._loop.time()
         if "welcome" in answer:
             for message in self.member.accepted(answer):
                 self._send(message)
@@ -251,7 +250,7 @@ class MemberClient(Client):
 
         What was read right behind a gap may be as old as that.
         """
-        now = time.monotonic()
+        now = self._loop.time()
         gap = now - self._last_tick - _TICK
         self._last_tick = now
         channel = self._channel
@@ -291,13 +290,13 @@ class MemberClient(Client):
         Raises:
             CoordinatorNotFoundError: There was none in time.
         """
-        start, reported = time.monotonic(), 0
+        start, reported = self._loop.time(), 0
         own = self.member
         own.begin()
         while True:
             member = own.whom()
             if member is None:
-                waited = time.monotonic() - start
+                waited = self._loop.time() - start
                 if waited > timeout:
                     raise CoordinatorNotFoundError("no node coordinates the job")
                 while reported + 1 < waited:

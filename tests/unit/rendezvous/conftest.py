@@ -8,22 +8,12 @@ from loopback import (
     Raw,
 )
 
-from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous import server as servers
-
 
 @pytest.fixture
 def job():
     made = Job()
     yield made
     made.close()
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Let seconds be shorter."""
-    monkeypatch.setattr(servers, "_TICK", 0.02)
-    monkeypatch.setattr(clients, "_TICK", 0.02)
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import signal
 import threading
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,16 +16,19 @@ from loopback import (
     LIMIT,
     OTHER_PROGRAMS,
     STORE,
+    Clock,
     failure_of,
-    free_port,
     join_all,
     line,
     listening,
     other_program,
+    settle,
+    started,
     together,
-    wait_until,
+    waits,
     worker_failure,
 )
+from waiting import PATIENCE, until
 
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.rendezvous import client as clients
@@ -45,9 +48,7 @@ def test_a_job_from_its_beginning_to_its_end(job):
         assert go == {"go": 0, "store": list(STORE)}
     together(*(client.finish for client in made))
     together(*(client.leave for client in made))
-    start = time.monotonic()
-    job.server.close(5, 5)
-    assert time.monotonic() - start < 1
+    job.server.close()
     assert [client.failure for client in made] == [None] * 3
     assert job.server.coordinator.finished
 
@@ -56,14 +57,14 @@ def test_a_job_that_restarts(job):
     job.start_server(max_restarts=1)
     made = job.all_at_work()
     made[1].worker_failed(worker_failure(5, code=7))
-    wait_until(lambda: all(client.is_over for client in made))
+    until(lambda: all(client.is_over for client in made))
     assert [client.next_round for client in made] == [1, 1, 1]
     for go in join_all(made):
         assert go["go"] == 1
     assert not any(client.is_over for client in made)
     assert [client.failure for client in made] == [None] * 3
     made[2].worker_failed(worker_failure(9, code=-9))
-    wait_until(lambda: all(client.failure for client in made))
+    until(lambda: all(client.failure for client in made))
     assert {client.failure for client in made} == {
         Failure(Kind.WORKER, (2,), rank=9, code=-9)
     }
@@ -90,11 +91,11 @@ def test_the_first_failure_is_everybodys(job):
     made = job.all_at_work()
     first = Failure(Kind.SIGNAL, (1,), code=15)
     made[1].fail(first)
-    wait_until(lambda: job.server.coordinator.failure)
+    until(lambda: job.server.coordinator.failure)
     made[2].failure = None  # as if it was not informed yet
     made[2].fail(Failure(Kind.AGENT, (2,), text="mine"))
     made[2].leave()
-    wait_until(lambda: made[0].failure)
+    until(lambda: made[0].failure)
     assert {made[0].failure, made[1].failure} == {first}
 
 
@@ -104,7 +105,7 @@ def test_a_late_agent_is_informed_of_the_failure(job):
     early.connect()
     gone = Failure(Kind.AGENT, (1,), text="why")
     early.fail(gone)
-    wait_until(lambda: job.server.coordinator.failure)
+    until(lambda: job.server.coordinator.failure)
     late = job.client(2)
     with suppress(JobFailedError):  # now or at the next step
         late.connect()
@@ -114,7 +115,7 @@ def test_a_late_agent_is_informed_of_the_failure(job):
 
 
 def test_leaving_without_having_come(job):
-    client = job.client(0, (free_port(),))
+    client = job.client(0, (job.unused_port(),))
     client.leave()
     client.fail(Failure(Kind.AGENT, (0,)))
     client.leave()
@@ -145,49 +146,65 @@ def at_work(job):
 
 def all_hear_of(failure, made):
     """Wait until all agents have heard why the job failed, by the coordinator."""
-    wait_until(lambda: all(client._is_decided for client in made))
+    until(lambda: all(client._is_decided for client in made))
+    settle(*made)
     assert {client.failure for client in made} == {failure}
 
 
-def test_a_worker_that_fails_is_reported_by_node_0(at_work):
+def leave(made):
+    """Let all leave, and time stand still; return what ends when they have left."""
+    left = [started(client.leave) for client in made]
+    until(lambda: all(map(waits, made)))
+    return left
+
+
+def have_left(left):
+    for later in left:
+        later.result(PATIENCE)
+
+
+def test_a_worker_that_fails_is_reported_by_node_0(at_work, job):
     made, events = at_work()
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
     assert events == [[], [], []]  # there may be more
     made[2].worker_failed(worker_failure(10, cause=BAD))
-    wait_until(lambda: events[0])
+    job.clock.go_on(clients.COLLECT_TIMEOUT)
+    until(lambda: events[0])
     assert events == [[{"report": Summary(FIRST, alike=(10,))}], [], []]
 
 
-def test_the_failure_that_was_the_first_is_known_with_the_report(at_work):
+def test_the_failure_that_was_the_first_is_known_with_the_report(at_work, job):
     made, events = at_work()
     made[2].worker_failed(PEER)
     all_hear_of(protocol.failure_of(PEER), made)
     made[1].worker_failed(FIRST)
-    wait_until(lambda: events[0])
+    job.clock.go_on(clients.COLLECT_TIMEOUT)
+    until(lambda: events[0])
     assert events[0][0]["report"].first == FIRST
-    wait_until(lambda: made[0].failure == WHY)
+    until(lambda: made[0].failure == WHY)
 
 
 def test_why_there_is_no_restart_stays_known_with_the_report(at_work, job):
     made, events = at_work(max_restarts=1)
     made[2].send({"done": 0})
-    wait_until(lambda: job.server.coordinator._done)
+    until(lambda: job.server.coordinator._done)
     made[1].worker_failed(FIRST)
     all_hear_of(replace(WHY, finished=1), made)
-    wait_until(lambda: events[0])
-    wait_until(lambda: made[0]._is_reported)
+    job.clock.go_on(clients.COLLECT_TIMEOUT)
+    until(lambda: events[0])
+    until(lambda: made[0]._is_reported)
     assert made[0].failure == replace(WHY, finished=1)
 
 
-def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(at_work):
+def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(at_work, job):
     made, events = at_work(max_restarts=1)
     made[1].worker_failed(FIRST)
-    wait_until(lambda: all(client.is_over for client in made))
+    until(lambda: all(client.is_over for client in made))
     made[2].worker_failed(PEER)  # of the same round: because of it
     for go in join_all(made):
         assert go["go"] == 1
-    time.sleep(clients.COLLECT_TIMEOUT + 0.2)
+    job.clock.go_on(2 * clients.COLLECT_TIMEOUT)
     assert [client.failure for client in made] == [None] * 3
     ((event,), *others) = events  # no report
     assert (event["restart"], protocol.unpacked(event["because"])) == (1, WHY)
@@ -205,26 +222,27 @@ HOW = {
 def test_all_leave_as_soon_as_it_is_reported(at_work, job, how):
     fail, is_reported = HOW[how]
     made, events = at_work()
-    start = time.monotonic()
     fail(made[1])
     all_hear_of(WHY, made)
-    together(*(client.leave for client in made))
+    left = leave(made)
+    assert events == [[], [], []]
+    job.clock.go_on(clients.COLLECT_TIMEOUT)
+    have_left(left)
     assert [len(each) for each in events] == [is_reported, 0, 0]
     assert not any(client.is_unreported for client in made)
-    job.server.close(5, 5)
-    assert clients.COLLECT_TIMEOUT <= time.monotonic() - start < 3
-    assert not any(client._thread.is_alive() for client in made)
+    job.server.close()
+    for client in made:
+        client._thread.join(PATIENCE)
 
 
-def test_nobody_waits_for_ever_for_the_report(at_work, monkeypatch):
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", LIMIT)
-    monkeypatch.setattr(clients, "_REPORT_TIMEOUT", 0.4)
+def test_nobody_waits_for_ever_for_the_report(at_work, job, monkeypatch):
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 2 * clients._REPORT_TIMEOUT)
     made, events = at_work()
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
-    start = time.monotonic()
-    together(*(client.leave for client in made))
-    assert 0.4 <= time.monotonic() - start < 2
+    left = leave(made)
+    job.clock.go_on(clients._REPORT_TIMEOUT)
+    have_left(left)
     assert events == [[], [], []]
     assert all(client.is_unreported for client in made)
 
@@ -237,19 +255,17 @@ def test_nobody_waits_for_a_report_where_no_worker_has_failed(at_work, failure):
     made, _ = at_work()
     made[1].fail(failure)
     all_hear_of(failure, made)
-    start = time.monotonic()
     together(*(client.leave for client in made))
-    assert time.monotonic() - start < clients.COLLECT_TIMEOUT
 
 
-def test_workers_that_fail_because_an_agent_is_gone_are_not_why(at_work):
+def test_workers_that_fail_because_an_agent_is_gone_are_not_why(at_work, job):
     """They follow from it, whatever they say."""
     made, events = at_work()
     gone = Failure(Kind.LOST, (2,))
     made[1].fail(gone)
     made[1].worker_failed(FIRST)
     all_hear_of(gone, made)
-    time.sleep(clients.COLLECT_TIMEOUT + 0.3)
+    job.clock.go_on(2 * clients.COLLECT_TIMEOUT)
     assert events == [[], [], []]
     assert made[0].failure == gone
 
@@ -258,24 +274,24 @@ def test_nobody_waits_for_a_report_without_a_coordinator(at_work, job):
     made, _ = at_work()
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
-    start = time.monotonic()
-    job.server._loop.call_soon_threadsafe(job.server._loop.stop)
+    job.end_server()
     together(*(client.leave for client in made))
-    assert time.monotonic() - start < 2
     assert [client.failure for client in made] == [WHY] * 3
     assert all(client.is_unreported for client in made)
 
 
-def test_an_agent_that_hears_nothing_knows_its_own_workers(at_work, job, monkeypatch):
+def test_an_agent_that_hears_nothing_knows_its_own_workers(at_work, job):
     """The coordinator's node is lost, and nothing says so."""
-    monkeypatch.setattr(clients, "_LEAVE_TIMEOUT", 0.2)
-    monkeypatch.setattr(clients, "_REPORT_TIMEOUT", 0.2)
     made, _ = at_work()
-    job.server._loop.call_soon_threadsafe(time.sleep, 2)
+    goes_on = threading.Event()
+    job.server._loop.call_soon_threadsafe(goes_on.wait)
     made[1].worker_failed(FIRST)
     made[1].worker_failed(worker_failure(6, code=-9))
     made[1].fail(Failure(Kind.WORKER, (1,), rank=6, code=-9))  # what torch says
-    made[1].leave()
+    clock = Clock()
+    clock.drive(made[1])
+    clock.passes_while(made[1].leave, step=clients._REPORT_TIMEOUT)
+    goes_on.set()
     assert made[1].is_unreported
     assert made[1].failure == WHY
 
@@ -291,6 +307,7 @@ class Sampled:
     """
 
     def __init__(self, job):
+        self.clock = job.clock
         job.start_server(max_restarts=1)
         self.silent = set()
         self.made = [
@@ -302,6 +319,24 @@ class Sampled:
     def _answer(self, rank, event):
         if "stacks" in event and rank not in self.silent:
             self.made[rank].send({"sampled": event["stacks"], "of": [f"of {rank}"]})
+
+    def ask(self, *answered):
+        """Let node 0 ask for stacks; wait until these nodes have answered."""
+        found = started(lambda: self.made[0].stacks(LIMIT))
+        until(
+            lambda: (
+                waits(self.made[0])
+                and [set(answers) for answers in [*self.made[0]._samples.values()]]
+                == [set(answered)]
+            )
+        )
+        return found
+
+    def ask_in_vain(self, *answered):
+        """Let node 0 ask for stacks, of which only these come; return them."""
+        found = self.ask(*answered)
+        self.clock.go_on(LIMIT, LIMIT)
+        return found.result(PATIENCE)
 
     def __iter__(self):
         return iter(self.made)
@@ -319,10 +354,8 @@ ANSWERS = {rank: [f"of {rank}"] for rank in range(3)}
 
 
 def test_the_stacks_of_all_nodes(sampled):
-    start = time.monotonic()
     for client in sampled:
         assert client.stacks(LIMIT) == ANSWERS
-    assert time.monotonic() - start < 2
 
 
 def test_all_ask_for_stacks_at_the_same_time(sampled):
@@ -332,32 +365,21 @@ def test_all_ask_for_stacks_at_the_same_time(sampled):
 
 def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
-    start = time.monotonic()
-    assert sampled[0].stacks(0.5) == {0: ["of 0"], 2: ["of 2"]}
-    assert 0.5 <= time.monotonic() - start < 2
+    assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
+    # Stacks that come too late are not taken for others.
+    sampled[1].send({"sampled": [0, sampled[0]._asked], "of": ["late"]})
+    assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert sampled[0].stacks(LIMIT) == ANSWERS
-
-
-def test_stacks_that_come_too_late_are_not_taken_for_others(sampled):
-    sampled.silent.add(1)
-    sampled[0].stacks(0.1)
-    sampled[1].send({"sampled": [0, sampled[0]._asked], "of": ["late"]})
-    assert sampled[0].stacks(0.5) == {0: ["of 0"], 2: ["of 2"]}
     assert sampled[0].failure is None
 
 
 def test_stacks_while_the_main_thread_asks_the_store(sampled):
-    def wait_for_it():
-        return sampled[0].ask({"get": ["late"]}, LIMIT)
-
-    def ask_for_stacks():
-        time.sleep(0.2)
-        found = [sampled[0].stacks(LIMIT) for _ in range(3)]
-        sampled[1].ask({"set": {"late": "1"}}, LIMIT)
-        return found
-
-    assert together(wait_for_it, ask_for_stacks) == [["1"], [ANSWERS] * 3]
+    late = started(lambda: sampled[0].ask({"get": ["late"]}, LIMIT))
+    until(lambda: waits(sampled[0]))
+    assert [sampled[0].stacks(LIMIT) for _ in range(3)] == [ANSWERS] * 3
+    sampled[1].ask({"set": {"late": "1"}}, LIMIT)
+    assert late.result(PATIENCE) == ["1"]
 
 
 def test_many_questions_from_two_threads(sampled):
@@ -378,57 +400,45 @@ def test_many_questions_from_two_threads(sampled):
 def test_stacks_of_a_job_that_restarts(sampled):
     """Asked for while nobody is in a round."""
     sampled[1].worker_failed(FIRST)
-    wait_until(lambda: all(client.is_over for client in sampled))
+    until(lambda: all(client.is_over for client in sampled))
     assert sampled[2].stacks(LIMIT) == ANSWERS
 
 
 def test_stacks_of_a_job_that_fails(sampled):
     """There is nothing to wait for."""
     sampled.silent.add(1)
-    start = time.monotonic()
-    found, _ = together(
-        lambda: sampled[0].stacks(LIMIT),
-        lambda: (time.sleep(0.3), sampled[1].fail(Failure(Kind.AGENT, (1,)))),
-    )
-    assert found == {0: ["of 0"], 2: ["of 2"]}
-    assert time.monotonic() - start < 3
+    found = sampled.ask(0, 2)
+    sampled[1].fail(Failure(Kind.AGENT, (1,)))
+    assert found.result(PATIENCE) == {0: ["of 0"], 2: ["of 2"]}
 
 
 def test_stacks_where_an_agent_is_gone(sampled):
     cut(sampled[2])
-    wait_until(lambda: sampled[0].is_over)
-    start = time.monotonic()
-    assert sampled[0].stacks(0.5) == {0: ["of 0"], 1: ["of 1"]}
-    assert time.monotonic() - start < 2
+    until(lambda: sampled[0].is_over)
+    assert sampled.ask_in_vain(0, 1) == {0: ["of 0"], 1: ["of 1"]}
 
 
 def test_stacks_without_a_coordinator(sampled, job):
-    job.server._loop.call_soon_threadsafe(job.server._loop.stop)
-    start = time.monotonic()
+    job.end_server()
     assert sampled[0].stacks(LIMIT) == {}
-    assert time.monotonic() - start < 3
 
 
 def test_stacks_after_the_end(sampled):
     together(*(client.finish for client in sampled))
     together(*(client.leave for client in sampled))
-    assert sampled[0].stacks(0.3) == {}
+    assert sampled.ask_in_vain() == {}
 
 
 def test_stacks_before_the_coordinator_is_found(job):
     """It is not: that is for the main thread, which has to be told."""
-    client = job.client(1, (free_port(),), where={"timeout": 0.3})
-
-    def connect():
-        with pytest.raises(CoordinatorNotFoundError):
-            client.connect()
-
-    found, _ = together(lambda: client.stacks(LIMIT), connect)
-    assert found == {}
+    client = job.client(1, (job.unused_port(),))
+    found = started(lambda: client.stacks(math.inf))
+    with pytest.raises(CoordinatorNotFoundError):
+        job.clock.passes_while(client.connect, step=LIMIT)
+    assert found.result(PATIENCE) == {}
 
 
-@pytest.mark.parametrize("number", [None, "x", 99, [], {}])
-def test_an_agent_that_answers_what_nobody_has_asked(job, raw, number):
+def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
     """The others go on."""
     job.start_server()
     made = [job.client(0), job.client(1)]
@@ -437,10 +447,13 @@ def test_an_agent_that_answers_what_nobody_has_asked(job, raw, number):
     odd.send_message(join=0)
     together(*(client.connect for client in made))
     join_all(made)
-    odd.send_message(sampled=[0, number], of=[])
-    assert made[0].ask({"set": {"a": "1"}}, LIMIT) is True
-    time.sleep(0.2)
-    assert made[0].failure is None
+    for number in [None, "x", 99, [], {}]:
+        odd.send_message(sampled=[0, number], of=[])
+        odd.send_message(ask=1, check=["a"])
+        while "answer" not in odd.receive():
+            pass
+        settle(*made)
+        assert made[0].failure is None, number
 
 
 # --- who is gone --------------------------------------------------------------------
@@ -470,7 +483,7 @@ def test_an_agent_that_is_started_again(job):
     together(*(client.connect for client in made))
     join_all(made)
     cut(made[2])
-    wait_until(lambda: made[0].is_over and made[1].is_over)
+    until(lambda: made[0].is_over and made[1].is_over)
     again = job.client(2, pid=999)
     again.connect()
     assert again.next_round == 1
@@ -483,7 +496,7 @@ def test_an_agent_that_is_started_again(job):
 def test_the_coordinator_is_gone(job):
     job.start_server()
     made = job.all_at_work()
-    job.server._loop.call_soon_threadsafe(job.server._loop.stop)
+    job.end_server()
     for client in made:
         assert failure_of(client) == Failure(Kind.COORDINATOR)
 
@@ -492,12 +505,12 @@ def test_the_end_of_the_coordinator_is_no_loss_to_an_agent_that_has_finished(job
     job.start_server()
     made = job.all_at_work()
     together(*(client.finish for client in made))
-    job.server.close(0, 0)
-    time.sleep(0.2)
+    job.end_server()
+    for client in made:
+        client._thread.join(PATIENCE)
     assert [client.failure for client in made] == [None] * 3
 
 
-@pytest.mark.usefixtures("quick")
 def test_an_agent_that_does_not_answer(job, raw):
     job.start_server(silence_timeout=60)
     events = []
@@ -507,6 +520,7 @@ def test_an_agent_that_does_not_answer(job, raw):
     silent.send_message(join=0)
     together(*(client.connect for client in made))
     join_all(made)
+    job.clock.go_on(60)
     for client in made:
         assert failure_of(client) == Failure(Kind.SILENT, (2,), code=60)
     # All others have answered all the time.
@@ -527,48 +541,48 @@ def silent_coordinator(job):
             connection.recv(4096)
             welcome = {"welcome": protocol.VERSION, "job": "19.0", "round": 0}
             connection.sendall(protocol.encode(welcome))
-            ended.wait(LIMIT)
+            ended.wait()
 
     thread = threading.Thread(target=serve)
     thread.start()
     yield
     ended.set()
-    thread.join()
+    thread.join(PATIENCE)
     server.close()
 
 
-@pytest.mark.usefixtures("quick", "silent_coordinator")
+@pytest.mark.usefixtures("silent_coordinator")
 def test_a_coordinator_that_does_not_answer(job):
     events = []
     where = {"silence_timeout": 50}
     client = job.client(1, where=where, on_event=events.append)
     client.connect()
+    job.clock.go_on(49)
+    assert client.failure is None
     with pytest.raises(JobFailedError) as caught:
-        client.join(None)
+        job.clock.passes_while(lambda: client.join(None))
     assert caught.value.failure == Failure(Kind.COORDINATOR, code=50)
     assert events == [{"coordinator_silent": coordinator.SILENCE_REPORT, "left": 20}]
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_coordinator_that_answers_again(job):
     with other_program(line(welcome=protocol.VERSION, job="19.0", round=0)) as port:
         events = []
         where = {"silence_timeout": 1000}
         client = job.client(1, (port,), where=where, on_event=events.append)
         client.connect()
-        wait_until(lambda: events)
+        job.clock.go_on(1 + coordinator.SILENCE_REPORT)  # it has just answered
         for number in range(3):
             client.send({"ask": number})
-            time.sleep(0.2)
+            until(lambda: client._channel.has_received)
+            job.clock.go_on(1)
     reported = [event for event in events if "welcome" not in event]
-    assert [*map(list, reported)] == [
-        ["coordinator_silent", "left"],
-        ["coordinator_answers"],
+    assert reported == [
+        {"coordinator_silent": 30, "left": 970},
+        {"coordinator_answers": 31},
     ]
-    assert coordinator.SILENCE_REPORT < reported[1]["coordinator_answers"] < 1000
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_coordinator_that_is_stopped_for_a_while(job):
     """As all of them, by the scheduler: nobody is older than what it did itself."""
     job.start_server(silence_timeout=60)
@@ -576,9 +590,7 @@ def test_a_coordinator_that_is_stopped_for_a_while(job):
     where = {"silence_timeout": 60}
     client = job.client(0, where=where, on_event=events.append)
     client.connect()
-    for loop in (job.server._loop, client._loop):
-        loop.call_soon_threadsafe(time.sleep, 1.5)  # 75 of their seconds
-    time.sleep(1.7)
+    job.clock.go_on(75, 75)
     assert events == []
     assert client.failure is None
 
@@ -594,22 +606,18 @@ def test_questions_to_the_store(job):
     assert made[0].ask({"add": "a", "by": 2}, LIMIT) == 3
     assert made[0].ask({"check": ["a", "c"]}, LIMIT) is False
 
-    def set_late():
-        time.sleep(0.2)
-        return made[0].ask({"set": {"c": "late"}}, LIMIT)
-
-    answers = together(lambda: made[1].ask({"get": ["c"]}, LIMIT), set_late)
-    assert answers == [["late"], True]
+    late = started(lambda: made[1].ask({"get": ["c"]}, LIMIT))
+    until(lambda: waits(made[1]))
+    assert made[0].ask({"set": {"c": "late"}}, LIMIT) is True
+    assert late.result(PATIENCE) == ["late"]
 
 
 def test_an_answer_that_does_not_come(job):
     job.start_server()
     client = job.client(0)
     client.connect()
-    start = time.monotonic()
     with pytest.raises(TimeoutError):
-        client.ask({"get": ["a"]}, 0.3)
-    assert 0.3 <= time.monotonic() - start < 2
+        job.clock.passes_while(lambda: client.ask({"get": ["a"]}, LIMIT), step=LIMIT)
     assert client.ask({"set": {"a": "1"}}, LIMIT) is True
     assert client.ask({"get": ["a"]}, LIMIT) == ["1"]
 
@@ -617,16 +625,11 @@ def test_an_answer_that_does_not_come(job):
 def test_no_answer_any_more(job):
     job.start_server()
     made = job.all_at_work()
-
-    def fail():
-        time.sleep(0.2)
-        made[1].fail(Failure(Kind.AGENT, (1,), text="why"))
-
-    def ask():
-        with pytest.raises(JobFailedError):
-            made[0].ask({"get": ["a"]}, LIMIT)
-
-    together(ask, fail)
+    answer = started(lambda: made[0].ask({"get": ["a"]}, LIMIT))
+    until(lambda: waits(made[0]))
+    made[1].fail(Failure(Kind.AGENT, (1,), text="why"))
+    with pytest.raises(JobFailedError):
+        answer.result(PATIENCE)
 
 
 # --- signals ------------------------------------------------------------------------
@@ -641,95 +644,93 @@ def send_to_this_process(number):
 
 
 @pytest.fixture
-def signal_soon():
-    """Send this process SIGTERM in a moment, which raises in the main thread."""
+def signalled():
+    """Send this process SIGTERM while it waits, which raises in the main thread."""
 
     def handle(_number, _frame):
         raise Signalled
 
     old = signal.signal(signal.SIGTERM, handle)
-    started = []
 
     @contextmanager
-    def soon(send=send_to_this_process, limit=1.0):
-        timer = threading.Timer(0.3, send, (signal.SIGTERM,))
-        started.append(timer)
-        start = time.monotonic()
-        timer.start()
+    def while_it_waits(client, send=send_to_this_process):
+        def send_it():
+            until(lambda: waits(client))
+            send(signal.SIGTERM)
+
+        sent = started(send_it)
         with pytest.raises(Signalled):
             yield
-        assert time.monotonic() - start < 0.3 + limit
+        sent.result(PATIENCE)
 
-    yield soon
-    for timer in started:
-        timer.join()
+    yield while_it_waits
     signal.signal(signal.SIGTERM, old)
 
 
 def leave_at_once(client):
-    start = time.monotonic()
     client.fail(Failure(Kind.SIGNAL, (client.request.rank,), code=15))
     client.leave()
-    assert time.monotonic() - start < 1.5
+    client._thread.join(PATIENCE)
     assert not client._thread.is_alive()
 
 
 @pytest.mark.parametrize("who", ["nobody", *list(OTHER_PROGRAMS)[:2]])
-def test_a_signal_while_the_coordinator_is_looked_for(job, who, signal_soon):
-    nobody = free_port()
+def test_a_signal_while_the_coordinator_is_looked_for(job, who, signalled):
+    nobody = job.unused_port()
     with other_program(OTHER_PROGRAMS.get(who, OTHER_PROGRAMS["noise"])) as port:
         client = job.client(0, (nobody if who == "nobody" else port,))
-        with signal_soon():
+        with signalled(client):
             client.connect()
         leave_at_once(client)
 
 
-def test_a_signal_while_others_are_waited_for(job, signal_soon):
+def test_a_signal_while_others_are_waited_for(job, signalled):
     job.start_server()
     client, other = job.client(0), job.client(1)
     client.connect()
     other.connect()
-    with signal_soon():
+    with signalled(client):
         client.join(STORE)
     leave_at_once(client)
     assert failure_of(other) == Failure(Kind.SIGNAL, (0,), code=15)
 
 
-def test_a_signal_that_does_not_wake_the_main_thread(job, signal_soon):
+def test_a_signal_that_does_not_wake_the_main_thread(job, signalled, monkeypatch):
     """As one that arrives just before the main thread begins to wait."""
+    monkeypatch.setattr(clients, "_SIGNAL_TIMEOUT", 0.05)
     job.start_server()
     client, other = job.client(0), job.client(1)
     client.connect()
     other.connect()
-    with signal_soon(_thread.interrupt_main, limit=LIMIT / 2):
+    with signalled(client, _thread.interrupt_main):
         client.join(STORE)
 
 
-def test_a_signal_while_an_answer_is_waited_for(job, signal_soon):
+def test_a_signal_while_an_answer_is_waited_for(job, signalled):
     job.start_server()
     made = job.all_at_work()
-    with signal_soon():
+    with signalled(made[0]):
         made[0].ask({"get": ["a"]}, LIMIT)
     leave_at_once(made[0])
-    wait_until(lambda: made[1].failure)
+    until(lambda: made[1].failure)
 
 
-def test_a_signal_while_others_are_at_work(job, signal_soon):
+def test_a_signal_while_others_are_at_work(job, signalled):
     job.start_server()
     made = job.all_at_work()
-    with signal_soon():
+    with signalled(made[1]):
         made[1].finish()
     leave_at_once(made[1])
     assert failure_of(made[2]) == Failure(Kind.SIGNAL, (1,), code=15)
 
 
 @pytest.mark.usefixtures("silent_coordinator")
-def test_a_signal_and_a_coordinator_that_does_not_answer(job, signal_soon):
+def test_a_signal_and_a_coordinator_that_does_not_answer(job, signalled):
     client = job.client(1)
     client.connect()
-    with signal_soon():
+    with signalled(client):
         client.join(None)
-    start = time.monotonic()
     client.fail(Failure(Kind.SIGNAL, (1,), code=15))
-    client.leave()
-    assert time.monotonic() - start < 3
+    left = leave([client])
+    job.clock.go_on(clients._LEAVE_TIMEOUT)
+    have_left(left)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import random
-import resource
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
-from loopback import STORE, wait_until
+from loopback import REQUEST, SETTINGS, STORE
 from plans import planned
 
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.coordinator import Coordinator
 
 NODES, WORKERS = 512, 8
 SIZE = NODES * WORKERS
 FIRST = 1234
-LIMIT = 60.0  # seconds, for so many on a busy machine
 LINES = ("Traceback (most recent call last):", *["  File: " + "x" * 200] * 28, "E: 1")
 
 CAUSES = {
@@ -30,14 +28,6 @@ CAUSES = {
     ),
     "each for another reason": lambda rank: f"Error{'x' * rank}: no"[:200] + hex(rank),
 }
-
-
-@pytest.fixture
-def many_files():
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def failure(rank, cause):
@@ -53,43 +43,36 @@ def failure(rank, cause):
     )
 
 
+def as_sent(message):
+    """Return a message as it arrives, if it is short enough to be sent."""
+    (arrived,) = protocol.Lines(protocol.LINE_LIMIT).feed(protocol.encode(message))
+    return arrived
+
+
+def at_work():
+    made = Coordinator(replace(SETTINGS, nodes=NODES))
+    for rank in range(NODES):
+        request = replace(REQUEST, nodes=NODES, rank=rank, host=f"n{rank}")
+        made.receive(rank, {"protocol": protocol.VERSION, **asdict(request)})
+        made.receive(rank, {"join": 0, "store": STORE})
+    return made
+
+
 @pytest.mark.parametrize("name", CAUSES)
-@pytest.mark.usefixtures("many_files")
-def test_the_report_of_many_failures(name, job, capsys):
-    reports = []
-
-    def take(event):
-        if "report" in event:
-            reports.append((time.monotonic(), event["report"]))
-
-    job.start_server(nodes=NODES)
-    where = {"timeout": LIMIT}
-    made = [
-        job.client(rank, nodes=NODES, where=where, on_event=take)
-        for rank in range(NODES)
-    ]
-    with ThreadPoolExecutor(NODES) as pool:
-        list(pool.map(lambda client: client.connect(), made))
-        list(pool.map(lambda client: client.join(STORE), made))
+def test_the_report_of_many_failures(name, capsys):
+    coordinator = at_work()
     failures = [failure(rank, CAUSES[name](rank)) for rank in range(SIZE)]
     random.Random(0).shuffle(failures)  # noqa: S311
-    # The report has what the coordinator received within a second: on a busy machine,
-    # perhaps a hundred.
-    first = next(n for n, each in enumerate(failures) if each.rank == FIRST)
-    failures.insert(50, failures.pop(first))
     known = set()  # as failures/watch.py: an agent sends the lines once
-    for number, each in enumerate(failures):
-        if (each.node, each.likeness) in known:
-            failures[number] = replace(each, lines=())
-        known.add((each.node, each.likeness))
-    start = time.monotonic()
     for each in failures:
-        made[each.node].worker_failed(each)
-    sent = time.monotonic() - start
-    wait_until(lambda: reports, LIMIT)
-    (when, summary) = reports[0]
-    with capsys.disabled():
-        print(f"all sent after {sent:.2f} s, reported after {when - start:.2f} s")
+        lines = () if (each.node, each.likeness) in known else LINES
+        known.add((each.node, each.likeness))
+        died = protocol.packed_worker(replace(each, lines=lines))
+        coordinator.receive(each.node, as_sent({"died": died, "round": 0}))
+    coordinator.receive(0, {"report": True})
+    connection, message = coordinator.outbox[-1]
+    assert connection == 0
+    summary = protocol.unpacked_summary(as_sent(message)["report"])
     report.write(summary, planned())
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) + 1 <= 40  # and the last line

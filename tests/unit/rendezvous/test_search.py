@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -18,12 +17,13 @@ from loopback import (
     STORE,
     Job,
     failure_of,
-    free_port,
     line,
     listening,
     other_program,
+    started,
     together,
 )
+from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.rendezvous import search
 from torchrun_hpc.rendezvous.client import JobFailedError
@@ -33,29 +33,43 @@ from torchrun_hpc.rendezvous.search import (
     RefusedError,
 )
 
+SILENT = "one that never answers"
+
 
 @pytest.mark.parametrize("case", OTHER_PROGRAMS)
 def test_another_program_on_the_first_port(job, case):
     job.start_server(nodes=1)
     with other_program(OTHER_PROGRAMS[case]) as port:
-        # One that says nothing keeps a port for longer than the others are tried.
         client = job.client(0, (port, job.port), nodes=1)
-        start = time.monotonic()
-        client.connect()
-        assert time.monotonic() - start < 4
+        connected = started(client.connect)
+        if case == SILENT:  # it keeps a port for longer than the others are tried
+            until(lambda: client._search._accepted)
+            job.clock.go_on(search._PORT_DELAY)
+        connected.result(PATIENCE)
         assert client.join(STORE)["store"] == list(STORE)
+
+
+def not_found(job, client):
+    """Look for the coordinator until the time is over; return what was found."""
+    connected = started(client.connect)
+    address = client._search._address
+    ports = {*address.ports, *address.notice_ports}
+    until(lambda: client._search._found.keys() >= ports)
+    assert not connected.done()
+    job.clock.passes_until(connected.done, address.timeout)
+    with pytest.raises(CoordinatorNotFoundError) as caught:
+        connected.result()
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("case", OTHER_PROGRAMS)
 def test_another_program_and_nobody_else(job, case, monkeypatch):
-    monkeypatch.setattr(search, "_ANSWER_TIMEOUT", 0.2)
+    if case == SILENT:
+        monkeypatch.setattr(search, "_ANSWER_TIMEOUT", 0)
     with other_program(OTHER_PROGRAMS[case]) as port:
-        client = job.client(0, (port,), where={"timeout": 0.3})
-        with pytest.raises(CoordinatorNotFoundError) as caught:
-            client.connect()
-    silent = case == "one that never answers"
-    what = "somebody who says nothing" if silent else "somebody else"
-    assert str(caught.value) == f"port {port}: {what}"
+        found = not_found(job, job.client(0, (port,)))
+    what = "somebody who says nothing" if case == SILENT else "somebody else"
+    assert found == f"port {port}: {what}"
 
 
 def test_a_web_server_on_the_first_port(job, capfd):
@@ -85,60 +99,55 @@ def test_the_coordinator_of_another_job_on_the_first_port(job):
         client = job.client(0, (other.port, job.port), nodes=1)
         client.connect()
         assert other.server.coordinator.failure is None
-        lonely = job.client(1, (other.port, free_port()), where={"timeout": 0.2})
-        with pytest.raises(
-            CoordinatorNotFoundError, match=f"port {other.port}: another job; port "
-        ):
-            lonely.connect()
+        lonely = job.client(1, (other.port, job.unused_port()))
+        assert f"port {other.port}: another job; port " in not_found(job, lonely)
     finally:
         other.close()
 
 
 def test_a_coordinator_that_is_late(job):
-    port, events = free_port(), []
-    client = job.client(0, (port,), nodes=1, on_event=events.append)
-    starting = threading.Timer(1.3, lambda: job.start_server(port, nodes=1))
-    starting.start()
-    client.connect()
-    starting.join()
-    found = f"port {port}: {NOT_YET}"
-    assert events == [{"looking": 1, "found": found}]
+    port, events = job.unused_port(), []
+    where = {"timeout": NEVER_S}
+    client = job.client(0, (port,), where=where, nodes=1, on_event=events.append)
+    connected = started(client.connect)
+    job.clock.passes_until(lambda: events)
+    job.start_server(port, nodes=1)
+    job.clock.passes_until(connected.done)
+    assert events[0] == {"looking": 1, "found": f"port {port}: {NOT_YET}"}
+    assert [event["looking"] for event in events] == [*range(1, len(events) + 1)]
 
 
 def test_a_late_coordinator_on_its_last_port(job):
     """All ports are tried now and then: the first one may be taken."""
-    ports = [free_port() for _ in range(4)]
-    client = job.client(0, ports, nodes=1)
-    starting = threading.Timer(0.3, lambda: job.start_server(ports[-1], nodes=1))
-    starting.start()
-    client.connect()
-    starting.join()
+    ports = [job.unused_port() for _ in range(4)]
+    client = job.client(0, ports, where={"timeout": NEVER_S}, nodes=1)
+    connected = started(client.connect)
+    until(lambda: len(client._search._found) == 4)
+    job.start_server(ports[-1], nodes=1)
+    job.clock.passes_until(connected.done)
+    connected.result()
 
 
 def test_no_coordinator_at_all(job):
-    ports = (free_port(), free_port())
-    client = job.client(0, ports, where={"timeout": 0.4})
-    start = time.monotonic()
-    with pytest.raises(CoordinatorNotFoundError) as caught:
-        client.connect()
-    assert 0.4 < time.monotonic() - start < 2
-    assert str(caught.value) == f"port {ports[0]}, {ports[1]}: {NOT_YET}"
+    ports = (job.unused_port(), job.unused_port())
+    found = not_found(job, job.client(0, ports))
+    assert found == f"port {ports[0]}, {ports[1]}: {NOT_YET}"
 
 
 def test_a_coordinator_that_has_ended(job):
     """Whoever took a connection was there; a port that refuses each may be early."""
-    with listening() as opened:
-        port = opened.getsockname()[1]
-        client = job.client(0, (port,), where={"timeout": 1})
-        ending = threading.Thread(
-            target=lambda: (opened.accept()[0].close(), opened.close())
-        )
-        ending.start()
-        with pytest.raises(
-            CoordinatorNotFoundError, match=f"port {port}: nobody listens any more"
-        ):
-            client.connect()
-        ending.join()
+    port = job.unused_port()
+    client = job.client(0, (port,), where={"timeout": NEVER_S})
+    with listening(port) as opened:
+        connected = started(client.connect)
+        opened.accept()[0].close()
+    job.clock.passes_until(lambda: "any more" in client._search._found.get(port, ""))
+    job.clock.go_on(NEVER_S, NEVER_S)
+    job.clock.passes_until(connected.done)
+    with pytest.raises(
+        CoordinatorNotFoundError, match=f"port {port}: nobody listens any more"
+    ):
+        connected.result()
 
 
 CANNOT = Failure(Kind.AGENT, (2,), text="HPC018 torch cannot be imported")
@@ -180,10 +189,8 @@ def test_another_job_on_a_port_for_notices(job):
     other = Job()
     other.start_server(job="20.0")
     try:
-        where = {"notice_ports": (other.port,), "timeout": 0.5}
-        client = job.client(1, (free_port(),), where=where)
-        with pytest.raises(CoordinatorNotFoundError):
-            client.connect()
+        where = {"notice_ports": (other.port,)}
+        not_found(job, job.client(1, (job.unused_port(),), where=where))
     finally:
         other.close()
 
@@ -203,12 +210,8 @@ def test_a_name_that_does_not_resolve(job, monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    where = {"timeout": 0.2, "host": "no-such-host"}
-    client = job.client(0, (1,), where=where)
-    with pytest.raises(
-        CoordinatorNotFoundError, match="port 1: Name or service not known"
-    ):
-        client.connect()
+    client = job.client(0, (1,), where={"host": "no-such-host"})
+    assert not_found(job, client) == "port 1: Name or service not known"
 
 
 @pytest.mark.parametrize(

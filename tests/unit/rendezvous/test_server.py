@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import os
 from contextlib import suppress
 
 import pytest
@@ -15,9 +14,12 @@ from loopback import (
     failure_of,
     join_all,
     listening,
+    settle,
+    started,
     together,
 )
 from plans import make_launch_plan
+from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.planning.endpoints import notice_ports
 from torchrun_hpc.rendezvous import protocol
@@ -36,20 +38,20 @@ def test_the_coordinator_stays_until_all_are_informed(job, raw):
     made.fail(Failure(Kind.AGENT, (0,), text="why"))
     assert silent.receive()["failed"]["text"] == "why"
     made.leave()
-    start = time.monotonic()
-    closing = threading.Thread(target=job.server.close)
-    closing.start()
-    time.sleep(0.3)
-    assert closing.is_alive()
+    closing = started(job.server.close)
+    until(lambda: job.server._is_closing)
+    settle(job.server)
+    assert not job.server._all_informed.is_set()
     silent.send_message(read=True)
-    time.sleep(0.3)
-    assert closing.is_alive()  # node 2 has not been there yet
+    silent.send_message(ask=1, check=["a"])
+    assert "answer" in silent.receive()
+    assert not job.server._all_informed.is_set()  # node 2 has not been there yet
     late = raw()
     late.request(2)
     assert late.receive()["failed"]["text"] == "why"
+    assert not closing.done()
     late.send_message(read=True)
-    closing.join(LIMIT)
-    assert 0.3 < time.monotonic() - start < servers.CLOSE_TIMEOUT
+    closing.result(PATIENCE)
 
 
 def test_the_coordinator_does_not_stay_for_ever(job, raw):
@@ -57,9 +59,11 @@ def test_the_coordinator_does_not_stay_for_ever(job, raw):
     silent = raw()
     silent.request(1)
     silent.receive()
-    start = time.monotonic()
-    job.server.close(0.4, 0.4)
-    assert 0.4 <= time.monotonic() - start < 2
+    closing = started(job.server.close)
+    until(lambda: job.server._is_closing)
+    settle(job.server)
+    assert not closing.done()
+    job.clock.passes_until(closing.done)
     job.server.close()  # it is closed already
 
 
@@ -74,26 +78,22 @@ def test_a_failure_of_the_head_node(job):
 
 def test_a_coordinator_that_cannot_start_informs_all(job):
     """On a port of its own if those of the job are taken."""
+    job_id = f"19.{os.getpid()}"  # its ports for notices are no other test's
     with listening() as taken:
         plan = make_launch_plan(
             nodes=3, node_rank=0, workers=1,
-            launch_id="19.0", ports=(taken.getsockname()[1],), listen=(HERE, 1),
-            notice_ports=notice_ports("19.0"),
+            launch_id=job_id, ports=(taken.getsockname()[1],), listen=(HERE, 1),
+            notice_ports=notice_ports(job_id),
         )  # fmt: skip
+        where = {"notice_ports": notice_ports(job_id), "timeout": NEVER_S}
         others = [
-            job.client(
-                rank,
-                plan.rendezvous.ports,
-                where={"notice_ports": notice_ports(plan.launch_id)},
-            )
+            job.client(rank, plan.rendezvous.ports, where=where, job=job_id)
             for rank in (1, 2)
         ]
-        start = time.monotonic()
-        failures = together(
-            lambda: servers.serve_failure(plan, FAILURE_BEFORE, LIMIT),
+        failures = job.clock.passes_while(
+            lambda: servers.serve_failure(plan, FAILURE_BEFORE, NEVER_S),
             *(lambda client=client: failure_after(client) for client in others),
         )
-        assert time.monotonic() - start < LIMIT - 1
     assert failures == [None, FAILURE_BEFORE, FAILURE_BEFORE]
 
 
@@ -158,13 +158,14 @@ def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd
     assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
-def test_a_peer_that_sends_nothing_is_disconnected(job, raw, monkeypatch):
-    monkeypatch.setattr(servers, "_JOIN_REQUEST_TIMEOUT", 0.3)
+def test_a_peer_that_sends_nothing_is_disconnected(job, raw):
     job.start_server()
     silent, slow, agent = raw(), raw(), raw()
     agent.request(1)
     assert "welcome" in agent.receive()
     slow.send(b'{"protocol"')
+    until(lambda: len(job.server._unknown) == 2)
+    job.clock.go_on(servers._JOIN_REQUEST_TIMEOUT)
     assert silent.receive() is None
     assert slow.receive() is None
     agent.send_message(ask=1, check=["a"])  # after its request it may be silent
@@ -174,7 +175,7 @@ def test_a_peer_that_sends_nothing_is_disconnected(job, raw, monkeypatch):
 def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
     job.start_server(nodes=1, unknown_peers=2)
     there = [raw() for _ in range(3)]
-    time.sleep(0.2)
+    until(lambda: len(job.server._connections) == 3)
     there.append(raw())
     assert there[0].receive() is None
     client = job.client(0, nodes=1)
@@ -201,6 +202,6 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
             silent.send_message(ask=number, get=["a"])
         if 1 not in job.server.coordinator._agents:
             break
-        time.sleep(0.05)
-    assert 1 not in job.server.coordinator._agents
+        client.ask({"check": ["a"]}, LIMIT)  # the coordinator has had time
+    until(lambda: 1 not in job.server.coordinator._agents)
     assert client.ask({"check": ["a"]}, LIMIT) is True

@@ -1,0 +1,157 @@
+"""The coordinator with few open files, in a process of its own: real sockets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from loopback import Raw
+from waiting import NEVER_S, PATIENCE
+
+from torchrun_hpc.rendezvous import protocol
+
+SERVER = """
+import resource, socket, sys, time
+from torchrun_hpc.rendezvous.server import CoordinatorServer
+from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
+
+listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+settings = Settings("19.0", "mine", 3, 0, 0, 60, 120)
+unknown_peers, limit = map(int, sys.argv[1:])
+server = CoordinatorServer(
+    listening,
+    Coordinator(settings),
+    unknown_peers,
+    lambda reason: print("problem:", reason)
+)
+server.start()
+server.call(int).result()  # it has opened what it needs
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+print(listening.getsockname()[1], flush=True)
+sys.stdin.read()
+server.close(0, 0)
+print(time.process_time())
+"""
+
+
+@contextmanager
+def server(unknown_peers, limit):
+    """Start a coordinator of three nodes in a process of its own.
+
+    Yields:
+        Its port, and a function that ends it and returns its output by line, the CPU
+        time at the end, and its standard error.
+    """
+    program = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(unknown_peers), str(limit)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def end():
+        output, errors = program.communicate("", timeout=PATIENCE)
+        *printed, seconds = output.splitlines()
+        return printed, float(seconds), errors
+
+    try:
+        yield int(program.stdout.readline()), end
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def join(peer, rank):
+    """Send the join request of a node's agent, and return the answer."""
+    peer.request(rank)
+    return peer.receive()
+
+
+@pytest.fixture
+def client():
+    made = []
+
+    def connect(port, timeout=PATIENCE):
+        made.append(Raw(port, timeout))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+# Idle connections, how many the server holds, and the limit of open files.
+FLOODS = {
+    "fewer than it holds": (100, 1024, 256),
+    "more than it holds": (1500, 100, 256),
+    "it holds none": (100, 0, 32),
+    "no spare files": (100, 1024, 24),
+}
+
+
+@pytest.mark.parametrize("case", FLOODS)
+def test_agents_are_accepted_whoever_else_is_connected(case, client):
+    number, unknown_peers, limit = FLOODS[case]
+    with server(unknown_peers, limit) as (port, end):
+        idle = [client(port) for _ in range(number)]
+        agents = [client(port) for _ in range(3)]
+        for rank, agent in enumerate(agents):
+            assert "welcome" in join(agent, rank)
+        idle += [client(port) for _ in range(number)]
+        for agent in agents:
+            agent.send_message(join=0)
+        assert ["go" in agent.receive() for agent in agents] == [True] * 3
+        again = client(port)
+        again.send_message(protocol=protocol.VERSION, job="20.0")
+        assert "refused" in again.receive()
+        printed, seconds, errors = end()
+    assert (printed, errors) == ([], "")
+    assert seconds < 3
+
+
+def test_a_connection_that_has_to_wait_is_reported_once_and_costs_nothing(client):
+    with server(1024, 9) as (port, end):  # two connections, beside what a process has
+        first, second = client(port), client(port)
+        for rank, agent in enumerate((first, second)):
+            assert "welcome" in join(agent, rank)
+        third = client(port, 2.5)
+        with pytest.raises(TimeoutError):
+            join(third, 2)
+        third.close()
+        first.close()
+        assert "welcome" in join(client(port), 2)
+        printed, seconds, errors = end()
+    assert (printed, errors) == (["problem: Too many open files"], "")
+    assert seconds < 2
+
+
+AGENT = """
+import resource, sys
+from torchrun_hpc.rendezvous.client import Client
+from torchrun_hpc.rendezvous.search import CoordinatorAddress
+from torchrun_hpc.rendezvous.protocol import JoinRequest
+
+client = Client(
+    JoinRequest("19.0", "mine", 3, 1, "n1", 100, "0.1.0"),
+    CoordinatorAddress("127.0.0.1", (1, 2), float(sys.argv[1]), 120),
+    print,
+)
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+try:
+    client.connect()
+except OSError as error:
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    print(error.strerror)
+"""
+
+
+def test_an_agent_without_an_open_file_does_not_look_for_long():
+    argv = [sys.executable, "-c", AGENT, str(NEVER_S)]
+    done = subprocess.run(
+        argv, capture_output=True, check=True, text=True, timeout=PATIENCE
+    )
+    assert (done.stdout, done.stderr) == ("Too many open files\n", "")
