@@ -1,9 +1,10 @@
-"""A worker that counts the signals it gets.
+"""A worker that notes the signals it gets.
 
     signals.py FOLDER [SECONDS]
 
 Writes host, agent and job into a file of its own when it is ready. Ends when there is
-a file "end", or some seconds after its first signal, and says what it got.
+a file "end", or some seconds after SIGUSR1 or SIGUSR2, and says what it got. SIGTERM
+and SIGINT end it, too, after the second that it takes to write a checkpoint.
 """
 
 import json
@@ -14,25 +15,32 @@ import sys
 import time
 from pathlib import Path
 
+ENDING = {"SIGTERM", "SIGINT"}
+
 folder = Path(sys.argv[1])
-seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60
+seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 900
 rank = os.environ["RANK"]
 got = []
-limits = [time.monotonic() + 80]
+limits = [time.monotonic() + 900]
 
 
 def take(number, _frame):
-    limits.append(time.monotonic() + seconds)
     got.append(signal.Signals(number).name)
+    if got[-1] not in ENDING:
+        limits.append(time.monotonic() + seconds)
     (folder / f"{rank}.got").write_text(" ".join(got))
 
 
-for number in (signal.SIGUSR1, signal.SIGUSR2):
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
     signal.signal(number, take)
 (folder / f"{rank}.tmp").write_text(
     f"{socket.gethostname()} {os.getppid()} {os.environ.get('SLURM_JOB_ID', '-')}"
 )
 (folder / f"{rank}.tmp").rename(folder / f"{rank}.ready")
 while not (folder / "end").exists() and time.monotonic() < min(limits):
+    if ENDING & {*got}:
+        time.sleep(1)
+        (folder / f"{rank}.saved").touch()
+        break
     time.sleep(0.02)
 sys.stdout.write(json.dumps({"RANK": rank, "got": got}) + "\n")
