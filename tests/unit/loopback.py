@@ -58,6 +58,14 @@ def listening(port=0):
     return opened
 
 
+def free_port():
+    with listening() as found:
+        return found.getsockname()[1]
+
+
+wait_until = until
+
+
 def started(function):
     """Call in a thread; return what it returns, later."""
     later = Future()

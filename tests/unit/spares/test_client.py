@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 
 from torchrun_hpc import __version__
@@ -53,20 +50,16 @@ def as_prepared(record=PREPARED):
     return {"prepare": records.packed(record)}
 
 
-def take_part(client, *later):
-    """Take part, and let messages come a moment later."""
+def take_part(client, *messages):
+    """Take part; a message comes whenever it waits for one."""
+    later = [*messages]
 
-    def handle():
-        for message in later:
-            client._handle(message)
-            time.sleep(0.1)  # until it is confirmed
+    def wait_for(condition, _timeout):
+        while not condition():
+            client._handle(later.pop(0))
 
-    timer = threading.Timer(0.05, handle)
-    timer.start()
-    try:
-        return client.take_part(lambda: STORE)
-    finally:
-        timer.join()
+    client._wait_for = wait_for
+    return client.take_part(lambda: STORE)
 
 
 def test_a_round_in_which_it_has_node_rank_0(client):
