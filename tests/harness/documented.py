@@ -214,7 +214,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         ],
     },
     "docs/stacks.md": {
-        "--jobid=N": "tests/more/faults/test_stacks.py::stalled",
+        "--jobid=N": "tests/core/test_stacks.py::test_a_stall",
         "--hpc-stall-report": [Run("job", ON_ONE, 2, TWO, options=ONE)],
     },
     "docs/untested.md": {

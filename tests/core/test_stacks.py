@@ -1,0 +1,97 @@
+"""A training that does not go on: who waits for whom is reported, and can be asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+from commands import ENVIRON, FORMS, HPC, SCRIPTS, lines
+from pages import block, replaced
+from steps import step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+    from testbed import Cluster
+
+LIMIT_S = 5
+
+# One of six workers, two on each node, waits for data, and the others for it.
+TREE = (
+    r"6 ranks: (.* > )?<module> stalls\.py:\d+",
+    r"  5 of 6 ranks \(0-4\): step stalls\.py:\d+ > (.* > )?all_reduce \S+:\d+",
+    r"\* 1 rank \(5, jwb0003\): step stalls\.py:\d+ > read stalls\.py:\d+",
+)
+
+# Where the command is started, in the job, and how.
+LINE = block("docs/stacks.md", "--jobid=N").text
+ASKED = {
+    "on another node": {"srun": "srun -N1 --nodelist=jwb0002"},
+    "on all nodes": {},
+    "for machines": {"srun": "srun -N1", ".stacks": ".stacks --json"},
+}
+
+
+def assert_tree(written: list[str]) -> None:
+    """See that these lines are the tree."""
+    assert len(written) == len(TREE), written
+    for line, expected in zip(written, TREE, strict=True):
+        assert re.fullmatch(expected, line), line
+
+
+def test_a_stall(
+    juelich: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 0 reports it once; who asks gets the same; the training goes on then."""
+    for name, value in FORMS["fork"].items():
+        monkeypatch.setitem(ENVIRON, name, value)
+    os.mkfifo(tmp_path / "data")
+    launch = (*HPC, "--hpc-site=jsc", "--nproc_per_node=2")
+    limit = f"--hpc-stall-report={LIMIT_S}"
+    script = (str(SCRIPTS / "stalls.py"), str(tmp_path))
+    with step(juelich, "--label", *launch, limit, *script) as job:
+        job.says("HPC171")
+        queue = juelich.run(
+            ["squeue", "--noheader", "--states=RUNNING", "--format=%A"], check=True
+        )
+        job_id = {"--jobid=N": f"--jobid={queue.stdout.strip()}"}
+        answers = {
+            name: juelich.run(["bash", "-c", replaced(LINE, job_id | how)], env=ENVIRON)
+            for name, how in ASKED.items()
+        }
+        writing = os.open(tmp_path / "data", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(writing, b"data")
+        os.close(writing)
+        assert job.end() == 0, job.output
+    assert {path.suffix[1:] for path in tmp_path.glob("ended.*")} == set("012345")
+
+    assert "0: torchrun_hpc: warning: HPC171 " in job.output
+    assert job.output.count("HPC171") == job.output.count("rank (5") == 1, job.output
+    report = job.output.partition("HPC171 ")[2].splitlines()
+    assert report[0] == (
+        f"the 6 workers have shown the same stacks for {LIMIT_S} s "
+        "(--hpc-stall-report); nothing is ended:"
+    )
+    indent = "0:     "
+    assert all(line.startswith(indent) for line in report[1:4]), job.output
+    assert_tree([line[len(indent) :] for line in report[1:4]])
+
+    for answer in answers.values():
+        assert (answer.returncode, lines(answer.stderr)) == (0, []), answer
+        assert "torchrun_hpc/" not in answer.stdout  # frames of the launcher
+    assert "torchrun_hpc/" not in job.output
+    for where in "on another node", "on all nodes":
+        first, *tree = answers[where].stdout.splitlines()
+        assert re.fullmatch(r"launch \d+\.0", first)
+        assert_tree(tree)
+    (shown,) = json.loads(answers["for machines"].stdout)
+    assert shown["missing"] == ""
+    workers = shown["workers"]
+    assert [(w["rank"], w["node"], w["host"], w["problem"]) for w in workers] == [
+        (rank, rank // 2, f"jwb000{rank // 2 + 1}", "") for rank in range(6)
+    ]
+    last = [w["frames"][-1].split()[0] for w in workers]
+    assert last == ["all_reduce"] * 5 + ["read"]
