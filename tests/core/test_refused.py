@@ -74,5 +74,6 @@ def test_a_node_that_does_not_come(unpadded: Cluster, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     (line,) = [line for line in own_lines(done.stderr) if "error: " in line]
-    assert "n10" in line, done.stderr
+    message = "HPC125 the job has failed: 1 node did not come within 3 s (join_timeout)"
+    assert line.endswith(f"{message}: n10 (node 1)"), done.stderr
     assert "Traceback" not in done.stderr

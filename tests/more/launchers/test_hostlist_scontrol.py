@@ -10,6 +10,7 @@ import subprocess
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import PATIENCE
 
 from torchrun_hpc.schedulers.hostlist import HostlistError, expand_hostlist
 
@@ -85,6 +86,10 @@ GUESSES_UP_TO_23_02_4 = {
 }
 
 
+# scontrol has no limit on the whole list.
+TOO_LONG = "n[1-40000],m[1-40000]"
+
+
 class Scontrol:
     """``scontrol show hostnames``, which reads a slurm.conf and calls no daemon."""
 
@@ -113,7 +118,7 @@ class Scontrol:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
 
 
@@ -126,48 +131,28 @@ def scontrol(tmp_path_factory):
     return Scontrol(tmp_path_factory.mktemp("scontrol"))
 
 
-@pytest.fixture(scope="module")
-def old_scontrol(scontrol):
-    if scontrol.version >= SUFFIXES_SINCE:
-        pytest.skip("scontrol is newer")
-    return scontrol
+def test_same(scontrol):
+    for text in SAME:
+        assert list(expand_hostlist(text)) == scontrol.expand(text), text
+    is_new = scontrol.version >= SUFFIXES_SINCE
+    for text in SUFFIXES:
+        expected = list(expand_hostlist(text)) if is_new else None
+        assert scontrol.expand(text) == expected, text
 
 
-@pytest.mark.parametrize("text", SAME)
-def test_same(scontrol, text):
-    assert list(expand_hostlist(text)) == scontrol.expand(text)
-
-
-@pytest.mark.parametrize("text", REFUSED_BY_BOTH)
-def test_refused_by_both(scontrol, text):
-    assert scontrol.expand(text) is None
-    with pytest.raises(HostlistError):
-        expand_hostlist(text)
-
-
-@pytest.mark.parametrize("text", SUFFIXES)
-def test_text_after_a_bracket(scontrol, text):
-    new = scontrol.version >= SUFFIXES_SINCE
-    assert scontrol.expand(text) == (list(expand_hostlist(text)) if new else None)
-
-
-@pytest.mark.parametrize(("text", "names"), GUESSES_UP_TO_23_02_4.items())
-def test_scontrol_guesses_where_we_refuse(old_scontrol, text, names):
-    assert old_scontrol.expand(text) == names
-    with pytest.raises(HostlistError):
-        expand_hostlist(text)
-
-
-def test_newline_separates_for_us_alone(old_scontrol):
-    assert old_scontrol.expand("n[1-2]\nm") is None
+def test_refused(scontrol):
+    for text in REFUSED_BY_BOTH:
+        assert scontrol.expand(text) is None, text
+    if scontrol.version < SUFFIXES_SINCE:
+        for text, names in GUESSES_UP_TO_23_02_4.items():
+            assert scontrol.expand(text) == names, text
+        # A newline separates for us alone.
+        assert scontrol.expand("n[1-2]\nm") is None
+        assert len(scontrol.expand(TOO_LONG)) == 80_000
+    for text in (*REFUSED_BY_BOTH, *GUESSES_UP_TO_23_02_4, TOO_LONG):
+        with pytest.raises(HostlistError):
+            print(text, expand_hostlist(text))
     assert expand_hostlist("n[1-2]\nm") == ("n1", "n2", "m")
-
-
-def test_scontrol_has_no_limit_on_the_whole_list(old_scontrol):
-    text = "n[1-40000],m[1-40000]"
-    assert len(old_scontrol.expand(text)) == 80_000
-    with pytest.raises(HostlistError):
-        expand_hostlist(text)
 
 
 literals = st.text("anx.-_09", max_size=4)
