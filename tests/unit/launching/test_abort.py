@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from plans import make_launch_plan
+from waiting import NEVER_S
 
 from torchrun_hpc import network
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.network import Interface
+from torchrun_hpc.rendezvous import client, server
+from torchrun_hpc.rendezvous.protocol import Kind
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
@@ -29,6 +28,7 @@ def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
 
 def place(rank, port):
     """Return where the nodes of a job of two meet, all of them here."""
+    port = port.getsockname()[1]
     return make_launch_plan(
         nodes=2, node_rank=rank, workers=1, report_rank=rank,
         endpoint="n9", launch_id="19.0", backend="scheduler", connect_host="127.0.0.1",
@@ -39,72 +39,77 @@ def place(rank, port):
 
 @pytest.fixture
 def port():
+    """Listen, as the coordinator will."""
     with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+        yield found
 
 
 @pytest.mark.parametrize(("texts", "says"), [(("x", "x"), 1), (("x", "y"), 2)])
-def test_what_two_nodes_find_is_said_once(port, texts, says):
+def test_what_two_nodes_find_is_said_once(port, texts, says, monkeypatch):
+    monkeypatch.setattr(server, "listen", lambda *_: port)
+
+    def tell(rank):
+        return abort.tell(place(rank, port), texts[rank], NEVER_S)
+
     with ThreadPoolExecutor(2) as pool:
-        told = list(
-            pool.map(
-                lambda rank: abort.tell(place(rank, port), texts[rank], 10), (0, 1)
-            )
-        )
+        told = list(pool.map(tell, (0, 1)))
     assert (told[0], sum(told)) == (True, says)
 
 
-def test_nobody_is_there(port):
+@pytest.fixture
+def nobody(monkeypatch):
+    """Find nobody where the others would meet; return what was asked for."""
+    asked = []
+
+    def send_failure(_, failure, limit, wait):
+        asked.append((failure.kind, failure.nodes, failure.text, limit))
+        wait({"looking": 1})
+
+    monkeypatch.setattr(client, "send_failure", send_failure)
+    return asked
+
+
+def test_nobody_is_there():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert abort.tell(place(1, bound), "x", 0)
+
+
+def test_who_looks_says_so(port, nobody):
     events = []
-    start = time.monotonic()
     assert abort.tell(place(1, port), "x", 1.5, events.append)
-    assert time.monotonic() - start < 4
-    assert [event["looking"] for event in events] == [1]
-
-
-# A thread that ends loads libgcc_s, which takes a file, unless it is there.
-WITHOUT_FILES = """
-import contextlib, ctypes, resource
-with contextlib.suppress(OSError):
-    ctypes.CDLL("libgcc_s.so.1")
-from torchrun_hpc.launching import abort
-from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
-from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.rendezvous import server, client, protocol
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
-for is_coordinator in (True, False):
-    plan = LaunchPlan(
-        mode=Mode.SEVERAL_NODES,
-        world=World(nodes=2, node_rank=0, workers=1, hosts=("n9", "n10")),
-        rendezvous=Rendezvous("scheduler", ports=(1,), is_coordinator=is_coordinator),
-        launch_id="19.0",
-    )
-    assert abort.tell(plan, "x", 1)
-"""
-
-
-def test_no_file_is_left_to_tell_by():
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FILES], stderr=subprocess.PIPE, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert events == [{"looking": 1}]
+    assert nobody == [(Kind.AGENT, (1,), "x", 1.5)]
 
 
 def test_ctrl_c_while_telling(port):
-    timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
-    start = time.monotonic()
-    assert abort.tell(place(1, port), "x", 20)
-    assert time.monotonic() - start < 5
-    timer.join()
+    """Where the others would meet, somebody accepts, and says nothing."""
+
+    def interrupt():
+        with port.accept()[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(interrupt)
+        assert abort.tell(place(1, port), "x", NEVER_S)
+        done.result()
 
 
+@pytest.mark.usefixtures("nobody")
 def test_a_long_wait_is_said(port, monkeypatch, capfd):
-    monkeypatch.setattr(abort, "_SOON", -0.5)
-    abort.tell(place(1, port), "x", 1.5)
+    waits = []
+
+    class PassedTimer:
+        def __init__(self, seconds, function, args):
+            waits.append(seconds)
+            self.start = lambda: function(*args)
+            self.cancel = waits.clear
+
+    monkeypatch.setattr(abort.threading, "Timer", PassedTimer)
+    abort.tell(place(1, port), "x", 30.0)
     said = capfd.readouterr().err
-    assert "HPC167 telling the other nodes that this one cannot start, for 2 s" in said
+    assert "HPC167 telling the other nodes that this one cannot start, for 30 s" in said
+    assert waits == []  # cancelled
 
 
 def addresses(text):

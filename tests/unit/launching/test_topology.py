@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -120,72 +117,6 @@ def test_this_machine():
 
 
 # --- other tasks ----------------------------------------------------------------------
-
-needs_cpus = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="masks that differ need two CPUs"
-)
-FIRST = min(os.sched_getaffinity(0))
-
-# A launcher: starts tasks with these command lines; the first prints what it finds.
-LAUNCHER = """
-import os, signal, subprocess, sys
-started = [
-    subprocess.Popen(
-        line,
-        shell=True,
-        env={**os.environ, "TASK": str(rank), "LAUNCH": "1"},
-        stdout=subprocess.DEVNULL if rank else None,
-        start_new_session=True,
-    )
-    for rank, line in reversed([*enumerate(sys.argv[1:])])
-]
-started[-1].wait()
-for process in started[:-1]:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-"""
-LOOK = f"""exec {sys.executable} -c '
-import os
-from torchrun_hpc.launching import topology
-topology._START_TIMEOUT = 1.0
-masks = topology.other_masks("TASK", ["LAUNCH"], os.environ, 3)
-print([sorted(mask) for mask in masks])
-'"""
-
-
-def found_by_task_0(*others):
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER, LOOK, *map(textwrap.dedent, others)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert not done.stderr
-    return sorted(eval(done.stdout))  # noqa: S307 - a list of numbers
-
-
-BOTH = sorted(os.sched_getaffinity(0))
-
-
-@needs_cpus
-@pytest.mark.parametrize(
-    ("others", "expected"),
-    [
-        (["exec sleep 60", "exec sleep 60"], [BOTH, BOTH]),
-        ([f"exec taskset -c {FIRST} sleep 60", "exec sleep 60"], [[FIRST], BOTH]),
-        # a wrapper: its narrowest process counts
-        ([f"taskset -c {FIRST} sleep 60; :", "sleep 60; :"], [[FIRST], BOTH]),
-        # one that comes late is waited for; one that does not come, for a while
-        (["exec sleep 60"], [BOTH]),
-        # each started by a process of its own, as by ParaStation
-        (["sh -c 'sleep 60; :'; :", "env sh -c 'sleep 60; :'; :"], [BOTH, BOTH]),
-        # a task of another launch, which has ranks of its own
-        (["exec sleep 60", "LAUNCH=2 exec sleep 60"], [BOTH]),
-    ],
-)
-def test_masks_of_other_tasks(others, expected):
-    assert found_by_task_0(*others) == sorted(expected)
 
 
 def test_others_are_waited_for_no_longer_than_documented(monkeypatch):

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from programs import run_python
 
 PROGRAM = """
 import os, subprocess
@@ -20,12 +19,10 @@ subprocess.run("echo one >&2; echo two >&2", shell=True)
 
 @pytest.mark.parametrize(("rank", "name"), [(3, "n1 node 3: "), (None, "n1: ")])
 def test_each_line_of_stderr_has_a_name_and_the_users_variables_stay(rank, name):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(rank=rank)],
-        env=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_python(
+        *("-c", PROGRAM.format(rank=rank)),
+        cwd="/",
+        environ=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": ""},
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"{name}one\n{name}two\n"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
 import pytest
 from nodes import make_network
+from waiting import NEVER_S, until
 
 from torchrun_hpc.launching import resolver
 from torchrun_hpc.launching.resolver import ResolverCheck
@@ -21,14 +22,16 @@ def network_of(*interfaces, **changes):
 ETHERNET = ("eth0", "10.20.0.1/24")
 
 
-def asked(monkeypatch, program, seconds=10.0):
-    """Ask by a program; return what is known when it has ended, or after seconds."""
+def asked(monkeypatch, program):
+    """Return what asks by a program."""
     monkeypatch.setattr(resolver, "_ASK", program)
-    check = ResolverCheck(network_of(ETHERNET))
-    end = time.monotonic() + seconds
-    while check._process.poll() is None and time.monotonic() < end:
-        time.sleep(0.01)
-    return check
+    return ResolverCheck(network_of(ETHERNET))
+
+
+def result_of(monkeypatch, program):
+    check = asked(monkeypatch, program)
+    until(lambda: check._process.poll() is not None)
+    return check.result()
 
 
 @pytest.mark.parametrize(
@@ -43,19 +46,22 @@ def asked(monkeypatch, program, seconds=10.0):
     ],
 )
 def test_an_answer(monkeypatch, program, result):
-    assert asked(monkeypatch, program).result() is result
+    assert result_of(monkeypatch, program) is result
 
 
 def test_it_asks_for_the_address_that_torch_asks_for(monkeypatch):
     program = "import sys; sys.exit(3 * (sys.argv[1] == '::ffff:10.20.0.1'))"
-    assert asked(monkeypatch, program).result() is Resolver.DOWN
+    assert result_of(monkeypatch, program) is Resolver.DOWN
 
 
 @pytest.mark.parametrize(
     ("seconds", "result"), [(0, Resolver.UNKNOWN), (1, Resolver.SILENT)]
 )
 def test_nobody_waits_for_an_answer(monkeypatch, seconds, result):
-    check = asked(monkeypatch, "import time; time.sleep(60)", seconds)
+    times = iter([0, seconds])
+    clock = SimpleNamespace(monotonic=lambda: next(times))
+    monkeypatch.setattr(resolver, "time", clock)
+    check = asked(monkeypatch, f"import time; time.sleep({NEVER_S})")
     process = check._process
     assert check.result() is result
     assert process.returncode == -9  # nor does it ask on

@@ -1,0 +1,32 @@
+"""A node that cannot start, and cannot tell the others either."""
+
+from __future__ import annotations
+
+from programs import run_python
+from waiting import NEVER_S
+
+# A thread that ends loads libgcc_s, which takes a file, unless it is there.
+WITHOUT_FILES = f"""
+import contextlib, ctypes, resource
+with contextlib.suppress(OSError):
+    ctypes.CDLL("libgcc_s.so.1")
+from torchrun_hpc.launching import abort
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.rendezvous import server, client, protocol
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+for is_coordinator in (True, False):
+    plan = LaunchPlan(
+        mode=Mode.SEVERAL_NODES,
+        world=World(nodes=2, node_rank=0, workers=1, hosts=("n9", "n10")),
+        rendezvous=Rendezvous("scheduler", ports=(1,), is_coordinator=is_coordinator),
+        launch_id="19.0",
+    )
+    assert abort.tell(plan, "x", {NEVER_S})
+"""
+
+
+def test_no_file_is_left_to_tell_by():
+    done = run_python("-c", WITHOUT_FILES, cwd="/")
+    assert done.returncode == 0, done.stderr
