@@ -4,241 +4,78 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"\bHPC[0-9]{3}\b")
+PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+HEADING = re.compile(r"^### `?(HPC[0-9]{3})\b.*\n+(?=[^#\s])", re.MULTILINE)
 
 
-# --- how they are found -------------------------------------------------------------
-
-
-def docstrings(tree):
-    """Return the constants that are docstrings."""
-    with_body = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+def texts(folder):
     return {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, with_body)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
+        path: path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob("*.py")
     }
 
 
-def codes_in(source):
-    """Return the codes in the texts of a program, each as often as it is there."""
-    tree = ast.parse(source)
-    skipped = docstrings(tree)
+TREES = {path: ast.parse(text) for path, text in texts("torchrun_hpc").items()}
+
+
+def strings(tree):
+    """Return the texts of a program that are no docstrings."""
+    is_alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
-        code
+        node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and id(node) not in skipped
-        for code in CODE.findall(node.value)
+        and id(node) not in is_alone
     ]
 
 
-def places(sources):
-    """Return for each code the files that have it, once for each occurrence.
-
-    Args:
-        sources: Name to text of each file.
-    """
-    found = defaultdict(list)
-    for name, source in sources.items():
-        for code in codes_in(source):
-            found[code].append(name)
-    return found
+# Each as often as it is there.
+CODES = Counter(
+    code
+    for tree in TREES.values()
+    for text in strings(tree)
+    for code in CODE.findall(text)
+)
 
 
-def sections(page):
-    """Return for each code that is a heading the text below it; a list, if twice."""
-    found = defaultdict(list)
-    for part in re.split(r"^(?=#+ )", page, flags=re.MULTILINE):
-        heading, _, text = part.partition("\n")
-        match = re.match(r"### `?(HPC[0-9]{3})\b", heading)
-        if match:
-            found[match[1]].append(text.strip())
-    return found
+def test_every_code_is_of_one_message():
+    assert len(CODES) > 50
+    assert not [code for code, number in CODES.items() if number > 1]
 
 
-def unordered(page):
-    """Return the parts of the documentation whose codes are not in order."""
-    for part in re.split(r"^## ", page, flags=re.MULTILINE):
-        codes = list(sections(part))
-        if codes != sorted(codes):
-            yield part.partition("\n")[0]
+def test_every_code_has_one_section_that_is_not_empty():
+    assert sorted(HEADING.findall(PAGE)) == sorted(CODES)
 
 
-def faults(sources, page, tests):
-    """Say what is wrong with the codes.
-
-    Args:
-        sources: Name to text of each file of the package.
-        page: The documentation of the messages.
-        tests: Texts of all files of tests.
-    """
-    used = places(sources)
-    documented = sections(page)
-    tested = {code for text in tests for code in CODE.findall(text)}
-    for code in sorted({*used, *documented}):
-        if len(used[code]) > 1:
-            yield f"{code} is at more than one place: {', '.join(used[code])}"
-        if not used[code]:
-            yield f"{code} is documented, and no message has it"
-        elif not documented[code]:
-            yield f"{code} is not documented"
-        elif not all(documented[code]):
-            yield f"{code} has an empty section"
-        if len(documented[code]) > 1:
-            yield f"{code} is documented twice"
-        if used[code] and code not in tested:
-            yield f"{code} is in no test"
+def test_every_code_is_in_a_test():
+    tests = {code for text in texts("tests").values() for code in CODE.findall(text)}
+    assert not CODES.keys() - tests
 
 
-# --- those of the package -----------------------------------------------------------
+def test_the_sections_of_a_part_are_in_order():
+    for part in re.split(r"^## ", PAGE, flags=re.MULTILINE):
+        codes = HEADING.findall(part)
+        assert codes == sorted(codes), part.partition("\n")[0]
 
 
-def texts(folder, *without):
-    return {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for path in sorted(folder.rglob("*.py"))
-        if path not in without
-    }
-
-
-SOURCES = texts(ROOT / "torchrun_hpc")
-TESTS = texts(ROOT / "tests", Path(__file__))
-
-
-def test_codes_are_found():
-    assert len(places(SOURCES)) > 50
-
-
-def test_every_message_has_one_code_one_section_and_a_test():
-    page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
-    assert list(faults(SOURCES, page, TESTS.values())) == []
-
-
-def test_messages_are_in_order():
-    page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
-    assert list(unordered(page)) == []
-
-
-@pytest.mark.parametrize("kind", ["LaunchError", "Message"])
-def test_every_message_is_made_with_a_code(kind):
+def test_every_message_is_made_with_a_code():
     """A code that is not written where the message is made could not be found."""
     made = [
-        (name, node)
-        for name, source in SOURCES.items()
-        for node in ast.walk(ast.parse(source))
+        (path, node)
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == kind
+        and getattr(node.func, "id", "") in {"LaunchError", "Message"}
     ]
-    assert made
-    for name, node in made:
+    assert {node.func.id for _, node in made} == {"LaunchError", "Message"}
+    for path, node in made:
         first = node.args[0]
         written = isinstance(first, ast.Constant) and CODE.fullmatch(str(first.value))
         # Those that pass on the code of another, or of a whole family.
         passed = ast.unparse(first) in {"code", "error.code", "fault.code"}
-        assert written or passed, f"{name}:{node.lineno}"
-
-
-# --- that the search can fail -------------------------------------------------------
-
-RAISED = 'raise LaunchError("HPC901", "text")'
-SECTION = "### HPC901\n\nWhy, and what to do.\n"
-TEST = 'refused("HPC901")'
-FAULTS = {
-    "nothing": (RAISED, SECTION, TEST, []),
-    "more in the heading": (RAISED, "### HPC901 text of it\n\nWhy.\n", TEST, []),
-    "in quotes": (RAISED, "### `HPC901`\n\nWhy.\n", TEST, []),
-    "in front of a text": ('fail("HPC901 the text")', SECTION, TEST, []),
-    "part of a text with values": ('fail(f"HPC901 {x}")', SECTION, TEST, []),
-    "twice in one file": (
-        f"{RAISED}\n{RAISED}",
-        SECTION,
-        TEST,
-        ["HPC901 is at more than one place: a.py, a.py"],
-    ),
-    "not in the documentation": (RAISED, "", TEST, ["HPC901 is not documented"]),
-    "in the documentation's text only": (
-        RAISED,
-        "### HPC902\n\nNot HPC901.\n",
-        TEST,
-        [
-            "HPC901 is not documented",
-            "HPC902 is documented, and no message has it",
-        ],
-    ),
-    "a heading of another level": (
-        RAISED,
-        "## HPC901\n\nWhy.\n",
-        TEST,
-        ["HPC901 is not documented"],
-    ),
-    "an empty section": (
-        RAISED,
-        "### HPC901\n\n\n## More\n\ntext\n",
-        TEST,
-        ["HPC901 has an empty section"],
-    ),
-    "an empty section in front of another": (
-        f'{RAISED}; fail("HPC902")',
-        f"### HPC902\n{SECTION}",
-        f"{TEST} HPC902",
-        ["HPC902 has an empty section"],
-    ),
-    "two sections": (RAISED, SECTION * 2, TEST, ["HPC901 is documented twice"]),
-    "in no test": (RAISED, SECTION, "HPC9012 XHPC901", ["HPC901 is in no test"]),
-    "gone": ("", SECTION, TEST, ["HPC901 is documented, and no message has it"]),
-    "in a docstring only": (
-        'def f():\n    """Raise HPC901."""\n',
-        SECTION,
-        TEST,
-        ["HPC901 is documented, and no message has it"],
-    ),
-    "in a comment only": (
-        "# HPC901",
-        SECTION,
-        TEST,
-        ["HPC901 is documented, and no message has it"],
-    ),
-    "everything": (
-        RAISED,
-        "### HPC902\n\n",
-        "",
-        [
-            "HPC901 is not documented",
-            "HPC901 is in no test",
-            "HPC902 is documented, and no message has it",
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FAULTS)
-def test_faults_are_found(case):
-    source, page, test, expected = FAULTS[case]
-    assert list(faults({"a.py": source}, page, [test])) == expected
-
-
-def test_one_code_in_two_files():
-    found = faults({"a.py": RAISED, "b.py": RAISED}, SECTION, [TEST])
-    assert list(found) == ["HPC901 is at more than one place: a.py, b.py"]
-
-
-def test_codes_out_of_order_are_found():
-    a, b = SECTION, SECTION.replace("901", "902")
-    page = f"# Page\n## One\n{a}## Two\n{b}{a}## Three\n{a}{b}"
-    assert list(unordered(page)) == ["Two"]
-
-
-def test_docstrings_are_no_messages():
-    module = '"""HPC901"""\nclass A:\n    """HPC902"""\n    x = "HPC903"\n'
-    assert codes_in(module) == ["HPC903"]
+        assert written or passed, f"{path}:{node.lineno}"
