@@ -332,6 +332,9 @@ def test_no_end_of_a_round_that_does_not_run(done):
     job.sent()
     assert job.send(2, done=done) == {}
     assert job.coordinator.running
+    job.died(KILLED)
+    assert job.send(2, done=done) == {}  # it is not of the round that has ended
+    assert job.coordinator.failure is None
 
 
 def test_a_restart_is_reported_with_its_cause():
@@ -673,6 +676,16 @@ def test_the_last_agents_of_a_job_that_has_finished():
     assert job.send(1, failed=protocol.packed(DIED)) == {}
     assert job.send(1, join=1) == {}
     assert job.coordinator.failure is None
+
+
+def test_an_agent_that_connects_anew_hears_of_the_end():
+    job = Job()
+    job.all_at_work()
+    for rank in range(3):
+        job.send(rank, done=0)
+    job.lose(2)
+    welcome = {"welcome": protocol.VERSION, "job": "19.0", "round": 0}
+    assert job.connect(2) == {2: [welcome, {"finished": 0}]}
 
 
 def test_which_node_reports_where_node_0_is_gone():
