@@ -59,8 +59,8 @@ def test_each_patch_changes_files_below_torch_and_has_a_row_in_the_readme():
         old = re.findall(r"^--- a/(\S+)$", patch.read_text("utf-8"), re.MULTILINE)
         assert old == check.targets(patch), patch
         assert all(path.startswith("torch/distributed/") for path in old), patch
-        first, *_, last = [*check.releases_of(patch)] * 2
-        row = first if first == last else f"{first} to {last}"
+        releases = check.releases_of(patch)
+        row = " to ".join(sorted({releases[0], releases[-1]}, key=releases.index))
         assert f"| `{patch.name}` | {row} |" in readme, patch
 
 
