@@ -74,7 +74,7 @@ def fault(
 
 def chains(*, is_core: bool) -> list[list[str]]:
     """Return the names of faults, those of one job together."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for name, each in FAULTS.items():
         if each.is_core == is_core:
             found[name] = [*found.pop(each.after, []), name]
@@ -408,8 +408,8 @@ def clock_wrong(job: Job) -> Seconds:
 
 def _offset(job: Job) -> float:
     """Return by how many seconds the clock of node 0 is fast."""
-    first, second, _ = job.beats()
-    return first["clock"] - second["clock"]
+    first, second, _ = (float(beat["clock"]) for beat in job.beats())
+    return first - second
 
 
 def _mount(job: Job, size: str) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from faults import FAULTS, chains
@@ -25,7 +25,7 @@ JOBS = [
     tuple(names)
     for names in sorted(
         chains(is_core=False),
-        key=lambda names: "cut_off" not in names[0] and "suspended" not in names[-1],
+        key=lambda names: "cut_off" not in str(names) and "suspended" not in str(names),
     )
 ]
 SPARE_NODES = 8  # for faults that are tried once more
@@ -40,11 +40,11 @@ def outcome(
     What is asked for twice, as by ``--reruns``, is started anew on nodes of its own.
     """
     wanted = [
-        item.callspec.params["names"]
+        cast("tuple[str, ...]", item.callspec.params["names"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_faults
     ]
-    most = sum(FAULTS[first].nodes for first, *_ in wanted) + SPARE_NODES
+    most = sum(FAULTS[names[0]].nodes for names in wanted) + SPARE_NODES
     nodes = [f"jwb{number:04}" for number in range(1, most + 1)]
     unused = iter(nodes)
     pool = ThreadPoolExecutor(most)
