@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from nodes import changed, recorded
+from nodes import recorded
 from programs import run_python
 
 TORCH_IS_IMPORTED = 77
@@ -40,16 +40,16 @@ assert "torch" not in sys.modules
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        *("main", "launching.direct", "schedulers", "sites", "network"),
-        *("planning.plan", "reporting.tables"),
-        *("rendezvous.server", "rendezvous.client", "rendezvous.messages"),
-    ],
-)
-def test_what_runs_before_torch_imports_none(python, module):
-    done = python("-c", f"import torchrun_hpc.{module}")
+BEFORE_TORCH = [
+    *("main", "launching.direct", "schedulers", "sites", "network"),
+    *("planning.plan", "reporting.tables"),
+    *("rendezvous.server", "rendezvous.client", "rendezvous.messages"),
+]
+
+
+def test_what_runs_before_torch_imports_none(python):
+    modules = ", ".join(f"torchrun_hpc.{name}" for name in BEFORE_TORCH)
+    done = python("-c", f"import {modules}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -63,82 +63,6 @@ def test_a_python_without_what_it_needs(python):
 
 
 COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"]
-SRUN = (
-    "Type: srun --nodes=3 --ntasks=3 --ntasks-per-node=1 "
-    "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
-)
-
-# The recorded environment, the task, what is changed, and what is said.
-REFUSED = {
-    "batch script": (
-        "slurm-sbatch-script",
-        0,
-        {},
-        f"HPC061 .*a job of 3 nodes .* {SRUN}",
-    ),
-    "salloc": (
-        "slurm-salloc-shell",
-        0,
-        {},
-        f"HPC060 .*not on the job's 3 nodes .*{SRUN}",
-    ),
-    "an option of the agent, four tasks on a node": (
-        "slurm-srun-2-nodes-4-tasks-each",
-        0,
-        {"PET_MAX_RESTARTS": "3"},
-        "HPC134 .*PET_MAX_RESTARTS=3 is no option",
-    ),
-    "another of these tasks": (
-        "slurm-srun-2-nodes-4-tasks-each",
-        5,
-        {"PET_MAX_RESTARTS": "3"},
-        None,
-    ),
-    "broken list": (
-        "slurm-srun-3-nodes",
-        0,
-        {"SLURM_STEP_NODELIST": "jwb[0001-"},
-        r"HPC022 .*SLURM_STEP_NODELIST='jwb\[0001-' is not a list of nodes",
-    ),
-    "broken list, second task": (
-        "slurm-srun-3-nodes",
-        1,
-        {"SLURM_STEP_NODELIST": "jwb[0001-"},
-        None,
-    ),
-    "no list": (
-        "slurm-srun-3-nodes",
-        0,
-        {"SLURM_STEP_NODELIST": None},
-        "HPC020 .*SLURM_STEP_NODELIST is not set",
-    ),
-    "not in the list": (
-        "slurm-srun-3-nodes",
-        2,
-        {"SLURMD_NODENAME": "jwb0009"},
-        "HPC028 .*SLURMD_NODENAME='jwb0009', is not among the step's nodes",
-    ),
-    "letters beyond ASCII": (
-        "slurm-srun-3-nodes",
-        0,
-        {"SLURM_STEP_NUM_NODES": "drei\n\u2028ü"},
-        r"HPC021 .*SLURM_STEP_NUM_NODES='drei\\n\\u2028ü' is not a whole number",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", REFUSED)
-def test_refused_before_torch_is_imported(python, fault):
-    name, task, changes, message = REFUSED[fault]
-    environ = changed(recorded(name)[task][0], changes)
-    done = python(*COMMAND, environ=environ)
-    assert (done.returncode, done.stdout) == (2, "")
-    if message is None:
-        assert done.stderr == ""
-        return
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.endswith("\n")
-    assert re.match(f"torchrun_hpc: error: {message}", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -157,7 +81,7 @@ def test_refused_before_torch_is_imported(python, fault):
     ],
 )
 def test_what_may_be_launched_goes_on_to_torch(python, name, options):
-    """This shows, too, that the tests above would notice torch."""
+    """What is refused instead: core/test_import.py."""
     done = python(
         "-m", "torchrun_hpc", *options, "train.py", environ=recorded(name)[0][0]
     )
