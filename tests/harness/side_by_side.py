@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 OURS, STOCK = "ours", "stock"
 COMMANDS = {
@@ -66,13 +68,11 @@ class Result:
         code: Exit code.
         out: What it wrote to stdout.
         err: And to stderr.
-        seconds: How long it took.
     """
 
     code: int
     out: str
     err: str
-    seconds: float
 
     @property
     def own_lines(self) -> list[str]:
@@ -80,10 +80,9 @@ class Result:
         return [x for x in self.err.splitlines() if x.startswith("torchrun_hpc: ")]
 
 
-def run(command: list[str], *, limit: float = 60, **options: Any) -> Result:
+def run(command: list[str], *, limit: float = PATIENCE, **options: Any) -> Result:
     """Run a command in a process group of its own; nothing of it is left."""
     options.setdefault("env", clean_environ())
-    start = time.monotonic()
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -97,7 +96,7 @@ def run(command: list[str], *, limit: float = 60, **options: Any) -> Result:
             out, err = process.communicate(timeout=limit)
         finally:
             end_group(process.pid)
-    return Result(process.returncode, out, err, time.monotonic() - start)
+    return Result(process.returncode, out, err)
 
 
 def end_group(leader: int) -> None:
@@ -128,7 +127,7 @@ class Launcher:
         """End the process; it has no children between two calls."""
         self._process.stdin.close()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(PATIENCE)
         finally:
             self._process.kill()
             self._process.stdout.close()
@@ -150,7 +149,7 @@ class Launcher:
         environs: list[dict[str, str]] | None = None,
         streams: list[dict[str, str]] | None = None,
         cwd: Path | None = None,
-        limit: float = 60,
+        limit: float = PATIENCE,
         at_once: int = 2,
     ) -> list[Result]:
         """Launch several times, some at once.
@@ -188,11 +187,11 @@ class Launcher:
             )
         answers = self._ask(requests, at_once, limit * len(requests))
         results = []
-        for request, (code, seconds) in zip(requests, answers, strict=True):
+        for request, code in zip(requests, answers, strict=True):
             out, err = (
                 Path(f"{request['output']}.{stream}").read_text() for stream in "12"
             )
-            results.append(Result(code, out, err, seconds))
+            results.append(Result(code, out, err))
         return results
 
     def _ask(self, requests: list[Any], at_once: int = 2, limit: float = 0) -> Any:
@@ -285,13 +284,12 @@ def _serve() -> None:
                     return
                 running[pid] = (number, time.monotonic())
             for pid, (number, start) in list(running.items()):
-                seconds = time.monotonic() - start
                 done, status = os.waitpid(pid, os.WNOHANG)
-                late = seconds > requests[number]["limit"]
+                late = time.monotonic() - start > requests[number]["limit"]
                 if done or late:
                     _end(pid, known=bool(done))
                     code = os.waitstatus_to_exitcode(status) if done else KILLED
-                    answers[number] = (code, seconds)
+                    answers[number] = code
                     del running[pid]
             time.sleep(0.01)
         sys.stdout.write(json.dumps(answers) + "\n")

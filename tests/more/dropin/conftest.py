@@ -1,18 +1,9 @@
-"""One launching process for all tests of this folder."""
+"""The launching process and the scripts of the tests beside stock torchrun."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-from side_by_side import Launcher
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytest.register_assert_rewrite("compared", "parsers")
 
-
-@pytest.fixture(scope="session")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    launcher = Launcher(tmp_path_factory.mktemp("launches"))
-    yield launcher
-    launcher.close()
+from compared import folder, launcher  # noqa: E402, F401

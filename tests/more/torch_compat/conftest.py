@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from compared import launcher  # noqa: F401
 from inside_torch import PLACES
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 

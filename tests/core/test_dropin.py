@@ -1,0 +1,156 @@
+"""What torchrun does, we do: options, environment, output, exit codes, failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from compared import (
+    ADDRESS,
+    C10D,
+    RUN,
+    Line,
+    assert_fails_alike,
+    assert_same,
+    launch,
+)
+from side_by_side import STOCK, clean_environ
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from side_by_side import Launcher
+
+pytestmark = pytest.mark.xdist_group("side by side")
+
+# Launched by us, in both forms, and by stock torchrun. More are in tests/more/dropin.
+LINES = {
+    "two workers": Line(("--nproc-per-node=2",), workers=2),
+    "module": Line(("-m",), "package.module"),
+    "no python": Line(("--no-python", "--nproc-per-node=2"), "./program", workers=2),
+    "c10d": Line((*C10D, "--rdzv-id=my-job"), same=(RUN,)),
+    "endpoint, host": Line(
+        (
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}"),
+            "--rdzv-conf=is_host=true",
+        )
+    ),
+    "static": Line(
+        (
+            "--master-port={port}",
+            "--master-addr=127.0.0.1",
+            "--node-rank=0",
+            "--nproc-per-node=2",
+        ),
+        workers=2,
+        same=(ADDRESS,),
+    ),
+    "variables": Line(
+        environ={
+            "PET_NPROC_PER_NODE": "2",
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": "localhost:0",
+            "PET_RDZV_ID": "abc",
+            "PET_STANDALONE": "0",
+        },
+        workers=2,
+        same=(RUN,),
+    ),
+    "threads, too many": Line(
+        ("--nproc-per-node=2",),
+        environ={"OMP_NUM_THREADS": "3"},
+        workers=2,
+        warning="HPC094 OMP_NUM_THREADS=3 times 2 workers is 6 threads on 2 CPUs.",
+    ),
+}
+
+FAILURES = {
+    "exit 3, one of two": Line(("--nproc-per-node=2",), environ={"THEN": "exit:3:1"}),
+    "exception": Line(environ={"THEN": "raise"}),
+    "killed": Line(environ={"THEN": f"kill:{int(signal.SIGKILL)}"}),
+    "second attempt": Line(
+        ("--max-restarts=1", "--nproc-per-node=2"), environ={"THEN": "fail-first"}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_it_is_launched_as_by_torchrun(
+    name: str, launcher: Launcher, folder: Path, tmp_path: Path
+) -> None:
+    launched = launch(launcher, folder, LINES[name], tmp_path)
+    assert_same(LINES[name], launched)
+    if name == "two workers":  # without it, nothing shows that ours is kept away
+        assert "Setting OMP_NUM_THREADS" in launched[STOCK].result.err
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_it_fails_as_with_torchrun(
+    name: str, launcher: Launcher, folder: Path, tmp_path: Path
+) -> None:
+    found = launch(launcher, folder, FAILURES[name], tmp_path, with_error_file=True)
+    assert_fails_alike(name, found)
+
+
+def test_every_option_in_every_spelling(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its value, or why it is refused; and that it is not just ignored."""
+    # Here, so that not all workers of pytest import torch.
+    from parsers import (  # noqa: PLC0415
+        FLAGS,
+        SCRIPT,
+        SPELLINGS,
+        STORED,
+        assert_same,
+        other,
+        ours,
+        outcome,
+        sample,
+    )
+
+    for name in set(os.environ).difference(clean_environ()):
+        monkeypatch.delenv(name)
+    for action, spelling in SPELLINGS:
+        if action in FLAGS:
+            lines = [[spelling], [f"{spelling}=1"], [spelling, spelling]]
+        else:
+            value = sample(action)
+            lines = [
+                [spelling, value],
+                [f"{spelling}={value}"],
+                [f"{spelling}{value}"],  # -r3; of a long option, another option
+                [spelling, other(action), spelling, value],
+                [f"{spelling}="],
+                [spelling, ""],
+                [spelling, "-1"],
+                [spelling],
+            ]
+        for line in lines:
+            assert_same([*line, SCRIPT, "--lr", "1"], capsys)
+            assert_same(["--nnodes", "2", *line, "--role=r", SCRIPT], capsys)
+    default = outcome(ours, [SCRIPT], capsys)
+    for action in STORED:
+        value = [] if action in FLAGS else [sample(action)]
+        line = [action.option_strings[0], *value, SCRIPT]
+        found = outcome(ours, line, capsys)
+        assert found[action.dest] != default[action.dest], line
+
+
+def test_the_table_has_the_options_of_this_torch() -> None:
+    """It stands for torch's parser when torch is not imported."""
+    from parsers import ACTIONS, FROM_ENVIRON  # noqa: PLC0415
+
+    from torchrun_hpc.commandline import options  # noqa: PLC0415
+
+    for action in ACTIONS:
+        kind = options.TORCHRUN[action.dest]
+        assert options.names_of(action.dest) == tuple(action.option_strings)
+        assert (kind is bool) is (action.nargs == 0), action.dest
+        assert action.nargs in (0, None)
+        if kind in (int, float) or action.type in (int, float):
+            assert kind is action.type
+        has_variable = action.dest not in options.WITHOUT_VARIABLE
+        assert has_variable is (action in FROM_ENVIRON), action.dest
