@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import failures
+import faults_page
 import pytest
 from faults import FAULTS
-from faults_page import check, do
 from jobs import Job
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
     from testbed import Cluster
 
 
+def test_an_exception_in_one_worker(juelich: Cluster, tmp_path: Path) -> None:
+    failures.check("exception", juelich, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["agent_killed", "head_killed"])
 def test_lost(name: str, juelich: Cluster, tmp_path: Path) -> None:
     job = Job(juelich, juelich.names, tmp_path, FAULTS[name].form)
-    check(do([name], job))
+    faults_page.check(faults_page.do([name], job))
