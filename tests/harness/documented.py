@@ -89,7 +89,7 @@ WITH_ONE = "2 nodes and 1 spare, 2 workers on this one, "
 CI = ".ci/run"
 EXAMPLES = "tests/more/documentation/test_examples.py::test_"
 SHELL = "tests/more/documentation/test_documentation.py::test_a_first_session"
-SITES = "tests/unit/test_documentation.py::test_the_command_sites"
+SITES = "tests/more/documentation/test_pages.py::test_the_command_sites"
 
 # By page and words: how it is run here, or by which test elsewhere.
 BLOCKS: dict[str, dict[str, list[Run] | str]] = {
@@ -139,11 +139,11 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "srun": [Run("job", "2 nodes x 4 tasks, Slurm", 8, options=TASKS)]
     },
     "docs/doctor.md": {
-        "--nproc_per_node=gpu": "tests/more/faults/test_doctor.py::test_a_bad_link",
+        "--nproc_per_node=gpu": "tests/core/test_doctor.py::test_a_link_with_half_the_rate",
         "monday.json": "tests/more/faults/test_doctor.py::test_a_healthy_cluster",
     },
     "docs/dry-run.md": {
-        "--hpc-dry-run": "tests/more/launchers/test_dry_run.py::test_table",
+        "--hpc-dry-run": "tests/core/test_dry_run.py::test_table",
     },
     "docs/frameworks.md": {
         "--ntasks-per-node=1": [Run("job", AGENTS, 4, TWO)],

@@ -7,6 +7,7 @@ import socket
 import psutil
 import pytest
 from nodes import make_network
+from waiting import PATIENCE
 
 from torchrun_hpc.network import (
     bound_socket,
@@ -261,7 +262,7 @@ def test_no_source_toward_where_no_route_is():
 
 
 def test_listener_listens_on_one_address(listening):
-    with socket.create_connection(("127.0.0.1", listening), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", listening), timeout=PATIENCE) as client:
         assert client.getpeername() == ("127.0.0.1", listening)
     assert not port_problem("127.0.0.2", listening)
 
@@ -282,12 +283,11 @@ def test_listener_refuses_what_is_taken(listening):
 
 
 def test_port_problem_until_it_is_free(listening):
-    assert port_problem("127.0.0.1", listening)
-    with bound_socket("127.0.0.1", 0) as opened:
+    """On an address where nobody else can take it: it is held on the other one."""
+    with bound_socket("127.0.0.2", listening) as opened:
         opened.listen()
-        port = opened.getsockname()[1]
-        assert port_problem("127.0.0.1", port)
-    assert not port_problem("127.0.0.1", port)
+        assert port_problem("127.0.0.2", listening)
+    assert not port_problem("127.0.0.2", listening)
 
 
 def test_port_on_an_address_of_another_node():
@@ -301,8 +301,7 @@ def test_holder_of_a_port_is_named(listening):
     assert holder == f"{me.name()} (pid {os.getpid()}, {me.username()})"
 
 
-def test_holder_of_a_free_port():
+def test_holder_of_a_port_where_nobody_listens():
     with bound_socket("127.0.0.1", 0) as opened:
-        opened.listen()
         port = opened.getsockname()[1]
-    assert port_holder(port) == "a program of another user"
+        assert port_holder(port) == "a program of another user"

@@ -154,3 +154,10 @@ def test_a_torch_that_cannot_be_imported(python, task, error):
         "module, or activate the environment, that has it. Other tasks may wait: srun "
         "--kill-on-bad-exit=1 ends all tasks when one fails\n"
     )
+
+
+def test_sites_are_shown_without_torch_in_any_locale(python):
+    environ = {"LC_ALL": "C", "PYTHONUTF8": ""}
+    done = python("-m", "torchrun_hpc.sites", "show", "jsc", environ=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Jülich" in done.stdout
