@@ -185,10 +185,10 @@ def test_nothing_is_lost_where_others_fill_a_pipe_that_does_not_block(program):
         ThreadPoolExecutor(1) as pool,
     ):
         pool.submit(fill)
-        if program != MUCH:
-            until(lambda: os.read(reader, 2**16) and running.poll() is not None)
-        running.stdin.close()
         try:
+            if program != MUCH:
+                until(lambda: os.read(reader, 2**16) and running.poll() is not None)
+            running.stdin.close()
             until(has_all, lambda: len(arrived))
         finally:
             is_over.set()

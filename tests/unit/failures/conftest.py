@@ -56,11 +56,11 @@ class Children:
     def __init__(self):
         self.now = 1000.0
         self.relay = Relay(lambda: self.now)
-        self._started = []
+        self.started = []
 
     def start(self, **options):
         child = self.relay.start(Child, **options)
-        self._started.append(child)
+        self.started.append(child)
         return child
 
     def end_of(self, child):
@@ -68,13 +68,13 @@ class Children:
         return self.relay.end_of(child.pid)[0].decode("latin-1")
 
     def end(self):
-        for child in self._started:
+        for child in self.started:
             child.end(0)
         self.relay.close(PATIENCE)
 
 
 @pytest.fixture
-def children(monkeypatch):
+def children(monkeypatch, capfd):  # noqa: ARG001 - gets what is passed on
     monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
     made = Children()
     yield made

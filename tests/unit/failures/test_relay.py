@@ -77,3 +77,13 @@ def test_no_more_files_or_threads(children, monkeypatch):
         with monkeypatch.context() as patching:
             patching.setattr(where, name, Mock(side_effect=error))
             assert not children.relay.reads(children.start().pid)
+
+
+def test_what_is_read_ahead_arrives_though_nothing_follows(
+    children, capfd, monkeypatch
+):
+    """Its reader may not have woken up before all was read."""
+    monkeypatch.setattr(relays, "_INTERVAL", 0.01)
+    child = children.start()
+    children.relay._pipes[child.pid]._unwritten.append(b"the end\n")
+    until(lambda: "the end" in capfd.readouterr().err)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 
 import pytest
 from plans import planned
+from waiting import NEVER_S, PATIENCE
 
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import Summary, WorkerFailure
@@ -95,7 +95,7 @@ def lines_of(capsys):
 
 @pytest.fixture
 def local(monkeypatch):
-    monkeypatch.setattr(report, "COLLECT_TIMEOUT", 0.2)
+    monkeypatch.setattr(report, "COLLECT_TIMEOUT", NEVER_S)
     return LocalReport(PLAN)
 
 
@@ -110,12 +110,13 @@ def test_failures_of_one_node_are_one_report(local, capsys):
     assert lines_of(capsys) == []
 
 
-def test_the_last_line_is_of_the_same_failure_as_the_report(local, capsys):
+def test_the_last_line_is_of_the_same_failure_as_the_report(local, capsys, monkeypatch):
     """What comes later follows from it, whatever it looks like."""
     cause = "TimeoutError: timed out reading shard 12"
     timeout = replace(FIRST, cause=cause, lines=(cause,))
+    monkeypatch.setattr(report, "COLLECT_TIMEOUT", 0)
     local.add(timeout, LAST)
-    time.sleep(0.5)
+    local._timer.join(PATIENCE)
     assert "timed out" in capsys.readouterr().err
     local.add(replace(FIRST, rank=0, code=-9, cause=""), LAST)
     assert str(local.end()).endswith("timed out reading shard 12")

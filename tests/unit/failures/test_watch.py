@@ -1,53 +1,43 @@
-"""Real processes fail, and the watch says which was the first."""
+"""Workers fail, and the watch says which was the first."""
 
 from __future__ import annotations
 
 import functools
-import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
+from failures.conftest import CAUSE, RAISED
+from waiting import NEVER_S
 
 from torchrun_hpc.failures import watch as watches
-from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Attempt, Watch
-from torchrun_hpc.failures.worker import Worker, exit_code_of
+from torchrun_hpc.failures.worker import Worker
 
-RAISES = "raise ValueError('bad batch 17')"
-FOLLOWS = "raise RuntimeError('Connection closed by peer')"
-SLEEPS = "import time; time.sleep(60)"
+FOLLOWS = RAISED.replace(CAUSE, "RuntimeError: Connection closed by peer")
 LEFT = 2  # restarts
 
 
 class Watched:
     """Workers of node 1, and what the watch has found out about them."""
 
-    def __init__(self, monkeypatch):
-        monkeypatch.setattr(watches, "_PAUSE", 60)  # the tests look themselves
-        monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
-        self.relay = Relay()
+    def __init__(self, children):
+        self._children = children
         self.failures = []
         self.attempts = []
-        self.watch = Watch(self.relay)
+        self.watch = Watch(children.relay)
         self.watch.on_failure = self._add
-        self.children = []
 
     def _add(self, failure, attempt):
         self.failures.append(failure)
         self.attempts.append(attempt)
 
-    def start(self, *programs, after=0):
-        self.children = [
-            self.relay.start(
-                lambda stderr, program=program: subprocess.Popen(
-                    [sys.executable, "-c", program], stderr=stderr
-                )
-            )
-            for program in programs
-        ]
+    def start(self, number):
+        """Start so many workers; return them."""
+        found = [self._children.start() for _ in range(number)]
+        self.begin(found)
+        return found
+
+    def begin(self, children):
         workers = [
             Worker(
                 rank=4 + local,
@@ -55,257 +45,210 @@ class Watched:
                 node=1,
                 local_rank=local,
                 pid=child.pid,
-                exit_code=functools.partial(exit_code_of, child.pid),
+                exit_code=functools.partial(getattr, child, "code"),
             )
-            for local, child in enumerate(self.children)
+            for local, child in enumerate(children)
         ]
-        time.sleep(after)
         self.watch.begin(workers, LEFT)
 
-    def wait_for_text(self, number, text):
-        """Wait until one of them has written something."""
-        end = time.monotonic() + 20
-        while text not in self.relay.end_of(self.children[number].pid)[0]:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+    def later(self, seconds=1.0):
+        """Let all that is written be read; then time goes on."""
+        for child in self._children.started:
+            self._children.end_of(child)
+        self._children.now += seconds
 
-    def wait_for_all(self):
-        """Wait for the end of all, which nobody collects."""
-        for child in self.children:
-            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-
-    def end(self):
-        for child in self.children:
-            child.kill()
-            child.wait()
-        self.watch.end()
-        self.relay.close(1)
+    def ranks(self):
+        return [failure.rank for failure in self.failures]
 
 
 @pytest.fixture
-def watched(monkeypatch):
-    found = Watched(monkeypatch)
+def watched(children, monkeypatch):
+    monkeypatch.setattr(watches, "_PAUSE", NEVER_S)  # the tests look themselves
+    found = Watched(children)
     yield found
-    found.end()
-
-
-def ranks(watched):
-    return [failure.rank for failure in watched.failures]
+    found.watch.end()
 
 
 def test_a_failure_is_found_once(watched):
-    watched.start("pass", RAISES)
-    watched.wait_for_all()
+    good, bad = watched.start(2)
+    good.end(0)
+    bad.end(1, RAISED)
     watched.watch.check()
     watched.watch.check()
     (failure,) = watched.failures
-    assert (failure.rank, failure.cause) == (5, "ValueError: bad batch 17")
+    assert (failure.rank, failure.cause) == (5, CAUSE)
     assert watched.attempts == [Attempt(1, LEFT)]
 
 
-def test_it_looks_by_itself(monkeypatch):
-    found = Watched(monkeypatch)
-    monkeypatch.setattr(watches, "_PAUSE", 0.01)
-    try:
-        found.start(RAISES)
-        end = time.monotonic() + 20
-        while not found.failures:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-    finally:
-        found.end()
-
-
 def test_the_first_one_is_the_one_from_which_others_follow(watched):
-    watched.start(FOLLOWS, "import time; time.sleep(0.3);" + RAISES, FOLLOWS)
-    watched.wait_for_all()
+    first, cause, last = watched.start(3)
+    first.end(1, FOLLOWS)
+    watched.later()
+    cause.end(1, RAISED)
+    last.end(1, FOLLOWS)
     watched.watch.check()
-    assert ranks(watched)[0] == 5
-    assert sorted(ranks(watched)) == [4, 5, 6]
+    assert watched.ranks()[0] == 5
+    assert sorted(watched.ranks()) == [4, 5, 6]
 
 
 def test_the_first_one_is_the_one_that_said_so_first(watched):
     """Whichever took longer to end."""
-    slow = f"import atexit, time; atexit.register(time.sleep, 0.5); {RAISES}"
-    watched.start("import time; time.sleep(0.2); " + RAISES, slow)
-    watched.wait_for_all()
+    quick, slow = watched.start(2)
+    slow.write(RAISED)
+    watched.later()
+    quick.end(1, RAISED)
+    watched.later()
+    slow.end(1)
     watched.watch.check()
-    assert ranks(watched) == [5, 4]
+    assert watched.ranks() == [5, 4]
 
 
 def test_those_that_are_stopped_have_not_failed(watched):
-    watched.start(SLEEPS, RAISES, SLEEPS)
-    os.waitid(os.P_PID, watched.children[1].pid, os.WEXITED | os.WNOWAIT)
-    watched.children[0].terminate()
-    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    first, bad, last = watched.start(3)
+    bad.end(1, RAISED)
+    first.end(-signal.SIGTERM)
     watched.watch.check()
-    watched.children[2].terminate()
-    watched.wait_for_all()
+    last.end(-signal.SIGTERM)
     watched.watch.check()
-    assert ranks(watched) == [5]
+    assert watched.ranks() == [5]
 
 
-HANDLES = (
-    "import os, signal, sys, time; signal.signal(15, lambda *_: {end});"
-    "print('ready', file=sys.stderr, flush=True); time.sleep(60)"
-)
-
-
-@pytest.mark.parametrize(
-    "end",
-    ["sys.exit(143)", "sys.exit(1)", "1 / 0", "sys.exit('step 17')", "os.abort()"],
-)
-def test_whatever_one_does_that_is_stopped(watched, end):
+def test_whatever_one_does_that_is_stopped(watched):
     """DataLoader, for one, raises that its worker was terminated."""
-    watched.start(RAISES, HANDLES.format(end=end))
-    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
-    watched.wait_for_text(1, b"ready")
+    ways = [(143, ""), (1, ""), (1, RAISED), (1, "step 17"), (-signal.SIGABRT, "")]
+    bad, *others = watched.start(1 + len(ways))
+    bad.end(1, RAISED)
     watched.watch.before_torch_looks()
-    watched.children[1].terminate()
-    watched.wait_for_all()
+    watched.later()
+    for child, end in zip(others, ways, strict=True):
+        child.end(*end)
     watched.watch.stop(look=True)
     watched.watch.stopped()
-    assert ranks(watched) == [4]
+    assert watched.ranks() == [4]
 
 
 def test_what_fails_after_torch_has_looked(watched):
-    watched.start("import time; time.sleep(1);" + RAISES, SLEEPS)
+    raises, killed = watched.start(2)
     watched.watch.before_torch_looks()
     watched.watch.none_was_stopped()
-    watched.children[1].kill()
-    watched.wait_for_all()
+    watched.later()
+    raises.end(1, RAISED)
+    killed.end(-signal.SIGKILL)
     watched.watch.check()
-    assert sorted(ranks(watched)) == [4, 5]
-
-
-def test_the_order_of_those_of_which_nothing_is_read(monkeypatch):
-    """On a terminal, a few milliseconds apart."""
-    found = Watched(monkeypatch)
-    monkeypatch.setattr(watches, "_PAUSE", 0.001)
-    monkeypatch.setattr(watches, "_INTERVAL", 60)
-    found.relay.unread = "it is a terminal"
-    try:
-        found.start(SLEEPS, SLEEPS, SLEEPS)
-        for child in reversed(found.children):
-            time.sleep(0.05)
-            child.kill()
-        end = time.monotonic() + 20
-        while len(found.failures) < 3:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert ranks(found) == [6, 5, 4]
-    finally:
-        found.end()
+    assert sorted(watched.ranks()) == [4, 5]
 
 
 def test_one_that_is_terminated_by_others_has_failed(watched):
-    watched.start(SLEEPS, SLEEPS)
-    watched.children[1].terminate()
-    os.waitid(os.P_PID, watched.children[1].pid, os.WEXITED | os.WNOWAIT)
+    _, terminated = watched.start(2)
+    terminated.end(-signal.SIGTERM)
     watched.watch.check()
     assert [(f.rank, f.code) for f in watched.failures] == [(5, -signal.SIGTERM)]
 
 
 def test_the_end_of_workers_in_a_restart_is_no_failure(watched):
-    watched.start(SLEEPS, RAISES.replace("raise", "import time; time.sleep(1); raise"))
+    terminated, raises = watched.start(2)
     watched.watch.stop(look=True)
-    watched.children[0].terminate()
-    watched.wait_for_all()
+    watched.later()
+    terminated.end(-signal.SIGTERM)
+    raises.end(1, RAISED)
     watched.watch.check()
     assert watched.failures == []
 
 
 def test_a_last_look(watched):
-    watched.start(RAISES, FOLLOWS)
-    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
-    watched.wait_for_text(1, b"by peer\n")
+    raises, follows = watched.start(2)
+    raises.end(1, RAISED)
+    follows.write(FOLLOWS)
+    watched.later()
     watched.watch.stop(look=True)
-    watched.wait_for_all()
+    follows.end(1)
     watched.watch.check()  # what has failed with it, is looked at
-    assert ranks(watched) == [4, 5]
+    assert watched.ranks() == [4, 5]
+    watched.watch.stopped()
+    watched.watch.check()
+    assert len(watched.failures) == 2
+
+
+def test_those_that_end_while_all_are_stopped_are_looked_at_once_more(watched):
+    raises, follows = watched.start(2)
+    raises.end(1, RAISED)
+    follows.write(FOLLOWS)
+    watched.later()
+    watched.watch.stop(look=True)
+    follows.end(1)
+    watched.watch.stopped()
+    assert sorted(watched.ranks()) == [4, 5]
 
 
 def test_no_last_look(watched):
     """A signal ends all of them."""
-    watched.start(RAISES)
-    watched.wait_for_all()
+    (raises,) = watched.start(1)
+    raises.end(1, RAISED)
     watched.watch.stop(look=False)
     watched.watch.check()
     assert watched.failures == []
 
 
-def test_one_that_fails_before_all_are_started(watched):
-    watched.start(RAISES, after=1)
-    watched.wait_for_all()
+def test_one_that_fails_before_all_are_started(watched, children):
+    bad, good = children.start(), children.start()
+    bad.end(1, RAISED)
+    watched.later()
+    watched.begin([bad, good])
     watched.watch.check()
-    assert watched.failures[0].cause == "ValueError: bad batch 17"
+    assert watched.failures[0].cause == CAUSE
 
 
 def test_the_next_workers(watched):
-    watched.start(RAISES)
-    watched.wait_for_all()
+    (first,) = watched.start(1)
+    first.end(1, RAISED)
     watched.watch.check()
-    watched.children[0].wait()
-    watched.start("import sys; sys.exit(3)")
-    watched.wait_for_all()
+    (second,) = watched.start(1)
+    second.end(3)
     watched.watch.check()
     assert [failure.code for failure in watched.failures] == [1, 3]
     assert watched.failures[1].cause == ""
-
-
-def test_those_that_end_while_all_are_stopped_are_looked_at_once_more(watched):
-    watched.start(RAISES, FOLLOWS)
-    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
-    watched.wait_for_text(1, b"by peer\n")
-    watched.watch.stop(look=True)
-    watched.wait_for_all()
-    watched.watch.stopped()
-    assert sorted(ranks(watched)) == [4, 5]
-    watched.watch.check()
-    assert len(watched.failures) == 2
+    assert watched.attempts == [Attempt(1, LEFT), Attempt(2, LEFT)]
 
 
 def test_equal_failures_of_a_node_have_their_lines_once(watched):
-    watched.start(RAISES, RAISES, "raise KeyError(1)")
-    watched.wait_for_all()
+    for child, cause in zip(
+        watched.start(3), (CAUSE, CAUSE, "KeyError: 1"), strict=True
+    ):
+        child.end(1, RAISED.replace(CAUSE, cause))
     watched.watch.check()
     assert sorted(bool(failure.lines) for failure in watched.failures) == [0, 1, 1]
 
 
-SLOW_TO_END = (
-    "import atexit, sys, time\n"
-    "atexit.register(time.sleep, 60)\n"
-    "raise ValueError('bad batch 17')"
-)
-
-
-def test_one_that_is_about_to_end_is_not_forgotten(watched):
+@pytest.mark.parametrize(("seconds", "codes"), [(1, [1]), (4.9, [1]), (6, [])])
+def test_one_that_is_about_to_end_is_not_forgotten(watched, seconds, codes):
     """Its peers may have failed of it, and ended, before."""
-    watched.start(SLOW_TO_END, SLEEPS)
-    watched.wait_for_text(0, b"bad batch 17\n")
+    raises, sleeps = watched.start(2)
+    raises.write(RAISED + "\n")
+    watched.later(seconds)
     watched.watch.stop(look=True)
-    for child in watched.children:
-        child.terminate()
-    watched.wait_for_all()
+    watched.later()
+    for child in (raises, sleeps):
+        child.end(-signal.SIGTERM)
     watched.watch.stopped()
-    (failure,) = watched.failures
-    assert (failure.rank, failure.cause) == (4, "ValueError: bad batch 17")
-    assert failure.code == 1  # whatever shortened its end
+    assert watched.ranks() == [4] * len(codes)
+    # Whatever shortened its end.
+    assert [failure.code for failure in watched.failures] == codes
+    assert {failure.cause for failure in watched.failures} <= {CAUSE}
 
 
 def test_one_that_was_terminated_by_others_after_its_traceback(watched):
     """Whoever sent the signal: it is not the agent."""
-    watched.start(SLOW_TO_END, SLEEPS)
-    watched.wait_for_text(0, b"bad batch 17\n")
-    watched.children[0].terminate()
-    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    raises, _ = watched.start(2)
+    raises.write(RAISED + "\n")
+    watched.later()
+    raises.end(-signal.SIGTERM)
     watched.watch.check()
     assert [failure.code for failure in watched.failures] == [-signal.SIGTERM]
 
 
 def test_which_workers_there_are(watched):
-    watched.start("pass", SLEEPS)
-    os.waitid(os.P_PID, watched.children[0].pid, os.WEXITED | os.WNOWAIT)
+    ended, _ = watched.start(2)
+    ended.end(0)
     watched.watch.check()
     found = [(worker.rank, runs) for worker, runs in watched.watch.workers]
     assert found == [(4, False), (5, True)]
