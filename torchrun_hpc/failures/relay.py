@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _SIZE = 256 * 1024  # bytes: of the pipe, and of a piece
 _REST_TIMEOUT = 0.1  # seconds to wait for the rest of a line
 _PAUSE = 0.01  # seconds
+_INTERVAL = 0.5  # seconds, in which what was read ahead of time is seen
 
 # For what workers leave behind: it copies until the last of these processes has ended.
 _COPY = f"""
@@ -245,8 +246,9 @@ class _Pipe:
 
     def _read(self) -> bytes:
         """Wait for the next piece; it is empty at the end."""
-        if not self._unwritten:
-            self._waits.poll()
+        # What `read_rest` takes before this thread has woken up does not wake it.
+        while not self._unwritten and not self._waits.poll(_INTERVAL * 1000):
+            pass
         with self._lock:
             self._is_writing = True
             if self._unwritten:
