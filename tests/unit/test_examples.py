@@ -3,16 +3,11 @@
 import ast
 import re
 
-import pytest
 from job_scripts import PAGE, job_scripts, pbs_resources
 from pages import ROOT
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = job_scripts()
-each_script = pytest.mark.parametrize("script", SCRIPTS, ids=str)
-each_example = pytest.mark.parametrize(
-    "path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name
-)
 
 
 def test_each_kind_of_machine_has_its_scripts():
@@ -28,23 +23,20 @@ def test_each_kind_of_machine_has_its_scripts():
     ]
 
 
-@each_script
-def test_a_job_script_is_short(script):
-    assert len(script.text.splitlines()) <= 12
+def test_a_job_script_is_short_and_derives_nothing_by_hand():
+    """It has nothing of what recipes without the launcher do before the command."""
+    for script in SCRIPTS:
+        assert len(script.text.splitlines()) <= 12, script
+        by_hand = "scontrol|hostname|RDZV|rdzv|_IFNAME|RANK="
+        assert not re.search(by_hand, script.text), script
 
 
-@each_script
-def test_a_job_script_derives_nothing_by_hand(script):
-    """What recipes without the launcher do in front of the command."""
-    assert not re.search("scontrol|hostname|RDZV|rdzv|_IFNAME|RANK=", script.text)
-
-
-@each_script
-def test_a_job_script_starts_an_example_with_options_that_it_has(script):
-    text = (EXAMPLES / script.example).read_text()
-    arguments = script.text.partition(script.example)[2]
-    for option in re.findall(r"--[a-z-]+", arguments):
-        assert f'"{option}"' in text, option
+def test_a_job_script_starts_an_example_with_options_that_it_has():
+    for script in SCRIPTS:
+        text = (EXAMPLES / script.example).read_text()
+        arguments = script.text.partition(script.example)[2]
+        for option in re.findall(r"--[a-z-]+", arguments):
+            assert f'"{option}"' in text, option
 
 
 def test_the_resources_of_pbs_are_those_of_the_launch_line():
@@ -56,14 +48,10 @@ def test_the_resources_of_pbs_are_those_of_the_launch_line():
     assert 'mpiexec -n "$nodes" --ppn 1 --cpu-bind none' in script.text
 
 
-@each_example
-def test_nothing_of_the_cluster_is_in_an_example(path):
-    tree = ast.parse(path.read_text())
-    tree.body = tree.body[1:]  # without the docstring
-    found = re.findall("SLURM|PBS|OMPI|PMI_|torchrun_hpc|hostlist", ast.unparse(tree))
-    assert not found
-
-
-@each_example
-def test_the_page_lists_each_example(path):
-    assert f"[{path.name}]({path.name})" in (ROOT / PAGE).read_text()
+def test_an_example_knows_no_cluster_and_is_on_the_page():
+    page = (ROOT / PAGE).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        text = ast.unparse(tree.body[1:])  # without the docstring
+        assert not re.findall("SLURM|PBS|OMPI|PMI_|torchrun_hpc|hostlist", text), path
+        assert f"[{path.name}]({path.name})" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
@@ -62,12 +63,12 @@ def test_not_set():
         ("self=1", "self is set by torch"),
     ],
 )
-@pytest.mark.parametrize("backend", ["scheduler", "c10d"])
-def test_what_torch_could_not_read(text, message, backend):
-    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
-        rdzv_conf.check(conf(text), backend)
-    assert (caught.value.code, caught.value.everywhere) == ("HPC019", True)
-    assert str(caught.value).startswith(f"--rdzv_conf={text}: ")
+def test_what_torch_could_not_read(text, message):
+    for backend in ("scheduler", "c10d"):
+        with pytest.raises(LaunchError, match=re.escape(message)) as caught:
+            rdzv_conf.check(conf(text), backend)
+        assert (caught.value.code, caught.value.everywhere) == ("HPC019", True)
+        assert str(caught.value).startswith(f"--rdzv_conf={text}: ")
 
 
 # What is typed, and which backends read it, so that they could not.
@@ -99,13 +100,12 @@ BACKENDS = ["scheduler", "c10d", "static", "etcd", "etcd-v2", "theirs"]
 
 
 @pytest.mark.parametrize("text", READ_BY)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_backend_does_not_read_may_be_anything(backend, text):
-    if backend not in READ_BY[text]:
-        rdzv_conf.check(conf(text), backend)
-        return
-    with pytest.raises(LaunchError, match=re.escape(f"--rdzv_conf={text}: ")):
-        rdzv_conf.check(conf(text), backend)
+def test_what_a_backend_does_not_read_may_be_anything(text):
+    for backend in BACKENDS:
+        is_read = backend in READ_BY[text]
+        error = pytest.raises(LaunchError, match=re.escape(f"--rdzv_conf={text}: "))
+        with error if is_read else contextlib.nullcontext():
+            rdzv_conf.check(conf(text), backend)
 
 
 def test_what_is_set_stays():
