@@ -1,32 +1,27 @@
-"""--hpc-dry-run on real nodes: they meet, tell, and start nothing."""
+"""--hpc-dry-run on real nodes; see core/test_dry_run.py, too."""
 
 from __future__ import annotations
 
-import doctest
 import json
-import platform
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
     ENVIRON,
+    FIRST_TWO,
     HPC,
     JUELICH,
     ONE_TASK,
     WORLD,
     column,
-    lines,
     own_lines,
     read_workers,
 )
-from pages import block
-
-from torchrun_hpc.planning.endpoints import port_of
+from waiting import NEVER_S, PATIENCE, until
 
 if TYPE_CHECKING:
-    import subprocess
     from pathlib import Path
 
     from testbed import Cluster
@@ -34,105 +29,104 @@ if TYPE_CHECKING:
 DRY = (*HPC, "--hpc-dry-run", "--nproc_per_node=2")
 JSON = (*HPC, "--hpc-dry-run=json", "--nproc_per_node=2")
 
-
-def described(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_table(juelich: Cluster) -> None:
-    """It is what the page shows, but for the number of the job, and what follows."""
-    command = block("docs/dry-run.md", "srun").text
-    done = juelich.run(["bash", "-c", command], env=JUELICH)
-    assert done.returncode == 0, done.stderr
-    assert lines(done.stderr) == []
-    rows = [line.split() for line in done.stdout.splitlines()]
-    (launch_id,) = (row[1] for row in rows if row[:1] == ["--rdzv_id"])
-    printed = re.sub(rf"(?<![\d.]){re.escape(launch_id)}\b", "1.0", done.stdout)
-    for here, there in (
-        (str(port_of(launch_id)), str(port_of("1.0"))),
-        (platform.python_version(), "3.11.7"),
-    ):
-        assert here in printed
-        printed = printed.replace(here, there)
-    shown = block("docs/dry-run.md", "nothing is started").text
-    as_shown = doctest.OutputChecker().check_output(
-        shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    )
-    assert as_shown, printed
-    patched = [row for row in rows if row[:2] == ["node_order", "patched"]]
-    assert len(patched) == 1, done.stdout
-    assert sum(row[:1] == ["torchrun"] for row in rows) == 3
-    assert all(row[-2:] == ["main.py", "--lr=1"]
-               for row in rows if row[:1] == ["torchrun"])  # fmt: skip
+# The shell of one node, which waits for the end of the other node's launcher.
+ABSENT = (
+    "if test $SLURM_NODEID = {node}; then "
+    'until test -e "$0"; do sleep 0.1; done; exit; fi; '
+    '"$@"; code=$?; touch "$0"; exit $code'
+)
 
 
-def test_nothing_but_the_fast_network_is_used(juelich: Cluster) -> None:
-    foreign = juelich.foreign_bytes("eth0")
-    juelich.srun("-N3", ONE_TASK, *JSON, "main.py", env=JUELICH, check=True)
-    assert juelich.foreign_bytes("eth0") == foreign
+def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> None:
+    """Each node's exports and command, copied, make the world that ours makes.
 
-
-def test_json_is_what_plain_torchrun_needs(juelich: Cluster) -> None:
-    """Each node's exports and command, copied: the world that ours would be."""
-    planned = juelich.srun("-N3", ONE_TASK, *JSON, WORLD, env=JUELICH)
-    assert planned.returncode == 0, planned.stderr
-    nodes = described(planned)["nodes"]
-    assert [node["plan"]["node_rank"] for node in nodes] == [0, 1, 2]
+    One node is late, and the other says that it waits.
+    """
+    tmp_path.chmod(0o777)
+    nodes_of_step = ("-N2", "--nodelist=jwb0001,jwb0002", ONE_TASK)
+    late = f"test $SLURM_NODEID = 0 || until test -e {tmp_path}/go; do sleep 0.1; done"
+    told, written = tmp_path / "stderr", tmp_path / "stdout"
+    with told.open("w") as stderr, written.open("w") as stdout:
+        program = juelich.popen(
+            ["srun", *nodes_of_step, "sh", "-c", f'{late}; exec "$@"', "sh", *JSON,
+             f"--rdzv_conf=join_timeout={NEVER_S}", WORLD],
+            env=JUELICH, stdout=stdout, stderr=stderr,
+        )  # fmt: skip
+        try:
+            message = r"HPC100 1 of 2 nodes have answered after \d+ s; the limit"
+            until(
+                lambda: (
+                    program.poll() is not None or re.search(message, told.read_text())
+                ),
+                told.read_text,
+            )
+            (tmp_path / "go").touch()
+            code = program.wait(PATIENCE)
+        finally:
+            juelich.end(program)
+    assert code == 0, told.read_text()
+    assert re.search(message, told.read_text()), told.read_text()
+    nodes = json.loads(written.read_text())["nodes"]
+    assert [node["plan"]["node_rank"] for node in nodes] == [0, 1]
     cases = [
         f"{number}) export {' '.join(f'{k}={v}' for k, v in node['exports'].items())}; "
         f"exec {shlex.join(node['command'])};;"
         for number, node in enumerate(nodes)
     ]
     script = f"case $SLURM_NODEID in {' '.join(cases)} esac"
-    stock = juelich.srun("-N3", ONE_TASK, "sh", "-c", script, env=JUELICH)
+    stock = juelich.srun(*nodes_of_step, "sh", "-c", script, env=JUELICH)
     assert stock.returncode == 0, stock.stderr
-    ours = juelich.srun("-N3", ONE_TASK, *HPC, "--nproc_per_node=2", WORLD, env=JUELICH)
+    ours = juelich.srun(*nodes_of_step, *HPC, "--nproc_per_node=2", WORLD, env=JUELICH)
+    assert ours.returncode == 0, ours.stderr
     names = (
         "RANK", "host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
         "OMP_NUM_THREADS", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE",
     )  # fmt: skip
+    assert len(read_workers(ours)) == 4
     assert column(read_workers(stock), *names) == column(read_workers(ours), *names)
 
 
 @pytest.mark.parametrize(
-    ("options", "name", "value", "source"),
+    ("options", "names"),
     [
-        (["--node_rank=$SLURM_NODEID"], "node_rank", "2", "SLURMD_NODENAME"),
         (
-            ["--rdzv_endpoint=n10:24123"],
-            "rdzv_endpoint",
-            "10.10.0.2:24123",
-            "--rdzv_endpoint=n10:24123, its address",
+            ["--node_rank=$SLURM_NODEID", "--rdzv_endpoint=n9:24123"],
+            {
+                "node_rank": {"value": "1", "source": "SLURMD_NODENAME"},
+                "rdzv_endpoint": {
+                    "value": "10.10.0.1:24123",
+                    "source": "--rdzv_endpoint=n9:24123, its address",
+                },
+            },
         ),
-        (["--nnodes=2:3"], "nnodes", "2:3", "--nnodes"),
-        (["--rdzv_backend=c10d", "--rdzv_id=mine"], "rdzv_id", "mine", "--rdzv_id"),
         pytest.param(
-            *(["--hpc-rendezvous=c10d", "--rdzv_id=mine"], "rdzv_id"),
-            *("mine", "--rdzv_id"),
+            ["--hpc-rendezvous=c10d", "--rdzv_id=mine", "--nnodes=1:2"],
+            {
+                "rdzv_id": {"value": "mine", "source": "--rdzv_id"},
+                "nnodes": {"value": "1:2", "source": "--nnodes"},
+            },
             marks=pytest.mark.release("dry run"),
         ),
     ],
+    ids=["static", "c10d"],
 )
 def test_what_is_typed(
-    unpadded: Cluster, options: list[str], name: str, value: str, source: str
+    unpadded: Cluster, options: list[str], names: dict[str, dict[str, str]]
 ) -> None:
-    line = "test $SLURM_NODEID = 2 && export NCAR_HOST=derecho; exec "
+    line = "test $SLURM_NODEID = 1 && export NCAR_HOST=derecho; exec "
     line += " ".join([*JSON, *options, WORLD])
-    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", line, env=ENVIRON)
+    done = unpadded.srun(*FIRST_TWO, ONE_TASK, "sh", "-c", line, env=ENVIRON)
     assert done.returncode == 0, done.stderr
-    answer = described(done)
+    answer = json.loads(done.stdout)
     assert answer["missing"] == []
     assert [n["plan"]["hosts"][n["plan"]["node_rank"]] for n in answer["nodes"]] == [
-        "n9", "n10", "n11",
+        "n9", "n10",
     ]  # fmt: skip
-    seen = answer["nodes"][2]["options"][name]
-    assert seen == {"value": value, "source": source}
+    found = answer["nodes"][1]["options"]
+    assert {name: found[name] for name in names} == names
     (advice,) = answer["nodes"][0]["plan"]["advice"]
     assert advice["code"] == "HPC163"
-    assert (
-        "none on n9 (node 0), n10 (node 1); derecho on n11 (node 2)" in advice["text"]
-    )
+    assert "none on n9 (node 0); derecho on n10 (node 1)" in advice["text"]
 
 
 def test_a_store_that_is_a_file_is_left_alone(
@@ -140,42 +134,33 @@ def test_a_store_that_is_a_file_is_left_alone(
 ) -> None:
     file = tmp_path / "store"
     options = (f"--rdzv_endpoint={file}", "--rdzv_conf=store_type=file")
-    done = unpadded.srun("-N3", ONE_TASK, *JSON, "--rdzv_backend=c10d", *options,
+    done = unpadded.srun(*FIRST_TWO, ONE_TASK, *JSON, "--rdzv_backend=c10d", *options,
                          WORLD, env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert [node["plan"]["node_rank"] for node in described(done)["nodes"]] == [0]
+    assert [node["plan"]["node_rank"] for node in json.loads(done.stdout)["nodes"]] == [
+        0
+    ]
     assert not file.exists()
 
 
-def test_nodes_that_do_not_answer_are_named(unpadded: Cluster) -> None:
-    late = "test $SLURM_NODEID = 1 && exec sleep 16; exec "
-    dry = [*DRY, "--rdzv_conf=join_timeout=12", WORLD]
-    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON)
-    assert "No answer within 12 s from: n10" in done.stdout
-    assert (
-        "HPC100 2 of 3 nodes have answered after 10 s; the limit is 12 s" in done.stderr
-    )
-    assert "n9: task 0: Exited with exit code 1" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_head_that_does_not_answer(unpadded: Cluster) -> None:
-    late = "test $SLURM_NODEID = 0 && exec sleep 12; exec "
-    dry = [*DRY, "--rdzv_conf=join_timeout=5", WORLD]
-    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", late + " ".join(dry), env=ENVIRON)
-    assert done.returncode == 1
-    errors = [line for line in own_lines(done.stderr) if "HPC112" in line]
-    assert len(errors) == 2, done.stderr
-    assert all("no head node at n9:" in line for line in errors)
-    assert "Traceback" not in done.stderr
-
-
-def test_the_batch_script_of_one_node(unpadded: Cluster) -> None:
-    done = unpadded.sbatch(f"#!/bin/sh\n{' '.join([*JSON, WORLD])}", "-N1", env=ENVIRON)
-    assert done.returncode == 0, done.output
-    (node,) = json.loads(done.output)["nodes"]
-    assert node["job"]["context"] == "batch script"
-    assert node["plan"]["nodes"] == 1
+def test_a_node_that_does_not_answer_is_named(
+    unpadded: Cluster, tmp_path: Path
+) -> None:
+    """It is node 1, or node 0, which would be the host."""
+    tmp_path.chmod(0o777)
+    for node in range(2):
+        shell = ["sh", "-c", ABSENT.format(node=node), tmp_path / f"end{node}"]
+        done = unpadded.srun(
+            *FIRST_TWO, ONE_TASK, *shell, *DRY, "--rdzv_conf=join_timeout=3", WORLD,
+            env=ENVIRON,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        if node == 1:
+            assert "No answer within 3 s from: n10" in done.stdout
+        else:
+            (error,) = [line for line in own_lines(done.stderr) if "HPC112" in line]
+            assert "no head node at n9:" in error
 
 
 def test_a_refusal_stays_one(unpadded: Cluster) -> None:

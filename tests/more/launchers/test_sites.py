@@ -1,4 +1,4 @@
-"""Computing centres other than Jülich, with their names and interfaces."""
+"""Computing centres other than Jülich, and a site in a file; see core/test_sites.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from commands import (
-    ALL_REDUCE,
     ENVIRON,
     HPC,
     ONE_TASK,
@@ -15,34 +14,13 @@ from commands import (
     lines,
     read_workers,
 )
+from sites_of_tests import OWN, VARIABLES
 from testbed import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("machine")
-
-VARIABLES = (
-    *("host", "total", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
-)
-
-OWN = """
-centre = "A centre of our own"
-
-[ours]
-title = "a cluster in a cellar"
-source = "the administrator"
-recognise = [{ variable = "OUR_CLUSTER", values = ["cellar"] }]
-
-[ours.hosts]
-pattern = '^(node[0-9]+)$'
-replacement = '\\1-fast'
-examples = { node1 = "node1-fast" }
-
-[ours.variables]
-NCCL_SOCKET_IFNAME = "enp"
-NCCL_CROSS_NIC = "1"
-"""
 
 
 class Centre(NamedTuple):
@@ -60,7 +38,7 @@ class Centre(NamedTuple):
     [
         Centre(
             # The plain name is that of the fast network.
-            Cluster(("dec0001", "deg0001", "deg0002"), fast="hsn0", fast_names=str),
+            Cluster(("dec0001", "deg0001"), fast="hsn0", fast_names=str),
             {"NCAR_HOST": "derecho"},
             "derecho",
             "hsn",
@@ -68,7 +46,7 @@ class Centre(NamedTuple):
         ),
         Centre(
             Cluster(
-                ("x3001c0s1b0n0", "x3001c0s1b1n0", "x3102c0s13b0n0"),
+                ("x3001c0s1b0n0", "x3102c0s13b0n0"),
                 fast="hsn0",
                 fast_names="{}.hsn.cm.polaris.alcf.anl.gov".format,
             ),
@@ -78,28 +56,14 @@ class Centre(NamedTuple):
             "=hsn0",
             "x3001c0s1b0n0.hsn.cm.polaris.alcf.anl.gov",
         ),
-        Centre(
-            Cluster(
-                ("node9", "node10", "node11"),
-                fast="enp5s0",
-                fast_names="{}-fast".format,
-            ),
-            {"OUR_CLUSTER": "cellar"},
-            "ours",
-            "enp",
-            "node9-fast",
-        ),
     ],
     ids=lambda centre: centre.site,
 )
-def test_centre(centre: Centre, tmp_path: Path) -> None:
-    folder = tmp_path / "torchrun_hpc" / "sites"
-    folder.mkdir(parents=True)
-    (folder / "ours.toml").write_text(OWN, encoding="utf-8")
-    environ = ENVIRON | centre.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
+def test_centre(centre: Centre) -> None:
+    environ = ENVIRON | centre.environ
     with centre.cluster as cluster:
         foreign = cluster.foreign_bytes("eth0")
-        done = cluster.srun("-N3", ONE_TASK, *HPC, ALL_REDUCE, env=environ)
+        done = cluster.srun("-N2", ONE_TASK, *HPC, WORLD, env=environ)
         assert cluster.foreign_bytes("eth0") == foreign
         here = cluster.srun(
             "-N1", "python", "-m", "torchrun_hpc.sites", "here", env=environ
@@ -110,9 +74,8 @@ def test_centre(centre: Centre, tmp_path: Path) -> None:
     assert line.endswith(f", site {centre.site}")
     interface = centre.cluster.fast
     assert column(read_workers(done), *VARIABLES) == [
-        (host, 3.0, "10.20.0.1", interface, centre.nccl)
-        for host in centre.cluster.names
-    ]
+        (host, "10.20.0.1", interface, centre.nccl) for host in centre.cluster.names
+    ], done.stdout
     assert here.returncode == 0, here.stderr
     assert centre.site in here.stdout
 
@@ -126,17 +89,18 @@ def test_a_site_of_a_file(tmp_path: Path) -> None:
     with Cluster(
         ("node9", "node10"), fast="enp5s0", fast_names="{}-fast".format
     ) as cluster:
-        done = cluster.srun("-N2", ONE_TASK, *HPC, option, WORLD, env=ENVIRON)
-        assert column(read_workers(done), *names) == [("1", "enp")] * 2
+        step = ("-N2", "--ntasks-per-node=2", *HPC, option, WORLD)
+        done = cluster.srun(*step, env=ENVIRON)
+        assert column(read_workers(done), *names) == [("1", "enp")] * 4, done.stderr
         kept = ENVIRON | {"NCCL_CROSS_NIC": "2", "NCCL_SOCKET_IFNAME": "=enp5s0"}
-        done = cluster.srun("-N2", ONE_TASK, *HPC, option, WORLD, env=kept)
-        assert column(read_workers(done), *names) == [("2", "=enp5s0")] * 2
+        done = cluster.srun(*step, env=kept)
+        assert column(read_workers(done), *names) == [("2", "=enp5s0")] * 4, done.stderr
         file.write_text(OWN.replace("enp", ""), encoding="utf-8")
         done = cluster.srun("-N2", ONE_TASK, *HPC, option, WORLD, env=ENVIRON)
     assert done.returncode == 2
     # It may be another file on the other node: each speaks for itself.
     found = [line for line in lines(done.stderr) if "hpc: error" in line]
-    assert len(found) == 2
+    assert len(found) == 2, done.stderr
     for line in found:
         assert f"{file}, line 15" in line
         assert "NCCL_SOCKET_IFNAME" in line

@@ -1,0 +1,45 @@
+"""--hpc-dry-run: nodes meet, one tells what all would do, and nothing is started."""
+
+from __future__ import annotations
+
+import doctest
+import platform
+import re
+from typing import TYPE_CHECKING
+
+from commands import JUELICH, lines
+from pages import block
+
+from torchrun_hpc.planning.endpoints import port_of
+
+if TYPE_CHECKING:
+    from testbed import Cluster
+
+
+def test_table(juelich: Cluster) -> None:
+    """It is what the page shows, but for the number of the job, and what follows."""
+    command = block("docs/dry-run.md", "srun").text
+    foreign = juelich.foreign_bytes("eth0")
+    done = juelich.run(["bash", "-c", command], env=JUELICH)
+    assert done.returncode == 0, done.stderr
+    assert juelich.foreign_bytes("eth0") == foreign
+    assert lines(done.stderr) == []
+    rows = [line.split() for line in done.stdout.splitlines()]
+    (launch_id,) = (row[1] for row in rows if row[:1] == ["--rdzv_id"])
+    printed = re.sub(rf"(?<![\d.]){re.escape(launch_id)}\b", "1.0", done.stdout)
+    for here, there in (
+        (str(port_of(launch_id)), str(port_of("1.0"))),
+        (platform.python_version(), "3.11.7"),
+    ):
+        assert here in printed, printed
+        printed = printed.replace(here, there)
+    shown = block("docs/dry-run.md", "nothing is started").text
+    as_shown = doctest.OutputChecker().check_output(
+        shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    )
+    assert as_shown, printed
+    patched = [row for row in rows if row[:2] == ["node_order", "patched"]]
+    assert len(patched) == 1, done.stdout
+    assert sum(row[:1] == ["torchrun"] for row in rows) == 3
+    assert all(row[-2:] == ["main.py", "--lr=1"]
+               for row in rows if row[:1] == ["torchrun"])  # fmt: skip
