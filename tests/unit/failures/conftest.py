@@ -10,12 +10,6 @@ from waiting import PATIENCE
 
 from torchrun_hpc.failures.relay import Relay
 
-CAUSE = "ValueError: bad batch 17"
-RAISED = f"""\
-Traceback (most recent call last):
-  File "x.py", line 1, in <module>
-{CAUSE}"""
-
 
 class Child:
     """What starts with an open file for its stderr.

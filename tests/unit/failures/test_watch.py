@@ -6,7 +6,7 @@ import functools
 import signal
 
 import pytest
-from failures.conftest import CAUSE, RAISED
+from raised import CAUSE, RAISED
 from waiting import NEVER_S
 
 from torchrun_hpc.failures import watch as watches

@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from failures.conftest import CAUSE, RAISED
+from raised import CAUSE, RAISED
 
 from torchrun_hpc.failures.worker import Worker, failure_of
 
