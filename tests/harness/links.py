@@ -70,14 +70,14 @@ def throttled(
 
 
 @contextlib.contextmanager
-def lossy(cluster: Cluster, host: str, one_in: int = 100) -> Iterator[None]:
-    """Lose some of the packets to and from a host, chosen at random.
+def lossy(cluster: Cluster, host: str, one_in: int = 40) -> Iterator[None]:
+    """Lose each so many-th of the packets to and from a host.
 
     What TCP sends as one piece of up to 64 KB counts as one packet here, as long as no
     interface has to cut it: fewer losses, of many segments each, and as many bytes.
     """
     port = cluster.port(host)
-    some = f'"{port}" numgen random mod {one_in} == 0 drop'
+    some = f'"{port}" numgen inc mod {one_in} == 0 drop'
     with _dropping(cluster, f"iifname {some}", f"oifname {some}"):
         yield
 

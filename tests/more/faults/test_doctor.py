@@ -1,105 +1,56 @@
-"""The doctor, on real links with a rate of 1 Gbit/s, and with real faults.
-
-DOCTOR_RUNS=20 repeats what is to be found every time, and what never is.
-"""
+"""The doctor, on real links that have a rate, and with real faults."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
-import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import links
 import pytest
 import torch
-from commands import ENVIRON, JUELICH, NODES, lines
-from launchers import LAUNCHERS, MPICH_5, OPENMPI, OPENMPI_4, Launcher, once, run
-from pages import block, replaced
+from commands import ENVIRON, JUELICH, NODES, SCRIPTS, lines
+from examinations import DOCTOR, MBITS, SMALL, STEP, Examined, examined, typed
+from launchers import OPENMPI_4, Launcher, once, run
 from steps import step
-from waiting import PATIENCE
+from waiting import NEVER_S, PATIENCE
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from testbed import Cluster
 
-DOCTOR = ("python", "-m", "torchrun_hpc.doctor")
-SMALL = "--max-bytes=8"  # of the collectives: the links are what it is about
-STEP = ("-N3", "--ntasks-per-node=1")
-# All of them with DOCTOR_RUNS: how they name nodes is tested elsewhere.
-CHOSEN = LAUNCHERS if "DOCTOR_RUNS" in os.environ else (OPENMPI_4, MPICH_5)
-RUNS = int(os.environ.get("DOCTOR_RUNS", "1"))
-again = pytest.mark.usefixtures("number")
-
-
-@pytest.fixture(params=range(RUNS))
-def number(request: pytest.FixtureRequest) -> int:
-    """Which of the repetitions it is."""
-    return int(request.param)
+HALF = MBITS // 2
+HANGS = str(SCRIPTS / "hangs.py")
 
 
 @pytest.fixture(scope="module")
 def shaped(juelich: Cluster) -> Iterator[Cluster]:
-    """Links of 1 Gbit/s: those of two cores alone are noise."""
-    with links.shaped(juelich):
+    """Links with a rate."""
+    with links.shaped(juelich, MBITS):
         yield juelich
 
 
-class Examined(NamedTuple):
-    """What came of an examination."""
-
-    report: dict[str, Any]
-    done: subprocess.CompletedProcess[str]
-
-    @property
-    def suspects(self) -> list[tuple[str, list[int]]]:
-        """Codes and nodes of what is suspect."""
-        found = self.report["findings"]
-        return [(f["code"], f["nodes"]) for f in found if f["is_suspect"]]
-
-    @property
-    def last_line(self) -> str:
-        """The verdict."""
-        return self.done.stdout.strip().splitlines()[-1]
-
-    def text(self, code: str) -> str:
-        """Return the text of the findings with a code."""
-        found = self.report["findings"]
-        return "; ".join(f["text"] for f in found if f["code"] == code)
+@pytest.fixture
+def no_torch(tmp_path: Path) -> dict[str, str]:
+    """Return variables with which torch cannot be imported: the rest is examined."""
+    folder = tmp_path / "no_torch"
+    folder.mkdir()
+    (folder / "torch.py").write_text("raise ImportError('libcudart.so: not found')")
+    return JUELICH | {"PYTHONPATH": str(folder)}
 
 
-def examined(
-    done: subprocess.CompletedProcess[str], file: Path, code: int | None = 0
-) -> Examined:
-    """Read what an examination has written; without a code, whatever it says.
-
-    Links without a rate of their own are noise here.
-    """
-    print(done.stdout, done.stderr)
-    assert code in (None, done.returncode), done.stderr
-    assert "Traceback" not in done.stderr
-    return Examined(json.loads(file.read_text()), done)
-
-
-def typed(
-    cluster: Cluster, folder: Path, words: str, instead: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Type what the page has, for the three nodes of a cluster."""
-    small = {"srun": shlex.join(["srun", *STEP])} | instead
-    text = replaced(block("docs/doctor.md", words).text, small)
-    return cluster.run(["bash", "-ec", text], env=JUELICH, cwd=folder)
+def besides_torch(found: Examined) -> list[tuple[str, list[int]]]:
+    """Return what is suspect, but for what follows from `no_torch`."""
+    return [each for each in found.suspects if each[0] not in {"HPC185", "HPC193"}]
 
 
 # --- links ------------------------------------------------------------------------
 
 
-@again
 def test_a_healthy_cluster(shaped: Cluster, tmp_path: Path) -> None:
     done = typed(shaped, tmp_path, "monday.json", {".doctor": f".doctor {SMALL}"})
     found = examined(done, tmp_path / "monday.json")
@@ -111,7 +62,7 @@ def test_a_healthy_cluster(shaped: Cluster, tmp_path: Path) -> None:
         (0, 1), (0, 2), (1, 2),
     ]  # fmt: skip
     for link in report["links"]:
-        assert 0.85 < min(link["forward"], link["backward"]) * 8e-9 < 1.05
+        assert 85 < min(link["forward"], link["backward"]) * 8e-6 * 100 / MBITS < 105
         assert (link["lost_mtu"], link["problem"]) == (0, "")
         assert abs(link["clock_s"]) < 0.1
     assert report["links"][2]["networks"] == {"eth0": False}  # as it is to be there
@@ -126,14 +77,11 @@ def test_a_healthy_cluster(shaped: Cluster, tmp_path: Path) -> None:
     assert "HPC200 compared with 3 nodes of " in done.stderr
 
 
+# Half the rate is in the core.
 LINKS: dict[str, tuple[Callable[[Cluster], Any], str, list[int], str]] = {
-    "half the rate": (
-        lambda cluster: links.throttled(cluster, "jwb0002"),
-        *("HPC191", [1], r"jwb0002, with 2 of 2 nodes: 4\d\d Mbit/s, and 9\d\d Mbit/s"),
-    ),
     "what it sends": (
-        lambda cluster: links.throttled(cluster, "jwb0003", egress_only=True),
-        *("HPC191", [2], r"jwb0003, with 2 of 2 nodes: 4\d\d Mbit/s"),
+        lambda cluster: links.throttled(cluster, "jwb0003", HALF, egress_only=True),
+        *("HPC191", [2], r"jwb0003, with 2 of 2 nodes: 4\d Mbit/s"),
     ),
     "losses": (
         lambda cluster: links.lossy(cluster, "jwb0001"),
@@ -141,7 +89,8 @@ LINKS: dict[str, tuple[Callable[[Cluster], Any], str, list[int], str]] = {
     ),
     "5 ms more": (
         lambda cluster: links.delayed(cluster, "jwb0001"),
-        *("HPC191", [0], r"jwb0001, with 2 of 2 nodes: .*\b[56]\.\d ms there and back"),
+        *("HPC191", [0]),
+        r"jwb0001, with 2 of 2 nodes: .*\b([5-9]|\d\d)\.\d ms there and back",
     ),
     "an MTU that does not fit": (
         lambda cluster: links.small_mtu(cluster, "jwb0002"),
@@ -154,31 +103,35 @@ LINKS: dict[str, tuple[Callable[[Cluster], Any], str, list[int], str]] = {
 }
 
 
-@again
 @pytest.mark.parametrize("fault", LINKS)
-def test_a_bad_link(shaped: Cluster, fault: str, tmp_path: Path) -> None:
+def test_a_bad_link(
+    shaped: Cluster, fault: str, no_torch: dict[str, str], tmp_path: Path
+) -> None:
     caused, code, nodes, text = LINKS[fault]
+    file = tmp_path / "report.json"
     with caused(shaped):
-        done = typed(shaped, tmp_path, "=gpu", {"=gpu": f"=1 {SMALL} --json=file"})
-    found = examined(done, tmp_path / "file", 1)
-    assert found.suspects == [(code, nodes)]
-    assert re.search(text, found.text(code))
+        done = shaped.srun(*STEP, *DOCTOR, SMALL, f"--json={file}", env=no_torch)
+    found = examined(done, file, 1)
+    assert besides_torch(found) == [(code, nodes)]
+    assert re.search(text, found.text(code)), found.text(code)
     if nodes:
         assert found.last_line == f"--exclude={shaped.names[nodes[0]]}"
     else:
-        assert "--exclude" not in found.done.stdout
+        assert "--exclude" not in done.stdout
 
 
-def test_two_nodes_alone(shaped: Cluster, tmp_path: Path) -> None:
+def test_two_nodes_alone(
+    shaped: Cluster, no_torch: dict[str, str], tmp_path: Path
+) -> None:
     """It is one of them; nobody knows which."""
     file = tmp_path / "report.json"
-    with links.throttled(shaped, "jwb0002", egress_only=True):
+    with links.throttled(shaped, "jwb0002", HALF, egress_only=True):
         done = shaped.srun(
-            *("-N2", "--nodelist=jwb0001,jwb0002", "--ntasks-per-node=1"),
-            *DOCTOR, SMALL, f"--json={file}", env=JUELICH,
+            "--nodelist=jwb0001,jwb0002", "-N2", *STEP[1:],
+            *DOCTOR, SMALL, f"--json={file}", env=no_torch,
         )  # fmt: skip
     found = examined(done, file, 1)
-    assert found.suspects == [("HPC191", [])]
+    assert besides_torch(found) == [("HPC191", [])]
     assert found.text("HPC191").startswith("between jwb0001 and jwb0002: 4")
     assert "--exclude" not in done.stdout
 
@@ -262,51 +215,56 @@ def send(cluster: Cluster, host: str, module: str, number: signal.Signals) -> No
     cluster.run(["python", "-c", code], host=host, env=ENVIRON, check=True)
 
 
-def test_a_node_that_never_comes(shaped: Cluster, tmp_path: Path) -> None:
+def test_a_node_that_never_comes(
+    shaped: Cluster, no_torch: dict[str, str], tmp_path: Path
+) -> None:
     file = tmp_path / "report.json"
-    late = "test $SLURM_NODEID = 1 && exec sleep 9; exec "
     done = shaped.srun(
-        *STEP, "sh", "-c", f'{late}"$@"', "sh",
-        *DOCTOR, SMALL, "--timeout=5", f"--json={file}", env=JUELICH,
+        *STEP, "sh", "-c", 'test $SLURM_NODEID = 1 || exec "$@"', "sh",
+        *DOCTOR, SMALL, "--timeout=15", f"--json={file}", env=no_torch,
     )  # fmt: skip
     found = examined(done, file, 1)
-    assert found.suspects == [("HPC178", [1])]
+    assert besides_torch(found) == [("HPC178", [1])]
     text = found.text("HPC178")
-    assert text.startswith("jwb0002 has not come within 5 s; from here: jwb0002i")
+    assert text.startswith("jwb0002 has not come within 15 s; from here: jwb0002i")
     # The node is up: its kernel refuses. On the closed network nobody answers.
     assert "jwb0002i (10.20.0.2) is reached, and nobody listens there" in text
     assert "jwb0002 (10.10.0.2) does not answer" in text
     assert found.last_line == "--exclude=jwb0002"
 
 
-def test_a_node_that_is_cut_off(shaped: Cluster, tmp_path: Path) -> None:
+def test_a_node_that_is_cut_off(
+    shaped: Cluster, no_torch: dict[str, str], tmp_path: Path
+) -> None:
     """It prints itself what it sees; the others are examined."""
     file = tmp_path / "report.json"
     shaped.cut("jwb0003")
     try:
         done = shaped.srun(
-            *STEP, "--label", *DOCTOR, SMALL, "--timeout=6", f"--json={file}",
-            env=JUELICH,
+            "--label", *STEP, *DOCTOR, SMALL, "--timeout=15", f"--json={file}",
+            env=no_torch,
         )  # fmt: skip
     finally:
         shaped.heal("jwb0003")
     found = examined(done, file, 1)
-    assert found.suspects == [("HPC178", [2])]
+    assert besides_torch(found) == [("HPC178", [2])]
+    assert [f["first"] for f in found.report["links"]] == [0]
     own = [line for line in lines(done.stderr) if line.startswith("2: ")]
-    assert any("HPC112 no head node at jwb0001i" in line for line in own)
+    assert any("HPC112 no head node at jwb0001i" in line for line in own), done.stderr
 
 
 def test_a_node_that_hangs(shaped: Cluster, tmp_path: Path) -> None:
     """In the middle of the pairs; those without it are measured."""
     file = tmp_path / "report.json"
-    command = [*DOCTOR, "--hpc-site=jsc", "--timeout=6", SMALL, f"--json={file}"]
-    with step(shaped, *command) as job:
-        job.says("3 pairs in")
-        for number in signal.SIGSTOP, signal.SIGCONT:
-            send(shaped, "jwb0003", "torchrun_hpc.doctor", number)
-            if number == signal.SIGSTOP:
-                job.says("jwb0003 has stopped to answer")
-        assert job.end() == 1
+    words = f"--hpc-site=jsc --timeout=15 {SMALL} --json={file}"
+    command = (
+        f"test $SLURM_NODEID = 2 && exec python {HANGS} {words}; "
+        f"exec {' '.join(DOCTOR)} {words}"
+    )
+    with step(shaped, "sh", "-c", command) as job:
+        job.says("jwb0003 has stopped to answer")
+        send(shaped, "jwb0003", HANGS, signal.SIGCONT)
+        assert job.end() == 1, job.output
     report = json.loads(file.read_text())
     suspects = [f for f in report["findings"] if "HPC179" in f["code"]]
     assert [f["nodes"] for f in suspects] == [[2]]
@@ -318,12 +276,11 @@ def test_a_node_that_hangs(shaped: Cluster, tmp_path: Path) -> None:
 def test_a_worker_that_is_killed(shaped: Cluster, tmp_path: Path) -> None:
     """In torch's collectives: nobody waits for it, and no other node is named."""
     file = tmp_path / "report.json"
-    with step(shaped, *DOCTOR, "--hpc-site=jsc", f"--json={file}") as job:
+    options = (f"--timeout={NEVER_S}", f"--json={file}")
+    with step(shaped, *DOCTOR, "--hpc-site=jsc", *options) as job:
         job.says("torch's collectives on 3 workers")
         send(shaped, "jwb0002", "torchrun_hpc.doctor.collectives", signal.SIGKILL)
-        start = time.monotonic()
-        assert job.end() == 1
-    assert time.monotonic() - start < 20
+        assert job.end() == 1, job.output
     findings = json.loads(file.read_text())["findings"]
     (finding,) = (f for f in findings if f["code"] == "HPC193")
     assert finding["is_suspect"]
@@ -363,11 +320,10 @@ def test_each_task_a_worker(juelich: Cluster, tmp_path: Path) -> None:
     assert "HPC199  advice   etcd at 127.0.0.1:2379 is not examined" in later.stdout
 
 
-@pytest.mark.parametrize("mpi", CHOSEN, ids=str, indirect=True)
+@pytest.mark.parametrize("mpi", [OPENMPI_4], ids=str, indirect=True)
 def test_with_mpirun(bare: Cluster, mpi: Launcher, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    path = ["-x", "PATH"] if mpi in OPENMPI else []
-    command = [*path, *once(mpi), *DOCTOR, SMALL, f"--json={file}"]
+    command = ["-x", "PATH", *once(mpi), *DOCTOR, SMALL, f"--json={file}"]
     found = examined(run(bare, mpi, *command), file, None)
     assert found.report["hosts"] == list(NODES)
     assert len(found.report["links"]) == 3
@@ -381,13 +337,15 @@ def test_with_mpirun(bare: Cluster, mpi: Launcher, tmp_path: Path) -> None:
         "--nnodes=2 --node_rank={node} --master_addr=10.20.0.1 --master_port=1234",
     ],
 )
-def test_typed_on_each_machine(bare: Cluster, words: str, tmp_path: Path) -> None:
+def test_typed_on_each_machine(
+    bare: Cluster, words: str, no_torch: dict[str, str], tmp_path: Path
+) -> None:
     file = tmp_path / "report.json"
     programs = [
         bare.popen(
             [*DOCTOR, SMALL, f"--json={file}", *shlex.split(words.format(node=node))],
             host=host,
-            env=ENVIRON,
+            env=ENVIRON | {"PYTHONPATH": no_torch["PYTHONPATH"]},
         )
         for node, host in enumerate(NODES[:2])
     ]
