@@ -260,13 +260,13 @@ def _filled(text: str, known: dict[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def default_port_taken() -> Iterator[None]:
-    """Listen on torch's default port, unless stock torchrun cannot do without it."""
+def default_port_taken(*, always: bool = False) -> Iterator[None]:
+    """Listen on torch's default port; unless stock torchrun needs it, or always."""
     from torch.distributed import run as torch_run  # noqa: PLC0415
 
     port = 29400
     with contextlib.ExitStack() as stack:
-        if f"localhost:{port}" not in torch_run.run.__code__.co_consts:
+        if always or f"localhost:{port}" not in torch_run.run.__code__.co_consts:
             with contextlib.suppress(OSError):  # somebody else takes it
                 stack.enter_context(socket.create_server(("", port)))
         yield
