@@ -21,9 +21,7 @@ from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client
 from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
 from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
-from torchrun_hpc.rendezvous.search import (
-    CoordinatorAddress,
-)
+from torchrun_hpc.rendezvous.search import CoordinatorAddress
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 HERE = "127.0.0.1"
@@ -61,9 +59,6 @@ def listening(port=0):
 def free_port():
     with listening() as found:
         return found.getsockname()[1]
-
-
-wait_until = until
 
 
 def started(function):
@@ -311,6 +306,7 @@ OTHER_PROGRAMS = {
     "one that never answers": lambda _: None,
     "an echo": lambda data: data,
     "one of SSH": lambda _: b"SSH-2.0-OpenSSH_9.6\r\n",
+    "one of the web": lambda _: b"HTTP/1.0 400 Bad request\r\n\r\n",
     "noise": lambda _: b"\0\xff\n" * 100,
     "a number": lambda _: b"5\n",
     "a welcome to another job": line(welcome=VERSION, job="20.0", round=0),

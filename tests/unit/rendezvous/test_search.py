@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from loopback import (
     FAILURE_BEFORE,
-    HERE,
     NOT_YET,
     OTHER_PROGRAMS,
     STORE,
@@ -37,7 +34,7 @@ SILENT = "one that never answers"
 
 
 @pytest.mark.parametrize("case", OTHER_PROGRAMS)
-def test_another_program_on_the_first_port(job, case):
+def test_another_program_on_the_first_port(job, case, capfd):
     job.start_server(nodes=1)
     with other_program(OTHER_PROGRAMS[case]) as port:
         client = job.client(0, (port, job.port), nodes=1)
@@ -47,6 +44,7 @@ def test_another_program_on_the_first_port(job, case):
             job.clock.go_on(search._PORT_DELAY)
         connected.result(PATIENCE)
         assert client.join(STORE)["store"] == list(STORE)
+    assert capfd.readouterr() == ("", "")
 
 
 def not_found(job, client):
@@ -70,25 +68,6 @@ def test_another_program_and_nobody_else(job, case, monkeypatch):
         found = not_found(job, job.client(0, (port,)))
     what = "somebody who says nothing" if case == SILENT else "somebody else"
     assert found == f"port {port}: {what}"
-
-
-def test_a_web_server_on_the_first_port(job, capfd):
-    class Quiet(BaseHTTPRequestHandler):
-        def log_message(self, *_args):
-            pass
-
-    job.start_server(nodes=1)
-    server = HTTPServer((HERE, 0), Quiet)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        client = job.client(0, (server.server_port, job.port), nodes=1)
-        client.connect()
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    assert capfd.readouterr() == ("", "")
 
 
 def test_the_coordinator_of_another_job_on_the_first_port(job):
