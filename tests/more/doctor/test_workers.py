@@ -8,14 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from loopback import HERE, LIMIT, wait_until
+from loopback import HERE
 from torch_workers import ENVIRON, settings_of
+from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.doctor import workers
 from torchrun_hpc.doctor.results import Collective, Torch, no_torch
@@ -64,8 +65,8 @@ def is_running(pid):
 def test_two_workers():
     rows = []
     with Workers(2, ENVIRON) as started:
-        found = started.torch(60)
-        outcome = started.run(settings_of(1, 2, max_bytes=100), 60, rows.append)
+        found = started.torch(PATIENCE)
+        outcome = started.run(settings_of(1, 2, max_bytes=100), PATIENCE, rows.append)
         pids = pids_of(started)
     check_form(found, Torch)
     assert found["version"] == torch.__version__
@@ -89,42 +90,45 @@ def test_two_workers():
         ("sys.exit(3)", "ended with exit code 3"),
         ("1 / 0", "ended with exit code 1: ZeroDivisionError: division by zero"),
         ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV (11)"),
-        ("os.close(1); time.sleep(60)", "was killed by SIGKILL"),
+        (f"os.close(1); time.sleep({NEVER_S})", "was killed by SIGKILL"),
     ],
 )
 def test_a_process_that_finds_no_torch(program, text, problem):
     program(text)
     with Workers(1, ENVIRON) as started:
-        found = started.torch(LIMIT)
+        found = started.torch(PATIENCE)
     check_form(found, Torch)
     assert found["problem"].startswith(f"the process that imports it {problem}")
     assert not found["version"]
 
 
-def test_torch_in_time(program):
-    program("time.sleep(.2)\n" + READ + DONE)
+def test_torch_in_time(program, tmp_path):
+    may_go_on = tmp_path / "may go on"
+    waits = f"while not os.path.exists({str(may_go_on)!r}): time.sleep(.01)\n"
+    program(waits + READ + DONE)
     with Workers(2, ENVIRON) as started:
         early = started.torch(0.01)
         assert early["problem"] == "it is not imported within 0.01 s"
-        assert started.torch(LIMIT) == TORCH
+        may_go_on.touch()
+        assert started.torch(PATIENCE) == TORCH
         assert started.torch(0) == TORCH
-        assert started.run(settings_of(1, 2), LIMIT, print) == ("gloo", "")
+        assert started.run(settings_of(1, 2), PATIENCE, print) == ("gloo", "")
 
 
 @pytest.mark.parametrize(
     ("text", "limit", "problem"),
     [
-        (READ + "time.sleep(rank)", LIMIT, "worker 0 ended with exit code 0"),
+        (READ + "time.sleep(rank)", PATIENCE, "worker 0 ended with exit code 0"),
         (
             READ + "rank and sys.exit(3)\n" + DONE,
-            LIMIT,
+            PATIENCE,
             "worker 1 ended with exit code 3",
         ),
         # It has ended without the settings.
-        ("sys.exit(3)", LIMIT, "worker [01] ended with exit code 3"),
+        ("sys.exit(3)", PATIENCE, "worker [01] ended with exit code 3"),
         (
-            READ + "rank and os.kill(os.getpid(), 9)\ntime.sleep(60)",
-            LIMIT,
+            READ + f"rank and os.kill(os.getpid(), 9)\ntime.sleep({NEVER_S})",
+            PATIENCE,
             r"worker 1 was killed by SIGKILL \(9\)",
         ),
         (
@@ -135,25 +139,27 @@ def test_torch_in_time(program):
         ("os.kill(os.getpid(), signal.SIGSTOP)", 0.5, "no end within 0.5 s"),
     ],
 )
-def test_why_there_is_no_end(program, text, limit, problem):
+def test_why_there_is_no_end(program, monkeypatch, text, limit, problem):
     program(text)
-    start = time.monotonic()
+    rows = []
+    if "row" in text:  # the time is over when that has come
+        clock = SimpleNamespace(monotonic=lambda: 10.0 * len(rows))
+        monkeypatch.setattr(workers, "time", clock)
     with Workers(2, ENVIRON) as started:
         pids = pids_of(started)
-        backend, found = started.run(settings_of(1, 2), limit, lambda _: None)
+        backend, found = started.run(settings_of(1, 2), limit, rows.append)
     assert not any(map(is_running, pids))
     assert backend == ""
     assert re.match(problem, found)
-    assert time.monotonic() - start < LIMIT
 
 
 def test_who_waits_in_vain_is_stopped(program):
     """It has failed elsewhere."""
-    program(READ + "time.sleep(60)")
+    program(READ + f"time.sleep({NEVER_S})")
     asked = iter([False, True])
     with Workers(1, ENVIRON) as started:
         outcome = started.run(
-            settings_of(1, 1), LIMIT, lambda _: None, lambda: next(asked)
+            settings_of(1, 1), PATIENCE, lambda _: None, lambda: next(asked)
         )
     assert outcome == ("", "")
     assert next(asked, None) is None
@@ -165,7 +171,7 @@ def test_the_port_of_the_store_is_kept_free(program):
         where = HERE, started.port
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(where)
-        started.run(settings_of(1, 1), LIMIT, print)
+        started.run(settings_of(1, 1), PATIENCE, print)
         with socket.socket() as store:
             store.bind(where)
 
@@ -184,25 +190,25 @@ def test_results_come_as_they_are_written(program):
     program(other + READ + text + DONE + "raise SystemExit(rank)")
     rows = []
     with Workers(2, ENVIRON) as started:
-        assert started.run(settings_of(1, 2), LIMIT, rows.append) == ("gloo", "")
+        assert started.run(settings_of(1, 2), PATIENCE, rows.append) == ("gloo", "")
     assert rows == [ROW] * 4
 
 
 def test_they_have_the_environment_that_is_given(program):
     program('torch["version"] = os.environ["OF_WORKERS"]\n' + READ)
     with Workers(1, {"OF_WORKERS": "yes"}) as started:
-        assert started.torch(LIMIT)["version"] == "yes"
+        assert started.torch(PATIENCE)["version"] == "yes"
 
 
 def test_a_program_that_cannot_be_started(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     problem = "/nowhere/python cannot be started: No such file or directory"
     with Workers(2, ENVIRON) as started:
-        assert started.torch(LIMIT)["problem"] == problem
+        assert started.torch(PATIENCE)["problem"] == problem
 
 
 def test_no_more_processes(program, monkeypatch):
-    program("time.sleep(60)")
+    program(f"time.sleep({NEVER_S})")
     popen, running = subprocess.Popen, []
 
     def fail_second(*args, **options):
@@ -213,7 +219,7 @@ def test_no_more_processes(program, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", fail_second)
     with Workers(2, ENVIRON) as started:
-        problem = started.torch(LIMIT)["problem"]
+        problem = started.torch(PATIENCE)["problem"]
     assert problem.endswith(" cannot be started: Resource temporarily unavailable")
     assert running[0].returncode == -signal.SIGKILL
 
@@ -233,7 +239,7 @@ def test_they_end_with_the_process_that_has_started_them():
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert all(map(is_running, pids))
         parent.kill()
-    wait_until(lambda: not any(map(is_running, pids)))
+    until(lambda: not any(map(is_running, pids)))
 
 
 def test_settings_are_small_enough_for_a_pipe():

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 import torch
-from loopback import LIMIT
 from torch_workers import ENVIRON, settings_of
+from waiting import PATIENCE
 
 from torchrun_hpc.doctor import collectives
 from torchrun_hpc.doctor.results import Collective, Finding, Torch
@@ -115,7 +115,7 @@ def test_it_ends_with_its_parent(shadow, text):
         if text == TORCH:
             assert worker.stdout.readline()
         worker.stdin.close()
-        worker.wait(LIMIT)
+        worker.wait(PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def run_forks(all_settings, gpus):
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            signal.alarm(int(LIMIT))
+            signal.alarm(PATIENCE)
             torch.cuda.is_available = lambda: True
             torch.cuda.device_count = lambda gpus=own_gpus: gpus
             rows = []

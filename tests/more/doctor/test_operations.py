@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -108,8 +107,15 @@ def test_wrong_elements_are_counted(measured, result, wrong):
 
 
 def test_a_slow_operation_is_not_run_at_larger_sizes(measured, monkeypatch):
+    seconds = []
+    clock = SimpleNamespace(perf_counter=lambda: sum(seconds))
+    monkeypatch.setattr(operations, "time", clock)
     monkeypatch.setattr(operations, "_SLOW", 0.3)
-    rows = measured(max_bytes=32, slow=lambda: time.sleep(0.35), fast=lambda: None)
+    rows = measured(
+        max_bytes=32,
+        slow=lambda: seconds.append(0.35),
+        fast=lambda: seconds.append(0.06),
+    )
     found = [(row["operation"], row["size"]) for row in rows]
     assert found == [("slow", 8), ("fast", 8), ("fast", 32)]
 
