@@ -49,20 +49,6 @@ class Ended(NamedTuple):
     fields: dict[str, str]
 
 
-class Jobs(NamedTuple):
-    """Both jobs of this module.
-
-    Attributes:
-        requeued: Two of its nodes were lost.
-        failed: Its script fails.
-        reference: The loss of a training that nothing has interrupted.
-    """
-
-    requeued: Ended
-    failed: Ended
-    reference: float
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     require(missing())
@@ -70,30 +56,18 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """Run both jobs; what can be done meanwhile is done while Slurm holds one back."""
-    folder = tmp_path_factory.mktemp("requeue")
-    # What a user has there: the examples, and an environment.
-    (folder / "examples").symlink_to(ROOT / "examples")
-    (folder / ".venv").symlink_to(sys.prefix)
-
-    # With the folder, by which its processes are found.
-    small = f"--steps {STEPS} --save-every 1 --pause {PAUSE} --checkpoint {folder}/"
-    job = submit(cluster, folder, {"--checkpoint ": small})
-    until((folder / f"checkpoint.{job.job}.pt").exists, lambda: job.outputs)
-    Job(cluster, NODES[:3], folder, "fork").kill(1, 2)
-
-    wrong = {SCRIPT: "--no-python false", "--max-restarts=20": "--max-restarts=1"}
-    failed = submit(cluster, folder, wrong)
-    reference = alone(folder)
-    return Jobs(ended(cluster, folder, job), ended(cluster, folder, failed), reference)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What a user has there: the examples, and an environment."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    return tmp_path
 
 
 def submit(cluster: Cluster, folder: Path, instead: dict[str, str]) -> Submitted:
     """Submit the job script of the example, with some of its words replaced."""
     _, path = block("examples/README.md", "sbatch").text.split()
-    script = replaced((ROOT / path).read_text(), SMALL | instead)
+    script = replaced((ROOT / path).read_text(), instead)
     return cluster.submit(script, env=ENV, cwd=folder)
 
 
@@ -127,29 +101,36 @@ def loss(output: str) -> float:
     return float(found)
 
 
-def test_a_job_that_has_lost_two_nodes_is_requeued(jobs: Jobs) -> None:
-    batch, outcomes, fields = jobs.requeued
-    assert batch.returncode == 0, batch.output
+def test_a_job_that_has_lost_two_nodes_is_requeued(
+    cluster: Cluster, folder: Path
+) -> None:
+    # With the folder, by which its processes are found.
+    small = f"--steps {STEPS} --save-every 1 --pause {PAUSE} --checkpoint {folder}/"
+    job = submit(cluster, folder, SMALL | {"--checkpoint ": small})
+    until((folder / f"checkpoint.{job.job}.pt").exists, lambda: job.outputs)
+    Job(cluster, NODES[:3], folder, "fork").kill(1, 2)
+    reference = alone(folder)  # while Slurm holds the job back
+    batch, outcomes, fields = ended(cluster, folder, job)
     shown = f"{outcomes}\n{batch.output}"
+    assert batch.returncode == 0, shown
     assert [each["outcome"] for each in outcomes] == ["nodes failed", "done"], shown
     assert [each["exclude"] for each in outcomes] == [LOST, []], shown
     assert fields["Restarts"] == "1", shown
     assert outcomes[1]["launch_id"] == f"{batch.job_id}.0-r1", shown
-
-    # Without these nodes.
-    assert fields["NodeList"] == "n[1,4-5]", batch.output
-
-
-def test_it_goes_on_from_its_checkpoint(jobs: Jobs) -> None:
-    output = jobs.requeued.batch.output
-    begins = re.findall(r"^2 workers, from step (\d+) on$", output, re.MULTILINE)
-    assert begins[0] == "0", output
-    assert begins[-1] == "1", output
-    assert loss(output) == pytest.approx(jobs.reference, rel=1e-4)
+    # Without these nodes, and from its checkpoint.
+    assert fields["NodeList"] == "n[1,4-5]", shown
+    begins = re.findall(r"^2 workers, from step (\d+) on$", batch.output, re.MULTILINE)
+    assert begins[0] == "0", shown
+    assert begins[-1] == "1", shown
+    assert loss(batch.output) == pytest.approx(reference, rel=1e-4), shown
 
 
-def test_a_job_whose_script_fails_is_not_requeued(jobs: Jobs) -> None:
-    batch, outcomes, fields = jobs.failed
+def test_a_job_whose_script_fails_is_not_requeued(
+    cluster: Cluster, folder: Path
+) -> None:
+    one = {"--nodes=4": "--nodes=1", "--hpc-spares=1": "", SCRIPT: "--no-python false"}
+    job = submit(cluster, folder, SMALL | one | {"--max-restarts=20": ""})
+    batch, outcomes, fields = ended(cluster, folder, job)
     assert batch.returncode == 1, batch.output
     assert [each["outcome"] for each in outcomes] == ["script failed"], batch.output
     assert fields["Restarts"] == "0", batch.output
