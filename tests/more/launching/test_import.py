@@ -26,20 +26,6 @@ def python(tmp_path):
     return run
 
 
-def test_import_imports_no_torch_and_changes_nothing(python):
-    program = """
-import os, socket, sys
-before, hook, path = dict(os.environ), sys.excepthook, list(sys.path)
-import torchrun_hpc
-assert torchrun_hpc.__version__
-assert dict(os.environ) == before
-assert sys.excepthook is hook and sys.path == path
-assert "torch" not in sys.modules
-"""
-    done = python("-c", program)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 BEFORE_TORCH = [
     *("main", "launching.direct", "schedulers", "sites", "network"),
     *("planning.plan", "reporting.tables"),
@@ -47,10 +33,19 @@ BEFORE_TORCH = [
 ]
 
 
-def test_what_runs_before_torch_imports_none(python):
-    modules = ", ".join(f"torchrun_hpc.{name}" for name in BEFORE_TORCH)
-    done = python("-c", f"import {modules}")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_what_runs_before_torch_imports_none_and_changes_nothing(python):
+    program = f"""
+import os, socket, sys
+before, hook, path = dict(os.environ), sys.excepthook, list(sys.path)
+import torchrun_hpc
+assert torchrun_hpc.__version__
+import {", ".join(f"torchrun_hpc.{name}" for name in BEFORE_TORCH)}
+assert dict(os.environ) == before
+assert sys.excepthook is hook and sys.path == path
+assert "torch" not in sys.modules
+"""
+    done = python("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_python_without_what_it_needs(python):
@@ -66,25 +61,26 @@ COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "variables"),
     [
-        ("slurm-srun-3-nodes", []),
+        ("slurm-srun-3-nodes", [], {}),
         # only torch's parser can say what these mean
-        ("slurm-sbatch-script", ["--standalone"]),
-        ("slurm-sbatch-script", ["--nnodes=1"]),
-        ("slurm-srun-2-nodes-4-tasks-each", ["--nnodes", "1"]),
-        ("slurm-srun-2-nodes-4-tasks-each", ["--standalone"]),
-        ("slurm-srun-uneven-tasks", ["-h"]),
+        ("slurm-sbatch-script", ["--standalone"], {}),
+        ("slurm-sbatch-script", [], {"PET_STANDALONE": "1"}),
+        ("slurm-sbatch-script", ["--nnodes=1"], {}),
+        ("slurm-sbatch-script", [], {"PET_NNODES": "1"}),
+        ("slurm-srun-2-nodes-4-tasks-each", ["--nnodes", "1"], {}),
+        ("slurm-srun-2-nodes-4-tasks-each", ["--standalone"], {}),
+        ("slurm-srun-uneven-tasks", ["-h"], {}),
         # only torch can count
-        ("slurm-srun-2-nodes-4-tasks-each", ["--nproc_per_node=gpu"]),
-        ("slurm-salloc-shell", ["--help"]),
+        ("slurm-srun-2-nodes-4-tasks-each", ["--nproc_per_node=gpu"], {}),
+        ("slurm-salloc-shell", ["--help"], {}),
     ],
 )
-def test_what_may_be_launched_goes_on_to_torch(python, name, options):
+def test_what_may_be_launched_goes_on_to_torch(python, name, options, variables):
     """What is refused instead: core/test_import.py."""
-    done = python(
-        "-m", "torchrun_hpc", *options, "train.py", environ=recorded(name)[0][0]
-    )
+    environ = recorded(name)[0][0] | variables
+    done = python("-m", "torchrun_hpc", *options, "train.py", environ=environ)
     assert (done.returncode, done.stderr) == (TORCH_IS_IMPORTED, "")
 
 
@@ -132,12 +128,6 @@ def test_a_task_on_one_node_reads_its_site(python, tmp_path, options, message):
         return
     assert done.returncode == 2
     assert re.match(f"torchrun_hpc: error: {message}", done.stderr), done.stderr
-
-
-@pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_NNODES"])
-def test_variables_may_choose_one_node(python, variable):
-    environ = recorded("slurm-sbatch-script")[0][0] | {variable: "1"}
-    assert python(*COMMAND, environ=environ).returncode == TORCH_IS_IMPORTED
 
 
 @pytest.mark.parametrize("error", ["ImportError", "OSError"])

@@ -294,21 +294,14 @@ def test_the_workers_are_signalled_a_moment_later(agent, worker):
 
 
 @pytest.mark.parametrize("number", signals.FORWARDED)
-def test_what_the_workers_have_had_is_not_forwarded(agent, worker, number):
-    one = worker()
-    agent.begin(scheduled=True)
-    direct(agent, one, number=number)
-    assert forward(agent, one) == [[number.name]]
-
-
-def test_each_time_is_found_out_anew(agent, worker):
+def test_what_the_workers_have_had_is_not_forwarded_each_time(agent, worker, number):
     one = worker()
     agent.begin(scheduled=True)
     for _ in range(2):
-        direct(agent, one)
-        assert forward(agent, one) == [["SIGUSR1"]]
-        send()
-        assert forward(agent, one) == [["SIGUSR1"]]
+        direct(agent, one, number=number)
+        assert forward(agent, one) == [[number.name]]
+        send(number)  # to the task alone
+        assert forward(agent, one) == [[number.name]]
 
 
 def test_two_kinds_at_once(agent, worker):
@@ -317,13 +310,6 @@ def test_two_kinds_at_once(agent, worker):
     direct(agent, one, number=USR1)
     send(USR2)
     assert sorted(forward(agent, one)[0]) == ["SIGUSR1", "SIGUSR2"]
-
-
-def test_the_task_alone_was_signalled(agent, worker):
-    one = worker()
-    agent.begin(scheduled=True)
-    send()
-    assert forward(agent, one) == [["SIGUSR1"]]
 
 
 def test_workers_that_came_later_have_not_had_it(agent, worker):

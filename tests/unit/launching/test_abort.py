@@ -16,8 +16,7 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.network import Interface
-from torchrun_hpc.rendezvous import client, server
-from torchrun_hpc.rendezvous.protocol import Kind
+from torchrun_hpc.rendezvous import server
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
@@ -56,32 +55,6 @@ def test_what_two_nodes_find_is_said_once(port, texts, says, monkeypatch):
     assert (told[0], sum(told)) == (True, says)
 
 
-@pytest.fixture
-def nobody(monkeypatch):
-    """Find nobody where the others would meet; return what was asked for."""
-    asked = []
-
-    def send_failure(_, failure, limit, wait):
-        asked.append((failure.kind, failure.nodes, failure.text, limit))
-        wait({"looking": 1})
-
-    monkeypatch.setattr(client, "send_failure", send_failure)
-    return asked
-
-
-def test_nobody_is_there():
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        assert abort.tell(place(1, bound), "x", 0)
-
-
-def test_who_looks_says_so(port, nobody):
-    events = []
-    assert abort.tell(place(1, port), "x", 1.5, events.append)
-    assert events == [{"looking": 1}]
-    assert nobody == [(Kind.AGENT, (1,), "x", 1.5)]
-
-
 def test_ctrl_c_while_telling(port):
     """Where the others would meet, somebody accepts, and says nothing."""
 
@@ -95,8 +68,7 @@ def test_ctrl_c_while_telling(port):
         done.result()
 
 
-@pytest.mark.usefixtures("nobody")
-def test_a_long_wait_is_said(port, monkeypatch, capfd):
+def test_nobody_is_there_and_a_long_wait_is_said(monkeypatch, capfd):
     waits = []
 
     class PassedTimer:
@@ -106,9 +78,11 @@ def test_a_long_wait_is_said(port, monkeypatch, capfd):
             self.cancel = waits.clear
 
     monkeypatch.setattr(abort.threading, "Timer", PassedTimer)
-    abort.tell(place(1, port), "x", 30.0)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert abort.tell(place(1, bound), "x", 0)
     said = capfd.readouterr().err
-    assert "HPC167 telling the other nodes that this one cannot start, for 30 s" in said
+    assert "HPC167 telling the other nodes that this one cannot start, for 0 s" in said
     assert waits == []  # cancelled
 
 
