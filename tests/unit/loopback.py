@@ -61,6 +61,9 @@ def free_port():
         return found.getsockname()[1]
 
 
+wait_until = until
+
+
 def started(function):
     """Call in a thread; return what it returns, later."""
     later = Future()
