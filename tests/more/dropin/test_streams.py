@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import subprocess
 import sys
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from broken_streams import FAILS, SCRIPT, ran_in
 from side_by_side import (
     BROKEN,
     COMMANDS,
@@ -17,33 +15,13 @@ from side_by_side import (
     STOCK,
     bare,
     clean_environ,
-    end_group,
 )
+from waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from side_by_side import Launcher, Result
-
-# It writes down what its streams are, prints nothing, and follows its arguments.
-SCRIPT = """
-import json, os, stat, sys, time
-def kind(number):
-    try:
-        return stat.S_IFMT(os.fstat(number).st_mode)
-    except OSError:
-        return "closed"
-
-kinds = map(kind, range(3))
-wrong = [kind for kind in kinds if kind in (stat.S_IFSOCK, "closed")]
-attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-with open(os.environ["RAN"], "a") as file:
-    file.write(json.dumps({"wrong": wrong, "try": attempt}) + "\\n")
-while os.path.exists(os.environ.get("WAIT", "")):
-    time.sleep(0.05)
-sys.exit(int(sys.argv[1]) if attempt == "0" else 0)
-"""
-FAILS = "3"
+    from side_by_side import Launcher
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scripts")
     (folder / "train.py").write_text(SCRIPT)
     return folder
-
-
-def _ran(file: Path) -> list[dict[str, Any]]:
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
 
 
 # --- launches ---------------------------------------------------------------------
@@ -83,41 +56,26 @@ def _is_possible(streams: str, phase: str) -> bool:
     return not (streams == "stderr not read" and "runs" not in phase)
 
 
-CASES = [case for case in itertools.product(STREAMS, PHASES) if _is_possible(*case)]
-
-
-@pytest.fixture(scope="module")
-def launches(
-    launcher: Launcher, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, str], tuple[Result, list[dict[str, Any]]]]:
-    """All phases with all streams, once."""
-    base = tmp_path_factory.mktemp("ran")
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_exit_code_is_the_jobs(
+    phase: str, launcher: Launcher, folder: Path, tmp_path: Path
+) -> None:
+    argv, code, workers = PHASES[phase]
+    names = [name for name in STREAMS if _is_possible(name, phase)]
     results = launcher.many(
-        [(OURS, PHASES[phase][0]) for _, phase in CASES],
-        environs=[{"RAN": str(base / "-".join(case))} for case in CASES],
-        streams=[STREAMS[streams] for streams, _ in CASES],
+        [(OURS, argv)] * len(names),
+        environs=[{"RAN": str(tmp_path / name)} for name in names],
+        streams=[STREAMS[name] for name in names],
         cwd=folder,
-        limit=45,
         at_once=4,
     )
-    ran = [_ran(base / "-".join(case)) for case in CASES]
-    return dict(zip(CASES, zip(results, ran, strict=True), strict=True))
-
-
-@pytest.mark.parametrize("case", CASES, ids=", ".join)
-def test_the_exit_code_is_the_jobs(
-    case: tuple[str, str],
-    launches: dict[tuple[str, str], tuple[Result, list[dict[str, Any]]]],
-) -> None:
-    streams, phase = case
-    _, code, workers = PHASES[phase]
-    result, ran = launches[case]
-    assert result.code == code, result.err
-    assert len(ran) == workers, result.err
-    # Where a stream was closed, nothing else has its number.
-    assert [worker["wrong"] for worker in ran] == [[]] * workers
-    if "2" not in STREAMS[streams]:
-        assert result.own_lines, result.err  # what can be said, is
+    for name, result in zip(names, results, strict=True):
+        ran = ran_in(tmp_path / name)
+        assert (result.code, len(ran)) == (code, workers), (name, result.err)
+        # If a stream was closed, nothing else has its number.
+        assert [worker["wrong"] for worker in ran] == [[]] * workers, name
+        if "2" not in STREAMS[name]:
+            assert result.own_lines, name  # what can be said, is
 
 
 def test_stock_runs_too(launcher: Launcher, folder: Path, tmp_path: Path) -> None:
@@ -131,7 +89,7 @@ def test_stock_runs_too(launcher: Launcher, folder: Path, tmp_path: Path) -> Non
         at_once=4,
     )
     assert [result.code for result in results] == [0] * len(kinds)
-    assert [len(_ran(tmp_path / kind)) for kind in kinds] == [1] * len(kinds)
+    assert [len(ran_in(tmp_path / kind)) for kind in kinds] == [1] * len(kinds)
 
 
 DRY_RUNS: list[tuple[dict[str, str], int, str]] = [
@@ -177,8 +135,6 @@ runpy.run_path("train.py", run_name="__main__")
 """
 HPC = " ".join(COMMANDS[OURS])
 EXPLICIT = [
-    f"{HPC} train.py 0 2>&-",
-    f"{HPC} train.py 0 2>/dev/full",
     f"{HPC} train.py 0 2>&1 | true",
     f"{HPC} --hpc-debug train.py 0 <&- >&- 2>/dev/full",
     f"{sys.executable} auto.py train.py 0 <&- >&- 2>/dev/full",
@@ -218,39 +174,11 @@ def test_typed(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [worker["wrong"] for worker in _ran(tmp_path / "ran")] == [[]]
-
-
-@pytest.mark.parametrize(("restarts", "code"), [(0, 1), (1, 0)])
-def test_the_reader_goes_while_it_runs(
-    restarts: int, code: int, folder: Path, tmp_path: Path
-) -> None:
-    wait, ran = tmp_path / "wait", tmp_path / "ran"
-    wait.touch()
-    with subprocess.Popen(
-        [*COMMANDS[OURS], f"--max-restarts={restarts}", "train.py", FAILS],
-        env={**clean_environ(), "RAN": str(ran), "WAIT": str(wait)},
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
-        try:
-            assert process.stderr is not None
-            assert b"HPC001" in process.stderr.readline()
-            process.stderr.close()
-            end = time.monotonic() + 60
-            while not _ran(ran) and time.monotonic() < end:
-                time.sleep(0.05)
-            wait.unlink()
-            assert process.wait(timeout=60) == code
-        finally:
-            end_group(process.pid)
-    assert [worker["try"] for worker in _ran(ran)] == ["0", "1"][: restarts + 1]
+    assert [worker["wrong"] for worker in ran_in(tmp_path / "ran")] == [[]]
 
 
 def test_a_pipe_ends_its_writers_in_direct_mode(tmp_path: Path) -> None:
@@ -261,7 +189,7 @@ def test_a_pipe_ends_its_writers_in_direct_mode(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.stdout == "y\n"

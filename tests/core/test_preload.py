@@ -1,0 +1,37 @@
+"""``--hpc-preload``: workers are forks of one import, and no worse for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from side_by_side import COMMANDS, OURS, clean_environ, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+import os, sys
+if "RANK" in os.environ:
+    assert "torch" in sys.modules
+    assert "torchrun_hpc.worker" in sys.modules
+import torch
+sys.stdout.write(torch.__config__.parallel_info())
+"""
+
+
+def test_forks_have_the_threads_of_programs(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    options = ["--hpc-preload=torch", "--nproc-per-node=2", "--hpc-omp-threads=2"]
+    done = run([*COMMANDS[OURS], *options, str(script)])
+    alone = subprocess.run(
+        [sys.executable, str(script)],
+        env=clean_environ() | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.code, done.out) == (0, 2 * alone.stdout), done.err
+    assert "HPC169" not in done.err

@@ -1,0 +1,37 @@
+"""Standard error may lose its reader: the training goes on, and restarts."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from broken_streams import FAILS, SCRIPT, ran_in
+from side_by_side import COMMANDS, OURS, clean_environ, end_group
+from waiting import PATIENCE, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_reader_goes_while_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    wait, ran = tmp_path / "wait", tmp_path / "ran"
+    wait.touch()
+    with subprocess.Popen(
+        [*COMMANDS[OURS], "--max-restarts=1", "train.py", FAILS],
+        env={**clean_environ(), "RAN": str(ran), "WAIT": str(wait)},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert b"HPC001" in process.stderr.readline()
+            process.stderr.close()
+            until(lambda: ran_in(ran))
+            wait.unlink()
+            assert process.wait(PATIENCE) == 0
+        finally:
+            end_group(process.pid)
+    assert [worker["try"] for worker in ran_in(ran)] == ["0", "1"]
