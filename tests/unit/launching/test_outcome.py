@@ -37,15 +37,15 @@ def plan(file="", node_rank=0, **changes):
     return make_launch_plan(**values | changes)
 
 
-def expected(kind, **changes):
+def expected(kind, reason="", nodes=(), **changes):
     values = {
         "outcome": kind,
         "launch_id": "19.0",
-        "reason": "",
+        "reason": reason,
         "rank": None,
         "code": None,
-        "nodes": [],
-        "exclude": [],
+        "nodes": [*nodes],
+        "exclude": [*nodes] if kind == "nodes failed" else [],
         "restarts": 0,
     }
     return values | changes
@@ -54,115 +54,85 @@ def expected(kind, **changes):
 # --- what it says -------------------------------------------------------------------
 
 NODE = "jwb0002 (node 1)"
+HEAD = "jwb0001 (node 0)"
+KILLED = "was killed by SIGKILL (9): probably out of memory"
 
-OUTCOMES = {
-    "all went well": (None, expected("done")),
+# A failure, how the job ended, why, on which nodes; rank and code of a worker.
+FAILURES = {
     "a worker": (
         Failure(Kind.WORKER, (1,), 5, 3, "ValueError: bad"),
-        expected(
-            "script failed",
-            reason=f"worker 5 on {NODE} ended with exit code 3: ValueError: bad",
-            rank=5,
-            code=3,
-            nodes=["jwb0002"],
-        ),
+        "script failed",
+        f"worker 5 on {NODE} ended with exit code 3: ValueError: bad",
+        ["jwb0002"],
     ),
     "a worker that was killed": (
         Failure(Kind.WORKER, (1,), 5, -9),
-        expected(
-            "script failed",
-            reason=(
-                f"worker 5 on {NODE} was killed by SIGKILL (9): probably out of memory"
-            ),
-            rank=5,
-            code=-9,
-            nodes=["jwb0002"],
-        ),
+        *("script failed", f"worker 5 on {NODE} {KILLED}", ["jwb0002"]),
     ),
     "a signal": (
         Failure(Kind.SIGNAL, (1,), code=15),
-        expected(
-            "stopped",
-            reason=f"the agent on {NODE} received SIGTERM (15)",
-            nodes=["jwb0002"],
-        ),
+        *("stopped", f"the agent on {NODE} received SIGTERM (15)", ["jwb0002"]),
     ),
     "an agent": (
         Failure(Kind.AGENT, (1,), text="No space left on device: /tmp"),
-        expected(
-            "launcher failed",
-            reason=f"the agent on {NODE} gave up: No space left on device: /tmp",
-            nodes=["jwb0002"],
-        ),
+        "launcher failed",
+        f"the agent on {NODE} gave up: No space left on device: /tmp",
+        ["jwb0002"],
     ),
     "an agent that does not belong here": (
         Failure(Kind.REFUSED, (9,), text="another torchrun_hpc"),
-        expected(
-            "launcher failed",
-            reason=(
-                "the agent on node 9 does not belong here (another torchrun_hpc); see "
-                "there"
-            ),
-        ),
+        "launcher failed",
+        "the agent on node 9 does not belong here (another torchrun_hpc); see there",
+        [],
     ),
     "two nodes that are lost": (
         Failure(Kind.LOST, (3, 1)),
-        expected(
-            "nodes failed",
-            reason=(
-                f"the agents on jwb0004 (node 3), {NODE} are gone without a word: they "
-                "were killed, or the nodes are lost"
-            ),
-            nodes=["jwb0002", "jwb0004"],
-            exclude=["jwb0002", "jwb0004"],
+        "nodes failed",
+        (
+            f"the agents on jwb0004 (node 3), {NODE} are gone without a word: they "
+            "were killed, or the nodes are lost"
         ),
+        ["jwb0002", "jwb0004"],
     ),
     "a node that is silent": (
         Failure(Kind.SILENT, (1,), code=120),
-        expected(
-            "nodes failed",
-            reason=f"the agent on {NODE} did not answer for 120 s",
-            nodes=["jwb0002"],
-            exclude=["jwb0002"],
-        ),
+        *("nodes failed", f"the agent on {NODE} did not answer for 120 s", ["jwb0002"]),
     ),
     "a node that is missing": (
         Failure(Kind.MISSING, (1,), code=900),
-        expected(
-            "nodes failed",
-            reason=f"1 node did not come within 900 s (join_timeout): {NODE}",
-            nodes=["jwb0002"],
-            exclude=["jwb0002"],
-        ),
+        "nodes failed",
+        f"1 node did not come within 900 s (join_timeout): {NODE}",
+        ["jwb0002"],
     ),
     "a node that is out": (
         Failure(Kind.UNFIT, (1,), text="its health check ended with exit code 1"),
-        expected(
-            "nodes failed",
-            reason=f"{NODE} is out: its health check ended with exit code 1",
-            nodes=["jwb0002"],
-            exclude=["jwb0002"],
-        ),
+        "nodes failed",
+        f"{NODE} is out: its health check ended with exit code 1",
+        ["jwb0002"],
     ),
     "the coordinator": (
         Failure(Kind.COORDINATOR),
-        expected(
-            "nodes failed",
-            reason="the agent on the head node, jwb0001 (node 0), is gone",
-        ),
+        *("nodes failed", f"the agent on the head node, {HEAD}, is gone", []),
     ),
 }
 
 
-@pytest.mark.parametrize("case", OUTCOMES)
+@pytest.mark.parametrize("case", FAILURES)
 def test_an_outcome(case):
-    failure, found = OUTCOMES[case]
+    failure, kind, reason, nodes = FAILURES[case]
+    of_a_worker = {}
+    if failure.kind is Kind.WORKER:
+        of_a_worker = {"rank": 5, "code": failure.code}
+    found = expected(kind, reason, nodes, **of_a_worker)
     assert outcome.outcome_of(failure, plan()) == found
 
 
+def test_all_went_well():
+    assert outcome.outcome_of(None, plan()) == expected("done")
+
+
 def test_every_kind_of_failure_has_an_outcome():
-    failures = [failure for failure, _ in OUTCOMES.values() if failure]
-    assert {failure.kind for failure in failures} == set(Kind)
+    assert {failure.kind for failure, *_ in FAILURES.values()} == set(Kind)
 
 
 @pytest.mark.parametrize(
@@ -329,51 +299,33 @@ def child_failed(**values):
     return ChildFailedError("train.py", {values["rank"]: failure})
 
 
+AGENT = f"the agent on {HEAD}"
 ENDS = {
-    "well": (None, expected("done")),
+    "well": (None, "done", ""),
     "by a worker": (
         child_failed(rank=5, exitcode=-9),
-        expected(
-            "script failed",
-            reason=(
-                "worker 5 on jwb0001 (node 0) was killed by SIGKILL (9): probably out "
-                "of memory"
-            ),
-            rank=5,
-            code=-9,
-            nodes=["jwb0001"],
-        ),
+        *("script failed", f"worker 5 on {HEAD} {KILLED}"),
     ),
     "by a signal": (
         SignalException("SIGTERM", signal.SIGTERM),
-        expected(
-            "stopped",
-            reason="the agent on jwb0001 (node 0) received SIGTERM (15)",
-            nodes=["jwb0001"],
-        ),
+        *("stopped", f"{AGENT} received SIGTERM (15)"),
     ),
     "by the launcher": (
         LaunchError("HPC132", "port 4711 is taken"),
-        expected(
-            "launcher failed",
-            reason="the agent on jwb0001 (node 0) gave up: port 4711 is taken",
-            nodes=["jwb0001"],
-        ),
+        *("launcher failed", f"{AGENT} gave up: port 4711 is taken"),
     ),
     "by Python": (
         RuntimeError("can't start new thread"),
-        expected(
-            "launcher failed",
-            reason="the agent on jwb0001 (node 0) gave up: can't start new thread",
-            nodes=["jwb0001"],
-        ),
+        *("launcher failed", f"{AGENT} gave up: can't start new thread"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", ENDS)
 def test_how_a_launch_ends_on_one_node(case, tmp_path):
-    error, found = ENDS[case]
+    error, kind, reason = ENDS[case]
+    of_a_worker = {"rank": 5, "code": -9} if case == "by a worker" else {}
+    found = expected(kind, reason, ["jwb0001"] if error else [], **of_a_worker)
     file = tmp_path / "outcome.json"
     alone = plan(file, nodes=1, spares=0, hosts=HOSTS[:1])
     if error is None:
