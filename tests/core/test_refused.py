@@ -15,16 +15,12 @@ from commands import (
     own_lines,
     read_workers,
 )
+from launchers import taken
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from testbed import Cluster
-
-LISTEN = (
-    "import socket, time; s = socket.socket(); s.bind(('', 24321)); s.listen(); "
-    "print(flush=True); time.sleep(1000)"
-)
 
 
 def test_what_is_told_to_type_in_a_batch_script_works(unpadded: Cluster) -> None:
@@ -43,16 +39,11 @@ def test_what_is_told_to_type_in_a_batch_script_works(unpadded: Cluster) -> None
 
 def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster) -> None:
     """All hear of it, although only the head node can know."""
-    holder = unpadded.popen(["python3", "-c", LISTEN], host="n9")
-    try:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with taken(unpadded, "n9", 24321):
         done = unpadded.srun(
             *FIRST_TWO, ONE_TASK, *HPC, "--rdzv_backend=c10d",
             "--rdzv_endpoint=n9:24321", WORLD, env=ENVIRON,
         )  # fmt: skip
-    finally:
-        unpadded.end(holder)
     assert "n9: task 0: Exited with exit code 2" in done.stderr
     (line,) = own_lines(done.stderr)
     assert "HPC055 on n9: port 24321 on 10.10.0.1 cannot be used" in line

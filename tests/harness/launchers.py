@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from commands import ENVIRON, HPC, NODES
-from waiting import PATIENCE
+from waiting import NEVER_S, PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from testbed import Cluster
 
@@ -199,3 +199,19 @@ def type_on_each(bare: Cluster, *words: str) -> tuple[str, str]:
     errors = "".join(err for _, err in outputs)
     assert [program.returncode for program in programs] == [0, 0], errors
     return "".join(out for out, _ in outputs), errors
+
+
+@contextlib.contextmanager
+def taken(cluster: Cluster, host: str, port: int) -> Iterator[None]:
+    """Let another program listen on a port of a host."""
+    script = (
+        f"import socket, time; held = socket.create_server(('', {port})); "
+        f"print(flush=True); time.sleep({NEVER_S})"
+    )
+    holder = cluster.popen(["python3", "-c", script], host=host)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield
+    finally:
+        cluster.end(holder)
