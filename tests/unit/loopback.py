@@ -41,6 +41,7 @@ NOT_YET = "nobody listens (not started there yet, or ended)"
 
 # Seconds of a job's clock: of what is not to end by it.
 LIMIT = 10.0
+FOREVER = 1e9
 
 
 def worker_failure(rank, **changes):

@@ -478,7 +478,10 @@ def test_an_agent_that_does_not_answer(job, raw):
     silent.send_message(join=0)
     together(*(client.connect for client in made))
     join_all(made)
-    job.clock.go_on(60)
+    agents = job.server.coordinator._agents
+    for _ in range(12):
+        until(lambda: agents[0].silent_for < 5 > agents[1].silent_for)
+        job.clock.go_on(5)
     for client in made:
         assert failure_of(client) == Failure(Kind.SILENT, (2,), code=60)
     # All others have answered all the time.

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from loopback import (
     FAILURE_BEFORE,
+    FOREVER,
     NOT_YET,
     OTHER_PROGRAMS,
     STORE,
@@ -20,7 +21,7 @@ from loopback import (
     started,
     together,
 )
-from waiting import NEVER_S, PATIENCE, until
+from waiting import PATIENCE, until
 
 from torchrun_hpc.rendezvous import search
 from torchrun_hpc.rendezvous.client import JobFailedError
@@ -86,7 +87,7 @@ def test_the_coordinator_of_another_job_on_the_first_port(job):
 
 def test_a_coordinator_that_is_late(job):
     port, events = job.unused_port(), []
-    where = {"timeout": NEVER_S}
+    where = {"timeout": FOREVER}
     client = job.client(0, (port,), where=where, nodes=1, on_event=events.append)
     connected = started(client.connect)
     job.clock.passes_until(lambda: events)
@@ -99,7 +100,7 @@ def test_a_coordinator_that_is_late(job):
 def test_a_late_coordinator_on_its_last_port(job):
     """All ports are tried now and then: the first one may be taken."""
     ports = [job.unused_port() for _ in range(4)]
-    client = job.client(0, ports, where={"timeout": NEVER_S}, nodes=1)
+    client = job.client(0, ports, where={"timeout": FOREVER}, nodes=1)
     connected = started(client.connect)
     until(lambda: len(client._search._found) == 4)
     job.start_server(ports[-1], nodes=1)
@@ -116,12 +117,12 @@ def test_no_coordinator_at_all(job):
 def test_a_coordinator_that_has_ended(job):
     """Whoever took a connection was there; a port that refuses each may be early."""
     port = job.unused_port()
-    client = job.client(0, (port,), where={"timeout": NEVER_S})
+    client = job.client(0, (port,), where={"timeout": FOREVER})
     with listening(port) as opened:
         connected = started(client.connect)
         opened.accept()[0].close()
     job.clock.passes_until(lambda: "any more" in client._search._found.get(port, ""))
-    job.clock.go_on(NEVER_S, NEVER_S)
+    job.clock.go_on(FOREVER, FOREVER)
     job.clock.passes_until(connected.done)
     with pytest.raises(
         CoordinatorNotFoundError, match=f"port {port}: nobody listens any more"

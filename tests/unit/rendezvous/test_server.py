@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from loopback import (
     FAILURE_BEFORE,
+    FOREVER,
     HERE,
     LIMIT,
     STORE,
@@ -85,7 +86,7 @@ def test_a_coordinator_that_cannot_start_informs_all(job):
             launch_id=job_id, ports=(taken.getsockname()[1],), listen=(HERE, 1),
             notice_ports=notice_ports(job_id),
         )  # fmt: skip
-        where = {"notice_ports": notice_ports(job_id), "timeout": NEVER_S}
+        where = {"notice_ports": notice_ports(job_id), "timeout": FOREVER}
         others = [
             job.client(rank, plan.rendezvous.ports, where=where, job=job_id)
             for rank in (1, 2)
