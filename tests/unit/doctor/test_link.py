@@ -57,9 +57,9 @@ def test_figures(nodes):
     for turn in "01":
         found = measure(nodes, turn)
         assert (found["first"], found["second"], found["problem"]) == (0, 1, "")
-        assert 0 < found["latency_s"] < 0.1
+        assert found["latency_s"] > 0
         assert min(found["forward"], found["backward"]) > 1e6
-        assert abs(found["clock_s"]) < 0.1
+        assert abs(found["clock_s"]) <= found["latency_s"]  # it is the same clock
         assert (found["lost_mtu"], found["networks"]) == (0, {})
         assert 0 <= found["lost"] < 0.1  # a busy machine sends some again in vain
 

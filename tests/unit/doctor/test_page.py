@@ -16,6 +16,8 @@ mpl = pytest.importorskip("matplotlib")
 
 from torchrun_hpc.doctor import page  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("page")  # each page is drawn once
+
 SVG = "{http://www.w3.org/2000/svg}"
 REPORTS = {
     "1 node": make_report(1),

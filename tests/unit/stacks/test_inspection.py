@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
-import threading
-import time
+import os
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
-from loopback import wait_until
 from plans import make_launch_plan
+from waiting import PATIENCE, until
 
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import inspection as inspections
+from torchrun_hpc.stacks import stall
 from torchrun_hpc.stacks.inspection import Inspection
 from torchrun_hpc.stacks.sampling import WorkerStack, received
 from torchrun_hpc.stacks.service import ask, launches
 
 pytestmark = pytest.mark.usefixtures("own_names")
 
-LIMIT = 10.0  # seconds
 HOSTS = ("jwb0001", "jwb0002", "jwb0003")
-FRAMES = ("<module> sleeps.py:14", "wait sleeps.py:6")  # of conftest.SLEEPS
+FRAMES = ("<module> sleeps.py:14", "wait sleeps.py:6")
 
 
 @pytest.fixture
-def workers(processes):
-    """Start the two workers of node 1, which sleep."""
-    pids = [processes.sleeping() for _ in range(2)]
-    return [
-        Worker(2 + local, 6, 1, local, pid, lambda: None)
-        for local, pid in enumerate(pids)
-    ]
+def workers(monkeypatch):
+    """Return the two workers of node 1, which sleep."""
+
+    def sample(workers, timeout):
+        assert timeout == inspections._NODE_TIMEOUT
+        return [WorkerStack(worker.rank, worker.node, FRAMES) for worker in workers]
+
+    monkeypatch.setattr(inspections.sampling, "sample", sample)
+    return [Worker(2 + n, 6, 1, n, os.getpid(), lambda: None) for n in range(2)]
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def inspect(watched):
 
 def answer():
     ((_, name),) = launches()
-    return ask(name, LIMIT)
+    return ask(name, PATIENCE)
 
 
 def as_sent(*stacks):
@@ -156,28 +158,27 @@ def test_nodes_that_cannot_be_asked_are_not_forgotten(inspect, workers):
 def test_the_end(inspect):
     made = inspect([])
     made.close()
-    wait_until(lambda: not list(launches()))
+    until(lambda: not list(launches()))
     made.close()
 
 
 # --- a stall --------------------------------------------------------------------------
 
 
-def reports(capfd, seconds=10.0):
-    """Wait for a report, and return what is written."""
-    text, end = "", time.monotonic() + seconds
-    while "HPC171" not in text and time.monotonic() < end:
-        time.sleep(0.05)
-        text += capfd.readouterr().err
-    return text
+def if_complete(made):
+    return [stack.rank for stack in made._if_complete()]
 
 
-def test_a_stall_is_reported_by_the_first_node(inspect, capfd):
-    def ask_all(_):
-        return {node: of_node(node) for node in range(3)}
-
-    inspect([], ask_all, node_rank=0, stall_report=1.0)
-    assert reports(capfd).splitlines() == [
+def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    monkeypatch.setattr(stall, "time", clock)
+    monkeypatch.setattr(stall, "_SHORTEST", 0)
+    made = inspect(
+        [], lambda _: {n: of_node(n) for n in range(3)}, node_rank=0, stall_report=1.0
+    )
+    made._stall._thread.join(PATIENCE)
+    assert capfd.readouterr().err.splitlines() == [
         (
             "torchrun_hpc: warning: HPC171 the 6 workers have shown the same stacks "
             "for 1 s (--hpc-stall-report); nothing is ended:"
@@ -186,54 +187,27 @@ def test_a_stall_is_reported_by_the_first_node(inspect, capfd):
     ]
 
 
-def test_a_stall_is_reported_by_a_node_that_becomes_the_first(inspect, capfd):
-    first = threading.Event()
-    answers = {node: of_node(node) for node in range(3)}
-    inspect([], lambda _: answers, first.is_set, node_rank=1, stall_report=1.0)
-    assert reports(capfd, 2) == ""
-    first.set()
-    assert "    6 ranks: f a.py:1" in reports(capfd)
+def test_a_node_that_becomes_the_first_one(inspect):
+    answers, first = {node: of_node(node) for node in range(3)}, []
+    made = inspect([], lambda _: answers, lambda: bool(first))
+    assert if_complete(made) == []
+    first.append(1)
+    assert if_complete(made) == [*range(6)]
 
 
-def test_a_stall_on_one_node_is_reported_there(inspect, workers, capfd):
-    inspect(workers, nodes=1, node_rank=0, hosts=("",), stall_report=1.0)
-    assert reports(capfd).splitlines()[1:] == [
-        "    2 ranks: <module> sleeps.py:14 > wait sleeps.py:6"
-    ]
+def test_a_stall_on_one_node_is_reported_there(inspect, workers):
+    made = inspect(workers, nodes=1, node_rank=0, hosts=("",))
+    assert if_complete(made) == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("answers", "changes"),
-    [
-        ({0: of_node(0), 1: of_node(1)}, {"node_rank": 0}),  # one is missing
-        ({n: of_node(n) for n in range(3)}, {"is_first": lambda: False}),
-        ({n: of_node(n) for n in range(3)}, {"node_rank": 0, "stall_report": 0}),
-    ],
-)
-def test_nothing_is_reported(inspect, capfd, answers, changes):
-    inspect([], lambda _: answers, **{"stall_report": 1.0} | changes)
-    assert reports(capfd, 2.5) == ""
+def test_no_stall_while_a_node_is_missing(inspect):
+    made = inspect([], lambda _: {0: of_node(0), 1: of_node(1)}, node_rank=0)
+    assert if_complete(made) == []
 
 
-STEPS = """\
-import time
-print(flush=True)
-while True:
-    time.sleep(0.4)
-    sum(range(10**5))
-"""
-
-
-def test_workers_that_go_on_do_not_stall(inspect, processes, capfd):
-    """Though they are nearly always at the same line: they wait there in each step."""
-    pids = [processes.start(sys.executable, "-S", "-c", STEPS) for _ in range(2)]
-    workers = [Worker(n, 2, 0, n, pid, lambda: None) for n, pid in enumerate(pids)]
-    inspect(workers, nodes=1, node_rank=0, hosts=("",), stall_report=3.0)
-    assert reports(capfd, 6) == ""
-
-
-def test_no_stall_is_reported_after_the_end(inspect, capfd):
-    made = inspect([], lambda _: {n: of_node(n) for n in range(3)}, node_rank=0,
-                   stall_report=1.0)  # fmt: skip
+def test_no_stall_is_reported_unless_it_is_wanted_nor_after_the_end(inspect, capfd):
+    assert inspect([], stall_report=0)._stall is None
+    made = inspect([], lambda _: {n: of_node(n) for n in range(3)}, stall_report=1.0)
     made.close()
-    assert reports(capfd, 2.5) == ""
+    made._stall._thread.join(PATIENCE)
+    assert capfd.readouterr().err == ""

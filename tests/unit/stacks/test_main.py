@@ -10,9 +10,8 @@ from dataclasses import asdict
 
 import pytest
 from nodes import recorded
-from programs import run_python
+from waiting import PATIENCE
 
-from torchrun_hpc.stacks import __main__ as command
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.__main__ import main
 from torchrun_hpc.stacks.sampling import WorkerStack
@@ -22,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("own_names")
 
 COMMAND = "python -m torchrun_hpc.stacks"
 HOST = "n1"
+NOBODY = 65534  # user
 
 
 @pytest.fixture(autouse=True)
@@ -198,17 +198,23 @@ NO_ANSWER = "torchrun_hpc: error: HPC173 the agent does not answer: "
 
 
 @pytest.mark.usefixtures("broken")
-def test_an_agent_that_does_not_answer(run, monkeypatch):
-    monkeypatch.setattr(command, "_TIMEOUT", 0.2)
+def test_an_agent_that_does_not_answer(run, monkeypatch, serve):
+    """Another one does."""
+    (name,) = [name for _, name in service.launches()]
+    ask = service.ask
+    monkeypatch.setattr(
+        service, "ask", lambda of, _: ask(of, 0.02 if of == name else PATIENCE)
+    )
     assert run() == (1, "", [f"{NO_ANSWER}timed out"])
-
-
-@pytest.mark.usefixtures("broken")
-def test_another_one_answers(run, monkeypatch, serve):
-    monkeypatch.setattr(command, "_TIMEOUT", 0.2)
     serve("", ONE_NODE)
     code, out, err = run("--json")
     assert (code, json.loads(out), err) == (1, [ONE_NODE], [f"{NO_ANSWER}timed out"])
+
+
+def test_an_agent_of_another_user(run, serve, monkeypatch):
+    serve("", ONE_NODE)
+    monkeypatch.setattr(service, "_user_of", lambda _: NOBODY)
+    assert run() == (1, "", [f"{NO_ANSWER}it is another user's"])
 
 
 def test_an_agent_that_has_just_ended(run, monkeypatch, broken):
@@ -216,14 +222,6 @@ def test_an_agent_that_has_just_ended(run, monkeypatch, broken):
     broken.close()
     monkeypatch.setattr(service, "launches", lambda: found)
     assert run() == (1, "", [f"{NO_ANSWER}Connection refused"])
-
-
-@pytest.mark.usefixtures("pretender")
-def test_an_agent_of_another_user(run):
-    code, out, (line,) = run()
-    assert (code, out) == (1, "")
-    assert line.startswith(NO_ANSWER)
-    assert line != NO_ANSWER  # but says why
 
 
 def test_a_job_that_cannot_be_found_out(serve, run, monkeypatch):
@@ -234,23 +232,3 @@ def test_a_job_that_cannot_be_found_out(serve, run, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n[1-")
     serve("", ONE_NODE)
     assert run() == (0, OF_ONE_NODE, [])
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--help"], "srun --overlap --jobid=N python -m torchrun_hpc.stacks"),
-        (["--jsn"], "unrecognized arguments: --jsn"),
-    ],
-)
-def test_as_a_program(tmp_path, args, words):
-    done = run_python("-m", "torchrun_hpc.stacks", *args, cwd=tmp_path)
-    assert done.returncode == (0 if args == ["--help"] else 2)
-    assert words in " ".join((done.stdout + done.stderr).split())
-
-
-def test_it_imports_no_torch(tmp_path):
-    """It starts on a node that is busy."""
-    program = "import sys, torchrun_hpc.stacks.__main__; print('torch' in sys.modules)"
-    done = run_python("-c", program, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("False\n", "")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from types import SimpleNamespace
 
 import pytest
+from waiting import NEVER_S, PATIENCE
 
 from torchrun_hpc.stacks import stall
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
 from torchrun_hpc.stacks.stall import StallReport
 
-LIMIT = 10.0  # seconds, of a busy machine
 HOSTS = {0: "jwb0001", 1: "jwb0002"}
 REDUCE = ("<module> train.py:12", "all_reduce c10d.py:9")
 READ = ("<module> train.py:12", "read data.py:31")
@@ -33,39 +31,34 @@ REPORT = [
 ]
 
 
-class Recorded:
-    """What the workers are doing, a sample each second; then the launch ends."""
-
-    def __init__(self, samples):
-        self._samples = samples
-        self.taken = 0
-        self.ended = threading.Event()
-
-    def __call__(self):
-        self.taken += 1
-        if self.taken > len(self._samples):
-            self.ended.set()
-            return []
-        return self._samples[self.taken - 1]
-
-
 @pytest.fixture
 def report(monkeypatch, capfd):
-    """Return what is reported of such samples, where the limit is ten seconds."""
-    monkeypatch.setattr(stall, "_SHORTEST", 0)
+    """Return what is reported of such samples, where the limit is ten seconds.
+
+    There is one in each second; the launch ends while one more of the last is
+    collected. One that is an error is raised.
+    """
 
     def report(*samples):
-        recorded = Recorded(samples)
-        clock = SimpleNamespace(monotonic=lambda: float(recorded.taken))
+        rest, taken = list(samples), []
+
+        def collect():
+            taken.append(1)
+            if not rest:
+                made.end()
+                return samples[-1] if samples else []
+            sample = rest.pop(0)
+            if isinstance(sample, Exception):
+                raise sample
+            return sample
+
+        clock = SimpleNamespace(monotonic=lambda: float(len(taken)))
         monkeypatch.setattr(stall, "time", clock)
-        made = StallReport(10, recorded, HOSTS)
-        made._thread.daemon = True
+        monkeypatch.setattr(stall, "_SHORTEST", 0)
         monkeypatch.setattr(stall, "_LONGEST", 0)  # no pause between two
+        made = StallReport(10, collect, HOSTS)
         made.start()
-        while made._thread.is_alive() and not recorded.ended.wait(0.01):
-            pass
-        made.end()
-        made._thread.join(LIMIT)
+        made._thread.join(PATIENCE)
         assert not made._thread.is_alive()
         return capfd.readouterr().err.splitlines()
 
@@ -75,10 +68,6 @@ def report(monkeypatch, capfd):
 @pytest.mark.parametrize("seconds", [11, 12, 100])
 def test_the_same_stacks_are_reported_once(report, seconds):
     assert report(*[ONE_READS] * seconds) == REPORT
-
-
-def test_the_same_stacks_for_less_time(report):
-    assert report(*[ONE_READS] * 10) == []
 
 
 def test_what_was_before_does_not_count(report):
@@ -167,54 +156,30 @@ def test_workers_without_a_frame_of_python(report):
     assert found[1:] == ["    2 ranks: no frame of Python"]
 
 
-# --- with a clock ---------------------------------------------------------------------
+def test_a_look_that_fails_is_not_the_last_one(report):
+    """As where no process can be started just now."""
+    assert report(OSError(), RuntimeError(), *[ONE_READS] * 11) == REPORT
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(stall, "_SHORTEST", 0.05)
+# --- the end --------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("quick")
-def test_it_takes_as_long_as_is_wanted(capfd):
-    made = StallReport(1, lambda: WAITING, HOSTS)
-    start = time.monotonic()
-    made.start()
-    made._thread.join(LIMIT)
-    assert 1 <= time.monotonic() - start < 3
-    assert "the same stacks for 1 s " in capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("quick")
-def test_no_report_after_the_end(capfd):
+def test_no_report_after_the_end(capfd, monkeypatch):
+    """Whatever the pause between two looks."""
+    monkeypatch.setattr(stall, "_SHORTEST", NEVER_S)
+    monkeypatch.setattr(stall, "_LONGEST", NEVER_S)
     made = StallReport(1, lambda: WAITING, HOSTS)
     made.start()
-    time.sleep(0.5)
     made.end()
-    made._thread.join(0.5)
+    made._thread.join(PATIENCE)
     assert not made._thread.is_alive()
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.usefixtures("quick")
-def test_no_report_of_what_is_still_collected_at_the_end(capfd):
+def test_no_report_of_what_is_still_collected_at_the_end(report):
     """The answers of other nodes take seconds; meanwhile the job is over."""
-    looks, answered = [], threading.Event()
-
-    def collect():
-        looks.append(len(looks))
-        if len(looks) == 3:
-            answered.wait(LIMIT)
-        return WAITING
-
-    made = StallReport(1, collect, HOSTS)
-    made.start()
-    time.sleep(1.5)
-    made.end()
-    answered.set()
-    made._thread.join(LIMIT)
-    assert len(looks) == 3
-    assert capfd.readouterr().err == ""
+    assert report(*[ONE_READS] * 10) == []
+    assert len(report(*[ONE_READS] * 11)) > 1
 
 
 @pytest.mark.parametrize(
@@ -230,23 +195,5 @@ def test_how_often_it_looks(monkeypatch, seconds, pause):
 
     monkeypatch.setattr(made._ended, "wait", wait)
     made.start()
-    made._thread.join(LIMIT)
+    made._thread.join(PATIENCE)
     assert pauses == [pause]
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_look_that_fails_is_not_the_last_one(capfd):
-    """As where no process can be started just now."""
-    looks = iter([OSError, RuntimeError])
-
-    def collect():
-        error = next(looks, None)
-        if error is not None:
-            raise error
-        return WAITING
-
-    made = StallReport(1, collect, HOSTS)
-    made.start()
-    made._thread.join(LIMIT)
-    assert capfd.readouterr().err.count("HPC171") == 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import pytest
 from loopback import STORE, Job, together
+from waiting import PATIENCE
 
 from torchrun_hpc.failures.worker import Worker
-from torchrun_hpc.stacks import inspection, sampling, tree
+from torchrun_hpc.stacks import sampling, tree
 from torchrun_hpc.stacks.sampling import received
 
 NODES = 64
@@ -51,7 +51,7 @@ def agents(workers):
 
     def answer(node, question):
         worker = Worker(node, NODES, node, 0, workers[node].pid, lambda: None)
-        stacks = sampling.sample([worker], inspection._NODE_TIMEOUT)
+        stacks = sampling.sample([worker], PATIENCE)
         of = [asdict(stack) for stack in stacks]
         made[node].send({"sampled": question, "of": of})
 
@@ -73,14 +73,9 @@ def agents(workers):
     job.close()
 
 
-def test_all_answer_within_seconds(agents, workers, capsys):
+def test_all_answer(agents, workers):
     for asking in (0, NODES - 1):
-        start = time.monotonic()
-        (answers,) = together(lambda n=asking: agents[n].stacks(10))
-        taken = time.monotonic() - start
-        with capsys.disabled():
-            print(f"\nstacks of {NODES} nodes after {taken:.2f} s")
-        assert taken < 10  # five, of a machine that is busy with other tests
+        (answers,) = together(lambda n=asking: agents[n].stacks(PATIENCE))
         assert sorted(answers) == [*range(NODES)]
         stacks = [s for node in answers for s in received(answers[node])]
         hosts = {node: f"n{node}" for node in range(NODES)}
