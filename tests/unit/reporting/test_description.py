@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -292,46 +290,6 @@ def test_the_dry_run_is_no_option_of_the_launch():
 
 
 # --- for a shell --------------------------------------------------------------------
-
-ODD = [
-    "plain",
-    "",
-    "two words",
-    "$HOME",
-    "`id`",
-    "$(id)",
-    "it's",
-    'say "so"',
-    "back\\slash",
-    "a\nb",
-    "*",
-    "~",
-    "!x",
-    "#",
-    "a;b&c|d>e",
-    "--flag=a b",
-    "ü\u2028",
-]
-TELL = "import json, os, sys; print(json.dumps([os.environ.get('ODD'), sys.argv[1:]]))"
-
-
-@pytest.mark.parametrize("value", ODD)
-def test_a_shell_reads_what_was_meant(value):
-    inputs = make_inputs(environ={"OMP_NUM_THREADS": "1"}, workers=1)
-    found = described(inputs)
-    found["exports"] = {"ODD": value}
-    found["command"] = [sys.executable, "-c", TELL, *ODD]
-    done = subprocess.run(
-        ["sh", "-eu"],
-        input="\n".join(description.shell_lines(found)),
-        env={**os.environ, "PYTHONUTF8": "1"},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=True,
-        timeout=60,
-    )
-    assert json.loads(done.stdout) == [value, ODD]
 
 
 def test_one_line_for_each_export_and_one_for_the_command():
