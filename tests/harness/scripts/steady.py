@@ -20,7 +20,7 @@ attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 if rank == "0":
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     (folder / f"store{attempt}").write_text(place)
-(folder / f"up{rank}.{attempt}").touch()
+(folder / f"up{rank}.{attempt}").write_text(str(os.getpid()))
 while not ((folder / "stop").exists() or (folder / f"stop{rank}").exists()):
     if (folder / f"fail{rank}.{attempt}").exists():
         sys.exit(3)

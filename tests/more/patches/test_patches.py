@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import runpy
 import shutil
 import subprocess
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import (
     ALL_REDUCE,
-    BY_HAND,
     ENVIRON,
+    FIRST_TWO,
     HPC,
     KILL,
     ONE_TASK,
@@ -27,6 +26,7 @@ from commands import (
     STOCK,
     WORLD,
     column,
+    own_lines,
     read_workers,
     require,
 )
@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 check = SimpleNamespace(**runpy.run_path(str(ROOT / "patches" / "check.py")))
 RELEASE = ".".join(version("torch").split(".")[:2])
 
-SOON = "--rdzv_conf=read_timeout=5,join_timeout=20"
+# The copy of torch is made once.
+pytestmark = pytest.mark.xdist_group("patched torch")
+
+TWO = (*FIRST_TWO, ONE_TASK, KILL)
+BY_HAND = ("--nnodes=2", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
 GLOO = ENVIRON | {"GLOO_SOCKET_IFNAME": "ib0"}
 
 
@@ -78,12 +82,13 @@ def test_stock_torchrun_works_over_the_fast_network(
 ) -> None:
     line = block("patches/README.md", "main.py").text
     small = {"--nproc-per-node=4": "--nproc-per-node=1", "main.py": ALL_REDUCE}
-    command = ["salloc", "-N3", ONE_TASK, "bash", "-c", replaced(line, small)]
+    command = ["salloc", "-N2", ONE_TASK, "bash", "-c", replaced(line, small)]
     done = juelich.run(command, env=GLOO | patched)
     assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "RANK", "host", "total") == [
-        (str(rank), host, 3.0) for rank, host in enumerate(juelich.names)
-    ]
+        ("0", "jwb0001", 1.0),
+        ("1", "jwb0002", 1.0),
+    ], done.stdout
 
 
 def test_the_address_that_is_shown(juelich: Cluster, patched: dict[str, str]) -> None:
@@ -91,49 +96,40 @@ def test_the_address_that_is_shown(juelich: Cluster, patched: dict[str, str]) ->
     command = ["salloc", "-N2", ONE_TASK, "bash", "-c", line]
     done = juelich.run(command, env=ENVIRON | patched)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["10.20.0.1", "10.20.0.1"]
+    assert done.stdout.split() == ["10.20.0.1", "10.20.0.1"], done.stdout
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [(*STOCK, *BY_HAND), (*HPC, "--hpc-rendezvous=c10d")],
+    ids=["torchrun", "torchrun_hpc"],
+)
 def test_ranks_follow_the_names_and_the_address_is_on_the_endpoints_network(
-    unpadded: Cluster, patched: dict[str, str]
+    unpadded: Cluster, patched: dict[str, str], launcher: tuple[str, ...]
 ) -> None:
-    """Also where another node than the first one is the host."""
-    done = unpadded.srun(
-        *("-N3", ONE_TASK, KILL, *STOCK, *BY_HAND, SOON),
-        *("--rdzv_endpoint=n11i:23456", WORLD),
-        env=GLOO | patched,
-    )
+    """Also if another node than the first one is the host; and not only in torchrun."""
+    command = (*launcher, "--rdzv_endpoint=n10i:23456", WORLD)
+    done = unpadded.srun(*TWO, *command, env=GLOO | patched)
     assert done.returncode == 0, done.stderr
+    if "torchrun_hpc" in launcher:
+        assert len(own_lines(done.stderr)) == 1, done.stderr
     assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", "n10", "10.20.0.1"),
-        ("2", "n11", "10.20.0.1"),
-    ]
-
-
-def test_torchrun_hpc_works_with_it(unpadded: Cluster, patched: dict[str, str]) -> None:
-    command = (*HPC, "--hpc-rendezvous=c10d", "--rdzv_endpoint=n11i:23456", WORLD)
-    done = unpadded.srun("-N3", ONE_TASK, KILL, *command, env=ENVIRON | patched)
-    assert done.returncode == 0, done.stderr
-    assert re.findall("HPC...", done.stderr) == ["HPC001"]
-    assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
-        ("0", "n9", "10.20.0.1"),
-        ("1", "n10", "10.20.0.1"),
-        ("2", "n11", "10.20.0.1"),
-    ]
+    ], done.stdout
 
 
 def test_a_typed_address_wins(unpadded: Cluster, patched: dict[str, str]) -> None:
-    command = " ".join([*STOCK, *BY_HAND, SOON, "--rdzv_endpoint=n9i:23456"])
+    command = " ".join([*STOCK, *BY_HAND, "--rdzv_endpoint=n9i:23456"])
     done = unpadded.srun(
-        *("-N3", ONE_TASK, KILL, "sh", "-c"),
-        f"exec {command} --local-addr=$(hostname) {WORLD}",
+        *(*TWO, "sh", "-c", f"exec {command} --local-addr=$(hostname) {WORLD}"),
         env=GLOO | patched,
     )
     assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "host", "MASTER_ADDR") == [
-        (host, "n9") for host in unpadded.names
-    ]
+        ("n9", "n9"),
+        ("n10", "n9"),
+    ], done.stdout
 
 
 def test_one_node_stays_by_itself(patched: dict[str, str]) -> None:
@@ -154,65 +150,61 @@ def test_one_node_stays_by_itself(patched: dict[str, str]) -> None:
 
 TELL = """
 import json, sys
+from pathlib import Path
 from torch.distributed.elastic.rendezvous import utils
-print(json.dumps({
-    "own": [name for name in sys.argv[1:] if utils._matches_machine_hostname(name)],
-    "several": [utils._get_local_addr(name, 2) for name in sys.argv[1:]],
-    "one": [utils._get_local_addr(name, 1) for name in sys.argv[1:]],
-    "order": sorted(["n10", "n9i", "n9", "r2n10", "n", "10", "n9.cluster", "r10n1"],
-                    key=utils._natural_order),
-}))
+def told(names):
+    return {
+        "own": [name for name in names if utils._matches_machine_hostname(name)],
+        "several": [utils._get_local_addr(name, 2) for name in names],
+        "one": [utils._get_local_addr(name, 1) for name in names],
+    }
+second, *names = sys.argv[1:]
+before = told([second])
+foreign_too = Path("/proc/sys/net/ipv4/ip_nonlocal_bind")
+foreign_too.write_text("1")
+try:
+    after = told(names)
+finally:
+    foreign_too.write_text("0")
+order = sorted(["n10", "n9i", "n9", "r2n10", "n", "10", "n9.cluster", "r10n1"],
+               key=utils._natural_order)
+print(json.dumps([before, after, order]))
 """
 OWN = ["localhost", "127.0.0.1", "jwb0001", "jwb0001i", "10.10.0.1", "10.20.0.1"]
 FOREIGN = ["0.0.0.0", "jwb0002i", "10.20.0.2", "jwb0002", "unknown", "192.0.2.1"]
 
 
-def test_a_host_knows_a_second_address_of_its_network(
+def test_a_host_knows_its_own_names_and_addresses(
     juelich: Cluster, patched: dict[str, str]
 ) -> None:
-    """Of which the kernel never sends by itself."""
+    """Also an address of which the kernel never sends by itself.
+
+    And also if the kernel lets programs bind to addresses of other hosts.
+    """
     second = "10.20.0.101"
-    change = ("dev", "ib0")
-    juelich.run(["ip", "addr", "add", f"{second}/24", *change], host="jwb0001")
+    change = (f"{second}/24", "dev", "ib0")
+    juelich.run(["ip", "addr", "add", *change], host="jwb0001", check=True)
     try:
-        told = {
-            host: json.loads(
+        here, there = (
+            json.loads(
                 juelich.run(
-                    ["python", "-c", TELL, second],
+                    ["python", "-c", TELL, second, *OWN, *FOREIGN],
                     host=host,
                     env=ENVIRON | patched,
                     check=True,
                 ).stdout
             )
             for host in ("jwb0001", "jwb0002")
-        }
-    finally:
-        juelich.run(["ip", "addr", "del", f"{second}/24", *change], host="jwb0001")
-    assert told["jwb0001"]["own"] == told["jwb0001"]["several"] == [second]
-    assert told["jwb0002"]["own"] == []
-    assert told["jwb0002"]["several"] == ["10.20.0.2"]
-
-
-def test_a_host_knows_its_own_names(juelich: Cluster, patched: dict[str, str]) -> None:
-    """Also where the kernel lets programs bind to addresses of other hosts."""
-    switch = ("sh", "-c", "echo $0 > /proc/sys/net/ipv4/ip_nonlocal_bind")
-    juelich.run([*switch, "1"], host="jwb0001", check=True)
-    try:
-        done = juelich.run(
-            ["python", "-c", TELL, *OWN, *FOREIGN],
-            host="jwb0001",
-            env=ENVIRON | patched,
-            check=True,
         )
     finally:
-        juelich.run([*switch, "0"], host="jwb0001", check=True)
-    told = json.loads(done.stdout)
-    assert told["own"] == OWN
+        juelich.run(["ip", "addr", "del", *change], host="jwb0001", check=True)
+    before, after, order = here
+    assert before["own"] == before["several"] == [second]
+    assert (there[0]["own"], there[0]["several"]) == ([], ["10.20.0.2"])
+    assert after["own"] == OWN
     slow, fast, alone = "10.10.0.1", "10.20.0.1", "127.0.0.1"
     own = [slow, fast, slow, fast]
     foreign = [fast, fast, slow, "", ""]
-    assert told["several"] == ["", "", *own, "", *foreign]
-    assert told["one"] == [alone, alone, *own, alone, *foreign]
-    assert told["order"] == [
-        *("10", "n", "n9", "n9.cluster", "n9i", "n10", "r2n10", "r10n1")
-    ]
+    assert after["several"] == ["", "", *own, "", *foreign]
+    assert after["one"] == [alone, alone, *own, alone, *foreign]
+    assert order == [*("10", "n", "n9", "n9.cluster", "n9i", "n10", "r2n10", "r10n1")]

@@ -1,41 +1,36 @@
-"""Several nodes without some of the changes inside torch."""
+"""Several nodes without ours of the agent; see more/torch_compat for the others."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-from commands import ENVIRON, HPC, KILL, NODES, ONE_TASK, SCRIPTS, WORLD, read_workers
+from commands import HPC, SCRIPTS
+from steps import step
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from testbed import Cluster
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("state_as_json", "bind_store", "node_order"),
-        *("report_missing_nodes", "host_exits_last", "watch_workers"),
-    ],
-)
-def test_nodes_meet_in_torchs_rendezvous_without(unpadded: Cluster, name: str) -> None:
-    done = unpadded.srun(
-        *("-N3", ONE_TASK, KILL, *HPC, "--hpc-rendezvous=c10d"),
-        *(f"--hpc-without-patches={name}", WORLD),
-        env=ENVIRON,
-    )
-    assert done.returncode == 0, done.stderr
-    assert {worker["host"] for worker in read_workers(done)} == set(NODES)
-    assert f"={name} leaves torch as it is there" in done.stderr
-
-
-def test_agents_of_torchs_own_meet_in_its_rendezvous(unpadded: Cluster) -> None:
+def test_agents_of_torchs_own_meet_in_its_rendezvous(
+    unpadded: Cluster, tmp_path: Path
+) -> None:
     """In ours each of them would take the end of another one for a failure."""
-    done = unpadded.srun(
-        *("-N3", ONE_TASK, KILL, *HPC, "--monitor-interval=0.1", "--max-restarts=1"),
-        *("--hpc-without-patches=agent", str(SCRIPTS / "restarts.py"), "1"),
-        env=ENVIRON,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "c10d rendezvous at n9" in done.stderr
-    assert "met: rank 2, attempt 1" in done.stdout
+    options = ("--monitor-interval=0.1", "--max-restarts=1")
+    script = (str(SCRIPTS / "steady.py"), str(tmp_path))
+    argv = (*HPC, *options, "--hpc-without-patches=agent", *script)
+    with step(unpadded, *argv) as job:
+        others = [tmp_path / f"up{rank}.0" for rank in (1, 2)]
+        job.wait(lambda: all(file.exists() for file in (tmp_path / "up0.0", *others)))
+        before = [file.read_text() for file in others]
+        (tmp_path / "fail0.0").touch()
+        job.wait((tmp_path / "up0.1").exists)
+        # On their nodes it does not count as a restart.
+        for file, number in zip(others, before, strict=True):
+            job.wait(lambda f=file, n=number: f.read_text() not in {n, ""})
+        (tmp_path / "stop").touch()
+        assert job.end() == 0, job.output
+    assert "c10d rendezvous at n9" in job.output
+    assert "=agent leaves torch as it is there" in job.output
+    assert job.output.count("steady: rank ") == 3, job.output
