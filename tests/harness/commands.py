@@ -36,9 +36,6 @@ FORMS = {"exec": {}, "fork": {"PET_HPC_PRELOAD": "torch"}}
 ONE_TASK = "--ntasks-per-node=1"
 KILL = "--kill-on-bad-exit=1"
 
-# With torchrun, what the launcher derives.
-BY_HAND = ("--nnodes=3", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
-
 # The nodes of the clusters `unpadded` and `bare`.
 NODES = ("n9", "n10", "n11")
 # Without their names srun takes the third one while one of them ends another step.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from testbed import Cluster
 
 AGENT = [sys.executable, str(SCRIPTS / "agent.py")]
-# What would end an agent otherwise is `NEVER_S`.
-SOON = PATIENCE
 LATE = f"test $SLURM_NODEID = {{node}} && exec sleep {NEVER_S}; exec "
 
 
