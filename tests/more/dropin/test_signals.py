@@ -18,23 +18,18 @@ from side_by_side import (
     bare,
     clean_environ,
 )
-from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.run import get_args_parser
+from waiting import NEVER_S, PATIENCE, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 USR1, USR2, TERM = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM
 
-Multiprocessing: Any = multiprocessing_api
-SubprocessHandler = Multiprocessing.SubprocessHandler
-# Where workers are started: by Popen, or by that of subprocess.
-Starting: Any = sys.modules[SubprocessHandler.__module__]
-BY_NAME = hasattr(Starting, "Popen")
-
 PARSER = get_args_parser()
-# Seconds. The agent looks after its workers, and forwards signals, once in an interval.
-SOON = 2 + PARSER.get_default("monitor_interval")
+# An agent waits for its workers as long as they want, if it can be told to.
+HAS_TIMEOUT = "--shutdown-timeout" in PARSER._option_string_actions
+PATIENT = [f"--shutdown-timeout={NEVER_S}"] if HAS_TIMEOUT else []
 
 takes_signals = pytest.mark.skipif(
     "--signals-to-handle" not in PARSER._option_string_actions,
@@ -57,7 +52,8 @@ def take(number, _):
 
 def stop(number, _):
     take(number, _)
-    time.sleep(float(os.environ.get("CHECKPOINT", "0")))
+    while "CHECKPOINT" in os.environ and not os.path.exists(f"{folder}/checkpoint"):
+        time.sleep(0.02)
     write("checkpoint")
     sys.exit(0)
 
@@ -69,7 +65,7 @@ signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGUSR1, take)
 signal.signal(signal.SIGUSR2, take)
 write("ready")
-end = time.monotonic() + 60
+end = time.monotonic() + NEVER_S
 while not os.path.exists(f"{folder}/end") and time.monotonic() < end:
     if os.path.exists(f"{folder}/fail{rank}"):
         sys.exit(5)
@@ -92,7 +88,7 @@ class Launch:
         self.folder = folder / which
         self.folder.mkdir()
         script = self.folder / "train.py"
-        script.write_text(SCRIPT)
+        script.write_text(SCRIPT.replace("NEVER_S", str(NEVER_S)))
         with (self.folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
                 [
@@ -126,7 +122,10 @@ class Launch:
 
     def until(self, *words: str) -> None:
         """Wait until both workers have written these words."""
-        _until(lambda: all(set(words) <= set(lines) for lines in self.written()))
+        until(
+            lambda: all(set(words) <= set(lines) for lines in self.written()),
+            lambda: (self.written(), self.stderr()),
+        )
 
     def tell(self, word: str) -> None:
         (self.folder / word).touch()
@@ -137,7 +136,7 @@ class Launch:
     def end(self) -> int:
         """Let the workers end by themselves; return the agent's exit code."""
         self.tell("end")
-        return self.process.wait(timeout=20)
+        return self.process.wait(PATIENCE)
 
 
 def _alive(pid: int) -> bool:
@@ -145,13 +144,6 @@ def _alive(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-
-
-def _until(condition: Callable[[], object], limit: float = 30) -> None:
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -177,37 +169,39 @@ def test_stock_dies_and_its_workers_live_on(launch: Callable[..., Launch]) -> No
     stock = launch(STOCK)
     stock.until("ready")
     stock.process.send_signal(USR1)
-    assert stock.process.wait(timeout=10) == -USR1
+    assert stock.process.wait(PATIENCE) == -USR1
     assert stock.got() == [0, 0]
     assert len(stock.alive()) == 2
 
 
-@pytest.mark.parametrize("number", [USR1, USR2])
-def test_each_reaches_every_worker_once(
-    number: signal.Signals, launch: Callable[..., Launch]
-) -> None:
+def test_each_reaches_every_worker_once(launch: Callable[..., Launch]) -> None:
+    """The next one shows it: it comes later than all of those before."""
     ours = launch()
     ours.until("ready")
-    for times in (1, 2):
+    for number, *expected in ((USR1, 1, 0), (USR1, 2, 0), (USR2, 2, 1), (USR2, 2, 2)):
         ours.process.send_signal(number)
-        _until(lambda times=times: ours.got(number) == [times] * 2, SOON)
-        time.sleep(0.5)
-        assert ours.got(number) == [times] * 2
+        got = lambda: [ours.got(USR1), ours.got(USR2)]  # noqa: E731
+        until(lambda got=got, last=[[n] * 2 for n in expected]: got() == last, got)
     assert ours.end() == 0
+    assert got() == [[2, 2], [2, 2]]
     assert [lines[-1] for lines in ours.written()] == ["end", "end"]
     assert len(ours.stderr().splitlines()) == 1, ours.stderr()
 
 
-def _catches(pid: int, number: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+# The signal comes as soon as it may, before torch is imported.
+EARLY = """
+import os, signal
+from torchrun_hpc import main
+from torchrun_hpc.launching import signals
+
+install = signals.install
+signals.install = lambda: install() or os.kill(os.getpid(), signal.SIGUSR1)
+main.main()
+"""
 
 
 def test_one_that_comes_before_the_workers(launch: Callable[..., Launch]) -> None:
-    ours = launch()
-    _until(lambda: _catches(ours.process.pid, USR1))
-    ours.process.send_signal(USR1)
-    assert ours.pids() == []
+    ours = launch(command=[sys.executable, "-c", EARLY])
     ours.until("ready", "SIGUSR1")
     assert ours.end() == 0
     assert ours.got() == [1, 1]
@@ -215,7 +209,7 @@ def test_one_that_comes_before_the_workers(launch: Callable[..., Launch]) -> Non
 
 def test_one_that_comes_before_the_handler(launch: Callable[..., Launch]) -> None:
     ours = launch(LATE="1")
-    _until(lambda: len(ours.pids()) == 2)
+    until(lambda: len(ours.pids()) == 2, ours.stderr)
     ours.process.send_signal(USR1)
     ours.until("ready", "SIGUSR1")
     assert ours.end() == 0
@@ -229,9 +223,9 @@ def test_what_torch_is_to_handle_ends_the_job(launch: Callable[..., Launch]) -> 
     for one in both:
         one.until("ready")
         one.process.send_signal(USR1)
-    time.sleep(0.5)
     codes = []
     for one in both:
+        until(lambda one=one: one.got() == [1, 1], one.stderr)
         codes.append(one.end())
         assert one.got() == [1, 1]
         assert "death signal, shutting down workers" in one.stderr()
@@ -243,10 +237,9 @@ def test_what_torch_is_to_handle_comes_before_it_can(
     launch: Callable[..., Launch],
 ) -> None:
     """It is over at once, as it is with torchrun."""
-    ours = launch(OURS, "--signals-to-handle=SIGTERM,SIGUSR1")
-    _until(lambda: _catches(ours.process.pid, USR1))
-    ours.process.send_signal(USR1)
-    assert ours.process.wait(timeout=20) == -USR1
+    command = [sys.executable, "-c", EARLY]
+    ours = launch(OURS, "--signals-to-handle=SIGTERM,SIGUSR1", command=command)
+    assert ours.process.wait(PATIENCE) == -USR1
     assert ours.pids() == []
 
 
@@ -267,7 +260,7 @@ def test_a_program_of_its_own(tmp_path: Path, launch: Callable[..., Launch]) -> 
     ours = launch(command=[sys.executable, str(program)])
     ours.until("ready")
     ours.process.send_signal(USR1)
-    _until(lambda: ours.got() == [1, 1], SOON)
+    until(lambda: ours.got() == [1, 1], ours.stderr)
     assert ours.end() == 0, ours.stderr()
     assert "went on" in ours.stderr()
 
@@ -280,17 +273,20 @@ def test_checkpoints_are_written_after_sigterm(
     which: str, launch: Callable[..., Launch]
 ) -> None:
     """With more signals the agent of stock torchrun is gone before its workers."""
-    one = launch(which, CHECKPOINT="3")
+    one = launch(which, *PATIENT, CHECKPOINT="1")
     one.until("ready")
-    for number in (TERM, TERM, signal.SIGINT, signal.SIGHUP):
+    one.process.send_signal(TERM)
+    until(lambda: one.got(TERM) == [1, 1], one.stderr)
+    for number in (TERM, signal.SIGINT, signal.SIGHUP):
         one.process.send_signal(number)
-        time.sleep(0.4)
-    code = one.process.wait(timeout=20)
+        time.sleep(0.2)  # to be handled
     if which == STOCK:
+        one.process.wait(PATIENCE)
         assert len(one.alive()) == 2
         assert not any("checkpoint" in lines for lines in one.written())
         return
-    assert code == 1
+    one.tell("checkpoint")
+    assert one.process.wait(PATIENCE) == 1
     assert one.alive() == []
     assert [lines[3:] for lines in one.written()] == [["SIGTERM", "checkpoint"]] * 2
     assert one.stderr().count("SignalException: ") == 1
@@ -301,13 +297,14 @@ def test_sigterm_while_workers_are_stopped_for_a_restart(
     launch: Callable[..., Launch],
 ) -> None:
     """It is the first one, so the agent ends of it, as soon as they have ended."""
-    ours = launch(OURS, "--max-restarts=1", CHECKPOINT="2")
+    ours = launch(OURS, "--max-restarts=1", *PATIENT, CHECKPOINT="1")
     ours.until("ready")
     ours.tell("fail0")
-    _until(lambda: ours.got(TERM) == [0, 1])
-    time.sleep(0.2)
+    until(lambda: ours.got(TERM) == [0, 1], ours.stderr)
     ours.process.send_signal(TERM)
-    assert ours.process.wait(timeout=20) == 1
+    time.sleep(0.2)  # to be handled
+    ours.tell("checkpoint")
+    assert ours.process.wait(PATIENCE) == 1
     assert ours.written()[1][3:] == ["SIGTERM", "checkpoint"]
     assert len(ours.pids()) == 2
     assert "death signal, shutting down workers" in ours.stderr()
@@ -316,13 +313,11 @@ def test_sigterm_while_workers_are_stopped_for_a_restart(
 # --- SIGKILL --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("which", "left"), [(STOCK, 2), (OURS, 0)])
-def test_an_agent_that_is_killed(
-    which: str, left: int, launch: Callable[..., Launch]
-) -> None:
-    one = launch(which)
-    one.until("ready")
-    one.process.kill()
-    one.process.wait(timeout=5)
-    time.sleep(0.3)
-    assert len(one.alive()) == left
+def test_an_agent_that_is_killed(launch: Callable[..., Launch]) -> None:
+    """With stock torchrun its workers would live on."""
+    ours = launch()
+    ours.until("ready")
+    ours.process.kill()
+    ours.process.wait(PATIENCE)
+    until(lambda: ours.alive() == [], ours.written)
+    assert not any("end" in lines for lines in ours.written())

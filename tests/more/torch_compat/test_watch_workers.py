@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher_api
+from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.torch_compat.patches import fork_workers, watch_workers
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Multiprocessing: Any = multiprocessing_api
 SubprocessHandler = Multiprocessing.SubprocessHandler
 
-SLEEPS = "import time; time.sleep(60)"
+SLEEPS = f"import time; time.sleep({NEVER_S})"
 EXITS = "raise SystemExit(3)"
 LEFT = 2  # restarts
 
@@ -96,7 +96,7 @@ def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
     made = Relay()
     yield made
-    made.close(5)
+    made.close(PATIENCE)
 
 
 @pytest.fixture
@@ -136,11 +136,8 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def _wait_for(exit_code: Callable[[], int | None]) -> int:
-    end = time.monotonic() + 10
-    while (code := exit_code()) is None:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return code
+    until(lambda: exit_code() is not None)
+    return exit_code()
 
 
 # --- who is watched -----------------------------------------------------------------
@@ -274,10 +271,10 @@ def test_stderr_goes_through_the_relay(
     watch_workers.apply(None, hooks)
     handler = _start(sys.executable, "-S", "-c", WRITES)
     assert handler._stderr is None
-    assert handler.proc.wait(timeout=10) == 0
+    assert handler.proc.wait(PATIENCE) == 0
     assert relay.reads(handler.proc.pid)
     assert relay.end_of(handler.proc.pid)[0] == WRITTEN[-64 * 1024 :]
-    relay.close(5)
+    relay.close(PATIENCE)
     out, err = capfdbinary.readouterr()
     assert err == WRITTEN
     stdout, stderr = json.loads(out)
@@ -290,7 +287,7 @@ def test_each_worker_has_a_pipe_of_its_own(hooks: Hooks, relay: Relay) -> None:
     programs = [f"import os; os.write(2, b'worker {rank}')" for rank in range(2)]
     handlers = [_start(sys.executable, "-S", "-c", program) for program in programs]
     for rank, handler in enumerate(handlers):
-        assert handler.proc.wait(timeout=10) == 0
+        assert handler.proc.wait(PATIENCE) == 0
         assert relay.end_of(handler.proc.pid)[0] == f"worker {rank}".encode()
 
 
@@ -304,7 +301,7 @@ def test_a_file_is_left_alone(
     log = tmp_path / "stderr.log"
     handler = _start(sys.executable, "-S", "-c", WRITES, stderr=str(log))
     assert handler._stderr.name == str(log)
-    assert handler.proc.wait(timeout=10) == 0
+    assert handler.proc.wait(PATIENCE) == 0
     assert not relay.reads(handler.proc.pid)
     handler._stderr.close()
     out, err = capfdbinary.readouterr()
@@ -313,13 +310,26 @@ def test_a_file_is_left_alone(
     assert json.loads(out) == [[*os.fstat(1)[:3]], [*log.stat()[:3]]]
 
 
+def test_what_a_filter_hides_is_read_and_not_shown(
+    hooks: Hooks, relay: Relay, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """With --local-ranks-filter and without --tee torch starts such workers so."""
+    watch_workers.apply(None, hooks)
+    handler = _start(sys.executable, "-S", "-c", WRITES, stderr=os.devnull)
+    assert handler.proc.wait(PATIENCE) == 0
+    assert relay.end_of(handler.proc.pid)[0] == WRITTEN[-64 * 1024 :]
+    relay.close(PATIENCE)
+    handler._stderr.close()
+    assert capfdbinary.readouterr().err == b""
+
+
 def test_where_it_cannot_be_read_it_is_left_alone(
     hooks: Hooks, relay: Relay, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     relay.unread = "it is a terminal"
     watch_workers.apply(None, hooks)
     handler = _start(sys.executable, "-S", "-c", WRITES)
-    assert handler.proc.wait(timeout=10) == 0
+    assert handler.proc.wait(PATIENCE) == 0
     assert not relay.reads(handler.proc.pid)
     out, err = capfdbinary.readouterr()
     assert err == WRITTEN
@@ -360,7 +370,7 @@ def test_a_fork_writes_to_the_relay_too(
     fork_workers.apply(None, more)
     watch_workers.apply(None, more)
     handler = _start(sys.executable, "-S", "-c", program)
-    assert handler.proc.wait(timeout=10) == 0
+    assert handler.proc.wait(PATIENCE) == 0
     ((command, environ, stdout, stderr),) = forks
     assert command == (sys.executable, "-S", "-c", program)
     assert environ["IN"] == "the environment"
