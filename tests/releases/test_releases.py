@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,11 +20,10 @@ from commands import (
     read_workers,
 )
 from pages import block, replaced
-from steps import LATE, SOON, step
+from steps import LATE, step
 from waiting import PATIENCE
 
 if TYPE_CHECKING:
-    import subprocess
     from pathlib import Path
 
     from testbed import Cluster
@@ -33,47 +31,23 @@ if TYPE_CHECKING:
 FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
 
 
-@pytest.fixture(scope="module", params=["scheduler", "c10d"])
-def rendezvous(request: pytest.FixtureRequest) -> str:
-    """The option for our rendezvous, and for torch's own."""
-    return f"--hpc-rendezvous={request.param}"
-
-
-@pytest.fixture(scope="module")
-def world(unpadded: Cluster, rendezvous: str) -> subprocess.CompletedProcess[str]:
-    """Two workers on each node."""
-    options = (rendezvous, "--nproc_per_node=2")
-    return unpadded.srun("-N3", ONE_TASK, *HPC, *options, WORLD, env=FAST)
-
-
 @pytest.mark.release("ranks")
-def test_ranks(world: subprocess.CompletedProcess[str]) -> None:
-    assert world.returncode == 0, world.stderr
-    seen = read_workers(world)
+@pytest.mark.parametrize("rendezvous", ["scheduler", "c10d"])
+def test_ranks_addresses_and_interfaces(unpadded: Cluster, rendezvous: str) -> None:
+    """With ours, and with torch's own rendezvous; NCCL prefers ib0 by itself."""
+    options = (f"--hpc-rendezvous={rendezvous}", "--nproc_per_node=2")
+    done = unpadded.srun("-N3", ONE_TASK, *HPC, *options, WORLD, env=FAST)
+    assert done.returncode == 0, done.stderr
+    seen = read_workers(done)
     names = ("RANK", "host", "GROUP_RANK", "SLURM_NODEID", "LOCAL_RANK", "WORLD_SIZE")
     assert column(seen, *names) == [
         (str(2 * node + local), name, str(node), str(node), str(local), "6")
         for node, name in enumerate(NODES)
         for local in range(2)
-    ]
-
-
-@pytest.mark.release("MASTER_ADDR")
-def test_the_master_address_is_a_number_of_the_fast_network(
-    world: subprocess.CompletedProcess[str],
-) -> None:
-    assert world.returncode == 0, world.stderr
-    seen = read_workers(world)
-    assert column(seen, "MASTER_ADDR") == [("10.20.0.1",)] * 6
+    ], done.stdout
+    names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    assert column(seen, *names) == [("10.20.0.1", "ib0", "")] * 6, done.stdout
     assert len({worker["MASTER_PORT"] for worker in seen}) == 1
-
-
-@pytest.mark.release("interfaces")
-def test_interfaces(world: subprocess.CompletedProcess[str]) -> None:
-    """NCCL prefers ib0 by itself."""
-    assert world.returncode == 0, world.stderr
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    assert column(read_workers(world), *names) == [("ib0", "")] * 6
 
 
 @pytest.mark.release("elastic")
@@ -91,7 +65,6 @@ def test_an_elastic_range(unpadded: Cluster) -> None:
         ]
 
 
-@pytest.mark.release("elastic")
 @pytest.mark.parametrize("host", ["n9", "n10"])
 def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
     """It has no scheduler; the first one is a step of one node, with a typed range."""
@@ -106,7 +79,7 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
         mine |= {"main.py": f"{options[1]} {WORLD}"}
         line = replaced(block("docs/plan.md", "--nnodes=1:2").text, mine)
         second = unpadded.run(["bash", "-c", line], host=host, env=ENVIRON)
-        out, err = first.communicate(timeout=60)
+        out, err = first.communicate(timeout=PATIENCE)
     finally:
         unpadded.end(first)
     assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
@@ -131,10 +104,9 @@ def test_a_program_in_the_store_of_torchs_rendezvous(
     with step(unpadded, "sh", "-c", command) as job:
         seen = job.says(r"rendezvous at n9:\d+")
         (port,) = re.findall(r"rendezvous at n9:(\d+)", seen)
-        time.sleep(2)
+        job.joins("n10")
         unpadded.run([*spoil, "10.10.0.1", port, marker], env=ENVIRON, check=True)
-        for host in "n9", "n10":
-            assert job.agent(host, "wait", "20") != "alive", job.output
+        job.see_end("n9", "n10")
         job.says("HPC085")
     assert not marker.exists()
     assert any("HPC085" in line for line in own_lines(job.output)), job.output
@@ -147,7 +119,7 @@ def test_a_signal_while_torchs_rendezvous_waits(unpadded: Cluster) -> None:
     with step(unpadded, "sh", "-c", command) as job:
         job.says("HPC084")
         for host in "n10", "n9":
-            assert float(job.agent(host, "SIGTERM")) < SOON
+            job.send(host, "SIGTERM")
 
 
 @pytest.mark.release("training")

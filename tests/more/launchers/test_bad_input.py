@@ -76,8 +76,13 @@ def test_the_static_rendezvous_still_works(unpadded: Cluster) -> None:
     ]
 
 
-@pytest.mark.release("port")
-@pytest.mark.parametrize("option", ["--rdzv_backend=static", "--hpc-rendezvous=c10d"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--rdzv_backend=static",
+        pytest.param("--hpc-rendezvous=c10d", marks=pytest.mark.release("port")),
+    ],
+)
 def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster, option: str) -> None:
     """With torch's own rendezvous, the others do not hear of it."""
     with taken(unpadded, "n9", 24321):
