@@ -16,7 +16,7 @@ from torchrun_hpc.failures.worker import Worker, exit_code_of
 
 
 @pytest.fixture
-def watched(monkeypatch, capfd):  # noqa: ARG001 - gets what is passed on
+def watched(monkeypatch):
     """Watch programs; what has failed is in a list, in the order in which it came."""
     monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
     relay = Relay()
@@ -30,7 +30,8 @@ def watched(monkeypatch, capfd):  # noqa: ARG001 - gets what is passed on
             argv = [sys.executable, "-S", "-c", program]
             children.append(
                 relay.start(
-                    lambda stderr, argv=argv: subprocess.Popen(argv, stderr=stderr)
+                    lambda stderr, argv=argv: subprocess.Popen(argv, stderr=stderr),
+                    is_shown=bool(unread),
                 )
             )
         workers = [

@@ -43,11 +43,13 @@ class Children:
     """The children of a relay, and a clock.
 
     Attributes:
+        arrived: What is passed on.
         now: What the clock shows.
         relay: Reads what they write.
     """
 
     def __init__(self):
+        self.arrived = bytearray()
         self.now = 1000.0
         self.relay = Relay(lambda: self.now)
         self.started = []
@@ -68,8 +70,9 @@ class Children:
 
 
 @pytest.fixture
-def children(monkeypatch, capfd):  # noqa: ARG001 - gets what is passed on
+def children(monkeypatch):
     monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
     made = Children()
+    monkeypatch.setattr("torchrun_hpc.reporting.streams.copy", made.arrived.extend)
     yield made
     made.end()

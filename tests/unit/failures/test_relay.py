@@ -13,26 +13,23 @@ from torchrun_hpc.failures import relay as relays
 from torchrun_hpc.failures.last_words import KEPT
 
 
-def arrived(capfd, children):
-    children.end()
-    return capfd.readouterr().err
-
-
-def test_all_arrives_and_the_end_is_kept(children, capfd):
+def test_all_arrives_and_the_end_is_kept(children):
     text = "".join(map(chr, range(128))) * 1000 + "no end"
     child = children.start()
     child.write(text)
     assert children.end_of(child) == text[-KEPT:]
-    assert arrived(capfd, children) == text
+    children.end()
+    assert children.arrived.decode() == text
 
 
-def test_what_is_hidden_is_read_all_the_same(children, capfd):
+def test_what_is_hidden_is_read_all_the_same(children):
     """As with --local-ranks-filter; also if stderr is a terminal."""
     children.relay.unread = "it is a terminal"
     child = children.start(is_shown=False)
     child.write("hidden\n")
     assert children.end_of(child) == "hidden\n"
-    assert arrived(capfd, children) == ""
+    children.end()
+    assert children.arrived == b""
 
 
 @pytest.mark.parametrize(
@@ -79,11 +76,9 @@ def test_no_more_files_or_threads(children, monkeypatch):
             assert not children.relay.reads(children.start().pid)
 
 
-def test_what_is_read_ahead_arrives_though_nothing_follows(
-    children, capfd, monkeypatch
-):
+def test_what_is_read_ahead_arrives_though_nothing_follows(children, monkeypatch):
     """Its reader may not have woken up before all was read."""
     monkeypatch.setattr(relays, "_INTERVAL", 0.01)
     child = children.start()
-    children.relay._pipes[child.pid]._unwritten.append(b"the end\n")
-    until(lambda: "the end" in capfd.readouterr().err)
+    children.relay._pipes[child.pid]._unwritten.append(b"the end")
+    until(lambda: children.arrived == b"the end")
