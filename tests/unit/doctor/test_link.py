@@ -8,8 +8,11 @@ import os
 import resource
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
+from waiting import PATIENCE
 
 from torchrun_hpc.doctor import link
 from torchrun_hpc.doctor.link import Links, Peer
@@ -48,7 +51,7 @@ def measure(nodes, turn="0", own=None, other=None, **options):
     )
     following.start()
     found = first.measure(here, there, turn, **options)
-    following.join(30)
+    following.join(PATIENCE)
     assert not following.is_alive()
     return found
 
@@ -80,24 +83,43 @@ def test_more_files_than_select_takes(nodes):
         resource.setrlimit(resource.RLIMIT_NOFILE, (low, high))
 
 
-def test_a_node_that_is_late_is_waited_for(nodes, monkeypatch):
+@pytest.fixture
+def is_checked(monkeypatch):
+    """Let nodes look early whether a late one is alive; return the event of it."""
+    found = threading.Event()
+    has_arrived, wait_for = link._Channel.has_arrived, Links._wait_for
+    check = Links._check_alive
+
+    def arrived_early(self, timeout=0):
+        return has_arrived(self, min(timeout, 0.01))
+
+    def wait_less(self, rank, purpose, timeout, instead=None):
+        return wait_for(self, rank, purpose, min(timeout, 0.01), instead)
+
+    def check_alive(self, own, other):
+        check(self, own, other)
+        monkeypatch.setattr(Links, "_wait_for", wait_for)
+        found.set()
+
+    monkeypatch.setattr(link, "_OPEN_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(link._Channel, "has_arrived", arrived_early)
+    monkeypatch.setattr(Links, "_wait_for", wait_less)
+    monkeypatch.setattr(Links, "_check_alive", check_alive)
+    return found
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_node_that_is_late_is_waited_for(nodes, is_checked, late):
     """As long as it is alive: it may have waited for another one."""
-    monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.2)
-    (first, here), (second, there) = nodes
-    late = threading.Timer(1, second.measure, [there, here, "0"])
-    late.start()
-    assert first.measure(here, there, "0")["problem"] == ""
-    late.join()
-
-
-def test_the_second_node_waits_too(nodes, monkeypatch):
-    monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.2)
-    (first, here), (second, there) = nodes
-    following = threading.Thread(target=second.measure, args=[there, here, "0"])
-    following.start()
-    following.join(0.8)
-    assert first.measure(here, there, "0")["problem"] == ""
-    following.join()
+    measures = [
+        partial(links.measure, own, nodes[1 - rank][1], "0")
+        for rank, (links, own) in enumerate(nodes)
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(measures[1 - late])
+        assert is_checked.wait(PATIENCE)
+        found = measures[late](), waiting.result(PATIENCE)
+    assert found[late]["problem"] == ""
 
 
 def test_nobody_is_there(nodes, monkeypatch):
@@ -125,7 +147,7 @@ def test_a_firewall_in_one_direction(nodes, blocked, monkeypatch):
         )
         following.start()
         found = first.measure(here, seen[1] if blocked else targets[1], "0")
-        following.join(30)
+        following.join(PATIENCE)
     assert (found["problem"], found["blocked"]) == ("Connection refused", [blocked])
 
 
