@@ -62,9 +62,6 @@ def free_port():
         return found.getsockname()[1]
 
 
-wait_until = until
-
-
 def started(function):
     """Call in a thread; return what it returns, later."""
     later = Future()
