@@ -31,17 +31,17 @@ lint: .venv/installed
 	$(BIN)/lint-imports --no-cache
 
 unit: .venv/installed
-	$(TIER) tests/unit
+	$(TIER) --dist loadgroup --timeout=300 tests/unit
 
 core: .venv/installed
 	tests/harness/install.sh
-	$(TIER) --dist loadgroup tests/core
+	$(TIER) --dist loadgroup --timeout=600 tests/core
 
 # What takes long comes first: what is left at the end runs alone.
 MORE := $(patsubst %,tests/more/%,faults frameworks documentation launchers patches .)
 more: docs .venv/frameworks
 	tests/harness/install.sh all
-	$(TIER) --dist loadgroup --no-loadscope-reorder $(RERUNS) $(MORE)
+	$(TIER) --dist loadgroup --timeout=600 --no-loadscope-reorder $(RERUNS) $(MORE)
 
 # The site of the documentation, in build/site.
 docs: .venv/docs
