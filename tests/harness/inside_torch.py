@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import psutil
 import pytest
 import torch
 from plans import make_launch_plan
+from ports import own_port
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 from torch.distributed.launcher import api as launcher_api
+from waiting import PATIENCE
 
 from torchrun_hpc.planning.inputs import Preload
 from torchrun_hpc.planning.topology import Binding, Share
@@ -108,13 +109,6 @@ def patch_all(**values: Any) -> None:
         assert outcome.state is expected_state(outcome.patch), outcome.name
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
 def parameters_at(endpoint: str, **conf: Any) -> RendezvousParameters:
     nodes = conf.pop("nodes", 1)
     return RendezvousParameters(
@@ -129,15 +123,15 @@ def parameters_at(endpoint: str, **conf: Any) -> RendezvousParameters:
 
 def two_agents(*addresses: str) -> tuple[list[Any], int]:
     """Return the handlers of two agents, and the port of their rendezvous."""
-    port = free_port()
+    port = own_port()
     handlers = []
     for number, address in enumerate(addresses):
         parameters = parameters_at(
             f"127.0.0.1:{port}",
             is_host=int(number == 0),
             nodes=2,
-            join_timeout=20,
-            read_timeout=20,
+            join_timeout=PATIENCE,
+            read_timeout=PATIENCE,
         )
         parameters.local_addr = address
         backend, store = c10d_rendezvous_backend.create_backend(parameters)
@@ -157,7 +151,7 @@ def meet(handlers: list[Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     return [found[number] for number in numbers]
 

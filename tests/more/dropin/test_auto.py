@@ -86,7 +86,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
             [sys.executable, "-c", PROGRAM, which, rows],
             env=clean_environ(),
             cwd=folder,
-            limit=120,
         )
         assert result.code == 0, result.err
         for name, answer in zip(ROWS, _answers(result.out), strict=True):

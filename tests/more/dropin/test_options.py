@@ -746,7 +746,6 @@ def test_what_torchrun_starts_is_started(launcher: Launcher, tmp_path: Path) -> 
             for _ in range(2)
         ],
         cwd=tmp_path,
-        limit=30,
         at_once=4,
     )
     for name, own_result, stock in zip(RIGHT, found[::2], found[1::2], strict=True):
@@ -827,7 +826,7 @@ def test_a_package_that_torch_wants(
     if find_spec(package) is not None:
         pytest.skip(f"the package {package} is installed here")
     argv = [f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", __file__]
-    result = launcher.ours(argv, limit=30)
+    result = launcher.ours(argv)
     assert result.code == 2
     start, error = result.err.splitlines()
     assert start.startswith("torchrun_hpc: HPC001 1 node, 1 worker")

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 from plans import make_launch_plan
+from ports import own_port
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
@@ -29,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     rendezvous_handler_registry,
 )
+from waiting import PATIENCE, until
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.collection import WorkerFailure
@@ -63,16 +65,11 @@ HOSTS = ("n0", "n1")
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HERE, 0))
-        return int(probe.getsockname()[1])
-
-
 def _together(*functions: Callable[[], Any]) -> list[Any]:
     with ThreadPoolExecutor(len(functions)) as pool:
         return [
-            future.result(30) for future in [pool.submit(each) for each in functions]
+            future.result(PATIENCE)
+            for future in [pool.submit(each) for each in functions]
         ]
 
 
@@ -86,7 +83,7 @@ class Job:
     """Two nodes of a job in one process."""
 
     def __init__(self) -> None:
-        self.ports: tuple[int, ...] = (_free_port(),)
+        self.ports: tuple[int, ...] = (own_port(),)
         self._handlers: list[SchedulerRendezvous] = []
 
     def plan(self, rank: int, **changes: Any) -> LaunchPlan:
@@ -120,7 +117,7 @@ class Job:
         **changes: Any,
     ) -> SchedulerRendezvous:
         """Make the handler of a node, as torch does."""
-        conf = {"join_timeout": 10} | (conf or {})
+        conf = {"join_timeout": PATIENCE} | (conf or {})
         parameters = RendezvousParameters(
             "scheduler", f"{HERE}:{self.ports[0]}", run_id, 2, 2, HERE, **conf
         )
@@ -185,10 +182,7 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
         assert [each.num_nodes_waiting() for each in made] == [0, 0]
         if number == 0:
             made[1].worker_failed(_worker_failure(1, code=7))
-            end = time.monotonic() + 10
-            while not all(each.num_nodes_waiting() for each in made):
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            until(lambda: all(each.num_nodes_waiting() for each in made))
     assert len(ports) == 2  # no worker meets what a dead one has left
     assert _together(*(each.finish for each in made)) == [True, True]
     assert not any(each.is_closed() for each in made)
@@ -260,7 +254,7 @@ def test_a_store_that_is_still_being_opened_at_the_end(
     opens, may_open = dist.TCPStore, threading.Event()
 
     def slow(*args: Any, **options: Any) -> Any:
-        may_open.wait(30)
+        may_open.wait(PATIENCE)
         return opens(*args, **options)
 
     monkeypatch.setattr(dist, "TCPStore", slow)
@@ -273,7 +267,7 @@ def test_a_store_that_is_still_being_opened_at_the_end(
     assert opening.is_alive()
     assert not opening.daemon  # so Python waits for it
     may_open.set()
-    opening.join(30)
+    opening.join(PATIENCE)
     assert not opening.is_alive()
 
 
@@ -286,7 +280,7 @@ def test_a_store_of_worker_0s_own(job: Job, value: str, *, shares: bool) -> None
     given = _together(*(each.next_rendezvous for each in made))
     where = [_where(each) for each in given][1]
     with socket.socket() as probe:
-        probe.settimeout(5)
+        probe.settimeout(PATIENCE)
         answers = probe.connect_ex(where) == 0
     assert answers is shares  # the port is worker 0's to open
 
@@ -302,7 +296,7 @@ def test_no_store_is_shared_that_would_listen_on_all_interfaces(
     where = [_where(each) for each in given]
     assert where[0] == where[1]
     with socket.socket() as probe:
-        probe.settimeout(5)
+        probe.settimeout(PATIENCE)
         assert probe.connect_ex(where[1]) != 0  # the port is worker 0's to open
 
 
@@ -317,7 +311,7 @@ def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
         ports.append(_where(given[1])[1])
     for port in ports:
         for address in ("127.0.0.1", HERE):
-            socket.create_connection((address, port), timeout=5).close()
+            socket.create_connection((address, port), timeout=PATIENCE).close()
 
 
 def test_node_0_need_not_run_the_coordinator(job: Job) -> None:
@@ -334,11 +328,11 @@ def test_node_0_need_not_run_the_coordinator(job: Job) -> None:
 @pytest.mark.parametrize(
     ("conf", "silence", "join"),
     [
-        ({}, 120, 10),
+        ({}, 120, PATIENCE),
         ({"join_timeout": "77"}, 120, 77),
-        ({"keep_alive_interval": "20"}, 60, 10),
-        ({"keep_alive_max_attempt": "100"}, 500, 10),
-        ({"keep_alive_interval": "7", "keep_alive_max_attempt": "6"}, 42, 10),
+        ({"keep_alive_interval": "20"}, 60, PATIENCE),
+        ({"keep_alive_max_attempt": "100"}, 500, PATIENCE),
+        ({"keep_alive_interval": "7", "keep_alive_max_attempt": "6"}, 42, PATIENCE),
     ],
 )
 def test_what_counts_of_rdzv_conf(
@@ -354,11 +348,7 @@ def test_what_counts_of_rdzv_conf(
 
 
 def _wait_for_failure(made: SchedulerRendezvous) -> Failure:
-    end = time.monotonic() + 10
-    while made.failure is None:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return made.failure
+    return until(lambda: made.failure)
 
 
 def test_a_failure_of_another_node(job: Job) -> None:
@@ -471,16 +461,16 @@ def test_a_coordinator_whose_port_is_taken(job: Job) -> None:
 
 
 def test_the_coordinator_takes_the_first_port_that_is_free(job: Job) -> None:
-    job.ports = tuple(_free_port() for _ in range(3))
+    job.ports = tuple(own_port() for _ in range(3))
     with socket.create_server((HERE, job.ports[0])):
         made = [job.handler(rank) for rank in (0, 1)]
         infos = _together(*(each.next_rendezvous for each in made))
     assert len(infos) == 2
-    socket.create_connection((HERE, job.ports[1]), timeout=5).close()
+    socket.create_connection((HERE, job.ports[1]), timeout=PATIENCE).close()
 
 
 def test_a_coordinator_whose_ports_are_all_taken(job: Job) -> None:
-    job.ports = tuple(_free_port() for _ in range(2))
+    job.ports = tuple(own_port() for _ in range(2))
     with (
         socket.create_server((HERE, job.ports[0])),
         socket.create_server((HERE, job.ports[1])),
@@ -522,7 +512,7 @@ def test_a_launch_inside_a_worker(
     job: Job, run_id: str, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is known by the id of the launch that it meets, whichever was typed."""
-    job.ports = tuple(_free_port() for _ in range(2))
+    job.ports = tuple(own_port() for _ in range(2))
     outer = [job.handler(number) for number in (0, 1)]
     _together(*(each.connect for each in outer))
     monkeypatch.setattr(os, "getpid", lambda: 1)
@@ -857,7 +847,8 @@ def test_a_failure_that_node_0_does_not_report(
     made = [job.handler(rank) for rank in (0, 1)]
     _together(*(each.next_rendezvous for each in made))
     client: Any = made[0]._client
-    client._loop.call_soon_threadsafe(time.sleep, 3)
+    goes_on = threading.Event()
+    client._loop.call_soon_threadsafe(goes_on.wait)
     made[1].worker_failed(_worker_failure(1, cause=BAD))
     creator = RecordingCreator(job.plan(1))
     creator.handler = made[1]
@@ -866,6 +857,7 @@ def test_a_failure_that_node_0_does_not_report(
         exit_status.together(job.plan(1), creator, SIGNALS, is_command=is_command),
     ):
         raise _child_failed()
+    goes_on.set()
     expected = (
         "HPC125 the job has failed: worker 1 on n1 (node 1) ended with exit code 1: "
         f"{BAD}; n0 (node 0) has not reported it"
@@ -883,7 +875,7 @@ def test_signals_before_there_are_workers(job: Job) -> None:
             job.plan(1), creator, " SIGTERM, SIGUSR9,,SIGKILL,signal"
         ):
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
+            time.sleep(PATIENCE)
 
     with pytest.raises(SystemExit) as caught:
         launch()

@@ -17,13 +17,13 @@ import pytest
 import torch.distributed as dist
 from inside_torch import (
     Handler,
-    free_port,
     listening_at,
     make_plan,
     needs_listening,
     parameters_at,
     patch_all,
 )
+from ports import own_port
 from side_by_side import clean_environ, end_group
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
     dynamic_rendezvous,
     static_tcp_rendezvous,
 )
+from waiting import NEVER_S, PATIENCE
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.torch_compat import capabilities
@@ -70,7 +71,7 @@ def test_who_finds_the_port_taken(
     first.set("key", "value")
     where = ("127.0.0.2", first.port)
     registry.apply_patches(make_plan(listen=where, may_join=may_join))
-    parameters = parameters_at("{}:{}".format(*where), is_host=1, read_timeout=20)
+    parameters = parameters_at("{}:{}".format(*where), is_host=1, read_timeout=PATIENCE)
     if not may_join:
         with pytest.raises(LaunchError, match=f"port {where[1]}: ") as caught:
             c10d_rendezvous_backend._create_tcp_store(parameters)
@@ -85,7 +86,7 @@ def test_who_finds_the_port_taken(
 
 def _answers(address: str, port: int) -> bool:
     try:
-        socket.create_connection((address, port), timeout=2).close()
+        socket.create_connection((address, port), timeout=PATIENCE).close()
     except OSError:
         return False
     return True
@@ -93,14 +94,14 @@ def _answers(address: str, port: int) -> bool:
 
 def _usable(address: str) -> bool:
     try:
-        free_port(address)
+        own_port(address)
     except OSError:
         return False
     return True
 
 
 def test_stock_listens_on_all_interfaces() -> None:
-    port = free_port()
+    port = own_port()
     store = c10d_rendezvous_backend._create_tcp_store(
         parameters_at(f"127.0.0.2:{port}", is_host=1)
     )
@@ -148,7 +149,7 @@ def test_a_torch_whose_stores_take_no_socket(
 def test_all_stores_listen_on_one_address(address: str, other: str) -> None:
     if not _usable(address):
         pytest.skip(f"this machine has no {address}")
-    port = free_port(address)
+    port = own_port()
     patch_all(local_address=address, listen=(address, port))
     host = f"[{address}]" if ":" in address else address
     parameters = parameters_at(f"{host}:{port}", is_host=1)
@@ -179,11 +180,11 @@ def test_a_client_that_comes_first_waits_quietly(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     patch_all(node_rank=1)
-    port = free_port("127.0.0.2")
+    port = own_port()
     stores: list[Any] = []
 
     def connect() -> None:
-        parameters = parameters_at(f"127.0.0.2:{port}", is_host=0, read_timeout=30)
+        parameters = parameters_at(f"127.0.0.2:{port}", is_host=0, read_timeout=NEVER_S)
         stores.append(c10d_rendezvous_backend._create_tcp_store(parameters))
         stores[0].set("key", "value")
 
@@ -195,7 +196,7 @@ def test_a_client_that_comes_first_waits_quietly(
     server = c10d_rendezvous_backend._create_tcp_store(
         parameters_at(f"127.0.0.2:{port}", is_host=1)
     )
-    client.join(10)
+    client.join(PATIENCE)
     assert not client.is_alive()
     assert server.get("key") == b"value"
     assert capfd.readouterr() == ("", "")
@@ -204,13 +205,11 @@ def test_a_client_that_comes_first_waits_quietly(
 @pytest.mark.usefixtures("torch_again")
 def test_a_client_gives_up(capfd: pytest.CaptureFixture[str]) -> None:
     registry.apply_patches(make_plan(endpoint="jwb0001i:23456", node_rank=1))
-    port = free_port("127.0.0.2")
-    start = time.monotonic()
+    port = own_port()
     with pytest.raises(RendezvousConnectionError) as caught:
         c10d_rendezvous_backend._create_tcp_store(
             parameters_at(f"127.0.0.2:{port}", is_host=0, read_timeout=1)
         )
-    assert 1 <= time.monotonic() - start < 3
     start = "HPC082 the head node did not answer at jwb0001i:23456 (127.0.0.2) within"
     assert str(caught.value).startswith(f"{start} 1 s (read_timeout): ")
     assert "refused" in str(caught.value)
@@ -242,7 +241,7 @@ def test_a_client_says_for_what_it_waits(
 ) -> None:
     """One node reports for all: they wait for the same."""
     patch_all(node_rank=node_rank, coordinator=head, endpoint="jwb0001i:1")
-    endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
+    endpoint = f"127.0.0.2:{own_port()}"
     with pytest.raises(RendezvousConnectionError):
         c10d_rendezvous_backend._create_tcp_store(
             parameters_at(endpoint, is_host=0, read_timeout=1)
@@ -272,17 +271,18 @@ plan = LaunchPlan(
 assert registry.left_out(registry.apply_patches(plan)) == []
 print("waiting", flush=True)
 c10d_rendezvous_backend.create_backend(
-    RendezvousParameters("c10d", sys.argv[1], "test", 2, 2, is_host=0)
+    RendezvousParameters(
+        "c10d", sys.argv[1], "test", 2, 2, is_host=0, read_timeout=int(sys.argv[2])
+    )
 )
 """
 
 
-# Behind SIGINT Python takes torch apart, which takes a second of its own.
-@pytest.mark.parametrize(("number", "limit"), [(signal.SIGTERM, 1), (signal.SIGINT, 5)])
-def test_a_signal_ends_the_waiting(number: int, limit: float) -> None:
-    endpoint = f"127.0.0.2:{free_port('127.0.0.2')}"
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_waiting(number: int) -> None:
+    endpoint = f"127.0.0.2:{own_port()}"
     with subprocess.Popen(
-        [sys.executable, "-c", WAITING, endpoint],
+        [sys.executable, "-c", WAITING, endpoint, str(NEVER_S)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -294,9 +294,7 @@ def test_a_signal_ends_the_waiting(number: int, limit: float) -> None:
             time.sleep(0.3)
             assert process.poll() is None
             process.send_signal(number)
-            start = time.monotonic()
-            process.wait(timeout=10)
-            assert time.monotonic() - start < limit
+            process.wait(PATIENCE)
             assert process.returncode == -number
         finally:
             end_group(process.pid)

@@ -22,6 +22,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from waiting import PATIENCE
 
 import torchrun_hpc
 from torchrun_hpc.commandline import torchrun_parser
@@ -226,7 +227,7 @@ def test_a_store_takes_a_socket_as_it_is_told() -> None:
     store.set("key", "value")
     assert store.get("key") == b"value"
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.2", port), timeout=5)
+        socket.create_connection(("127.0.0.2", port), timeout=PATIENCE)
 
 
 @pytest.mark.skipif(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import PATIENCE
 
 STORES = """
 import os, sys, torch
@@ -24,7 +25,7 @@ def test_the_level_of_the_log(levels: tuple[str, ...]) -> None:
         [sys.executable, "-c", STORES, *levels],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=True,
     )
     _, _, first = done.stderr.partition(f"{levels[0]}\n")

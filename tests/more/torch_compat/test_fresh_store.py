@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from inside_torch import listening_at, meet, needs_shared_store, patch_all, two_agents
+from waiting import PATIENCE
 
 from torchrun_hpc.torch_compat import capabilities
 
@@ -28,7 +29,7 @@ def _two_rounds(seen: list[Any], tick: float = 0.05) -> int:
             infos[0].master_addr,
             infos[0].master_port,
             is_master=False,
-            timeout=timedelta(seconds=5),
+            timeout=timedelta(seconds=PATIENCE),
         )
         seen.append((infos[0].master_port, workers.check(["worker/0"])))
         workers.set("worker/0", "an address")

@@ -125,7 +125,7 @@ SIGNALLED = """
 import os, signal, time
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 os.kill(os.getppid(), signal.SIGUSR1)
-time.sleep(60)
+time.sleep(900)
 """
 
 
