@@ -248,6 +248,13 @@ def test_gpus_of_several_kinds_in_the_order_of_their_addresses(tree):
     assert cpus_of(found) == CENTRES["DGX H100"][2]
 
 
+def test_a_gpu_that_is_near_all_cpus_leaves_another_its_own(tree):
+    """Linux does not say where the first one is; it comes second all the same."""
+    nested = replace(NONE, threads=1, gpus={"0000:01:00.0": -1, "0000:02:00.0": 0})
+    found = bound(tree(nested), 2)
+    assert (cpus_of(found), found.instead) == (["4-7", "0-3"], "")
+
+
 # --- what cannot be divided by GPU is divided evenly ----------------------------------
 
 NONE = Machine(cores=8, threads=2, cache=4, node=4, gpus={})
