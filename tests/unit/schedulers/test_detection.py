@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -326,38 +324,3 @@ def test_any_environment_is_understood_or_refused(
         assert found.partition(" ")[0] in CODES
     elif found is not None:
         assert_sound(found)
-
-
-MANY = "999999999"
-LARGE = {
-    "Open MPI": {
-        "OMPI_COMM_WORLD_RANK": "0",
-        "OMPI_COMM_WORLD_SIZE": MANY,
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    },
-    "Flux": STARTED_BY["Flux"] | {"FLUX_JOB_SIZE": MANY, "FLUX_JOB_NNODES": MANY},
-}
-DETECT = """
-import resource
-resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
-from torchrun_hpc import schedulers
-from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.process import Process
-try:
-    schedulers.detect(schedulers.weigh(Process({!r}, "jwb0001")))
-except LaunchError:
-    pass
-"""
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_a_number_of_nodes_that_nobody_has_takes_no_memory(name):
-    done = subprocess.run(
-        [sys.executable, "-c", DETECT.format(LARGE[name])],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
