@@ -57,6 +57,26 @@ def require_package(name: str) -> None:
     require(None if is_there else f"{name} is not installed (make test-all)")
 
 
+def together(folder: Path, workers: int) -> tuple[str, str]:
+    """Return the words for a script as world.py, which ends when so many have begun.
+
+    Args:
+        folder: For this script, and for no other.
+        workers: Of all jobs that run it.
+    """
+    folder.chmod(0o777)
+    script, there = folder / "world_together.sh", folder / "there"
+    there.mkdir()
+    there.chmod(0o777)
+    script.write_text(
+        f"#!/bin/sh\npython {WORLD}\nmktemp -p {there} > /dev/null\n"
+        f"until test $(ls {there} | wc -l) = {workers}; do sleep 0.1; done\n",
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+    return "--no-python", str(script)
+
+
 def read_workers(
     output: str | subprocess.CompletedProcess[str],
 ) -> list[dict[str, Any]]:

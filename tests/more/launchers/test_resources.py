@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands import ENVIRON, HPC, ONE_TASK, WORLD, column, own_lines, read_workers
+from commands import (
+    ENVIRON,
+    HPC,
+    ONE_TASK,
+    WORLD,
+    column,
+    own_lines,
+    read_workers,
+    together,
+)
 from launchers import MPICH_4, OPENMPI, OPENMPI_5, unless_it_hangs
 from testbed import Cluster
 from waiting import NEVER_S, PATIENCE, until
@@ -114,9 +124,6 @@ def test_one_of_four_gpus_is_visible(juelich: Cluster) -> None:
 BIND = "--hpc-bind=even"
 TWO_TASKS = "--ntasks-per-node=2"
 
-# A task has to be there as long as the others look for it.
-TASK = (BIND, WORLD, "--sleep", "2")
-
 
 def cpus(seen: list[dict[str, Any]]) -> list[list[int]]:
     return [worker["cpus"] for worker in seen]
@@ -144,9 +151,10 @@ def test_workers_divide_what_slurm_gives(bound: Cluster) -> None:
     ],
 )
 def test_tasks_that_slurm_has_bound(
-    bound: Cluster, bind: str, expected: int, seen: str | None
+    bound: Cluster, tmp_path: Path, bind: str, expected: int, seen: str | None
 ) -> None:
-    done = bound.srun("-N2", TWO_TASKS, bind, *HPC, *TASK, env=ENVIRON)
+    task = (BIND, *together(tmp_path, 4))  # is there while the others look for it
+    done = bound.srun("-N2", TWO_TASKS, bind, *HPC, *task, env=ENVIRON)
     assert done.returncode == 0, done.stderr
     found = cpus(read_workers(done))
     assert found == 2 * (both() if expected == 2 else [both()[0]] * 2), done.stderr
@@ -158,18 +166,21 @@ def test_tasks_that_slurm_has_bound(
 
 @pytest.mark.parametrize("launcher", [OPENMPI_5, MPICH_4], ids=str)
 @pytest.mark.parametrize("is_bound", [False, True], ids=["unbound", "bound"])
-def test_tasks_of_mpirun(bound: Cluster, launcher: Launcher, *, is_bound: bool) -> None:
+def test_tasks_of_mpirun(
+    bound: Cluster, tmp_path: Path, launcher: Launcher, *, is_bound: bool
+) -> None:
     option = "--bind-to" if launcher in OPENMPI else "-bind-to"
     words = [option, "core" if is_bound else "none"]
     command = launcher.command(bound, "n1:2" if launcher in OPENMPI else "n1")
     command += ["-np", "2", *words]
     command += ["-x", "PATH"] if launcher in OPENMPI else []
-    done = unless_it_hangs(
-        launcher,
-        lambda limit: bound.run(
-            [*command, *HPC, *TASK], host="n1", env=ENVIRON, timeout=limit
-        ),
-    )
+
+    def start(limit: float) -> subprocess.CompletedProcess[str]:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        task = [*command, *HPC, BIND, *together(folder, 2)]
+        return bound.run(task, host="n1", env=ENVIRON, timeout=limit)
+
+    done = unless_it_hangs(launcher, start)
     assert done.returncode == 0, done.stderr
     assert cpus(read_workers(done)) == both(), done.stderr
     own = warnings(done.stderr)
@@ -222,13 +233,17 @@ def test_a_cpu_that_is_lost_while_the_job_runs(cpuset: Path, tmp_path: Path) -> 
     """As one that goes offline: a worker that is restarted may use the others."""
     script = tmp_path / "lose.py"
     script.write_text(f"""
-import os, pathlib, runpy, sys
+import os, pathlib, runpy, sys, time
+there = pathlib.Path({str(tmp_path / "there")!r})
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     if os.environ["RANK"] == "0":
+        while not there.exists():  # or the other one has never had its CPU
+            time.sleep(0.01)
         first = min(os.sched_getaffinity(0))
         pathlib.Path({str(cpuset)!r}, "cpuset.cpus").write_text(str(first))
         sys.exit(1)
-    import time; time.sleep({NEVER_S})
+    there.touch()
+    time.sleep({NEVER_S})
 runpy.run_path({WORLD!r})
 """)
     done = in_cpuset(cpuset, "--max-restarts=1", script=str(script))

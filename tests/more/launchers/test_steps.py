@@ -14,6 +14,7 @@ from commands import (
     column,
     own_lines,
     read_workers,
+    together,
 )
 from waiting import NEVER_S
 
@@ -23,23 +24,6 @@ if TYPE_CHECKING:
     from testbed import Cluster
 
 COMMAND = " ".join([*HPC, WORLD])
-
-
-def waiting(folder: Path, workers: int) -> str:
-    """Return a command whose workers wait until so many have told what they were told.
-
-    So none of the steps has ended before the others have begun.
-    """
-    folder.chmod(0o777)
-    script = folder / "world_and_wait.sh"
-    there = folder / "there"
-    there.mkdir(mode=0o777)
-    script.write_text(
-        f"#!/bin/sh\npython {WORLD}\nmktemp -p {there} > /dev/null\n"
-        f"until test $(ls {there} | wc -l) = {workers}; do sleep 0.1; done\n"
-    )
-    script.chmod(0o755)
-    return " ".join([*HPC, "--no-python", str(script)])
 
 
 def test_what_other_jobs_have_left(unpadded: Cluster) -> None:
@@ -71,7 +55,7 @@ def test_a_step_on_some_of_the_nodes(unpadded: Cluster) -> None:
 
 
 def test_two_steps_at_once_on_the_same_nodes(unpadded: Cluster, tmp_path: Path) -> None:
-    step = f"srun -N2 -n2 --overlap {waiting(tmp_path, 4)} &"
+    step = f"srun -N2 -n2 --overlap {' '.join([*HPC, *together(tmp_path, 4)])} &"
     done = unpadded.sbatch(f"#!/bin/sh\n{step}\n{step}\nwait\n", "-N2", "-n4",
                            "--nodelist=n9,n10", env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.output
@@ -85,7 +69,7 @@ def test_two_steps_at_once_on_the_same_nodes(unpadded: Cluster, tmp_path: Path) 
 
 
 def test_two_steps_of_one_node_at_once(unpadded: Cluster, tmp_path: Path) -> None:
-    steps = f"srun -N1 -n1 --exact {waiting(tmp_path, 2)} &\n" * 2
+    steps = f"srun -N1 -n1 --exact {' '.join([*HPC, *together(tmp_path, 2)])} &\n" * 2
     done = unpadded.sbatch(f"#!/bin/sh\n{steps}wait\n", "-N1", "-n2", env=ENVIRON)
     assert done.returncode == 0, done.output
     seen = read_workers(done.output)
