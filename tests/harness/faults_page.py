@@ -43,11 +43,13 @@ class Done(NamedTuple):
         name: Of the fault.
         printed: The launcher's lines.
         seconds: What was measured.
+        output: All that the job has printed so far.
     """
 
     name: str
     printed: list[str]
     seconds: Seconds
+    output: str
 
 
 def do(names: list[str], job: Job) -> list[Done]:
@@ -55,7 +57,7 @@ def do(names: list[str], job: Job) -> list[Done]:
     done = []
     for name in names:
         seconds = FAULTS[name].scenario(job)
-        done.append(Done(name, as_printed(job), seconds))
+        done.append(Done(name, as_printed(job), seconds, job.output()))
         job.forget()
     return done
 
@@ -115,7 +117,7 @@ def check(done: list[Done]) -> None:
     if WRITES:
         write(done)
         return
-    for name, printed, _ in done:
+    for name, printed, _, output in done:
         written = sections().get(FAULTS[name].title)
         if written is None:
             pytest.fail(f"no section {FAULTS[name].title!r}: run with WRITE_FAULTS=1")
@@ -130,4 +132,6 @@ def check(done: list[Done]) -> None:
         lines = [re.sub(nodes, "NODE", line) for line in printed]
         known = [re.sub(nodes, "NODE", line) for line in last.splitlines()]
         known = [line for line in known if not line.startswith("```")]
-        assert sorted(set(lines or [NOTHING])) == sorted(set(known)), name
+        assert sorted(set(lines or [NOTHING])) == sorted(set(known)), (
+            f"{name}:\n{output}"
+        )

@@ -139,19 +139,20 @@ def spare_head_cut_off(job: Job) -> Seconds:
     return {"again": seconds}
 
 
-@with_spare("With a spare: it is lost while it waits", after="spare_head_cut_off")
+@with_spare("With a spare: it is lost while it waits")
 def spare_lost(job: Job) -> Seconds:
-    """All processes of node 0 are killed, a spare by now, and later those of node 2.
+    """All processes of node 3 are killed, and a second later those of node 1.
 
     Nothing follows from the first. After the second there are too few nodes: the job
     ends {end} s later, and names both.
     """
-    job.kill(0)
+    job.start(*RESTARTS)
+    job.kill(3)
     time.sleep(1)
-    assert job.trains(1), job.output()
-    job.kill(2)
+    assert job.trains(0), job.output()
+    job.kill(1)
     seconds = job.end()
-    assert job.codes()[1::2] == [1, 1], job.output()
+    assert job.codes()[::2] == [1, 1], job.output()
     return {"end": seconds}
 
 
@@ -162,7 +163,7 @@ def spare_head_suspended(job: Job) -> Seconds:
     That is after {again} s, again with 15 s instead of 120 s. Its agent kills the
     workers that it had, before anything else, and is a spare.
     """
-    job.start(*HURRIED, f"--hpc-outcome={job.folder}/outcome")
+    job.start(*HURRIED)
     processes, first = job.processes(0), job.workers()[0]
     for process in processes:
         process.suspend()
@@ -178,18 +179,19 @@ def spare_head_suspended(job: Job) -> Seconds:
     return {"again": seconds}
 
 
-@with_spare("With a spare: two nodes are lost at once", after="spare_head_suspended")
+@with_spare("With a spare: two nodes are lost at once")
 def spare_two_lost(job: Job) -> Seconds:
-    """Nodes 1 and 2 are killed at the same time; there is `--hpc-outcome=FILE`.
+    """Nodes 0 and 2 are killed at the same time; there is `--hpc-outcome=FILE`.
 
     The job ends {end} s later, and names both, as the file does.
     """
-    job.kill(1, 2)
+    job.start(*RESTARTS, f"--hpc-outcome={job.folder}/outcome")
+    job.kill(0, 2)
     seconds = job.end()
-    assert job.codes()[0::3] == [1, 1], job.output()
+    assert job.codes()[1::2] == [1, 1], job.output()
     found = outcome(job)
     assert found["outcome"] == "nodes failed", (found, job.output())
-    assert found["exclude"] == [job.hosts[1], job.hosts[2]], (found, job.output())
+    assert found["exclude"] == [job.hosts[0], job.hosts[2]], (found, job.output())
     return {"end": seconds}
 
 
@@ -218,12 +220,13 @@ def spare_lost_while_forming(job: Job) -> Seconds:
 def spare_unhealthy(job: Job) -> Seconds:
     """`--hpc-health-check` ends with exit code 1 on node 2, before the first round.
 
-    The first of two spares has its place from the beginning.
+    One of two spares has its place from the beginning.
     """
     bad = job.hosts[2]
     check = f"echo GPU 3 is missing; test $(hostname) != {bad}"
     job.start(*RESTARTS, f"--hpc-health-check={check}")
-    job.expected[2] = job.hosts[3]
+    job.expected[2] = job.places()[2]
+    assert job.expected[2] in job.hosts[3:], job.output()
     assert job.places() == tuple(job.expected), job.output()
     job.says("takes the place of")
     return {}
@@ -238,7 +241,7 @@ def spare_bad_node(job: Job) -> Seconds:
     On the spare it does not fail.
     """
     (job.folder / f"fail.{job.hosts[1]}").touch()
-    again(job, 2, lost=1, by=4)
+    again(job, 2, lost=1, by=3 if job.hosts[4] in job.expected else 4)
     ends_well(job)
     return {}
 
