@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from launchers import Launcher
 
+# Of these, too, pytest shows what an assertion compares.
+pytest.register_assert_rewrite("compared", "parsers", "bound")
+
 # A busy machine is no failure. Otherwise as before: CI has a profile of its own.
 settings.register_profile(
     "patient",

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("auto")
+
 TRAIN = """
 import os, signal, sys, time
 if sys.argv[1] == "signal":
     os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(30)
+    time.sleep(900)
 sys.exit(int(sys.argv[1]))
 """
 

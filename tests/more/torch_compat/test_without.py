@@ -13,7 +13,7 @@ from side_by_side import OURS, clean_environ, run
 
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import agent, registry, watch_workers
-from torchrun_hpc.torch_compat.patches.registry import ALWAYS, PATCHES, State
+from torchrun_hpc.torch_compat.patches.registry import PATCHES, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +69,7 @@ MORE = {
 }
 
 
+@pytest.mark.xdist_group("without")
 @pytest.mark.parametrize("name", NAMES)
 def test_workers_are_started_without_it(name: str, launches: dict[str, Result]) -> None:
     done = launches[name]
@@ -112,7 +113,7 @@ print(dynamic_rendezvous.pickle is StateAsJson)
 """
 
 
-@pytest.mark.parametrize("names", ["", *NAMES[: len(ALWAYS)], "nobody"])
+@pytest.mark.parametrize("names", ["state_as_json", "nobody"])
 def test_a_program_that_imports_auto(names: str, tmp_path: Path) -> None:
     """A name that there is not is for the launch to refuse."""
     environ = clean_environ() | {VARIABLE: names}
