@@ -66,7 +66,7 @@ cluster: .venv/installed
 # minutes each. Writes docs/compatibility.md.
 matrix: .venv/installed
 	tests/harness/install.sh
-	$(BIN)/python tests/releases/matrix.py $(TORCH)
+	$(BIN)/python tests/releases/run.py $(TORCH)
 
 # The patches for torchrun itself, on all releases or those of TORCH.
 patches-check: .venv/installed

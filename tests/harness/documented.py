@@ -139,7 +139,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "srun": [Run("job", "2 nodes x 4 tasks, Slurm", 8, options=TASKS)]
     },
     "docs/doctor.md": {
-        "--nproc_per_node=gpu": "tests/core/test_doctor.py::test_a_link_with_half_the_rate",
+        "--nproc_per_node=gpu":
+            "tests/core/test_doctor.py::test_a_link_with_half_the_rate",
         "monday.json": "tests/more/faults/test_doctor.py::test_a_healthy_cluster",
     },
     "docs/dry-run.md": {
