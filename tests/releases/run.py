@@ -217,3 +217,13 @@ def main() -> int:
             environment = following
     say(f"failed: {', '.join(failed)}" if failed else "all passed")
     return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    # SIGINT, too: in the background it is ignored, also by the programs started here.
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
