@@ -38,7 +38,8 @@ core: .venv/installed
 	$(TIER) --dist loadgroup --timeout=600 tests/core
 
 # What takes long comes first: what is left at the end runs alone.
-MORE := $(patsubst %,tests/more/%,faults frameworks documentation launchers patches .)
+FIRST := $(patsubst %,tests/more/%/,faults documentation frameworks launchers)
+MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/))
 more: docs .venv/frameworks
 	tests/harness/install.sh all
 	$(TIER) --dist loadgroup --timeout=600 --no-loadscope-reorder $(RERUNS) $(MORE)
