@@ -64,7 +64,7 @@ cluster: .venv/installed
 	$(BIN)/python tests/harness/shell.py
 
 # Releases of torch, all or those of TORCH="2.4 2.13", in throw-away environments: a few
-# minutes each. Writes docs/compatibility.md.
+# minutes each.
 matrix: .venv/installed
 	tests/harness/install.sh
 	$(BIN)/python tests/releases/run.py $(TORCH)

@@ -26,7 +26,7 @@ def test_what_is_set(unpadded: Cluster) -> None:
         ("0", "0", "2", "0", "0"),
         ("1", "1", "2", "0", "1"),
         ("2", "0", "1", "1", "2"),
-    ]
+    ], done.stdout
     for worker in seen:
         assert worker["WORLD_SIZE"] == worker["ROLE_WORLD_SIZE"] == "3"
         assert worker["GROUP_WORLD_SIZE"] == "2"
@@ -54,9 +54,11 @@ def test_in_a_script(unpadded: Cluster, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert column(read_workers(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
             (str(rank), str(ranks), "10.10.0.1") for rank in range(ranks)
-        ]
-        assert len(own_lines(done.stderr)) == 1
+        ], done.stdout
+        assert len(own_lines(done.stderr)) == 1, done.stderr
     done = unpadded.run(["python", str(script)], host="n9", env=ENVIRON)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["WORLD_SIZE"] == "1"
     done = unpadded.srun("-N1", *HPC, "--nproc-per-node=2", str(script), env=ENVIRON)
+    assert done.returncode == 0, done.stderr
     assert column(read_workers(done), "RANK", "WORLD_SIZE") == [("0", "2"), ("1", "2")]

@@ -23,7 +23,9 @@ def test_an_agent_on_each_node(bare: Cluster, mpi: Launcher) -> None:
     done = run(bare, mpi, *options, WORLD, hosts=HOSTS)
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert [worker["host"] for worker in seen] == ["n9", "n9", "n10", "n10"]
+    assert [worker["host"] for worker in seen] == ["n9", "n9", "n10", "n10"], (
+        done.stdout
+    )
     assert {worker["MASTER_ADDR"] for worker in seen} == {"10.10.0.1"}
     assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 1
     (line,) = own_lines(done.stderr)
@@ -56,5 +58,7 @@ def test_a_script_of_pbs(bare: Cluster, mpi: Launcher, tmp_path: Path) -> None:
     done = bare.run(command.split(), host="n9", env=environ, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert column(seen, "host", "WORLD_SIZE") == [(host, "2") for host in HOSTS]
+    assert column(seen, "host", "WORLD_SIZE") == [(host, "2") for host in HOSTS], (
+        done.stdout
+    )
     assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 1

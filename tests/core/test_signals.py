@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands import ENVIRON, FORMS, HPC, ONE_TASK, SCRIPTS, column, read_workers
-from waiting import PATIENCE, until
+from waiting import until
 
 if TYPE_CHECKING:
     import subprocess
@@ -79,13 +79,19 @@ class Signalled:
         There is another one when that is known, and what is left has been delivered.
         """
         return [
-            self.run(host, "pgrep", "--parent", agent, "--exact", "cat")
+            self.cluster.run(
+                ["pgrep", "--parent", agent, "--exact", "cat"], host=host
+            ).stdout.strip()
             for host, agent in self.agents.items()
         ]
 
+    def is_renewed(self, before: list[str]) -> bool:
+        """Return whether each agent has another such process than before."""
+        return not {*before, ""} & {*self.probes()}
+
     def end(self) -> str:
         """Wait for its end, and return its output."""
-        self.program.wait(PATIENCE)
+        self.wait(lambda: self.program.poll() is not None)
         return self.output.read_text()
 
 
@@ -97,12 +103,13 @@ def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
         job.kill("USR1", "n9")
         job.got([first], [first], [], [])
         for number in signal.SIGUSR2, signal.SIGUSR1:
+            job.wait(lambda: all(job.probes()))
             before = job.probes()
             if number == signal.SIGUSR2:
                 job.scancel("USR2")
             else:
                 job.program.send_signal(number)  # srun passes it on
-            job.wait(lambda before=before: not {*before} & {*job.probes()})
+            job.wait(lambda before=before: job.is_renewed(before))
         job.kill("USR2", "n9", "n10")
         every = [second, first, second]
         job.got([first, *every], [first, *every], every, every)

@@ -1,4 +1,4 @@
-"""A training that does not go on: who waits for whom is reported, and can be asked."""
+"""A training that stalls: who waits for whom is reported, and can be asked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assert_tree(written: list[str]) -> None:
 def test_a_stall(
     juelich: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Node 0 reports it once; who asks gets the same; the training goes on then."""
+    """Node 0 reports it once; who asks gets the same; then the training continues."""
     for name, value in FORMS["fork"].items():
         monkeypatch.setitem(ENVIRON, name, value)
     os.mkfifo(tmp_path / "data")

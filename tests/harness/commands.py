@@ -1,4 +1,4 @@
-"""How the tests of this folder start a launcher on a cluster, and read its workers."""
+"""How tests start a launcher on a cluster, and read its workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FIRST_TWO = ("-N2", "--nodelist=n9,n10")
 
 
 def require(reason: str | None) -> None:
-    """Skip where something is missing; in CI, fail."""
+    """Skip if something is missing; in CI, fail."""
     if reason is None:
         return
     if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
@@ -52,7 +52,7 @@ def require(reason: str | None) -> None:
 
 
 def require_package(name: str) -> None:
-    """Skip where a package that only tests need is missing; in CI, fail."""
+    """Skip if a package that only tests need is missing; in CI, fail."""
     is_there = importlib.util.find_spec(name) is not None
     require(None if is_there else f"{name} is not installed (make test-all)")
 
@@ -92,7 +92,7 @@ def column(seen: list[dict[str, Any]], *names: str) -> list[tuple[str, ...]]:
 
 
 # That others are waited for: on a busy machine, any job may say so.
-_WAITS = re.compile("torchrun_hpc: (warning: )?HPC11[34] ")
+_WAITS = re.compile("torchrun_hpc: (warning: )?HPC(084|113|114|120) ")
 
 
 def own_lines(stderr: str) -> list[str]:

@@ -168,9 +168,11 @@ class Job:
             AssertionError: If it does not hold, with the output of the whole job.
         """
         start = time.monotonic()
-        until(lambda: condition() or self.has_ended(), self.output)
+        last = until(
+            lambda: (condition() and "it holds") or self.has_ended(), self.output
+        )
         seconds = time.monotonic() - start
-        assert condition(), f"the job has ended before {condition}:\n{self.output()}"
+        assert last == "it holds" or condition(), f"no {condition}:\n{self.output()}"
         return seconds
 
     def says(self, text: str) -> float:

@@ -40,8 +40,11 @@ class Step:
 
     def wait(self, condition: Callable[[], object]) -> None:
         """Wait until a condition holds, as long as the step runs."""
-        until(lambda: condition() or self._has_ended(), lambda: self.output)
-        assert condition(), self.output
+        seen = until(
+            lambda: (condition() and "it holds") or self._has_ended(),
+            lambda: self.output,
+        )
+        assert seen == "it holds" or condition(), self.output
 
     def _has_ended(self) -> bool:
         ended = self.program.poll() is not None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SIZE = 256 * 1024  # bytes: of the pipe, and of a piece
 _REST_TIMEOUT = 0.1  # seconds to wait for the rest of a line
 _PAUSE = 0.01  # seconds
-_INTERVAL = 0.5  # seconds, in which what was read ahead of time is seen
+_INTERVAL = 0.5  # seconds until the reader sees what `read_rest` has read
 
 # For what workers leave behind: it copies until the last of these processes has ended.
 _COPY = f"""
@@ -62,7 +62,7 @@ class Relay:
         clock: Returns the time in seconds since 1970.
 
     Attributes:
-        clock: The same.
+        clock: Returns the time in seconds since 1970; `Watch` takes it from here.
         unread: Why it does not, as `reason_not_to_read`.
     """
 
@@ -77,7 +77,7 @@ class Relay:
         Args:
             popen: Starts it: gets the open file that is to be its stderr, ``None`` for
                 the one that it would have; returns an object with a ``pid``.
-            is_shown: Whether it is passed on; else it is read only.
+            is_shown: Whether it is passed on; otherwise it is only read.
         """
         is_read = not (self.unread and is_shown)
         opened = _open_pipe(self.clock, is_shown=is_shown) if is_read else None
