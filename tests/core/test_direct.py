@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from testbed import Cluster
 
 
-@pytest.mark.release("direct")
+@pytest.mark.release
 def test_what_is_set(unpadded: Cluster) -> None:
     environ = ENVIRON | {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "9"}
     done = unpadded.srun("-N2", "-n3", *HPC, "-m", "scripts.world", "--a=b",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_CPU_S = 0.5
 
 
-@pytest.mark.release("hostile")
+@pytest.mark.release
 def test_hostile_clients_while_a_node_is_missing(
     unpadded: Cluster, tmp_path: Path
 ) -> None:

@@ -11,6 +11,6 @@ if TYPE_CHECKING:
     from testbed import Cluster
 
 
-@pytest.mark.release("restarts")
+@pytest.mark.release
 def test_restarts_with_a_late_rank_0(unpadded: Cluster) -> None:
     all_meet(unpadded, "scheduler", "fork")

@@ -95,7 +95,7 @@ class Signalled:
         return self.output.read_text()
 
 
-@pytest.mark.release("signals")
+@pytest.mark.release
 def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
     job = Signalled(unpadded, tmp_path, "fork")
     first, second = "SIGUSR1", "SIGUSR2"

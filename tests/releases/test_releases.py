@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
 
 
-@pytest.mark.release("ranks")
+@pytest.mark.release
 @pytest.mark.parametrize("rendezvous", ["scheduler", "c10d"])
 def test_ranks_addresses_and_interfaces(unpadded: Cluster, rendezvous: str) -> None:
     """With ours, and with torch's own rendezvous; NCCL prefers ib0 by itself."""
@@ -50,7 +50,7 @@ def test_ranks_addresses_and_interfaces(unpadded: Cluster, rendezvous: str) -> N
     assert len({worker["MASTER_PORT"] for worker in seen}) == 1
 
 
-@pytest.mark.release("elastic")
+@pytest.mark.release
 def test_an_elastic_range(unpadded: Cluster) -> None:
     """Two of the nodes, and then all; it is always torch's own rendezvous."""
     for nodes, last_call_s in (NODES[1:], 2), (NODES, PATIENCE):
@@ -92,7 +92,7 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
     assert len(joined) == (host == "n9"), second.stderr
 
 
-@pytest.mark.release("hostile")
+@pytest.mark.release
 def test_a_program_in_the_store_of_torchs_rendezvous(
     unpadded: Cluster, tmp_path: Path
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_program_in_the_store_of_torchs_rendezvous(
     assert "Traceback" not in job.output
 
 
-@pytest.mark.release("signals")
+@pytest.mark.release
 def test_a_signal_while_torchs_rendezvous_waits(unpadded: Cluster) -> None:
     command = LATE.format(node=2) + " ".join([*HPC, "--hpc-rendezvous=c10d", WORLD])
     with step(unpadded, "sh", "-c", command) as job:
@@ -122,7 +122,7 @@ def test_a_signal_while_torchs_rendezvous_waits(unpadded: Cluster) -> None:
             job.send(host, "SIGTERM")
 
 
-@pytest.mark.release("training")
+@pytest.mark.release
 def test_training(unpadded: Cluster) -> None:
     done = unpadded.srun("-N2", ONE_TASK, *HPC, DDP, env=FAST)
     assert done.returncode == 0, done.stderr

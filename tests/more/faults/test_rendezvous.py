@@ -55,7 +55,7 @@ def test_a_signal_in_the_search_for_the_coordinator(unpadded: Cluster) -> None:
     assert "Traceback" not in job.output
 
 
-@pytest.mark.release("signals")
+@pytest.mark.release
 def test_a_signal_while_nodes_are_missing(unpadded: Cluster) -> None:
     """The others hear of it, and the first one says so."""
     command = LATE.format(node=2) + " ".join([*HPC, WORLD])

@@ -80,7 +80,7 @@ def test_the_static_rendezvous_still_works(unpadded: Cluster) -> None:
     "option",
     [
         "--rdzv_backend=static",
-        pytest.param("--hpc-rendezvous=c10d", marks=pytest.mark.release("port")),
+        pytest.param("--hpc-rendezvous=c10d", marks=pytest.mark.release),
     ],
 )
 def test_a_port_that_is_taken_on_the_head_node(unpadded: Cluster, option: str) -> None:

@@ -105,7 +105,7 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
                 "rdzv_id": {"value": "mine", "source": "--rdzv_id"},
                 "nnodes": {"value": "1:2", "source": "--nnodes"},
             },
-            marks=pytest.mark.release("dry run"),
+            marks=pytest.mark.release,
         ),
     ],
     ids=["static", "c10d"],
