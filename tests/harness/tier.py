@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -67,7 +68,9 @@ def main() -> int:
     name, *command = sys.argv[1:]
     start = time.monotonic()
     with counted() as usage:
-        code = subprocess.run(command, check=False).returncode
+        program = subprocess.Popen(command)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, and says how
+        code = program.wait()
         used = usage()
     seconds = time.monotonic() - start
     sys.stdout.write(f"{name}: {seconds:.0f} s, {used:.0f} CPU seconds\n")
