@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 
-from loopback import HERE, free_port
+from loopback import HERE
+from ports import own_port
 
 ENVIRON = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
 def settings_of(nodes, local_size, **changes):
     """Return the settings of all workers, by rank."""
-    port = free_port()
+    port = own_port()
     return [
         {
             "rank": node * local_size + local_rank,

@@ -57,11 +57,6 @@ def listening(port=0):
     return opened
 
 
-def free_port():
-    with listening() as found:
-        return found.getsockname()[1]
-
-
 def started(function):
     """Call in a thread; return what it returns, later."""
     later = Future()
