@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,18 @@ class Launch:
         until(
             lambda: all(set(words) <= set(lines) for lines in self.written()),
             lambda: (self.written(), self.stderr()),
+        )
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the agent a signal; wait until it is delivered, or the agent ends."""
+        self.process.send_signal(number)
+        status = Path(f"/proc/{self.process.pid}/status")
+        until(
+            lambda: (
+                self.process.poll() is not None
+                or re.search("^ShdPnd:\t0+$", status.read_text(), re.MULTILINE)
+            ),
+            self.stderr,
         )
 
     def tell(self, word: str) -> None:
@@ -278,8 +290,7 @@ def test_checkpoints_are_written_after_sigterm(
     one.process.send_signal(TERM)
     until(lambda: one.got(TERM) == [1, 1], one.stderr)
     for number in (TERM, signal.SIGINT, signal.SIGHUP):
-        one.process.send_signal(number)
-        time.sleep(0.2)  # to be handled
+        one.send(number)
     if which == STOCK:
         one.process.wait(PATIENCE)
         assert len(one.alive()) == 2
@@ -301,8 +312,7 @@ def test_sigterm_while_workers_are_stopped_for_a_restart(
     ours.until("ready")
     ours.tell("fail0")
     until(lambda: ours.got(TERM) == [0, 1], ours.stderr)
-    ours.process.send_signal(TERM)
-    time.sleep(0.2)  # to be handled
+    ours.send(TERM)
     ours.tell("checkpoint")
     assert ours.process.wait(PATIENCE) == 1
     assert ours.written()[1][3:] == ["SIGTERM", "checkpoint"]

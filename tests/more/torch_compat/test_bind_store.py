@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
     dynamic_rendezvous,
     static_tcp_rendezvous,
 )
-from waiting import NEVER_S, PATIENCE
+from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.torch_compat import capabilities
@@ -177,9 +177,17 @@ def test_all_stores_listen_on_one_address(address: str, other: str) -> None:
 
 @pytest.mark.usefixtures("torch_again")
 def test_a_client_that_comes_first_waits_quietly(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch_all(node_rank=1)
+    tried: list[Any] = []
+    original = socket.create_connection
+
+    def create_connection(*at: Any, **options: Any) -> socket.socket:
+        tried.append(at)
+        return original(*at, **options)
+
+    monkeypatch.setattr(socket, "create_connection", create_connection)
     port = own_port()
     stores: list[Any] = []
 
@@ -190,7 +198,7 @@ def test_a_client_that_comes_first_waits_quietly(
 
     client = threading.Thread(target=connect, daemon=True)
     client.start()
-    client.join(2)
+    until(lambda: len(tried) > 2)
     assert client.is_alive()
     assert stores == []
     server = c10d_rendezvous_backend._create_tcp_store(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -39,8 +38,8 @@ def test_node_0_says_that_it_waits_for_others(
     found: list[str] = []
 
     def meet(_handler: Any) -> None:
-        if waits:
-            time.sleep(0.5)
+        if waits and not lines:  # nobody is there who would say it
+            assert threading.enumerate() == before
         until(
             lambda: found.append(capsys.readouterr().err) or "".join(found) or not lines
         )
