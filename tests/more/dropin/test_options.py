@@ -802,6 +802,8 @@ def test_stock_does_not_start_them_either(launcher: Launcher, tmp_path: Path) ->
     """A line that is right for torchrun would be wrong in the table: a sample."""
     (tmp_path / SCRIPT).write_text("print('started')\n")
     some = [row for row in WRONG if not row[1] and "{file}" not in str(row)][::4]
+    # Stock torchrun waits a minute and more for a host that does not exist.
+    some = [row for row in some if ".invalid" not in str(row)]
     read = dynamic_rendezvous.create_handler.__code__.co_consts
     newer = [key for key in ("keep_alive_interval",) if key not in read]
     lines = [argv for argv, *_ in some if not any(key in str(argv) for key in newer)]
@@ -811,7 +813,6 @@ def test_stock_does_not_start_them_either(launcher: Launcher, tmp_path: Path) ->
             for argv in lines
         ],
         cwd=tmp_path,
-        limit=15,
     )
     assert [r for r in stock if r.code == 0 or "started" in r.out] == []
 

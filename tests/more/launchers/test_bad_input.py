@@ -16,7 +16,6 @@ from commands import (
     ROOT,
     WORLD,
     column,
-    lines,
     own_lines,
     read_workers,
 )
@@ -112,14 +111,6 @@ def test_what_the_environment_shows_is_said_before_torch_is_imported(
     imported = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE))
     assert "torchrun_hpc.main" in imported
     assert not {"torch", "numpy"} & imported
-
-
-def test_a_late_head_is_waited_for_in_silence(unpadded: Cluster) -> None:
-    late = f"test $SLURM_NODEID = 0 && sleep 5; exec {shlex.join([*HPC, WORLD])}"
-    done = unpadded.srun(*FIRST_TWO, ONE_TASK, "sh", "-c", late, env=ENVIRON)
-    assert done.returncode == 0, done.stderr
-    assert len(read_workers(done)) == 2
-    assert len(lines(done.stderr)) == 1, done.stderr
 
 
 def test_a_missing_node_is_waited_for_with_a_message(

@@ -40,7 +40,7 @@ while connection.recv(1 << 16):
 SEND = f"""
 import socket, sys
 try:
-    connection = socket.create_connection((sys.argv[1], 29500), timeout=2)
+    connection = socket.create_connection((sys.argv[1], 29500), float(sys.argv[2]))
 except TimeoutError:
     sys.exit({TIMED_OUT})
 connection.sendall(bytes(1_000_000))
@@ -73,12 +73,14 @@ def is_named(process: psutil.Process, name: str) -> bool:
     return False
 
 
-def send(cluster: Cluster, source: str, target: str, address: str) -> int:
+def send(
+    cluster: Cluster, source: str, target: str, address: str, limit: float = PATIENCE
+) -> int:
     """Send a megabyte from node to node; return the sender's exit code."""
     server = cluster.popen([sys.executable, "-c", SERVE_ONCE], host=target)
     assert server.stdout is not None
     assert server.stdout.readline() == "listening\n"
-    sender = cluster.run([sys.executable, "-c", SEND, address], host=source)
+    sender = cluster.run([sys.executable, "-c", SEND, address, str(limit)], host=source)
     cluster.end(server)
     return sender.returncode
 
@@ -112,7 +114,7 @@ def machine_state() -> dict[str, object]:
 def test_closed_network_lets_nothing_through(juelich: Cluster) -> None:
     before = received(juelich, "jwb0001")
     foreign = juelich.foreign_bytes("eth0")
-    assert send(juelich, "jwb0002", "jwb0001", "jwb0001") == TIMED_OUT
+    assert send(juelich, "jwb0002", "jwb0001", "jwb0001", limit=2) == TIMED_OUT
     assert received(juelich, "jwb0001")["ib0"] - before["ib0"] < 1000
     # The attempt is on record, at both ends.
     assert 0 < juelich.foreign_bytes("eth0")["jwb0001"] - foreign["jwb0001"] < 1000
