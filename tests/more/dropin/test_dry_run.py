@@ -111,9 +111,7 @@ def test_debugging_is_part_of_what_is_shown(folder: Path) -> None:
 
 # Options, variables, the form that is printed.
 FORMS = {
-    "option": (["--hpc-dry-run"], {}, "table"),
     "underscores": (["--hpc_dry_run"], {}, "table"),
-    "json": (["--hpc-dry-run=json"], {}, "json"),
     "json, underscores": (["--hpc_dry_run=json"], {}, "json"),
     "variable": ([], {"PET_HPC_DRY_RUN": "1"}, "table"),
     "variable, by name": ([], {"PET_HPC_DRY_RUN": "table"}, "table"),
