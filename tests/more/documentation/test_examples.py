@@ -172,7 +172,7 @@ def test_resnet_is_killed_and_submitted_again(
     wait_for(first, "^checkpoint: epoch 1, (8|16|24) images$")
     signal_to(juelich, first, "KILL")
     done = juelich.wait(first)
-    assert done.returncode != 0
+    assert done.returncode != 0, done.output
     check_begin(losses(done.output), resnet)
 
     script = page.smaller(f"{RESNET} --batch-size 4", ONE_WORKER)
@@ -192,7 +192,7 @@ def test_fsdp_is_killed_and_submitted_again_with_fewer_workers(
     wait_for(first, "^checkpoint: step 60$")
     signal_to(juelich, first, "KILL")
     done = juelich.wait(first)
-    assert done.returncode != 0
+    assert done.returncode != 0, done.output
     assert "(between_nodes=2, within_node=2)" in done.output
     check_begin(losses(done.output), fsdp)
 
@@ -255,7 +255,7 @@ def test_tensorflow(juelich: Cluster) -> None:
 def test_tensorflow_needs_one_task_on_each_node(juelich: Cluster) -> None:
     program = ROOT / "examples/tensorflow/tf_config.py"
     done = juelich.srun("-N2", "-n4", "python", program, env=JUELICH)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     assert "type: srun --ntasks-per-node=1 python" in done.stderr
 

@@ -102,7 +102,7 @@ def test_one_budget_of_restarts(unpadded: Cluster, tmp_path: Path) -> None:
         for attempt in range(3):
             wait_for_all(job, tmp_path, attempt)
             (tmp_path / f"fail{attempt}.{attempt}").touch()
-        assert job.end() != 0
+        assert job.end() != 0, job.output
     assert not [*tmp_path.glob("up*.3")], job.output
     assert own_lines(job.output)[-1].endswith(
         "HPC125 the job has failed: worker 2 on n11 (node 2) ended with exit code 3"
@@ -146,7 +146,7 @@ def test_no_restart_when_others_have_finished(
             (tmp_path / f"stop{rank}").touch()
         job.says("HPC120 2 of 3 nodes have finished")
         (tmp_path / "fail1.0").touch()
-        assert job.end() != 0
+        assert job.end() != 0, job.output
     assert own_lines(job.output)[-1].endswith(
         "worker 1 on n10 (node 1) ended with exit code 3; no restart, because 2 nodes "
         "had finished already"
@@ -179,9 +179,9 @@ def test_different_numbers_of_workers_and_sites(unpadded: Cluster) -> None:
 
 
 def test_missing_nodes_are_named_in_the_end(unpadded: Cluster) -> None:
-    """The limit is for a busy machine, on which one of the others may be late, too."""
+    """The others do not have to wait for what else the machine has to do."""
     command = LATE.format(node=2) + " ".join(
-        [*HPC, "--rdzv_conf=join_timeout=20", WORLD]
+        ["nice -n-40", *HPC, "--rdzv_conf=join_timeout=20", WORLD]
     )
     with step(unpadded, "sh", "-c", command) as job:
         job.says("HPC125 the job has failed: 1 node did not come within 20 s")

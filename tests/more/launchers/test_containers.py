@@ -60,7 +60,7 @@ def test_each_task_a_worker(juelich: Cluster) -> None:
     )
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS, done.stderr
     for worker in seen:
         assert worker["host"] == "container"
         assert worker["MASTER_ADDR"] == "10.20.0.1"
@@ -82,7 +82,7 @@ def test_agents_leave_stale_variables(juelich: Cluster) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS, done.stderr
     assert {worker["MASTER_ADDR"] for worker in seen} == {"10.20.0.1"}
     assert STALE["MASTER_PORT"] not in {worker["MASTER_PORT"] for worker in seen}
     assert len(lines(done.stderr)) == 1, done.stderr
@@ -94,7 +94,7 @@ def test_tasks_replace_stale_variables(juelich: Cluster, address: str) -> None:
                         env=JUELICH | STALE | {"MASTER_ADDR": address})  # fmt: skip
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS, done.stderr
     assert {worker["MASTER_ADDR"] for worker in seen} == {"10.20.0.1"}
     assert STALE["MASTER_PORT"] not in {worker["MASTER_PORT"] for worker in seen}
     (line,) = lines(done.stderr)
@@ -117,7 +117,7 @@ def test_without_slurms_variables(juelich: Cluster) -> None:
     """--cleanenv alone: each node is alone, unless the command tells of others."""
     done = juelich.srun(*TWO_NODES, ONE_TASK, *CONTAINER, "--cleanenv=none", *HPC,
                         "--nnodes=2", WORLD, env=JUELICH)  # fmt: skip
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert {line.split()[2] for line in own_lines(done.stderr)} == {"HPC066"}
 
@@ -136,7 +136,7 @@ def test_a_network_without_the_fast_interface(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
+    assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS, done.stderr
     for worker in seen:
         assert worker["MASTER_ADDR"] == "10.10.0.101"
         assert worker["GLOO_SOCKET_IFNAME"] == "eth0"
@@ -163,7 +163,7 @@ def test_names_without_those_of_the_fast_network(
 def test_names_of_no_node(juelich: Cluster, tmp_path: Path, tasks: str) -> None:
     done = juelich.srun(*TWO_NODES, tasks, *CONTAINER, hosts_file(tmp_path, 1), *HPC,
                         WORLD, env=JUELICH)  # fmt: skip
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     seen = own_lines(done.stderr)
     assert seen, done.stderr
@@ -188,7 +188,7 @@ def test_networks_that_lead_to_no_node(
         *TWO_NODES, ONE_TASK, *CONTAINER, f"--network={network}", *HPC,
         "--rdzv_conf=join_timeout=3", WORLD, env=JUELICH,
     )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     errors = [line for line in own_lines(done.stderr) if "HPC112" in line]
     assert errors, done.stderr
@@ -230,7 +230,7 @@ def test_a_terminal_alone_is_no_shell(unpadded: Cluster) -> None:
 def test_rank_0_without_its_address(juelich: Cluster) -> None:
     done = juelich.srun(*TWO_NODES, TWO_TASKS, *CONTAINER, "--network=none", *HPC,
                         WORLD, env=JUELICH)  # fmt: skip
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     (error,) = [line for line in own_lines(done.stderr) if "error:" in line]
     assert "HPC135 on jwb0001: rank 0 is to be reached at 10.20.0.1 (jwb0001i:" in error
     assert "which no interface of this node has: there are 127.0.0.1" in error

@@ -39,7 +39,7 @@ def test_what_the_user_has_set_is_kept(unpadded: Cluster) -> None:
 def test_a_fault_has_the_same_exit_code(unpadded: Cluster) -> None:
     done = unpadded.srun(*FIRST_TWO, ONE_TASK, *HPC, "--hpc-debug", "--nnodes=3", WORLD,
                          env=ENVIRON)  # fmt: skip
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     (line,) = [line for line in lines(done.stderr) if "hpc: error" in line]
     assert line.startswith("n9 node 0: torchrun_hpc: error: HPC070 ")
 
@@ -47,7 +47,7 @@ def test_a_fault_has_the_same_exit_code(unpadded: Cluster) -> None:
 def test_a_failing_script(unpadded: Cluster) -> None:
     done = unpadded.srun("-N1", *HPC, "--hpc-debug", "--no-python", "python", "-c",
                          "1/0", env=ENVIRON, cwd=ROOT)  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     assert "ZeroDivisionError" in done.stderr
     assert "ChildFailedError" in done.stderr
     ours = [line for line in lines(done.stderr) if not line.startswith("srun: error")]

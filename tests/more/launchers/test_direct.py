@@ -43,14 +43,16 @@ def test_a_host_file_that_begins_with_another_node(unpadded: Cluster, tmp_path) 
     environ = ENVIRON | {"SLURM_HOSTFILE": str(hosts)}
     options = ("-N2", "-n3", "--distribution=arbitrary")
     done = unpadded.srun(*options, *HPC, WORLD, env=environ)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     (seen,) = own_lines(done.stderr)
     assert "HPC141 tasks are in an order of your own" in seen
     assert seen.endswith("export MASTER_ADDR=n10")
     environ["MASTER_ADDR"] = "n10"
     done = unpadded.srun(*options, *HPC, WORLD, env=environ)
     assert done.returncode == 0, done.stderr
-    assert column(read_workers(done), "MASTER_ADDR") == [("10.10.0.2",)] * 3
+    assert column(read_workers(done), "MASTER_ADDR") == [("10.10.0.2",)] * 3, (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_a_host_file_that_begins_with_another_node(unpadded: Cluster, tmp_path) 
 )
 def test_refused(unpadded: Cluster, words: list[str], code: str) -> None:
     done = unpadded.srun(*TWO, *HPC, *words, WORLD, env=ENVIRON)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     (line,) = own_lines(done.stderr)
     assert code in line
     assert done.stdout == ""

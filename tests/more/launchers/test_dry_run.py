@@ -83,7 +83,8 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
         "OMP_NUM_THREADS", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE",
     )  # fmt: skip
     assert len(read_workers(ours)) == 4
-    assert column(read_workers(stock), *names) == column(read_workers(ours), *names)
+    found = [column(read_workers(done), *names) for done in (stock, ours)]
+    assert found[0] == found[1], stock.stderr + ours.stderr
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_a_node_that_does_not_answer_is_named(
 
 def test_a_refusal_stays_one(unpadded: Cluster) -> None:
     done = unpadded.srun("-N1", "-n2", *DRY, WORLD, env=ENVIRON)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = own_lines(done.stderr)
     assert "error: HPC062 " in line

@@ -33,8 +33,12 @@ def test_nodes_with_both_kinds_of_addresses() -> None:
     for done in tasks, agents:
         assert done.returncode == 0, done.stderr
         assert len(lines(done.stderr)) == 1, done.stderr
-    assert column(read_workers(tasks), *names) == [("10.20.0.1", "ib0")] * 4
-    assert column(read_workers(agents), *names, "total") == [("fd20::1", "ib0", 1)] * 2
+    assert column(read_workers(tasks), *names) == [("10.20.0.1", "ib0")] * 4, (
+        tasks.stdout
+    )
+    assert (
+        column(read_workers(agents), *names, "total") == [("fd20::1", "ib0", 1)] * 2
+    ), agents.stdout
 
 
 def test_a_network_that_nccl_does_not_prefer() -> None:
@@ -59,7 +63,7 @@ def test_an_interface_that_is_down(juelich: Cluster) -> None:
         )  # fmt: skip
     finally:
         cluster.run(["ip", "link", "set", "ib0", "up"], host="jwb0002", check=True)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     down = "interface ib0, which has 10.20.0.2, is down"
     own = [line for line in own_lines(done.stderr) if line.startswith("1: ")]
     assert len(own) == 2, done.stderr

@@ -64,7 +64,7 @@ def test_two_steps_at_once_on_the_same_nodes(unpadded: Cluster, tmp_path: Path) 
     assert steps == {f"{done.job_id}.0", f"{done.job_id}.1"}, done.output
     for step in steps:
         mine = [worker for worker in seen if worker["TORCHELASTIC_RUN_ID"] == step]
-        assert column(mine, "RANK", "host") == [("0", "n9"), ("1", "n10")]
+        assert column(mine, "RANK", "host") == [("0", "n9"), ("1", "n10")], done.output
         assert {worker["WORLD_SIZE"] for worker in mine} == {"2"}
 
 
@@ -98,7 +98,7 @@ def test_standalone_makes_a_world_of_every_task(unpadded: Cluster) -> None:
     done = unpadded.srun("-N1", "-n2", *HPC, "--standalone", WORLD, env=ENVIRON)
     assert done.returncode == 0, done.stderr
     seen = read_workers(done)
-    assert column(seen, "WORLD_SIZE") == [("1",)] * 2
+    assert column(seen, "WORLD_SIZE") == [("1",)] * 2, done.stderr
 
 
 def test_an_interactive_step_is_one_node(unpadded: Cluster) -> None:
@@ -110,7 +110,7 @@ def test_an_interactive_step_is_one_node(unpadded: Cluster) -> None:
     )
     assert done.returncode == 0, done.stdout
     output = done.stdout.replace("\r\n", "\n")
-    assert column(read_workers(output), "host", "WORLD_SIZE") == [("n9", "1")]
+    assert column(read_workers(output), "host", "WORLD_SIZE") == [("n9", "1")], output
     (line,) = own_lines(output)
     assert "this is 1 of 3 nodes of the job" in line
     assert f"srun --overlap --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}" in line
@@ -136,7 +136,9 @@ def test_a_login_into_a_node_is_one_node(unpadded: Cluster) -> None:
     """pam_slurm_adopt and editors bring the job's id along, and little more."""
     done = unpadded.run([*HPC, WORLD], host="n10", env=ENVIRON | {"SLURM_JOB_ID": "7"})
     assert done.returncode == 0, done.stderr
-    assert column(read_workers(done), "host", "WORLD_SIZE") == [("n10", "1")]
+    assert column(read_workers(done), "host", "WORLD_SIZE") == [("n10", "1")], (
+        done.stderr
+    )
 
 
 # --- refused; that what the messages tell to type works: test_suggested_lines.py -----
