@@ -68,6 +68,7 @@ _SESSION = """
 mkfifo data; touch stacks
 python -m torchrun_hpc --standalone --nproc_per_node=2 "$0" . 2> launcher &
 until grep -q "> read stalls.py" stacks && grep -q "> all_reduce" stacks; do
+    kill -0 $! || { cat launcher; exit 1; }
     sleep 0.2
     python -m torchrun_hpc.stacks > stacks 2> problem
 done
