@@ -1,4 +1,4 @@
-"""docs/faults.md: written by the tests of faults with WRITE_FAULTS=1, else compared."""
+"""docs/faults.md: the tests of faults compare it, or write it with WRITE_FAULTS=1."""
 
 from __future__ import annotations
 
