@@ -49,10 +49,6 @@ def test_who_types_what_a_message_tells_gets_all_cpus(case):
     assert len(binding.findall(said.text.partition("Type: ")[2])) == bool(when_told)
 
 
-# What HPC092 says in addition.
-BIND = "With one for each, --hpc-bind divides them"
-
-
 # --- threads ------------------------------------------------------------------------
 
 AUTO = "--hpc_omp_threads=auto"
@@ -86,62 +82,42 @@ def worker_threads(text, workers, cpus, environ=None):
 
 
 @pytest.mark.parametrize("case", THREADS)
-@pytest.mark.parametrize("environ", [{}, {OMP: ""}])
-def test_threads_of_a_worker(case, environ):
+def test_threads_of_a_worker(case):
     text, workers, cpus, value, source = THREADS[case]
     expected = {} if value is None else {OMP: Setting(value, source)}
-    assert worker_threads(text, workers, cpus, environ) == expected
-
-
-@pytest.mark.parametrize("case", THREADS)
-def test_threads_that_are_set_stay(case):
-    text, workers, cpus, _, _ = THREADS[case]
-    for value in "1", "16", "4,2", "nonsense":
-        assert worker_threads(text, workers, cpus, {OMP: value}) == {}, value
+    for environ in {}, {OMP: ""}:
+        assert worker_threads(text, workers, cpus, environ) == expected, environ
+    for is_set in "1", "16", "4,2", "nonsense":
+        assert worker_threads(text, workers, cpus, {OMP: is_set}) == {}, is_set
 
 
 PBS = {"PBS_JOBID": "1.desched1"}
 OVER_SSH = {"nodelist_is_shared": False}  # only the node of mpirun has what PBS has set
 
+
+def of_pbs(ompthreads, ncpus=None):
+    """Return what PBS sets, which has one number for both; the user may set another."""
+    return {OMP: f"{ompthreads}", "NCPUS": f"{ncpus or ompthreads}"}
+
+
 # What is typed, the workers, the CPUs, PBS's variables; what the workers get.
 PBS_THREADS = {
-    "ncpus": (None, 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "1"),
-    "ncpus, one worker": (None, 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),
-    "ncpus, one worker that is bound": (
-        None,
-        1,
-        16,
-        {OMP: "64", "NCPUS": "64"},
-        {},
-        "16",
-    ),
-    "ompthreads": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, {}, "16"),
-    "ompthreads that do not fit": (None, 4, 64, {OMP: "17", "NCPUS": "17"}, {}, "1"),
-    "one CPU": (None, 4, 64, {OMP: "1", "NCPUS": "1"}, {}, "1"),
-    "on one node only": (None, 4, 64, {OMP: "16", "NCPUS": "16"}, OVER_SSH, "1"),
-    "on one node only, one worker": (
-        None,
-        1,
-        8,
-        {OMP: "4", "NCPUS": "4"},
-        OVER_SSH,
-        "8",
-    ),
-    "ompthreads, one worker": (None, 1, 8, {OMP: "4", "NCPUS": "4"}, {}, "4"),
+    "ncpus": (None, 4, 64, of_pbs(64), {}, "1"),
+    "ncpus, one worker": (None, 1, 64, of_pbs(64), {}, "64"),
+    "ncpus, one worker that is bound": (None, 1, 16, of_pbs(64), {}, "16"),
+    "ompthreads": (None, 4, 64, of_pbs(16), {}, "16"),
+    "ompthreads that do not fit": (None, 4, 64, of_pbs(17), {}, "1"),
+    "one CPU": (None, 4, 64, of_pbs(1), {}, "1"),
+    "on one node only": (None, 4, 64, of_pbs(16), OVER_SSH, "1"),
+    "on one node only, one worker": (None, 1, 8, of_pbs(4), OVER_SSH, "8"),
+    "ompthreads, one worker": (None, 1, 8, of_pbs(4), {}, "4"),
     "on the others": (None, 4, 64, {}, OVER_SSH, "1"),
-    "auto": ("auto", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "16"),
-    "auto, one worker": ("auto", 1, 64, {OMP: "64", "NCPUS": "64"}, {}, "64"),
-    "number": ("3", 4, 64, {OMP: "64", "NCPUS": "64"}, {}, "3"),
-    "number, and ompthreads": ("3", 4, 64, {OMP: "16", "NCPUS": "16"}, {}, "3"),
-    "the user's": (None, 4, 64, {OMP: "8", "NCPUS": "64"}, {}, "8"),
-    "the user's, on one node only": (
-        None,
-        4,
-        64,
-        {OMP: "8", "NCPUS": "64"},
-        OVER_SSH,
-        "8",
-    ),
+    "auto": ("auto", 4, 64, of_pbs(64), {}, "16"),
+    "auto, one worker": ("auto", 1, 64, of_pbs(64), {}, "64"),
+    "number": ("3", 4, 64, of_pbs(64), {}, "3"),
+    "number, and ompthreads": ("3", 4, 64, of_pbs(16), {}, "3"),
+    "the user's": (None, 4, 64, of_pbs(8, 64), {}, "8"),
+    "the user's, on one node only": (None, 4, 64, of_pbs(8, 64), OVER_SSH, "8"),
 }
 
 
@@ -159,19 +135,15 @@ def test_threads_that_pbs_has_set(case):
 
 
 @pytest.mark.parametrize(
-    ("environ", "code"),
-    [
-        (PBS | {OMP: "65", "NCPUS": "64"}, "HPC094"),
-        (PBS | {OMP: "64"}, "HPC094"),
-        ({OMP: "64", "NCPUS": "64"}, "HPC094"),  # no job of PBS
-    ],
+    "environ",
+    [PBS | of_pbs(65, 64), PBS | {OMP: "64"}, of_pbs(64)],  # the last is no job of PBS
 )
-def test_threads_that_pbs_has_not_set(environ, code):
+def test_threads_that_pbs_has_not_set(environ):
     inputs = make_inputs(environ=environ, workers=4, cpus=64)
     assert resources.worker_threads(inputs) == {}
-    assert [message.code for message in resources.advice(inputs, 3)] == [code]
+    assert [message.code for message in resources.advice(inputs, 3)] == ["HPC094"]
     explicit = make_inputs(environ=environ, options=threads("auto"), workers=4, cpus=64)
-    assert [m.code for m in resources.advice(explicit, 3)] == ["HPC093", code]
+    assert [m.code for m in resources.advice(explicit, 3)] == ["HPC093", "HPC094"]
 
 
 BAD_THREADS = ["0", "-1", "1.5", "two", "AUTO", "auto ", " 2", "2,3", "1234567", "٣"]
@@ -210,6 +182,7 @@ SRUN = "srun --nodes=3 --ntasks=3 --ntasks-per-node=1"
 ONE_NODE_SCRIPT = outside_a_step(LaunchContext.BATCH_SCRIPT, ("jwb0001",))
 PROMISED = {"SLURM_CPUS_PER_TASK": "48"}
 EXPLICIT_ONE = {"nproc_per_node": "1"}
+FOUR = "0,1,2,3"
 
 
 def gpus(**environ):
@@ -217,316 +190,104 @@ def gpus(**environ):
     return {"SLURM_GPUS_ON_NODE": "4", **environ}
 
 
-FOUR = "0,1,2,3"
+def forgotten(cpus):
+    return (
+        f"HPC091 SLURM_CPUS_PER_TASK=48, but this process may use only {cpus}: srun "
+        "22.05 to 23.02 does not read that variable. Put in front of srun: export "
+        "SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
+    )
+
+
+def shared(workers, cpus, remedy):
+    return (
+        f"HPC092 {workers} workers share {cpus}: all that the affinity mask of this "
+        f"process has. With one for each, --hpc-bind divides them. {remedy}"
+    )
+
+
+def too_many(product, fitting):
+    """``product`` has the threads, the workers, and how many threads that is."""
+    return (
+        f"HPC094 OMP_NUM_THREADS={product} threads on 8 CPUs. "
+        f"Type: export OMP_NUM_THREADS={fitting}"
+    )
+
+
+def hidden(name, value, visible):
+    return (
+        f"HPC095 {name}={value} shows {visible} of 4 GPUs (SLURM_GPUS_ON_NODE=4). "
+        f"Type: {SRUN} --gpu-bind=none env -u {name} {COMMAND}"
+    )
+
+
+def one_worker(shown, typed):
+    return (
+        f"HPC097 one worker, the default, but {shown} shows 4 GPUs. Type: "
+        f"--nproc_per_node={typed}   (or --nproc_per_node=1, if one is meant)"
+    )
+
+
+def fewer_gpus(shown):
+    return f"HPC096 {shown}. Type: --nproc_per_node=gpu"
+
+
+THREADS_IGNORED = (
+    "HPC093 --hpc_omp_threads=auto is ignored: OMP_NUM_THREADS=4 is set. "
+    "Type: unset OMP_NUM_THREADS"
+)
 
 SAID = {
-    # --- CPUs
     "srun has forgotten the CPUs": (
         {"environ": PROMISED, "cpus": 1},
-        [
-            (
-                "HPC091 SLURM_CPUS_PER_TASK=48, but this process may use only 1 CPU: "
-                "srun 22.05 to 23.02 does not read that variable. Put in front of "
-                "srun: export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
-            )
-        ],
+        forgotten("1 CPU"),
     ),
     "srun has forgotten some of the CPUs": (
         {"environ": PROMISED | {"SRUN_CPUS_PER_TASK": ""}, "cpus": 47},
-        [
-            (
-                "HPC091 SLURM_CPUS_PER_TASK=48, but this process may use only 47 "
-                "CPUs: srun 22.05 to 23.02 does not read that variable. Put in front "
-                "of srun: export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
-            )
-        ],
+        forgotten("47 CPUs"),
     ),
-    "all promised CPUs": ({"environ": PROMISED, "cpus": 48}, []),
-    "more CPUs than promised": ({"environ": PROMISED, "cpus": 96}, []),
-    "a promise that is no number": (
-        {"environ": {"SLURM_CPUS_PER_TASK": "many"}, "cpus": 4},
-        [],
-    ),
-    "the right variable, too": (
-        {"environ": PROMISED | {"SRUN_CPUS_PER_TASK": "48"}, "cpus": 4},
-        [],
-    ),
-    "a promise outside of a step": (
-        {"environ": PROMISED, "cpus": 4, "job": ONE_NODE_SCRIPT},
-        [],
-    ),
-    "a promise in an interactive step": (
-        {"environ": PROMISED, "cpus": 4, "job": INTERACTIVE},
-        [],
-    ),
-    "a promise without a job": ({"environ": PROMISED, "cpus": 4, "job": None}, []),
-    "fewer CPUs than workers in a step": (
-        {"cpus": 1},
-        [
-            (
-                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. {BIND}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
-            )
-        ],
-    ),
-    "fewer CPUs than workers elsewhere": (
+    "fewer CPUs than workers": (
         {"cpus": 3, "workers": 4, "job": None},
-        [
-            (
-                "HPC092 4 workers share 3 CPUs: all that the affinity mask of this "
-                f"process has. {BIND}. Type: --nproc_per_node=3"
-            )
-        ],
+        shared(4, "3 CPUs", "Type: --nproc_per_node=3"),
     ),
-    "fewer CPUs than workers in a batch script": (
-        {"cpus": 1, "job": ONE_NODE_SCRIPT},
-        [
-            (
-                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. {BIND}. Type: --nproc_per_node=1"
-            )
-        ],
-    ),
-    "fewer CPUs than workers, although asked for": (
-        {"environ": PROMISED | {"SRUN_CPUS_PER_TASK": "1"}, "cpus": 1},
-        [
-            (
-                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. {BIND}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
-            )
-        ],
-    ),
-    "fewer CPUs than workers, and the job has no more": (
-        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "2(x2),1"}},
-        [
-            (
-                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. {BIND}. The job has 1 there "
-                "(SLURM_JOB_CPUS_PER_NODE): give sbatch, salloc or srun, "
-                "whichever has made it, --cpus-per-task=2. Or type: --nproc_per_node=1"
-            )
-        ],
-    ),
-    "fewer CPUs than workers, and the job has as many": (
-        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "2(x3)"}},
-        [
-            (
-                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. {BIND}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
-            )
-        ],
-    ),
-    "fewer CPUs than workers, and a number that is none": (
-        {"cpus": 1, "environ": {"SLURM_JOB_CPUS_PER_NODE": "many"}},
-        [
-            (
-                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. {BIND}. Type: {SRUN} --cpus-per-task=2 {COMMAND}"
-            )
-        ],
-    ),
-    "fewer CPUs than workers under mpirun": (
-        {"cpus": 1, "job": step(launcher=MPIRUN, host_file="HOSTFILE")},
-        [
-            (
-                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. {BIND}. Type: mpirun -x PATH -np 3 --map-by "
-                f"ppr:1:node --hostfile HOSTFILE --bind-to none {COMMAND}"
-            )
-        ],
-    ),
-    "fewer CPUs than workers under pbsdsh": (
-        {"cpus": 1, "job": step(launcher=ANY_MPIEXEC)},
-        [
-            (
-                "HPC092 2 workers share 1 CPU: all that the affinity mask of this "
-                f"process has. {BIND}. Type: --nproc_per_node=1"
-            )
-        ],
-    ),
-    "as many CPUs as workers": ({"cpus": 2}, []),
-    # --- threads
     "threads typed and set": (
         {"environ": {OMP: "4"}, "options": threads("auto")},
-        [
-            (
-                "HPC093 --hpc_omp_threads=auto is ignored: OMP_NUM_THREADS=4 is set. "
-                "Type: unset OMP_NUM_THREADS"
-            )
-        ],
-    ),
-    "threads typed, and the variable empty": (
-        {"environ": {OMP: ""}, "options": threads("4")},
-        [],
+        THREADS_IGNORED,
     ),
     "too many threads": (
         {"environ": {OMP: "5"}},
-        [
-            (
-                "HPC094 OMP_NUM_THREADS=5 times 2 workers is 10 threads on 8 CPUs. "
-                "Type: export OMP_NUM_THREADS=4"
-            )
-        ],
+        too_many("5 times 2 workers is 10", 4),
     ),
     "too many threads of one worker": (
         {"environ": {OMP: "9"}, "workers": 1},
-        [
-            (
-                "HPC094 OMP_NUM_THREADS=9 times 1 worker is 9 threads on 8 CPUs. "
-                "Type: export OMP_NUM_THREADS=8"
-            )
-        ],
+        too_many("9 times 1 worker is 9", 8),
     ),
     "too many threads, as typed": (
         {"options": threads("5")},
-        [
-            (
-                "HPC094 OMP_NUM_THREADS=5 times 2 workers is 10 threads on 8 CPUs. "
-                "Type: export OMP_NUM_THREADS=4"
-            )
-        ],
+        too_many("5 times 2 workers is 10", 4),
     ),
-    "threads that just fit": ({"environ": {OMP: "4"}}, []),
-    "typed threads that just fit": ({"options": threads("4")}, []),
-    "threads by division": ({"options": threads("auto")}, []),
-    "threads that are no number": ({"environ": {OMP: "many"}}, []),
-    "threads of nested regions": ({"environ": {OMP: "16,2"}}, []),
-    "one thread each": ({"environ": {OMP: "1"}, "workers": 8}, []),
-    # --- GPUs
-    "a GPU of four is visible": (
-        {"environ": gpus(CUDA_VISIBLE_DEVICES="0"), "workers": 1},
-        [
-            (
-                "HPC095 CUDA_VISIBLE_DEVICES=0 shows 1 of 4 GPUs "
-                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
-                f"CUDA_VISIBLE_DEVICES {COMMAND}"
-            )
-        ],
-    ),
-    "a GPU of four is visible to two workers": (
-        {"environ": gpus(CUDA_VISIBLE_DEVICES="3")},
-        [
-            (
-                "HPC095 CUDA_VISIBLE_DEVICES=3 shows 1 of 4 GPUs "
-                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
-                f"CUDA_VISIBLE_DEVICES {COMMAND}"
-            )
-        ],
-    ),
-    "two of four GPUs are visible to one worker": (
-        {"environ": gpus(ROCR_VISIBLE_DEVICES="0, 1"), "workers": 1},
-        [
-            (
-                "HPC095 ROCR_VISIBLE_DEVICES=0, 1 shows 2 of 4 GPUs "
-                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
-                f"ROCR_VISIBLE_DEVICES {COMMAND}"
-            ),
-        ],
-    ),
-    "those in front of one that is not valid": (
-        {"environ": gpus(CUDA_VISIBLE_DEVICES="2,-1,3"), "workers": 1},
-        [
-            (
-                "HPC095 CUDA_VISIBLE_DEVICES=2,-1,3 shows 1 of 4 GPUs "
-                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
-                f"CUDA_VISIBLE_DEVICES {COMMAND}"
-            )
-        ],
-    ),
-    "the variable with the fewest": (
+    "the variable with the fewest GPUs": (
         {
             "environ": gpus(CUDA_VISIBLE_DEVICES=FOUR, HIP_VISIBLE_DEVICES="0,1,2"),
             "options": EXPLICIT_ONE,
             "workers": 1,
         },
-        [
-            (
-                "HPC095 HIP_VISIBLE_DEVICES=0,1,2 shows 3 of 4 GPUs "
-                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
-                f"HIP_VISIBLE_DEVICES {COMMAND}"
-            )
-        ],
-    ),
-    "tiles of Intel's": (
-        {"environ": gpus(ZE_AFFINITY_MASK="0.0"), "workers": 1},
-        [
-            (
-                "HPC095 ZE_AFFINITY_MASK=0.0 shows 1 of 4 GPUs "
-                f"(SLURM_GPUS_ON_NODE=4). Type: {SRUN} --gpu-bind=none env -u "
-                f"ZE_AFFINITY_MASK {COMMAND}"
-            )
-        ],
-    ),
-    "a number of GPUs that is none": (
-        {
-            "environ": {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "gpu:4"},
-            "workers": 1,
-        },
-        [],
-    ),
-    "no number of GPUs": ({"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "workers": 1}, []),
-    "all GPUs are visible": (
-        {"environ": gpus(CUDA_VISIBLE_DEVICES=FOUR), "workers": 4},
-        [],
-    ),
-    "all GPUs are visible by both variables": (
-        {
-            "environ": gpus(CUDA_VISIBLE_DEVICES=FOUR, ROCR_VISIBLE_DEVICES=FOUR),
-            "workers": 4,
-        },
-        [],
-    ),
-    "a variable does not say what torch sees": (
-        {"environ": gpus(), "gpus": 1, "workers": 1},
-        [],
+        hidden("HIP_VISIBLE_DEVICES", "0,1,2", 3),
     ),
     "fewer GPUs than workers": (
         {"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "gpus": 1},
-        [
-            (
-                "HPC096 2 workers, but CUDA_VISIBLE_DEVICES=0 shows 1 GPU. Type: "
-                "--nproc_per_node=gpu"
-            )
-        ],
+        fewer_gpus("2 workers, but CUDA_VISIBLE_DEVICES=0 shows 1 GPU"),
     ),
     "fewer GPUs than workers, as torch sees": (
         {"gpus": 3, "workers": 4},
-        ["HPC096 4 workers, but this node shows 3 GPUs. Type: --nproc_per_node=gpu"],
+        fewer_gpus("4 workers, but this node shows 3 GPUs"),
     ),
-    "a worker for each GPU": ({"gpus": 2}, []),
-    "fewer workers than GPUs, more than one": ({"gpus": 4}, []),
     "one worker and four GPUs": (
         {"gpus": 4, "workers": 1},
-        [
-            (
-                "HPC097 one worker, the default, but this node shows 4 GPUs. Type: "
-                "--nproc_per_node=gpu   (or --nproc_per_node=1, if one is meant)"
-            )
-        ],
+        one_worker("this node", "gpu"),
     ),
     "one worker and four GPUs, by Slurm": (
         {"environ": gpus(CUDA_VISIBLE_DEVICES=FOUR), "workers": 1},
-        [
-            (
-                "HPC097 one worker, the default, but CUDA_VISIBLE_DEVICES=0,1,2,3 "
-                "shows 4 GPUs. Type: --nproc_per_node=4   (or --nproc_per_node=1, "
-                "if one is meant)"
-            )
-        ],
-    ),
-    "one worker, as typed": (
-        {"gpus": 4, "workers": 1, "options": EXPLICIT_ONE},
-        [],
-    ),
-    "one worker and one GPU": ({"gpus": 1, "workers": 1}, []),
-    "nothing": ({}, []),
-    "everything at once": (
-        {
-            "environ": gpus(CUDA_VISIBLE_DEVICES="0,1") | PROMISED | {OMP: "9"},
-            "options": threads("2"),
-            "workers": 1,
-        },
-        ["HPC091", "HPC093", "HPC094", "HPC095"],
+        one_worker("CUDA_VISIBLE_DEVICES=0,1,2,3", 4),
     ),
 }
 
@@ -534,10 +295,103 @@ SAID = {
 @pytest.mark.parametrize("case", SAID)
 def test_what_is_said(case):
     changes, expected = SAID[case]
-    found = said(**changes)
-    if case == "everything at once":
-        found = [message[:6] for message in found]
-    assert found == expected
+    assert said(**changes) == [expected]
+
+
+TWO_CPUS = f"Type: {SRUN} --cpus-per-task=2 {COMMAND}"
+ONE_WORKER = "Type: --nproc_per_node=1"
+NO_MORE = (
+    "The job has 1 there (SLURM_JOB_CPUS_PER_NODE): give sbatch, salloc or srun, "
+    "whichever has made it, --cpus-per-task=2. Or type: --nproc_per_node=1"
+)
+BY_MPIRUN = (
+    "Type: mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile HOSTFILE "
+    f"--bind-to none {COMMAND}"
+)
+OF_THE_JOB = "SLURM_JOB_CPUS_PER_NODE"
+ONE_CPU = {
+    "in a step": ({}, TWO_CPUS),
+    "in a batch script": ({"job": ONE_NODE_SCRIPT}, ONE_WORKER),
+    "as asked for": ({"environ": PROMISED | {"SRUN_CPUS_PER_TASK": "1"}}, TWO_CPUS),
+    "the job has no more": ({"environ": {OF_THE_JOB: "2(x2),1"}}, NO_MORE),
+    "the job has as many": ({"environ": {OF_THE_JOB: "2(x3)"}}, TWO_CPUS),
+    "the job's number is none": ({"environ": {OF_THE_JOB: "many"}}, TWO_CPUS),
+    "mpirun": ({"job": step(launcher=MPIRUN, host_file="HOSTFILE")}, BY_MPIRUN),
+    "pbsdsh": ({"job": step(launcher=ANY_MPIEXEC)}, ONE_WORKER),
+}
+
+
+@pytest.mark.parametrize("case", ONE_CPU)
+def test_two_workers_share_a_cpu(case):
+    changes, remedy = ONE_CPU[case]
+    assert said(cpus=1, **changes) == [shared(2, "1 CPU", remedy)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "workers", "visible"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "0", 1, 1),
+        ("CUDA_VISIBLE_DEVICES", "3", 2, 1),
+        ("ROCR_VISIBLE_DEVICES", "0, 1", 1, 2),
+        ("CUDA_VISIBLE_DEVICES", "2,-1,3", 1, 1),  # what follows one that is not valid
+        ("ZE_AFFINITY_MASK", "0.0", 1, 1),  # tiles of Intel's
+    ],
+)
+def test_some_of_four_gpus_are_visible(name, value, workers, visible):
+    found = said(environ=gpus(**{name: value}), workers=workers)
+    assert found == [hidden(name, value, visible)]
+
+
+NOTHING_SAID = {
+    "nothing": {},
+    "all promised CPUs": {"environ": PROMISED, "cpus": 48},
+    "more CPUs than promised": {"environ": PROMISED, "cpus": 96},
+    "no number": {"environ": {"SLURM_CPUS_PER_TASK": "many"}, "cpus": 4},
+    "the right variable, too": {
+        "environ": PROMISED | {"SRUN_CPUS_PER_TASK": "48"},
+        "cpus": 4,
+    },
+    "outside of a step": {"environ": PROMISED, "cpus": 4, "job": ONE_NODE_SCRIPT},
+    "in an interactive step": {"environ": PROMISED, "cpus": 4, "job": INTERACTIVE},
+    "without a job": {"environ": PROMISED, "cpus": 4, "job": None},
+    "as many CPUs as workers": {"cpus": 2},
+    "threads typed, and the variable empty": {
+        "environ": {OMP: ""},
+        "options": threads("4"),
+    },
+    "threads that just fit": {"environ": {OMP: "4"}},
+    "typed threads that just fit": {"options": threads("4")},
+    "threads by division": {"options": threads("auto")},
+    "threads that are no number": {"environ": {OMP: "many"}},
+    "threads of nested regions": {"environ": {OMP: "16,2"}},
+    "one thread each": {"environ": {OMP: "1"}, "workers": 8},
+    "a number of GPUs that is none": {
+        "environ": {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "gpu:4"},
+        "workers": 1,
+    },
+    "no number of GPUs": {"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "workers": 1},
+    "all GPUs": {"environ": gpus(CUDA_VISIBLE_DEVICES=FOUR), "workers": 4},
+    "all GPUs by both variables": {
+        "environ": gpus(CUDA_VISIBLE_DEVICES=FOUR, ROCR_VISIBLE_DEVICES=FOUR),
+        "workers": 4,
+    },
+    "no variable says what torch sees": {"environ": gpus(), "gpus": 1, "workers": 1},
+    "a worker for each GPU": {"gpus": 2},
+    "fewer workers than GPUs, more than one": {"gpus": 4},
+    "one worker, as typed": {"gpus": 4, "workers": 1, "options": EXPLICIT_ONE},
+    "one worker and one GPU": {"gpus": 1, "workers": 1},
+}
+
+
+@pytest.mark.parametrize("case", NOTHING_SAID)
+def test_nothing_is_said(case):
+    assert said(**NOTHING_SAID[case]) == []
+
+
+def test_everything_is_said_at_once():
+    environ = gpus(CUDA_VISIBLE_DEVICES="0,1") | PROMISED | {OMP: "9"}
+    found = said(environ=environ, options=threads("2"), workers=1)
+    assert [text[:6] for text in found] == ["HPC091", "HPC093", "HPC094", "HPC095"]
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", " ", "-1,0", ",0"])
