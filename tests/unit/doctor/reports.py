@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-GPU = {"model": "NVIDIA A100", "ecc_errors": 0, "processes": [], "memory_used": 0}
-TORCH = {
-    "version": "2.8.0+cu128",
-    "problem": "",
-    "libraries": {},
-    "gpus": 4,
-    "findings": [],
-}
+SHM = "/dev/shm"  # noqa: S108 - nothing is written
+HOSTS = [f"jwb{number:04}" for number in range(1, 129)]
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -23,36 +17,68 @@ HOSTILE = [
 ]
 
 
-def make_node(rank, **changes):
-    """Return a healthy node."""
-    address = f"10.20.0.{rank + 1}"
-    interface = {"name": "ib0", "is_up": True, "mtu": 4092, "speed_mbit": 200_000}
-    return {
+def make_interface(name, *addresses, **changes):
+    sound = {"is_up": True, "mtu": 1500, "speed_mbit": 0}
+    return {"name": name, "addresses": [*addresses], **sound, **changes}
+
+
+def make_folder(path="/scratch", **changes):
+    return {"path": path, "free": 10**10, "size": 10**11, "problem": "", **changes}
+
+
+def make_gpu(**changes):
+    gpu = {"model": "A100", "ecc_errors": 0, "processes": [], "memory_used": 0}
+    return gpu | changes
+
+
+def make_torch(**changes):
+    sound = {"version": "2.13.0", "import_s": 4.0, "problem": "", "gpus": 4}
+    libraries = {"cuda": "13.0", "nccl": "2.28.3"}
+    return {**sound, "findings": [], "libraries": libraries, **changes}
+
+
+def make_node(rank=0, **changes):
+    """Return what a sound node shows; lists and dictionaries are its own."""
+    host, address = HOSTS[rank], f"10.20.0.{rank + 1}"
+    sound = {
         "rank": rank,
-        "host": f"jwb{rank + 1:04}",
+        "host": host,
         "address": address,
         "interface": "ib0",
-        "fast_host": f"jwb{rank + 1:04}i",
-        "port": 20000,
+        "fast_host": f"{host}i",
+        "port": 40000,
         "workers": 4,
         "wants_gpus": True,
-        "interfaces": [{**interface, "addresses": [address]}],
-        "names": {},
-        "routes": {},
+        "interfaces": [
+            make_interface("eth0", f"10.10.0.{rank + 1}", speed_mbit=10000),
+            make_interface("ib0", address, mtu=4092, speed_mbit=200000),
+        ],
+        "names": {f"{host}i": [address], f"{HOSTS[0]}i": ["10.20.0.1"]},
+        "routes": {f"{HOSTS[0]}i": address} if rank else {},
         "resolver": "answers",
-        "resolver_s": 0.001,
-        "limits": {"files": 65536},
-        "folders": [{"path": "/home", "free": 10**11, "size": 10**12, "problem": ""}],
+        "resolver_s": 0.01,
+        "limits": {"files": 131072, "processes": 2061446, "locked memory": -1},
+        "folders": [make_folder(SHM), make_folder(), make_folder("/home")],
         "cpus": "0-47",
         "cores": 96,
-        "gpus": [{**GPU} for _ in range(4)],
-        "driver": "570.1",
-        "versions": {"python": "3.12.3"},
-        "torch": {**TORCH, "import_s": 6.2 + rank % 9 / 10},
-        "variables": {},
+        "gpus": [make_gpu() for _ in range(4)],
+        "driver": "580.95.05",
+        "versions": {"python": "3.12.3", "torchrun_hpc": "0.1.0", "kernel": "5.14.0"},
+        "torch": make_torch(),
+        "variables": {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "12"},
         "findings": [],
-        **changes,
     }
+    return sound | changes
+
+
+def make_nodes(number, changes=()):
+    """Return some nodes; `changes` has what is not as on a sound one, by rank."""
+    return [make_node(rank, **dict(changes).get(rank, {})) for rank in range(number)]
+
+
+def changed(key, **values):
+    """Return what a node shows of which some values are not as on a sound one."""
+    return {key: make_node()[key] | values}
 
 
 def make_link(first, second, **changes):
@@ -102,8 +128,7 @@ def make_report(count=3, slow=(), missing=(), **changes):
         missing: Ranks of those that have not come.
         changes: Parts of the report that are others.
     """
-    nodes = [make_node(rank) for rank in range(count)]
-    hosts = [node["host"] for node in nodes]
+    nodes, hosts = make_nodes(count), HOSTS[:count]
     came = [rank for rank in range(count) if rank not in missing]
     links = [
         make_link(first, second)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from records import (
+from doctor.reports import (
     HOSTS,
     SHM,
+    changed,
     make_folder,
     make_gpu,
     make_interface,
-    make_record,
+    make_nodes,
     make_torch,
-    records,
 )
 
 from torchrun_hpc.doctor.checks import findings
@@ -21,15 +21,11 @@ CODES = {"HPC181", "HPC182", "HPC184", "HPC185", "HPC186", "HPC187", "HPC188"}
 
 def faults(number, changes):
     """Return the findings of some nodes, without those that only compare them."""
-    found = findings(records(number, changes), HOSTS[:number])
+    found = findings(make_nodes(number, changes), HOSTS[:number])
     assert {finding["code"] for finding in found} <= CODES
     assert all(finding["text"].isprintable() for finding in found)
     assert all(finding["remedy"] for finding in found)
     return [finding for finding in found if finding["code"] != "HPC181"]
-
-
-def limit(name, value):
-    return {"limits": make_record()["limits"] | {name: value}}
 
 
 def folder(path="/scratch", **changes):
@@ -45,129 +41,67 @@ def named(**names):
 
 
 ETHERNET = [make_interface("ib0", "10.20.0.3", is_up=False), make_interface("eth0")]
-WORKERS = "one is needed for each worker on node 0"
+LOCKED = changed("limits", **{"locked memory": 65536})
+FILES = changed("limits", files=1024)
+QUOTA = folder(problem="Disk quota exceeded")
+MISSING = folder("/p/home", size=0, problem="No such file or directory")
+NO_TORCH = changed("torch", problem="No module named 'torch'", import_s=0.0)
+ECC = gpus({}, {"ecc_errors": 2}, {"ecc_errors": -1}, {})
+BUSY = gpus({}, {"processes": [77, 5]}, {"processes": [77]}, {"processes": [9]})
 
-# What is wrong with node 2 of 4: the code, the text behind its name, whether it is
-# suspect.
-ONE = {
-    "a name that does not resolve": (
-        named(jwb0001i=[]),
-        ("HPC182", "jwb0001i does not resolve", True),
+# What is wrong with node 2 of 4, by what is said of it.
+SUSPECT = {
+    "HPC182 jwb0001i does not resolve": named(jwb0001i=[]),
+    "HPC182 jwb0001i means 10.10.0.1, ::2 there, and has the address 10.20.0.1": named(
+        jwb0001i=["10.10.0.1", "::2"]
     ),
-    "another node's address": (
-        named(jwb0001i=["10.10.0.1", "127.0.1.1"]),
-        (
-            "HPC182",
-            "jwb0001i means 10.10.0.1, 127.0.1.1 there, and has the address 10.20.0.1",
-            True,
-        ),
+    "HPC182 jwb0003i means 10.20.0.3, 192.0.2.7, which no interface of it has": named(
+        jwb0003i=["10.20.0.3", "192.0.2.7"]
     ),
-    "an own name that is elsewhere": (
-        named(jwb0003i=["10.20.0.3", "192.0.2.7"]),
-        (
-            "HPC182",
-            "jwb0003i means 10.20.0.3, 192.0.2.7, which no interface of it has",
-            True,
-        ),
+    "HPC182 jwb0009i does not resolve": named(jwb0009i=[]),  # that has not come
+    "HPC184 cannot write to /scratch: Disk quota exceeded": QUOTA,
+    "HPC184 cannot write to /p/home: No such file or directory": MISSING,
+    "HPC184 /scratch is full: less than 100 MB and 1 % are free": folder(free=99999999),
+    "HPC185 torch cannot be imported: No module named 'torch'": NO_TORCH,
+    "HPC187 GPU 1 has had 2 uncorrected memory errors": ECC,
+    "HPC187 other processes compute on GPU 1-3: pid 5, 9, 77": BUSY,
+    "HPC187 --nproc_per_node=gpu, and torch sees no GPU": (
+        {"gpus": []} | changed("torch", gpus=0)
     ),
-    "a name of a node that has not come": (
-        named(jwb0009i=[]),
-        ("HPC182", "jwb0009i does not resolve", True),
+}
+ADVICE = {
+    f"HPC184 {SHM} has 64 MiB, too few for DataLoader's workers": folder(
+        SHM, free=64 * 2**20, size=64 * 2**20
     ),
-    "a folder that cannot be written": (
-        folder(problem="Disk quota exceeded"),
-        ("HPC184", "cannot write to /scratch: Disk quota exceeded", True),
+    "HPC185 importing torch took 41 s, and 4 s is usual": changed(
+        "torch", import_s=41.0
     ),
-    "a folder that is missing": (
-        folder("/p/home", size=0, problem="No such file or directory"),
-        ("HPC184", "cannot write to /p/home: No such file or directory", True),
+    "HPC186 1024 files may be open (ulimit -Hn): one is needed for each worker on "
+    "node 0": FILES,
+    "HPC186 1023 processes and threads may run (ulimit -u)": changed(
+        "limits", processes=1023
     ),
-    "a folder that is full": (
-        folder(free=99 * 10**6),
-        ("HPC184", "/scratch is full: less than 100 MB and 1 % are free", True),
-    ),
-    "a container's shared memory": (
-        folder(SHM, free=64 * 2**20, size=64 * 2**20),
-        ("HPC184", f"{SHM} has 64 MiB, too few for DataLoader's workers", False),
-    ),
-    "no torch": (
-        {"torch": make_torch(problem="No module named 'torch'", import_s=0.0)},
-        ("HPC185", "torch cannot be imported: No module named 'torch'", True),
-    ),
-    "a slow import": (
-        {"torch": make_torch(import_s=41.0)},
-        ("HPC185", "importing torch took 41 s, and 4 s is usual", False),
-    ),
-    "open files": (
-        limit("files", 1024),
-        ("HPC186", f"1024 files may be open (ulimit -Hn): {WORKERS}", False),
-    ),
-    "processes": (
-        limit("processes", 1023),
-        ("HPC186", "1023 processes and threads may run (ulimit -u)", False),
-    ),
-    "locked memory": (
-        limit("locked memory", 65536),
-        (
-            "HPC186",
-            "64 KiB may be locked in memory (ulimit -l): RDMA needs more",
-            False,
-        ),
-    ),
-    "memory errors": (
-        gpus({}, {"ecc_errors": 2}, {"ecc_errors": -1}, {}),
-        ("HPC187", "GPU 1 has had 2 uncorrected memory errors", True),
-    ),
-    "others on a GPU": (
-        gpus({}, {"processes": [77, 5]}, {"processes": [77]}, {"processes": [9]}),
-        ("HPC187", "other processes compute on GPU 1-3: pid 5, 9, 77", True),
-    ),
-    "GPUs that torch does not see": (
-        {"torch": make_torch(gpus=1)},
-        ("HPC187", "torch sees 1 of 4 GPUs", False),
-    ),
-    "a route through another interface": (
-        {"routes": {"jwb0001i": "10.10.0.3"}},
-        (
-            "HPC182",
-            "it sends to jwb0001i from 10.10.0.3, and its address is 10.20.0.3",
-            False,
-        ),
-    ),
-    "no route": (
-        {"routes": {"jwb0001i": ""}},
-        (
-            "HPC182",
-            "it sends to jwb0001i from nowhere, and its address is 10.20.0.3",
-            False,
-        ),
-    ),
-    "no GPU where they are asked for": (
-        {"gpus": [], "torch": make_torch(gpus=0)},
-        ("HPC187", "--nproc_per_node=gpu, and torch sees no GPU", True),
-    ),
-    "a name server that is silent": (
-        {"resolver": "silent", "resolver_s": 5.0},
-        ("HPC188", "the name server does not answer", False),
-    ),
-    "no name server": (
-        {"resolver": "down"},
-        ("HPC188", "no name server can be reached", False),
-    ),
-    "names that take long": (
-        {"resolver_s": 1.1},
-        ("HPC188", "resolving the names of nodes takes more than 1 s", False),
-    ),
+    "HPC186 64 KiB may be locked in memory (ulimit -l): RDMA needs more": LOCKED,
+    "HPC187 torch sees 1 of 4 GPUs": changed("torch", gpus=1),
+    "HPC182 it sends to jwb0001i from 10.10.0.3, and its address is 10.20.0.3": {
+        "routes": {"jwb0001i": "10.10.0.3"}
+    },
+    "HPC182 it sends to jwb0001i from nowhere, and its address is 10.20.0.3": {
+        "routes": {"jwb0001i": ""}
+    },
+    "HPC188 the name server does not answer": {"resolver": "silent", "resolver_s": 5.0},
+    "HPC188 no name server can be reached": {"resolver": "down"},
+    "HPC188 resolving the names of nodes takes more than 1 s": {"resolver_s": 1.1},
 }
 
 
-@pytest.mark.parametrize("case", ONE)
-def test_one_node(case):
-    changes, (code, text, is_suspect) = ONE[case]
-    (finding,) = faults(4, {2: changes})
+@pytest.mark.parametrize("said", SUSPECT | ADVICE)
+def test_one_node(said):
+    (finding,) = faults(4, {2: (SUSPECT | ADVICE)[said]})
+    code, _, text = said.partition(" ")
     assert (finding["code"], finding["text"]) == (code, f"jwb0003: {text}")
     assert finding["nodes"] == [2]
-    assert finding["is_suspect"] is is_suspect
+    assert finding["is_suspect"] is (said in SUSPECT)
 
 
 NOTHING = {
@@ -179,10 +113,9 @@ NOTHING = {
     "little room in a small folder": folder(free=50 * 10**6, size=10**9),
     "a small part of a large folder": folder(free=2 * 10**9, size=10**12),
     "torch was not looked at": {"torch": None},
-    "a limit": limit("files", 4096),
-    "no limit": limit("files", -1),
-    "locked memory without InfiniBand": limit("locked memory", 65536)
-    | {"interfaces": ETHERNET},
+    "a limit": changed("limits", files=4096),
+    "no limit": changed("limits", files=-1),
+    "locked memory without InfiniBand": LOCKED | {"interfaces": ETHERNET},
     "an unknown resolver": {"resolver": "unknown", "resolver_s": 0.9},
 }
 
@@ -194,27 +127,26 @@ def test_nothing_is_wrong(case):
 
 @pytest.mark.parametrize("number", [0, 1, 16])
 def test_sound_nodes(number):
-    assert findings(records(number), HOSTS) == []
+    assert findings(make_nodes(number), HOSTS[:16]) == []
 
 
 # --- several nodes --------------------------------------------------------------------
 
 
-# Suspect on one node of four; on three of them; on all.
-SHARES = {
-    "a folder that cannot be written": (True, True, True),
-    "a folder that is missing": (True, False, False),
-    "no torch": (True, True, True),
-    "open files": (False, False, False),
-    "memory errors": (True, True, True),
-}
-
-
-@pytest.mark.parametrize("case", SHARES)
-def test_what_most_nodes_have_may_be_the_sites_choice(case):
-    changes, _ = ONE[case]
+@pytest.mark.parametrize(
+    ("changes", "is_suspect"),
+    [
+        (QUOTA, (True, True, True)),
+        (MISSING, (True, False, False)),
+        (NO_TORCH, (True, True, True)),
+        (FILES, (False, False, False)),
+        (ECC, (True, True, True)),
+    ],
+)
+def test_what_most_nodes_have_may_be_the_sites_choice(changes, is_suspect):
+    """On one node of four; on three of them; on all."""
     found = [faults(4, dict.fromkeys(range(n), changes)) for n in (1, 3, 4)]
-    assert tuple(finding["is_suspect"] for (finding,) in found) == SHARES[case]
+    assert tuple(finding["is_suspect"] for (finding,) in found) == is_suspect
     assert [finding["nodes"] for (finding,) in found] == [[0], [0, 1, 2], []]
     assert found[2][0]["text"].startswith("all 4 nodes: ")
 
@@ -236,8 +168,7 @@ def test_what_each_node_has_in_its_own_words_is_one_finding():
 
 
 def test_nodes_of_different_faults():
-    first, second = folder(problem="Disk quota exceeded"), folder(free=0)
-    found = faults(4, {0: first, 1: second, 3: first})
+    found = faults(4, {0: QUOTA, 1: folder(free=0), 3: QUOTA})
     assert [finding["nodes"] for finding in found] == [[0, 3], [1]]
     assert found[0]["text"].startswith("jwb0001, jwb0004: ")
 
@@ -256,9 +187,9 @@ def test_not_too_many_processes():
 
 
 def test_a_slow_import_needs_nodes_to_compare_with():
-    slow = {"torch": make_torch(import_s=100.0)}
+    slow = changed("torch", import_s=100.0)
     assert faults(2, {1: slow}) == []
     assert faults(3, dict.fromkeys(range(3), slow)) == []
     assert len(faults(3, {1: slow})) == 1
-    without = {"torch": make_torch(import_s=0.0, problem="no")}
+    without = NO_TORCH
     assert len(faults(4, {0: without, 1: slow})) == 2

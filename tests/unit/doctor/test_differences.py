@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from records import (
+from doctor.reports import (
     HOSTS,
     SHM,
+    changed,
     make_folder,
     make_interface,
-    make_record,
-    make_torch,
-    records,
+    make_node,
+    make_nodes,
 )
 
 from torchrun_hpc.doctor.differences import findings
@@ -20,153 +18,75 @@ from torchrun_hpc.doctor.differences import findings
 
 def differences(number, changes):
     """Compare nodes: return what is written about it, and the findings."""
-    found = [*findings(records(number, changes), HOSTS)]
+    found = [*findings(make_nodes(number, changes), HOSTS)]
     assert {finding["code"] for finding in found} <= {"HPC181"}
     assert all(finding["remedy"] for finding in found)
     return [finding["text"] for finding in found], found
 
 
-def usual(key):
-    """Return a dictionary of a sound node."""
-    return make_record()[key]
-
-
-def torch(**changes):
-    return {"torch": make_torch(**changes)}
-
-
-def libraries(**known):
-    return torch(libraries=known)
-
-
-def versions(**known):
-    return {"versions": usual("versions") | known}
-
-
-def limits(**known):
-    return {"limits": usual("limits") | known}
-
-
-def variables(**known):
-    return {"variables": usual("variables") | known}
-
-
 def interface(**changes):
-    own = make_interface("ib0", "10.20.0.9", **{"mtu": 4092, "speed": 200000} | changes)
-    return {"interfaces": [own]}
+    usual = {"mtu": 4092, "speed_mbit": 200000}
+    return {"interfaces": [make_interface("ib0", "10.20.0.9", **usual | changes)]}
 
 
 def shm(size):
     return {"folders": [make_folder(SHM, size=size)]}
 
 
+def versions(python):
+    return changed("versions", python=python)
+
+
+def variables(**values):
+    return changed("variables", **values)
+
+
 # --- what is compared -----------------------------------------------------------------
 
-SPEED = "speed of the job's interface"
-
-# What is not as usual on node 2 of 16; what is written of it; whether it is suspect.
-ONE = {
-    "python": (
-        versions(python="3.11.7"),
-        "python: 3.11.7 on jwb0003; 3.12.3 on 15 others",
-        True,
+# What is not as usual on node 2 of 16; how it is there, and how it is usually.
+SUSPECT = {
+    "python": (versions("3.11.7"), "3.11.7", "3.12.3"),
+    "libfabric": (changed("versions", libfabric="1.25.0"), "1.25.0", "none"),
+    "torch": (changed("torch", version="2.12.0"), "2.12.0", "2.13.0"),
+    "nccl": (changed("torch", libraries={"nccl": "2.27.1"}), "2.27.1", "2.28.3"),
+    "number of GPUs that torch sees": (changed("torch", gpus=0), "0", "4"),
+    "GPUs": ({"gpus": make_node()["gpus"][:3]}, "3 x A100", "4 x A100"),
+    "MTU of the job's interface": (interface(mtu=1500), "1500", "4092"),
+    "speed of the job's interface": (
+        *(interface(speed_mbit=100000), "100000 Mbit/s", "200000 Mbit/s"),
     ),
-    "kernel": (
-        versions(kernel="6.1.0"),
-        "kernel: 6.1.0 on jwb0003; 5.14.0 on 15 others",
-        False,
+    "NCCL_ALGO": (variables(NCCL_ALGO="Ring"), "Ring", "not set"),
+}
+ADVICE = {
+    "kernel": (changed("versions", kernel="6.1.0"), "6.1.0", "5.14.0"),
+    "driver of the GPUs": ({"driver": "570.1"}, "570.1", "580.95.05"),
+    "number of CPUs in the affinity mask": ({"cpus": "0-3,8"}, "5", "48"),
+    "limit of locked memory": (
+        *(changed("limits", **{"locked memory": 65536}), "65536", "none"),
     ),
-    "a plugin that the others have not": (
-        versions(libfabric="libfabric.so.1.25.0"),
-        "libfabric: libfabric.so.1.25.0 on jwb0003; none on 15 others",
-        True,
-    ),
-    "torch": (
-        torch(version="2.12.0"),
-        "torch: 2.12.0 on jwb0003; 2.13.0 on 15 others",
-        True,
-    ),
-    "nccl": (
-        libraries(cuda="13.0", nccl="2.27.1"),
-        "nccl: 2.27.1 on jwb0003; 2.28.3 on 15 others",
-        True,
-    ),
-    "gpus of torch": (
-        torch(gpus=0),
-        "number of GPUs that torch sees: 0 on jwb0003; 4 on 15 others",
-        True,
-    ),
-    "gpus": (
-        {"gpus": usual("gpus")[:3]},
-        "GPUs: 3 x A100 on jwb0003; 4 x A100 on 15 others",
-        True,
-    ),
-    "driver": (
-        {"driver": "570.1"},
-        "driver of the GPUs: 570.1 on jwb0003; 580.95.05 on 15 others",
-        False,
-    ),
-    "mtu": (
-        interface(mtu=1500),
-        "MTU of the job's interface: 1500 on jwb0003; 4092 on 15 others",
-        True,
-    ),
-    "speed": (
-        interface(speed=100000),
-        f"{SPEED}: 100000 Mbit/s on jwb0003; 200000 Mbit/s on 15 others",
-        True,
-    ),
-    "mask": (
-        {"cpus": "0-3,8"},
-        "number of CPUs in the affinity mask: 5 on jwb0003; 48 on 15 others",
-        False,
-    ),
-    "locked memory": (
-        {"limits": usual("limits") | {"locked memory": 65536}},
-        "limit of locked memory: 65536 on jwb0003; none on 15 others",
-        False,
-    ),
-    "a variable of NCCL": (
-        variables(NCCL_ALGO="Ring"),
-        "NCCL_ALGO: Ring on jwb0003; not set on 15 others",
-        True,
-    ),
-    "how much NCCL writes": (
-        variables(NCCL_DEBUG="INFO"),
-        "NCCL_DEBUG: INFO on jwb0003; WARN on 15 others",
-        False,
-    ),
-    "threads": (
-        {"variables": {"NCCL_DEBUG": "WARN"}},
-        "OMP_NUM_THREADS: not set on jwb0003; 12 on 15 others",
-        False,
-    ),
-    "a module that is missing": (
-        shm(size=9 * 10**10),
-        "GiB of /dev/shm: 83.82 on jwb0003; 93.13 on 15 others",
-        False,
-    ),
+    "NCCL_DEBUG": (variables(NCCL_DEBUG="INFO"), "INFO", "WARN"),
+    "OMP_NUM_THREADS": ({"variables": {"NCCL_DEBUG": "WARN"}}, "not set", "12"),
+    "GiB of /dev/shm": (shm(size=9 * 10**10), "83.82", "93.13"),
 }
 
 
-@pytest.mark.parametrize("case", ONE)
-def test_one_that_differs(case):
-    changes, text, is_suspect = ONE[case]
+@pytest.mark.parametrize("trait", SUSPECT | ADVICE)
+def test_one_that_differs(trait):
+    changes, own, usual = (SUSPECT | ADVICE)[trait]
     texts, (finding,) = differences(16, {2: changes})
-    assert texts == [text]
+    assert texts == [f"{trait}: {own} on jwb0003; {usual} on 15 others"]
     # No other node would cure what a profile sets.
-    is_variable = re.match("[A-Z_]+: ", text)
-    assert finding["nodes"] == ([] if is_variable else [2])
-    assert finding["is_suspect"] is is_suspect
+    assert finding["nodes"] == ([] if trait.isupper() else [2])
+    assert finding["is_suspect"] is (trait in SUSPECT)
 
 
 def test_another_interface():
     """It has a name, an MTU and a speed of its own."""
-    texts, found = differences(16, {2: {"interface": "eth0"}})
-    assert texts == [
-        "MTU of the job's interface: 1500 on jwb0003; 4092 on 15 others",
-        f"{SPEED}: 10000 Mbit/s on jwb0003; 200000 Mbit/s on 15 others",
-        "name of the job's interface: eth0 on jwb0003; ib0 on 15 others",
+    texts, found = differences(3, {2: {"interface": "eth0"}})
+    assert [text.replace(" of the job's interface", "") for text in texts] == [
+        "MTU: 1500 on jwb0003; 4092 on 2 others",
+        "speed: 10000 Mbit/s on jwb0003; 200000 Mbit/s on 2 others",
+        "name: eth0 on jwb0003; ib0 on 2 others",
     ]
     assert [finding["is_suspect"] for finding in found] == [True, True, False]
 
@@ -175,8 +95,8 @@ NOTHING = {
     "nothing": {},
     "torch was not looked at": {"torch": None},
     "no address": {"interface": ""},
-    "a system that does not know the speed": interface(speed=0),
-    "a limit that follows from the memory": limits(processes=2061440),
+    "a system that does not know the speed": interface(speed_mbit=0),
+    "a limit that follows from the memory": changed("limits", processes=2061440),
     "memory": shm(size=97 * 10**9),
     "other CPUs, as many": {"cpus": "48-95"},
     "the GPUs of the node": variables(CUDA_VISIBLE_DEVICES="3"),
@@ -189,23 +109,22 @@ def test_nothing_differs(case):
     assert differences(16, {2: NOTHING[case]}) == ([], [])
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_there_is_nothing_to_compare(number):
-    assert differences(number, {0: versions(python="3.11.7")}) == ([], [])
+def test_there_is_nothing_to_compare():
+    assert differences(0, {}) == differences(1, {}) == ([], [])
 
 
 # --- who is to blame ------------------------------------------------------------------
 
 
 def test_nobody_is_to_blame_on_a_tie():
-    texts, (finding,) = differences(2, {1: versions(python="3.11.7")})
+    texts, (finding,) = differences(2, {1: versions("3.11.7")})
     assert texts == ["python: 3.12.3 on jwb0001; 3.11.7 on jwb0002"]
     assert finding["nodes"] == []
     assert finding["is_suspect"]
 
 
 def test_three_values():
-    old, new = versions(python="3.11.7"), versions(python="3.13.0")
+    old, new = versions("3.11.7"), versions("3.13.0")
     texts, (finding,) = differences(16, {3: old, 5: new, 9: old})
     assert texts == [
         "python: 3.13.0 on jwb0006; 3.11.7 on jwb0004, jwb0010; 3.12.3 on 13 others"

@@ -97,13 +97,13 @@ def test_latency_and_bandwidth_are_of_the_node():
     ("changes", "title", "expected"),
     [
         ({}, "CPUs", "0-47 of 96"),
-        ({}, "import", "6.2 s"),
+        ({}, "import", "4.0 s"),
         ({"torch": None}, "torch", ""),
-        ({"torch": {**reports.TORCH, "version": "", "import_s": 0}}, "torch", "fails"),
+        ({"torch": reports.make_torch(version="", import_s=0)}, "torch", "fails"),
         ({"gpus": []}, "GPUs", "4"),  # what torch sees
         ({"gpus": [], "torch": None}, "GPUs", "0"),
-        ({"gpus": [reports.GPU, {**reports.GPU, "model": "H100"}]}, "model",
-         "NVIDIA A100, H100"),
+        ({"gpus": [reports.make_gpu(), reports.make_gpu(model="H100")]}, "model",
+         "A100, H100"),
     ],
 )  # fmt: skip
 def test_what_a_node_has(changes, title, expected):
