@@ -1,0 +1,76 @@
+"""Every task of every recorded launch finds the job that it belongs to.
+
+Beside its tasks a recording says what they have to find: a ``job``, or how they are
+``refused``. Both were checked against the recording, not taken from the code: ids,
+nodes and addresses are those of its variables, each source is one of them, and the
+line starts what was typed. Where a task is, the recorded names of the hosts say.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from nodes import ENVIRONMENTS, node_file, outcome, recorded, recordings, tasks_at
+
+from torchrun_hpc.schedulers.pmi import Exchanged
+from torchrun_hpc.schedulers.process import Process
+
+# For all that does not say so itself.
+USUAL = {"context": "step", "nodelist_is_shared": True}
+WITHOUT = " without PMI"
+
+
+def found_by(name, *, with_pmi):
+    """Return what every task finds, and in how many of them the others were asked."""
+    tasks = recorded(name)
+    hosts = dict.fromkeys(host for _, host in tasks)
+    places = tuple([*hosts].index(host) for _, host in tasks)
+    job_ids = {environ.get("PBS_JOBID") for environ, _ in tasks} - {None}
+    files = {f"/var/spool/pbs/aux/{one}": node_file(name) for one in job_ids}
+    asked = []
+
+    def exchange(environ):
+        asked.append(environ)
+        told = Exchanged(next(iter(hosts)), "0badcafe", places, tuple(hosts))
+        return told if with_pmi else None
+
+    found = [
+        outcome(Process(environ, host, read=files.get, exchange=exchange))
+        for environ, host in tasks
+    ]
+    return found, places, len(asked)
+
+
+def as_recorded(job, like):
+    """Return of a job what a recording says, as JSON."""
+    line = job.once_per_node("train.py")
+    found = {**vars(job), "context": job.context.value, "line": line}
+    return json.loads(json.dumps({field: found[field] for field in like}))
+
+
+@pytest.mark.parametrize("name", recordings(""))
+def test_every_task_finds_its_job(name):
+    expected = json.loads((ENVIRONMENTS / f"{name}.json").read_text("utf-8"))
+    hosts = [host for _, host in recorded(name)]
+    for how in ["", WITHOUT]:
+        if not {f"job{how}", f"refused{how}"} & set(expected):
+            continue
+        found, places, asked = found_by(name, with_pmi=not how)
+        refused = expected.get(f"refused{how}", {})
+        for rank, text in refused.items():
+            assert found[int(rank)] == text
+        if refused:  # the launcher ends the others with this one
+            continue
+        is_hydra = expected["job"]["scheduler"].startswith("Hydra")
+        assert asked == is_hydra * len(found)
+        for rank, (job, task) in enumerate(zip(found, tasks_at(places), strict=True)):
+            own = expected.get("job of task", {}).get(str(rank), {})
+            wanted = USUAL | expected["job"] | expected.get(f"job{how}", {}) | own
+            assert as_recorded(job, wanted) == wanted, (how, rank)
+            is_outside = wanted["context"] == "allocation shell"
+            assert job.node_rank == (None if is_outside else places[rank])
+            assert (job.task, job.is_ranked) == (task, True)
+            assert job.hostname in {"", hosts[rank]}
+            assert job.own_name == ("" if is_outside else hosts[rank])
+            assert job.pmi_is_open == (is_hydra and not how)
