@@ -12,248 +12,173 @@ from hypothesis import strategies as st
 from torchrun_hpc.stacks import tree
 from torchrun_hpc.stacks.sampling import WorkerStack
 
-# Eight ranks, two on each node.
 HOSTS = {0: "jwb0001", 1: "jwb0002", 2: "jwb0003", 3: "jwb0004"}
-STEP = ("<module> train.py:40", "main train.py:20")
-REDUCE = (*STEP, "step train.py:12", "all_reduce c10d.py:9")
-READ = (*STEP, "load train.py:30", "read data.py:31")
-SAVE = (*STEP, "save train.py:50")
+REDUCE = ("main", "step", "reduce")
+READ = ("main", "load", "read")
+SAVE = ("main", "save")
+LOG = ("main", "step", "log")
 
-# The stacks of some ranks, where it is not the first one; the lines.
+# What some of eight ranks do, two on each node, where the others reduce: their frames,
+# or a problem; and the lines.
 TREES = {
-    "all do the same": (
-        REDUCE,
-        {},
-        [
-            (
-                "8 ranks: <module> train.py:40 > main train.py:20 > step train.py:12 "
-                "> all_reduce c10d.py:9"
-            )
-        ],
-    ),
+    "all do the same": ({}, "8 ranks: main > step > reduce"),
     "one is odd": (
-        REDUCE,
         {3: READ},
-        [
-            "8 ranks: <module> train.py:40 > main train.py:20",
-            "  7 of 8 ranks (0-2,4-7): step train.py:12 > all_reduce c10d.py:9",
-            "* 1 rank (3, jwb0002): load train.py:30 > read data.py:31",
-        ],
+        "8 ranks: main",
+        "  7 of 8 ranks (0-2,4-7): step > reduce",
+        "* 1 rank (3, jwb0002): load > read",
     ),
     "two of a node are odd": (
-        REDUCE,
         {2: READ, 3: READ},
-        [
-            "8 ranks: <module> train.py:40 > main train.py:20",
-            "  6 of 8 ranks (0-1,4-7): step train.py:12 > all_reduce c10d.py:9",
-            "* 2 of 8 ranks (2-3, jwb0002): load train.py:30 > read data.py:31",
-        ],
+        "8 ranks: main",
+        "  6 of 8 ranks (0-1,4-7): step > reduce",
+        "* 2 of 8 ranks (2-3, jwb0002): load > read",
     ),
     "two of different nodes are odd": (
-        REDUCE,
         {0: READ, 7: READ},
-        [
-            "8 ranks: <module> train.py:40 > main train.py:20",
-            "  6 of 8 ranks (1-6): step train.py:12 > all_reduce c10d.py:9",
-            "* 2 of 8 ranks (0,7): load train.py:30 > read data.py:31",
-        ],
+        "8 ranks: main",
+        "  6 of 8 ranks (1-6): step > reduce",
+        "* 2 of 8 ranks (0,7): load > read",
     ),
     "two halves": (
-        REDUCE,
         dict.fromkeys((0, 2, 4, 6), READ),
-        [
-            "8 ranks: <module> train.py:40 > main train.py:20",
-            "  4 of 8 ranks (0,2,4,6): load train.py:30 > read data.py:31",
-            "  4 of 8 ranks (1,3,5,7): step train.py:12 > all_reduce c10d.py:9",
-        ],
+        "8 ranks: main",
+        "  4 of 8 ranks (0,2,4,6): load > read",
+        "  4 of 8 ranks (1,3,5,7): step > reduce",
+    ),
+    "nobody is odd where there is no usual": (
+        {rank: ("main", f"f{rank % 3}") for rank in range(8)},
+        "8 ranks: main",
+        "  3 of 8 ranks (0,3,6): f0",
+        "  3 of 8 ranks (1,4,7): f1",
+        "  2 of 8 ranks (2,5): f2",
     ),
     "three groups, the widest first": (
-        SAVE,
-        {1: READ, 2: REDUCE, 5: REDUCE},
-        [
-            "8 ranks: <module> train.py:40 > main train.py:20",
-            "  5 of 8 ranks (0,3-4,6-7): save train.py:50",
-            "* 2 of 8 ranks (2,5): step train.py:12 > all_reduce c10d.py:9",
-            "* 1 rank (1, jwb0001): load train.py:30 > read data.py:31",
-        ],
+        {1: READ, **dict.fromkeys((0, 3, 4, 6, 7), SAVE)},
+        "8 ranks: main",
+        "  5 of 8 ranks (0,3-4,6-7): save",
+        "* 2 of 8 ranks (2,5): step > reduce",
+        "* 1 rank (1, jwb0001): load > read",
     ),
     "a group that parts again": (
-        REDUCE,
-        {1: (*STEP, "step train.py:12", "log train.py:13"), 5: READ},
-        [
-            "8 ranks: <module> train.py:40 > main train.py:20",
-            "  7 of 8 ranks (0-4,6-7): step train.py:12",
-            "    6 of 8 ranks (0,2-4,6-7): all_reduce c10d.py:9",
-            "  * 1 rank (1, jwb0001): log train.py:13",
-            "* 1 rank (5, jwb0003): load train.py:30 > read data.py:31",
-        ],
+        {1: LOG, 5: READ},
+        "8 ranks: main",
+        "  7 of 8 ranks (0-4,6-7): step",
+        "    6 of 8 ranks (0,2-4,6-7): reduce",
+        "  * 1 rank (1, jwb0001): log",
+        "* 1 rank (5, jwb0003): load > read",
+    ),
+    "a script without functions: the outermost frame differs": (
+        {3: ("elsewhere", "read")},
+        "  7 of 8 ranks (0-2,4-7): main > step > reduce",
+        "* 1 rank (3, jwb0002): elsewhere > read",
+    ),
+    "one has called what is not Python where others call Python": (
+        {3: ("main",)},
+        "8 ranks: main",
+        "  7 of 8 ranks (0-2,4-7): step > reduce",
+        "* 1 rank (3, jwb0002): main",
+    ),
+    "each problem is one line": (
+        {6: "no answer", 1: "not allowed", 7: "no answer"},
+        "5 of 8 ranks (0,2-5): main > step > reduce",
+        "no stack of 2 of 8 ranks (6-7, jwb0004): no answer",
+        "no stack of 1 rank (1, jwb0001): not allowed",
+    ),
+    "all have one problem": (
+        dict.fromkeys(range(8), "py-spy is not installed"),
+        "no stack of 8 ranks: py-spy is not installed",
     ),
 }
 
 
-def stacks(usual, others=(), *, size=8, workers=2):
-    """Return the stacks of all ranks, one of which may be a problem."""
-    others = dict(others)
+def stacks(others=(), *, size=8, workers=2):
+    """Return the stacks of all ranks: frames, or a problem."""
+    found = dict.fromkeys(range(size), REDUCE) | dict(others)
     return [
-        WorkerStack(rank, rank // workers, others.get(rank, usual))
-        for rank in range(size)
+        WorkerStack(rank, rank // workers, problem=what)
+        if isinstance(what, str)
+        else WorkerStack(rank, rank // workers, what)
+        for rank, what in found.items()
     ]
-
-
-def problem(rank, text):
-    return WorkerStack(rank, rank // 2, problem=text)
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_a_tree(name):
-    usual, others, lines = TREES[name]
-    assert tree.render(stacks(usual, others), HOSTS) == lines
+    """The order of the answers matters only to groups of the same size."""
+    others, *lines = TREES[name]
+    found = stacks(others)
+    assert tree.render(found, HOSTS) == lines
+    backward = tree.render(found[::-1], HOSTS)
+    assert backward[0] == lines[0]
+    assert sorted(backward) == sorted(lines)
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_the_order_of_the_answers_does_not_matter(name):
-    usual, others, lines = TREES[name]
-    found = tree.render(stacks(usual, others)[::-1], HOSTS)
-    assert found[0] == lines[0]
-    assert sorted(found) == sorted(lines)
+def test_few_ranks():
+    assert tree.render([], HOSTS) == []
+    assert tree.render(stacks(size=1), HOSTS) == ["1 rank: main > step > reduce"]
+    # Their Python has not begun, or has ended.
+    without = stacks({0: (), 1: ()}, size=2)
+    assert tree.render(without, HOSTS) == ["2 ranks: no frame of Python"]
 
 
-def test_ranks_that_have_nothing_in_common_have_no_line_in_common():
-    """In a script without functions the ranks differ in the outermost frame."""
-    others = {3: ("<module> train.py:41", "read data.py:31")}
-    assert tree.render(stacks(("<module> train.py:40",), others), HOSTS) == [
-        "  7 of 8 ranks (0-2,4-7): <module> train.py:40",
-        "* 1 rank (3, jwb0002): <module> train.py:41 > read data.py:31",
-    ]
+def test_a_node_without_a_name():
+    """The name is not known; or there is no other node."""
+    for workers, hosts in (2, {}), (2, {1: ""}), (8, HOSTS):
+        lines = tree.render(stacks({3: READ}, workers=workers), hosts)
+        assert lines[-1] == "* 1 rank (3): load > read"
 
 
-def test_a_rank_that_is_where_others_call_something_has_a_frame():
-    """It has called something that is not Python."""
-    *_, odd = tree.render(stacks(REDUCE, {3: STEP}), HOSTS)
-    assert odd.startswith("* 1 rank (3, jwb0002): ")
-    assert "no frame of Python" not in odd
-
-
-def test_nobody_is_odd_where_there_is_no_usual():
-    """``*`` is for what few do where most do something else."""
-    groups = {rank: (*STEP, f"f{rank % 3} a.py:1") for rank in range(9)}
-    assert tree.render(stacks((), groups, size=9), HOSTS)[1:] == [
-        "  3 of 9 ranks (0,3,6): f0 a.py:1",
-        "  3 of 9 ranks (1,4,7): f1 a.py:1",
-        "  3 of 9 ranks (2,5,8): f2 a.py:1",
-    ]
-
-
-# --- names --------------------------------------------------------------------------
-
-
-def test_one_node_has_no_name():
-    lines = tree.render(stacks(REDUCE, {3: READ}, workers=8), {0: "jwb0001"})
-    assert lines[1:] == [
-        "  7 of 8 ranks (0-2,4-7): step train.py:12 > all_reduce c10d.py:9",
-        "* 1 rank (3): load train.py:30 > read data.py:31",
-    ]
-
-
-@pytest.mark.parametrize("hosts", [{}, {1: ""}])
-def test_a_node_of_which_the_name_is_not_known(hosts):
-    *_, last = tree.render(stacks(REDUCE, {3: READ}), hosts)
-    assert last == "* 1 rank (3): load train.py:30 > read data.py:31"
-
-
-def test_one_rank():
-    assert tree.render(stacks(STEP, size=1), HOSTS) == [
-        "1 rank: <module> train.py:40 > main train.py:20"
-    ]
+# --- many and long ones -------------------------------------------------------------
 
 
 def test_thousands_of_ranks_are_ranges():
-    lines = tree.render(stacks(REDUCE, {1234: READ}, size=4096, workers=8), HOSTS)
+    lines = tree.render(stacks({1234: READ}, size=4096, workers=8), HOSTS)
     assert lines[1:] == [
-        (
-            "  4095 of 4096 ranks (0-1233,1235-4095): step train.py:12 "
-            "> all_reduce c10d.py:9"
-        ),
-        "* 1 rank (1234): load train.py:30 > read data.py:31",
+        "  4095 of 4096 ranks (0-1233,1235-4095): step > reduce",
+        "* 1 rank (1234): load > read",
     ]
-
-
-# --- long ones ----------------------------------------------------------------------
 
 
 def numbered(count):
     return tuple(f"f{number}" for number in range(count))
 
 
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (8, "f0 > f1 > f2 > f3 > f4 > f5 > f6 > f7"),
-        (9, "f0 > f1 > ... > f4 > f5 > f6 > f7 > f8"),
-        (100, "f0 > f1 > ... > f95 > f96 > f97 > f98 > f99"),
-    ],
-)
-def test_a_long_chain_is_cut_in_the_middle(count, shown):
-    assert tree.render(stacks(numbered(count)), HOSTS) == [f"8 ranks: {shown}"]
-
-
-def test_many_places_are_counted():
-    everywhere = {rank: (*STEP, f"f{rank} a.py:{rank}") for rank in range(4096)}
-    lines = tree.render(stacks((), everywhere, size=4096), HOSTS)
-    assert len(lines) == 12
-    assert lines[-2:] == [
-        "  1 rank (9): f9 a.py:9",
-        "  4086 of 4096 ranks (10-4095): at 4086 other places",
-    ]
-
-
-def test_many_problems_are_counted():
-    found = [problem(rank, f"process {rank} is gone") for rank in range(100)]
-    assert tree.render(found, HOSTS)[-2:] == [
-        "no stack of 1 rank (9): process 9 is gone",
-        "no stack of 90 of 100 ranks (10-99): other problems",
-    ]
+def test_a_long_chain_is_cut_in_the_middle():
+    for count, shown in {
+        8: "f0 > f1 > f2 > f3 > f4 > f5 > f6 > f7",
+        9: "f0 > f1 > ... > f4 > f5 > f6 > f7 > f8",
+        100: "f0 > f1 > ... > f95 > f96 > f97 > f98 > f99",
+    }.items():
+        found = [WorkerStack(0, 0, numbered(count))]
+        assert tree.render(found, HOSTS) == [f"1 rank: {shown}"]
 
 
 def test_what_is_odd_is_not_in_the_cut():
-    odd = (*numbered(50), "odd", *numbered(3))
-    assert tree.render(stacks(numbered(100), {3: odd}), HOSTS) == [
+    usual, odd = numbered(100), (*numbered(50), "odd", *numbered(3))
+    found = stacks(dict.fromkeys(range(8), usual) | {3: odd})
+    assert tree.render(found, HOSTS) == [
         "8 ranks: f0 > f1 > ... > f45 > f46 > f47 > f48 > f49",
         "  7 of 8 ranks (0-2,4-7): f50 > f51 > ... > f95 > f96 > f97 > f98 > f99",
         "* 1 rank (3, jwb0002): odd > f0 > f1 > f2",
     ]
 
 
-# --- what is missing ----------------------------------------------------------------
-
-
-def test_no_worker():
-    assert tree.render([], HOSTS) == []
-
-
-def test_no_frame_at_all():
-    """Its Python has not begun, or has ended."""
-    assert tree.render(stacks((), size=2), HOSTS) == ["2 ranks: no frame of Python"]
-
-
-def test_a_problem_of_all_is_one_line():
-    found = [problem(rank, "py-spy is not installed") for rank in range(8)]
-    assert tree.render(found, HOSTS) == [
-        "no stack of 8 ranks: py-spy is not installed",
+def test_many_places_are_counted():
+    everywhere = {rank: ("main", f"f{rank}") for rank in range(4096)}
+    lines = tree.render(stacks(everywhere, size=4096), HOSTS)
+    assert len(lines) == 12
+    assert lines[-2:] == [
+        "  1 rank (9): f9",
+        "  4086 of 4096 ranks (10-4095): at 4086 other places",
     ]
 
 
-def test_each_problem_is_one_line():
-    found = stacks(REDUCE)
-    for rank, text in {6: "no answer", 1: "not allowed", 7: "no answer"}.items():
-        found[rank] = problem(rank, text)
-    assert tree.render(found, HOSTS) == [
-        (
-            "5 of 8 ranks (0,2-5): <module> train.py:40 > main train.py:20 "
-            "> step train.py:12 > all_reduce c10d.py:9"
-        ),
-        "no stack of 2 of 8 ranks (6-7, jwb0004): no answer",
-        "no stack of 1 rank (1, jwb0001): not allowed",
+def test_many_problems_are_counted():
+    gone = {rank: f"process {rank} is gone" for rank in range(100)}
+    assert tree.render(stacks(gone, size=100), HOSTS)[-2:] == [
+        "no stack of 1 rank (9): process 9 is gone",
+        "no stack of 90 of 100 ranks (10-99): other problems",
     ]
 
 
