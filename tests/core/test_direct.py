@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
-from commands import ENVIRON, HPC, SCRIPTS, WORLD, column, own_lines, read_workers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from testbed import Cluster
+from commands import (
+    ENVIRON,
+    HPC,
+    SCRIPTS,
+    WORLD,
+    column,
+    launch,
+    own_lines,
+    read_workers,
+)
 
 
 @pytest.mark.release
-def test_what_is_set(unpadded: Cluster) -> None:
-    environ = ENVIRON | {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "9"}
+def test_what_is_set(unpadded):
+    stale = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "9"}
     done = unpadded.srun("-N2", "-n3", *HPC, "-m", "scripts.world", "--a=b",
-                         env=environ, cwd=SCRIPTS.parent)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+                         env=ENVIRON | stale, cwd=SCRIPTS.parent)  # fmt: skip
     seen = read_workers(done)
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
     assert column(seen, *names) == [
@@ -36,7 +38,7 @@ def test_what_is_set(unpadded: Cluster) -> None:
         assert "TORCHELASTIC_USE_AGENT_STORE" not in worker
 
 
-def test_in_a_script(unpadded: Cluster, tmp_path: Path) -> None:
+def test_in_a_script(unpadded, tmp_path):
     """One task on a node, or several: what srun started is the world."""
     tmp_path.chmod(0o755)
     script = tmp_path / "script.py"
@@ -51,14 +53,12 @@ def test_in_a_script(unpadded: Cluster, tmp_path: Path) -> None:
         (("-N2", "--ntasks-per-node=2"), 4),
     ):
         done = unpadded.srun(*options, "python", str(script), env=ENVIRON)
-        assert done.returncode == 0, done.stderr
-        assert column(read_workers(done), "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
+        assert column(done, "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
             (str(rank), str(ranks), "10.10.0.1") for rank in range(ranks)
         ], done.stdout
         assert len(own_lines(done.stderr)) == 1, done.stderr
     done = unpadded.run(["python", str(script)], host="n9", env=ENVIRON)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["WORLD_SIZE"] == "1"
-    done = unpadded.srun("-N1", *HPC, "--nproc-per-node=2", str(script), env=ENVIRON)
-    assert done.returncode == 0, done.stderr
-    assert column(read_workers(done), "RANK", "WORLD_SIZE") == [("0", "2"), ("1", "2")]
+    done = launch(unpadded, "--nproc-per-node=2", nodes=1, script=[script])
+    assert column(done, "RANK", "WORLD_SIZE") == [("0", "2"), ("1", "2")]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from commands import WORLD, own_lines, read_workers
+import pytest
+from commands import WORLD, column, own_lines
 from launchers import type_on_each
 
-if TYPE_CHECKING:
-    from testbed import Cluster
 
-
-def test_the_endpoint_names_the_first_machine(bare: Cluster) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--rdzv_backend=c10d", "--rdzv_id=7", "--rdzv_endpoint=n9i:1234"),
+        ("--node_rank={node}", "--master_addr=10.20.0.1", "--master_port=1234"),
+    ],
+    ids=["c10d", "static"],
+)
+def test_one_world(bare, options):
     """With stock torchrun, no machine believes that n9i is its own name."""
-    options = ("--rdzv_backend=c10d", "--rdzv_id=7", "--rdzv_endpoint=n9i:1234")
     output, errors = type_on_each(bare, *options, "--nproc_per_node=2", WORLD)
-    seen = read_workers(output)
-    assert [worker["RANK"] for worker in seen] == ["0", "1", "2", "3"], output
-    assert {worker["GLOO_SOCKET_IFNAME"] for worker in seen} == {"ib0"}
-    assert {worker["MASTER_ADDR"] for worker in seen} == {"10.20.0.1"}
+    assert column(output, "RANK", "GLOO_SOCKET_IFNAME", "MASTER_ADDR") == [
+        (str(rank), "ib0", "10.20.0.1") for rank in range(4)
+    ], output
     (line,) = own_lines(errors)
     assert "2 nodes, 2 workers on this one, no scheduler" in line

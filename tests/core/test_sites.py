@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-from commands import ENVIRON, HPC, ONE_TASK, WORLD, column, lines, read_workers
+from commands import column, launch, lines
 from sites_of_tests import OWN, VARIABLES
 from testbed import Cluster
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("machine")
 
 
-def test_a_site_in_the_users_folder(tmp_path: Path) -> None:
+def test_a_site_in_the_users_folder(tmp_path):
     """A variable shows it; names, interfaces and variables of the workers are its."""
     folder = tmp_path / "torchrun_hpc" / "sites"
     folder.mkdir(parents=True)
     (folder / "ours.toml").write_text(OWN, encoding="utf-8")
-    environ = ENVIRON | {"OUR_CLUSTER": "cellar", "XDG_CONFIG_HOME": str(tmp_path)}
+    environ = {"OUR_CLUSTER": "cellar", "XDG_CONFIG_HOME": str(tmp_path)}
     with Cluster(
         ("node9", "node10"), fast="enp5s0", fast_names="{}-fast".format
     ) as cluster:
         foreign = cluster.foreign_bytes("eth0")
-        done = cluster.srun("-N2", ONE_TASK, *HPC, WORLD, env=environ)
+        done = launch(cluster, environ=environ)
         assert cluster.foreign_bytes("eth0") == foreign
-    assert done.returncode == 0, done.stderr
+    assert column(done, *VARIABLES, "NCCL_CROSS_NIC") == [
+        (host, "10.20.0.1", "enp5s0", "enp", "1") for host in ("node9", "node10")
+    ]
     (line,) = lines(done.stderr)
     assert "scheduler rendezvous at node9-fast:" in line
     assert line.endswith(", site ours")
-    assert column(read_workers(done), *VARIABLES, "NCCL_CROSS_NIC") == [
-        (host, "10.20.0.1", "enp5s0", "enp", "1") for host in ("node9", "node10")
-    ], done.stdout

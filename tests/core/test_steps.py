@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from commands import ENVIRON, HPC, ONE_TASK, WORLD, column, own_lines, read_workers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from testbed import Cluster
+from commands import ENVIRON, HPC, LINE, ONE_TASK, WORLD, column, own_lines
 
 
-def test_an_array(unpadded: Cluster) -> None:
+def test_an_array(unpadded):
     """The tasks of each element are a world of their own."""
     done = unpadded.sbatch(
-        f"#!/bin/sh\nsrun {' '.join([*HPC, WORLD])}\n",
+        f"#!/bin/sh\nsrun {LINE}\n",
         "-N2", "--ntasks-per-node=2", "--array=0-1", env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 0, done.outputs
     assert len(done.outputs) == 2
     for element, output in enumerate(done.outputs):
-        seen = read_workers(output)
-        assert column(seen, "RANK", "TORCHELASTIC_RUN_ID") == [
+        assert column(output, "RANK", "TORCHELASTIC_RUN_ID") == [
             (str(rank), f"{done.job_id}_{element}.0") for rank in range(4)
         ], output
 
 
-def test_a_heterogeneous_step(unpadded: Cluster) -> None:
+def test_a_heterogeneous_step(unpadded):
     done = unpadded.run(
         ["salloc", "-N1", ":", "-N2", "srun", "--het-group=0,1", ONE_TASK, *HPC, WORLD],
         env=ENVIRON,
     )
-    assert done.returncode == 0, done.stderr
-    seen = read_workers(done)
-    assert column(seen, "RANK", "GROUP_WORLD_SIZE") == [
-        (str(rank), "3") for rank in range(3)
-    ], done.stdout
-    assert len({worker["host"] for worker in seen}) == 3
+    seen = column(done, "RANK", "GROUP_WORLD_SIZE", "host")
+    assert [worker[:2] for worker in seen] == [("0", "3"), ("1", "3"), ("2", "3")], seen
+    assert len({host for _, _, host in seen}) == 3
 
 
-def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path: Path) -> None:
+def test_a_host_file_in_another_order(unpadded, tmp_path):
     """srun numbers the tasks as in the file, but the nodes as in its own list.
 
     The agents meet on the first node of the file, and are ranked as their tasks.
@@ -50,8 +39,7 @@ def test_a_host_file_in_another_order(unpadded: Cluster, tmp_path: Path) -> None
     hosts.write_text("n10\nn9\n")
     done = unpadded.srun("-N2", "-n2", "--distribution=arbitrary", *HPC, WORLD,
                          env=ENVIRON | {"SLURM_HOSTFILE": str(hosts)})  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert column(read_workers(done), "RANK", "GROUP_RANK", "host", "MASTER_ADDR") == [
+    assert column(done, "RANK", "GROUP_RANK", "host", "MASTER_ADDR") == [
         ("0", "0", "n10", "10.10.0.2"),
         ("1", "1", "n9", "10.10.0.2"),
     ], done.stdout

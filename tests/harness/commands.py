@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from testbed import Batch
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Mapping, Sequence
+
+    from testbed import Cluster
+
+    # What was printed, or the end of a job, which must have ended well.
+    Ended = str | subprocess.CompletedProcess[str] | Batch
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -30,6 +37,20 @@ HPC = ("python", "-m", "torchrun_hpc")
 STOCK = ("python", "-m", "torch.distributed.run")
 JSC = ("python", "-m", "torchrun_jsc")
 
+# As it stands in a script.
+LINE = " ".join([*HPC, WORLD])
+
+# Runs a command that is refused, and then the line that its message tells to type.
+AS_SUGGESTED = f"python {SCRIPTS / 'as_suggested.py'}"
+
+# What shows a script of a job of PBS, with a node file in its folder.
+PBS = {
+    "PBS_JOBID": "7.pbs", "PBS_NODEFILE": "HOSTFILE", "PBS_ENVIRONMENT": "PBS_BATCH"
+}  # fmt: skip
+
+# A stand-in for Apptainer, pyxis and enroot: namespaces that have their properties.
+CONTAINER = ("sh", str(SCRIPTS / "container.sh"))
+
 # How an agent starts its workers: by exec, or as forks of one import.
 FORMS = {"exec": {}, "fork": {"PET_HPC_PRELOAD": "torch"}}
 
@@ -39,7 +60,8 @@ KILL = "--kill-on-bad-exit=1"
 # The nodes of the clusters `unpadded` and `bare`.
 NODES = ("n9", "n10", "n11")
 # Without their names srun takes the third one while one of them ends another step.
-FIRST_TWO = ("-N2", "--nodelist=n9,n10")
+HOSTS = NODES[:2]
+FIRST_TWO = ("-N2", f"--nodelist={','.join(HOSTS)}")
 
 
 def require(reason: str | None) -> None:
@@ -77,18 +99,74 @@ def together(folder: Path, workers: int) -> tuple[str, str]:
     return "--no-python", str(script)
 
 
-def read_workers(
-    output: str | subprocess.CompletedProcess[str],
-) -> list[dict[str, Any]]:
+def launch(  # noqa: PLR0913
+    cluster: Cluster,
+    *options: str,
+    script: Sequence[str | os.PathLike[str]] = (WORLD,),
+    nodes: int = 2,
+    tasks: int = 1,
+    srun: Sequence[str] = (),
+    first: str = "",
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``srun python -m torchrun_hpc``; what it prints is shown if the test fails.
+
+    Args:
+        cluster: Where.
+        *options: The launcher's.
+        script: The script, and its arguments.
+        nodes: On the first so many nodes.
+        tasks: On each of them.
+        srun: What is typed before the launcher: options of srun, or a program.
+        first: What a shell does in each task before.
+        environ: Variables beside `ENVIRON`.
+        cwd: The working directory.
+    """
+    names = ",".join(cluster.names[:nodes])
+    done = cluster.srun(
+        *(f"-N{nodes}", f"--nodelist={names}", f"--ntasks-per-node={tasks}", *srun),
+        *(("sh", "-c", f'{first}; exec "$@"', "sh") if first else ()),
+        *(*HPC, *options, *script),
+        env=ENVIRON | dict(environ or {}),
+        cwd=cwd,
+    )
+    print(done.stdout, done.stderr, sep="\n")
+    return done
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int = 2) -> list[str]:
+    """Return what the launcher says of a job that it has refused, before any worker."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr, done.stderr
+    return own_lines(done.stderr)
+
+
+def read_workers(ended: Ended) -> list[dict[str, Any]]:
     """Return what the workers of scripts/world.py printed, by rank."""
-    text = output if isinstance(output, str) else output.stdout
+    if isinstance(ended, str):
+        text = ended
+    else:
+        text = ended.output if isinstance(ended, Batch) else ended.stdout
+        assert ended.returncode == 0, (text, getattr(ended, "stderr", ""))
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda worker: int(worker["RANK"]))
 
 
-def column(seen: list[dict[str, Any]], *names: str) -> list[tuple[str, ...]]:
+def column(seen: list[dict[str, Any]] | Ended, *names: str) -> list[tuple[str, ...]]:
     """Return some values of each worker, an empty text for one that is not set."""
-    return [tuple(worker.get(name, "") for name in names) for worker in seen]
+    workers = seen if isinstance(seen, list) else read_workers(seen)
+    return [tuple(worker.get(name, "") for name in names) for worker in workers]
+
+
+def see_one_world(ended: Ended, hosts: Sequence[str] = HOSTS, each: int = 1) -> None:
+    """See that there was one world, with so many workers on each of these hosts."""
+    seen = read_workers(ended)
+    assert column(seen, "host", "WORLD_SIZE") == [
+        (host, str(len(hosts) * each)) for host in hosts for _ in range(each)
+    ], ended
+    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 1, ended
 
 
 # That others are waited for: on a busy machine, any job may say so.
@@ -101,6 +179,20 @@ def own_lines(stderr: str) -> list[str]:
     Lines that say who is waited for are left out: they depend on the machine's load.
     """
     return [line for line in lines(stderr) if "torchrun_hpc: " in line]
+
+
+def errors(stderr: str) -> list[str]:
+    """Return what is wrong, as the launcher says."""
+    return [line for line in own_lines(stderr) if "error: " in line]
+
+
+def warnings(stderr: str) -> list[str]:
+    """Return what the launcher warns of, without its name."""
+    return [
+        line.partition("warning: ")[2]
+        for line in own_lines(stderr)
+        if "warning: " in line
+    ]
 
 
 def lines(stderr: str) -> list[str]:

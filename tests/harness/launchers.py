@@ -15,11 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from commands import ENVIRON, HPC, NODES
+from commands import (
+    AS_SUGGESTED,
+    ENVIRON,
+    HOSTS,
+    HPC,
+    NODES,
+    launch,
+    own_lines,
+    see_one_world,
+)
 from waiting import NEVER_S, PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from testbed import Cluster
 
@@ -201,17 +210,41 @@ def type_on_each(bare: Cluster, *words: str) -> tuple[str, str]:
     return "".join(out for out, _ in outputs), errors
 
 
-@contextlib.contextmanager
-def taken(cluster: Cluster, host: str, port: int) -> Iterator[None]:
-    """Let another program listen on a port of a host."""
+def suggested_over_ssh(
+    bare: Cluster, mpi: Launcher, environ: Mapping[str, str], wrong: str, folder: Path
+) -> None:
+    """Run what is suggested where a user has typed something wrong on the first host.
+
+    Args:
+        bare: The cluster.
+        mpi: The launcher that a user finds there as mpirun or mpiexec.
+        environ: Variables.
+        wrong: The code of the message, and the command.
+        folder: Where it runs, with a HOSTFILE.
+    """
+    path = mpi.install(bare, folder)
+    (folder / "HOSTFILE").write_text("".join(f"{host}\n" * 2 for host in HOSTS))
+    command = shlex.split(f"{AS_SUGGESTED} {wrong}")
+    done = bare.run(command, host="n9", env={"PATH": path, **environ}, cwd=folder)
+    see_one_world(done)
+
+
+def port_is_taken(cluster: Cluster, *options: str, srun: tuple[str, ...] = ()) -> None:
+    """See that a job names who has its port; with these options, and of srun."""
     script = (
-        f"import socket, time; held = socket.create_server(('', {port})); "
+        "import socket, time; held = socket.create_server(('', 24321)); "
         f"print(flush=True); time.sleep({NEVER_S})"
     )
-    holder = cluster.popen(["python3", "-c", script], host=host)
+    holder = cluster.popen(["python3", "-c", script], host="n9")
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
-        yield
+        endpoint = "--rdzv_endpoint=n9:24321"
+        done = launch(cluster, *options, endpoint, srun=srun)
     finally:
         cluster.end(holder)
+    assert "n9: task 0: Exited with exit code 2" in done.stderr
+    (line,) = own_lines(done.stderr)
+    assert "HPC055 on n9: port 24321 on 10.10.0.1 cannot be used" in line
+    assert "it is taken by python3" in line
+    assert "Traceback" not in done.stderr

@@ -2,75 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 import pytest
-from commands import ENVIRON, FIRST_TWO, HPC, ONE_TASK, SCRIPTS, WORLD, own_lines
+from commands import HOSTS, SCRIPTS, errors, launch, refused
 from waiting import NEVER_S
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from testbed import Cluster
-
 NO_TORCH = "export PYTHONPATH={folder}"
-PORTS = f'set -- python {SCRIPTS / "hold_ports.py"} "$@"'
+NOT_IMPORTED = "torch cannot be imported by"
 
-
-class Fault(NamedTuple):
-    """What is wrong on one node.
-
-    Attributes:
-        node: Which.
-        first: What its shell does before it starts the command, which is ``"$@"``.
-        says: What the node says, behind its name.
-        options: What is typed, on all nodes.
-    """
-
-    node: int
-    first: str
-    says: str
-    options: tuple[str, ...] = ()
-
-
+# The node, what its shell does before it starts the command, which is "$@", what the
+# node says, behind its name, and what is typed on all nodes.
 FAULTS = {
-    "no torch": Fault(1, NO_TORCH, "torch cannot be imported by"),
-    "no torch on the head": Fault(0, NO_TORCH, "torch cannot be imported by"),
-    "no torch, and an endpoint": Fault(
-        0, NO_TORCH, "torch cannot be imported by", ("--rdzv-endpoint", "n10:24322")
+    "no torch": (1, NO_TORCH, NOT_IMPORTED),
+    "no torch on the head": (0, NO_TORCH, NOT_IMPORTED),
+    "no torch, and an endpoint": (
+        *(0, NO_TORCH, NOT_IMPORTED),
+        "--rdzv-endpoint=n10:24322",
     ),
-    "no interface": Fault(
+    "no interface": (
         1, "export GLOO_SOCKET_IFNAME=ib7", "GLOO_SOCKET_IFNAME=ib7: this node has no"
     ),
-    "all ports taken": Fault(0, PORTS, "cannot listen on 10.10.0.1: port "),
-    "an option that only this torch lacks": Fault(
+    "all ports taken": (
+        0, f'set -- python {SCRIPTS / "hold_ports.py"} "$@"',
+        "cannot listen on 10.10.0.1: port ",
+    ),
+    "an option that only this torch lacks": (
         1, 'shift 3; set -- python -m torchrun_hpc --nope "$@"', "unrecognized arg"
     ),
-    "a log folder that cannot be made": Fault(
+    "a log folder that cannot be made": (
         1, "export PET_LOG_DIR=/proc/none", "torchrun cannot make its folder for logs"
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_all_end_and_hear_why(unpadded: Cluster, tmp_path: Path, name: str) -> None:
+def test_all_end_and_hear_why(unpadded, tmp_path, name):
     """The other node would wait for `NEVER_S`."""
-    fault = FAULTS[name]
+    node, does, says, *options = FAULTS[name]
+    first = f"if test $SLURM_NODEID = {node}; then {does.format(folder=tmp_path)}; fi"
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: no such file')")
-    first = fault.first.format(folder=tmp_path)
-    shell = f'if test $SLURM_NODEID = {fault.node}; then {first}; fi; "$@"'
-    done = unpadded.srun(
-        *FIRST_TWO, ONE_TASK, "--label", "sh", "-c", shell, "sh", *HPC,
-        f"--rdzv-conf=join_timeout={NEVER_S}", *fault.options, WORLD, env=ENVIRON,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    host = ("n9", "n10")[fault.node]
-    errors = [line for line in own_lines(done.stderr) if "error: " in line]
-    (own,) = [line for line in errors if line.startswith(f"{fault.node}: ")]
-    assert f" on {host}: {fault.says}" in own
-    if fault.node != 0:
-        (last,) = [line for line in errors if line.startswith("0: ")] or [done.stderr]
-        assert f"the job has failed: the agent on {host} (node {fault.node})" in last
-        assert fault.says in last
+    done = launch(
+        unpadded,
+        f"--rdzv-conf=join_timeout={NEVER_S}",
+        *options,
+        srun=["--label"],
+        first=first,
+    )
+    refused(done)
+    (own,) = [x for x in errors(done.stderr) if x.startswith(f"{node}: ")]
+    assert f" on {HOSTS[node]}: {says}" in own
+    if node != 0:
+        (last,) = [x for x in errors(done.stderr) if x.startswith("0: ")] or [""]
+        assert f"the job has failed: the agent on {HOSTS[node]} (node {node})" in last
+        assert says in last
