@@ -139,10 +139,12 @@ def test_every_site_is_in_the_table():
 
 def test_every_site_is_in_the_documentation():
     docs = Path(__file__).parents[3] / "docs"
-    table, centres = (docs / name for name in ("sites.md", "centres.md"))
+    table, centres = (
+        (docs / name).read_text("utf-8") for name in ("sites.md", "centres.md")
+    )
     for name, site in OURS.items():
-        assert f"\n| `{name}` | " in table.read_text("utf-8")
-        assert f"| {site.title} | " in centres.read_text("utf-8")
+        assert f"\n| `{name}` | " in table
+        assert f"| {site.title} | " in centres
 
 
 def test_every_sign_is_in_the_table():
@@ -217,62 +219,30 @@ def test_unknown_name_suggests_the_nearest_and_lists_all(wanted, nearest):
     assert (fault.value.code, fault.value.everywhere) == ("HPC040", True)
 
 
-def test_every_file_of_ours_is_read():
-    files = Path(sites.__file__).parent.glob("*.toml")
-    assert {site.file for site in OURS.values()} == set(map(str, files))
-
-
-def test_every_site_is_described_and_does_something():
+def test_every_site_does_something_that_can_be_looked_up():
     for name, site in OURS.items():
-        assert site.title, name
-        assert site.centre, name
         # a reader can find a page, a repository, or a recipe
         assert re.search(r"recipe|\w/\w", site.source), name
         assert site.pattern or site.variables, name
-        assert bool(site.pattern) == bool(site.examples), name
-        assert site.found_by == "", name
         assert hash(site), name
 
 
 def test_what_the_centres_document():
-    interfaces = {k: s.variables.get("NCCL_SOCKET_IFNAME") for k, s in OURS.items()}
-    assert interfaces == {
-        "jsc": None,
-        "derecho": "hsn",
-        "frontier": "hsn0,hsn1,hsn2,hsn3",
-        "setonix": "hsn",
-        "alps": None,
-        "polaris": None,
-        "aurora": None,
-        "lumi": "hsn",
-        "el-capitan": "hsi0",
-        "isambard-ai": "hsn",
-        "hpe-slingshot": "hsn0,hsn1,hsn2,hsn3",
-        "meluxina": "ib0",
-        "olivia": "hsn0,hsn1,hsn2,hsn3",
-    }
     # It stops NCCL where the plugin is missing: only where the centre documents it.
     plugin = {name for name, site in OURS.items() if "NCCL_NET" in site.variables}
     assert plugin == {"polaris", "alps", "isambard-ai", "hpe-slingshot"}
-    assert OURS["alps"].variables["NCCL_PROTO"] == "^LL128"
-    for site in OURS.values():
-        # what the launcher and torch decide is no site's affair
-        assert not [v for v in site.variables if v.startswith(("PET_", "MASTER_"))]
-        # these are for ranks that mpiexec has started
-        assert not [v for v in site.variables if v.startswith("CCL_")]
+    # these are for ranks that mpiexec has started
+    variables = {name for site in OURS.values() for name in site.variables}
+    assert not [name for name in variables if name.startswith("CCL_")]
 
 
 # --- names of nodes ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["", "nid001023", "jwb0001", "frontier00001"])
-def test_without_a_rule_names_stay(host):
-    for name in OURS.keys() - set(WITH_RULE):
-        assert OURS[name].rewrite(host) == host, name
-
-
-def test_who_has_a_rule():
+def test_only_where_there_is_a_rule_names_are_rewritten():
     assert set(WITH_RULE) == {"jsc", "polaris", "aurora"}
+    for name in OURS.keys() - set(WITH_RULE):
+        assert OURS[name].rewrite("jwb0001") == "jwb0001", name
 
 
 @pytest.mark.parametrize(
@@ -323,14 +293,6 @@ def test_argonne_names(system, suffix, changed):
     assert OURS[system].rewrite(name) == (fast if changed else name)
     login = f"{system}-login-02"
     assert OURS[system].rewrite(login) == login
-
-
-@pytest.mark.parametrize("name", WITH_RULE)
-def test_examples_come_out_and_stay(name):
-    site = OURS[name]
-    for host, fast in site.examples.items():
-        assert site.rewrite(host) == fast
-        assert site.rewrite(fast) == fast
 
 
 @pytest.mark.parametrize("name", WITH_RULE)
