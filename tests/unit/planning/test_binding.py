@@ -61,7 +61,13 @@ def bound(topology, workers, how="gpu", **changes):
 
 
 def cpus_of(found):
-    return [share.cpu_list for share in found.shares]
+    """Return the CPUs of the workers: ``0-3,8-11 4-7,12-15``."""
+    return " ".join(share.cpu_list for share in found.shares)
+
+
+def visible(**devices):
+    """Return the variables that list GPUs, by the first words of their names."""
+    return {f"{name}_VISIBLE_DEVICES": value for name, value in devices.items()}
 
 
 # --- as the centres type it -----------------------------------------------------------
@@ -78,77 +84,60 @@ def from_masks(text):
 # Frontier reserves the first core of each L3 region, and gives one thread of a core.
 NO_FIRST_CORES = {cpu for cpu in range(64) if cpu % 8}
 
-# The machine, the mask that the job gets, and the CPUs for each GPU, as the source has
-# them.
+# Both threads of each core.
+BOTH_THREADS = (
+    "49-55,113-119 57-63,121-127 17-23,81-87 25-31,89-95 "
+    "1-7,65-71 9-15,73-79 33-39,97-103 41-47,105-111"
+)
+# 14 cores for each GPU.
+FOURTEEN = (
+    "0-13,112-125 14-27,126-139 28-41,140-153 42-55,154-167 "
+    "56-69,168-181 70-83,182-195 84-97,196-209 98-111,210-223"
+)
+# The machine, the CPUs for each GPU, as the source has them, and the mask that the job
+# gets if it is not all.
 CENTRES = {
     # Frontier User Guide: srun -N1 -n8 -c7 --gpus-per-task=1 --gpu-bind=closest, and
     # the CPUs of each GPU in the output of hello_jobstep.
     "Frontier": (
         FRONTIER,
+        "49-55 57-63 17-23 25-31 1-7 9-15 33-39 41-47",
         NO_FIRST_CORES,
-        ["49-55", "57-63", "17-23", "25-31", "1-7", "9-15", "33-39", "41-47"],
     ),
     # LUMI's documentation, "Distribution and binding": --cpu-bind=mask_cpu:...
     "LUMI": (
         LUMI,
-        NO_FIRST_CORES,
         from_masks(
             "fe000000000000,fe00000000000000,fe0000,fe000000,fe,fe00,"
             "fe00000000,fe0000000000"
         ),
+        NO_FIRST_CORES,
     ),
-    # The same with --hint=multithread: both threads of each core.
+    # The same with --hint=multithread.
     "LUMI, two threads": (
         LUMI,
+        BOTH_THREADS,
         NO_FIRST_CORES | {cpu + 64 for cpu in NO_FIRST_CORES},
-        [
-            "49-55,113-119",
-            "57-63,121-127",
-            "17-23,81-87",
-            "25-31,89-95",
-            "1-7,65-71",
-            "9-15,73-79",
-            "33-39,97-103",
-            "41-47,105-111",
-        ],
     ),
     # co-design.pop-coe.eu, "GPU affinity" on JUWELS Booster: --cpu-bind=map_ldom:...,
     # with GPUs 0 to 3 at NUMA nodes 3, 1, 7, 5. JSC documents no mask.
-    "JUWELS Booster": (
-        JUWELS_BOOSTER,
-        None,
-        ["18-23,66-71", "6-11,54-59", "42-47,90-95", "30-35,78-83"],
-    ),
-    # bindpcie --cpu=exclusive: 14 cores for each GPU.
-    "DGX H100": (
-        DGX_H100,
-        None,
-        [
-            "0-13,112-125",
-            "14-27,126-139",
-            "28-41,140-153",
-            "42-55,154-167",
-            "56-69,168-181",
-            "70-83,182-195",
-            "84-97,196-209",
-            "98-111,210-223",
-        ],
-    ),
+    "JUWELS": (JUWELS_BOOSTER, "18-23,66-71 6-11,54-59 42-47,90-95 30-35,78-83"),
+    # bindpcie --cpu=exclusive.
+    "DGX H100": (DGX_H100, FOURTEEN),
     # Megatron-Bridge: numactl --cpunodebind=$((SLURM_LOCALID/2)), which gives the same
     # 72 cores to two workers. Here each has half of these.
-    "GB200": (GB200, None, ["0-35", "36-71", "72-107", "108-143"]),
+    "GB200": (GB200, "0-35 36-71 72-107 108-143"),
 }
 
 
 @pytest.mark.parametrize("case", CENTRES)
 def test_as_the_centre_types_it(case, tree):
-    machine, mask, expected = CENTRES[case]
-    topology = tree(machine, mask)
-    found = bound(topology, len(machine.gpus))
-    wanted = [set(parse_cpus(e)) if isinstance(e, str) else e for e in expected]
-    assert [set(share.cpus) for share in found.shares] == wanted
-    assert not found.problem
-    assert not found.instead
+    machine, expected, *mask = CENTRES[case]
+    found = bound(tree(machine, *mask), len(machine.gpus))
+    if isinstance(expected, str):
+        expected = [set(parse_cpus(cpus)) for cpus in expected.split()]
+    assert [set(share.cpus) for share in found.shares] == expected
+    assert (found.problem, found.instead) == ("", "")
     for share, (address, node) in zip(found.shares, machine.gpus.items(), strict=True):
         assert share.domain.startswith(f"NUMA node {node}, ")
         assert address in share.reason
@@ -164,79 +153,47 @@ def test_what_a_worker_is_told(tree):
 
 # --- fewer workers, GPUs that are hidden or listed ------------------------------------
 
-TWO_FIRST = ["48-55,112-119", "56-63,120-127"]
-
-# The machine, the variables, the workers; what each gets.
+# The machine, and the variables; what each worker gets.
 LISTED = {
-    "one worker has all that is near": (FRONTIER, {}, 1, ["48-63,112-127"]),
-    "two workers": (FRONTIER, {}, 2, TWO_FIRST),
-    "ROCR": (
-        FRONTIER,
-        {"ROCR_VISIBLE_DEVICES": "4,2"},
-        2,
-        ["0-15,64-79", "16-31,80-95"],
-    ),
+    "one worker has all that is near": (FRONTIER, {}, "48-63,112-127"),
+    "two workers": (FRONTIER, {}, "48-55,112-119 56-63,120-127"),
+    "ROCR": (FRONTIER, visible(ROCR="4,2"), "0-15,64-79 16-31,80-95"),
     "HIP counts what ROCR leaves": (
         FRONTIER,
-        {"ROCR_VISIBLE_DEVICES": "4,2", "HIP_VISIBLE_DEVICES": "1"},
-        1,
-        ["16-31,80-95"],
+        visible(ROCR="4,2", HIP="1"),
+        "16-31,80-95",
     ),
-    "CUDA's name on AMD": (
-        FRONTIER,
-        {"CUDA_VISIBLE_DEVICES": "4"},
-        1,
-        ["0-15,64-79"],
-    ),
-    "HIP's name goes before it": (
-        FRONTIER,
-        {"CUDA_VISIBLE_DEVICES": "4", "HIP_VISIBLE_DEVICES": "2"},
-        1,
-        ["16-31,80-95"],
-    ),
+    "CUDA's name on AMD": (FRONTIER, visible(CUDA="4"), "0-15,64-79"),
+    "HIP's goes before it": (FRONTIER, visible(CUDA="4", HIP="2"), "16-31,80-95"),
     "AMD's names": (
         FRONTIER,
-        {"ROCR_VISIBLE_DEVICES": f"{uuid(4).upper()},{uuid(2)}"},
-        2,
-        ["0-15,64-79", "16-31,80-95"],
+        visible(ROCR=f"{uuid(4).upper()},{uuid(2)}"),
+        "0-15,64-79 16-31,80-95",
     ),
     "hidden by a cgroup": (
         hiding(FRONTIER, 0, 1, 2, 3, 6, 7),
-        {"ROCR_VISIBLE_DEVICES": "0,1"},
-        2,
-        ["0-7,64-71", "8-15,72-79"],
+        visible(ROCR="0,1"),
+        "0-7,64-71 8-15,72-79",
     ),
-    "CUDA": (
-        JUWELS_BOOSTER,
-        {"CUDA_VISIBLE_DEVICES": " 2, 0"},
-        2,
-        ["42-47,90-95", "18-23,66-71"],
-    ),
+    "CUDA": (JUWELS_BOOSTER, visible(CUDA=" 2, 0"), "42-47,90-95 18-23,66-71"),
     "CUDA's names": (
         JUWELS_BOOSTER,
-        {"CUDA_VISIBLE_DEVICES": f"{uuid(3)},{uuid(1)}"},
-        2,
-        ["30-35,78-83", "6-11,54-59"],
+        visible(CUDA=f"{uuid(3)},{uuid(1)}"),
+        "30-35,78-83 6-11,54-59",
     ),
     "NVIDIA's, hidden": (
         hiding(JUWELS_BOOSTER, 0, 2),
-        {"CUDA_VISIBLE_DEVICES": "0,1"},
-        2,
-        ["6-11,54-59", "30-35,78-83"],
+        visible(CUDA="0,1"),
+        "6-11,54-59 30-35,78-83",
     ),
-    "ROCm's list is not for CUDA": (
-        JUWELS_BOOSTER,
-        {"ROCR_VISIBLE_DEVICES": "3"},
-        1,
-        ["18-23,66-71"],
-    ),
+    "ROCm's is not for CUDA": (JUWELS_BOOSTER, visible(ROCR="3"), "18-23,66-71"),
 }
 
 
 @pytest.mark.parametrize("case", LISTED)
 def test_which_gpu_is_a_workers(case, tree):
-    machine, environ, workers, expected = LISTED[case]
-    found = bound(tree(machine), workers, environ=environ)
+    machine, environ, expected = LISTED[case]
+    found = bound(tree(machine), len(expected.split()), environ=environ)
     assert (cpus_of(found), found.instead) == (expected, "")
 
 
@@ -245,84 +202,70 @@ TWO_KINDS = replace(DGX_H100, models=("A", *"BBBBBBB"))
 
 def test_gpus_of_several_kinds_in_the_order_of_their_addresses(tree):
     found = bound(tree(TWO_KINDS), 8, environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    assert cpus_of(found) == CENTRES["DGX H100"][2]
+    assert cpus_of(found) == FOURTEEN
 
 
 def test_a_gpu_that_is_near_all_cpus_leaves_another_its_own(tree):
     """Linux does not say where the first one is; it comes second all the same."""
     nested = replace(NONE, threads=1, gpus={"0000:01:00.0": -1, "0000:02:00.0": 0})
     found = bound(tree(nested), 2)
-    assert (cpus_of(found), found.instead) == (["4-7", "0-3"], "")
+    assert (cpus_of(found), found.instead) == ("4-7 0-3", "")
 
 
 # --- what cannot be divided by GPU is divided evenly ----------------------------------
 
 NONE = Machine(cores=8, threads=2, cache=4, node=4, gpus={})
-PARTS = {"CUDA_VISIBLE_DEVICES": "MIG-GPU-1/1/0,MIG-GPU-1/2/0"}
-SOCKET = set(range(56))
+PARTS = "MIG-GPU-1/1/0,MIG-GPU-1/2/0"
+HALVES = "0-71 72-143"
 
-# The machine, the mask, the variables, the workers; why, and what each gets.
+# The machine, the variables; why, what each worker gets, and the mask if it is not all.
 INSTEAD = {
-    "no GPU": (NONE, None, {}, 2, "shows a GPU here", ["0-3,8-11", "4-7,12-15"]),
-    "fewer GPUs": (VIRTUAL, None, {}, 2, "2 workers and 1 visible GPU", ["0-3", "4-7"]),
-    "none is visible": (
-        VIRTUAL,
-        None,
-        {"CUDA_VISIBLE_DEVICES": ""},
-        1,
-        "1 worker and 0 visible GPUs",
-        ["0-7"],
-    ),
+    "no GPU": (NONE, {}, "shows a GPU here", "0-3,8-11 4-7,12-15"),
+    "fewer GPUs": (VIRTUAL, {}, "2 workers and 1 visible GPU", "0-3 4-7"),
+    "none is seen": (VIRTUAL, visible(CUDA=""), "1 worker and 0 visible GPUs", "0-7"),
     "what follows a number that is none is not visible": (
         GB200,
-        None,
-        {"CUDA_VISIBLE_DEVICES": "0,9,1"},
-        2,
+        visible(CUDA="0,9,1"),
         "2 workers and 1 visible GPU",
-        ["0-71", "72-143"],
+        HALVES,
     ),
     "nor what is listed twice": (
         GB200,
-        None,
-        {"CUDA_VISIBLE_DEVICES": "1,1"},
-        2,
+        visible(CUDA="1,1"),
         "2 workers and 1 visible GPU",
-        ["0-71", "72-143"],
+        HALVES,
     ),
-    "parts of GPUs": (GB200, None, PARTS, 2, "parts of GPUs", ["0-71", "72-143"]),
+    "parts of GPUs": (GB200, visible(CUDA=PARTS), "parts of GPUs", HALVES),
     "several kinds": (
         TWO_KINDS,
-        None,
         {},
-        2,
         "CUDA_DEVICE_ORDER=PCI_BUS_ID",
-        ["0-55,112-167", "56-111,168-223"],
+        "0-55,112-167 56-111,168-223",
     ),
     # A job on a part of the node, whose CPUs are on the other socket.
     "far from the mask": (
         DGX_H100,
-        SOCKET,
-        {"CUDA_VISIBLE_DEVICES": "4,5"},
-        2,
+        visible(CUDA="4,5"),
         "0 of the 56 CPUs in the affinity mask are local to GPU 0-1",
-        ["0-27", "28-55"],
+        "0-27 28-55",
+        set(range(56)),
     ),
     # Two cores of twelve.
     "most of the mask would be unused": (
         DGX_H100,
-        {54, 55, *range(56, 66)},
         {},
-        1,
         "2 of the 12 CPUs in the affinity mask are local to GPU 0 (0000:1b:00.0)",
-        ["54-65"],
+        "54-65",
+        set(range(54, 66)),
     ),
 }
 
 
 @pytest.mark.parametrize("case", INSTEAD)
 def test_evenly_instead(case, tree):
-    machine, mask, environ, workers, reason, expected = INSTEAD[case]
-    topology = tree(machine, mask)
+    machine, environ, reason, expected, *mask = INSTEAD[case]
+    topology = tree(machine, *mask)
+    workers = len(expected.split())
     found = bound(topology, workers, environ=environ)
     assert reason in found.instead
     assert cpus_of(found) == expected
@@ -464,10 +407,8 @@ def test_near_gpus_nothing_is_given_twice(data):
 # --- tasks that are workers (direct mode) ---------------------------------------------
 
 ALL = frozenset(range(16))
-LEFT, RIGHT = (
-    frozenset({*range(4), *range(8, 12)}),
-    frozenset({*range(4, 8), *range(12, 16)}),
-)
+LEFT = frozenset({*range(4), *range(8, 12)})
+RIGHT = ALL - LEFT
 
 
 def task(topology, rank, masks, how="even", **changes):
@@ -483,18 +424,15 @@ def task(topology, rank, masks, how="even", **changes):
     return binding.plan(replace(inputs, mode=Mode.DIRECT))
 
 
-PART_OF = (LEFT, RIGHT)
-
-
-@pytest.mark.parametrize("other", ["all", "its part", "a part of that"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_tasks_with_one_mask_take_their_parts(rank, other, tree):
-    """The other one may have taken its part already."""
-    part = PART_OF[1 - rank]
-    mask = {"all": ALL, "its part": part, "a part of that": frozenset({min(part)})}
-    found = task(tree(NONE), rank, (mask[other],))
-    assert cpus_of(found) == [["0-3,8-11", "4-7,12-15"][rank]]
-    assert found.fewest == 8
+@pytest.mark.parametrize(
+    ("rank", "others", "expected"),
+    [(0, RIGHT, "0-3,8-11"), (1, LEFT, "4-7,12-15")],
+)
+def test_tasks_with_one_mask_take_their_parts(rank, others, expected, tree):
+    """The other one may have taken its part already, or a part of that."""
+    for mask in ALL, others, frozenset({min(others)}):
+        found = task(tree(NONE), rank, (mask,))
+        assert (cpus_of(found), found.fewest) == (expected, 8), mask
 
 
 # The masks of the other tasks, and of this one; why none is bound.
@@ -526,25 +464,20 @@ TWO_GPUS = replace(NONE, gpus={"0000:01:00.0": 1, "0000:02:00.0": 0})
         ({}, 0, "4-7,12-15"),
         ({}, 1, "0-3,8-11"),
         # by a wrapper, or the scheduler: to each its GPU, not in their order
-        ({"CUDA_VISIBLE_DEVICES": "1"}, 0, "0-3,8-11"),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, 1, "4-7,12-15"),
+        (visible(CUDA="1"), 0, "0-3,8-11"),
+        (visible(CUDA="0"), 1, "4-7,12-15"),
     ],
 )
 def test_tasks_near_their_gpus(environ, rank, expected, tree):
     found = task(tree(TWO_GPUS), rank, (ALL,), "gpu", environ=environ)
-    assert cpus_of(found) == [expected]
-    assert not found.instead
+    assert (cpus_of(found), found.instead) == (expected, "")
 
 
 # What a task sees; it must not divide otherwise than one that sees something else.
 SEEN_BY_A_TASK = {
-    "others first": (DGX_H100, {"CUDA_VISIBLE_DEVICES": "1,0"}, "2 visible GPUs"),
+    "others first": (DGX_H100, visible(CUDA="1,0"), "2 visible GPUs"),
     "more than one of several": (DGX_H100, {}, "8 visible GPUs"),
-    "one of more than there are tasks": (
-        DGX_H100,
-        {"CUDA_VISIBLE_DEVICES": "1"},
-        "1 visible GPU",
-    ),
+    "one of more than tasks": (DGX_H100, visible(CUDA="1"), "1 visible GPU"),
     "its own four": (hiding(DGX_H100, 4, 5, 6, 7), {}, "4 visible GPUs"),
 }
 
@@ -555,13 +488,13 @@ def test_tasks_that_may_see_other_gpus_divide_evenly(case, tree):
     mask = frozenset(machine.mask)
     found = task(tree(machine), 1, (mask,), "gpu", environ=environ)
     assert f"2 workers and {numbers}: each task has to see" in found.instead
-    assert cpus_of(found) == ["56-111,168-223"]
+    assert cpus_of(found) == "56-111,168-223"
 
 
 def test_a_task_that_may_open_its_own_gpu_only(tree):
     topology = tree(hiding(TWO_GPUS, 0))
-    found = task(topology, 1, (ALL,), "gpu", environ={"CUDA_VISIBLE_DEVICES": "0"})
-    assert cpus_of(found) == ["0-3,8-11"]
+    found = task(topology, 1, (ALL,), "gpu", environ=visible(CUDA="0"))
+    assert cpus_of(found) == "0-3,8-11"
 
 
 @pytest.mark.parametrize(
