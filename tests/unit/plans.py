@@ -115,10 +115,18 @@ def conf_of(plan):
     return dict(pair.split("=") for pair in pairs)
 
 
-def refused(code, message, *args, **kwargs):
-    """Expect a message of a code that contains a text; return the error."""
+def refused(code, message, *args, by=planned, **kwargs):
+    """Expect a message of a code that contains a text; return the error.
+
+    Args:
+        code: Of the message.
+        message: A part of the text.
+        by: The function that refuses.
+        args: Its arguments.
+        kwargs: Its arguments by their names.
+    """
     with pytest.raises(LaunchError, match=re.escape(message)) as caught:
-        planned(*args, **kwargs)
+        by(*args, **kwargs)
     assert caught.value.code == code
     assert str(caught.value).isprintable()
     return caught.value
