@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import inspected
 import pytest
 from waiting import PATIENCE
 
-from torchrun_hpc.stacks import service
+own_names, serve = inspected.own_names, inspected.serve
 
 # It is at line 6 of a function that was called in line 14.
 SLEEPS = """\
@@ -32,8 +32,6 @@ def other():
 threading.Thread(target=other, daemon=True).start()
 wait()
 """
-
-_NUMBERS = itertools.count()
 
 
 class Processes:
@@ -69,14 +67,6 @@ def processes(tmp_path):
     made = Processes(tmp_path)
     yield made
     made.end()
-
-
-@pytest.fixture
-def own_names(monkeypatch):
-    """Keep away from other launches that run on this machine meanwhile."""
-    prefix = f"torchrun_hpc.test{os.getpid()}.{next(_NUMBERS)}"
-    monkeypatch.setattr(service, "_PREFIX", prefix)
-    return prefix
 
 
 # --- another user ---------------------------------------------------------------------

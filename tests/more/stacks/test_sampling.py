@@ -13,27 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from inspected import problem_of, worker
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import WorkerStack, sample
 
 SLEEP = "import time; time.sleep(600)"
 FRAMES = ("<module> sleeps.py:14", "wait sleeps.py:6")  # of conftest.SLEEPS
-
-
-def worker(pid, rank=5):
-    return Worker(rank, 8, 1, rank % 2, pid, lambda: None)
-
-
-def problem_of(pid, timeout=PATIENCE):
-    """Look at a process of which there is no stack, and return why."""
-    (found,) = sample([worker(pid)], timeout)
-    assert found == WorkerStack(5, 1, problem=found.problem)
-    assert found.problem.isprintable()
-    assert 0 < len(found.problem) <= 250
-    return found.problem
 
 
 # --- processes ----------------------------------------------------------------------

@@ -17,21 +17,6 @@ pytestmark = pytest.mark.usefixtures("own_names")
 NOBODY = 65534  # user and group
 
 
-@pytest.fixture
-def serve():
-    """Start a service that ends with the test; return its name."""
-    made = []
-
-    def serve(collect):
-        made.append(Service("19.0", collect))
-        made[-1].start()
-        return names()[0]
-
-    yield serve
-    for each in made:
-        each.close()
-
-
 def names():
     return [name for _, name in launches()]
 
@@ -53,7 +38,8 @@ def result_of_ask(name):
 
 def test_another_user_gets_no_answer(serve, as_nobody):
     collected = []
-    name = serve(lambda: collected.append(1))
+    serve("19.0", lambda: collected.append(1))
+    (name,) = names()
     assert bytes_of(name) == "null"
     assert as_nobody(bytes_of, name) == ""
     assert len(collected) == 1  # nor is anything looked at
@@ -61,13 +47,14 @@ def test_another_user_gets_no_answer(serve, as_nobody):
 
 
 def test_launches_of_other_users_are_not_found(serve, as_nobody):
-    serve(dict)
+    serve("19.0", dict)
     assert as_nobody(names) == []
 
 
 def test_the_agent_of_another_user_is_not_asked(serve, as_nobody):
     """Whatever its name, and also if it would answer."""
-    name = serve(dict)
+    serve("19.0", dict)
+    (name,) = names()
     assert as_nobody(result_of_ask, name) == "PermissionError"
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 
+import inspected
 import pytest
 
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
-from torchrun_hpc.stacks import service
 
-_NUMBERS = itertools.count()
+own_names, serve = inspected.own_names, inspected.serve
 
 
 @pytest.fixture
@@ -29,11 +27,3 @@ def watched():
             return made
 
         yield watch
-
-
-@pytest.fixture
-def own_names(monkeypatch):
-    """Keep away from other launches that run on this machine meanwhile."""
-    prefix = f"torchrun_hpc.test{os.getpid()}.{next(_NUMBERS)}"
-    monkeypatch.setattr(service, "_PREFIX", prefix)
-    return prefix

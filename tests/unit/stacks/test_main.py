@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -15,7 +14,6 @@ from waiting import PATIENCE
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.__main__ import main
 from torchrun_hpc.stacks.sampling import WorkerStack
-from torchrun_hpc.stacks.service import Service
 
 pytestmark = pytest.mark.usefixtures("own_names")
 
@@ -40,19 +38,6 @@ def run(capsys):
         return code, out, err.splitlines()
 
     return run
-
-
-@pytest.fixture
-def serve():
-    """Let launches answer."""
-    with contextlib.ExitStack() as ending:
-
-        def serve(launch_id, answer):
-            made = Service(launch_id, lambda: answer)
-            ending.callback(made.close)
-            made.start()
-
-        yield serve
 
 
 def stack(rank, frames=(), problem="", node=0, host=""):
@@ -82,37 +67,26 @@ no answer of jwb0003 (node 2)
 """
 
 
-def test_one_node(serve, run):
-    serve("", ONE_NODE)
-    assert run() == (0, OF_ONE_NODE, [])
-
-
-def test_several_nodes(serve, run):
-    serve("19.0", THREE_NODES)
-    assert run() == (0, OF_THREE_NODES, [])
-
-
-def test_no_workers(serve, run):
-    serve("", {"launch": "", "missing": "", "workers": []})
-    assert run() == (0, "there are no workers now\n", [])
-
-
-def test_nobody_has_answered(serve, run):
-    """The network is broken: whether there are workers, is not known."""
-    serve("", {"launch": "", "missing": "n9 (node 0), n10 (node 1)", "workers": []})
-    assert run() == (0, "no answer of n9 (node 0), n10 (node 1)\n", [])
-
-
-def test_json(serve, run):
-    serve("19.0", THREE_NODES)
-    code, out, err = run("--json")
-    assert (code, err) == (0, [])
-    assert json.loads(out) == [THREE_NODES]
+@pytest.mark.parametrize(
+    ("answer", "out"),
+    [
+        (ONE_NODE, OF_ONE_NODE),
+        (THREE_NODES, OF_THREE_NODES),
+        ({**ONE_NODE, "workers": []}, "there are no workers now\n"),
+        # The network is broken: whether there are workers, is not known.
+        ({**ONE_NODE, "workers": [], "missing": "n9, n10"}, "no answer of n9, n10\n"),
+    ],
+)
+def test_an_answer(serve, run, answer, out):
+    serve(answer["launch"], lambda: answer)
+    assert run() == (0, out, [])
+    code, written, err = run("--json")
+    assert (code, json.loads(written), err) == (0, [answer], [])
 
 
 def test_several_launches(serve, run):
-    serve("19.0", THREE_NODES)
-    serve("19.1", {**ONE_NODE, "launch": "19.1"})
+    serve("19.0", lambda: THREE_NODES)
+    serve("19.1", lambda: {**ONE_NODE, "launch": "19.1"})
     code, out, _ = run()
     assert code == 0
     assert OF_THREE_NODES in out
@@ -134,24 +108,17 @@ def in_a_job(monkeypatch, rank=0, **changes):
 
 def test_launches_of_this_job_only(serve, run, monkeypatch):
     number = in_a_job(monkeypatch)
-    serve(f"{number}.0", {**ONE_NODE, "launch": "this"})
-    serve(f"{number}1.0", {**ONE_NODE, "launch": "another"})
-    serve("1.0", {**ONE_NODE, "launch": "another"})
+    serve(f"{number}.0", lambda: {**ONE_NODE, "launch": "this"})
+    serve(f"{number}1.0", lambda: {**ONE_NODE, "launch": "another"})
+    serve("1.0", lambda: {**ONE_NODE, "launch": "another"})
     assert run() == (0, f"launch this\n{OF_ONE_NODE}", [])
-
-
-def test_a_launch_without_a_job(serve, run, monkeypatch):
-    """As of --standalone."""
-    in_a_job(monkeypatch)
-    serve("", ONE_NODE)
-    assert run() == (0, OF_ONE_NODE, [])
 
 
 def test_a_launch_on_one_node_of_a_job_that_has_another_one(serve, run, monkeypatch):
     """It has no number of its own, and is not to be forgotten."""
     number = in_a_job(monkeypatch)
-    serve(f"{number}.0", {**THREE_NODES, "launch": f"{number}.0"})
-    serve("", ONE_NODE)
+    serve(f"{number}.0", lambda: {**THREE_NODES, "launch": f"{number}.0"})
+    serve("", lambda: ONE_NODE)
     code, out, err = run()
     assert (code, err) == (0, [])
     assert f"launch {number}.0\n" in out
@@ -159,7 +126,8 @@ def test_a_launch_on_one_node_of_a_job_that_has_another_one(serve, run, monkeypa
 
 
 def test_one_task_of_a_step_prints(serve, run, monkeypatch):
-    serve("", ONE_NODE)
+    """Here a launch without a number, as of --standalone."""
+    serve("", lambda: ONE_NODE)
     printed = []
     for rank in range(3):
         in_a_job(monkeypatch, rank)
@@ -206,13 +174,13 @@ def test_an_agent_that_does_not_answer(run, monkeypatch, serve):
         service, "ask", lambda of, _: ask(of, 0.02 if of == name else PATIENCE)
     )
     assert run() == (1, "", [f"{NO_ANSWER}timed out"])
-    serve("", ONE_NODE)
+    serve("", lambda: ONE_NODE)
     code, out, err = run("--json")
     assert (code, json.loads(out), err) == (1, [ONE_NODE], [f"{NO_ANSWER}timed out"])
 
 
 def test_an_agent_of_another_user(run, serve, monkeypatch):
-    serve("", ONE_NODE)
+    serve("", lambda: ONE_NODE)
     monkeypatch.setattr(service, "_user_of", lambda _: NOBODY)
     assert run() == (1, "", [f"{NO_ANSWER}it is another user's"])
 
@@ -230,5 +198,5 @@ def test_a_job_that_cannot_be_found_out(serve, run, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n[1-")
-    serve("", ONE_NODE)
+    serve("", lambda: ONE_NODE)
     assert run() == (0, OF_ONE_NODE, [])

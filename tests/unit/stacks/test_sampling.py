@@ -7,31 +7,18 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inspected import as_sent, problem_of, worker
 from programs import ROOT
 from waiting import PATIENCE
 
-from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import WorkerStack, received, sample
-
-
-def worker(pid, rank=5):
-    return Worker(rank, 8, 1, rank % 2, pid, lambda: None)
-
-
-def problem_of(pid, timeout=PATIENCE):
-    """Look at a process of which there is no stack, and return why."""
-    (found,) = sample([worker(pid)], timeout)
-    assert found == WorkerStack(5, 1, problem=found.problem)
-    assert found.problem.isprintable()
-    assert 0 < len(found.problem) <= 250
-    return found.problem
 
 
 def test_no_worker():
@@ -218,10 +205,6 @@ GOOD = WorkerStack(5, 1, ("f a.py:1", "g b.py:2"))
 BAD = WorkerStack(6, 1, problem="no answer of py-spy")
 
 
-def as_sent(*stacks):
-    return json.loads(json.dumps([asdict(stack) for stack in stacks]))
-
-
 def test_what_is_sent_is_received():
     assert received(as_sent(GOOD, BAD)) == [GOOD, BAD]
     assert received([]) == []
@@ -232,35 +215,23 @@ def test_what_is_received_can_be_printed():
     assert received(sent) == [WorkerStack(5, 1, (" [2Jf", "g" * 200), " no")]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        5,
-        "text",
-        {},
-        {"rank": 5},
-        [None],
-        [[]],
-        [{}],
-        [{"rank": 5}],
-        [{"rank": None, "frames": [], "problem": ""}],
-        [{"rank": "five", "frames": [], "problem": ""}],
-        [{"rank": float("nan"), "frames": [], "problem": ""}],
-        [{"rank": float("inf"), "frames": [], "problem": ""}],
-        [{"rank": 5, "frames": None, "problem": ""}],
-        [{"rank": 5, "frames": [5], "problem": ""}],
-        [{"rank": 5, "frames": [[5]], "problem": ""}],
-        [{"rank": 5, "frames": [], "problem": None}],
-        [{"rank": 5, "frames": [], "problem": [5]}],
-        [*as_sent(GOOD), None],
-    ],
-)
-def test_what_cannot_be_read_is_nothing(value):
-    assert received(value) == []
+NAMES = [field.name for field in fields(WorkerStack)]
+NOTHING = (None, 5, "text", {}, {"rank": 5}, [None], [[]], [{}], [*as_sent(GOOD), None])
+WRONG = {
+    "rank": (None, "five", float("nan"), float("inf")),
+    "frames": (None, [5], [[5]]),
+    "problem": (None, [5]),
+}
 
 
-NAMES = ["rank", "node", "frames", "problem"]
+def test_what_cannot_be_read_is_nothing():
+    (good,) = as_sent(GOOD)
+    lacking = [{k: v for k, v in good.items() if k != name} for name in NAMES]
+    wrong = [{**good, name: each} for name in WRONG for each in WRONG[name]]
+    for value in (*NOTHING, *([each] for each in lacking + wrong)):
+        assert received(value) == [], value
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (

@@ -20,20 +20,6 @@ NOBODY = 65534  # user
 LARGE = "x" * 2**22  # more than a socket keeps for one that does not read
 
 
-@pytest.fixture
-def serve():
-    """Start services that end with the test."""
-    with contextlib.ExitStack() as ending:
-
-        def serve(launch_id, collect):
-            made = Service(launch_id, collect)
-            ending.callback(made.close)
-            made.start()
-            return made
-
-        yield serve
-
-
 def names_of(launch_id):
     return [name for found, name in launches() if found == launch_id]
 
@@ -57,13 +43,6 @@ def test_an_answer(serve, launch_id):
         assert ask(name, PATIENCE) == {"workers": ["ä\n", LARGE]}
 
 
-def test_two_launches(serve):
-    serve("19.0", lambda: {"launch": 0})
-    serve("19.1", lambda: {"launch": 1})
-    found = {launch_id: ask(name, PATIENCE) for launch_id, name in launches()}
-    assert found == {"19.0": {"launch": 0}, "19.1": {"launch": 1}}
-
-
 def test_two_of_one_process(serve):
     """A program may launch twice at the same time: the first one answers."""
     first = serve("19.0", lambda: {"which": "first"})
@@ -73,23 +52,6 @@ def test_two_of_one_process(serve):
     second.close()
     assert ask(name, PATIENCE) == {"which": "first"}
     first.close()
-
-
-def test_one_after_the_other_in_one_process(serve):
-    for number in range(3):
-        made = serve("19.0", lambda number=number: {"number": number})
-        (name,) = names_of("19.0")
-        assert ask(name, PATIENCE) == {"number": number}
-        made.close()
-        has_ended("19.0")
-
-
-def test_it_answers_several_one_after_the_other(serve):
-    serve("19.0", lambda: {"workers": []})
-    (name,) = names_of("19.0")
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: ask(name, PATIENCE), range(32)))
-    assert answers == [{"workers": []}] * 32
 
 
 def test_a_launch_that_is_answering_is_one_launch(serve):
@@ -113,10 +75,6 @@ def test_a_launch_that_is_answering_is_one_launch(serve):
         assert answer.result(PATIENCE) == {}
 
 
-def test_there_is_no_launch():
-    assert list(launches()) == []
-
-
 # --- the end --------------------------------------------------------------------------
 
 
@@ -127,17 +85,17 @@ def has_ended(launch_id):
 
 
 def test_the_end(serve):
-    made = serve("19.0", dict)
-    (name,) = names_of("19.0")
-    made.close()
-    has_ended("19.0")
-    with pytest.raises(ConnectionRefusedError):
-        ask(name, PATIENCE)
-    made.close()  # once more
-
-
-def test_the_end_without_a_beginning():
-    Service("19.0", dict).close()
+    """A program may launch once more."""
+    Service("19.0", dict).close()  # it has not begun
+    for number in range(3):
+        made = serve("19.0", lambda number=number: {"number": number})
+        (name,) = names_of("19.0")
+        assert ask(name, PATIENCE) == {"number": number}
+        made.close()
+        has_ended("19.0")
+        with pytest.raises(ConnectionRefusedError):
+            ask(name, PATIENCE)
+        made.close()  # once more
 
 
 def test_the_end_while_somebody_asks(serve):
@@ -163,14 +121,6 @@ def test_the_end_while_somebody_asks(serve):
 
 
 # --- who does not behave --------------------------------------------------------------
-
-
-def test_one_that_goes_without_an_answer(serve):
-    serve("19.0", lambda: {"workers": [LARGE]})
-    (name,) = names_of("19.0")
-    for _ in range(3):
-        connect(name).close()
-    assert ask(name, PATIENCE) == {"workers": [LARGE]}
 
 
 def test_one_that_never_reads_does_not_keep_the_next_one_waiting(serve, monkeypatch):
