@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -107,6 +108,21 @@ def patch_all(**values: Any) -> None:
     outcomes = registry.apply_patches(make_plan(**values))
     for outcome in outcomes:
         assert outcome.state is expected_state(outcome.patch), outcome.name
+
+
+def make_executor(node: Any, state: Any) -> Any:
+    """Return what changes a state for a node."""
+    conditions = dynamic_rendezvous.RendezvousSettings(
+        run_id="test",
+        min_nodes=1,
+        max_nodes=len(state.participants),
+        timeout=dynamic_rendezvous.RendezvousTimeout(),
+        keep_alive_interval=timedelta(seconds=5),
+        keep_alive_max_attempt=3,
+    )
+    executor = Executor(node, None, conditions)
+    executor._state = state
+    return executor
 
 
 def parameters_at(endpoint: str, **conf: Any) -> RendezvousParameters:

@@ -10,18 +10,17 @@ import socket
 import sys
 import types
 from dataclasses import replace
-from datetime import timedelta, timezone
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from inside_torch import Node, State, make_executor
 from packaging.version import Version
 from side_by_side import clean_environ, run
 from torch.distributed import run as torch_run
-from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.agent.server import api
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from waiting import PATIENCE
 
 import torchrun_hpc
@@ -55,26 +54,6 @@ def test_this_torch_has_what_it_is_known_to_have(name: str) -> None:
 def test_every_patch_is_for_one_of_them() -> None:
     known = {id(capability) for capability in ALL.values()}
     assert {id(patch.IS_FOR) for patch in registry.PATCHES} <= known
-
-
-@pytest.mark.parametrize(
-    ("release", "releases", "expected"),
-    [
-        ("2.0.1", ">=2.0", True),
-        ("1.13.1", ">=2.0", False),
-        ("2.4.0", "==2.4.*", True),
-        ("2.5.0", "==2.4.*", False),
-        ("2.10.0", ">=2.4", True),
-        ("2.10.0", "<2.2", False),
-        ("2.16.0", ">=2.4", True),
-    ],
-)
-def test_which_releases(
-    release: str, releases: str, *, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capabilities, "RELEASE", Version(release))
-    for present in (False, True):
-        assert Capability(releases, present).is_expected is expected
 
 
 def _looked_again() -> Any:
@@ -127,39 +106,19 @@ def test_a_look_that_fails_has_found_nothing(error: type[Exception]) -> None:
 
 def test_what_was_looked_at_is_what_torch_says() -> None:
     """By other ways than the looks."""
-    has_info = "RendezvousInfo" in dir(rendezvous)
-    assert capabilities.RENDEZVOUS_INFO.present is has_info
+    agent: Any = inspect.unwrap(api.SimpleElasticAgent._rendezvous)
+    reads_info = "bootstrap_store_info" in agent.__code__.co_names
+    assert capabilities.RENDEZVOUS_INFO.present is reads_info
     assert capabilities.LISTENING_SOCKET.present is _takes_a_socket(use_libuv=False)
     assert capabilities.AWARE_TIMES.present is (_heartbeat().tzinfo is not None)
 
 
 def _heartbeat() -> Any:
     """Return a time that torch itself has put into a state."""
-    torch_rendezvous: Any = dynamic_rendezvous
-    node = torch_rendezvous._NodeDesc("n9", 1, 0)
-    settings = torch_rendezvous.RendezvousSettings(
-        run_id="test",
-        min_nodes=1,
-        max_nodes=1,
-        timeout=torch_rendezvous.RendezvousTimeout(),
-        keep_alive_interval=timedelta(seconds=5),
-        keep_alive_max_attempt=3,
-    )
-    executor = torch_rendezvous._DistributedRendezvousOpExecutor(node, None, settings)
-    executor._state = torch_rendezvous._RendezvousState()
+    node = Node("n9", 1, 0)
+    executor = make_executor(node, State())
     executor._keep_alive()
     return executor._state.last_heartbeats[node]
-
-
-@pytest.mark.parametrize("imported", [True, False])
-def test_a_time_zone_is_not_a_name_in_a_module(
-    monkeypatch: pytest.MonkeyPatch, *, imported: bool
-) -> None:
-    monkeypatch.setattr(dynamic_rendezvous, "timezone", timezone, raising=False)
-    if not imported:
-        monkeypatch.delattr(dynamic_rendezvous, "timezone")
-    found = _looked_again().AWARE_TIMES.present
-    assert found is capabilities.AWARE_TIMES.present
 
 
 def _warns(args: Any) -> Any:
@@ -289,13 +248,6 @@ def test_an_answer_without_a_place_to_meet(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(capabilities, "RENDEZVOUS_INFO", older)
     store = dist.HashStore()
     assert capabilities.rendezvous_info(store, 1, 3, "127.0.0.2", 1234) == (store, 1, 3)
-
-
-def test_torch_expects_it_so() -> None:
-    """What its agent does with the answer."""
-    agent: Any = inspect.unwrap(api.SimpleElasticAgent._rendezvous)
-    reads = "bootstrap_store_info" in agent.__code__.co_names
-    assert reads is capabilities.RENDEZVOUS_INFO.present
 
 
 # --- a torch that is too old --------------------------------------------------------

@@ -10,11 +10,7 @@ import pytest
 from torch.distributed import run as torch_run
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import (
-    master_addr,
-    registry,
-    replacing,
-)
+from torchrun_hpc.torch_compat.patches import master_addr, replacing
 
 if TYPE_CHECKING:
     import argparse
@@ -71,23 +67,3 @@ def test_what_is_patched_already_is_patched_again(
         assert not hasattr(capabilities.without_default(args), "master_addr")
     finally:
         replacing.restore()
-
-
-def _other_parameters(args: Any, _more: Any) -> Any:
-    return getattr(args, "master_addr", None)
-
-
-def _other_option(args: Any) -> Any:
-    return args
-
-
-@pytest.mark.usefixtures("torch_again")
-@pytest.mark.parametrize("function", [_other_parameters, _other_option])
-def test_a_torch_that_has_changed(
-    function: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = replace(master_addr.IS_FOR, present=True)
-    monkeypatch.setattr(master_addr, "IS_FOR", there)
-    monkeypatch.setattr(torch_run, "config_from_args", function)
-    (outcome,) = registry.examine([master_addr])
-    assert outcome.state is registry.State.DOES_NOT_FIT

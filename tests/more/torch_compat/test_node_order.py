@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from datetime import timedelta
 from itertools import permutations
 from typing import Any
 
 import pytest
-from inside_torch import Executor, Handler, Node, State, make_plan, patch_all
-from torch.distributed.elastic.rendezvous import (
-    dynamic_rendezvous,
-)
+from inside_torch import Handler, Node, State, make_executor, make_plan
 
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.torch_compat.patches import (
@@ -26,16 +22,7 @@ def _ranks(nodes: list[Any]) -> dict[str, int]:
     """Let torch rank participants."""
     state = State()
     state.participants = dict.fromkeys(nodes, 0)
-    conditions = dynamic_rendezvous.RendezvousSettings(
-        run_id="test",
-        min_nodes=len(nodes),
-        max_nodes=len(nodes),
-        timeout=dynamic_rendezvous.RendezvousTimeout(),
-        keep_alive_interval=timedelta(seconds=5),
-        keep_alive_max_attempt=3,
-    )
-    executor = Executor(nodes[0], None, conditions)
-    executor._state = state
+    executor = make_executor(nodes[0], state)
     executor._mark_rendezvous_complete()
     return {node.addr: rank for node, rank in state.participants.items()}
 
@@ -119,11 +106,3 @@ def test_another_type_is_not_a_ranked_node(other: Any) -> None:
 def test_text_of_a_node_is_as_in_torch() -> None:
     """It is part of torch's own messages."""
     assert repr(RankedNode("n9", 12, 3, 0)) == repr(Node("n9", 12, 3))
-
-
-@pytest.mark.usefixtures("torch_again")
-def test_a_second_launch_in_one_process() -> None:
-    """Programs that use torchrun_hpc.auto may launch twice; nothing has changed."""
-    patch_all(node_rank=0)
-    patch_all(node_rank=2)
-    assert Handler._node_desc_generator.generate("n").node_rank == 2

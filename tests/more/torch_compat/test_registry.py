@@ -36,6 +36,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.rendezvous import (
     c10d_rendezvous_backend,
     dynamic_rendezvous,
+    static_tcp_rendezvous,
 )
 from torch.distributed.launcher import api as launcher_api
 
@@ -66,14 +67,8 @@ from torchrun_hpc.torch_compat.patches.hooks import Hooks
 from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
 
 Multiprocessing: Any = multiprocessing_api
+PContext = Multiprocessing.PContext
 SubprocessHandler = Multiprocessing.SubprocessHandler
-
-NEEDED = [patch for patch in registry.PATCHES if patch.IS_FOR.is_expected]
-
-
-@pytest.mark.parametrize("patch", NEEDED, ids=lambda patch: patch.__name__)
-def test_fits_this_torch(patch: registry.Patch) -> None:
-    assert patch.fits() is True
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -112,7 +107,10 @@ def test_a_second_launch_in_one_process() -> None:
 
 @pytest.mark.usefixtures("torch_again")
 def test_what_became_of_each() -> None:
-    outcomes = registry.apply_patches(make_plan())
+    before = targets()
+    outcomes = registry.examine(registry.PATCHES)
+    assert targets() == before  # none is applied by looking
+    assert outcomes == registry.apply_patches(make_plan())
     names = sorted(outcome.name for outcome in outcomes)
     page = (Path(__file__).parents[3] / "docs" / "patches.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \|$", page, re.MULTILINE)
@@ -130,62 +128,36 @@ def test_what_became_of_each() -> None:
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_looking_at_patches_applies_none() -> None:
-    before = targets()
-    outcomes = registry.examine(registry.PATCHES)
-    assert targets() == before
-    assert outcomes == registry.apply_patches(make_plan())
-
-
-@pytest.mark.usefixtures("torch_again")
-def test_a_release_without_the_fault_is_left_alone(
+@pytest.mark.parametrize(
+    ("releases", "present", "is_fault", "state"),
+    [
+        ("<2.0", False, False, registry.State.NOT_NEEDED),
+        (">=2.0", False, False, registry.State.DOES_NOT_FIT),  # it may be elsewhere
+        (">=2.0", False, True, registry.State.NOT_NEEDED),  # somebody has mended it
+        ("<2.0", True, False, registry.State.APPLIED),  # nobody knows this release
+    ],
+)
+def test_what_a_release_has_and_should_have(
+    releases: str,
+    state: registry.State,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    present: bool,
+    is_fault: bool,
 ) -> None:
-    older = capabilities.Capability("<2.0", present=False)
-    monkeypatch.setattr(state_as_json, "IS_FOR", older)
+    is_for = capabilities.Capability(releases, present, is_fault)
+    monkeypatch.setattr(state_as_json, "IS_FOR", is_for)
     before = dynamic_rendezvous.pickle
     first, *others = registry.apply_patches(make_plan())
-    assert (first.name, first.state) == ("state_as_json", registry.State.NOT_NEEDED)
+    assert (first.name, first.state) == ("state_as_json", state)
+    assert (dynamic_rendezvous.pickle is before) is (not present)
+    codes = [message.code for message in registry.left_out([first])]
+    assert codes == ["HPC080"] * (state is registry.State.DOES_NOT_FIT)
     for outcome in others:
         assert outcome.state is expected_state(outcome.patch), outcome.name
-    assert registry.left_out([first]) == []
-    assert dynamic_rendezvous.pickle is before
 
 
-@pytest.mark.usefixtures("torch_again")
-def test_a_release_that_has_lost_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fault may be there all the same, at another place."""
-    lost = capabilities.Capability(f"=={capabilities.RELEASE}", present=False)
-    monkeypatch.setattr(state_as_json, "IS_FOR", lost)
-    before = dynamic_rendezvous.pickle
-    outcome = registry.apply_patches(make_plan())[0]
-    assert outcome.state is registry.State.DOES_NOT_FIT
-    (message,) = registry.left_out([outcome])
-    assert (message.code, state_as_json.TARGET in message.text) == ("HPC080", True)
-    assert dynamic_rendezvous.pickle is before
-
-
-@pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.__name__)
-def test_a_release_that_should_have_it_and_has_not(
-    patch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = replace(patch.IS_FOR, releases=">=2.0", present=False)
-    monkeypatch.setattr(patch, "IS_FOR", lost)
-    (outcome,) = outcomes = registry.examine([patch])
-    messages = [message.code for message in registry.left_out(outcomes)]
-    if patch.IS_FOR.is_fault:  # somebody has mended it
-        assert (outcome.state, messages) == (registry.State.NOT_NEEDED, [])
-    else:
-        assert (outcome.state, messages) == (registry.State.DOES_NOT_FIT, ["HPC080"])
-
-
-@pytest.mark.usefixtures("torch_again")
-def test_a_release_that_nobody_knows_and_that_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    newer = capabilities.Capability("<2.0", present=True)
-    monkeypatch.setattr(state_as_json, "IS_FOR", newer)
-    assert registry.apply_patches(make_plan())[0].state is registry.State.APPLIED
+# --- a torch that has changed ---------------------------------------------------------
 
 
 def _by_address(self: Any) -> None:
@@ -199,180 +171,138 @@ def _no_order(self: Any) -> None:
     self._state.complete = True
 
 
-def _other_server(_self: Any, _addr: str, _port: int, _timeout: int) -> None: ...
-
-
-def _other_store(_params: Any, _timeout: int) -> None: ...
-
-
-def _other_init(self: Any, node: Any, *_more: Any) -> None:
-    self._this_node = node
+def _other(_self: Any, _more: Any) -> None:
+    """Take other arguments, and use nothing of what a patch looks for."""
 
 
 def _answer(self: Any) -> Any:
     return self._answer
 
 
-CHANGES = [
-    (node_order, Executor, "_mark_rendezvous_complete", _by_address),
-    (node_order, Executor, "_mark_rendezvous_complete", _no_order),
-    (node_order, Executor, "_mark_rendezvous_complete", None),
-    (node_order, Handler, "_node_desc_generator", None),
-    (bind_store, c10d_rendezvous_backend, "TCPStore", None),
-    (state_as_json, dynamic_rendezvous, "pickle", None),
-]
-if capabilities.LISTENING_SOCKET.present:
-    CHANGES += [(bind_store, c10d_rendezvous_backend, "TCPStore", dist.HashStore)]
-if capabilities.SHARED_STORE.present:
-    CHANGES += [
-        (bind_store, Handler, "_create_tcp_store_server", _other_server),
-        (bind_store, Handler, "_create_tcp_store_server", None),
-        (fresh_store, Handler, "__init__", _other_init),
-        (fresh_store, Handler, "next_rendezvous", None),
-    ]
-if capabilities.ADDRESS_IS_LOST.present:
-    CHANGES += [
-        (local_addr, Handler, "__init__", _other_init),
-        (local_addr, Handler, "next_rendezvous", _answer),
-        (local_addr, Handler, "next_rendezvous", None),
-    ]
-
-
-def _monitor_more(_agent: Any, worker_group: Any, more: Any) -> None: ...
-
-
-def _close_otherwise(_context: Any, timeout: int) -> None: ...
-
-
-def _start_otherwise(_self: Any) -> None: ...
-
-
-def _popen_with_preexec(_self: Any, args: Any, env: Any) -> Any:
+def _popen_with_preexec(self: Any, args: Any, env: Any) -> Any:
+    self._stdout, self._stderr = None, None
     return subprocess.Popen(args, env=env, preexec_fn=None)
 
 
-def _popen_elsewhere(_self: Any, args: Any, env: Any) -> Any:
-    return args, env
+def _popen_elsewhere(self: Any, args: Any, env: Any) -> Any:
+    return self, args, env
 
 
-def _name_of(_host: str) -> str: ...
+def _without_option(args: Any) -> Any:
+    return args
 
 
-CHANGES += [
-    (forward_signals, LocalElasticAgent, "_monitor_workers", None),
-    (forward_signals, LocalElasticAgent, "_monitor_workers", _monitor_more),
-    (forward_signals, LocalElasticAgent, "__init__", _start_otherwise),
-    (forward_signals, multiprocessing_api.MultiprocessContext, "pids", None),
-    (forward_signals, multiprocessing_api.SubprocessContext, "pids", None),
-    (defer_signals_on_close, multiprocessing_api.PContext, "close", None),
-    (defer_signals_on_close, multiprocessing_api.PContext, "close", _close_otherwise),
-    (defer_signals_on_close, multiprocessing_api.PContext, "start", _start_otherwise),
-    (defer_signals_on_close, multiprocessing_api, "_terminate_process_handler", None),
-    (parent_death_signal, Starting, POPEN, None),
-    (parent_death_signal, multiprocessing_api, "SubprocessHandler", None),
-    (parent_death_signal, SubprocessHandler, "_popen", _start_otherwise),
-    (parent_death_signal, SubprocessHandler, "_popen", _popen_with_preexec),
-    (parent_death_signal, SubprocessHandler, "_popen", _popen_elsewhere),
+Local, Simple = LocalElasticAgent, agent_api.SimpleElasticAgent
+Static = static_tcp_rendezvous.StaticTCPRendezvous
+AGENT = [agent, keep_open_on_restart, forward_signals, watch_workers]
+START_WORKERS = [parent_death_signal, fork_workers, bind_workers, watch_workers]
+
+# What is another one, or gone, and who must notice it.
+CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
+    (dynamic_rendezvous, "pickle", None, [state_as_json]),
+    (Executor, "_mark_rendezvous_complete", _by_address, [node_order]),
+    (Executor, "_mark_rendezvous_complete", _no_order, [node_order]),
+    (Executor, "_mark_rendezvous_complete", None, [node_order]),
+    (Handler, "_node_desc_generator", None, [node_order]),
+    (Handler, "__init__", _other, [fresh_store, local_addr, host_exits_last]),
+    (Handler, "next_rendezvous", _answer, [local_addr]),
+    (Handler, "next_rendezvous", None, [fresh_store, local_addr, report_missing_nodes]),
+    (Static, "next_rendezvous", None, [report_missing_nodes]),
+    (Handler, "shutdown", None, [host_exits_last]),
+    (Static, "shutdown", None, [host_exits_last]),
+    (Static, "__init__", _other, [host_exits_last]),
+    (c10d_rendezvous_backend, "TCPStore", None, [bind_store]),
+    (launcher_api, "LocalElasticAgent", None, AGENT),
+    (launcher_api, "launch_agent", _other, AGENT),
+    (Simple, "_rendezvous", _other, [agent]),
+    (Simple, "_rendezvous", None, [agent]),
+    (Simple, "_exit_barrier", _other, [agent]),
+    (Simple, "_exit_barrier", None, [agent]),
+    (Simple, "_invoke_run", None, [agent]),
+    (Simple, "__init__", _other, [agent, watch_workers]),  # it counts the restarts
+    (Local, "__init__", _other, [keep_open_on_restart, forward_signals, watch_workers]),
+    (Local, "_monitor_workers", _other, [agent, forward_signals, watch_workers]),
+    (Local, "_monitor_workers", None, [agent, forward_signals, watch_workers]),
+    (Local, "_shutdown", None, [agent, watch_workers]),
+    (Local, "_start_workers", _other, [watch_workers]),
+    (Local, "_start_workers", None, [watch_workers]),
+    (Local, "_stop_workers", None, [keep_open_on_restart]),
+    (Multiprocessing.MultiprocessContext, "pids", None, [forward_signals]),
+    (Multiprocessing.SubprocessContext, "pids", None, [forward_signals]),
+    (PContext, "__init__", _other, [watch_workers]),
+    (PContext, "close", _other, [defer_signals_on_close]),
+    (PContext, "close", None, [defer_signals_on_close]),
+    (PContext, "start", _other, [defer_signals_on_close]),
+    (Multiprocessing, "_terminate_process_handler", None, [defer_signals_on_close]),
+    (Multiprocessing, "SubprocessHandler", None, START_WORKERS),
+    (SubprocessHandler, "_popen", _other, START_WORKERS),
+    (SubprocessHandler, "_popen", None, START_WORKERS),
+    (SubprocessHandler, "_popen", _popen_with_preexec, [parent_death_signal]),
+    (
+        *(SubprocessHandler, "_popen", _popen_elsewhere),
+        [parent_death_signal, fork_workers, watch_workers],
+    ),
+    (Starting, POPEN, None, [parent_death_signal]),
+    (agent_api, "_get_fq_hostname", _other, [host_name]),
+    (agent_api, "_get_fq_hostname", None, [host_name]),
+    (Local, "_get_fq_hostname", None, [host_name]),
+    (Simple, "_construct_event", _other, [host_name]),
+    (torch_run, "config_from_args", _other, [master_addr]),
+    (torch_run, "config_from_args", _without_option, [master_addr]),
+    (torch_run, "config_from_args", None, [master_addr]),
 ]
 if POPEN == "subprocess":
-    CHANGES += [(parent_death_signal, Starting, "subprocess", object())]
-if host_name.IS_FOR.present:
+    CHANGES += [(Starting, "subprocess", object(), [parent_death_signal])]
+if capabilities.LISTENING_SOCKET.present:
+    CHANGES += [(c10d_rendezvous_backend, "TCPStore", dist.HashStore, [bind_store])]
+if capabilities.SHARED_STORE.present:
     CHANGES += [
-        (host_name, agent_api, "_get_fq_hostname", None),
-        (host_name, agent_api, "_get_fq_hostname", _name_of),
-        (host_name, LocalElasticAgent, "_get_fq_hostname", None),
-        (host_name, agent_api.SimpleElasticAgent, "_construct_event", _start_otherwise),
+        (Handler, "_create_tcp_store_server", changed, [bind_store])
+        for changed in (None, _other)
     ]
 
 
-def _other(self: Any, worker_group: Any, more: Any) -> None: ...
-
-
-def _no_arguments(self: Any) -> None: ...
-
-
-Simple: Any = agent_api.SimpleElasticAgent
-CHANGES += [
-    (agent, Simple, "_rendezvous", _other),
-    (agent, Simple, "_rendezvous", None),
-    (agent, Simple, "_exit_barrier", _other),
-    (agent, Simple, "_exit_barrier", None),
-    (agent, Simple, "__init__", _no_arguments),  # it counts the restarts otherwise
-    (agent, LocalElasticAgent, "_shutdown", None),
-    (watch_workers, LocalElasticAgent, "_start_workers", _no_arguments),
-    (watch_workers, LocalElasticAgent, "_start_workers", None),
-    (watch_workers, LocalElasticAgent, "_shutdown", None),
-    (watch_workers, LocalElasticAgent, "__init__", _no_arguments),
-    (watch_workers, SubprocessHandler, "_popen", None),
-    (watch_workers, SubprocessHandler, "_popen", _no_arguments),
-    (watch_workers, SubprocessHandler, "_popen", _popen_elsewhere),
-    (watch_workers, multiprocessing_api.PContext, "__init__", _start_otherwise),
-]
-# The base has a method of this name, which nobody calls.
-for _handler in report_missing_nodes.HANDLERS:
-    CHANGES += [
-        (report_missing_nodes, _handler, "next_rendezvous", None),
-        (host_exits_last, _handler, "shutdown", None),
-    ]
-if master_addr.IS_FOR.present:
-    CHANGES += [(master_addr, torch_run, "config_from_args", None)]
-CHANGES += [
-    (patch, multiprocessing_api.SubprocessHandler, "_popen", changed)
-    for patch in (fork_workers, bind_workers)
-    for changed in (None, _no_arguments)
-]
-# Agents are created elsewhere, or by another name.
-for _patch in (agent, forward_signals, watch_workers):
-    CHANGES += [
-        (_patch, launcher_api, "LocalElasticAgent", None),
-        (_patch, launcher_api, "launch_agent", _no_arguments),
-    ]
-if keep_open_on_restart.IS_FOR.present:
-    CHANGES += [
-        (keep_open_on_restart, LocalElasticAgent, "_stop_workers", None),
-        (keep_open_on_restart, LocalElasticAgent, "__init__", _no_arguments),
-    ]
-
-
-@pytest.mark.parametrize("patch", registry.PATCHES, ids=lambda patch: patch.__name__)
-def test_a_change_of_torch_is_tried_for_each(patch: registry.Patch) -> None:
-    assert patch.IS_FOR.present is any(patch is tried for tried, *_ in CHANGES)
+def test_a_change_of_torch_is_tried_for_each() -> None:
+    tried = {patch.__name__ for *_, patches in CHANGES for patch in patches}
+    assert tried == {patch.__name__ for patch in registry.PATCHES}
 
 
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
-    ("patch", "owner", "name", "changed"),
+    ("owner", "name", "changed", "patches"),
     CHANGES,
-    ids=[
-        f"{p.__name__.split('.')[-1]}-{n}-{getattr(c, '__name__', c and type(c))}"
-        for p, _, n, c in CHANGES
-    ],
+    ids=[f"{n}-{getattr(c, '__name__', c and type(c))}" for _, n, c, _ in CHANGES],
 )
 def test_a_torch_that_has_changed(
-    patch: Any, owner: Any, name: str, changed: Any, monkeypatch: pytest.MonkeyPatch
+    owner: Any,
+    name: str,
+    changed: Any,
+    patches: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if changed is None:
-        monkeypatch.delattr(owner, name)
+        monkeypatch.delattr(owner, name, raising=False)
     else:
-        monkeypatch.setattr(owner, name, changed)
-    before = {
-        (place, place_name): inspect.getattr_static(place, place_name, None)
-        for place, place_name in PLACES
-    }
-    monkeypatch.setattr(registry, "PATCHES", (patch,))
+        monkeypatch.setattr(owner, name, changed, raising=False)
+    for patch in patches:  # also one that this torch does not need
+        monkeypatch.setattr(patch, "IS_FOR", replace(patch.IS_FOR, present=True))
+    monkeypatch.setattr(registry, "PATCHES", patches)
+    before = [inspect.getattr_static(*place, None) for place in PLACES]
 
-    (outcome,) = registry.apply_patches(make_plan())
-    assert outcome.state is registry.State.DOES_NOT_FIT
-    assert registry.left_out([outcome]) == [
+    outcomes = registry.apply_patches(make_plan())
+    assert [outcome.patch for outcome in outcomes] == patches
+    for outcome in outcomes:
+        assert outcome.state is registry.State.DOES_NOT_FIT, outcome.name
+        assert "#" in outcome.patch.REASON  # an issue to read
+    assert registry.left_out(outcomes) == [
         Message(
             "HPC080",
             f"torch {torch.__version__} has changed {patch.TARGET}; it is left as it "
             f"is, and {patch.REASON}",
         )
+        for patch in patches
     ]
-    assert "#" in patch.REASON  # an issue to read
-    for (place, place_name), old in before.items():
-        assert inspect.getattr_static(place, place_name, None) is old
+    assert [inspect.getattr_static(*place, None) for place in PLACES] == before
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -426,18 +356,9 @@ def test_a_torch_without_a_class_that_two_patches_need(
     assert found == {**expected, **left_out}
 
 
-NEW: tuple[Any, ...] = (
-    forward_signals,
-    defer_signals_on_close,
-    parent_death_signal,
-    host_name,
-)
-
-
 @pytest.mark.usefixtures("torch_again")
 def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the one whose call is what must not happen."""
-    monkeypatch.setattr(registry, "PATCHES", NEW)
+    """But of the name of the host: that call is what must not happen."""
     called: list[Any] = []
 
     def monitor(self: Any, worker_group: Any) -> Any:
@@ -448,13 +369,11 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
         called.append((self, death_sig, timeout))
 
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
-    monkeypatch.setattr(multiprocessing_api.PContext, "close", close)
+    monkeypatch.setattr(PContext, "close", close)
     forwarded: list[Any] = []
     nothing: Any = None
-    hooks = Hooks(forwarded.append, relay=nothing, watch=nothing)
-    for outcome in registry.apply_patches(make_plan(), hooks):
-        applied = outcome.state is registry.State.APPLIED
-        assert applied is outcome.patch.IS_FOR.is_expected, outcome
+    forward_signals.apply(nothing, Hooks(forwarded.append, nothing, nothing))
+    defer_signals_on_close.apply()
 
     one = object.__new__(launcher_api.LocalElasticAgent)
     one._pcontext = None
@@ -463,9 +382,9 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     one._pcontext = SimpleNamespace(pids=lambda: {0: 4711})
     assert one._monitor_workers("group") == "state"
     assert forwarded == [{0: 4711}]
-    context: Any = multiprocessing_api.PContext
-    context.close(one, signal.SIGTERM, timeout=3)
+    PContext.close(one, signal.SIGTERM, timeout=3)
     assert called == [(one, "group"), (one, "group"), (one, signal.SIGTERM, 3)]
-    if capabilities.RENDEZVOUS_INFO.present:
+    if host_name.IS_FOR.present:
+        host_name.apply()
         assert agent_api._get_fq_hostname() == socket.gethostname()
         assert one._get_fq_hostname() == socket.gethostname()
