@@ -110,6 +110,11 @@ def values(settings):
     return {name: setting.value for name, setting in settings.items()}
 
 
+def visible(**devices):
+    """Return the variables that list GPUs, by the first words of their names."""
+    return {f"{name}_VISIBLE_DEVICES": value for name, value in devices.items()}
+
+
 def conf_of(plan):
     pairs = plan.options["rdzv_conf"].value.split(",")
     return dict(pair.split("=") for pair in pairs)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nodes import THREE, make_inputs, step
-from plans import planned, refused
+from plans import planned, refused, visible
 from trees import (
     DGX_H100,
     FRONTIER,
@@ -63,11 +63,6 @@ def bound(topology, workers, how="gpu", **changes):
 def cpus_of(found):
     """Return the CPUs of the workers: ``0-3,8-11 4-7,12-15``."""
     return " ".join(share.cpu_list for share in found.shares)
-
-
-def visible(**devices):
-    """Return the variables that list GPUs, by the first words of their names."""
-    return {f"{name}_VISIBLE_DEVICES": value for name, value in devices.items()}
 
 
 # --- as the centres type it -----------------------------------------------------------
