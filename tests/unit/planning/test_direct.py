@@ -22,17 +22,16 @@ from plans import (
     ALIASES,
     BLOCK,
     CYCLIC,
+    PORT,
     UNEVEN,
     job_at,
     make_direct_plan,
     planned_at,
     planned_task,
+    refused,
     values,
     visible,
     worker_environment,
-)
-from plans import (
-    refused as refused_by,
 )
 
 from torchrun_hpc import schedulers
@@ -46,11 +45,9 @@ from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 from torchrun_hpc.setting import Setting
 
-PORT = "25592"  # of 19.0, as in test_plan.py
 # --- the variables of a worker ------------------------------------------------------
 
-
-refused = partial(refused_by, by=planned_task)
+task_refused = partial(refused, by=planned_task)
 
 
 def environment(plan):
@@ -76,7 +73,7 @@ def test_variables_of_all_workers(places):
     others = len(places) - 1
     assert [each.world.report_rank == 0 for each in plans] == [True] + [False] * others
     listening = [each.rendezvous.listen for each in plans]
-    assert listening == [("10.20.0.1", int(PORT))] + [None] * others
+    assert listening == [("10.20.0.1", PORT)] + [None] * others
     assert {each.rendezvous.endpoint for each in plans} == {f"jwb0001i:{PORT}"}
     assert all(value.source for each in plans for value in each.environment.values())
 
@@ -137,7 +134,7 @@ def test_one_node(rank):
         if name != "GLOO_SOCKET_IFNAME"
     } | {"MASTER_ADDR": "127.0.0.1"}
     assert (plan.rendezvous.endpoint, plan.site) == (f"127.0.0.1:{PORT}", None)
-    assert plan.rendezvous.listen == (("127.0.0.1", int(PORT)) if rank == 0 else None)
+    assert plan.rendezvous.listen == (("127.0.0.1", PORT) if rank == 0 else None)
 
 
 def test_one_node_needs_no_network():
@@ -194,7 +191,7 @@ def test_an_option_that_has_no_effect():
 
 
 def test_an_interface_that_is_not_there():
-    error = refused(
+    error = task_refused(
         "HPC054",
         "GLOO_SOCKET_IFNAME=ib9: this node has no interface 'ib9'",
         job_at(BLOCK, 0),
@@ -204,14 +201,14 @@ def test_an_interface_that_is_not_there():
 
 
 def test_a_process_outside_of_the_nodes():
-    refused("HPC068", "not on one of the job's nodes", step(node_rank=None))
+    task_refused("HPC068", "not on one of the job's nodes", step(node_rank=None))
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_name_that_resolves_nowhere(rank):
     hosts = {"jwb0001": "", "jwb0001i": ""}
     network = juelich(rank // 4, hosts=hosts, interfaces={"lo": "127.0.0.1/8"})
-    error = refused(
+    error = task_refused(
         "HPC059",
         "the head node's name jwb0001 (SLURM_STEP_NODELIST) does not resolve here",
         job_at(BLOCK, rank),
@@ -353,7 +350,7 @@ def test_what_a_hook_has_left_is_replaced(address):
 def test_a_number_that_is_not_the_first_nodes_is_seen_by_rank_0(address):
     """The other nodes cannot know whose it is."""
     environ = exported(address)
-    error = refused(
+    error = task_refused(
         "HPC039",
         f"rank 0 is on jwb0001, but the other nodes will look for it on {address}",
         job_at(BLOCK, 0),
@@ -405,7 +402,7 @@ def test_a_port_that_is_none(port):
     text = f"MASTER_PORT={port} is not a port"
     for address, places in product([None, "jwb0001"], [BLOCK, [0] * 8]):
         environ = exported(address, port)
-        error = refused("HPC129", text, job_at(places, 5), environ=environ)
+        error = task_refused("HPC129", text, job_at(places, 5), environ=environ)
         assert error.everywhere, (address, places)
 
 
@@ -597,7 +594,7 @@ def test_rank_0_is_told_to_be_on_another_node():
     """In an order of the user's own it may be on any; that it is, it sees itself."""
     job = step(2, task=Task(0, 6, 0, 2), listed_at=2)
     message = "rank 0 is on jwb0003, but the other nodes will"
-    error = refused("HPC039", message, job, environ=exported("jwb0001"))
+    error = task_refused("HPC039", message, job, environ=exported("jwb0001"))
     assert "export MASTER_ADDR=jwb0003" in str(error)
 
 
