@@ -70,14 +70,20 @@ def watched(children, monkeypatch):
 
 
 def test_a_failure_is_found_once(watched):
-    good, bad = watched.start(2)
+    good, bad, _ = watched.start(3)
     good.end(0)
     bad.end(1, RAISED)
     watched.watch.check()
     watched.watch.check()
     (failure,) = watched.failures
     assert (failure.rank, failure.cause) == (5, CAUSE)
-    assert watched.attempts == [Attempt(1, LEFT)]
+    runs = [(worker.rank, runs) for worker, runs in watched.watch.workers]
+    assert runs == [(4, False), (5, False), (6, True)]
+    (following,) = watched.start(1)
+    following.end(3)
+    watched.watch.check()
+    assert [(f.rank, f.code, f.cause) for f in watched.failures[1:]] == [(4, 3, "")]
+    assert watched.attempts == [Attempt(1, LEFT), Attempt(2, LEFT)]
 
 
 def test_the_first_one_is_the_one_from_which_others_follow(watched):
@@ -138,8 +144,12 @@ def test_what_fails_after_torch_has_looked(watched):
     assert sorted(watched.ranks()) == [4, 5]
 
 
-def test_one_that_is_terminated_by_others_has_failed(watched):
+@pytest.mark.parametrize("text", ["", RAISED + "\n"])
+def test_one_that_is_terminated_by_others_has_failed(watched, text):
+    """Whoever sent the signal: it is not the agent."""
     _, terminated = watched.start(2)
+    terminated.write(text)
+    watched.later()
     terminated.end(-signal.SIGTERM)
     watched.watch.check()
     assert [(f.rank, f.code) for f in watched.failures] == [(5, -signal.SIGTERM)]
@@ -155,28 +165,19 @@ def test_the_end_of_workers_in_a_restart_is_no_failure(watched):
     assert watched.failures == []
 
 
-def test_a_last_look(watched):
+@pytest.mark.parametrize("looks", [0, 1])
+def test_a_last_look(watched, looks):
+    """What has failed with it, is looked at."""
     raises, follows = watched.start(2)
     raises.end(1, RAISED)
     follows.write(FOLLOWS)
     watched.later()
     watched.watch.stop(look=True)
     follows.end(1)
-    watched.watch.check()  # what has failed with it, is looked at
-    assert watched.ranks() == [4, 5]
+    for _ in range(looks):
+        watched.watch.check()
     watched.watch.stopped()
     watched.watch.check()
-    assert len(watched.failures) == 2
-
-
-def test_those_that_end_while_all_are_stopped_are_looked_at_once_more(watched):
-    raises, follows = watched.start(2)
-    raises.end(1, RAISED)
-    follows.write(FOLLOWS)
-    watched.later()
-    watched.watch.stop(look=True)
-    follows.end(1)
-    watched.watch.stopped()
     assert sorted(watched.ranks()) == [4, 5]
 
 
@@ -196,18 +197,6 @@ def test_one_that_fails_before_all_are_started(watched, children):
     watched.begin([bad, good])
     watched.watch.check()
     assert watched.failures[0].cause == CAUSE
-
-
-def test_the_next_workers(watched):
-    (first,) = watched.start(1)
-    first.end(1, RAISED)
-    watched.watch.check()
-    (second,) = watched.start(1)
-    second.end(3)
-    watched.watch.check()
-    assert [failure.code for failure in watched.failures] == [1, 3]
-    assert watched.failures[1].cause == ""
-    assert watched.attempts == [Attempt(1, LEFT), Attempt(2, LEFT)]
 
 
 def test_equal_failures_of_a_node_have_their_lines_once(watched):
@@ -234,21 +223,3 @@ def test_one_that_is_about_to_end_is_not_forgotten(watched, seconds, codes):
     # Whatever shortened its end.
     assert [failure.code for failure in watched.failures] == codes
     assert {failure.cause for failure in watched.failures} <= {CAUSE}
-
-
-def test_one_that_was_terminated_by_others_after_its_traceback(watched):
-    """Whoever sent the signal: it is not the agent."""
-    raises, _ = watched.start(2)
-    raises.write(RAISED + "\n")
-    watched.later()
-    raises.end(-signal.SIGTERM)
-    watched.watch.check()
-    assert [failure.code for failure in watched.failures] == [-signal.SIGTERM]
-
-
-def test_which_workers_there_are(watched):
-    ended, _ = watched.start(2)
-    ended.end(0)
-    watched.watch.check()
-    found = [(worker.rank, runs) for worker, runs in watched.watch.workers]
-    assert found == [(4, False), (5, True)]
