@@ -6,26 +6,16 @@ import itertools
 import random
 
 import pytest
+from doctor.reports import make_link
 
 from torchrun_hpc.doctor import judgement
 
 HOSTS = [f"n{rank}" for rank in range(40)]
-GOOD = {"latency_s": 3e-5, "forward": 1.2e8, "backward": 1.19e8, "lost": 0.0}
+GOOD = {"latency_s": 3e-5, "forward": 1.2e8, "backward": 1.19e8, "clock_s": 1e-5}
 
 
 def link(first, second, **changes):
-    return {
-        "first": first,
-        "second": second,
-        "problem": "",
-        "blocked": [],
-        "clock_s": 1e-5,
-        "lost_mtu": 0,
-        "networks": {},
-        "looks": 1,
-        **GOOD,
-        **changes,
-    }
+    return make_link(first, second, **GOOD | changes)
 
 
 def cluster(nodes, bad):
@@ -123,9 +113,7 @@ def test_noise_makes_no_node_suspect(nodes, spread):
 
 
 def test_one_that_sends_and_receives_well_with_some_other_is_not_to_blame():
-    links = [
-        link(0, 1), link(0, 2, forward=6e7), link(1, 2, backward=6e7),
-    ]  # fmt: skip
+    links = [link(0, 1), link(0, 2, forward=6e7), link(1, 2, backward=6e7)]
     assert found(links) == [("HPC191", [])]
     assert found([links[0], links[1], link(1, 2, forward=6e7)]) == [("HPC191", [2])]
 
@@ -142,9 +130,8 @@ def test_two_bad_nodes_of_four():
 
 
 def test_all_that_is_wrong_with_a_node_is_one_finding():
-    (finding,) = judgement.findings(
-        cluster(3, of_node(1, **HALF, **LATE, **LOSSY)), HOSTS
-    )
+    links = cluster(3, of_node(1, **HALF, **LATE, **LOSSY))
+    (finding,) = judgement.findings(links, HOSTS)
     assert finding["text"] == (
         "n1, with 2 of 2 nodes: 480 Mbit/s, and 960 Mbit/s is usual here; 5.0 ms there "
         "and back, and 30 us is usual; 1.00% of the segments are sent again"
@@ -198,12 +185,10 @@ def test_two_clocks_of_four():
 
 
 def test_a_firewall_in_one_direction_is_told():
-    (finding,) = judgement.findings(
-        cluster(4, of_pair(1, 2, **NONE, blocked=[2])), HOSTS
-    )
-    assert finding["text"] == (
-        "between n1 and n2: n2 cannot open a connection to n1, no answer"
-    )
+    links = cluster(4, of_pair(1, 2, **NONE, blocked=[2]))
+    (finding,) = judgement.findings(links, HOSTS)
+    text = "between n1 and n2: n2 cannot open a connection to n1, no answer"
+    assert finding["text"] == text
 
 
 @pytest.mark.parametrize(
@@ -215,10 +200,8 @@ def test_a_firewall_in_one_direction_is_told():
     ],
 )
 def test_another_network(states, expected):
-    links = [
-        link(0, 1, networks={"eth0": states[0]}),
-        link(2, 3, networks={"eth0": states[1]}),
-    ]
+    pairs = zip([(0, 1), (2, 3)], states, strict=True)
+    links = [link(*pair, networks={"eth0": is_open}) for pair, is_open in pairs]
     findings = [*judgement.findings(links, HOSTS)]
     assert [finding["text"] for finding in findings] == expected
     codes = [f["code"] for f in findings if not f["is_suspect"]]
@@ -265,14 +248,7 @@ def test_collectives(wrong, problems, texts):
     assert codes == ["HPC193"] * len(texts)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1.25e8, "1.00 Gbit/s"), (6e7, "480 Mbit/s"), (0.0, "0 Mbit/s")],
-)
-def test_rates(value, text):
-    assert judgement.rate(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(3e-5, "30 us"), (5.3e-3, "5.3 ms")])
-def test_durations(value, text):
-    assert judgement.duration(value) == text
+def test_units():
+    rates = [judgement.rate(bandwidth) for bandwidth in (1.25e8, 6e7, 0.0)]
+    assert rates == ["1.00 Gbit/s", "480 Mbit/s", "0 Mbit/s"]
+    assert [judgement.duration(s) for s in (3e-5, 5.3e-3)] == ["30 us", "5.3 ms"]

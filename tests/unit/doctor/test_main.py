@@ -13,13 +13,15 @@ from torchrun_hpc import doctor
 from torchrun_hpc.doctor import __main__ as command
 from torchrun_hpc.errors import LaunchError
 
+WITH_A_WRONG_LINK = make_report(links=[{"first": 0}])
+OF_ANOTHER_SCHEMA = make_report(schema="torchrun_hpc.doctor/0")
 BAD = {
-    "not JSON": "{",
-    "no report": "{}",
-    "a list": "[]",
-    "another schema": json.dumps({**make_report(), "schema": "torchrun_hpc.doctor/0"}),
-    "another one": json.dumps({**make_report(), "links": [{"first": 0}]}),
-    "deep": "[" * 100_000,
+    "not JSON": b"{",
+    "no report": b"{}",
+    "a list": b"[]",
+    "another schema": json.dumps(OF_ANOTHER_SCHEMA).encode(),
+    "another one": json.dumps(WITH_A_WRONG_LINK).encode(),
+    "deep": b"[" * 100_000,
     "not UTF-8": b"\xff",
 }
 
@@ -33,18 +35,12 @@ def wrong(capsys, *argv):
     return line
 
 
-@pytest.mark.parametrize("size", ["", "much", "-1", "0", "7", "1.5M", "1T", "M"])
-def test_a_wrong_size(size, capsys):
-    line = wrong(capsys, f"--max-bytes={size}")
-    assert f"HPC010 --max-bytes={size}: type a size of 8 bytes or more" in line
-
-
-@pytest.mark.parametrize(
-    ("size", "number"),
-    [("8", 8), ("512K", 2**19), ("16M", 2**24), ("1G", 2**30), ("2GiB", 2**31)],
-)
-def test_sizes(size, number):
-    assert command._bytes(size) == number
+def test_sizes(capsys):
+    sizes = {"8": 8, "512K": 2**19, "16M": 2**24, "1G": 2**30, "2GiB": 2**31}
+    assert {size: command._bytes(size) for size in sizes} == sizes
+    for size in ["", "much", "-1", "0", "7", "1.5M", "1T", "M"]:
+        line = wrong(capsys, f"--max-bytes={size}")
+        assert f"HPC010 --max-bytes={size}: type a size of 8 bytes or more" in line
 
 
 @pytest.mark.parametrize(
@@ -61,17 +57,13 @@ def test_sizes(size, number):
         (["--nproc_per_node=0"], "--nproc_per_node=0: type a number"),
         (["--nproc-per-node=two"], "--nproc_per_node=two: type a number"),
         (["--nnodes=2", "--node_rank=2", "--master_addr=127.0.0.1"], "nodes 0 to 1"),
+        (["--jsn=a", "--nnodes=2"], "--jsn=a is no option of the doctor or torchrun"),
     ],
 )
 def test_wrong_values(words, problem, capsys):
     line = wrong(capsys, *words)
     assert "HPC010 " in line
     assert problem in line
-
-
-def test_an_unknown_option(capsys):
-    line = wrong(capsys, "--jsn=report.json", "--nnodes=2")
-    assert "HPC010 --jsn=report.json is no option of the doctor or torchrun" in line
 
 
 @pytest.mark.parametrize(
@@ -99,11 +91,9 @@ def test_what_is_ours(argv, json_file, words):
 @pytest.mark.parametrize("kind", BAD)
 def test_a_wrong_earlier_report(kind, capsys, tmp_path):
     file = tmp_path / "report.json"
-    content = BAD[kind]
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert f"HPC195 --compare={file} cannot be read: it is no report" in wrong(
-        capsys, f"--compare={file}"
-    )
+    file.write_bytes(BAD[kind])
+    line = wrong(capsys, f"--compare={file}")
+    assert f"HPC195 --compare={file} cannot be read: it is no report" in line
 
 
 def test_an_earlier_report(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doctor.reports import make_report
+from doctor.reports import finding, make_report
 from programs import load
 
 from torchrun_hpc.doctor import results
@@ -16,14 +16,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 def report_of(nodes, *findings):
     """Return a report with findings about some nodes: ranks, and whether suspect."""
     found = [
-        {
-            "code": "HPC191",
-            "text": "",
-            "remedy": "",
-            "nodes": ranks,
-            "is_suspect": is_it,
-        }
-        for ranks, is_it in findings
+        finding("HPC191", "", *ranks, is_suspect=is_it) for ranks, is_it in findings
     ]
     return make_report(nodes, findings=found)
 
@@ -49,22 +42,15 @@ def test_suspects(nodes, findings, suspects, excluded, code):
     assert results.exit_code(report) == code
 
 
-def test_a_node_without_a_name_cannot_be_excluded():
+def test_who_can_be_excluded():
+    """By an option of sbatch and salloc, and by its name."""
     report = report_of(3, ([1], True))
+    for scheduler in "Slurm", "Open MPI in Slurm":
+        option = results.exclude({**report, "scheduler": scheduler})
+        assert option == "--exclude=jwb0002"
+    for scheduler in "", "PBS", "Open MPI in PBS", "Flux", "MPICH":
+        assert results.exclude({**report, "scheduler": scheduler}) == ""
     assert results.exclude({**report, "hosts": ["a", "", "c"]}) == ""
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "option"),
-    [
-        ("Slurm", "--exclude=jwb0002"),
-        ("Open MPI in Slurm", "--exclude=jwb0002"),  # of sbatch and salloc
-        *((other, "") for other in ("", "PBS", "Open MPI in PBS", "Flux", "MPICH")),
-    ],
-)
-def test_other_schedulers_have_no_such_option(scheduler, option):
-    report = report_of(3, ([1], True))
-    assert results.exclude({**report, "scheduler": scheduler}) == option
 
 
 def test_what_others_have_set_is_made_printable():
