@@ -44,6 +44,14 @@ def failure(kind=Kind.WORKER, node=1, **values):
     return Failure(kind, (node,), **values)
 
 
+def welcome(number=0):
+    return {"welcome": protocol.VERSION, "job": "19.0", "round": number}
+
+
+def go(number=0):
+    return {"go": number, "store": STORE}
+
+
 def last_words(value, rank):
     """Return what an agent is sent after a failure: that of node 0 reports it."""
     return {"failed": protocol.packed(value), **({} if rank else {"reports": True})}
@@ -119,20 +127,22 @@ class Job:
                         self.coordinator.receive(connection, {"heartbeat": True})
         return sent
 
-    def join(self, *ranks, number=None):
-        wanted = self.coordinator.round if number is None else number
+    def join(self, *ranks):
+        """Let nodes join the next round; return what was sent since the first one."""
         for rank in ranks:
-            self.send(rank, join=wanted, **({"store": STORE} if rank == 0 else {}))
+            store = {"store": STORE} if rank == 0 else {}
+            self.coordinator.receive(rank, {"join": self.coordinator.round, **store})
+        return self.sent()
 
     def all_there(self):
         for rank in range(self.nodes):
             self.connect(rank)
+        return self
 
     def all_at_work(self):
-        self.all_there()
-        self.join(*range(self.nodes))
+        self.all_there().join(*range(self.nodes))
         assert self.coordinator.running
-        self.sent()
+        return self
 
     def failed(self, value):
         """Return what is sent to all after a failure."""
@@ -144,13 +154,12 @@ class Job:
 
 def test_a_job_from_its_beginning_to_its_end():
     job = Job()
-    welcome = {"welcome": protocol.VERSION, "job": "19.0", "round": 0}
     for rank in (2, 0, 1):
-        assert job.connect(rank) == {rank: [welcome]}
-    assert job.send(1, join=0) == {}
+        assert job.connect(rank) == {rank: [welcome()]}
+    # Node 0 gives the address of the workers' store.
+    assert job.send(1, join=0, store=["10.9.9.9", 1]) == {}
     assert job.send(0, join=0, store=STORE) == {}
-    go = {"go": 0, "store": STORE}
-    assert job.send(2, join=0) == to(range(3), go)
+    assert job.send(2, join=0, store=["10.9.9.9", 1]) == to(range(3), go())
     assert job.send(2, done=0) == {}
     assert job.send(0, done=0) == {}
     assert not job.coordinator.finished
@@ -177,68 +186,15 @@ def test_nodes_that_use_different_sites_are_named_once(sites, reported):
     job = Job(max_restarts=1)
     for rank in (2, 1, 0):
         job.connect(rank, site=sites[rank])
-    job.join(0, 1)
-    sent = job.send(2, join=0)
-    go = {"go": 0, "store": STORE}
-    expected = to(range(3), go)
-    assert sent == (
-        expected if reported is None else expected | {0: [{"sites": reported}, go]}
-    )
+    first = [] if reported is None else [{"sites": reported}]
+    assert job.join(0, 1, 2) == to(range(3), go()) | {0: [*first, go()]}
     job.died(KILLED)
-    job.join(0, 1)
-    assert job.send(2, join=1) == to(range(3), {"go": 1, "store": STORE})
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_it_starts_with_the_last_one(order):
-    job = Job()
-    job.all_there()
-    for rank in order[:-1]:
-        job.join(rank)
-        assert not job.coordinator.running
-    job.join(order[-1])
-    assert job.coordinator.running
-
-
-def test_joining_twice_counts_once():
-    job = Job()
-    job.all_there()
-    job.join(0, 0, 1, 1)
-    assert not job.coordinator.running
-
-
-def test_node_0_gives_the_address_of_the_workers_store():
-    job = Job()
-    job.all_there()
-    job.send(0, join=0, store=STORE)
-    job.send(1, join=0, store=["10.9.9.9", 1])
-    sent = job.send(2, join=0, store=["10.9.9.9", 1])
-    assert sent[1] == [{"go": 0, "store": STORE}]
-
-
-def test_one_node_is_a_job_too():
-    job = Job(nodes=1)
-    job.connect(0)
-    assert job.send(0, join=0, store=STORE) == {0: [{"go": 0, "store": STORE}]}
-    assert job.send(0, done=0) == {0: [{"finished": 0}]}
-
-
-def test_messages_of_another_round_are_ignored():
-    job = Job(max_restarts=2)
-    job.all_at_work()
-    job.died(KILLED)
-    job.join(0, 1, 2)
-    job.sent()
-    for message in ({"done": 0}, {"done": 2}, {"died": None, "round": 0}):
-        assert job.send(2, **message) == {}
-    assert job.coordinator.round == 1
-    assert job.coordinator.running
+    assert job.join(0, 1, 2) == to(range(3), go(1))
 
 
 @pytest.mark.parametrize("wanted", [1, 2, -1, None, "0", [], 0.5])
 def test_nobody_joins_another_round_than_the_next(wanted):
-    job = Job(max_restarts=9)
-    job.all_there()
+    job = Job(max_restarts=9).all_there()
     with pytest.raises(ProtocolError):
         job.send(1, join=wanted)
 
@@ -247,41 +203,30 @@ def test_nobody_joins_another_round_than_the_next(wanted):
 
 
 def test_a_worker_that_dies_is_a_restart_for_all():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     sent = job.died(KILLED)
     assert sent == to(range(3), {"over": 0})
     assert not job.coordinator.running
     # The others' workers end because of it.
     assert job.died(worker_failure(9)) == {}
-    job.join(0, 1)
-    sent = job.send(2, join=1)
-    assert sent == to(range(3), {"go": 1, "store": STORE})
+    assert job.join(0, 1, 2) == to(range(3), go(1))
 
 
 def test_an_agent_that_joins_the_next_round_restarts_all():
     """Where torch's agent saw it first."""
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     assert job.send(1, join=1) == to(range(3), {"over": 0})
-    job.join(0)
-    assert job.send(2, join=1)[1] == [{"go": 1, "store": STORE}]
-
-
-def test_an_agent_that_wants_one_restart_too_many():
-    job = Job()
-    job.all_at_work()
-    job.send(1, join=1)
-    assert job.coordinator.failure == failure(
-        Kind.AGENT, text="it wanted another restart"
-    )
+    job.join(1)
+    assert job.join(0, 2) == to(range(3), go(1))
+    job.send(1, join=2)
+    text = "it wanted another restart"
+    assert job.coordinator.failure == failure(Kind.AGENT, text=text)
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])
 def test_restarts_are_counted_for_the_job(max_restarts):
     """Not for each node: another one's workers die each time."""
-    job = Job(max_restarts=max_restarts)
-    job.all_at_work()
+    job = Job(max_restarts=max_restarts).all_at_work()
     for number in range(max_restarts):
         job.died(worker_failure(4 * (number % 3)), number)
         assert job.coordinator.round == number + 1
@@ -293,20 +238,17 @@ def test_restarts_are_counted_for_the_job(max_restarts):
 
 
 def test_the_store_is_empty_after_a_restart():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.send(1, ask=1, set={"torchelastic/role_info/1": "old"})
     job.died(KILLED)
     job.join(0, 1, 2)
-    job.sent()
     sent = job.send(0, ask=7, check=["torchelastic/role_info/1"])
     assert sent == {0: [{"answer": 7, "value": False}]}
 
 
 def test_no_restart_after_others_have_finished():
     """They would never come."""
-    job = Job(max_restarts=3)
-    job.all_at_work()
+    job = Job(max_restarts=3).all_at_work()
     job.send(0, done=0)
     job.send(2, done=0)
     sent = job.died(KILLED)
@@ -315,8 +257,7 @@ def test_no_restart_after_others_have_finished():
 
 def test_no_restart_if_one_finished_before_it_was_informed():
     """The end of its workers and the restart have crossed each other."""
-    job = Job(max_restarts=3)
-    job.all_at_work()
+    job = Job(max_restarts=3).all_at_work()
     job.died(KILLED)
     job.join(1)
     assert job.send(2, done=0) == job.failed(replace(DIED, finished=1))
@@ -325,11 +266,9 @@ def test_no_restart_if_one_finished_before_it_was_informed():
 
 @pytest.mark.parametrize("done", [-1, 1, None, "0"])
 def test_no_end_of_a_round_that_does_not_run(done):
-    job = Job(max_restarts=3)
-    job.all_there()
+    job = Job(max_restarts=3).all_there()
     assert job.send(2, done=done) == {}
     job.join(0, 1, 2)
-    job.sent()
     assert job.send(2, done=done) == {}
     assert job.coordinator.running
     job.died(KILLED)
@@ -338,8 +277,7 @@ def test_no_end_of_a_round_that_does_not_run(done):
 
 
 def test_a_restart_is_reported_with_its_cause():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.died(KILLED)
     assert job.news == []  # another one may have been the first
     job.wait(3)
@@ -347,8 +285,7 @@ def test_a_restart_is_reported_with_its_cause():
 
 
 def test_a_restart_is_reported_with_the_failure_that_was_the_first():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.died(worker_failure(9, cause=CLOSED.format(2)))
     job.died(KILLED)
     job.join(0, 1, 2)
@@ -365,16 +302,14 @@ CLOSED = "RuntimeError: Connection closed by peer [10.20.0.{}]:4711"
 
 
 def test_a_worker_that_fails_ends_the_job_with_its_cause():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     sent = job.died(worker_failure(5, cause=BAD.format(17)))
     assert sent == job.failed(failure(rank=5, code=1, text="ValueError: bad batch 17"))
 
 
 def test_what_follows_from_a_failure_comes_after_it():
     """Even if it arrives before."""
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     peer = worker_failure(0, cause=CLOSED.format(2))
     first = worker_failure(5, cause=BAD.format(17))
     assert job.died(peer) == job.failed(protocol.failure_of(peer))
@@ -386,8 +321,7 @@ def test_what_follows_from_a_failure_comes_after_it():
 
 
 def test_equal_failures_are_counted():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     for rank in (5, 8, 0, 11, 2):
         job.died(worker_failure(rank, cause=BAD.format(rank)))
     job.died(KILLED)  # once more: it has failed already
@@ -398,25 +332,21 @@ def test_equal_failures_are_counted():
 
 @pytest.mark.parametrize("claimed", [0, 2, -1, 99])
 def test_a_worker_is_on_the_node_of_its_agent(claimed):
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     assert job.died(replace(KILLED, node=claimed), connection=1) == job.failed(DIED)
     assert job.reported().first == KILLED
 
 
 def test_no_worker_has_failed():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.send(1, failed=protocol.packed(failure(Kind.SIGNAL, code=15)))
     assert job.send(0, report=True) == {0: [{"report": None}]}
 
 
 def test_failures_before_a_restart_are_not_reported_after_it():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.died(worker_failure(9))
     job.join(0, 1, 2)
-    job.sent()
     assert job.reported() is None
     job.died(KILLED, 1)
     assert (job.reported().first, job.reported().alike) == (KILLED, ())
@@ -436,18 +366,15 @@ TOO_EARLY_OR_TOO_LATE = {
 @pytest.mark.parametrize("case", TOO_EARLY_OR_TOO_LATE)
 def test_a_worker_of_another_round_is_ignored(case):
     joined, number = TOO_EARLY_OR_TOO_LATE[case]
-    job = Job(max_restarts=1)
-    job.all_there()
+    job = Job(max_restarts=1).all_there()
     job.join(*joined)
-    job.sent()
     assert job.died(KILLED, number) == {}
     assert job.reported() is None
     assert (job.coordinator.round, job.coordinator.failure) == (0, None)
 
 
 def test_all_hear_that_the_failures_are_reported():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.died(KILLED)
     assert job.send(0, printed=True) == to(range(3), {"printed": True})
 
@@ -460,15 +387,13 @@ SAMPLES = [{"rank": 9, "node": 2, "frames": ["f a.py:1"], "problem": ""}]
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_all_agents_are_asked_for_stacks(rank):
     """Also the one that asks."""
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     assert job.send(rank, stacks=7) == to(range(3), {"stacks": [rank, 7]})
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_the_one_that_asks_gets_the_answers(rank):
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.send(rank, stacks=7)
     for other in (2, 0, 1):
         answer = {"sampled": 7, "node": other, "of": SAMPLES}
@@ -476,8 +401,7 @@ def test_the_one_that_asks_gets_the_answers(rank):
 
 
 def test_two_that_ask_at_the_same_time():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.send(0, stacks=7)
     job.send(1, stacks=7)
     for rank in (1, 0):
@@ -486,15 +410,13 @@ def test_two_that_ask_at_the_same_time():
 
 
 def test_the_node_of_an_answer_is_that_of_its_agent():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     sent = job.send(2, sampled=[0, 7], node=1, of=[])
     assert sent == {0: [{"sampled": 7, "node": 2, "of": []}]}
 
 
 def test_an_answer_for_an_agent_that_is_gone():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.send(1, stacks=7)
     job.lose(1)
     assert job.send(2, sampled=[1, 7], of=[]) == {}
@@ -504,8 +426,7 @@ def test_an_answer_for_an_agent_that_is_gone():
 
 @pytest.mark.parametrize("when", ["it waits", "it restarts", "it fails"])
 def test_stacks_may_be_asked_for_at_any_time(when):
-    job = Job(max_restarts=1)
-    job.all_there()
+    job = Job(max_restarts=1).all_there()
     if when != "it waits":
         job.join(0, 1, 2)
         job.died(KILLED)
@@ -518,8 +439,7 @@ def test_stacks_may_be_asked_for_at_any_time(when):
 
 
 def test_stacks_change_nothing_of_the_job():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.send(1, stacks=7)
     job.send(2, sampled=[1, 7], of=SAMPLES)
     assert job.coordinator.running
@@ -536,8 +456,7 @@ def test_stacks_change_nothing_of_the_job():
     ],
 )
 def test_an_answer_for_nobody(sampled):
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     assert job.send(2, sampled=sampled, of=SAMPLES) == {}
     assert job.coordinator.failure is None
 
@@ -545,8 +464,7 @@ def test_an_answer_for_nobody(sampled):
 @pytest.mark.parametrize("number", [[], {}, [7]])
 def test_what_is_passed_on_is_a_number(number):
     """Else the agent that gets it would lose its connection, and the job would end."""
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     sent = {}
     with suppress(ProtocolError):
         sent = job.send(2, sampled=[0, number], of=[])
@@ -566,8 +484,7 @@ nearly = st.tuples(st.integers(0, 2), json_values).map(list)
 
 @given(st.sampled_from(["stacks", "sampled"]), json_values | nearly)
 def test_whatever_is_asked_or_answered(key, value):
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     with suppress(ProtocolError):
         job.send(1, **{key: value}, of=value)
     assert job.coordinator.running
@@ -577,16 +494,14 @@ def test_whatever_is_asked_or_answered(key, value):
 
 
 def test_an_agent_is_lost_for_good():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     sent = job.lose(2)
     expected = job.failed(Failure(Kind.LOST, (2,)))
     assert sent == {rank: expected[rank] for rank in (0, 1)} | {2: ["close"]}
 
 
 def test_an_agent_is_lost_and_started_again():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     sent = job.lose(2)
     assert sent == {
         0: [{"over": 0}, {"lost": 2}],
@@ -594,17 +509,14 @@ def test_an_agent_is_lost_and_started_again():
         2: ["close"],
     }
     job.join(0, 1)
-    assert job.send("again", **request_of(2, pid=999)) == {
-        "again": [{"welcome": protocol.VERSION, "job": "19.0", "round": 1}]
-    }
+    assert job.send("again", **request_of(2, pid=999)) == {"again": [welcome(1)]}
     sent = job.send("again", join=1)
-    assert sent == to((0, 1, "again"), {"go": 1, "store": STORE})
+    assert sent == to((0, 1, "again"), go(1))
 
 
 def test_an_agent_is_lost_while_others_are_waited_for():
     """That is no restart: no worker runs yet."""
-    job = Job(max_restarts=1)
-    job.all_there()
+    job = Job(max_restarts=1).all_there()
     job.join(0, 2)
     assert job.lose(2) == {0: [{"lost": 2}], 2: ["close"]}
     job.send("again", **request_of(2, pid=999))
@@ -616,8 +528,7 @@ def test_an_agent_is_lost_while_others_are_waited_for():
 
 
 def test_an_agent_is_lost_while_others_are_waited_for_and_none_is_left():
-    job = Job()
-    job.all_there()
+    job = Job().all_there()
     job.join(0, 2)
     sent = job.lose(2)
     assert sent[0] == job.failed(Failure(Kind.LOST, (2,)))[0]
@@ -626,26 +537,21 @@ def test_an_agent_is_lost_while_others_are_waited_for_and_none_is_left():
 
 def test_an_agent_that_has_only_looked_may_go():
     """A dry run does: it joins nothing."""
-    job = Job()
-    job.all_there()
+    job = Job().all_there()
     assert job.lose(2) == {2: ["close"]}
     assert job.coordinator.failure is None
-    assert job.connect(2) == {
-        2: [{"welcome": protocol.VERSION, "job": "19.0", "round": 0}]
-    }
+    assert job.connect(2) == {2: [welcome()]}
 
 
 def test_an_agent_that_leaves_as_it_should_is_no_loss():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     assert job.send(2, bye=True) == {2: ["close"]}
     assert job.lose(2) == {}
     assert job.coordinator.failure is None
 
 
 def test_an_agent_that_has_finished_is_no_loss():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.send(2, done=0)
     assert job.lose(2) == {2: ["close"]}
     job.send(0, done=0)
@@ -654,8 +560,7 @@ def test_an_agent_that_has_finished_is_no_loss():
 
 
 def test_an_agent_that_is_started_again_after_it_has_finished():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.send(2, done=0)
     job.lose(2)
     sent = job.send("again", **request_of(2, pid=999))
@@ -667,8 +572,7 @@ def test_an_agent_that_is_started_again_after_it_has_finished():
 
 
 def test_the_last_agents_of_a_job_that_has_finished():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     for rank in range(3):
         job.send(rank, done=0)
     assert job.lose(2) == {2: ["close"]}
@@ -679,13 +583,11 @@ def test_the_last_agents_of_a_job_that_has_finished():
 
 
 def test_an_agent_that_connects_anew_hears_of_the_end():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     for rank in range(3):
         job.send(rank, done=0)
     job.lose(2)
-    welcome = {"welcome": protocol.VERSION, "job": "19.0", "round": 0}
-    assert job.connect(2) == {2: [welcome, {"finished": 0}]}
+    assert job.connect(2) == {2: [welcome(), {"finished": 0}]}
 
 
 def test_which_node_reports_where_node_0_is_gone():
@@ -701,8 +603,7 @@ def test_which_node_reports_where_node_0_is_gone():
 
 
 def test_the_first_one_answers_and_the_second_is_refused():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     assert job.send("second", **request_of(1, pid=999)) == {1: [{"heartbeat": True}]}
     value = "process 101 on n1"
     refused = {"refused": "taken", "value": value}
@@ -713,26 +614,23 @@ def test_the_first_one_answers_and_the_second_is_refused():
 
 
 def test_whatever_the_first_one_says_is_an_answer():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.send("second", **request_of(1, pid=999))
     assert job.send(1, done=0)["second"][1] == "close"
 
 
 def test_the_first_one_is_gone_and_the_second_is_accepted():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.send("second", **request_of(1, pid=999))
     sent = job.lose(1)
-    assert sent["second"] == [{"welcome": protocol.VERSION, "job": "19.0", "round": 1}]
+    assert sent["second"] == [welcome(1)]
     assert sent[0] == [{"over": 0}, {"lost": 1}]
     job.join(0, 2)
-    assert job.send("second", join=1)["second"] == [{"go": 1, "store": STORE}]
+    assert job.send("second", join=1)["second"] == [go(1)]
 
 
 def test_the_first_one_is_gone_and_the_job_with_it():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.send("second", **request_of(1, pid=999))
     sent = job.lose(1)
     assert sent["second"] == job.failed(Failure(Kind.LOST, (1,)))[1]
@@ -740,27 +638,24 @@ def test_the_first_one_is_gone_and_the_job_with_it():
 
 def test_the_first_one_says_nothing_and_the_second_is_accepted():
     """Its node is lost: nothing closes its connection."""
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.send("second", **request_of(1, pid=999))
     assert job.wait(coordinator.CANDIDATE_TIMEOUT - 1, 0, 2) == {}
     sent = job.wait(1, 0, 2)[1]
-    assert ("second", {"welcome": protocol.VERSION, "job": "19.0", "round": 1}) in sent
+    assert ("second", welcome(1)) in sent
     assert (1, "close") in sent
     assert (0, {"lost": 1}) in sent
 
 
 def test_the_second_one_does_not_wait():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.send("second", **request_of(1, pid=999))
     assert job.lose("second") == {}
     assert job.send(1, heartbeat=True) == {}
 
 
 def test_a_third_one():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.send("second", **request_of(1, pid=998))
     job.send("third", **request_of(1, pid=999))
     assert job.lose("second") == {}
@@ -773,19 +668,17 @@ def test_an_agent_that_gave_up_one_connection():
     job.connect(1)
     sent = job.send("again", **request_of(1))
     assert sent[1] == ["close"]
-    assert sent["again"] == [{"welcome": protocol.VERSION, "job": "19.0", "round": 0}]
+    assert sent["again"] == [welcome()]
     assert job.lose(1) == {}
     assert job.coordinator.failure is None
 
 
 def test_an_agent_that_connects_anew_is_accepted_first():
     """It knows nothing of the round that ends."""
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     sent = job.send("again", **request_of(1))
-    welcome = {"welcome": protocol.VERSION, "job": "19.0", "round": 1}
     assert sent == {0: [{"over": 0}], 1: ["close"], 2: [{"over": 0}]} | {
-        "again": [welcome]
+        "again": [welcome(1)]
     }
 
 
@@ -841,8 +734,7 @@ REFUSED = {
 @pytest.mark.parametrize("changes", [{"run_id": "other"}, {"nodes": 4}, {"spares": 1}])
 def test_one_too_many_of_a_node_is_no_failure_of_the_job(changes):
     """A worker that launches once more, for example."""
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     sent = job.send("new", **request_of(1, pid=999) | changes)
     assert list(sent) == ["new"]
     assert "refused" in sent["new"][0]
@@ -891,8 +783,7 @@ def test_what_is_no_beginning(message):
 
 
 def test_an_agent_that_gives_up():
-    job = Job(max_restarts=3)
-    job.all_at_work()
+    job = Job(max_restarts=3).all_at_work()
     gone = failure(Kind.SIGNAL, code=15)
     assert job.send(1, failed=protocol.packed(gone)) == job.failed(gone)
     assert not job.coordinator.all_informed
@@ -904,16 +795,14 @@ def test_an_agent_that_gives_up():
 
 
 def test_a_failure_of_the_head_node():
-    job = Job()
-    job.all_there()
+    job = Job().all_there()
     own = failure(Kind.AGENT, 0, text="why")
     job.coordinator.fail(own)
     assert job.sent() == job.failed(own)
 
 
 def test_the_first_failure_counts():
-    job = Job(max_restarts=3)
-    job.all_at_work()
+    job = Job(max_restarts=3).all_at_work()
     job.send(1, failed=protocol.packed(DIED))
     other = failure(Kind.SIGNAL, 2, code=15)
     assert job.send(2, failed=protocol.packed(other)) == {}
@@ -929,8 +818,7 @@ def test_the_first_failure_counts():
 
 def test_a_job_that_has_failed_does_not_finish():
     """All were about to."""
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.coordinator.fail(DIED)
     job.sent()
     for rank in range(3):
@@ -970,8 +858,7 @@ def test_nobody_is_there():
     ],
 )
 def test_a_failure_that_is_none(message):
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     with pytest.raises(ProtocolError):
         job.send(1, **message)
     assert job.coordinator.failure is None
@@ -982,8 +869,7 @@ def test_a_failure_that_is_none(message):
 
 
 def test_everybody_is_asked_within_five_seconds_and_not_all_at_once():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     asked = defaultdict(list)
     for second in range(20):
         job.coordinator.tick()
@@ -994,8 +880,7 @@ def test_everybody_is_asked_within_five_seconds_and_not_all_at_once():
 
 
 def test_an_agent_that_does_not_answer_is_named_and_ends_the_job():
-    job = Job(max_restarts=9)
-    job.all_at_work()
+    job = Job(max_restarts=9).all_at_work()
     sent = job.wait(119, 0, 2)
     assert sent == {30: [(0, {"silent": [1], "left": 90})]}
     silent = failure(Kind.SILENT, code=120)
@@ -1005,15 +890,13 @@ def test_an_agent_that_does_not_answer_is_named_and_ends_the_job():
 
 
 def test_several_that_do_not_answer_are_named_together():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     assert job.wait(60, 0) == {30: [(0, {"silent": [1, 2], "left": 90})]}
 
 
 @pytest.mark.parametrize("last", [29, 30, 119])
 def test_a_message_ends_the_silence(last):
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.wait(last, 0, 2)
     job.send(1, heartbeat=True)
     # Who has been named as silent is named once more.
@@ -1024,8 +907,7 @@ def test_a_message_ends_the_silence(last):
 
 
 def test_several_that_answer_again_are_named_together():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.wait(60, 0)
     for _ in range(2):
         for rank in (1, 2):
@@ -1035,8 +917,7 @@ def test_several_that_answer_again_are_named_together():
 
 @pytest.mark.parametrize("how", ["it ends", "it is started again"])
 def test_one_that_comes_anew_does_not_answer_again(how):
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.wait(60, 0, 2)
     job.lose(1)
     if how == "it is started again":
@@ -1046,8 +927,7 @@ def test_one_that_comes_anew_does_not_answer_again(how):
 
 def test_a_limit_below_the_first_report():
     """As of --rdzv-conf=keep_alive_interval=5,keep_alive_max_attempt=3."""
-    job = Job(silence_timeout=15)
-    job.all_at_work()
+    job = Job(silence_timeout=15).all_at_work()
     sent = job.wait(100, 0, 2)
     assert list(sent) == [15]
     assert job.coordinator.failure == failure(Kind.SILENT, code=15)
@@ -1055,8 +935,7 @@ def test_a_limit_below_the_first_report():
 
 def test_no_time_passes_but_its_own():
     """Suspended for an hour, all nodes miss an hour of messages: nobody is named."""
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     job.wait(29, 0)
     # An hour later, and what had been sent arrives.
     for rank in (1, 2):
@@ -1068,8 +947,7 @@ def test_no_time_passes_but_its_own():
 
 
 def test_missing_nodes_are_reported_until_the_timeout():
-    job = Job(join_timeout=100)
-    job.all_there()
+    job = Job(join_timeout=100).all_there()
     assert job.wait(50, 0, 1, 2) == {}  # nobody has joined: a dry run
     job.join(2)
     sent = job.wait(100, 0, 1, 2)
@@ -1096,8 +974,7 @@ def test_no_report_without_node_0_and_the_head_node():
 
 
 def test_a_restart_has_all_the_time_of_a_start():
-    job = Job(join_timeout=100, max_restarts=1)
-    job.all_there()
+    job = Job(join_timeout=100, max_restarts=1).all_there()
     job.join(0)
     job.wait(99, 0, 1, 2)
     job.join(1, 2)
@@ -1112,8 +989,7 @@ def test_a_restart_has_all_the_time_of_a_start():
 
 
 def test_nodes_at_work_are_reported_without_a_timeout():
-    job = Job(join_timeout=20)
-    job.all_at_work()
+    job = Job(join_timeout=20).all_at_work()
     assert job.wait(100, 0, 1, 2) == {}
     job.send(2, done=0)
     sent = job.wait(45, 0, 1, 2)
@@ -1132,8 +1008,7 @@ def test_nodes_at_work_are_reported_without_a_timeout():
 
 
 def test_agents_share_values():
-    job = Job()
-    job.all_at_work()
+    job = Job().all_at_work()
     assert job.send(1, ask=4, get=["a"]) == {}
     assert job.send(0, ask=1, set={"a": "1"}) == {
         1: [{"answer": 4, "value": ["1"]}],
@@ -1144,8 +1019,7 @@ def test_agents_share_values():
 
 
 def test_a_question_of_an_agent_that_is_gone():
-    job = Job(max_restarts=1)
-    job.all_at_work()
+    job = Job(max_restarts=1).all_at_work()
     job.send(1, ask=4, get=["a"])
     job.lose(1)
     sent = job.send(0, ask=1, set={"a": "1"})
