@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import replace
 
 import pytest
-from nodes import INTERACTIVE, juelich, make_inputs, outside_a_step, step
+from nodes import INTERACTIVE, changed, juelich, make_inputs, outside_a_step, step
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import network_env
@@ -20,9 +20,10 @@ from torchrun_hpc.sites import Site
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 IB0 = ipaddress.ip_address("10.20.0.1")
 OWNER = "ib0 has 10.20.0.1"
+SITE = "site here"
 
 
-def centre(**documented):
+def centre(gloo=None, nccl=None, **documented):
     """Describe a computing centre by the variables that it documents."""
     return Site(
         name="here",
@@ -30,7 +31,7 @@ def centre(**documented):
         centre="A centre",
         source="https://centre.example",
         file="/etc/here.toml",
-        variables=documented,
+        variables=changed(documented, {GLOO: gloo, NCCL: nccl}),
     )
 
 
@@ -42,6 +43,32 @@ def network(site, environ=None, address=IB0, interfaces=None):
     return {name: (value.value, value.source) for name, value in found.items()}
 
 
+# What the site documents, what is set; what becomes of it.
+NETWORK = {
+    "no site": (None, {}, {GLOO: ("ib0", OWNER)}),
+    "a site without variables": (centre(), {}, {GLOO: ("ib0", OWNER)}),
+    "the site's interface": (centre("eth0"), {}, {GLOO: ("eth0", SITE)}),
+    "the user's": (centre("eth0", "ib"), {GLOO: "lo"}, {NCCL: ("ib", SITE)}),
+    "an empty variable": (centre("eth0"), {GLOO: ""}, {GLOO: ("eth0", SITE)}),
+    "several interfaces": (centre("eth0,ib0"), {}, {GLOO: ("eth0,ib0", SITE)}),
+    "other variables": (
+        centre(NCCL_IB_TIMEOUT="20", FI_CXI_ATS="0", NCCL_NET="AWS Libfabric"),
+        {"NCCL_IB_TIMEOUT": "50", "FI_CXI_ATS": ""},
+        {
+            GLOO: ("ib0", OWNER),
+            "FI_CXI_ATS": ("0", SITE),
+            "NCCL_NET": ("AWS Libfabric", SITE),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NETWORK)
+def test_the_users_value_the_sites_the_derived_one(case):
+    site, environ, expected = NETWORK[case]
+    assert network(site, environ) == expected
+
+
 # Interfaces, none of which is an ib*: NCCL would not find them by itself.
 HSN = {
     "lo": "127.0.0.1/8",
@@ -50,105 +77,31 @@ HSN = {
     "eth0": "10.10.0.1/24",
 }
 HSN_OWNER = "hsn0 has 10.20.0.1"
+DERIVED = ("=hsn0,hsn1", HSN_OWNER)
 
-# What the site documents, what is set, the interfaces; what becomes of it.
-NETWORK = {
-    "no site": (None, {}, None, {GLOO: ("ib0", OWNER)}),
-    "a site without variables": (centre(), {}, None, {GLOO: ("ib0", OWNER)}),
-    "the site's interface": (
-        centre(GLOO_SOCKET_IFNAME="eth0"),
-        {},
-        None,
-        {GLOO: ("eth0", "site here")},
-    ),
-    "the user's interface": (
-        centre(GLOO_SOCKET_IFNAME="eth0", NCCL_SOCKET_IFNAME="ib"),
-        {GLOO: "lo"},
-        None,
-        {NCCL: ("ib", "site here")},
-    ),
-    "an empty variable": (
-        centre(GLOO_SOCKET_IFNAME="eth0"),
-        {GLOO: ""},
-        None,
-        {GLOO: ("eth0", "site here")},
-    ),
-    "several interfaces": (
-        centre(GLOO_SOCKET_IFNAME="eth0,ib0"),
-        {},
-        None,
-        {GLOO: ("eth0,ib0", "site here")},
-    ),
-    "derived for both": (
-        None,
-        {},
-        HSN,
-        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
-    ),
-    "derived for gloo only": (
-        centre(NCCL_SOCKET_IFNAME="hsn"),
-        {},
-        HSN,
-        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("hsn", "site here")},
-    ),
-    "gloo's is not here": (
-        centre(GLOO_SOCKET_IFNAME="ib0"),
-        {},
-        HSN,
-        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
-    ),
-    "one of gloo's is not here": (
-        centre(GLOO_SOCKET_IFNAME="hsn0,hsn2"),
-        {},
-        HSN,
-        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
-    ),
-    "gloo takes no prefix": (
-        centre(GLOO_SOCKET_IFNAME="hsn"),
-        {},
-        HSN,
-        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
-    ),
-    "NCCL's is not here": (
-        centre(NCCL_SOCKET_IFNAME="=ib0"),
-        {},
-        HSN,
-        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("=hsn0,hsn1", HSN_OWNER)},
-    ),
-    "one of NCCL's is here": (
-        centre(NCCL_SOCKET_IFNAME="hsn1,hsn2"),
-        {},
-        HSN,
-        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("hsn1,hsn2", "site here")},
-    ),
-    "NCCL's, all but some": (
-        centre(NCCL_SOCKET_IFNAME="^docker,lo"),
-        {},
-        HSN,
-        {GLOO: ("hsn0", HSN_OWNER), NCCL: ("^docker,lo", "site here")},
-    ),
-    "other variables": (
-        centre(NCCL_IB_TIMEOUT="20", FI_CXI_ATS="0", NCCL_NET="AWS Libfabric"),
-        {"NCCL_IB_TIMEOUT": "50", "FI_CXI_ATS": ""},
-        None,
-        {
-            GLOO: ("ib0", OWNER),
-            "FI_CXI_ATS": ("0", "site here"),
-            "NCCL_NET": ("AWS Libfabric", "site here"),
-        },
-    ),
+# What the site documents; what NCCL gets.
+ON_HSN = {
+    "no site": (None, DERIVED),
+    "the site's": (centre(nccl="hsn"), ("hsn", SITE)),
+    "gloo's is not here": (centre("ib0"), DERIVED),
+    "one of gloo's is not here": (centre("hsn0,hsn2"), DERIVED),
+    "gloo takes no prefix": (centre("hsn"), DERIVED),
+    "NCCL's is not here": (centre(nccl="=ib0"), DERIVED),
+    "one of NCCL's is here": (centre(nccl="hsn1,hsn2"), ("hsn1,hsn2", SITE)),
+    "NCCL's, all but some": (centre(nccl="^docker,lo"), ("^docker,lo", SITE)),
 }
 
 
-@pytest.mark.parametrize("case", NETWORK)
-def test_the_users_value_the_sites_the_derived_one(case):
-    site, environ, interfaces, expected = NETWORK[case]
-    assert network(site, environ, interfaces=interfaces) == expected
+@pytest.mark.parametrize("case", ON_HSN)
+def test_interfaces_that_nccl_would_not_find(case):
+    site, nccl = ON_HSN[case]
+    expected = {GLOO: ("hsn0", HSN_OWNER), NCCL: nccl}
+    assert network(site, interfaces=HSN) == expected
 
 
 def test_without_an_address_there_is_what_the_site_documents():
-    site = centre(GLOO_SOCKET_IFNAME="eth0", NCCL_IB_TIMEOUT="20")
-    found = {GLOO: ("eth0", "site here"), "NCCL_IB_TIMEOUT": ("20", "site here")}
+    site = centre("eth0", NCCL_IB_TIMEOUT="20")
+    found = {GLOO: ("eth0", SITE), "NCCL_IB_TIMEOUT": ("20", SITE)}
     assert network(site, address=None) == found
     assert network(centre(), address=None) == {}
 
@@ -156,7 +109,7 @@ def test_without_an_address_there_is_what_the_site_documents():
 # --- what is not here ---------------------------------------------------------------
 
 
-def left_out(name, value, there_are):
+def left_out(name, value, there_are="lo, hsn0, hsn1, eth0"):
     text = (
         f"site here sets {name}={value}, which is not up here. There are: {there_are}. "
         "It is left out (/etc/here.toml)"
@@ -164,40 +117,17 @@ def left_out(name, value, there_are):
     return Message("HPC076", text)
 
 
-HSN_UP = "lo, hsn0, hsn1, eth0"
+NO_GLOO, NO_NCCL = left_out(GLOO, "ib0"), left_out(NCCL, "ib")
+# What the site documents, what is set; what is left out.
 NOT_HERE = {
-    "here": (centre(GLOO_SOCKET_IFNAME="hsn0", NCCL_SOCKET_IFNAME="hsn"), {}, []),
+    "here": (centre("hsn0", "hsn"), {}, []),
     "no interfaces": (centre(NCCL_IB_TIMEOUT="20"), {}, []),
-    "gloo's": (
-        centre(GLOO_SOCKET_IFNAME="ib0"),
-        {},
-        [left_out(GLOO, "ib0", HSN_UP)],
-    ),
-    "one of gloo's": (
-        centre(GLOO_SOCKET_IFNAME="hsn0,ib0"),
-        {},
-        [left_out(GLOO, "hsn0,ib0", HSN_UP)],
-    ),
-    "a prefix for gloo": (
-        centre(GLOO_SOCKET_IFNAME="hsn"),
-        {},
-        [left_out(GLOO, "hsn", HSN_UP)],
-    ),
-    "both": (
-        centre(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib"),
-        {},
-        [left_out(GLOO, "ib0", HSN_UP), left_out(NCCL, "ib", HSN_UP)],
-    ),
-    "both, and the user has set one": (
-        centre(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib"),
-        {GLOO: "hsn1"},
-        [left_out(NCCL, "ib", HSN_UP)],
-    ),
-    "both, and the user has set both": (
-        centre(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib"),
-        {GLOO: "hsn1", NCCL: "hsn1"},
-        [],
-    ),
+    "gloo's": (centre("ib0"), {}, [NO_GLOO]),
+    "one of gloo's": (centre("hsn0,ib0"), {}, [left_out(GLOO, "hsn0,ib0")]),
+    "a prefix for gloo": (centre("hsn"), {}, [left_out(GLOO, "hsn")]),
+    "both": (centre("ib0", "ib"), {}, [NO_GLOO, NO_NCCL]),
+    "the user has set one": (centre("ib0", "ib"), {GLOO: "hsn1"}, [NO_NCCL]),
+    "the user has set both": (centre("ib0", "ib"), {GLOO: "hsn1", NCCL: "hsn1"}, []),
 }
 
 
@@ -211,7 +141,7 @@ def test_an_interface_of_the_site_that_is_not_here(case):
 
 def test_an_interface_of_the_site_that_is_down():
     here = juelich(interfaces=HSN, down=["hsn1"])
-    inputs = make_inputs(site=centre(GLOO_SOCKET_IFNAME="hsn1"), network=here)
+    inputs = make_inputs(site=centre("hsn1"), network=here)
     expected = left_out(GLOO, "hsn1", "lo, hsn0, eth0")
     assert network_env.warnings(inputs) == [expected]
     assert network_env.network(inputs, IB0)[GLOO] == Setting("hsn0", HSN_OWNER)
@@ -219,7 +149,7 @@ def test_an_interface_of_the_site_that_is_down():
 
 # --- in a plan ----------------------------------------------------------------------
 
-FULL = centre(GLOO_SOCKET_IFNAME="ib9", NCCL_SOCKET_IFNAME="ib0", NCCL_IB_TIMEOUT="20")
+FULL = centre("ib9", "ib0", NCCL_IB_TIMEOUT="20")
 
 
 def test_several_nodes_get_the_variables_of_their_site():
