@@ -16,7 +16,6 @@ from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.planning.topology import Core, Topology
 from torchrun_hpc.reporting import description
 from torchrun_hpc.schedulers.job import LaunchContext
-from torchrun_hpc.setting import Setting
 
 PATCH = {
     "name": "report_missing_nodes",
@@ -34,8 +33,10 @@ def described(inputs):
     return description.description(inputs, plan, "2.13.0", [PATCH], COMMAND)
 
 
+THREE_NODES = make_inputs()
+HERE = make_plan(THREE_NODES)
 LAUNCHES = {
-    "three nodes": make_inputs(),
+    "three nodes": THREE_NODES,
     "the last of three nodes": make_inputs(2),
     "a name is rewritten": make_inputs(options={"rdzv_endpoint": "jwb0001:29400"}),
     "static": make_inputs(1, options={"node_rank": 1, "master_port": 29501}),
@@ -53,6 +54,7 @@ LAUNCHES = {
     "no address": make_inputs(network=juelich(interfaces={"eth0": "172.17.0.2/16"})),
     "too many workers": make_inputs(cpus=1, environ={"CUDA_VISIBLE_DEVICES": "0"}),
     "bound": make_inputs(options={"hpc_bind": "even"}, topology=TOPOLOGY, cpus=4),
+    "standalone": make_inputs(options={"standalone": True}),
     "no site": make_inputs(site=None),
     "one node of a step": make_inputs(job=step(nodes=("jwb0001",))),
     "one node of a batch script": make_inputs(
@@ -64,39 +66,33 @@ LAUNCHES = {
         job=None, options={"nnodes": "2", "node_rank": 1, "master_addr": "10.10.0.1"}
     ),
 }
-each_launch = pytest.mark.parametrize("name", LAUNCHES)
 
 
-@each_launch
-def test_it_is_plain_data(name):
-    found = described(LAUNCHES[name])
-    assert json.loads(json.dumps(found)) == found
+@pytest.mark.parametrize("inputs", LAUNCHES.values(), ids=LAUNCHES)
+def test_another_node_gets_all_values_and_their_sources(inputs):
+    plan, found = make_plan(inputs), described(inputs)
+    text, rank = json.dumps(found).encode(), plan.world.node_rank
+    assert description.received(text, rank, plan) == found
+    assert description.received(text, rank + 1, plan) is None
+    of_another = make_launch_plan(nodes=1, hosts=("n1",))
+    assert description.received(text, rank, of_another) is None
+    assert set(found["options"]) == {*inputs.options, *plan.options}
+    for name, option in found["options"].items():
+        # What is derived in spite of what was typed is what torchrun gets.
+        expected = plan.options.get(name) or inputs.options[name]
+        assert option == {"value": str(expected.value), "source": expected.source}
+    settings = [*found["options"].values(), *found["plan"]["environment"].values()]
+    assert all(setting["source"] for setting in settings)
 
 
-@pytest.mark.parametrize(("name", "suffix"), [("three nodes", "i"), ("no site", "")])
-def test_names_on_the_fast_network(name, suffix):
-    plan = described(LAUNCHES[name])["plan"]
-    assert plan["hosts"] == ["jwb0001", "jwb0002", "jwb0003"]
-    assert plan["fast_hosts"] == [f"{host}{suffix}" for host in plan["hosts"]]
+def heard(changes, here=HERE):
+    """Return what is made of a description of node 0 with these changes."""
+    found = described(THREE_NODES) | changes
+    return description.received(json.dumps(found).encode(), 0, here)
 
 
-def sent(name, **changes):
-    """Return a description as another node would send it, and the plan here."""
-    text = json.dumps(described(LAUNCHES[name]) | changes)
-    return text.encode(), make_plan(LAUNCHES[name])
-
-
-@each_launch
-def test_what_another_node_sends(name):
-    found = described(LAUNCHES[name])
-    text, here = sent(name)
-    rank = found["plan"]["node_rank"]
-    assert description.received(text, rank, here) == found
-    assert description.received(text, rank + 1, here) is None
-    assert (
-        description.received(text, rank, make_launch_plan(nodes=1, hosts=("n1",)))
-        is None
-    )
+def in_plan(**changes):
+    return {"plan": described(THREE_NODES)["plan"] | changes}
 
 
 # What two nodes call the nodes, where a launcher may tell no names.
@@ -116,23 +112,8 @@ NAMES = [
 
 @pytest.mark.parametrize(("theirs", "ours", "agree"), NAMES)
 def test_names_are_compared_where_both_are_known(theirs, ours, agree):
-    found = described(LAUNCHES[FIRST])
-    found["plan"]["hosts"] = theirs
-    here = make_plan(LAUNCHES[FIRST])
-    here = replace(here, world=replace(here.world, hosts=ours))
-    received = description.received(json.dumps(found).encode(), 0, here)
-    assert (received is not None) is agree
-
-
-FIRST = next(iter(LAUNCHES))
-
-
-def without(mapping, key):
-    return {k: v for k, v in mapping.items() if k != key}
-
-
-def altered(**changes):
-    return described(LAUNCHES[FIRST])["plan"] | changes
+    here = replace(HERE, world=replace(HERE.world, hosts=ours))
+    assert (heard(in_plan(hosts=theirs), here) is not None) is agree
 
 
 @pytest.mark.parametrize(
@@ -141,8 +122,7 @@ def altered(**changes):
     ids=lambda text: repr(text[:8]),
 )
 def test_what_is_no_description(text):
-    _, here = sent(FIRST)
-    assert description.received(text, 0, here) is None
+    assert description.received(text, 0, HERE) is None
 
 
 @pytest.mark.parametrize(
@@ -154,13 +134,11 @@ def test_what_is_no_description(text):
         {"exports": {"X=1; touch /tmp/x; Y": "v"}},
         {"exports": {"X": 1}},
         {"torch": "2\x1b]0;title\x07"},
-        {"plan": altered(address="\x1b[2J")},
-        {"plan": altered(interface="two\nlines")},
-        {"plan": altered(hosts=["n1"])},
-        {"plan": altered(node_rank=True)},
-        {"plan": altered(node_rank=-1)},
-        {"plan": altered(warnings=[{"code": "HPC057"}])},
-        {"plan": without(altered(), "workers")},
+        in_plan(address="\x1b[2J"),
+        in_plan(interface="two\nlines"),
+        in_plan(node_rank=True),
+        in_plan(node_rank=-1),
+        in_plan(warnings=[{"code": "HPC057"}]),
         {"patches": [{}]},
         {"options": {"nnodes": "3"}},
     ],
@@ -168,68 +146,12 @@ def test_what_is_no_description(text):
 )
 def test_what_a_stranger_may_have_written(changes):
     """Nothing of it gets to a terminal, or into a line that is to be copied."""
-    text, here = sent(FIRST, **changes)
-    rank = described(LAUNCHES[FIRST])["plan"]["node_rank"]
-    assert description.received(sent(FIRST)[0], rank, here) is not None
-    assert description.received(text, rank, here) is None
-
-
-def keys(kind):
-    return set(kind.__annotations__)
-
-
-@each_launch
-def test_keys_are_those_of_the_types(name):
-    found = described(LAUNCHES[name])
-    assert set(found) == keys(description.Description)
-    assert set(found["plan"]) == keys(description.DescribedPlan)
-    if LAUNCHES[name].job is None:
-        assert found["job"] is None
-    else:
-        assert set(found["job"]) == keys(description.DescribedJob)
-        assert set(found["job"]["task"]) == keys(description.DescribedTask)
-    sourced = [
-        *found["options"].values(),
-        *found["plan"]["options"].values(),
-        *found["plan"]["environment"].values(),
-        *([found["plan"]["site"]] if found["plan"]["site"] else []),
-    ]
-    messages = [
-        x for kind in ("notes", "advice", "warnings") for x in found["plan"][kind]
-    ]
-    assert sourced
-    assert all(set(value) == keys(description.DescribedSetting) for value in sourced)
-    assert all(
-        set(message) == keys(description.DescribedMessage) for message in messages
-    )
-    assert [set(patch) for patch in found["patches"]] == [
-        keys(description.DescribedPatch)
-    ]
-
-
-@each_launch
-def test_every_value_has_its_source(name):
-    found = described(LAUNCHES[name])
-    for where in (found["options"], found["plan"]["environment"]):
-        for option, value in where.items():
-            assert value["source"], option
-            assert isinstance(value["value"], str)
-
-
-@each_launch
-def test_typed_and_derived_options_are_all_there(name):
-    inputs = LAUNCHES[name]
-    plan = make_plan(inputs)
-    found = described(inputs)["options"]
-    assert set(found) == {*inputs.options, *plan.options}
-    for option, value in found.items():
-        # What is derived in spite of what was typed is what torchrun gets.
-        expected = plan.options.get(option) or inputs.options[option]
-        assert value == {"value": str(expected.value), "source": expected.source}
+    assert heard({}) is not None
+    assert heard(changes) is None
 
 
 def test_what_is_said_and_set():
-    found = described(LAUNCHES["three nodes"])
+    found = described(THREE_NODES)
     port = port_of("19.0")
     assert (found["torchrun_hpc"], found["torch"]) == (__version__, "2.13.0")
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -244,6 +166,8 @@ def test_what_is_said_and_set():
         "provenance": dict(step().provenance),
     }
     plan = found["plan"]
+    assert plan["hosts"] == found["job"]["nodes"]
+    assert plan["fast_hosts"] == [f"{host}i" for host in plan["hosts"]]
     found_by = f"{JSC.found_by} ({JSC.file})"
     assert plan["site"] == {"value": "jsc", "source": found_by}
     assert (plan["address"], plan["interface"]) == ("10.20.0.1", "ib0")
@@ -254,11 +178,12 @@ def test_what_is_said_and_set():
         "GLOO_SOCKET_IFNAME": "ib0",
         "PYTHONFAULTHANDLER": "1",
     }
-    assert plan["environment"]["GLOO_SOCKET_IFNAME"] == {
-        "value": "ib0",
-        "source": "ib0 has 10.20.0.1",
-    }
+    fast = {"value": "ib0", "source": "ib0 has 10.20.0.1"}
+    assert plan["environment"]["GLOO_SOCKET_IFNAME"] == fast
     assert (found["command"], found["patches"]) == (COMMAND, [PATCH])
+    first, *_, last = description.shell_lines(found)
+    assert first == "export OMP_NUM_THREADS=1"
+    assert last == "torchrun --nnodes=3 train.py --lr 0.1"
 
 
 @pytest.mark.parametrize(
@@ -287,25 +212,6 @@ def test_the_dry_run_is_no_option_of_the_launch():
     options = {"hpc_dry_run": "json", "hpc_site": "jsc"}
     assert set(described(make_inputs(options=options))["options"]) >= {"hpc_site"}
     assert "hpc_dry_run" not in described(make_inputs(options=options))["options"]
-
-
-# --- for a shell --------------------------------------------------------------------
-
-
-def test_one_line_for_each_export_and_one_for_the_command():
-    found = described(LAUNCHES["three nodes"])
-    assert description.shell_lines(found) == [
-        "export OMP_NUM_THREADS=1",
-        "export GLOO_SOCKET_IFNAME=ib0",
-        "export PYTHONFAULTHANDLER=1",
-        "torchrun --nnodes=3 train.py --lr 0.1",
-    ]
-
-
-def test_values_that_are_no_text_are_written_as_text():
-    assert description._settings(
-        {"standalone": Setting(value=True, source="one node")}
-    ) == {"standalone": {"value": "True", "source": "one node"}}
 
 
 @pytest.mark.parametrize(

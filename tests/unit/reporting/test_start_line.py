@@ -10,7 +10,7 @@ from torchrun_hpc.planning.endpoints import port_of
 from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.setting import Setting
 
-HEAD = "3 nodes, 4 workers on this one, Slurm 19.0, c10d rendezvous at"
+LINE = "3 nodes, 4 workers on this one, Slurm 19.0, c10d rendezvous at jwb0001i:25592"
 JSC = Setting("jsc", "SYSTEMNAME=juwelsbooster")
 
 
@@ -28,21 +28,19 @@ def plan(**changes):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        ({}, LINE),
+        ({"fewest": 3}, LINE),
+        ({"fewest": 2}, f"2 to {LINE}"),
+        ({"workers": 1}, LINE.replace("4 workers", "1 worker")),
+        ({"nodes": 4, "spares": 1}, LINE.replace("3 nodes", "3 nodes and 1 spare")),
+        ({"nodes": 5, "spares": 2}, LINE.replace("3 nodes", "3 nodes and 2 spares")),
         (
             {"listen": ("10.20.0.1", 25592), "interface": "ib0", "site": JSC},
-            f"{HEAD} jwb0001i:25592 (10.20.0.1), interface ib0, site jsc",
-        ),
-        (
-            {},
-            f"{HEAD} jwb0001i:25592",
+            f"{LINE} (10.20.0.1), interface ib0, site jsc",
         ),
         (
             {"endpoint": "10.20.0.1:29400", "listen": ("10.20.0.1", 29400)},
-            f"{HEAD} 10.20.0.1:29400",
-        ),
-        (
-            {"endpoint": "[fd00::1]:29400", "listen": ("fd00::1", 29400)},
-            f"{HEAD} [fd00::1]:29400",
+            LINE.replace("jwb0001i:25592", "10.20.0.1:29400"),
         ),
         (
             {"nodes": 1, "workers": 1, "endpoint": "localhost", "backend": "static"},
@@ -53,34 +51,12 @@ def plan(**changes):
             "2 nodes, 4 workers on this one, no scheduler",
         ),
         (
-            {"fewest": 2},
-            f"2 to {HEAD} jwb0001i:25592",
-        ),
-        (
-            {"fewest": 3},
-            f"{HEAD} jwb0001i:25592",
-        ),
-        (
-            {"nodes": 4, "spares": 1},
-            (
-                "3 nodes and 1 spare, 4 workers on this one, Slurm 19.0, c10d "
-                "rendezvous at jwb0001i:25592"
-            ),
-        ),
-        (
-            {"nodes": 5, "spares": 2, "workers": 1},
-            (
-                "3 nodes and 2 spares, 1 worker on this one, Slurm 19.0, c10d "
-                "rendezvous at jwb0001i:25592"
-            ),
-        ),
-        (
             {"size": 6, "workers": 2},
-            "3 nodes x 2 tasks, Slurm 19.0, c10d rendezvous at jwb0001i:25592",
+            LINE.replace(", 4 workers on this one", " x 2 tasks"),
         ),
         (
             {"notes": (Message("HPC074", "a rewritten to b"), Message("HPC075", "c"))},
-            f"{HEAD} jwb0001i:25592; HPC074 a rewritten to b; HPC075 c",
+            f"{LINE}; HPC074 a rewritten to b; HPC075 c",
         ),
     ],
 )

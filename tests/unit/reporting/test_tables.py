@@ -8,77 +8,55 @@ from torchrun_hpc.reporting import tables
 
 COMMAND = ["torchrun", "--nnodes=2", "train.py", "--name=two words"]
 PATCHES = [
-    {
-        "name": "report_missing_nodes",
-        "target": "a.b",
-        "reason": "it is silent",
-        "releases": ">=2.0",
-        "state": "patched",
-    },
+    {"name": "report_missing_nodes", "state": "patched", "reason": "it is silent"},
     {
         "name": "host_exits_last",
-        "target": "a.c",
-        "reason": "it is loud",
-        "releases": ">=2.4",
         "state": "left out: this torch has changed its target",
+        "reason": "it is loud",
     },
 ]
 
 
-def described(rank=0, nodes=2, *, job=True, node_patches=PATCHES, **changes):
-    """Describe one node of a dry run by hand.
+def described(rank=0, nodes=2, *, job=True, **changes):
+    """Describe one node of a dry run by hand: what is shown of it.
 
     Args:
         rank: Its rank.
         nodes: Number of nodes.
         job: Whether there is a scheduler.
-        node_patches: What is changed inside torch.
         changes: Attributes of the plan that are others.
     """
     environment = changes.pop("environment", {"GLOO_SOCKET_IFNAME": ("ib0", "owner")})
     sourced = {k: {"value": v, "source": s} for k, (v, s) in environment.items()}
-    hosts = [f"n{number}" for number in range(nodes)] if job else []
+    step = {
+        "scheduler": "Slurm",
+        "context": "step",
+        "task": {"local_rank": 0},
+        "provenance": {"node_rank": "SLURMD_NODENAME"},
+    }
+    plan = {
+        "nodes": nodes,
+        "hosts": [f"n{number}" for number in range(nodes)] if job else [],
+        "node_rank": rank,
+        "workers": 4,
+        "backend": "c10d",
+        "endpoint": "n0:25592",
+        "address": f"10.0.0.{rank}",
+        "interface": "ib0",
+        "listen": "10.0.0.0:25592" if rank == 0 else None,
+        "environment": sourced,
+    }
     return {
         "torchrun_hpc": "0.1.0",
         "torch": "2.13.0",
         "python": "3.11.2",
-        "job": {
-            "scheduler": "Slurm",
-            "launch_id": "19.0",
-            "context": "step",
-            "nodes": hosts,
-            "node_rank": rank,
-            "task": {"rank": rank, "size": nodes, "local_rank": 0, "local_size": 1},
-            "allocated_nodes": nodes,
-            "provenance": {"node_rank": "SLURMD_NODENAME"},
-        }
-        if job
-        else None,
-        "plan": {
-            "title": "Slurm 19.0",
-            "nodes": nodes,
-            "hosts": hosts,
-            "fast_hosts": hosts,
-            "node_rank": rank,
-            "workers": 4,
-            "backend": "c10d",
-            "endpoint": "n0:25592",
-            "site": None,
-            "preload": None,
-            "binding": None,
-            "cpus": [],
-            "address": f"10.0.0.{rank}",
-            "interface": "ib0",
-            "listen": "10.0.0.0:25592" if rank == 0 else None,
-            "options": {},
-            "environment": sourced,
-            "notes": [],
-            "advice": [],
-            "warnings": [],
-            **changes,
-        },
+        "job": step if job else None,
+        "plan": plan
+        | dict.fromkeys(("site", "preload", "binding"))
+        | {"cpus": [], "notes": [], "advice": [], "warnings": []}
+        | changes,
         "options": {"nproc_per_node": {"value": "4", "source": "PET_NPROC_PER_NODE"}},
-        "patches": node_patches,
+        "patches": PATCHES,
         "exports": {name: value for name, (value, _) in environment.items()},
         "command": [*COMMAND, f"--node={rank}"],
     }
@@ -186,16 +164,19 @@ def share(cpus, node):
     return {"cpus": cpus, "domain": f"NUMA node {node}", "reason": f"GPU {node}"}
 
 
-def test_dry_run_shows_the_cpus_of_each_worker():
+def test_dry_run_shows_the_site_and_the_cpus_of_each_worker():
     """Those of other nodes, where they differ."""
     usual, other = [share("0-3", 0), share("4-7", 1)], [share("0-1", 0)]
-    binding = {"value": "gpu", "source": "--hpc_bind"}
+    decided = {
+        "binding": {"value": "gpu", "source": "--hpc_bind"},
+        "site": {"value": "jsc", "source": "SYSTEMNAME=juwels"},
+    }
     nodes = [
-        described(rank, 3, binding=binding, cpus=cpus)
+        described(rank, 3, cpus=cpus, **decided)
         for rank, cpus in enumerate((usual, usual, other))
     ]
     found = paragraphs(nodes)
-    assert "CPUs gpu --hpc_bind" in found[1]
+    assert found[1][4:6] == ["site jsc SYSTEMNAME=juwels", "CPUs gpu --hpc_bind"]
     assert found[3] == [
         "worker CPUs where because",
         "0 0-3 NUMA node 0 GPU 0",
@@ -251,11 +232,6 @@ def test_dry_run_says_what_a_launch_would_say():
         "HPC056 n1: not here",
         "HPC057 n2: none",
     ]
-
-
-def test_dry_run_names_the_site():
-    site = {"value": "jsc", "source": "SYSTEMNAME=juwels"}
-    assert "site jsc SYSTEMNAME=juwels" in paragraphs([described(site=site)])[1]
 
 
 def test_columns_of_a_dry_run_are_aligned():
