@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -20,11 +20,7 @@ from torchrun_hpc.doctor.link import Links, Peer
 MTU = 65536
 
 
-@pytest.fixture
-def nodes():
-    yield from nodes_at("127.0.0.1")
-
-
+@contextlib.contextmanager
 def nodes_at(address):
     with contextlib.ExitStack() as stack:
         found = [
@@ -32,27 +28,32 @@ def nodes_at(address):
             for _ in range(2)
         ]
         yield [
-            (links, peer(links, rank, address=address))
+            (links, Peer(rank, address, links.port, MTU))
             for rank, links in enumerate(found)
         ]
 
 
-def peer(links, rank, **changes):
-    values = {"address": "127.0.0.1", "port": links.port, "mtu": MTU}
-    return Peer(rank, **values | changes)
+@pytest.fixture
+def nodes():
+    with nodes_at("127.0.0.1") as found:
+        yield found
 
 
-def measure(nodes, turn="0", own=None, other=None, **options):
-    """Let both nodes measure; return what the first one finds."""
+def changed(nodes, **changes):
+    return [(links, replace(peer, **changes)) for links, peer in nodes]
+
+
+def measure(nodes, turn="0", seen=None, **options):
+    """Let both nodes measure; return what the first one finds.
+
+    As another node than it is, each may see the other one.
+    """
     (first, here), (second, there) = nodes
-    here, there = own or here, other or there
-    following = threading.Thread(
-        target=second.measure, args=[there, here, turn], kwargs=options
-    )
-    following.start()
-    found = first.measure(here, there, turn, **options)
-    following.join(PATIENCE)
-    assert not following.is_alive()
+    to_second, to_first = seen or (there, here)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(second.measure, there, to_first, turn, **options)
+        found = first.measure(here, to_second, turn, **options)
+        assert following.result(PATIENCE) is None
     return found
 
 
@@ -135,19 +136,11 @@ def test_nobody_is_there(nodes, monkeypatch):
 def test_a_firewall_in_one_direction(nodes, blocked, monkeypatch):
     """Of which this port, on which nobody listens, has to do the work."""
     monkeypatch.setattr(link, "_BLOCKED_TIMEOUT", 2)
+    seen = [peer for _, peer in reversed(nodes)]
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        wrong = peer(nodes[1 - blocked][0], 1 - blocked, port=closed.getsockname()[1])
-        (first, here), (second, there) = nodes
-        targets = {0: (here, wrong), 1: (wrong, there)}[blocked]
-        seen = {0: (here, there), 1: (here, there)}[blocked]
-        following = threading.Thread(
-            target=second.measure,
-            args=[there, targets[0] if blocked else seen[0], "0"],
-        )
-        following.start()
-        found = first.measure(here, seen[1] if blocked else targets[1], "0")
-        following.join(PATIENCE)
+        seen[blocked] = replace(seen[blocked], port=closed.getsockname()[1])
+        found = measure(nodes, seen=seen)
     assert (found["problem"], found["blocked"]) == ("Connection refused", [blocked])
 
 
@@ -162,25 +155,22 @@ def test_a_node_that_hangs_in_the_middle(nodes, monkeypatch):
     assert "does not answer" in found["problem"]
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
+def test_unknown_peers_are_not_answered(nodes):
+    (first, _), _ = nodes
+    for sent in (
         b"",
         b"GET / HTTP/1.1\r\n",
         b"[]\n",
         b"{}\n",
         b'{"job": "19.0", "rank": "x", "for": "0"}\n',
-        json.dumps({"job": "20.0", "rank": 1, "for": "0"}).encode() + b"\n",
+        b'{"job": "20.0", "rank": 1, "for": "0"}\n',
         b"x" * 5000,
-    ],
-)
-def test_unknown_peers_are_not_answered(nodes, sent):
-    (first, _), _ = nodes
-    with socket.create_connection(("127.0.0.1", first.port), 5) as stranger:
-        stranger.sendall(sent)
-        stranger.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionError):
-            assert stranger.recv(100) == b""
+    ):
+        with socket.create_connection(("127.0.0.1", first.port), 5) as stranger:
+            stranger.sendall(sent)
+            stranger.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(100) == b"", sent
 
 
 def test_large_packets_that_are_lost(nodes, monkeypatch):
@@ -199,10 +189,7 @@ def test_large_packets_that_are_lost(nodes, monkeypatch):
 
 def test_other_networks(nodes):
     others = {"eth0": "127.0.0.2", "eth1": "127.0.0.1"}
-    own, other = (
-        peer(links, rank, others=others) for rank, (links, _) in enumerate(nodes)
-    )
-    found = measure(nodes, own=own, other=other, all_networks=True)
+    found = measure(changed(nodes, others=others), all_networks=True)
     assert found["networks"] == {"eth0": True, "eth1": True}
 
 
@@ -210,26 +197,23 @@ def test_other_networks(nodes):
 def test_a_network_that_is_closed(nodes, rank, monkeypatch):
     """On one side: nobody answers, here as a program's queue of connections is full."""
     monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.5)
-    others = {"eth0": "127.0.0.9"}
-    own, other = (
-        peer(links, rank, others=others) for rank, (links, _) in enumerate(nodes)
-    )
+    _, closed = nodes[rank]
+    where = "127.0.0.9", closed.port
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.socket())
-        port = (own, other)[rank].port
-        full.bind(("127.0.0.9", port))
+        full.bind(where)
         full.listen(0)
         for _ in range(4):
             waiting = stack.enter_context(socket.socket())
             waiting.settimeout(0)
-            waiting.connect_ex(("127.0.0.9", port))
-        found = measure(nodes, own=own, other=other, all_networks=True)
+            waiting.connect_ex(where)
+        found = measure(changed(nodes, others={"eth0": where[0]}), all_networks=True)
     assert (found["networks"], found["problem"]) == ({"eth0": False}, "")
 
 
 @pytest.mark.parametrize("address", ["::1", "127.0.0.5"])
 def test_it_listens_where_the_job_is(address):
-    for nodes in nodes_at(address):
+    with nodes_at(address) as nodes:
         found = measure(nodes)
         assert (found["problem"], found["lost_mtu"]) == ("", 0)
         (links, _), _ = nodes
