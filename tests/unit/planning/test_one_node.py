@@ -23,9 +23,13 @@ from torchrun_hpc.schedulers.job import LaunchContext, Task
 # --- one node -----------------------------------------------------------------------
 
 
+LOOPBACK = make_network({"lo": "127.0.0.1/8"})
+
+
 @pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
-def test_one_node_of_a_job(job):
-    plan = planned(job=job)
+@pytest.mark.parametrize("network", [None, LOOPBACK], ids=["network", "loopback"])
+def test_one_node_of_a_job(job, network):
+    plan = planned(job=job, network=network)
     assert values(plan.options) == {
         "nnodes": "1",
         "local_addr": "127.0.0.1",
@@ -44,21 +48,14 @@ def test_one_node_of_a_job(job):
     assert is_reporter(plan.world.report_rank)
 
 
-@pytest.mark.parametrize("job", [None, *ONE_NODE_JOBS.values()])
-def test_one_node_needs_no_name_and_no_network(job):
-    plan = planned(job=job, network=make_network({"lo": "127.0.0.1/8"}))
-    assert plan.options["local_addr"].value == "127.0.0.1"
-    assert plan.messages.warnings == ()
-
-
 @pytest.mark.parametrize("options", [{}, {"nnodes": "1"}, {"nnodes": "1:1"}])
 def test_laptop(options):
-    plan = planned(job=None, options=options)
+    plan = planned(job=None, options=options, network=LOOPBACK)
     expected = {"standalone": True, "local_addr": "127.0.0.1", "nnodes": "1"}
     assert values(plan.options) == {
         name: value for name, value in expected.items() if name not in options
     }
-    assert plan.messages.title == "no scheduler"
+    assert (plan.messages.title, plan.messages.warnings) == ("no scheduler", ())
     assert is_reporter(plan.world.report_rank)
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
 

@@ -20,7 +20,6 @@ from nodes import (
 from plans import BLOCK, ONE_NODE_JOBS, conf_of, planned, planned_at, refused, values
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import Task
@@ -87,12 +86,18 @@ def test_typed_conf_is_kept(conf, expected):
 
 
 @pytest.mark.parametrize(
-    ("rank", "is_host", "listens"),
-    [(0, "1", True), (0, "false", False), (1, "yes", False), (1, "0", False)],
+    ("rank", "is_host", "is_coordinator", "listens"),
+    [
+        (0, "1", True, True),
+        (0, "false", False, False),
+        (1, "yes", True, False),
+        (1, "0", False, False),
+    ],
 )
-def test_typed_host_wins(rank, is_host, listens):
+def test_typed_host_wins(rank, is_host, is_coordinator, listens):
     plan = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
     assert conf_of(plan)["is_host"] == is_host
+    assert plan.rendezvous.is_coordinator is is_coordinator
     assert (plan.rendezvous.listen is not None) is listens
 
 
@@ -158,15 +163,6 @@ def test_static_does_not_read_who_hosts(rank):
     plan = planned(rank, options=options)
     assert plan.rendezvous.is_coordinator is (rank == 0)
     assert (plan.rendezvous.listen is not None) is (rank == 0)
-
-
-@pytest.mark.parametrize(
-    ("backend", "expected"), [("c10d", 12), ("scheduler", 12), ("static", 60)]
-)
-def test_a_number_of_seconds_that_a_backend_reads(backend, expected):
-    conf = Setting("join_timeout=12", "--rdzv_conf")
-    assert rdzv_conf.seconds(conf, backend, "join_timeout", 60) == expected
-    assert rdzv_conf.seconds(None, backend, "join_timeout", 60) == 60
 
 
 # --- variables ----------------------------------------------------------------------

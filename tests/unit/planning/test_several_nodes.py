@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from nodes import (
     juelich,
     step,
 )
-from plans import ALIASES, ENDPOINTS, ONE_NODE_JOBS, PORT, planned, refused, values
+from plans import ONE_NODE_JOBS, PORT, planned, refused, values
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import endpoints
@@ -328,20 +330,7 @@ def test_several_nodes_typed_in_a_step_of_one():
     assert "on 1 node (SLURM_STEP_NODELIST)" in str(error)
 
 
-NO_NUMBERS = [
-    "",
-    "0",
-    "0:3",
-    "3:2",
-    "-1",
-    "1:",
-    ":3",
-    "1:2:3",
-    "two",
-    "1.0",
-    "٣",
-    "3 4",
-]
+NO_NUMBERS = ["", "3 4", *"0 0:3 3:2 -1 1: :3 1:2:3 two 1.0 ٣".split()]
 
 
 @pytest.mark.parametrize("nnodes", NO_NUMBERS)
@@ -395,87 +384,48 @@ def test_nodes_that_the_scheduler_has_numbered_meet_by_their_numbers(rank):
     assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
 
 
-# What is typed, and what becomes of it.
+# What becomes of what is typed.
 KINDS = {
-    "nothing": ({}, "scheduler"),
-    "c10d, by name": ({"rdzv_backend": "c10d"}, "scheduler"),
-    "an id": ({"rdzv_id": "mine"}, "scheduler"),
-    "the number of nodes": ({"nnodes": "3"}, "scheduler"),
-    "a range of one": ({"nnodes": "3:3"}, "scheduler"),
-    "an endpoint": ({"rdzv_endpoint": "jwb0001:29400"}, "scheduler"),
-    "times": ({"rdzv_conf": "join_timeout=5"}, "scheduler"),
-    "auto": ({"hpc_rendezvous": "auto"}, "scheduler"),
-    "scheduler": ({"hpc_rendezvous": "scheduler"}, "scheduler"),
-    "scheduler and c10d": (
+    "scheduler": [
+        {},
+        {"rdzv_backend": "c10d"},
+        {"rdzv_id": "mine"},
+        {"nnodes": "3"},
+        {"nnodes": "3:3"},  # a range of one
+        {"rdzv_endpoint": "jwb0001:29400"},
+        {"rdzv_conf": "join_timeout=5"},
+        {"hpc_rendezvous": "auto"},
+        {"hpc_rendezvous": "scheduler"},
         {"hpc_rendezvous": "scheduler", "rdzv_backend": "c10d"},
-        "scheduler",
-    ),
-    "torch's": ({"hpc_rendezvous": "c10d"}, "c10d"),
-    "nodes that come and go": ({"nnodes": "2:3"}, "c10d"),
-    "nodes that come and go, auto": (
+    ],
+    "c10d": [
+        {"hpc_rendezvous": "c10d"},
+        {"nnodes": "2:3"},
         {"nnodes": "2:3", "hpc_rendezvous": "auto"},
-        "c10d",
-    ),
-    "static": ({"rdzv_backend": "static"}, "static"),
-    "static, auto": ({"rdzv_backend": "static", "hpc_rendezvous": "auto"}, "static"),
-    "static, c10d": ({"rdzv_backend": "static", "hpc_rendezvous": "c10d"}, "static"),
-    "a master": ({"master_addr": "jwb0001"}, "static"),
-    "etcd": ({"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"}, "etcd"),
-    "a store in a file": (
-        {
-            "rdzv_backend": "c10d",
-            "rdzv_conf": "store_type=file",
-            "rdzv_endpoint": "/f",
-        },
-        "c10d",
-    ),
+        {"rdzv_backend": "c10d", "rdzv_conf": "store_type=file", "rdzv_endpoint": "/f"},
+    ],
+    "static": [
+        {"rdzv_backend": "static"},
+        {"rdzv_backend": "static", "hpc_rendezvous": "auto"},
+        {"rdzv_backend": "static", "hpc_rendezvous": "c10d"},
+        {"master_addr": "jwb0001"},
+    ],
+    "etcd": [{"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"}],
 }
 
 
-@pytest.mark.parametrize("case", KINDS)
-def test_kind_of_rendezvous(case):
-    options, expected = KINDS[case]
-    for rank in 0, 2:
+@pytest.mark.parametrize("expected", KINDS)
+def test_kind_of_rendezvous(expected):
+    for options, rank in product(KINDS[expected], [0, 2]):
         plan = planned(rank, options=options)
-        assert plan.rendezvous.backend == expected, rank
+        assert plan.rendezvous.backend == expected, (options, rank)
         # Torch's has one port, and so has who types one.
         tries_all = expected == "scheduler" and "rdzv_endpoint" not in options
-        assert len(plan.rendezvous.ports) == (8 if tries_all else 1), rank
+        number = 8 if tries_all else 1
+        assert len(plan.rendezvous.ports) == number, (options, rank)
         # torchrun itself is told c10d: that is what it would be without us.
         if expected == "scheduler" and "rdzv_backend" not in options:
-            assert plan.options["rdzv_backend"].value == "c10d", rank
-
-
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_head_of_a_typed_endpoint(endpoint):
-    expected = ENDPOINTS[endpoint]
-    host, port = expected.number.rsplit(":", 1)
-    for rank in range(3):
-        plan = planned(
-            rank,
-            options={"rdzv_backend": "c10d", "rdzv_endpoint": endpoint},
-            network=juelich(rank, hosts=ALIASES),
-        )
-        assert plan.rendezvous.is_coordinator is (rank == expected.host)
-        # Whose address is nobody's name is known to its owner only.
-        assert plan.rendezvous.coordinator in (None, expected.host)
-        assert plan.rendezvous.connect_host == host
-        # Who types a port means that one.
-        assert plan.rendezvous.ports == (PORTS if int(port) == PORT else (int(port),))
-
-
-@pytest.mark.parametrize(
-    ("rank", "is_host", "is_coordinator"),
-    [(0, "1", True), (0, "false", False), (1, "yes", True), (1, "0", False)],
-)
-def test_a_typed_host_is_the_head(rank, is_host, is_coordinator):
-    plan = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
-    assert plan.rendezvous.is_coordinator is is_coordinator
-
-
-def test_several_steps_that_share_a_node_have_other_ports():
-    plan = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
-    assert set(plan[0].rendezvous.ports).isdisjoint(plan[1].rendezvous.ports)
+            assert plan.options["rdzv_backend"].value == "c10d", (options, rank)
 
 
 @pytest.mark.parametrize(
