@@ -18,12 +18,7 @@ from nodes import (
 )
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Messages,
-    Rendezvous,
-    World,
-)
+from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.mode import Mode, direct_mode
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers.job import LaunchContext

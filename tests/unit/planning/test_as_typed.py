@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nodes import (
-    juelich,
-)
+from nodes import juelich
 from plans import planned, refused
 
 from torchrun_hpc.planning.preload import FAULT_HANDLER

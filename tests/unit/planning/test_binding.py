@@ -420,8 +420,7 @@ def task(topology, rank, masks, how="even", **changes):
 
 
 @pytest.mark.parametrize(
-    ("rank", "others", "expected"),
-    [(0, RIGHT, "0-3,8-11"), (1, LEFT, "4-7,12-15")],
+    ("rank", "others", "expected"), [(0, RIGHT, "0-3,8-11"), (1, LEFT, "4-7,12-15")]
 )
 def test_tasks_with_one_mask_take_their_parts(rank, others, expected, tree):
     """The other one may have taken its part already, or a part of that."""

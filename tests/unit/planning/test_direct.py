@@ -425,11 +425,7 @@ def all_planned(name, changes=None, environ=None, exchange=None, site=JSC):
     for job in jobs_of(name, changes, exchange):
         host = int(job.hostname[-1]) - 1
         inputs = make_inputs(
-            job=job,
-            network=juelich(host),
-            site=site,
-            environ=environ or {},
-            workers=1,
+            job=job, network=juelich(host), site=site, environ=environ or {}, workers=1
         )
         try:
             plans.append(make_plan(inputs))

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nodes import (
-    juelich,
-    make_network,
-    step,
-)
+from nodes import juelich, make_network, step
 from plans import ALIASES, ENDPOINTS, PORT, conf_of, planned, refused
 
 from torchrun_hpc.errors import Message

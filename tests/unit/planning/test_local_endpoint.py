@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nodes import (
-    THREE,
-    juelich,
-)
+from nodes import THREE, juelich
 from plans import PORT, conf_of, planned, refused
 
 from torchrun_hpc.errors import Message

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nodes import (
-    COMMAND,
-    INTERACTIVE,
-    THREE,
-    make_network,
-    step,
-)
+from nodes import COMMAND, INTERACTIVE, THREE, make_network, step
 from plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
 
 from torchrun_hpc.errors import Message

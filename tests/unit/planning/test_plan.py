@@ -7,16 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import (
-    BATCH,
-    INTERACTIVE,
-    JSC,
-    RECORDED,
-    SHELL,
-    juelich,
-    recorded,
-    step,
-)
+from nodes import BATCH, INTERACTIVE, JSC, RECORDED, SHELL, juelich, recorded, step
 from plans import BLOCK, ONE_NODE_JOBS, conf_of, planned, planned_at, refused, values
 
 from torchrun_hpc import schedulers
@@ -400,11 +391,7 @@ WITHOUT = "hpc_without_patches"
 
 @pytest.mark.parametrize(
     ("value", "names"),
-    [
-        ("agent", ("agent",)),
-        (" agent, host_name ,", ("agent", "host_name")),
-        ("", ()),
-    ],
+    [("agent", ("agent",)), (" agent, host_name ,", ("agent", "host_name")), ("", ())],
 )
 def test_which_patches_are_left_out(value, names):
     for job in EVERY_JOB:

@@ -70,10 +70,7 @@ def test_variables_that_are_read_at_import():
     }
     assert planned(
         site=site, workers=1, environ={"OMP_NUM_THREADS": "8"}
-    ).variables == {
-        "TORCH_X": "1",
-        "UCX_Y": "2",
-    }
+    ).variables == {"TORCH_X": "1", "UCX_Y": "2"}
 
 
 IMPOSSIBLE = {
@@ -115,8 +112,7 @@ def test_what_python_does_not_take_for_a_script(script):
 
 
 @pytest.mark.parametrize(
-    ("changes", "has_note"),
-    [({}, True), ({OPTION: "none"}, False)],
+    ("changes", "has_note"), [({}, True), ({OPTION: "none"}, False)]
 )
 @pytest.mark.parametrize("places", [BLOCK, [0, 0]])
 def test_direct_mode_has_one_process_for_each_task(changes, has_note, places):
