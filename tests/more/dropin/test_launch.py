@@ -33,7 +33,7 @@ from compared import (
 from ports import own_port
 from side_by_side import COMMANDS, OURS, STOCK, bare, clean_environ, end_group, run
 from torch.distributed import run as torch_run
-from waiting import NEVER_S, PATIENCE, until
+from waiting import PATIENCE
 
 from torchrun_hpc.torch_compat import capabilities
 
@@ -491,40 +491,3 @@ def test_two_nodes_as_typed(
     # The host of the endpoint speaks; with c10d both are on its machine.
     own = [len(own_lines(result.err)) for result in results[:2]]
     assert own == [1, int(name == "c10d")]
-
-
-# --- signals ----------------------------------------------------------------------
-
-
-def test_ctrl_c_ends_agent_and_workers(folder: Path, tmp_path: Path) -> None:
-    codes, workers = {}, {}
-    for which in BOTH:
-        (tmp_path / which).mkdir()
-        environ = {"REPORT": str(tmp_path / which), "THEN": f"sleep:{NEVER_S}"}
-        with subprocess.Popen(
-            [*COMMANDS[which], "--nproc-per-node=2", *bare(which), "report.py"],
-            env=clean_environ() | environ,
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
-            try:
-                until(lambda where=tmp_path / which: len(reports(where)) == 2)
-                workers[which] = [w["pid"] for w in reports(tmp_path / which)]
-                process.send_signal(signal.SIGINT)
-                codes[which] = process.wait(PATIENCE)
-            finally:
-                end_group(process.pid)
-    assert codes[OURS] == codes[STOCK] != 0
-    assert not [pid for pid in workers[OURS] if Path(f"/proc/{pid}").exists()]
-
-
-def test_importing_the_package_imports_no_torch() -> None:
-    code = (
-        "import os, sys; before = dict(os.environ); import torchrun_hpc, "
-        "torchrun_hpc.main; assert 'torch' not in sys.modules; "
-        "assert dict(os.environ) == before"
-    )
-    result = run([sys.executable, "-c", code])
-    assert (result.code, result.out, result.err) == (0, "", "")

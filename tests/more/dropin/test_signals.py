@@ -177,15 +177,6 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
 # --- SIGUSR1 and SIGUSR2 --------------------------------------------------------------
 
 
-def test_stock_dies_and_its_workers_live_on(launch: Callable[..., Launch]) -> None:
-    stock = launch(STOCK)
-    stock.until("ready")
-    stock.process.send_signal(USR1)
-    assert stock.process.wait(PATIENCE) == -USR1
-    assert stock.got() == [0, 0]
-    assert len(stock.alive()) == 2
-
-
 def test_each_reaches_every_worker_once(launch: Callable[..., Launch]) -> None:
     """The next one shows it: it comes later than all of those before."""
     ours = launch()
@@ -213,16 +204,8 @@ main.main()
 
 
 def test_one_that_comes_before_the_workers(launch: Callable[..., Launch]) -> None:
-    ours = launch(command=[sys.executable, "-c", EARLY])
-    ours.until("ready", "SIGUSR1")
-    assert ours.end() == 0
-    assert ours.got() == [1, 1]
-
-
-def test_one_that_comes_before_the_handler(launch: Callable[..., Launch]) -> None:
-    ours = launch(LATE="1")
-    until(lambda: len(ours.pids()) == 2, ours.stderr)
-    ours.process.send_signal(USR1)
+    """And before their handlers."""
+    ours = launch(command=[sys.executable, "-c", EARLY], LATE="1")
     ours.until("ready", "SIGUSR1")
     assert ours.end() == 0
     assert ours.got() == [1, 1]
@@ -242,17 +225,6 @@ def test_what_torch_is_to_handle_ends_the_job(launch: Callable[..., Launch]) -> 
         assert one.got() == [1, 1]
         assert "death signal, shutting down workers" in one.stderr()
     assert codes == [1, 1]
-
-
-@takes_signals
-def test_what_torch_is_to_handle_comes_before_it_can(
-    launch: Callable[..., Launch],
-) -> None:
-    """It is over at once, as it is with torchrun."""
-    command = [sys.executable, "-c", EARLY]
-    ours = launch(OURS, "--signals-to-handle=SIGTERM,SIGUSR1", command=command)
-    assert ours.process.wait(PATIENCE) == -USR1
-    assert ours.pids() == []
 
 
 PROGRAM = """
@@ -280,22 +252,24 @@ def test_a_program_of_its_own(tmp_path: Path, launch: Callable[..., Launch]) -> 
 # --- SIGTERM, and more of them --------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", [OURS, STOCK])
-def test_checkpoints_are_written_after_sigterm(
-    which: str, launch: Callable[..., Launch]
-) -> None:
+def test_ctrl_c_ends_agent_and_workers(launch: Callable[..., Launch]) -> None:
+    both = [launch(which) for which in (OURS, STOCK)]
+    for one in both:
+        one.until("ready")
+        one.process.send_signal(signal.SIGINT)
+    ours, stock = (one.process.wait(PATIENCE) for one in both)
+    assert ours == stock != 0
+    assert both[0].alive() == []
+
+
+def test_checkpoints_are_written_after_sigterm(launch: Callable[..., Launch]) -> None:
     """With more signals the agent of stock torchrun is gone before its workers."""
-    one = launch(which, *PATIENT, CHECKPOINT="1")
+    one = launch(OURS, *PATIENT, CHECKPOINT="1")
     one.until("ready")
     one.process.send_signal(TERM)
     until(lambda: one.got(TERM) == [1, 1], one.stderr)
     for number in (TERM, signal.SIGINT, signal.SIGHUP):
         one.send(number)
-    if which == STOCK:
-        one.process.wait(PATIENCE)
-        assert len(one.alive()) == 2
-        assert not any("checkpoint" in lines for lines in one.written())
-        return
     one.tell("checkpoint")
     assert one.process.wait(PATIENCE) == 1
     assert one.alive() == []
