@@ -9,9 +9,7 @@ import pytest
 from side_by_side import OURS, STOCK, bare, run
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import (
-    host_name,
-)
+from torchrun_hpc.torch_compat.patches import host_name
 
 if TYPE_CHECKING:
     from pathlib import Path

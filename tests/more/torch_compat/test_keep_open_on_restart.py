@@ -8,9 +8,7 @@ import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api as launcher_api
 
-from torchrun_hpc.torch_compat.patches import (
-    keep_open_on_restart,
-)
+from torchrun_hpc.torch_compat.patches import keep_open_on_restart
 
 
 @pytest.mark.usefixtures("torch_again")

@@ -11,39 +11,26 @@ from inside_torch import Handler, Node, State, meet, patch_all, two_agents
 from side_by_side import OURS, STOCK
 
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import (
-    local_addr,
-)
-
-NAMES = ("n9", "n10", "n11")
-
-
-@pytest.mark.usefixtures("torch_again")
-@pytest.mark.parametrize("order", [("n9", "n10"), ("n10", "n9")])
-def test_the_workers_meet_where_the_first_node_is(
-    order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever node it is, and whatever torch answers."""
-    state = State()
-    state.participants = {Node(name, 1, 0): order.index(name) for name in NAMES[:2]}
-    holder = SimpleNamespace(state=state)
-    where = SimpleNamespace(master_addr="n9.cl", master_port=1234)
-    answer = SimpleNamespace(bootstrap_store_info=where)
-    monkeypatch.setattr(Handler, "next_rendezvous", lambda _self: answer)
-    local_addr.apply(None)
-    handler: Any = SimpleNamespace(_state_holder=holder)
-    assert Handler.next_rendezvous(handler) is answer
-    assert vars(where) == {"master_addr": order[0], "master_port": 1234}
+from torchrun_hpc.torch_compat.patches import local_addr
 
 
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
-    "ranks", [{"n9": 0, "n10": 0}, {"n9": 1, "n10": 2}, {}], ids=str
+    ("ranks", "address"),
+    [
+        ({"n9": 0, "n10": 1}, "n9"),
+        ({"n9": 1, "n10": 0}, "n10"),
+        # Torch's answer stays if the first node is not known, as while the next round
+        # forms, in which all have rank 0 at first.
+        ({"n9": 0, "n10": 0}, "n9.cl"),
+        ({"n9": 1, "n10": 2}, "n9.cl"),
+        ({}, "n9.cl"),
+    ],
 )
-def test_the_answer_of_torch_stays_where_the_first_node_is_not_known(
-    ranks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+def test_the_workers_meet_where_the_first_node_is(
+    ranks: dict[str, int], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while the next round forms, in which all have rank 0 at first."""
+    """Whichever node it is, and whatever torch answers."""
     state = State()
     state.participants = {Node(name, 1, 0): rank for name, rank in ranks.items()}
     where = SimpleNamespace(master_addr="n9.cl", master_port=1234)
@@ -52,7 +39,7 @@ def test_the_answer_of_torch_stays_where_the_first_node_is_not_known(
     local_addr.apply(None)
     handler: Any = SimpleNamespace(_state_holder=SimpleNamespace(state=state))
     assert Handler.next_rendezvous(handler) is answer
-    assert vars(where) == {"master_addr": "n9.cl", "master_port": 1234}
+    assert vars(where) == {"master_addr": address, "master_port": 1234}
 
 
 @pytest.mark.skipif(

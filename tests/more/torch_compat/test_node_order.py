@@ -11,9 +11,7 @@ import pytest
 from inside_torch import Handler, Node, State, make_executor, make_plan
 
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.torch_compat.patches import (
-    registry,
-)
+from torchrun_hpc.torch_compat.patches import registry
 from torchrun_hpc.torch_compat.patches.node_order import RankedNode
 from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
 

@@ -22,7 +22,11 @@ from torch.distributed.launcher import api as launcher_api
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.failures.relay import Relay
-from torchrun_hpc.torch_compat.patches import fork_workers, watch_workers
+from torchrun_hpc.torch_compat.patches import (
+    fork_workers,
+    parent_death_signal,
+    watch_workers,
+)
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -265,83 +269,49 @@ def _start(entrypoint: str, *args: str, stderr: str = "") -> Any:
     return SubprocessHandler(**{name: given.get(name) for name in names})
 
 
-def test_stderr_goes_through_the_relay(
-    hooks: Hooks, relay: Relay, capfdbinary: pytest.CaptureFixture[bytes]
+# Where torch lets a worker write, and why that could not be read; what becomes of it:
+# whether it is read, and whether it is shown.
+STDERR = {
+    "shared": ("", "", True, True),
+    "unread": ("", "it is a terminal", False, True),
+    "a file": ("stderr.log", "", False, False),
+    "hidden by --local-ranks-filter": (os.devnull, "", True, False),
+}
+
+
+@pytest.mark.parametrize("case", STDERR)
+def test_what_becomes_of_stderr(
+    case: str, hooks: Hooks, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
+    name, unread, is_read, is_shown = STDERR[case]
+    file = tmp_path / name if name else None
+    hooks.relay.unread = unread
     watch_workers.apply(None, hooks)
-    handler = _start(sys.executable, "-S", "-c", WRITES)
-    assert handler._stderr is None
+    handler = _start(sys.executable, "-S", "-c", WRITES, stderr=str(file or ""))
+    assert (handler._stderr and handler._stderr.name) == (file and str(file))
     assert handler.proc.wait(PATIENCE) == 0
-    assert relay.reads(handler.proc.pid)
-    assert relay.end_of(handler.proc.pid)[0] == WRITTEN[-64 * 1024 :]
-    relay.close(PATIENCE)
+    assert hooks.relay.reads(handler.proc.pid) is is_read
+    if is_read:
+        assert hooks.relay.end_of(handler.proc.pid)[0] == WRITTEN[-64 * 1024 :]
+    hooks.relay.close(PATIENCE)
     out, err = capfdbinary.readouterr()
-    assert err == WRITTEN
+    assert err == (WRITTEN if is_shown else b"")
     stdout, stderr = json.loads(out)
     assert stdout == [*os.fstat(1)[:3]]
-    assert stat.S_ISFIFO(stderr[0])
-
-
-def test_each_worker_has_a_pipe_of_its_own(hooks: Hooks, relay: Relay) -> None:
-    watch_workers.apply(None, hooks)
-    programs = [f"import os; os.write(2, b'worker {rank}')" for rank in range(2)]
-    handlers = [_start(sys.executable, "-S", "-c", program) for program in programs]
-    for rank, handler in enumerate(handlers):
-        assert handler.proc.wait(PATIENCE) == 0
-        assert relay.end_of(handler.proc.pid)[0] == f"worker {rank}".encode()
-
-
-def test_a_file_is_left_alone(
-    hooks: Hooks,
-    relay: Relay,
-    tmp_path: Path,
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
-    watch_workers.apply(None, hooks)
-    log = tmp_path / "stderr.log"
-    handler = _start(sys.executable, "-S", "-c", WRITES, stderr=str(log))
-    assert handler._stderr.name == str(log)
-    assert handler.proc.wait(PATIENCE) == 0
-    assert not relay.reads(handler.proc.pid)
-    handler._stderr.close()
-    out, err = capfdbinary.readouterr()
-    assert err == b""
-    assert log.read_bytes() == WRITTEN
-    assert json.loads(out) == [[*os.fstat(1)[:3]], [*log.stat()[:3]]]
-
-
-def test_what_a_filter_hides_is_read_and_not_shown(
-    hooks: Hooks, relay: Relay, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    """With --local-ranks-filter and without --tee torch starts such workers so."""
-    watch_workers.apply(None, hooks)
-    handler = _start(sys.executable, "-S", "-c", WRITES, stderr=os.devnull)
-    assert handler.proc.wait(PATIENCE) == 0
-    assert relay.end_of(handler.proc.pid)[0] == WRITTEN[-64 * 1024 :]
-    relay.close(PATIENCE)
-    handler._stderr.close()
-    assert capfdbinary.readouterr().err == b""
-
-
-def test_where_it_cannot_be_read_it_is_left_alone(
-    hooks: Hooks, relay: Relay, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    relay.unread = "it is a terminal"
-    watch_workers.apply(None, hooks)
-    handler = _start(sys.executable, "-S", "-c", WRITES)
-    assert handler.proc.wait(PATIENCE) == 0
-    assert not relay.reads(handler.proc.pid)
-    out, err = capfdbinary.readouterr()
-    assert err == WRITTEN
-    assert json.loads(out) == [[*os.fstat(number)[:3]] for number in (1, 2)]
+    if is_read:
+        assert stat.S_ISFIFO(stderr[0])
+    else:
+        assert stderr == [*(file.stat() if file else os.fstat(2))[:3]]
+    if name == "stderr.log":
+        assert file.read_bytes() == WRITTEN
 
 
 def test_a_program_that_is_missing(hooks: Hooks, tmp_path: Path) -> None:
     """The error is the same as without, and no pipe is left open."""
     errors, numbers = [], []
-    for applied in (False, True):
-        if applied:
-            watch_workers.apply(None, hooks)
+    for patches in ((), (parent_death_signal, watch_workers)):
+        for patch in patches:
+            patch.apply(None, hooks)
         with pytest.raises(FileNotFoundError) as caught:
             _start(str(tmp_path / "missing"))
         errors.append((caught.value.errno, caught.value.filename, str(caught.value)))
