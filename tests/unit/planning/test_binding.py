@@ -491,6 +491,9 @@ def test_a_task_that_may_open_its_own_gpu_only(tree):
     assert cpus_of(found) == "0-3,8-11"
 
 
+BINDS_NOTHING = "HPC222 --hpc_bind=even binds nothing"
+
+
 @pytest.mark.parametrize(
     ("launcher", "line"),
     [
@@ -511,8 +514,8 @@ def test_what_to_type_where_the_launcher_has_bound(launcher, line, tree):
     plan = make_plan(replace(inputs, mode=Mode.DIRECT))
     (message,) = said(plan)
     assert str(message) == (
-        "HPC222 --hpc_bind=even binds nothing: the launcher has bound each task "
-        f"itself, this one to CPUs 0-3,8-11. To have them divided, {line}"
+        f"{BINDS_NOTHING}: the launcher has bound each task itself, this one to CPUs "
+        f"0-3,8-11. To have them divided, {line}"
     )
 
 
@@ -521,10 +524,7 @@ def test_several_agents_on_a_node(tree):
     job = step(nodes=THREE[:1], task=Task(size=2, local_size=2))
     options = {"hpc_bind": "even", "standalone": True}
     (message,) = said(planned(options=options, topology=tree(NONE), cpus=16, job=job))
-    assert str(message) == (
-        "HPC222 --hpc_bind=even binds nothing: 2 agents of this node share the same "
-        "CPUs"
-    )
+    assert str(message) == f"{BINDS_NOTHING}: 2 agents of this node share the same CPUs"
     plan = planned(options=options, topology=tree(NONE, LEFT), cpus=8, job=job)
     assert said(plan) == []
     assert [share.cpu_list for share in plan.binding.shares] == ["0-1,8-9", "2-3,10-11"]
@@ -605,10 +605,8 @@ def test_too_few_cpus(tree):
 def test_workers_that_are_functions(tree):
     options = {"hpc_bind": "even", "run_path": True}
     (message,) = said(planned(options=options, topology=tree(NONE), cpus=16))
-    assert str(message) == (
-        "HPC222 --hpc_bind=even binds nothing: --run_path starts functions, not "
-        "commands"
-    )
+    reason = "--run_path starts functions, not commands"
+    assert str(message) == f"{BINDS_NOTHING}: {reason}"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import endpoints
 from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.reporting.reporter import is_reporter
-from torchrun_hpc.schedulers.job import LaunchContext, Task
+from torchrun_hpc.schedulers.job import Task
 
 # --- one node -----------------------------------------------------------------------
 
@@ -32,10 +32,8 @@ def test_one_node_of_a_job(job, network):
         "rdzv_id": job.launch_id,
     }
     assert values(plan.environment) == {"OMP_NUM_THREADS": "1", FAULT_HANDLER: "1"}
-    assert (plan.rendezvous.endpoint, plan.rendezvous.local_address) == (
-        "localhost",
-        "127.0.0.1",
-    )
+    assert plan.rendezvous.endpoint == "localhost"
+    assert plan.rendezvous.local_address == "127.0.0.1"
     assert (plan.world.nodes, plan.ranks_follow_scheduler) == (1, False)
     assert plan.rendezvous.listen == ("127.0.0.1", 0)
     assert plan.messages.warnings == ()
@@ -140,28 +138,19 @@ def test_interactive_step_of_a_job_of_one_node_says_nothing():
 def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     plan = planned(job=job, options={"nnodes": "1:2"})
     assert "nnodes" not in plan.options
-    assert (plan.world.nodes, plan.world.may_grow, plan.rendezvous.backend) == (
-        1,
-        True,
-        "c10d",
-    )
+    assert (plan.world.nodes, plan.world.may_grow) == (1, True)
     port = endpoints.port_of(job.launch_id)
-    assert plan.rendezvous.endpoint == f"jwb0001i:{port}"
-    assert (plan.rendezvous.listen, plan.rendezvous.may_join) == (
-        ("10.20.0.1", port),
-        False,
-    )
-    assert (plan.rendezvous.local_address, conf_of(plan)["is_host"]) == (
-        "10.20.0.1",
-        "1",
-    )
+    rendezvous = plan.rendezvous
+    assert (rendezvous.backend, rendezvous.may_join) == ("c10d", False)
+    assert rendezvous.endpoint == f"jwb0001i:{port}"
+    assert rendezvous.listen == ("10.20.0.1", port)
+    assert rendezvous.local_address == "10.20.0.1"
+    assert conf_of(plan)["is_host"] == "1"
     assert plan.options["local_addr"].value == "10.20.0.1"
     assert plan.options["rdzv_id"].value == job.launch_id
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
     codes = [note.code for note in plan.messages.notes]
-    assert codes == (
-        ["HPC073"] if job.context is LaunchContext.INTERACTIVE_STEP else []
-    )
+    assert codes == (["HPC073"] if job is INTERACTIVE else [])
 
 
 # What a second agent types, on which node, and whether it may be the host.
@@ -224,20 +213,16 @@ def test_static_waits_for_the_highest_number(options, nodes, nnodes):
 def test_one_node_whose_name_no_launcher_tells():
     job = step(nodes=("",), hostname="jwb0001")
     plan = planned(job=job, options={"nnodes": "1:2"}, hostname="jwb0001")
-    assert (plan.rendezvous.endpoint, plan.rendezvous.local_address) == (
-        f"jwb0001i:{PORT}",
-        "10.20.0.1",
-    )
+    assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
+    assert plan.rendezvous.local_address == "10.20.0.1"
 
 
 @pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 1}])
 def test_static_rank_beyond_one_node_is_refused(options):
     """It would wait for a rank 0 that nobody starts."""
-    job = ONE_NODE_JOBS["step"]
     options = {**options, "node_rank": 1}
-    refused(
-        "HPC064", "--node_rank=1, but a world of one node", job=job, options=options
-    )
+    text = "--node_rank=1, but a world of one node"
+    refused("HPC064", text, job=ONE_NODE_JOBS["step"], options=options)
 
 
 @pytest.mark.parametrize("job", [None, *ONE_NODE_JOBS.values()])
@@ -276,25 +261,21 @@ def test_backend_of_standalone_is_torchs_own():
 
 # --- a site that has no effect ------------------------------------------------------
 
+TYPED = {"hpc_site": "jsc"}
+BY_HAND = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
+
 
 @pytest.mark.parametrize(
     ("changes", "noted"),
     [
-        ({"job": None, "options": {"hpc_site": "jsc"}}, "a world of one node"),
-        ({"options": {"hpc_site": "jsc", "standalone": True}}, "a world of one node"),
+        ({"job": None, "options": TYPED}, "a world of one node"),
+        ({"options": TYPED | {"standalone": True}}, "a world of one node"),
         (
-            {
-                "job": None,
-                "options": {
-                    "hpc_site": "jsc",
-                    "nnodes": "2",
-                    "rdzv_endpoint": "10.10.0.1:1",
-                },
-            },
+            {"job": None, "options": TYPED | BY_HAND},
             "nodes that no scheduler has named",
         ),
         ({"job": None}, None),  # recognised, not typed
-        ({"options": {"hpc_site": "jsc"}}, None),  # it has an effect
+        ({"options": TYPED}, None),  # it has an effect
         ({"job": None, "site": None, "options": {"hpc_site": "none"}}, None),
     ],
 )
