@@ -6,36 +6,29 @@ import json
 import re
 import shlex
 import signal
-from typing import TYPE_CHECKING, Any
 
 import links
 import pytest
 import torch
 from commands import ENVIRON, JUELICH, NODES, SCRIPTS, lines
-from examinations import DOCTOR, MBITS, SMALL, STEP, Examined, examined, typed
-from launchers import OPENMPI_4, Launcher, once, run
+from examinations import DOCTOR, MBITS, SMALL, STEP, examined, typed
+from launchers import OPENMPI_4, once, run
 from steps import step
 from waiting import NEVER_S, PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from testbed import Cluster
 
 HALF = MBITS // 2
 HANGS = str(SCRIPTS / "hangs.py")
 
 
 @pytest.fixture(scope="module")
-def shaped(juelich: Cluster) -> Iterator[Cluster]:
+def shaped(juelich):
     """Links with a rate."""
     with links.shaped(juelich, MBITS):
         yield juelich
 
 
 @pytest.fixture
-def no_torch(tmp_path: Path) -> dict[str, str]:
+def no_torch(tmp_path):
     """Return variables with which torch cannot be imported: the rest is examined."""
     folder = tmp_path / "no_torch"
     folder.mkdir()
@@ -43,15 +36,30 @@ def no_torch(tmp_path: Path) -> dict[str, str]:
     return JUELICH | {"PYTHONPATH": str(folder)}
 
 
-def besides_torch(found: Examined) -> list[tuple[str, list[int]]]:
+def besides_torch(found):
     """Return what is suspect, but for what follows from `no_torch`."""
     return [each for each in found.suspects if each[0] not in {"HPC185", "HPC193"}]
+
+
+@pytest.fixture
+def examine(shaped, tmp_path):
+    """Let three nodes be examined of which something is wrong.
+
+    What is in front of the doctor's own line may be given, and its options.
+    """
+
+    def examine(*before, options=(), step=STEP, env=JUELICH):
+        file = tmp_path / "report.json"
+        command = [*before, *DOCTOR, SMALL, *options, f"--json={file}"]
+        return examined(shaped.srun(*step, *command, env=env), file, 1)
+
+    return examine
 
 
 # --- links ------------------------------------------------------------------------
 
 
-def test_a_healthy_cluster(shaped: Cluster, tmp_path: Path) -> None:
+def test_a_healthy_cluster(shaped, tmp_path):
     done = typed(shaped, tmp_path, "monday.json", {".doctor": f".doctor {SMALL}"})
     found = examined(done, tmp_path / "monday.json")
     assert found.suspects == []
@@ -78,7 +86,7 @@ def test_a_healthy_cluster(shaped: Cluster, tmp_path: Path) -> None:
 
 
 # Half the rate is in the core.
-LINKS: dict[str, tuple[Callable[[Cluster], Any], str, list[int], str]] = {
+LINKS = {
     "what it sends": (
         lambda cluster: links.throttled(cluster, "jwb0003", HALF, egress_only=True),
         *("HPC191", [2], r"jwb0003, with 2 of 2 nodes: 4\d Mbit/s"),
@@ -104,36 +112,16 @@ LINKS: dict[str, tuple[Callable[[Cluster], Any], str, list[int], str]] = {
 
 
 @pytest.mark.parametrize("fault", LINKS)
-def test_a_bad_link(
-    shaped: Cluster, fault: str, no_torch: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_bad_link(shaped, examine, fault, no_torch):
     caused, code, nodes, text = LINKS[fault]
-    file = tmp_path / "report.json"
     with caused(shaped):
-        done = shaped.srun(*STEP, *DOCTOR, SMALL, f"--json={file}", env=no_torch)
-    found = examined(done, file, 1)
+        found = examine(env=no_torch)
     assert besides_torch(found) == [(code, nodes)]
     assert re.search(text, found.text(code)), found.text(code)
     if nodes:
         assert found.last_line == f"--exclude={shaped.names[nodes[0]]}"
     else:
-        assert "--exclude" not in done.stdout
-
-
-def test_two_nodes_alone(
-    shaped: Cluster, no_torch: dict[str, str], tmp_path: Path
-) -> None:
-    """It is one of them; nobody knows which."""
-    file = tmp_path / "report.json"
-    with links.throttled(shaped, "jwb0002", HALF, egress_only=True):
-        done = shaped.srun(
-            "--nodelist=jwb0001,jwb0002", "-N2", *STEP[1:],
-            *DOCTOR, SMALL, f"--json={file}", env=no_torch,
-        )  # fmt: skip
-    found = examined(done, file, 1)
-    assert besides_torch(found) == [("HPC191", [])]
-    assert found.text("HPC191").startswith("between jwb0001 and jwb0002: 4")
-    assert "--exclude" not in done.stdout
+        assert "--exclude" not in found.done.stdout
 
 
 # --- nodes ------------------------------------------------------------------------
@@ -148,7 +136,7 @@ SPOILED = {
 }
 
 
-def test_bad_nodes(shaped: Cluster, tmp_path: Path) -> None:
+def test_bad_nodes(shaped, examine, tmp_path):
     """A clock, a full disk, another torch, a wrong hosts file."""
     version = torch.version.__file__
     (tmp_path / "version.py").write_text(
@@ -163,16 +151,11 @@ def test_bad_nodes(shaped: Cluster, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     names = {"folder": tmp_path, "version": version, "small": small}
-    file = tmp_path / "report.json"
     spoiled = "".join(
         f'test $SLURM_NODEID = {rank} && {{ {how.format(**names)} "$@"; }}; '
         for rank, how in SPOILED.items()
     )
-    done = shaped.srun(
-        *STEP, "unshare", "--mount", "sh", "-c", spoiled, "sh",
-        *DOCTOR, SMALL, f"--json={file}", env=JUELICH,
-    )  # fmt: skip
-    found = examined(done, file, 1)
+    found = examine("unshare", "--mount", "sh", "-c", spoiled, "sh")
     assert sorted(found.suspects) == [
         ("HPC181", [2]), ("HPC182", [2]), ("HPC183", [0]), ("HPC184", [1]),
     ]  # fmt: skip
@@ -182,7 +165,7 @@ def test_bad_nodes(shaped: Cluster, tmp_path: Path) -> None:
     assert str(small) in found.text("HPC184")
 
 
-def test_a_torch_that_cannot_be_imported(shaped: Cluster, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported(examine, tmp_path):
     """Not even on node 0: all are examined all the same, and torch runs elsewhere.
 
     So are they where a launch would be refused, because of a variable on one node.
@@ -190,12 +173,7 @@ def test_a_torch_that_cannot_be_imported(shaped: Cluster, tmp_path: Path) -> Non
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: not found')")
     broken = f"test $SLURM_NODEID = 0 && export PYTHONPATH={tmp_path}; "
     broken += "test $SLURM_NODEID = 1 && export PET_NNODES=2; exec "
-    file = tmp_path / "report.json"
-    done = shaped.srun(
-        *STEP, "sh", "-c", f'{broken}"$@"', "sh", *DOCTOR, SMALL, f"--json={file}",
-        env=JUELICH,
-    )  # fmt: skip
-    found = examined(done, file, 1)
+    found = examine("sh", "-c", f'{broken}"$@"', "sh")
     assert found.suspects == [("HPC185", [0]), ("HPC070", [])]
     assert found.text("HPC070").startswith("on jwb0002: PET_NNODES=2, but ")
     assert "libcudart.so: not found" in found.text("HPC185")
@@ -206,7 +184,7 @@ def test_a_torch_that_cannot_be_imported(shaped: Cluster, tmp_path: Path) -> Non
 # --- nodes that do not take part --------------------------------------------------
 
 
-def send(cluster: Cluster, host: str, module: str, number: signal.Signals) -> None:
+def send(cluster, host, module, number):
     """Send a signal to the processes of a module on one node."""
     code = (
         f"import psutil; [p.send_signal({int(number)}) for p in "
@@ -215,15 +193,9 @@ def send(cluster: Cluster, host: str, module: str, number: signal.Signals) -> No
     cluster.run(["python", "-c", code], host=host, env=ENVIRON, check=True)
 
 
-def test_a_node_that_never_comes(
-    shaped: Cluster, no_torch: dict[str, str], tmp_path: Path
-) -> None:
-    file = tmp_path / "report.json"
-    done = shaped.srun(
-        *STEP, "sh", "-c", 'test $SLURM_NODEID = 1 || exec "$@"', "sh",
-        *DOCTOR, SMALL, "--timeout=15", f"--json={file}", env=no_torch,
-    )  # fmt: skip
-    found = examined(done, file, 1)
+def test_a_node_that_never_comes(examine, no_torch):
+    only_two = "sh", "-c", 'test $SLURM_NODEID = 1 || exec "$@"', "sh"
+    found = examine(*only_two, options=["--timeout=15"], env=no_torch)
     assert besides_torch(found) == [("HPC178", [1])]
     text = found.text("HPC178")
     assert text.startswith("jwb0002 has not come within 15 s; from here: jwb0002i")
@@ -233,27 +205,21 @@ def test_a_node_that_never_comes(
     assert found.last_line == "--exclude=jwb0002"
 
 
-def test_a_node_that_is_cut_off(
-    shaped: Cluster, no_torch: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_node_that_is_cut_off(shaped, examine, no_torch):
     """It prints itself what it sees; the others are examined."""
-    file = tmp_path / "report.json"
+    labelled = "--label", *STEP
     shaped.cut("jwb0003")
     try:
-        done = shaped.srun(
-            "--label", *STEP, *DOCTOR, SMALL, "--timeout=15", f"--json={file}",
-            env=no_torch,
-        )  # fmt: skip
+        found = examine(options=["--timeout=15"], step=labelled, env=no_torch)
     finally:
         shaped.heal("jwb0003")
-    found = examined(done, file, 1)
     assert besides_torch(found) == [("HPC178", [2])]
     assert [f["first"] for f in found.report["links"]] == [0]
-    own = [line for line in lines(done.stderr) if line.startswith("2: ")]
-    assert any("HPC112 no head node at jwb0001i" in line for line in own), done.stderr
+    own = [line for line in lines(found.done.stderr) if line[:3] == "2: "]
+    assert any("HPC112 no head node at jwb0001i" in line for line in own), own
 
 
-def test_a_node_that_hangs(shaped: Cluster, tmp_path: Path) -> None:
+def test_a_node_that_hangs(shaped, tmp_path):
     """In the middle of the pairs; those without it are measured."""
     file = tmp_path / "report.json"
     words = f"--hpc-site=jsc --timeout=15 {SMALL} --json={file}"
@@ -273,7 +239,7 @@ def test_a_node_that_hangs(shaped: Cluster, tmp_path: Path) -> None:
     assert "HPC198 node 0 does not answer any more" in job.output
 
 
-def test_a_worker_that_is_killed(shaped: Cluster, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed(shaped, tmp_path):
     """In torch's collectives: nobody waits for it, and no other node is named."""
     file = tmp_path / "report.json"
     options = (f"--timeout={NEVER_S}", f"--json={file}")
@@ -290,7 +256,7 @@ def test_a_worker_that_is_killed(shaped: Cluster, tmp_path: Path) -> None:
 # --- how it is started ------------------------------------------------------------
 
 
-def test_each_task_a_worker(juelich: Cluster, tmp_path: Path) -> None:
+def test_each_task_a_worker(juelich, tmp_path):
     """And with the script of the job's own line, which is not run; and a page."""
     json_file, page = tmp_path / "report.json", tmp_path / "report.html"
     done = juelich.srun(
@@ -321,7 +287,7 @@ def test_each_task_a_worker(juelich: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mpi", [OPENMPI_4], ids=str, indirect=True)
-def test_with_mpirun(bare: Cluster, mpi: Launcher, tmp_path: Path) -> None:
+def test_with_mpirun(bare, mpi, tmp_path):
     file = tmp_path / "report.json"
     command = ["-x", "PATH", *once(mpi), *DOCTOR, SMALL, f"--json={file}"]
     found = examined(run(bare, mpi, *command), file, None)
@@ -337,9 +303,7 @@ def test_with_mpirun(bare: Cluster, mpi: Launcher, tmp_path: Path) -> None:
         "--nnodes=2 --node_rank={node} --master_addr=10.20.0.1 --master_port=1234",
     ],
 )
-def test_typed_on_each_machine(
-    bare: Cluster, words: str, no_torch: dict[str, str], tmp_path: Path
-) -> None:
+def test_typed_on_each_machine(bare, words, no_torch, tmp_path):
     file = tmp_path / "report.json"
     programs = [
         bare.popen(
@@ -357,14 +321,14 @@ def test_typed_on_each_machine(
     assert len(report["links"]) == 1
 
 
-def test_who_has_no_number_is_asked_for_one(bare: Cluster) -> None:
+def test_who_has_no_number_is_asked_for_one(bare):
     words = "--nnodes=3 --rdzv_backend=c10d --rdzv_id=7 --rdzv_endpoint=n9i:1234"
     done = bare.run([*DOCTOR, *words.split()], host="n10", env=ENVIRON)
     assert done.returncode == 2, done.stderr
     assert "HPC180 one of 3 machines" in done.stderr
 
 
-def test_alone(bare: Cluster, tmp_path: Path) -> None:
+def test_alone(bare, tmp_path):
     """On a laptop; a file that cannot be written is named before it takes time."""
     file, page = tmp_path / "report.json", tmp_path / "none" / "page.html"
     command = [*DOCTOR, SMALL, f"--json={file}", f"--html={page}", "--nproc_per_node=2"]
@@ -376,7 +340,7 @@ def test_alone(bare: Cluster, tmp_path: Path) -> None:
     assert {row["wrong"] for row in found.report["collectives"]} == {0}
 
 
-def test_wrong_use(juelich: Cluster) -> None:
+def test_wrong_use(juelich):
     """One message, exit code 2, and nobody waits."""
     for words, code in (
         ("--max-bytes=much", "HPC010"),

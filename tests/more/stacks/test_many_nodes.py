@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -27,21 +26,10 @@ read() if sys.argv[1] == "37" else reduce()
 
 
 @pytest.fixture
-def workers():
-    """Start a small Python for each node."""
-    argv = [sys.executable, "-I", "-S", "-c", PROGRAM]
-    made = [
-        subprocess.Popen([*argv, str(node)], stdout=subprocess.PIPE)
-        for node in range(NODES)
-    ]
-    for each in made:
-        each.stdout.readline()
-    yield made
-    for each in made:
-        each.kill()
-    for each in made:
-        each.stdout.close()
-        each.wait()
+def workers(processes):
+    """Start a small Python for each node; return their process numbers."""
+    argv = sys.executable, "-I", "-S", "-c", PROGRAM
+    return [processes.start(*argv, str(node)) for node in range(NODES)]
 
 
 @pytest.fixture
@@ -50,7 +38,7 @@ def agents(workers):
     job = Job()
 
     def answer(node, question):
-        worker = Worker(node, NODES, node, 0, workers[node].pid, lambda: None)
+        worker = Worker(node, NODES, node, 0, workers[node], lambda: None)
         stacks = sampling.sample([worker], PATIENCE)
         of = [asdict(stack) for stack in stacks]
         made[node].send({"sampled": question, "of": of})
@@ -73,7 +61,7 @@ def agents(workers):
     job.close()
 
 
-def test_all_answer(agents, workers):
+def test_all_answer(agents, processes):
     for asking in (0, NODES - 1):
         (answers,) = together(lambda n=asking: agents[n].stacks(PATIENCE))
         assert sorted(answers) == [*range(NODES)]
@@ -85,4 +73,4 @@ def test_all_answer(agents, workers):
             "  63 of 64 ranks (0-36,38-63): reduce <string>:2",
             "* 1 rank (37, n37): read <string>:3",
         ]
-    assert all(worker.poll() is None for worker in workers)
+    assert all(worker.poll() is None for worker in processes._started)

@@ -26,11 +26,6 @@ FRAMES = ("<module> sleeps.py:14", "wait sleeps.py:6")  # of conftest.SLEEPS
 # --- processes ----------------------------------------------------------------------
 
 
-def test_the_frames_of_the_main_thread(processes):
-    pid = processes.sleeping()
-    assert sample([worker(pid)], PATIENCE) == [WorkerStack(5, 1, FRAMES)]
-
-
 def test_several_at_once_in_their_order(processes):
     pids = {rank: processes.sleeping() for rank in (7, 4)}
     found = sample([worker(pid, rank) for rank, pid in pids.items()], PATIENCE)

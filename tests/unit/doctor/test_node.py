@@ -79,7 +79,9 @@ def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
 # --- all of it ------------------------------------------------------------------------
 
 
-def test_this_machine():
+def test_this_machine(monkeypatch):
+    """It waits for its resolver."""
+    monkeypatch.setattr(node, "_RESOLVER_S", 0.01)
     found = examined(["localhost"], this_node(), os.environ, "")
     assert (found["rank"], found["host"], found["fast_host"]) == (0, "n0", "n0i")
     assert (found["interface"], found["port"], found["workers"]) == ("", 0, 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from types import SimpleNamespace
 
@@ -62,14 +61,6 @@ def answer():
 def of_node(node):
     """Return what another node sends."""
     return as_sent(*(WorkerStack(2 * node + n, node, ("f a.py:1",)) for n in (0, 1)))
-
-
-def test_what_a_node_sends_of_its_workers(watched, workers):
-    found = inspections.sample(watched(workers))
-    assert received(json.loads(json.dumps(found))) == [
-        WorkerStack(2, 1, FRAMES),
-        WorkerStack(3, 1, FRAMES),
-    ]
 
 
 def test_a_launch_on_one_node(inspect, workers):

@@ -78,8 +78,7 @@ def test_what_was_before_does_not_count(report):
 BETWEEN = {
     "a worker does something else": WAITING,
     "a worker is at another line": [
-        *ONE_READS[:3],
-        WorkerStack(3, 1, (*READ[:1], "read data.py:32")),
+        *(*WAITING[:3], WorkerStack(3, 1, (*READ[:1], "read data.py:32"))),
     ],
     "a worker has no stack": NO_ANSWER,
     "a worker has ended": ONE_READS[:3],
@@ -95,13 +94,14 @@ def test_it_begins_anew(report, name):
     assert report(*half, BETWEEN[name], *half, ONE_READS, ONE_READS) == REPORT
 
 
-@pytest.mark.parametrize("samples", [[WAITING, ONE_READS], [ONE_READS, NO_ANSWER]])
-def test_workers_that_go_on(report, samples):
+ALL_ENDED = [WorkerStack(rank, rank // 2, problem=ENDED) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    "samples", [[WAITING, ONE_READS], [ONE_READS, NO_ANSWER], [[]], [ALL_ENDED]]
+)
+def test_workers_that_go_on_or_have_ended(report, samples):
     assert report(*samples * 50) == []
-
-
-def test_where_there_are_no_workers_nothing_is_reported(report):
-    assert report(*[[]] * 100) == []
 
 
 NOT_INSTALLED = [
@@ -138,16 +138,8 @@ def test_a_worker_that_has_ended_is_part_of_it(report):
 def test_the_end_of_the_workers_is_no_reason_to_say_something(report):
     """One has just ended when py-spy looks at it, and the agent has not seen it yet."""
     gone = "Failed to get process executable name. Check that the process is running."
-    ending = [
-        WorkerStack(0, 0, problem=ENDED),
-        WorkerStack(1, 0, problem=gone),
-    ]
+    ending = [WorkerStack(0, 0, problem=ENDED), WorkerStack(1, 0, problem=gone)]
     assert report(*[WAITING] * 3, ending, []) == []
-
-
-def test_no_report_where_all_have_ended(report):
-    ended = [WorkerStack(rank, rank // 2, problem=ENDED) for rank in range(4)]
-    assert report(*[ended] * 100) == []
 
 
 def test_workers_without_a_frame_of_python(report):
