@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import outcome
+from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
@@ -53,86 +55,31 @@ def expected(kind, reason="", nodes=(), **changes):
 
 # --- what it says -------------------------------------------------------------------
 
-NODE = "jwb0002 (node 1)"
-HEAD = "jwb0001 (node 0)"
-KILLED = "was killed by SIGKILL (9): probably out of memory"
-
-# A failure, how the job ended, why, on which nodes; rank and code of a worker.
-FAILURES = {
-    "a worker": (
-        Failure(Kind.WORKER, (1,), 5, 3, "ValueError: bad"),
-        "script failed",
-        f"worker 5 on {NODE} ended with exit code 3: ValueError: bad",
-        ["jwb0002"],
-    ),
-    "a worker that was killed": (
-        Failure(Kind.WORKER, (1,), 5, -9),
-        *("script failed", f"worker 5 on {NODE} {KILLED}", ["jwb0002"]),
-    ),
-    "a signal": (
-        Failure(Kind.SIGNAL, (1,), code=15),
-        *("stopped", f"the agent on {NODE} received SIGTERM (15)", ["jwb0002"]),
-    ),
-    "an agent": (
-        Failure(Kind.AGENT, (1,), text="No space left on device: /tmp"),
-        "launcher failed",
-        f"the agent on {NODE} gave up: No space left on device: /tmp",
-        ["jwb0002"],
-    ),
-    "an agent that does not belong here": (
-        Failure(Kind.REFUSED, (9,), text="another torchrun_hpc"),
-        "launcher failed",
-        "the agent on node 9 does not belong here (another torchrun_hpc); see there",
-        [],
-    ),
-    "two nodes that are lost": (
-        Failure(Kind.LOST, (3, 1)),
-        "nodes failed",
-        (
-            f"the agents on jwb0004 (node 3), {NODE} are gone without a word: they "
-            "were killed, or the nodes are lost"
-        ),
-        ["jwb0002", "jwb0004"],
-    ),
-    "a node that is silent": (
-        Failure(Kind.SILENT, (1,), code=120),
-        *("nodes failed", f"the agent on {NODE} did not answer for 120 s", ["jwb0002"]),
-    ),
-    "a node that is missing": (
-        Failure(Kind.MISSING, (1,), code=900),
-        "nodes failed",
-        f"1 node did not come within 900 s (join_timeout): {NODE}",
-        ["jwb0002"],
-    ),
-    "a node that is out": (
-        Failure(Kind.UNFIT, (1,), text="its health check ended with exit code 1"),
-        "nodes failed",
-        f"{NODE} is out: its health check ended with exit code 1",
-        ["jwb0002"],
-    ),
-    "the coordinator": (
-        Failure(Kind.COORDINATOR),
-        *("nodes failed", f"the agent on the head node, {HEAD}, is gone", []),
-    ),
-}
+# How a job has failed, what that is called, and the nodes that it is about.
+FAILURES = [
+    (Failure(Kind.WORKER, (1,), 5, -9), "script failed", ["jwb0002"]),
+    (Failure(Kind.SIGNAL, (1,), code=15), "stopped", ["jwb0002"]),
+    (Failure(Kind.AGENT, (1,), text="No space left"), "launcher failed", ["jwb0002"]),
+    (Failure(Kind.REFUSED, (9,), text="another one"), "launcher failed", []),
+    (Failure(Kind.LOST, (3, 1)), "nodes failed", ["jwb0002", "jwb0004"]),
+    (Failure(Kind.SILENT, (1,), code=120), "nodes failed", ["jwb0002"]),
+    (Failure(Kind.MISSING, (1,), code=900), "nodes failed", ["jwb0002"]),
+    (Failure(Kind.UNFIT, (1,), text="no GPU"), "nodes failed", ["jwb0002"]),
+    (Failure(Kind.COORDINATOR), "nodes failed", []),
+]
 
 
-@pytest.mark.parametrize("case", FAILURES)
-def test_an_outcome(case):
-    failure, kind, reason, nodes = FAILURES[case]
-    of_a_worker = {}
-    if failure.kind is Kind.WORKER:
-        of_a_worker = {"rank": 5, "code": failure.code}
+@pytest.mark.parametrize(("failure", "kind", "nodes"), FAILURES)
+def test_an_outcome(failure, kind, nodes):
+    reason = messages.cause(failure, plan())
+    assert reason
+    of_a_worker = {"rank": 5, "code": -9} if failure.kind is Kind.WORKER else {}
     found = expected(kind, reason, nodes, **of_a_worker)
     assert outcome.outcome_of(failure, plan()) == found
 
 
-def test_all_went_well():
-    assert outcome.outcome_of(None, plan()) == expected("done")
-
-
 def test_every_kind_of_failure_has_an_outcome():
-    assert {failure.kind for failure, *_ in FAILURES.values()} == set(Kind)
+    assert {failure.kind for failure, *_ in FAILURES} == set(Kind)
 
 
 @pytest.mark.parametrize(
@@ -158,54 +105,49 @@ def test_nodes_without_a_name_are_left_out():
 # --- how it is written --------------------------------------------------------------
 
 
+DONE = expected("done")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "outcome.json"
+
+
 def read(file):
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def test_it_is_written(tmp_path, capsys):
-    file = tmp_path / "outcome.json"
-    outcome.write(expected("done"), plan(file))
-    assert read(file) == expected("done")
-    assert file.read_text(encoding="utf-8").endswith("}\n")
-    assert [*tmp_path.iterdir()] == [file]
-    assert capsys.readouterr().err == ""
-
-
-def test_the_first_one_of_a_launch_counts(tmp_path):
+def test_the_first_one_of_a_launch_is_written(file, capsys):
     """Another node was cut off, and comes back after the end."""
-    file = tmp_path / "outcome.json"
-    outcome.write(expected("done"), plan(file))
+    outcome.write(DONE, plan(file))
     outcome.write(expected("nodes failed"), plan(file))
-    assert read(file) == expected("done")
+    assert read(file) == DONE
+    assert file.read_text(encoding="utf-8").endswith("}\n")
     later = expected("nodes failed", launch_id="20.0")
     outcome.write(later, plan(file, launch_id="20.0"))
     assert read(file) == later
+    assert [*file.parent.iterdir()] == [file]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"launch_id": 19}'])
-def test_what_is_no_outcome_is_replaced(text, tmp_path):
-    file = tmp_path / "outcome.json"
+def test_what_is_no_outcome_is_replaced(text, file):
     file.write_text(text)
-    outcome.write(expected("done"), plan(file))
-    assert read(file) == expected("done")
+    outcome.write(DONE, plan(file))
+    assert read(file) == DONE
 
 
-def test_it_is_written_where_the_launch_began(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outcome.write(expected("done"), plan("outcome.json"))
-    assert read(tmp_path / "outcome.json") == expected("done")
+def test_none_is_written_unless_it_is_wanted_and_by_the_first_node(file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    outcome.write(DONE, plan())
+    with outcome.recorded(plan(file, node_rank=1)):
+        pass
+    assert [*file.parent.iterdir()] == []
 
 
-def test_it_is_not_wanted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outcome.write(expected("done"), plan())
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_the_file_is_always_whole(tmp_path, monkeypatch):
+def test_the_file_is_always_whole(file, monkeypatch):
     """Another program may read it at any time."""
-    file = tmp_path / "outcome.json"
-    outcome.write(expected("done"), plan(file))
+    outcome.write(DONE, plan(file))
     seen = []
 
     def look(new, target):
@@ -215,50 +157,36 @@ def test_the_file_is_always_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", look)
     later = expected("stopped", launch_id="20.0")
     outcome.write(later, plan(file, launch_id="20.0"))
-    assert seen == [("stopped", "done", tmp_path)]
+    assert seen == [("stopped", "done", file.parent)]
     assert read(file) == later
 
 
-def not_there(folder):
-    return folder / "there" / "outcome.json", "No such file or directory"
-
-
-def below_a_file(folder):
-    (folder / "file").touch()
-    return folder / "file" / "outcome.json", "Not a directory"
-
-
-def a_folder(folder):
-    (folder / "outcome.json").mkdir()
-    return folder / "outcome.json", "Is a directory"
-
-
-@pytest.mark.parametrize("place", [not_there, below_a_file, a_folder])
-def test_where_it_cannot_be_written(place, tmp_path, capsys):
-    file, problem = place(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("there/outcome.json", "No such file or directory\n"),
+        ("file/outcome.json", "Not a directory\n"),
+        ("folder", "Is a directory\n"),
+        (".", ""),
+        ("..", ""),
+        ("/", ""),
+    ],
+)
+def test_where_it_cannot_be_written(name, problem, tmp_path, capsys, monkeypatch):
+    (tmp_path / "work" / "folder").mkdir(parents=True)
+    (tmp_path / "work" / "file").touch()
+    monkeypatch.chdir(tmp_path / "work")
     before = sorted(tmp_path.rglob("*"))
-    outcome.write(expected("done"), plan(file))
-    assert capsys.readouterr().err == (
-        f"torchrun_hpc: error: HPC215 the outcome cannot be written to {file}: "
-        f"{problem}\n"
+    outcome.write(DONE, plan(name))
+    assert capsys.readouterr().err.startswith(
+        "torchrun_hpc: error: HPC215 the outcome cannot be written to "
+        f"{name}: {problem}"
     )
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("file", [".", "..", "/"])
-def test_what_has_no_name_of_a_file(file, tmp_path, capsys, monkeypatch):
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    outcome.write(expected("done"), plan(file))
-    assert f"error: HPC215 the outcome cannot be written to {file}: " in (
-        capsys.readouterr().err
-    )
-    assert [*tmp_path.rglob("*")] == [tmp_path / "work"]
-
-
-def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
-    file = tmp_path / "outcome.json"
-    outcome.write(expected("done"), plan(file))
+def test_a_disk_that_is_full(file, capsys, monkeypatch):
+    outcome.write(DONE, plan(file))
 
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -266,18 +194,15 @@ def test_a_disk_that_is_full(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Path, "replace", fail)
     outcome.write(expected("stopped"), plan(file, launch_id="20.0"))
     assert f"to {file}: No space left on device\n" in capsys.readouterr().err
-    assert [*tmp_path.iterdir()] == [file]
-    assert read(file) == expected("done")
+    assert [*file.parent.iterdir()] == [file]
+    assert read(file) == DONE
 
 
 # --- that of an earlier launch ------------------------------------------------------
 
 
 @pytest.mark.parametrize(("node_rank", "is_there"), [(0, False), (1, True)])
-def test_the_outcome_of_an_earlier_launch_is_removed_once(
-    node_rank, is_there, tmp_path
-):
-    file = tmp_path / "outcome.json"
+def test_the_outcome_of_an_earlier_launch_is_removed_once(node_rank, is_there, file):
     file.touch()
     outcome.forget(plan(file, node_rank))
     assert file.exists() is is_there
@@ -299,45 +224,37 @@ def child_failed(**values):
     return ChildFailedError("train.py", {values["rank"]: failure})
 
 
+HEAD = "jwb0001 (node 0)"
 AGENT = f"the agent on {HEAD}"
-ENDS = {
-    "well": (None, "done", ""),
-    "by a worker": (
-        child_failed(rank=5, exitcode=-9),
-        *("script failed", f"worker 5 on {HEAD} {KILLED}"),
-    ),
-    "by a signal": (
+KILLED = "was killed by SIGKILL (9): probably out of memory"
+ENDS = [
+    (None, "done|"),
+    (child_failed(rank=5, exitcode=-9), f"script failed|worker 5 on {HEAD} {KILLED}"),
+    (
         SignalException("SIGTERM", signal.SIGTERM),
-        *("stopped", f"{AGENT} received SIGTERM (15)"),
+        f"stopped|{AGENT} received SIGTERM (15)",
     ),
-    "by the launcher": (
+    (
         LaunchError("HPC132", "port 4711 is taken"),
-        *("launcher failed", f"{AGENT} gave up: port 4711 is taken"),
+        f"launcher failed|{AGENT} gave up: port 4711 is taken",
     ),
-    "by Python": (
+    (
         RuntimeError("can't start new thread"),
-        *("launcher failed", f"{AGENT} gave up: can't start new thread"),
+        f"launcher failed|{AGENT} gave up: can't start new thread",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", ENDS)
-def test_how_a_launch_ends_on_one_node(case, tmp_path):
-    error, kind, reason = ENDS[case]
-    of_a_worker = {"rank": 5, "code": -9} if case == "by a worker" else {}
+@pytest.mark.parametrize(("error", "text"), ENDS)
+def test_how_a_launch_ends_on_one_node(error, text, file):
+    kind, reason = text.split("|")
+    of_a_worker = {"rank": 5, "code": -9} if kind == "script failed" else {}
     found = expected(kind, reason, ["jwb0001"] if error else [], **of_a_worker)
-    file = tmp_path / "outcome.json"
     alone = plan(file, nodes=1, spares=0, hosts=HOSTS[:1])
-    if error is None:
-        with outcome.recorded(alone):
-            pass
-    else:
-        with pytest.raises(type(error)), outcome.recorded(alone):
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        outcome.recorded(alone),
+    ):
+        if error:
             raise error
     assert read(file) == found
-
-
-def test_only_the_first_node_writes_it(tmp_path):
-    with outcome.recorded(plan(tmp_path / "outcome.json", 1)):
-        pass
-    assert [*tmp_path.iterdir()] == []

@@ -21,40 +21,19 @@ def test_the_environment_is_written(monkeypatch):
     assert environ == worker_environment(5, BLOCK) | {"HOME": "/root"}
 
 
-def test_only_the_first_task_prints_a_line(capsys):
-    for rank in range(8):
-        start._announce(planned_at(BLOCK, rank), [], [])
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert "Slurm 19.0" in said.err
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_port_that_is_taken(rank):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        plan = planned_at([0, 0], rank, environ={"MASTER_PORT": port})
-        if rank:
-            start.check_port(plan)
-            return
-        with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1") as caught:
-            start.check_port(plan)
-    assert caught.value.code == "HPC132"
-    assert "MASTER_PORT=PORT" in str(caught.value)
-
-
 def test_nothing_is_written_where_the_port_is_taken(monkeypatch):
     """A second call of setup_environment() would take it for an agent's."""
     environ = {"HOME": "/root"}
     monkeypatch.setattr("os.environ", environ)
-    job = job_at([0, 0], 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        given = {"MASTER_PORT": str(server.getsockname()[1])}
-        seen = Preflight(job, None, given, "jwb0001", COMMAND)
-        with pytest.raises(LaunchError, match="cannot be used") as caught:
+        port = str(server.getsockname()[1])
+        given = {"MASTER_PORT": port}
+        seen = Preflight(job_at([0, 0], 0), None, given, "jwb0001", COMMAND)
+        with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1") as caught:
             main.set_up_worker(seen)
+        start.check_port(planned_at([0, 0], 1, environ=given))  # the other task's
     assert caught.value.code == "HPC132"
+    assert "MASTER_PORT=PORT" in str(caught.value)
     assert environ == {"HOME": "/root"}
 
 
