@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_hpc.errors import LaunchError, Message, choices, count, ranges
+from torchrun_hpc.launching.topology import parse_cpus
 
 
 @pytest.mark.parametrize(
@@ -30,23 +31,16 @@ def test_numbers_of_something(number, expected):
     assert count(number, "node") == expected
 
 
-def test_a_message_begins_with_its_code():
-    assert str(Message("HPC061", "text")) == "HPC061 text"
-
-
 def test_the_text_of_an_error_is_without_code():
     """Who prints it puts the code in front."""
     error = LaunchError("HPC061", "text", everywhere=True)
     assert (error.code, str(error), error.everywhere) == ("HPC061", "text", True)
     assert not LaunchError("HPC061", "text").everywhere
+    assert str(Message("HPC061", "text")) == "HPC061 text"
 
 
-def every_other(number):
-    return [2 * i for i in range(number)]
-
-
-def written(ranks):
-    return ",".join(map(str, ranks))
+TWELVE = [*range(0, 24, 2)]
+SHOWN = "0,2,4,6,8,10,12,14,16,18,20,22"
 
 
 @pytest.mark.parametrize(
@@ -58,18 +52,13 @@ def written(ranks):
         ([5, 0, 2, 1, 3], "0-3,5"),  # in any order
         ([7, 9], "7,9"),
         (range(1, 4096), "1-4095"),
-        (every_other(12), written(every_other(12))),
-        (every_other(13), f"{written(every_other(12))} and 1 more"),
-        ([*every_other(12), *range(30, 40)], f"{written(every_other(12))} and 10 more"),
+        (TWELVE, SHOWN),
+        ([*TWELVE, 24], f"{SHOWN} and 1 more"),
+        ([*TWELVE, *range(30, 40)], f"{SHOWN} and 10 more"),
     ],
 )
 def test_ranks_of_workers(ranks, expected):
     assert ranges(ranks) == expected
-
-
-def expanded(text):
-    runs = (run.split("-") for run in text.split(",") if run)
-    return [rank for run in runs for rank in range(int(run[0]), int(run[-1]) + 1)]
 
 
 @given(st.sets(st.integers(0, 60)), st.randoms())
@@ -78,7 +67,7 @@ def test_ranks_can_be_read_again(ranks, random):
     random.shuffle(shuffled)
     shown, _, rest = ranges(shuffled).partition(" and ")
     more = int(rest.removesuffix(" more") or 0)
-    found = expanded(shown)
+    found = sorted(parse_cpus(shown))
     assert found == sorted(ranks)[: len(found)]
     assert len(found) + more == len(ranks)
     assert shown.count(",") < 12

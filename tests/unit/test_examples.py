@@ -10,19 +10,6 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = job_scripts()
 
 
-def test_each_kind_of_machine_has_its_scripts():
-    assert [str(script) for script in SCRIPTS] == [
-        "Jülich: JUWELS Booster-resnet50_ddp.py",
-        "Jülich: JUWELS Booster-fsdp.py",
-        "NCAR: Derecho-fsdp.py",
-        "Dresden: Capella-resnet50_ddp.py",
-        "Dresden: Capella-lightning_ddp.py",
-        "ThaiSC: TARA-resnet50_ddp.py",
-        "Two machines without a scheduler-accelerate_ddp.py",
-        "Two machines without a scheduler-resnet50_ddp.py",
-    ]
-
-
 def test_a_job_script_is_short_and_derives_nothing_by_hand():
     """It has nothing of what recipes without the launcher do before the command."""
     for script in SCRIPTS:
