@@ -10,57 +10,46 @@ from torchrun_hpc.commandline import command_line, options
 
 # --- what is set --------------------------------------------------------------------
 
+# What is set by a command line.
 EXPLICIT = {
-    "nothing": (["main.py"], {}, {}),
-    "both spellings": (
-        ["--rdzv-endpoint=n9:1", "--rdzv_id", "x", "main.py"],
-        {},
-        {"rdzv_endpoint": "n9:1", "rdzv_id": "x"},
-    ),
-    "behind others": (
-        ["--log-dir", "logs", "--nproc-per-node=gpu", "--nnodes", "2:3", "main.py"],
-        {},
-        {"log_dir": "logs", "nproc_per_node": "gpu", "nnodes": "2:3"},
-    ),
-    "variables": (
-        ["--master-port=1"],
-        {"PET_NNODES": "3", "PET_RDZV_ID": "", "PET_STANDALONE": "1"},
-        {"nnodes": "3", "master_port": 1, "standalone": True},
-    ),
-    "the script's own": (
-        ["--rdzv-id=x", "main.py", "--standalone", "--nnodes", "x"],
-        {},
-        {"rdzv_id": "x"},
-    ),
-    "the script's own, behind a value": (
-        ["--nproc-per-node", "4", "main.py", "--master_port=29500"],
-        {},
-        {"nproc_per_node": "4"},
-    ),
-    "the script's own, behind a flag": (
-        ["--rdzv-id=x", "--no-python", "main.sh", "--nnodes", "x"],
-        {},
-        {"rdzv_id": "x", "no_python": True},
-    ),
-    "node rank 0": (["--node-rank=0", "main.py"], {}, {"node_rank": 0}),
-    "a module": (["-m", "main", "-r", "3"], {}, {"module": True}),
-    "ours": (
-        ["--hpc-dry-run", "--hpc_site", "jsc", "--hpc-debug", "main.py"],
-        {},
-        {"hpc_dry_run": "table", "hpc_site": "jsc", "hpc_debug": True},
-    ),
-    "a wrong value": (["--master-port=x", "--rdzv-id=y"], {}, {}),
-    "a wrong variable": (["--rdzv-id=y"], {"PET_STANDALONE": "yes"}, {}),
-    "no value": (["--rdzv-id"], {}, {}),
+    "--rdzv-endpoint=n9:1 --rdzv_id x a": {"rdzv_endpoint": "n9:1", "rdzv_id": "x"},
+    "--log-dir logs --nproc-per-node=gpu --nnodes 2:3 a": {
+        "log_dir": "logs",
+        "nproc_per_node": "gpu",
+        "nnodes": "2:3",
+    },
+    "--node-rank=0 a": {"node_rank": 0},
+    "-m main -r 3": {"module": True},
+    "--hpc-dry-run --hpc_site jsc --hpc-debug a": {
+        "hpc_dry_run": "table",
+        "hpc_site": "jsc",
+        "hpc_debug": True,
+    },
+    # the script's own, also behind a value, and behind a flag
+    "--rdzv-id=x a --standalone --nnodes x": {"rdzv_id": "x"},
+    "--nproc-per-node 4 a --master_port=29500": {"nproc_per_node": "4"},
+    "--rdzv-id=x --no-python a --nnodes x": {"rdzv_id": "x", "no_python": True},
+    # a value that is wrong, or missing
+    "--master-port=x --rdzv-id=y": {},
+    "--rdzv-id": {},
 }
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ", "expected"), EXPLICIT.values(), ids=EXPLICIT
-)
-def test_options(argv, environ, expected):
-    found = command_line.parse(argv, environ).options
-    assert {name: option.value for name, option in found.items()} == expected
+def values_of(line, environ):
+    found = command_line.parse(line.split(), environ).options
+    return {name: option.value for name, option in found.items()}
+
+
+@pytest.mark.parametrize("line", EXPLICIT)
+def test_options(line):
+    assert values_of(line, {}) == EXPLICIT[line]
+
+
+def test_variables_beside_an_option():
+    environ = {"PET_NNODES": "3", "PET_RDZV_ID": "", "PET_STANDALONE": "1"}
+    expected = {"nnodes": "3", "master_port": 1, "standalone": True}
+    assert values_of("--master-port=1", environ) == expected
+    assert values_of("--master-port=1", {"PET_STANDALONE": "yes"}) == {}
 
 
 @pytest.mark.parametrize(
