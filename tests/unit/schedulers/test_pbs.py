@@ -1,22 +1,19 @@
-"""PBS: scripts, tasks of pbsdsh, and what mpirun sees of its jobs; as recorded.
+"""PBS: scripts, tasks of pbsdsh, and what mpirun sees of its jobs; recorded, changed.
 
 Where the node file can be read, and whether its variable is set, depends on who started
-the process, and on the version: see the rows of `SEEN`.
+the process, and on the version.
 """
 
 from __future__ import annotations
 
-import json
-from typing import NamedTuple
+from dataclasses import replace
 
 import pytest
+from launches import assert_refused, launch, with_changes
 from nodes import (
-    ENVIRONMENTS,
-    changed,
     detected,
     make_inputs,
     make_network,
-    node_file,
     outcome,
     reader,
     recorded,
@@ -24,8 +21,7 @@ from nodes import (
 )
 
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.schedulers import openmpi, pbs
-from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
+from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
 
 THREE = ("dec0001", "dec0002", "dec0003")
@@ -34,139 +30,16 @@ NOBODY = ("", "", "")
 FILE = "/var/spool/pbs/aux/0.desched1"
 READABLE = {FILE: "dec0001\ndec0002\ndec0003\n"}
 
-PBS_LAUNCHES = recordings("pbs-")
-# Two chunks on one host, and another host between them.
-SPLIT = [name for name in PBS_LAUNCHES if "split" in name and "mpich" not in name]
-ON_THREE = [n for n in PBS_LAUNCHES if "split" not in n and "packed" not in n]
-
-
-def started_by_pbs(start, rank, task, provenance):
-    return Job(
-        "PBS", "0", start, pbs.ANY_MPIEXEC, THREE, rank, task, allocated_nodes=3,
-        provenance=provenance,
-    )  # fmt: skip
-
-
-def by_pbsdsh(rank):
-    """Describe a task; PBS does not name the file on the first node."""
-    source = FILE if rank == 0 else "PBS_NODEFILE"
-    provenance = {
-        "nodes": source,
-        "launch_id": "PBS_JOBID",
-        "tasks": source,
-        "task": "host name",
-        "node_rank": "host name",
-    }
-    return started_by_pbs(LaunchContext.STEP, rank, Task(rank, 3, 0, 1), provenance)
-
-
-class Mpirun(NamedTuple):
-    """What mpirun tells about itself."""
-
-    launch_id: str
-    head: tuple[str, ...]
-
-    def task(self, rank, nodes=THREE):
-        """Describe a task: with the names of the nodes, or without."""
-        known = nodes != NOBODY
-        return Job(
-            scheduler="Open MPI in PBS" if known else "Open MPI",
-            launch_id=self.launch_id,
-            context=LaunchContext.STEP,
-            launcher=openmpi.MPIRUN,
-            nodes=nodes,
-            node_rank=rank,
-            task=Task(rank, 3, 0, 1),
-            allocated_nodes=3,
-            provenance={
-                "nodes": "PBS_NODEFILE" if known else "OMPI_COMM_WORLD_SIZE",
-                "node_rank": "OMPI_COMM_WORLD_RANK",
-                "tasks": "OMPI_COMM_WORLD_SIZE",
-                "task": "OMPI_COMM_WORLD_RANK",
-                "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-                "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-                "launch_id": "PMIX_NAMESPACE",
-                "head": "OMPI_MCA_orte_hnp_uri",
-            },
-            head_candidates=self.head,
-            hostname=THREE[rank],
-            nodelist_is_shared=False,
-            host_file="$PBS_NODEFILE" if known else "HOSTFILE",
-        )
-
-
-HEAD = ("10.30.0.1", "10.40.0.1")
-OVER_SSH = Mpirun("1840447489", HEAD)
-WITH_X = Mpirun("1838743553", HEAD)
-OVER_TM = Mpirun("1819803649", HEAD)
-
-# Who started it; which launch that is; what every task sees.
-SEEN = {
-    "the script": (
-        "pbs-script",
-        [
-            started_by_pbs(
-                LaunchContext.BATCH_SCRIPT,
-                0,
-                Task(),
-                {"nodes": "PBS_NODEFILE", "launch_id": "PBS_JOBID"},
-            )
-        ],
-    ),
-    "pbsdsh": ("pbs-pbsdsh", [by_pbsdsh(0), by_pbsdsh(1), by_pbsdsh(2)]),
-    "Open MPI over ssh": (
-        "pbs-openmpi-4.1.4",
-        # The other nodes have no variable of PBS.
-        [OVER_SSH.task(0), OVER_SSH.task(1, NOBODY), OVER_SSH.task(2, NOBODY)],
-    ),
-    "Open MPI over ssh, -x PBS_NODEFILE -x PBS_JOBID": (
-        "pbs-openmpi-4.1.4-x",
-        [WITH_X.task(0), WITH_X.task(1), WITH_X.task(2)],
-    ),
-    "Open MPI over pbs_tmrsh": (
-        "pbs-openmpi-4.1.4-tm",
-        [OVER_TM.task(0), OVER_TM.task(1), OVER_TM.task(2)],
-    ),
-}
-
 
 def process(name, task=0, changes=None, files=None):
     environ, hostname = recorded(name)[task]
-    files = READABLE if files is None else files
-    return Process(changed(environ, changes or {}), hostname, read=reader(files))
+    read = reader(READABLE if files is None else files)
+    return with_changes(Process(environ, hostname, read=read), changes or {})
 
 
-# --- what was recorded --------------------------------------------------------------
-
-
-def test_every_recorded_launch_is_expected():
-    names = {name for name, _ in SEEN.values()}
-    assert names | set(SPLIT) == {n for n in PBS_LAUNCHES if "mpich" not in n}  # Hydra
-
-
-@pytest.mark.parametrize("name", ON_THREE)
-def test_node_file_of_every_recorded_launch(name):
-    assert node_file(name) == READABLE[FILE]
-    tasks = json.loads((ENVIRONMENTS / f"{name}.json").read_text())["tasks"]
-    assert {task.get("PBS_NODEFILE", FILE) for task in tasks} == {FILE}
-
-
-@pytest.mark.parametrize("case", SEEN)
-def test_recorded_launch(case):
-    name, expected = SEEN[case]
-    found = [detected(process(name, task)) for task in range(len(expected))]
-    assert found == expected
-
-
-@pytest.mark.parametrize("case", SEEN)
-def test_all_tasks_of_a_launch_agree(case):
-    name, expected = SEEN[case]
-    jobs = [detected(process(name, task)) for task in range(len(expected))]
-    assert {job.launch_id for job in jobs} == {expected[0].launch_id}
-    assert {len(job.nodes) for job in jobs} == {3}
-
-
-@pytest.mark.parametrize("name", [n for n in ON_THREE if "openmpi" in n])
+@pytest.mark.parametrize(
+    "name", [n for n in recordings("pbs-openmpi") if "split" not in n]
+)
 def test_a_node_file_that_only_the_first_node_can_read(name):
     """It is the same launch: what must be equal is not made of the file."""
     jobs = [
@@ -184,7 +57,8 @@ def test_a_node_file_that_only_the_first_node_can_read(name):
 def test_pbsdsh_where_the_other_nodes_have_no_file():
     """OpenPBS with $gen_nodefile_on_sister_mom 0, and before 2021."""
     no_variable = {"PBS_NODEFILE": None}
-    assert outcome(process("pbs-pbsdsh", 0, no_variable)) == by_pbsdsh(0)
+    first = detected(process("pbs-pbsdsh"))
+    assert detected(process("pbs-pbsdsh", 0, no_variable)) == first
     for task in (1, 2):
         found = outcome(process("pbs-pbsdsh", task, no_variable, files={}))
         assert found.startswith(f"HPC035 {FILE} cannot be read here, and names the")
@@ -301,21 +175,11 @@ def test_launch_id(job_id, launch_id):
     assert job.launch_id == launch_id
 
 
-def test_elements_of_an_array_differ():
-    jobs = [
-        detected(process("pbs-script", 0, {"PBS_JOBID": f"17[{i}].desched1"}))
-        for i in range(12)
-    ]
-    assert len({job.launch_id for job in jobs}) == 12
-
-
 # --- ways to start ------------------------------------------------------------------
 
 
 def test_no_job():
-    environ, hostname = recorded("pbs-script")[0]
-    no_job = Process(changed(environ, {"PBS_JOBID": None}), hostname)
-    assert detected(no_job) is None
+    assert detected(process("pbs-script", 0, {"PBS_JOBID": None})) is None
 
 
 def test_interactive_job():
@@ -327,16 +191,9 @@ def test_interactive_job():
 
 def test_mpiexec_of_pals_in_an_interactive_job():
     """It hands the shell's variables on; only its own say which task this is."""
-    for rank in range(3):
-        changes = {
-            "PBS_ENVIRONMENT": "PBS_INTERACTIVE",
-            "PALS_RANKID": f"{rank}",
-            "PALS_NODEID": f"{rank}",
-            "PALS_LOCAL_RANKID": "0",
-            "PALS_LOCAL_SIZE": "1",
-            "PMI_SIZE": "3",
-        }
-        job = detected(process("pbs-script", 0, changes))
+    shell = process("pbs-script", 0, {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"})
+    for rank, task in enumerate(launch("PALS", [0, 1, 2], shell.environ, READABLE)):
+        job = detected(replace(task, hostname=THREE[rank]))
         assert (job.scheduler, job.context) == ("PALS in PBS", LaunchContext.STEP)
         assert (job.nodes, job.node_rank) == (THREE, rank)
 
@@ -354,33 +211,17 @@ def test_pbsdsh_with_several_slots_on_a_node(task):
     assert found.endswith(f"or type: {line}")
 
 
-def test_two_chunks_on_one_host():
-    """Open MPI takes it for one, and pbsdsh starts a task for each."""
-    (openmpi_, pbsdsh) = SPLIT
-    files = {FILE: node_file(pbsdsh)}
-    jobs = [detected(process(openmpi_, t, files=files)) for t in range(2)]
-    assert [job.nodes for job in jobs] == [("dec0001", "dec0002"), ("", "")]
-    assert [(job.node_rank, job.task) for job in jobs] == [
-        (rank, Task(rank, 2, 0, 1)) for rank in range(2)
-    ]
-    for task in range(3):
-        found = outcome(process(pbsdsh, task, files=files))
-        assert found.startswith("HPC036 pbsdsh starts a task for each line of")
-
-
 @pytest.mark.parametrize("hostname", ["dec0002", "dec0002.site"])
 @pytest.mark.parametrize("number", [None, "", "3", "999999999"])
 def test_task_of_pbsdsh_without_its_number_is_known_by_name(number, hostname):
-    environ, _ = recorded("pbs-pbsdsh")[1]
-    environ = changed(environ, {"PBS_NODENUM": number})
-    job = detected(Process(environ, hostname, read=reader(READABLE)))
+    task = process("pbs-pbsdsh", 1, {"PBS_NODENUM": number})
+    job = detected(replace(task, hostname=hostname))
     assert (job.node_rank, job.task) == (1, Task(1, 3))
     assert job.provenance["task"] == job.provenance["node_rank"] == "host name"
 
 
 def test_task_of_pbsdsh_on_a_host_that_has_another_name():
-    environ, _ = recorded("pbs-pbsdsh")[1]
-    job = detected(Process(environ, "other", read=reader(READABLE)))
+    job = detected(replace(process("pbs-pbsdsh", 1), hostname="other"))
     assert (job.node_rank, job.provenance["node_rank"]) == (1, "PBS_NODENUM")
     assert job.provenance["task"] == "PBS_NODENUM"
 
@@ -393,16 +234,15 @@ def test_name_and_number_of_a_task_of_pbsdsh_that_differ():
 
 
 def test_task_of_pbsdsh_that_nothing_places():
-    environ, _ = recorded("pbs-pbsdsh")[1]
-    environ = changed(environ, {"PBS_NODENUM": "7"})
-    found = outcome(Process(environ, "elsewhere", read=reader(READABLE)))
+    task = process("pbs-pbsdsh", 1, {"PBS_NODENUM": "7"})
+    found = outcome(replace(task, hostname="elsewhere"))
     assert found.startswith("HPC037 PBS_NODENUM=7, and elsewhere is not among the 3")
 
 
-@pytest.mark.parametrize("number", ["-1", "one", "1.0", "\u0661"])
-def test_a_number_of_a_node_that_is_none(number):
-    found = outcome(process("pbs-pbsdsh", 1, {"PBS_NODENUM": number}))
-    assert found.startswith(f"HPC021 PBS_NODENUM={number!r} is not a whole number")
+def test_a_number_of_a_node_that_is_none():
+    wrong = {"PBS_NODENUM": ["-1", "one", "1.0", "\u0661"]}
+    message = "HPC021 {shown} is not a whole number"
+    assert_refused(process("pbs-pbsdsh", 1), {message: wrong})
 
 
 @pytest.mark.parametrize("number", ["1", "", None, "0000000g", "000000001"])
@@ -410,12 +250,6 @@ def test_only_tasks_of_pbsdsh_have_a_number_of_eight_digits(number):
     changes = {"PBS_TASKNUM": number}
     job = detected(process("pbs-script", 0, changes))
     assert job.context is LaunchContext.BATCH_SCRIPT
-
-
-def test_the_usual_file_is_the_one_of_the_job():
-    assert pbs.USUAL_FILE.format("17[3].desched1") == (
-        "/var/spool/pbs/aux/17[3].desched1"
-    )
 
 
 # --- nodes that see different things ------------------------------------------------
@@ -426,20 +260,15 @@ DECS = {"dec0001": "10.30.0.1", "dec0002": "10.30.0.2", "dec0003": "10.30.0.3"}
 @pytest.mark.parametrize("told", [{}, {"MASTER_ADDR": "dec0001", "MASTER_PORT": "1"}])
 def test_open_mpi_over_ssh_meets_although_one_node_knows_the_list(told):
     """Only the first node has the node file; -x hands the variables to all."""
-    found = []
+    found = set()
     for rank in range(3):
-        at = process("pbs-openmpi-4.1.4", rank, files={FILE: "\n".join(THREE)})
-        job = detected(at)
-        address = f"10.30.0.{rank + 1}"
-        here = make_network({"eth0": f"{address}/24"}, DECS)
+        job = detected(process("pbs-openmpi-4.1.4", rank))
+        here = make_network({"eth0": f"10.30.0.{rank + 1}/24"}, DECS)
         inputs = make_inputs(job=job, site=None, network=here, environ=told)
         plan = make_plan(inputs)
-        found.append(
-            (plan.rendezvous.connect_host, plan.rendezvous.ports[0], plan.launch_id)
-        )
-        assert plan.rendezvous.is_coordinator is (rank == 0)
-        assert (
-            plan.rendezvous.listen is None or plan.rendezvous.listen[0] == "10.30.0.1"
-        )
-    assert len(set(found)) == 1
-    assert found[0][0] == "10.30.0.1"
+        meeting = plan.rendezvous
+        found.add((meeting.ports[0], plan.launch_id))
+        assert meeting.connect_host == "10.30.0.1"
+        assert meeting.is_coordinator is (rank == 0)
+        assert meeting.listen is None or meeting.listen[0] == "10.30.0.1"
+    assert len(found) == 1
