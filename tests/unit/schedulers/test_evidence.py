@@ -7,6 +7,7 @@ import socket
 from typing import NamedTuple
 
 import pytest
+from launches import launch
 from nodes import detected, node_file, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
@@ -15,12 +16,12 @@ from torchrun_hpc.launching.direct import WorkerStarter
 from torchrun_hpc.launching.preflight import of_process, preflight
 from torchrun_hpc.main import inputs_of, plan_of
 from torchrun_hpc.planning.mode import direct_mode
-from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.process import Process, this_process
 from torchrun_hpc.sites.__main__ import main
 
 LSF_FILE = "/home/user/.lsbatch/1.1234.hostfile"
 PBS_FILE = "/var/spool/pbs/aux/0.desched1"
+EACH = [0, 1, 2]
 LSF = {"LSB_JOBID": "1234", "LSB_DJOB_HOSTFILE": LSF_FILE}
 FILES = {PBS_FILE: node_file("pbs-script"), LSF_FILE: "hostA\nhostB\n"}
 
@@ -31,14 +32,6 @@ class Real(NamedTuple):
     tasks: list[tuple[dict[str, str], str]]
     ancestors: tuple[str, ...]  # of a task, the nearest first
     family: str  # whose variables those are
-
-
-JSRUN = LSF | {
-    "JSM_NAMESPACE_RANK": "0",
-    "JSM_NAMESPACE_SIZE": "1",
-    "JSM_NAMESPACE_LOCAL_RANK": "0",
-    "JSM_NAMESPACE_LOCAL_SIZE": "1",
-}
 
 
 SLURMSTEPD = ("sh", "slurmstepd", "systemd")
@@ -54,7 +47,7 @@ JOBS = {
     "qsub": Real(recorded("pbs-script"), SHELL, "PBS"),
     "pbsdsh": Real(recorded("pbs-pbsdsh"), ("pbs_mom",), "PBS"),
     "bsub": Real([(LSF, "hostA")], ("1.1234", "res", "sbatchd"), "LSF"),
-    "jsrun": Real([(JSRUN, "hostB")], ("jsmd",), "LSF"),
+    "jsrun": Real([(launch("jsrun", [0], LSF)[0].environ, "hostB")], ("jsmd",), "LSF"),
 }
 # mpirun inside a job.
 MPIRUN = {
@@ -114,19 +107,15 @@ def test_whose_job_this_is(real):
     above = {"ancestors": job.ancestors}
     alone = found(job, {}, **above)
     assert not [text for text in alone if isinstance(text, str)]
+    # mpirun in a job is no contradiction, also where nothing is seen of either.
+    for ancestors in (), ("bash", "sshd", "systemd"):
+        assert found(job, {}, ancestors=ancestors) == alone
     for left in (left for one, left in PAIRS if one == real):
         # The process above shows it, wherever the names of hosts are of no help.
         assert found(job, left_by(left), **above) == alone, left
         # In a container with process numbers of its own the host shows it.
         if real != "salloc":
-            assert found(job, left_by(left)) == found(job, {}), left
-
-
-@pytest.mark.parametrize("left", LEFT["Slurm"])
-def test_three_tasks_of_pbsdsh_are_one_world_although_qsub_had_a_shell_of_slurms(left):
-    jobs = found(JOBS["pbsdsh"], left_by(left))
-    assert {job.scheduler for job in jobs} == {"PBS"}
-    assert [(job.node_rank, len(job.nodes)) for job in jobs] == [(0, 3), (1, 3), (2, 3)]
+            assert found(job, left_by(left)) == alone, left
 
 
 PREFIXES = {d.name: d.prefixes[0] for d in schedulers.DETECTORS if d.detect}
@@ -172,15 +161,6 @@ ON_OTHER_NODES = {
     "PALS": ("palsd", "systemd"),
     "nothing shows": (),
 }
-PALS = {
-    "PALS_RANKID": "1",
-    "PALS_NODEID": "1",
-    "PALS_LOCAL_RANKID": "0",
-    "PALS_LOCAL_SIZE": "1",
-    "PALS_APID": "5b0de0e3-7c5f",
-    "PMI_RANK": "1",
-    "PMI_SIZE": "3",
-}
 
 
 @pytest.mark.parametrize("launcher", ON_OTHER_NODES)
@@ -189,7 +169,7 @@ def test_a_list_that_lacks_this_host_is_left_over(left, launcher):
     """PBS writes its node file on the first host only."""
     ancestors = ON_OTHER_NODES[launcher]
     job = JOBS["qsub"] if launcher == "PALS" else MPIRUN["Hydra in PBS"]
-    extra = PALS if launcher == "PALS" else {}
+    extra = launch("PALS", EACH)[1].environ if launcher == "PALS" else {}
     others = job._replace(
         tasks=[(extra | environ, "dec0009") for environ, _ in job.tasks[-2:]]
     )
@@ -235,64 +215,49 @@ TASKS = {
     "Open MPI 5": recorded("openmpi-5.0.11-3-nodes")[2][0],
     "MPICH": recorded("mpich-4.0.2-3-nodes")[2][0],
     "Intel MPI": recorded("intelmpi-2021-3-nodes")[2][0],
-    "Flux": {
-        "FLUX_JOB_ID": "\u0192D2e73NP",
-        "FLUX_TASK_RANK": "2",
-        "FLUX_JOB_SIZE": "3",
-        "FLUX_JOB_NNODES": "3",
-        "FLUX_TASK_LOCAL_ID": "0",
-    },
+    "Flux": launch("Flux", EACH)[2].environ,
+}
+TASKS = {
+    name: {k: v for k, v in environ.items() if not k.startswith("SLURM")}
+    for name, environ in TASKS.items()
 }
 
 
 @pytest.mark.parametrize("left", TASKS)
 def test_a_job_that_was_submitted_in_a_task_of_mpirun(left):
-    leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
     for real, job in JOBS.items():
         if real == "jsrun":
             continue
         above = {"ancestors": job.ancestors}
-        assert found(job, leftovers, **above) == found(job, {}, **above), real
+        assert found(job, TASKS[left], **above) == found(job, {}, **above), real
         for environ, hostname in job.tasks:
-            process = Process(leftovers | environ, hostname, **above)
+            process = Process(TASKS[left] | environ, hostname, **above)
             cleaned = Process(environ, hostname, **above)
             assert of_process(process).task_rank == of_process(cleaned).task_rank, real
 
 
-@pytest.mark.parametrize("left", TASKS)
-def test_the_process_that_slurm_has_started_itself(left):
-    """Its number is in a variable, also where other processes are hidden."""
-    environ, hostname = recorded("slurm-srun-3-nodes")[1]
-    leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
-    process = Process(leftovers | environ | {"SLURM_TASK_PID": "7"}, hostname, pid=7)
-    job = detected(process)
-    assert (job.scheduler, job.context, job.node_rank) == (
-        "Slurm",
-        LaunchContext.STEP,
-        1,
-    )
-
-
-# Names and numbers above a process of number 9, where those of root are hidden.
+# Its number, and names and numbers above it, where those of root are hidden. Slurm
+# says of which number it has started one itself: 7.
 HIDDEN = {
-    "in a batch script": (("bash",), (7, 6)),
-    "in a shell of it": (("time", "sh", "bash"), (8, 81, 7, 6)),
-    "hidden itself": ((), (7,)),
+    "started by Slurm": (7, (), ()),
+    "in a batch script": (9, ("bash",), (7, 6)),
+    "in a shell of it": (9, ("time", "sh", "bash"), (8, 81, 7, 6)),
+    "hidden itself": (9, (), (7,)),
 }
 
 
 @pytest.mark.parametrize("case", HIDDEN)
 @pytest.mark.parametrize("left", TASKS)
 def test_what_slurm_has_started_is_above_if_others_are_hidden(left, case):
-    names, pids = HIDDEN[case]
-    leftovers = {k: v for k, v in TASKS[left].items() if not k.startswith("SLURM")}
+    pid, names, pids = HIDDEN[case]
     for real in "srun", "sbatch", "an array":
         for environ, hostname in JOBS[real].tasks:
             own = environ | {"SLURM_TASK_PID": "7"}
-            about = {"pid": 9, "ancestors": names, "ancestor_pids": pids}
+            about = {"pid": pid, "ancestors": names, "ancestor_pids": pids}
             alone = outcome(Process(own, hostname, **about))
             assert not isinstance(alone, str), real
-            assert outcome(Process(leftovers | own, hostname, **about)) == alone, real
+            both = TASKS[left] | own
+            assert outcome(Process(both, hostname, **about)) == alone, real
 
 
 @pytest.mark.parametrize(
@@ -323,15 +288,6 @@ def test_what_is_weighed_stays_as_it_is():
         assert schedulers.weigh(weighed) is weighed, (real, left)
 
 
-@pytest.mark.parametrize("name", MPIRUN)
-def test_mpirun_in_a_job_is_no_contradiction(name):
-    job = MPIRUN[name]
-    alone = found(job, {})
-    assert not [text for text in alone if isinstance(text, str)]
-    for ancestors in (job.ancestors, ("bash", "sshd", "systemd")):
-        assert found(job, {}, ancestors=ancestors) == alone
-
-
 LAUNCHED_BY = {
     "Open MPI 4": ("sh", "orted", "slurmstepd"),
     "Open MPI 5": ("prted", "sshd"),
@@ -351,9 +307,8 @@ def test_a_launcher_in_a_task_of_another():
     for inner, outer in TWO:
         environ = TASKS[outer] | TASKS[inner]
         process = Process(environ, "jwb0003", ancestors=LAUNCHED_BY[inner])
-        alone = Process(TASKS[inner], "jwb0003")
-        same = detected(process).scheduler == detected(alone).scheduler
-        assert same, (inner, outer)
+        alone = detected(Process(TASKS[inner], "jwb0003"))
+        assert detected(process).scheduler == alone.scheduler, (inner, outer)
         text = outcome(Process(environ, "jwb0003"))
         assert text.startswith("HPC142 there are variables of "), (inner, outer)
 
