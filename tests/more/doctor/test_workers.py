@@ -40,6 +40,8 @@ row = {ROW!r}
 """
 READ = 'write(torch)\nsettings = json.loads(input())\nrank = settings["rank"]\n'
 DONE = 'write({"done": "gloo"})\n'
+ENDS, KILLED = "rank and sys.exit(3)\n", "rank and os.kill(os.getpid(), 9)\n"
+SLEEPS = f"time.sleep({NEVER_S})"
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def test_two_workers():
         ("sys.exit(3)", "ended with exit code 3"),
         ("1 / 0", "ended with exit code 1: ZeroDivisionError: division by zero"),
         ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV (11)"),
-        (f"os.close(1); time.sleep({NEVER_S})", "was killed by SIGKILL"),
+        (f"os.close(1); {SLEEPS}", "was killed by SIGKILL"),
     ],
 )
 def test_a_process_that_finds_no_torch(program, text, problem):
@@ -119,18 +121,10 @@ def test_torch_in_time(program, tmp_path):
     ("text", "limit", "problem"),
     [
         (READ + "time.sleep(rank)", PATIENCE, "worker 0 ended with exit code 0"),
-        (
-            READ + "rank and sys.exit(3)\n" + DONE,
-            PATIENCE,
-            "worker 1 ended with exit code 3",
-        ),
+        (READ + ENDS + DONE, PATIENCE, "worker 1 ended with exit code 3"),
         # It has ended without the settings.
         ("sys.exit(3)", PATIENCE, "worker [01] ended with exit code 3"),
-        (
-            READ + f"rank and os.kill(os.getpid(), 9)\ntime.sleep({NEVER_S})",
-            PATIENCE,
-            r"worker 1 was killed by SIGKILL \(9\)",
-        ),
+        (READ + KILLED + SLEEPS, PATIENCE, r"worker 1 was killed by SIGKILL \(9\)"),
         (
             READ + "rank and write(row)\nos.kill(os.getpid(), signal.SIGSTOP)",
             2,
@@ -155,7 +149,7 @@ def test_why_there_is_no_end(program, monkeypatch, text, limit, problem):
 
 def test_who_waits_in_vain_is_stopped(program):
     """It has failed elsewhere."""
-    program(READ + f"time.sleep({NEVER_S})")
+    program(READ + SLEEPS)
     asked = iter([False, True])
     with Workers(1, ENVIRON) as started:
         outcome = started.run(
@@ -208,7 +202,7 @@ def test_a_program_that_cannot_be_started(monkeypatch):
 
 
 def test_no_more_processes(program, monkeypatch):
-    program(f"time.sleep({NEVER_S})")
+    program(SLEEPS)
     popen, running = subprocess.Popen, []
 
     def fail_second(*args, **options):
