@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from compared import is_kept, reports
 from side_by_side import clean_environ, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("side by side")
 
@@ -52,8 +48,8 @@ for launch in range(int(sys.argv[1])):
 """
 
 
-def test_a_program_launches_twice(folder: Path, tmp_path: Path) -> None:
-    """As it would without us; its variables count, and nothing else is changed."""
+def test_a_program_launches_twice(folder, tmp_path):
+    """It does so as without us. Its variables count, and they stay as they are."""
     result = run(
         [sys.executable, "-c", AUTO, "2", "--nproc-per-node=2", "report.py", "a"],
         env={

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 from compared import (
@@ -17,11 +16,6 @@ from compared import (
     launch,
 )
 from side_by_side import STOCK, clean_environ
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from side_by_side import Launcher
 
 pytestmark = pytest.mark.xdist_group("side by side")
 
@@ -77,9 +71,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_it_is_launched_as_by_torchrun(
-    name: str, launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
+def test_it_is_launched_as_by_torchrun(name, launcher, folder, tmp_path):
     launched = launch(launcher, folder, LINES[name], tmp_path)
     assert_same(LINES[name], launched)
     if name == "two workers":  # without it, nothing shows that ours is kept away
@@ -87,16 +79,12 @@ def test_it_is_launched_as_by_torchrun(
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_it_fails_as_with_torchrun(
-    name: str, launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
+def test_it_fails_as_with_torchrun(name, launcher, folder, tmp_path):
     found = launch(launcher, folder, FAILURES[name], tmp_path, with_error_file=True)
     assert_fails_alike(name, found)
 
 
-def test_every_option_in_every_spelling(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_option_in_every_spelling(monkeypatch, capsys):
     """Its value, or why it is refused; and that it is not just ignored."""
     # Here, so that not all workers of pytest import torch.
     from parsers import (  # noqa: PLC0415
@@ -139,7 +127,7 @@ def test_every_option_in_every_spelling(
         assert found[action.dest] != default[action.dest], line
 
 
-def test_the_table_has_the_options_of_this_torch() -> None:
+def test_the_table_has_the_options_of_this_torch():
     """It stands for torch's parser when torch is not imported."""
     from parsers import ACTIONS, FROM_ENVIRON  # noqa: PLC0415
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import doctest
 import platform
 import re
-from typing import TYPE_CHECKING
 
 from commands import JUELICH, lines
 from pages import block
 
 from torchrun_hpc.planning.endpoints import port_of
 
-if TYPE_CHECKING:
-    from testbed import Cluster
 
-
-def test_table(juelich: Cluster) -> None:
+def test_table(juelich):
     """It is what the page shows, but for the number of the job, and what follows."""
     command = block("docs/dry-run.md", "srun").text
     foreign = juelich.foreign_bytes("eth0")

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import failures
 import faults_page
 import pytest
 from faults import FAULTS
 from jobs import Job
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from testbed import Cluster
-
-
-def test_an_exception_in_one_worker(juelich: Cluster, tmp_path: Path) -> None:
+def test_an_exception_in_one_worker(juelich, tmp_path):
     failures.check("exception", juelich, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["agent_killed", "head_killed"])
-def test_lost(name: str, juelich: Cluster, tmp_path: Path) -> None:
+def test_lost(name, juelich, tmp_path):
     job = Job(juelich, juelich.names, tmp_path, FAULTS[name].form)
     faults_page.check(faults_page.do([name], job))

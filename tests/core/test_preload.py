@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 from side_by_side import COMMANDS, OURS, clean_environ, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = """
 import os, sys
@@ -21,7 +17,7 @@ sys.stdout.write(torch.__config__.parallel_info())
 """
 
 
-def test_forks_have_the_threads_of_programs(tmp_path: Path) -> None:
+def test_forks_have_the_threads_of_programs(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     options = ["--hpc-preload=torch", "--nproc-per-node=2", "--hpc-omp-threads=2"]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from restarts import all_meet
 
-if TYPE_CHECKING:
-    from testbed import Cluster
-
 
 @pytest.mark.release
-def test_restarts_with_a_late_rank_0(unpadded: Cluster) -> None:
+def test_restarts_with_a_late_rank_0(unpadded):
     all_meet(unpadded, "scheduler", "fork")

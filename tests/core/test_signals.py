@@ -11,10 +11,7 @@ from waiting import until
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
-    from pathlib import Path
 
-    from testbed import Cluster
 
 SCRIPT = str(SCRIPTS / "signals.py")
 WORKERS = 4  # on two nodes
@@ -23,7 +20,7 @@ WORKERS = 4  # on two nodes
 class Signalled:
     """A step, and what its workers have got."""
 
-    def __init__(self, cluster: Cluster, folder: Path, form: str) -> None:
+    def __init__(self, cluster, folder, form):
         self.cluster = cluster
         self.folder = folder
         self.output = folder / "output"
@@ -45,27 +42,27 @@ class Signalled:
                 parent = self.run(host, "ps", "-o", "ppid=", "-p", parent)
             self.agents[host] = parent
 
-    def run(self, host: str, *words: str) -> str:
+    def run(self, host, *words):
         return self.cluster.run(words, host=host, check=True).stdout.strip()
 
-    def wait(self, condition: Callable[[], object]) -> None:
+    def wait(self, condition):
         until(condition, self.output.read_text)
 
-    def kill(self, name: str, *hosts: str) -> None:
+    def kill(self, name, *hosts):
         """Signal the agents alone, as Slurm does with cgroups."""
         for host in hosts:
             self.run(host, "kill", f"-{name}", self.agents[host])
 
-    def scancel(self, name: str) -> None:
+    def scancel(self, name):
         """Signal all that descends from the agents, as Slurm does without."""
         self.cluster.run(["scancel", "-s", name, self.job], check=True)
 
-    def got(self, *names: list[str]) -> None:
+    def got(self, *names):
         """Wait until each worker has got just these."""
         files = [self.folder / f"{rank}.got" for rank in range(WORKERS)]
         expected = [*names]
 
-        def found() -> list[list[str]]:
+        def found():
             return [f.read_text().split() if f.exists() else [] for f in files]
 
         until(
@@ -73,7 +70,7 @@ class Signalled:
             lambda: f"{found()}\n{self.output.read_text()}",
         )
 
-    def probes(self) -> list[str]:
+    def probes(self):
         """Return the processes with which agents find out who got a signal.
 
         There is another one when that is known, and what is left has been delivered.
@@ -85,18 +82,18 @@ class Signalled:
             for host, agent in self.agents.items()
         ]
 
-    def is_renewed(self, before: list[str]) -> bool:
+    def is_renewed(self, before):
         """Return whether each agent has another such process than before."""
         return not {*before, ""} & {*self.probes()}
 
-    def end(self) -> str:
+    def end(self):
         """Wait for its end, and return its output."""
         self.wait(lambda: self.program.poll() is not None)
         return self.output.read_text()
 
 
 @pytest.mark.release
-def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
+def test_signals_to_a_step(unpadded, tmp_path):
     job = Signalled(unpadded, tmp_path, "fork")
     first, second = "SIGUSR1", "SIGUSR2"
     try:
@@ -118,16 +115,14 @@ def test_signals_to_a_step(unpadded: Cluster, tmp_path: Path) -> None:
     finally:
         unpadded.end(job.program)
     assert job.program.returncode == 0, output
-    assert column(read_workers(output), "got") == [
+    assert column(output, "got") == [
         ([first, *every],), ([first, *every],), (every,), (every,)
     ], output  # fmt: skip
     assert "warning" not in output
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_checkpoint_before_the_end(
-    unpadded: Cluster, tmp_path: Path, form: str
-) -> None:
+def test_a_checkpoint_before_the_end(unpadded, tmp_path, form):
     """SIGTERM to one agent, and SIGINT to all: each worker has time to write it."""
     job = Signalled(unpadded, tmp_path, form)
     try:

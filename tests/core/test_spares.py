@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from faults import FAULTS
 from faults_page import check, do
 from jobs import Job
 from testbed import Cluster
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 NODES = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 
 
 @pytest.mark.usefixtures("machine")
-def test_node_killed(tmp_path: Path) -> None:
+def test_node_killed(tmp_path):
     name = "spare_node_killed"
     with Cluster(NODES) as cluster:
         check(do([name], Job(cluster, NODES, tmp_path, FAULTS[name].form)))

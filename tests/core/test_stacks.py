@@ -5,17 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING
 
 from commands import ENVIRON, FORMS, HPC, SCRIPTS, lines
 from pages import block, replaced
 from steps import step
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-    from testbed import Cluster
 
 LIMIT_S = 5
 
@@ -35,16 +28,14 @@ ASKED = {
 }
 
 
-def assert_tree(written: list[str]) -> None:
+def assert_tree(written):
     """See that these lines are the tree."""
     assert len(written) == len(TREE), written
     for line, expected in zip(written, TREE, strict=True):
         assert re.fullmatch(expected, line), line
 
 
-def test_a_stall(
-    juelich: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stall(juelich, tmp_path, monkeypatch):
     """Node 0 reports it once; who asks gets the same; then the training continues."""
     for name, value in FORMS["fork"].items():
         monkeypatch.setitem(ENVIRON, name, value)

@@ -1,19 +1,15 @@
-"""Standard error may lose its reader: the training goes on, and restarts."""
+"""Standard error may lose its reader: the training continues, and restarts."""
 
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
 
 from broken_streams import FAILS, SCRIPT, ran_in
 from side_by_side import COMMANDS, OURS, clean_environ, end_group
 from waiting import PATIENCE, until
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_the_reader_goes_while_it_runs(tmp_path: Path) -> None:
+def test_the_reader_goes_while_it_runs(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     wait, ran = tmp_path / "wait", tmp_path / "ran"
     wait.touch()
@@ -26,7 +22,6 @@ def test_the_reader_goes_while_it_runs(tmp_path: Path) -> None:
         start_new_session=True,
     ) as process:
         try:
-            assert process.stderr is not None
             assert b"HPC001" in process.stderr.readline()
             process.stderr.close()
             until(lambda: ran_in(ran))

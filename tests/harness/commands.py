@@ -34,8 +34,6 @@ ENVIRON = {"PATH": f"{BIN}:/usr/sbin:/usr/bin:/sbin:/bin"}
 JUELICH = ENVIRON | {"SYSTEMNAME": "juwelsbooster"}
 
 HPC = ("python", "-m", "torchrun_hpc")
-STOCK = ("python", "-m", "torch.distributed.run")
-JSC = ("python", "-m", "torchrun_jsc")
 
 # As it stands in a script.
 LINE = " ".join([*HPC, WORLD])

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from commands import PBS
 from pages import blocks, replaced
 
 if TYPE_CHECKING:
@@ -77,14 +78,17 @@ TWO = {"--nproc_per_node=gpu": "--nproc_per_node=2"}
 AGENTS = "2 nodes, 2 workers on this one, "
 TASKS = ("--nodes=2", "--ntasks-per-node=4")
 MACHINES = {"node1": "n9"}
-PBS = {
-    "PBS_JOBID": "7.pbs", "PBS_NODEFILE": "HOSTFILE", "PBS_ENVIRONMENT": "PBS_BATCH"
-}  # fmt: skip
+SMALL = ("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1")
+THREE = ("--nodes=3", "--ntasks-per-node=1")
 SPARE = TWO | {"--hpc-spares=2": "--hpc-spares=1"}
 # A line whose subject is an option: one node is enough.
 ONE = ("--nodes=1", "--ntasks-per-node=1")
 ON_ONE = "1 node, 2 workers"
 WITH_ONE = "2 nodes and 1 spare, 2 workers on this one, "
+
+ON_EACH = Run(
+    "machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES, hosts=("n9", "n10")
+)
 
 CI = ".ci/run"
 EXAMPLES = "tests/more/documentation/test_examples.py::test_"
@@ -97,7 +101,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "make demo": CI,
         "#SBATCH": [
             Run("script", AGENTS, 4, TWO | {"examples/ddp.py --steps 100": "main.py"},
-                options=("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1"))
+                options=SMALL)
         ],
         "# mpirun": [
             Run("job", f"{AGENTS}Slurm", 4, TWO, line="srun"),
@@ -130,10 +134,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/centres.md": {
         "torchrun_hpc.sites here": SITES,
-        "#SBATCH": [
-            Run("script", AGENTS, 4, TWO,
-                options=("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1"))
-        ],
+        "#SBATCH": [Run("script", AGENTS, 4, TWO, options=SMALL)],
     },
     "docs/direct.md": {
         "srun": [Run("job", "2 nodes x 4 tasks, Slurm", 8, options=TASKS)]
@@ -152,10 +153,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "launch": "tests/more/frameworks/test_frameworks.py::test_accelerate_launch",
     },
     "docs/launchers.md": {
-        "#SBATCH": [
-            Run("script", f"{AGENTS}Slurm", 4, TWO,
-                options=("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1"))
-        ],
+        "#SBATCH": [Run("script", f"{AGENTS}Slurm", 4, TWO, options=SMALL)],
         "--het-group=1": [
             Run("job", "3 nodes, 1 worker on this one, Slurm", 3,
                 options=("--nodes=1", ":", "--nodes=2"))
@@ -171,14 +169,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
             Run("Open MPI 4", f"{AGENTS}Open MPI", 4,
                 TWO | MACHINES | {"node2": "n10"})
         ],
-        "--rdzv_backend=c10d": [
-            Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
-                hosts=("n9", "n10"))
-        ],
-        "--master_addr": [
-            Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
-                hosts=("n9", "n10"))
-        ],
+        "--rdzv_backend=c10d": [ON_EACH],
+        "--master_addr": [ON_EACH],
     },
     "docs/patches.md": {
         "--hpc-without-patches": [
@@ -205,13 +197,9 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "HPC043": SITES,
     },
     "docs/spares.md": {
-        "#SBATCH": [
-            Run("script", WITH_ONE, 4, SPARE,
-                options=("--nodes=3", "--ntasks-per-node=1"))
-        ],
+        "#SBATCH": [Run("script", WITH_ONE, 4, SPARE, options=THREE)],
         "--hpc-health-check": [
-            Run("job", WITH_ONE, 4, SPARE | {"nvidia-smi -L": "seq 4"},
-                options=("--nodes=3", "--ntasks-per-node=1"))
+            Run("job", WITH_ONE, 4, SPARE | {"nvidia-smi -L": "seq 4"}, options=THREE)
         ],
     },
     "docs/stacks.md": {

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from commands import FORMS, HPC, JUELICH, KILL, ONE_TASK, own_lines
+from commands import FORMS, JUELICH, KILL, launch, own_lines
 from pages import ROOT, blocks
 
 if TYPE_CHECKING:
@@ -183,22 +183,23 @@ def check(name: str, cluster: Cluster, folder: Path) -> None:
     """Run an example, and compare it with the page."""
     example = EXAMPLES[name]
     (folder / "train.py").write_text(example.program)
-    done = cluster.srun(
-        *("-N3", ONE_TASK, *([KILL] if example.is_cut_off else []), *HPC),
+    done = launch(
+        cluster,
         *("--nproc_per_node=2", *example.options),
-        str(folder / example.script),
-        env=JUELICH | FORMS[example.form],
+        script=[folder / example.script],
+        nodes=3,
+        srun=[KILL] if example.is_cut_off else [],
+        environ=JUELICH | FORMS[example.form],
         cwd=folder,
     )
-    print(done.stderr)
     if example.is_cut_off:  # the code may be that of a task that Slurm has ended
-        assert done.returncode != 0, done.stderr
+        assert done.returncode != 0
     else:
-        assert done.returncode == example.code, done.stderr
-    assert len(own_lines(done.stderr)) - 1 <= MOST, done.stderr
-    assert "ChildFailedError" not in done.stderr, done.stderr
-    assert "closing signal" not in done.stderr, done.stderr
-    assert "torchrun_hpc/" not in done.stderr, done.stderr  # no traceback of ours
+        assert done.returncode == example.code
+    assert len(own_lines(done.stderr)) - 1 <= MOST
+    # The last one would be a traceback of ours.
+    for words in "ChildFailedError", "closing signal", "torchrun_hpc/":
+        assert words not in done.stderr, words
     report = report_of(done.stderr, folder)
     if WRITES:
         write(example, report)

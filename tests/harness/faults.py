@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from commands import JUELICH
@@ -54,19 +54,11 @@ class Fault:
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(
-    title: str,
-    nodes: int = 3,
-    form: str = "fork",
-    after: str = "",
-    *,
-    is_core: bool = False,
-) -> Callable[[Scenario], Scenario]:
+def fault(title: str, **changes: Any) -> Callable[[Scenario], Scenario]:
     """Make a section of the page of a function, and part of a test; see `Fault`."""
 
     def register(function: Scenario) -> Scenario:
-        made = Fault(function, title, nodes, form, after, is_core)
-        FAULTS[function.__name__] = made
+        FAULTS[function.__name__] = Fault(function, title, **changes)
         return function
 
     return register

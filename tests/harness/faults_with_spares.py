@@ -31,7 +31,7 @@ HURRIED = (
 def again(job: Job, attempt: int = 1, *, lost: int, by: int = 3) -> float:
     """Wait until all train again; return how long that took.
 
-    The worker of the node that is lost is on another one, the others where they were.
+    The lost node's worker is on another node. All others are on their old ones.
     """
     seconds = job.wait(partial(job.trains, attempt))
     job.expected[lost] = job.hosts[by]

@@ -39,12 +39,12 @@ Executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor
 State: Any = dynamic_rendezvous._RendezvousState
 Node: Any = dynamic_rendezvous._NodeDesc
 
-# Where workers are started, and by which name.
+# The module that starts workers, and its name for `Popen`.
 Starting: Any = multiprocessing_api
 Starting = sys.modules[Starting.SubprocessHandler.__module__]
 POPEN = "Popen" if hasattr(Starting, "Popen") else "subprocess"
 
-# Everything that a patch may replace, and what a torch has where one does.
+# All places that a patch can replace, and the capability of a torch that has one.
 _EVERY, _SHARED = capabilities.EVERY, capabilities.SHARED_STORE
 _INFO = capabilities.RENDEZVOUS_INFO
 EXPECTED = {
@@ -98,13 +98,13 @@ def make_plan(**values: Any) -> LaunchPlan:
 
 
 def expected_state(patch: registry.Patch) -> registry.State:
-    """Return what is to become of a patch: none may be left out."""
+    """Return the state that a patch must reach: none is left out."""
     needed = patch.IS_FOR.is_expected
     return registry.State.APPLIED if needed else registry.State.NOT_NEEDED
 
 
 def patch_all(**values: Any) -> None:
-    """Apply all patches that this torch needs, none of which may be left out."""
+    """Apply all patches that this torch needs, and see that none is left out."""
     outcomes = registry.apply_patches(make_plan(**values))
     for outcome in outcomes:
         assert outcome.state is expected_state(outcome.patch), outcome.name

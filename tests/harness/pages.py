@@ -72,7 +72,7 @@ def outside_of_blocks(page: str) -> str:
 
 
 def replaced(text: str, instead: Mapping[str, str]) -> str:
-    """Return a text with other words; what is to be replaced has to be there."""
+    """Replace words of a text; all of them must be in it."""
     for there, other in instead.items():
         assert there in text, f"no {there} in:\n{text}"
         text = text.replace(there, other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from commands import ENVIRON, FORMS, HPC, ONE_TASK, SCRIPTS
+from commands import FORMS, SCRIPTS, launch
 
 if TYPE_CHECKING:
     from testbed import Cluster
@@ -19,17 +19,19 @@ def all_meet(cluster: Cluster, rendezvous: str, form: str) -> None:
     restarts = RESTARTS[form]
     # Up to torch 2.3 an agent looks after its workers every 5 s.
     options = (f"--hpc-rendezvous={rendezvous}", "--monitor-interval=0.1")
-    done = cluster.srun(
-        *("-N3", ONE_TASK, *HPC, *options, f"--max-restarts={restarts}"),
-        *(SCRIPT, str(restarts)),
-        env=ENVIRON | FORMS[form],
+    done = launch(
+        cluster,
+        *(*options, f"--max-restarts={restarts}"),
+        script=[SCRIPT, str(restarts)],
+        nodes=3,
+        environ=FORMS[form],
     )
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "HPC169" not in done.stderr, done.stderr
+    assert done.returncode == 0
+    assert "HPC169" not in done.stderr
     # Some releases of torch have gloo speak on stdout.
     told = [line for line in done.stdout.splitlines() if "[Gloo]" not in line]
     assert sorted(told) == sorted(
         f"met: rank {rank}, attempt {attempt}"
         for attempt in range(restarts + 1)
         for rank in range(3)
-    ), done.stderr + done.stdout
+    )

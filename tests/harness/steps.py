@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from waiting import NEVER_S, PATIENCE, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from testbed import Cluster
 
 AGENT = [sys.executable, str(SCRIPTS / "agent.py")]
+# Before a command: this node never comes to it.
 LATE = f"test $SLURM_NODEID = {{node}} && exec sleep {NEVER_S}; exec "
 
 
@@ -71,6 +74,40 @@ class Step:
         """Send a signal to the agent on a node, and see that it ends."""
         ended = self.agent(host, name, str(PATIENCE))
         assert ended not in {"none", "alive"}, f"{host}: {ended}\n{self.output}"
+
+    def launch_id_and_port(self) -> tuple[str, str]:
+        """Return the launch's id, and the port of the head node, n9."""
+        said = self.says(r"rendezvous at n9:\d+")
+        ((launch_id, port),) = re.findall(r"Slurm (\S+), .* at n9:(\d+)", said)
+        return launch_id, port
+
+    @contextlib.contextmanager
+    def hostile(self, folder: Path, *places: str) -> Iterator[dict[str, int]]:
+        """Let somebody else's program do what it can; see scripts/hostile.py.
+
+        Args:
+            folder: Where it would leave a marker, if anybody ran what it sends.
+            places: The addresses of this job's ports.
+
+        Yields:
+            What it did, while its connections are open.
+        """
+        marker = folder / "marker"
+        launch_id, _ = self.launch_id_and_port()
+        words = (sys.executable, SCRIPTS / "hostile.py", marker, launch_id, *places)
+        program = self.cluster.popen(words, env=ENVIRON, stderr=None)
+        try:
+            assert program.stdout is not None
+            did = json.loads(program.stdout.readline())
+            yield did
+        finally:
+            self.cluster.end(program)
+        # What it must know to pretend is not disclosed.
+        expected = {"held": 300, "pretended": 3, "disclosed": 0}
+        assert did["garbage"] >= 11
+        assert {name: did[name] for name in expected} == expected
+        assert not marker.exists(), self.output
+        assert "Traceback" not in self.output, self.output
 
     def see_end(self, *hosts: str) -> None:
         """See that the agents on some nodes end."""

@@ -33,7 +33,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from waiting import PATIENCE
 
@@ -60,8 +60,8 @@ _GRACE_S = 2  # from SIGTERM to SIGKILL
 
 # Process 1 of a host. It ignores the death of orphans, so that the kernel buries
 # them, and ends at the end of its input; with it the kernel ends all the others.
-# The range of ephemeral ports stays clear of Slurm's, or else a listener on
-# "port 0" could land on a port that the closed management network lets through.
+# The range of ephemeral ports stays clear of Slurm's. Otherwise a listener on "port 0"
+# could get a port that the closed management network lets through.
 # Shared memory is a node's own: programs put nothing but process numbers into its
 # names, and these are not unique across hosts. So is the folder for temporary files.
 _HOLD = """
@@ -105,7 +105,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 EnforcePartLimits=ALL
 SchedulerParameters=sched_interval=1,bf_interval=1
-LaunchParameters={launch}
+LaunchParameters=use_interactive_step
 GresTypes=gpu
 {nodes}
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8
@@ -245,8 +245,6 @@ class Cluster:
         gpus: Fake GPUs of a node. Slurm hands them out; nothing can compute on them.
         cpus: CPUs that a node claims to have.
         affinity: Whether Slurm gives each task its CPUs only; needs real ones.
-        interactive_step: Whether ``salloc`` without a program opens its shell on
-            the first node (in an interactive step) and not on the login node.
         ipv6: Whether hosts have IPv6 addresses too (fd10::k and fd20::k), and their
             names stand for both.
         slurm: Whether Slurm runs there; without it, the hosts are up in a second.
@@ -262,7 +260,6 @@ class Cluster:
         gpus: int = 4,
         cpus: int = 8,
         affinity: bool = False,
-        interactive_step: bool = True,
         ipv6: bool = False,
         slurm: bool = True,
     ) -> None:
@@ -273,7 +270,6 @@ class Cluster:
         self.gpus = gpus
         self.cpus = cpus
         self.affinity = affinity
-        self.interactive_step = interactive_step
         self.ipv6 = ipv6
         self.slurm = slurm
         self._numbers = {LOGIN: 254} | {n: k for k, n in enumerate(names, start=1)}
@@ -382,14 +378,9 @@ class Cluster:
         stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
         # Files and not pipes: a descendant that lives on can keep a pipe open.
         with _text_file() as stdout, _text_file() as stderr:
+            where: dict[str, Any] = {"host": host, "env": env, "cwd": cwd}
             program = self.popen(
-                argv,
-                host=host,
-                env=env,
-                cwd=cwd,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
+                argv, **where, stdin=stdin, stdout=stdout, stderr=stderr
             )
             try:
                 program.communicate(input, timeout)
@@ -465,49 +456,24 @@ class Cluster:
         """A folder for temporary files: under one path, each host has its own."""
         return self._state / "tmp"
 
-    def srun(  # noqa: PLR0913
-        self,
-        *args: str | os.PathLike[str],
-        host: str = LOGIN,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float = PATIENCE,
-        input: str | None = None,  # noqa: A002
-        check: bool = False,
+    def srun(
+        self, *args: str | os.PathLike[str], **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``srun`` with these arguments; see `run`."""
-        return self.run(
-            ["srun", *args],
-            host=host,
-            env=env,
-            cwd=cwd,
-            timeout=timeout,
-            input=input,
-            check=check,
-        )
+        """Run ``srun`` with these arguments; the options are those of `run`."""
+        return self.run(["srun", *args], **options)
 
     def sbatch(
-        self,
-        script: str,
-        *args: str,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        timeout: float = PATIENCE,
+        self, script: str, *args: str, timeout: float = PATIENCE, **options: Any
     ) -> Batch:
         """Submit a batch script and wait until its job has ended.
 
         Args:
             script: As for `submit`.
             *args: As for `submit`.
-            env: As for `popen`.
-            cwd: As for `popen`.
             timeout: As for `wait`.
-
-        Raises:
-            ClusterError: If sbatch refuses the script.
-            subprocess.TimeoutExpired: With the output so far.
+            **options: As for `submit`.
         """
-        return self.wait(self.submit(script, *args, env=env, cwd=cwd), timeout)
+        return self.wait(self.submit(script, *args, **options), timeout)
 
     def submit(
         self,
@@ -670,7 +636,6 @@ class Cluster:
             login=LOGIN,
             state=state,
             task="task/affinity" if self.affinity else "task/none",
-            launch="use_interactive_step" if self.interactive_step else "",
             nodes="\n".join(nodes),
         )
         files = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
@@ -16,6 +15,7 @@ from commands import (
     SCRIPTS,
     WORLD,
     column,
+    launch,
     own_lines,
     read_workers,
 )
@@ -23,55 +23,46 @@ from pages import block, replaced
 from steps import LATE, step
 from waiting import PATIENCE
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from testbed import Cluster
-
 FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
 
 
 @pytest.mark.release
 @pytest.mark.parametrize("rendezvous", ["scheduler", "c10d"])
-def test_ranks_addresses_and_interfaces(unpadded: Cluster, rendezvous: str) -> None:
+def test_ranks_addresses_and_interfaces(unpadded, rendezvous):
     """With ours, and with torch's own rendezvous; NCCL prefers ib0 by itself."""
     options = (f"--hpc-rendezvous={rendezvous}", "--nproc_per_node=2")
-    done = unpadded.srun("-N3", ONE_TASK, *HPC, *options, WORLD, env=FAST)
-    assert done.returncode == 0, done.stderr
-    seen = read_workers(done)
+    seen = read_workers(launch(unpadded, *options, nodes=3, environ=FAST))
     names = ("RANK", "host", "GROUP_RANK", "SLURM_NODEID", "LOCAL_RANK", "WORLD_SIZE")
     assert column(seen, *names) == [
         (str(2 * node + local), name, str(node), str(node), str(local), "6")
         for node, name in enumerate(NODES)
         for local in range(2)
-    ], done.stdout
+    ]
     names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    assert column(seen, *names) == [("10.20.0.1", "ib0", "")] * 6, done.stdout
+    assert column(seen, *names) == [("10.20.0.1", "ib0", "")] * 6
     assert len({worker["MASTER_PORT"] for worker in seen}) == 1
 
 
 @pytest.mark.release
-def test_an_elastic_range(unpadded: Cluster) -> None:
+def test_an_elastic_range(unpadded):
     """Two of the nodes, and then all; it is always torch's own rendezvous."""
     for nodes, last_call_s in (NODES[1:], 2), (NODES, PATIENCE):
         conf = f"--rdzv_conf=last_call_timeout={last_call_s}"
         options = ("--nnodes=2:3", conf)
         places = ("-N", str(len(nodes)), "-w", ",".join(nodes))
         done = unpadded.srun(*places, ONE_TASK, *HPC, *options, WORLD, env=ENVIRON)
-        assert done.returncode == 0, done.stderr
         address = f"10.10.0.{1 + NODES.index(nodes[0])}"
-        assert column(read_workers(done), "RANK", "host", "MASTER_ADDR") == [
+        assert column(done, "RANK", "host", "MASTER_ADDR") == [
             (str(rank), name, address) for rank, name in enumerate(nodes)
         ]
 
 
 @pytest.mark.parametrize("host", ["n9", "n10"])
-def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
+def test_a_second_agent_joins_by_hand(unpadded, host):
     """It has no scheduler; the first one is a step of one node, with a typed range."""
     options = ("--nnodes=1:2", f"--rdzv_conf=last_call_timeout={PATIENCE}")
     first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=FAST)
     try:
-        assert first.stderr is not None
         told = next(line for line in first.stderr if "HPC001" in line)
         where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
         assert where, told
@@ -83,7 +74,7 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
     finally:
         unpadded.end(first)
     assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
-    assert column(read_workers(out + second.stdout), "RANK", "host", "MASTER_ADDR") == [
+    assert column(out + second.stdout, "RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", host, "10.20.0.1"),
     ]
@@ -93,9 +84,7 @@ def test_a_second_agent_joins_by_hand(unpadded: Cluster, host: str) -> None:
 
 
 @pytest.mark.release
-def test_a_program_in_the_store_of_torchs_rendezvous(
-    unpadded: Cluster, tmp_path: Path
-) -> None:
+def test_a_program_in_the_store_of_torchs_rendezvous(unpadded, tmp_path):
     """While a node is missing; it is not run, and the others say what is wrong."""
     marker = tmp_path / "marker"
     options = ("--hpc-rendezvous=c10d", "--rdzv_id=7")
@@ -114,7 +103,7 @@ def test_a_program_in_the_store_of_torchs_rendezvous(
 
 
 @pytest.mark.release
-def test_a_signal_while_torchs_rendezvous_waits(unpadded: Cluster) -> None:
+def test_a_signal_while_torchs_rendezvous_waits(unpadded):
     command = LATE.format(node=2) + " ".join([*HPC, "--hpc-rendezvous=c10d", WORLD])
     with step(unpadded, "sh", "-c", command) as job:
         job.says("HPC084")
@@ -123,7 +112,7 @@ def test_a_signal_while_torchs_rendezvous_waits(unpadded: Cluster) -> None:
 
 
 @pytest.mark.release
-def test_training(unpadded: Cluster) -> None:
-    done = unpadded.srun("-N2", ONE_TASK, *HPC, DDP, env=FAST)
-    assert done.returncode == 0, done.stderr
+def test_training(unpadded):
+    done = launch(unpadded, script=[DDP], environ=FAST)
+    assert done.returncode == 0
     assert "loss after 50 steps: " in done.stdout

@@ -8,31 +8,21 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import documented
 import launchers
 import pytest
-from commands import ENVIRON, JUELICH, WORLD, column, read_workers, require
+from commands import ENVIRON, JUELICH, WORLD, column, require
 from launchers import INTELMPI, MPICH_4, OPENMPI_4
 from pages import ROOT, blocks, replaced
 from waiting import PATIENCE
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from documented import Run
-    from pages import Block
-    from testbed import Cluster
-
 MPI = {"Open MPI 4": OPENMPI_4, "MPICH 4": MPICH_4, "Intel MPI": INTELMPI}
 RUNS = documented.runs()
 
-Ended = tuple[int, str]  # the exit code, and all that is printed
-
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Make a folder with what a user has in it: scripts, and an environment."""
     tmp_path.chmod(0o755)
     for script in "main.py", "train.py":
@@ -42,20 +32,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def in_a_job(juelich: Cluster, run: Run, text: str, folder: Path) -> Ended:
+# Each of these returns the exit code, and all that is printed.
+
+
+def in_a_job(juelich, run, text, folder):
     """Type it in a job."""
     command = ["salloc", *run.options, "bash", "-ec", text]
     done = juelich.run(command, env=JUELICH, cwd=folder)
     return done.returncode, done.stdout + done.stderr
 
 
-def as_a_script(juelich: Cluster, run: Run, text: str, folder: Path) -> Ended:
+def as_a_script(juelich, run, text, folder):
     """Submit it."""
     done = juelich.sbatch(text, *run.options, env=JUELICH, cwd=folder)
     return done.returncode, done.output
 
 
-def on_machines(bare: Cluster, run: Run, text: str, folder: Path) -> Ended:
+def on_machines(bare, run, text, folder):
     """Type it on each of the machines, where that is told with the machine's rank."""
     environ = ENVIRON | run.environ
     if run.where in MPI:
@@ -82,9 +75,7 @@ def on_machines(bare: Cluster, run: Run, text: str, folder: Path) -> Ended:
 @pytest.mark.parametrize(
     ("run", "block"), [run[1:] for run in RUNS], ids=[run[0] for run in RUNS]
 )
-def test_block(
-    run: Run, block: Block, folder: Path, request: pytest.FixtureRequest
-) -> None:
+def test_block(run, block, folder, request):
     ways = {"job": in_a_job, "script": as_a_script}
     cluster = request.getfixturevalue("juelich" if run.where in ways else "bare")
     way = ways.get(run.where, on_machines)
@@ -92,28 +83,26 @@ def test_block(
     assert code == 0, output
     (line,) = re.findall("HPC001 (.*)", output)
     assert line.startswith(run.starts)
-    assert column(read_workers(output), "RANK", "WORLD_SIZE") == [
+    assert column(output, "RANK", "WORLD_SIZE") == [
         (str(rank), str(run.workers)) for rank in range(run.workers)
     ], output
     assert re.search(run.prints, output), output
 
 
 @pytest.mark.parametrize("name", ["today.sh", "with.sh"])
-def test_the_picture_shows_what_works(
-    juelich: Cluster, folder: Path, name: str
-) -> None:
+def test_the_picture_shows_what_works(juelich, folder, name):
     """By hand, and with the launcher: the same world."""
     text = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
     script = f"#!/bin/bash\n{replaced(text, documented.TWO)}"
     options = ("--nodes=2", "--ntasks-per-node=1")
     done = juelich.sbatch(script, *options, env=JUELICH, cwd=folder)
     assert done.returncode == 0, done.output
-    assert column(read_workers(done.output), "RANK", "host", "GLOO_SOCKET_IFNAME") == [
+    assert column(done.output, "RANK", "host", "GLOO_SOCKET_IFNAME") == [
         (str(rank), f"jwb000{1 + rank // 2}", "ib0") for rank in range(4)
     ]
 
 
-def test_a_first_session() -> None:
+def test_a_first_session():
     """What docs/README.md has typed on a small cluster, and what is printed there."""
     section = "On a small cluster"
     page = [each for each in blocks("docs/README.md") if each.heading == section]

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
-from commands import ENVIRON, FORMS, JUELICH, ONE_TASK, ROOT, require_package
+from commands import FORMS, JUELICH, ONE_TASK, ROOT, require_package
 from job_scripts import job_script, pbs_resources
 from launchers import MPICH_4, OPENMPI_4
+from trainings import alone
 from waiting import PATIENCE, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from testbed import Cluster, Submitted
 
 IMAGES = "--image-size 32 --log-every 1 --train-num-workers 0"
 # Steps of 8 images on all workers together: --batch-size is 8 / number of workers.
@@ -42,10 +36,8 @@ SMALL = ("--nodes=2", "--partition=batch", "--gres=gpu:2", "--cpus-per-task=1")
 TWO_WORKERS = {"--nproc_per_node=gpu": "--nproc_per_node=2"}
 ONE_WORKER = {"--nproc_per_node=gpu": "--nproc_per_node=1"}
 
-Losses = dict[tuple[int, ...], float]
 
-
-def losses(output: str) -> Losses:
+def losses(output):
     """Return the losses that were printed, by epoch and images, or by step."""
     epochs = re.findall(r"^epoch (\d+)(?:, (\d+) of \d+ images)?: loss (\S+?),?(?: |$)",
                         output, re.MULTILINE)  # fmt: skip
@@ -56,13 +48,13 @@ def losses(output: str) -> Losses:
     return found
 
 
-def check_fall(found: Losses) -> None:
+def check_fall(found):
     """The last loss is well below the first."""
     values = list(found.values())
     assert values[-1] < 0.9 * values[0], found
 
 
-def check_begin(found: Losses, reference: Losses) -> None:
+def check_begin(found, reference):
     """The losses are those of the reference, up to rounding, as long as it lasted."""
     common = [when for when in reference if when in found]
     assert min(found) == min(reference)
@@ -71,70 +63,54 @@ def check_begin(found: Losses, reference: Losses) -> None:
     )
 
 
-def check_end(found: Losses, reference: Losses) -> None:
+def check_end(found, reference):
     """The losses are those of the reference, from a later step on to the end."""
     wanted = {when: reference[when] for when in reference if when >= min(found)}
     assert 0 < len(wanted) < len(reference)
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
-def first_epoch(found: Losses) -> Losses:
+def first_epoch(found):
     """Return the losses of a training of one epoch."""
     return {when: loss for when, loss in found.items() if when[0] == 0}
 
 
-def alone(example: str, arguments: str) -> str:
-    """Train in one process, without any launcher, and return what it prints."""
-    world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT"), "0")
-    world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / example, *arguments.split()],
-        env=ENVIRON | world | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
-def resnet() -> Losses:
+def resnet():
     """Return the losses of one worker."""
     require_package("torchvision")
-    output = alone("resnet50_ddp.py", f"{RESNET} --batch-size 8")
+    output = alone("resnet50_ddp.py", *f"{RESNET} --batch-size 8".split())
     assert "25,557,032 parameters\n" in output
     check_fall(losses(output))
     return losses(output)
 
 
 @pytest.fixture(scope="module")
-def fsdp() -> Losses:
+def fsdp():
     """Return the losses of one worker."""
-    found = losses(alone("fsdp.py", FSDP))
+    found = losses(alone("fsdp.py", *FSDP.split()))
     check_fall(found)
     return found
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Make a folder with what a user has in it: the examples, and an environment."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     return tmp_path
 
 
-def wait_for(job: Submitted, pattern: str) -> None:
+def wait_for(job, pattern):
     """Wait until a job has written a line."""
 
-    def output() -> str:
+    def output():
         return "".join(job.outputs)
 
     until(lambda: re.search(pattern, output(), re.MULTILINE), output)
 
 
-def signal_to(cluster: Cluster, job: Submitted, name: str) -> None:
+def signal_to(cluster, job, name):
     """Send a signal to a job's steps, as ``#SBATCH --signal`` does."""
     cluster.run(["scancel", f"--signal={name}", job.job], check=True)
 
@@ -142,28 +118,25 @@ def signal_to(cluster: Cluster, job: Submitted, name: str) -> None:
 # --- one process ----------------------------------------------------------------------
 
 
-def test_each_epoch_has_another_order() -> None:
+def test_each_epoch_has_another_order():
     """Without learning, a loss says which images are in the batch."""
     require_package("torchvision")
-    found = losses(
-        alone("resnet50_ddp.py", f"{RESNET} --batch-size 8 --images 16 --lr 0")
-    )
+    words = f"{RESNET} --batch-size 8 --images 16 --lr 0".split()
+    found = losses(alone("resnet50_ddp.py", *words))
     first, second = ([found[epoch, seen] for seen in (8, 16)] for epoch in (0, 1))
     assert first != pytest.approx(second, rel=1e-3)
     assert sum(first) == pytest.approx(sum(second), rel=1e-3)
 
 
-def test_fsdp_in_half_precision(fsdp: Losses) -> None:
-    found = losses(alone("fsdp.py", f"{FSDP} --steps 20 --precision bf16"))
+def test_fsdp_in_half_precision(fsdp):
+    found = losses(alone("fsdp.py", *FSDP.split(), "--steps=20", "--precision=bf16"))
     assert found == pytest.approx({(20,): fsdp[20,]}, rel=0.01)
 
 
 # --- Slurm ----------------------------------------------------------------------------
 
 
-def test_resnet_is_killed_and_submitted_again(
-    juelich: Cluster, resnet: Losses, folder: Path
-) -> None:
+def test_resnet_is_killed_and_submitted_again(juelich, resnet, folder):
     page = job_script("Jülich", "resnet50_ddp.py")
     endless = page.smaller(f"{RESNET} --batch-size 4 --epochs 1000", ONE_WORKER)
     first = juelich.submit(endless, *SMALL, env=ONE_IMPORT, cwd=folder)
@@ -182,9 +155,7 @@ def test_resnet_is_killed_and_submitted_again(
     check_end(losses(again.output), resnet)
 
 
-def test_fsdp_is_killed_and_submitted_again_with_fewer_workers(
-    juelich: Cluster, fsdp: Losses, folder: Path
-) -> None:
+def test_fsdp_is_killed_and_submitted_again_with_fewer_workers(juelich, fsdp, folder):
     page = job_script("Jülich", "fsdp.py")
     endless = page.smaller(f"{FSDP} --steps 1000000 --save-every 60", TWO_WORKERS)
     env = ONE_IMPORT | {"SCRATCH": str(folder)}
@@ -204,7 +175,7 @@ def test_fsdp_is_killed_and_submitted_again_with_fewer_workers(
     check_end(losses(again.output), fsdp)
 
 
-def test_resnet_with_agents(juelich: Cluster, resnet: Losses, folder: Path) -> None:
+def test_resnet_with_agents(juelich, resnet, folder):
     page = job_script("Dresden", "resnet50_ddp.py")
     script = page.smaller(f"{RESNET} --batch-size 4 --epochs 1", ONE_WORKER)
     done = juelich.sbatch(script, *SMALL, env=ONE_IMPORT, cwd=folder)
@@ -212,9 +183,7 @@ def test_resnet_with_agents(juelich: Cluster, resnet: Losses, folder: Path) -> N
     assert losses(done.output) == pytest.approx(first_epoch(resnet), rel=1e-3)
 
 
-def test_resnet_each_task_a_worker(
-    juelich: Cluster, resnet: Losses, folder: Path
-) -> None:
+def test_resnet_each_task_a_worker(juelich, resnet, folder):
     short = f"{RESNET} --batch-size 2 --epochs 1"
     script = job_script("ThaiSC", "resnet50_ddp.py").smaller(short)
     tasks = "--ntasks-per-node=2"
@@ -229,7 +198,7 @@ def test_resnet_each_task_a_worker(
     assert line.endswith("interface ib0, site jsc")
 
 
-def test_lightning(juelich: Cluster, folder: Path) -> None:
+def test_lightning(juelich, folder):
     require_package("lightning")
     script = job_script("Dresden", "lightning_ddp.py").text
     done = juelich.sbatch(script, *SMALL, "--ntasks-per-node=2", env=SITE, cwd=folder)
@@ -238,7 +207,7 @@ def test_lightning(juelich: Cluster, folder: Path) -> None:
     check_fall(losses(done.output))
 
 
-def test_tensorflow(juelich: Cluster) -> None:
+def test_tensorflow(juelich):
     """Each process tells TensorFlow all nodes, by names that reach each other."""
     program = ROOT / "examples/tensorflow/tf_config.py"
     done = juelich.srun("-N3", ONE_TASK, "python", program, env=JUELICH)
@@ -252,7 +221,7 @@ def test_tensorflow(juelich: Cluster) -> None:
     assert workers == tuple(f"{name}i:{port}" for name in juelich.names)
 
 
-def test_tensorflow_needs_one_task_on_each_node(juelich: Cluster) -> None:
+def test_tensorflow_needs_one_task_on_each_node(juelich):
     program = ROOT / "examples/tensorflow/tf_config.py"
     done = juelich.srun("-N2", "-n4", "python", program, env=JUELICH)
     assert done.returncode == 1, done.stderr
@@ -263,9 +232,7 @@ def test_tensorflow_needs_one_task_on_each_node(juelich: Cluster) -> None:
 # --- PBS, and no scheduler ------------------------------------------------------------
 
 
-def test_fsdp_by_the_launch_line_of_pbs(
-    bare: Cluster, fsdp: Losses, folder: Path
-) -> None:
+def test_fsdp_by_the_launch_line_of_pbs(bare, fsdp, folder):
     """MPICH stands in for HPE Cray PALS; it binds nothing."""
     page = job_script("NCAR", "fsdp.py")
     _, resources = pbs_resources(page.text)
@@ -289,7 +256,7 @@ def test_fsdp_by_the_launch_line_of_pbs(
     assert losses(done.stdout) == pytest.approx(fsdp, rel=1e-3)
 
 
-def test_accelerate_by_mpirun(bare: Cluster, folder: Path) -> None:
+def test_accelerate_by_mpirun(bare, folder):
     require_package("accelerate")
     page = job_script("Two machines", "accelerate_ddp.py")
     small = {"10.10.10.11:8": "n9:2", "10.10.10.12:8": "n10:2", "-np 16": "-np 4"}
@@ -302,7 +269,7 @@ def test_accelerate_by_mpirun(bare: Cluster, folder: Path) -> None:
     check_fall(losses(done.stdout))
 
 
-def test_resnet_typed_on_each_machine(bare: Cluster, folder: Path) -> None:
+def test_resnet_typed_on_each_machine(bare, folder):
     """As users have it: BatchNorm, and the learning rate by world size."""
     require_package("torchvision")
     page = job_script("Two machines", "resnet50_ddp.py")

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
-from commands import HPC, JUELICH, ONE_TASK
+from commands import HPC, JUELICH, ONE_TASK, launch
 from failures import EXAMPLES, check
 from waiting import NEVER_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from testbed import Cluster
 
 
 # The core has the first one.
 @pytest.mark.parametrize("name", list(EXAMPLES)[1:])
-def test_example(name: str, juelich: Cluster, tmp_path: Path) -> None:
+def test_example(name, juelich, tmp_path):
     check(name, juelich, tmp_path)
 
 
@@ -39,9 +33,7 @@ print("saved after SIGTERM", file=sys.stderr)
 """
 
 
-def test_the_report_does_not_wait_for_the_workers(
-    juelich: Cluster, tmp_path: Path
-) -> None:
+def test_the_report_does_not_wait_for_the_workers(juelich, tmp_path):
     """They wait for it; in the end the last line says the cause once more."""
     (tmp_path / "train.py").write_text(STUBBORN)
     argv = (*HPC, f"--shutdown-timeout={NEVER_S}", "--nproc_per_node=2", "train.py")
@@ -53,7 +45,6 @@ def test_the_report_does_not_wait_for_the_workers(
     )
     texts = []
     try:
-        assert program.stdout is not None
         for line in program.stdout:
             texts.append(line)
             if "(local rank 1, at " in line:
@@ -66,12 +57,11 @@ def test_the_report_does_not_wait_for_the_workers(
     assert texts.index("    ValueError: bad batch 17\n") < saved < last, texts
 
 
-def test_direct_mode_has_no_agent(juelich: Cluster, tmp_path: Path) -> None:
+def test_direct_mode_has_no_agent(juelich, tmp_path):
     """What a worker writes is all there is."""
     (tmp_path / "train.py").write_text("raise ValueError('bad batch 17')\n")
-    done = juelich.srun(
-        "-N2", "--ntasks-per-node=2", *HPC, "train.py", env=JUELICH, cwd=tmp_path
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.count("ValueError: bad batch 17\n") == 4, done.stderr
-    assert "HPC125" not in done.stderr, done.stderr
+    where = {"environ": JUELICH, "cwd": tmp_path}
+    done = launch(juelich, script=["train.py"], tasks=2, **where)
+    assert done.returncode == 1
+    assert done.stderr.count("ValueError: bad batch 17\n") == 4
+    assert "HPC125" not in done.stderr

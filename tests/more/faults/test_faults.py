@@ -5,18 +5,14 @@ All jobs run side by side, each on nodes of its own, and most of the time wait.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING, cast
 
 import pytest
 from faults import FAULTS, chains
-from faults_page import TITLES, WRITES, Done, check, do, sections
+from faults_page import TITLES, WRITES, check, do, sections
 from jobs import Job
 from testbed import Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.xdist_group("faults")]
 
@@ -32,15 +28,13 @@ SPARE_NODES = 8  # for faults that are tried once more
 
 
 @pytest.fixture(scope="module")
-def outcome(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[tuple[str, ...]], list[Done]]]:
+def outcome(request, tmp_path_factory):
     """Start all jobs that are asked for.
 
     What is asked for twice, as by ``--reruns``, is started anew on nodes of its own.
     """
     wanted = [
-        cast("tuple[str, ...]", item.callspec.params["names"])
+        item.callspec.params["names"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_faults
     ]
@@ -50,7 +44,7 @@ def outcome(
     pool = ThreadPoolExecutor(most)
     with Cluster(nodes) as cluster:
 
-        def start(names: tuple[str, ...]) -> Future[list[Done]]:
+        def start(names):
             first = FAULTS[names[0]]
             hosts = tuple(islice(unused, first.nodes))
             job = Job(cluster, hosts, tmp_path_factory.mktemp(names[0]), first.form)
@@ -59,7 +53,7 @@ def outcome(
         started = {names: start(names) for names in wanted}
         asked = set()
 
-        def outcome(names: tuple[str, ...]) -> list[Done]:
+        def outcome(names):
             if names in asked:
                 started[names] = start(names)
             asked.add(names)
@@ -72,11 +66,9 @@ def outcome(
 
 
 @pytest.mark.parametrize("names", JOBS, ids="+".join)
-def test_faults(
-    names: tuple[str, ...], outcome: Callable[[tuple[str, ...]], list[Done]]
-) -> None:
+def test_faults(names, outcome):
     check(outcome(names))
 
 
-def test_the_page_has_no_other_sections() -> None:
+def test_the_page_has_no_other_sections():
     assert WRITES or list(sections()) == TITLES

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from commands import (
-    ENVIRON,
-    FIRST_TWO,
     HPC,
-    ONE_TASK,
+    LINE,
     SCRIPTS,
-    WORLD,
     column,
-    lines,
+    launch,
     own_lines,
-    read_workers,
 )
-from steps import LATE, Step, step
-from waiting import PATIENCE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from testbed import Cluster
+from steps import LATE, step
 
 STEADY = str(SCRIPTS / "steady.py")
-HOSTILE = [sys.executable, str(SCRIPTS / "hostile.py")]
-NAMESERVER = SCRIPTS / "nameserver.py"
 
 
-def wait_for(job: Step, folder: Path, *names: str) -> None:
+def wait_for(job, folder, *names):
     """Wait until files are there; see scripts/steady.py."""
     job.wait(lambda: all((folder / name).exists() for name in names))
 
 
-def wait_for_all(job: Step, folder: Path, attempt: int) -> None:
+def wait_for_all(job, folder, attempt):
     """Wait until all workers are there."""
     wait_for(job, folder, *(f"up{rank}.{attempt}" for rank in range(3)))
 
@@ -47,8 +31,8 @@ def wait_for_all(job: Step, folder: Path, attempt: int) -> None:
 # --- signals ----------------------------------------------------------------------
 
 
-def test_a_signal_in_the_search_for_the_coordinator(unpadded: Cluster) -> None:
-    command = LATE.format(node=0) + " ".join([*HPC, WORLD])
+def test_a_signal_in_the_search_for_the_coordinator(unpadded):
+    command = LATE.format(node=0) + LINE
     with step(unpadded, "sh", "-c", command) as job:
         job.says("HPC113")
         job.send("n10", "SIGINT")
@@ -56,9 +40,9 @@ def test_a_signal_in_the_search_for_the_coordinator(unpadded: Cluster) -> None:
 
 
 @pytest.mark.release
-def test_a_signal_while_nodes_are_missing(unpadded: Cluster) -> None:
+def test_a_signal_while_nodes_are_missing(unpadded):
     """The others hear of it, and the first one says so."""
-    command = LATE.format(node=2) + " ".join([*HPC, WORLD])
+    command = LATE.format(node=2) + LINE
     with step(unpadded, "sh", "-c", command) as job:
         job.joins("n10")
         job.send("n10", "SIGTERM")
@@ -68,7 +52,7 @@ def test_a_signal_while_nodes_are_missing(unpadded: Cluster) -> None:
     assert "Traceback" not in job.output
 
 
-def test_a_signal_in_the_restart_wait(unpadded: Cluster, tmp_path: Path) -> None:
+def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
     argv = [*HPC, "--max-restarts=1", STEADY, str(tmp_path)]
     with step(unpadded, *argv) as job:
         wait_for_all(job, tmp_path, 0)
@@ -80,7 +64,7 @@ def test_a_signal_in_the_restart_wait(unpadded: Cluster, tmp_path: Path) -> None
         job.says("HPC125 the job has failed: the agent on n10")
 
 
-def test_a_signal_in_the_exit_barrier(unpadded: Cluster, tmp_path: Path) -> None:
+def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
     with step(unpadded, *HPC, STEADY, str(tmp_path)) as job:
         for rank in 0, 2:
             (tmp_path / f"stop{rank}").touch()
@@ -95,7 +79,7 @@ def test_a_signal_in_the_exit_barrier(unpadded: Cluster, tmp_path: Path) -> None
 # --- restarts ---------------------------------------------------------------------
 
 
-def test_one_budget_of_restarts(unpadded: Cluster, tmp_path: Path) -> None:
+def test_one_budget_of_restarts(unpadded, tmp_path):
     """Every restart counts for all, whoever's worker it was that failed."""
     argv = [*HPC, "--max-restarts=2", STEADY, str(tmp_path)]
     with step(unpadded, *argv) as job:
@@ -109,7 +93,7 @@ def test_one_budget_of_restarts(unpadded: Cluster, tmp_path: Path) -> None:
     ), job.output
 
 
-def test_agents_that_are_started_again(unpadded: Cluster, tmp_path: Path) -> None:
+def test_agents_that_are_started_again(unpadded, tmp_path):
     """A second one on a node is refused; one that takes the place of another is not."""
     argv = " ".join([*HPC, "--max-restarts=1", STEADY, str(tmp_path)])
     second = (
@@ -137,9 +121,7 @@ def test_agents_that_are_started_again(unpadded: Cluster, tmp_path: Path) -> Non
     ], job.output
 
 
-def test_no_restart_when_others_have_finished(
-    unpadded: Cluster, tmp_path: Path
-) -> None:
+def test_no_restart_when_others_have_finished(unpadded, tmp_path):
     argv = [*HPC, "--max-restarts=3", STEADY, str(tmp_path)]
     with step(unpadded, *argv) as job:
         for rank in 0, 2:
@@ -157,13 +139,15 @@ def test_no_restart_when_others_have_finished(
 # --- who comes --------------------------------------------------------------------
 
 
-def test_different_numbers_of_workers_and_sites(unpadded: Cluster) -> None:
-    command = (
-        "test $SLURM_NODEID = 2 && export NCAR_HOST=derecho;"
-        f"exec {' '.join(HPC)} --nproc_per_node=$((SLURM_NODEID + 1)) {WORLD}"
+def test_different_numbers_of_workers_and_sites(unpadded):
+    first = (
+        "test $SLURM_NODEID = 2 && export NCAR_HOST=derecho; "
+        "export PET_NPROC_PER_NODE=$((SLURM_NODEID + 1))"
     )
-    done = unpadded.srun("-N3", ONE_TASK, "sh", "-c", command, env=ENVIRON)
-    assert done.returncode == 0, done.stderr
+    done = launch(unpadded, nodes=3, first=first)
+    assert column(done, "RANK", "GROUP_RANK", "WORLD_SIZE") == [
+        (str(rank), group, "6") for rank, group in enumerate("011222")
+    ]
     said = own_lines(done.stderr)
     (start,) = [line for line in said if "HPC001" in line]
     (warning,) = [line for line in said if "HPC163" in line]
@@ -173,132 +157,43 @@ def test_different_numbers_of_workers_and_sites(unpadded: Cluster) -> None:
         "on n9 (node 0), n10 (node 1); derecho on n11 (node 2). Type "
         "--hpc-site=derecho, or "
     ) in warning
-    assert column(read_workers(done), "RANK", "GROUP_RANK", "WORLD_SIZE") == [
-        (str(rank), group, "6") for rank, group in enumerate("011222")
-    ], done.stdout
 
 
-def test_missing_nodes_are_named_in_the_end(unpadded: Cluster) -> None:
-    """The others do not have to wait for what else the machine has to do."""
-    command = LATE.format(node=2) + " ".join(
-        ["nice -n-40", *HPC, "--rdzv_conf=join_timeout=20", WORLD]
-    )
-    with step(unpadded, "sh", "-c", command) as job:
-        job.says("HPC125 the job has failed: 1 node did not come within 20 s")
-        job.says(r"\(join_timeout\): n11 \(node 2\)\n")
-        job.see_end("n10")
-
-
-def test_another_id_on_one_node(unpadded: Cluster) -> None:
-    command = f"exec {' '.join(HPC)} --rdzv_id=id$SLURM_NODEID {WORLD}"
-    done = unpadded.srun(*FIRST_TWO, ONE_TASK, "sh", "-c", command, env=ENVIRON)
-    assert done.returncode == 2, done.stderr
-    assert (
-        "HPC117 on n10: --rdzv_id=id1 here, but id0 on the head node at" in done.stderr
-    ), done.stderr
+def test_another_id_on_one_node(unpadded):
+    done = launch(unpadded, first="export PET_RDZV_ID=id$SLURM_NODEID")
+    assert done.returncode == 2
+    there = "HPC117 on n10: --rdzv_id=id1 here, but id0 on the head node at"
+    assert there in done.stderr
     assert (
         "the agent on n10 (node 1) does not belong here (it has --rdzv_id=id1 and 2 "
         "nodes); see there"
-    ) in done.stderr, done.stderr
-
-
-def test_two_jobs_on_the_same_nodes(unpadded: Cluster) -> None:
-    argv = ["srun", "-N2", "-n2", "--overlap", "--mem=0", *HPC, WORLD]
-    jobs = [
-        unpadded.popen(argv, env=ENVIRON, stderr=subprocess.STDOUT) for _ in range(2)
-    ]
-    try:
-        for job in jobs:
-            output, _ = job.communicate(timeout=PATIENCE)
-            assert job.returncode == 0, output
-            assert len(read_workers(output)) == 2, output
-    finally:
-        for job in jobs:
-            unpadded.end(job)
-
-
-def test_the_kind_that_was_asked_for(unpadded: Cluster) -> None:
-    done = unpadded.srun(*FIRST_TWO, ONE_TASK, *HPC, "--hpc-rendezvous=c10d",
-                         "--rdzv_backend=c10d", WORLD, env=ENVIRON)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (line,) = lines(done.stderr)
-    assert "c10d rendezvous at n9:" in line
+    ) in done.stderr
 
 
 # --- hostile clients --------------------------------------------------------------
 
 
-def test_hostile_clients_at_the_end(unpadded: Cluster, tmp_path: Path) -> None:
+def test_hostile_clients_at_the_end(unpadded, tmp_path):
     """Two nodes wait for the third one; the store is there, too.
 
-    The job goes on, or ends with a message; nothing of theirs is run.
+    The job continues, or ends with a message; nothing of theirs is run.
     """
-    marker, script = tmp_path / "marker", tmp_path / "script.py"
+    script = tmp_path / "script.py"
     script.write_text(
         "import runpy; import torch.distributed as dist;"
         f"dist.init_process_group('gloo'); runpy.run_path({STEADY!r})"
     )
     argv = [*HPC, "--hpc-preload=torch", str(script), str(tmp_path)]
     with step(unpadded, *argv) as job:
-        said = job.says(r"rendezvous at n9:\d+")
-        ((launch_id, port),) = re.findall(r"Slurm (\S+), .* at n9:(\d+)", said)
+        _, port = job.launch_id_and_port()
         wait_for_all(job, tmp_path, 0)
         for rank in 0, 2:
             (tmp_path / f"stop{rank}").touch()
         job.says("HPC120 2 of 3 nodes have finished")
         store = (tmp_path / "store0").read_text()
-        places = [f"10.10.0.1:{port}", store]
-        hostile = unpadded.popen(
-            [*HOSTILE, str(marker), launch_id, *places], env=ENVIRON, stderr=None
-        )
-        try:
-            assert hostile.stdout is not None
-            did = json.loads(hostile.stdout.readline())
+        with job.hostile(tmp_path, f"10.10.0.1:{port}", store) as did:
             (tmp_path / "stop").touch()
             code = job.end()
-        finally:
-            unpadded.end(hostile)
-    assert did["garbage"] >= 11
-    assert did["held"] == 300
-    assert did["pretended"] == 3
-    assert did["disclosed"] == 0  # what it must know to pretend
     assert did["spoiled"] > 10
-    assert not marker.exists()
     # What they do to the store is between them and torch.
     assert code == 0 or "HPC125 the job has failed: " in job.output, job.output
-    assert "Traceback" not in job.output
-
-
-# --- names ------------------------------------------------------------------------
-
-
-def test_the_name_server_is_not_asked_for_peers(
-    unpadded: Cluster, tmp_path: Path
-) -> None:
-    """Torch's store asks for the name of every peer; where DNS is slow, all wait.
-
-    One question is left: of the client that a server is to itself. And each node asks
-    once more, to find out whether there is an answer.
-    """
-    (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
-    (tmp_path / "resolv.conf").write_text(
-        "nameserver 10.10.0.254\noptions timeout:1 attempts:1\n"
-    )
-    binds = "; ".join(
-        f"mount --bind {tmp_path / name} /etc/{name}"
-        for name in ("nsswitch.conf", "resolv.conf")
-    )
-    notes = tmp_path / "questions"
-    server = unpadded.popen([sys.executable, NAMESERVER, notes])
-    try:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        done = unpadded.srun("-N3", ONE_TASK, "unshare", "--mount", "sh", "-c",
-                             f"{binds}; exec {' '.join([*HPC, WORLD])}",
-                             env=ENVIRON)  # fmt: skip
-    finally:
-        unpadded.end(server)
-    assert done.returncode == 0, done.stderr
-    assert len(read_workers(done)) == 3, done.stdout
-    asked = [name for name in notes.read_text().splitlines() if name.endswith(".arpa")]
-    assert 0 < len(asked) <= 1 + 3, asked

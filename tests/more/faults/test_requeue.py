@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from commands import ENVIRON, FORMS, ROOT, require
+from commands import FORMS, ROOT, require
 from jobs import Job
 from pages import block, replaced
-from testbed import Batch, Cluster, Submitted, missing
-from waiting import NEVER_S, PATIENCE, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from testbed import Batch, Cluster, missing
+from trainings import alone, loss_of
+from waiting import NEVER_S, until
 
 SCRIPT = "examples/requeue/checkpoint_ddp.py"
 STEPS = 50
@@ -50,28 +46,28 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     require(missing())
     with Cluster(NODES, management="open") as cluster:
         yield cluster
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """What a user has there: the examples, and an environment."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     return tmp_path
 
 
-def submit(cluster: Cluster, folder: Path, instead: dict[str, str]) -> Submitted:
+def submit(cluster, folder, instead):
     """Submit the job script of the example, with some of its words replaced."""
     _, path = block("examples/README.md", "sbatch").text.split()
     script = replaced((ROOT / path).read_text(), instead)
     return cluster.submit(script, env=ENV, cwd=folder)
 
 
-def ended(cluster: Cluster, folder: Path, job: Submitted) -> Ended:
+def ended(cluster, folder, job):
     """Wait for the end of a job."""
     batch = cluster.wait(job)
     files = sorted(folder.glob(f"outcome.{job.job}.*.json"))
@@ -80,36 +76,15 @@ def ended(cluster: Cluster, folder: Path, job: Submitted) -> Ended:
     return Ended(batch, [json.loads(file.read_text()) for file in files], fields)
 
 
-def alone(folder: Path) -> float:
-    """Train in one process, and return the loss."""
-    world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT"), "0")
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--checkpoint=alone.pt", f"--steps={STEPS}"],
-        cwd=folder,
-        env=ENVIRON | ENV | world | {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    return loss(done.stdout)
-
-
-def loss(output: str) -> float:
-    """Return the loss that was printed, once."""
-    (found,) = re.findall(r"^loss after \d+ steps: (\S+)$", output, re.MULTILINE)
-    return float(found)
-
-
-def test_a_job_that_has_lost_two_nodes_is_requeued(
-    cluster: Cluster, folder: Path
-) -> None:
+def test_a_job_that_has_lost_two_nodes_is_requeued(cluster, folder):
     # With the folder, by which its processes are found.
     small = f"--steps {STEPS} --save-every 1 --pause {PAUSE} --checkpoint {folder}/"
     job = submit(cluster, folder, SMALL | {"--checkpoint ": small})
     until((folder / f"checkpoint.{job.job}.pt").exists, lambda: job.outputs)
     Job(cluster, NODES[:3], folder, "fork").kill(1, 2)
-    reference = alone(folder)  # while Slurm holds the job back
+    # While Slurm holds the job back.
+    words = ("--checkpoint=alone.pt", f"--steps={STEPS}")
+    reference = loss_of(alone("requeue/checkpoint_ddp.py", *words, cwd=folder))
     batch, outcomes, fields = ended(cluster, folder, job)
     shown = f"{outcomes}\n{batch.output}"
     assert batch.returncode == 0, shown
@@ -122,12 +97,10 @@ def test_a_job_that_has_lost_two_nodes_is_requeued(
     begins = re.findall(r"^2 workers, from step (\d+) on$", batch.output, re.MULTILINE)
     assert begins[0] == "0", shown
     assert begins[-1] == "1", shown
-    assert loss(batch.output) == pytest.approx(reference, rel=1e-4), shown
+    assert loss_of(batch.output) == pytest.approx(reference, rel=1e-4), shown
 
 
-def test_a_job_whose_script_fails_is_not_requeued(
-    cluster: Cluster, folder: Path
-) -> None:
+def test_a_job_whose_script_fails_is_not_requeued(cluster, folder):
     one = {"--nodes=4": "--nodes=1", "--hpc-spares=1": "", SCRIPT: "--no-python false"}
     job = submit(cluster, folder, SMALL | one | {"--max-restarts=20": ""})
     batch, outcomes, fields = ended(cluster, folder, job)

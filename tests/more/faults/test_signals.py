@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 import pytest
-from commands import ENVIRON, FORMS, ONE_TASK, SCRIPTS, column, read_workers
-from launchers import MPICH_4, OPENMPI, OPENMPI_4, Launcher
+from commands import ENVIRON, FORMS, ONE_TASK, SCRIPTS, column
+from launchers import MPICH_4, OPENMPI, OPENMPI_4
 from pages import block, replaced
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from testbed import Cluster
 
 SCRIPT = str(SCRIPTS / "signals.py")
 WORKERS = 4
@@ -25,9 +19,7 @@ WORKERS = 4
     indirect=["mpi"],
     ids=str,
 )
-def test_a_signal_from_the_script_of_a_job_of_pbs(
-    bare: Cluster, mpi: Launcher, form: str, tmp_path: Path
-) -> None:
+def test_a_signal_from_the_script_of_a_job_of_pbs(bare, mpi, form, tmp_path):
     """As in the documentation; mpirun and mpiexec pass it on."""
     by_node, hosts = "-n $nodes -ppn 1", ["n9", "n10"]
     if mpi in OPENMPI:
@@ -50,17 +42,13 @@ def test_a_signal_from_the_script_of_a_job_of_pbs(
     tmp_path.chmod(0o777)
     done = bare.run(["bash", "-euc", script], host="n9", env=environ)
     assert done.returncode == 0, done.stderr
-    assert column(read_workers(done), "got") == [(["SIGUSR1"],)] * WORKERS, done.stdout
+    assert column(done, "got") == [(["SIGUSR1"],)] * WORKERS, done.stdout
 
 
-def test_a_signal_ahead_of_the_end_of_the_job(
-    unpadded: Cluster, tmp_path: Path
-) -> None:
+def test_a_signal_ahead_of_the_end_of_the_job(unpadded, tmp_path):
     """Slurm looks every 30 seconds, and sends up to a minute early."""
     small = {"USR1@120": "USR1@110", "=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5"}
     script = replaced(block("docs/signals.md", "#SBATCH").text, small)
     done = unpadded.sbatch(script, "-N2", ONE_TASK, "--time=2", env=ENVIRON)
     assert done.returncode == 0, done.output
-    assert column(read_workers(done.output), "got") == [(["SIGUSR1"],)] * WORKERS, (
-        done.output
-    )
+    assert column(done.output, "got") == [(["SIGUSR1"],)] * WORKERS, done.output

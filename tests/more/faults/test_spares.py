@@ -10,16 +10,11 @@ import os
 import random
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from commands import require
 from jobs import NEVER, Job
 from testbed import Cluster, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("spares")
 
@@ -32,16 +27,14 @@ LOST = [
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     require(missing())
     with Cluster([f"jwb{number:04}" for number in range(1, 5)]) as cluster:
         yield cluster
 
 
 @pytest.mark.parametrize("turn", range(RUNS))
-def test_a_job_outlives_each_of_its_nodes(
-    turn: int, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_job_outlives_each_of_its_nodes(turn, cluster, tmp_path):
     node, is_whole_node = LOST[turn % len(LOST)]
     job = Job(cluster, cluster.names, tmp_path, "fork")
     job.start(*NEVER, "--max-restarts=1")

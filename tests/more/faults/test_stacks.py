@@ -8,35 +8,23 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from commands import ENVIRON, FORMS, HPC, JUELICH, ONE_TASK, ROOT, SCRIPTS, own_lines
+from commands import ENVIRON, FORMS, JUELICH, ROOT, SCRIPTS, launch
 from waiting import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from testbed import Cluster
 
 COMMAND = ("python", "-m", "torchrun_hpc.stacks")
 STALLS = str(SCRIPTS / "stalls.py")
 HEALTHY = str(SCRIPTS / "healthy.py")
 
 
-def test_training_with_pauses_is_no_stall(juelich: Cluster) -> None:
-    launch = (*HPC, "--nproc_per_node=3", "--hpc-stall-report=3", HEALTHY, "8")
-    done = juelich.srun("-N2", ONE_TASK, *launch, env=JUELICH | FORMS["fork"])
-    assert done.returncode == 0, done.stderr
+def test_training_with_pauses_is_no_stall(juelich):
+    options = ("--nproc_per_node=3", "--hpc-stall-report=3")
+    environ = JUELICH | FORMS["fork"]
+    done = launch(juelich, *options, script=[HEALTHY, "8"], environ=environ)
+    assert done.returncode == 0
     assert "HPC001" in done.stderr
-    assert not re.search("HPC17[0-9]", done.stderr), done.stderr
-
-
-def test_there_is_no_launch(juelich: Cluster) -> None:
-    answer = juelich.srun("-N2", *COMMAND, env=JUELICH)
-    assert (answer.returncode, answer.stdout) == (1, ""), answer
-    (line,) = own_lines(answer.stderr)
-    assert "HPC172 no launch of torchrun_hpc on jwb0001 is yours" in line
+    assert not re.search("HPC17[0-9]", done.stderr)
 
 
 # --- as an ordinary user --------------------------------------------------------------
@@ -81,14 +69,14 @@ echo "exit code $?"
 
 
 @pytest.fixture
-def home() -> Iterator[Path]:
+def home():
     """Make a folder of that user, where he can get to it."""
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, NOBODY, NOBODY)
         yield Path(folder)
 
 
-def test_a_user_without_privileges(home: Path) -> None:
+def test_a_user_without_privileges(home):
     """Who may look at processes of his own, as long as the system lets him."""
     needed = [Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), ROOT]
     closed = [

@@ -7,16 +7,10 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands import HPC, JUELICH, ONE_TASK, require_package
 from pages import block, replaced
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from testbed import Cluster
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4
@@ -52,7 +46,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("framework", CASES)
-def test_an_unchanged_script(cluster: Cluster, framework: str, tmp_path: Path) -> None:
+def test_an_unchanged_script(cluster, framework, tmp_path):
     _need(framework)
     mode, preloaded = CASES[framework]
     tasks, launcher = MODES[mode]
@@ -74,7 +68,7 @@ def test_an_unchanged_script(cluster: Cluster, framework: str, tmp_path: Path) -
     assert _built(tmp_path) == built  # no test waits for a compiler
 
 
-def test_accelerate_launch(cluster: Cluster, tmp_path: Path) -> None:
+def test_accelerate_launch(cluster, tmp_path):
     """Accelerate's own launcher, as documented."""
     _need("accelerate")
     program = block("docs/frameworks.md", "accelerate_cli").text
@@ -87,7 +81,7 @@ def test_accelerate_launch(cluster: Cluster, tmp_path: Path) -> None:
     assert "scheduler rendezvous at jwb0001i:29500 (10.20.0.1)" in done.stderr
 
 
-def _need(framework: str) -> None:
+def _need(framework):
     """Skip where a framework is not installed; in CI, fail."""
     require_package(FRAMEWORKS[framework][0])
     if framework == "deepspeed" and not EXTENSIONS.exists():
@@ -97,13 +91,13 @@ def _need(framework: str) -> None:
         pytest.fail(f"tests/more/frameworks/install.sh has not built DeepSpeed: {seen}")
 
 
-def _built(folder: Path) -> dict[Path, int]:
+def _built(folder):
     """Return what compilers have made below a folder, and when."""
     made = (path for kind in ("o", "so") for path in folder.rglob(f"*.{kind}"))
     return {path: path.stat().st_mtime_ns for path in made}
 
 
-def _check(done: subprocess.CompletedProcess[str], framework: str) -> None:
+def _check(done, framework):
     """Check that there was one world, the launcher's, and that it trained as one."""
     assert done.returncode == 0, done.stderr
     seen = _said(done.stdout)
@@ -124,7 +118,7 @@ def _check(done: subprocess.CompletedProcess[str], framework: str) -> None:
     assert len({worker["checksum"] for worker in seen}) == 1
 
 
-def _said(stdout: str) -> list[dict[str, Any]]:
+def _said(stdout):
     """Return what scripts/report.py wrote, in the order of the frameworks' ranks."""
     lines = [line for line in stdout.splitlines() if line.startswith('{"framework"')]
     return sorted(map(json.loads, lines), key=lambda worker: int(worker["rank"]))

@@ -34,7 +34,7 @@ def test_a_script_that_one_node_does_not_have(unpadded):
         cwd=ROOT,
     )
     assert done.returncode in {1, 2}
-    (line,) = [line for line in errors(done.stderr) if "HPC150" in line]
+    (line,) = [x for x in errors(done.stderr) if "error: HPC150" in x]
     assert "on n10: Makefile cannot be run: No such file or directory in /." in line
     assert "Traceback" not in done.stderr
 

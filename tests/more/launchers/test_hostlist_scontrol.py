@@ -16,32 +16,11 @@ from torchrun_hpc.schedulers.hostlist import HostlistError, expand_hostlist
 
 SUFFIXES_SINCE = (23, 2, 5)
 
+# What the generated lists do not have: sizes, and many brackets.
 SAME = [
-    "n[1-3,7]",
-    "n[01-03]",
-    "n[08-11]",
-    "n[9-11]",
-    "n[09,1]",
-    "n[8-0011]",
-    "n[08-0011]",
-    "n[0008-11]",
-    "n[01-1]",
     "n[000000000000000000000001-2]",
     "n[4294967294-4294967297]",
-    "[1-3]",
-    "1,002,n-3",
-    "a,",
-    ",,a b\tc, d",
-    "n[1-2] ,m[1-2]",
     "tux2,tux1,tux2",
-    "n9,n[10-11],n012",
-    "n[98-99],n100,n0101",
-    "rack01n[1],rack1n[2],rack1n3",
-    "rack[1-2]n[01-02]",
-    "r[8-011]n[1-2]",
-    "tux[1-2][03-04]",
-    "[0-1][0-1][0-1]",
-    "a[0-1]b[0-2]c[0-3]",
     "a[0-1]b[0-2]c[0-1]d[0-2]",
     "a[0-1]b[0-1]c[0-1]d[0-1]e[0-1]",
     "n[1-65536]",
