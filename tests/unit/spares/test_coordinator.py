@@ -167,9 +167,21 @@ class Job:
             self.coordinator.disconnected(member)
         return self.sent()
 
-    def gone(self, member):
-        """Let nobody listen any more where a member has said that it is."""
-        self.coordinator.found_gone(member, tuple(address(member)))
+    def gone(self, *members):
+        """Let nobody listen any more where members have said that they are."""
+        for member in members:
+            self.coordinator.found_gone(member, tuple(address(member)))
+
+    def end(self, *members):
+        """End the processes of members."""
+        self.lose(*members)
+        self.gone(*members)
+
+    def finish(self, *members):
+        """Let members finish the round; return what was sent since the first one."""
+        for member in members:
+            self.coordinator.receive(member, {"done": self.coordinator.round})
+        return self.sent()
 
     def died(self, member, **changes):
         """Let the first worker of a member's node rank fail."""
@@ -246,6 +258,20 @@ def welcome(number=0, age=(-1, (0, 0)), coordinator=0):
     }
 
 
+def certain(*out):
+    """Return what all hear at the end: which nodes were out, and that it is the end."""
+    return {"out_at_end": [*out], "is_certain": True}
+
+
+def failed(job, sent):
+    """Return why a job has failed, and what all that are there hear besides."""
+    heard = {member: message for member, (message,) in sent.items()}
+    assert [each for each in heard if heard[each].pop("reports", 0)] == [job.reporter]
+    message, *others = heard.values()
+    assert all(other == message for other in others)
+    return protocol.unpacked(message.pop("failed")), message
+
+
 # --- a job that goes well -----------------------------------------------------------
 
 
@@ -260,9 +286,8 @@ def test_a_job_from_its_beginning_to_its_end():
     assert record.addresses == addresses(0, 1, 2, 3)
     assert job.confirm(2, 0) == {}
     assert job.confirm(1) == to((0, 1, 2), go(0))
-    assert job.send(0, done=0) == {}
-    assert job.send(2, done=0) == {}
-    end = {"finished": 0, "out_at_end": [], "is_certain": True}
+    assert job.finish(0, 2) == {}
+    end = {"finished": 0, **certain()}
     assert job.send(1, done=0) == to(range(4), end)
     for member in range(4):
         assert not job.coordinator.all_informed
@@ -335,8 +360,7 @@ def test_all_hear_where_a_member_is_that_may_have_to_take_over():
 
 def test_a_member_that_comes_while_workers_of_others_may_run():
     """All hear of it when the round has begun, though some were asked again."""
-    job = taken_over()
-    connect_all(job, 1, 2, 3)
+    job = taken_over(1, 2, 3)
     job.restart(1, 2, 3)
     job.wait(3)
     job.connect(0, term=[0, 0], round=1)
@@ -376,26 +400,22 @@ def test_members_that_are_out_do_not_take_over():
     assert job.wait(10) is None
 
 
+WRONG = {
+    "address": [None, ["n1"], ["n1", "ssh"]],
+    "term": [None, [1]],
+    "round": [None, "first", float("inf")],
+    "record": [{}, "record"],
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"address": None},
-        {"address": ["n1"]},
-        {"address": ["n1", "ssh"]},
-        {"term": None},
-        {"term": [1]},
-        {"round": None},
-        {"round": "first"},
-        {"round": float("inf")},
-        {"record": {}},
-        {"record": "record"},
-    ],
+    ("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]]
 )
-def test_what_no_member_says(changes):
+def test_what_no_member_says(name, value):
     job = Job()
     job.request(1, 1)
     with pytest.raises(ProtocolError):
-        job.present(1, **changes)
+        job.present(1, **{name: value})
 
 
 @pytest.mark.parametrize("value", [None, 1, "n1", [], {}])
@@ -438,8 +458,7 @@ def test_a_spare_takes_the_place_of_a_member_that_is_lost(member):
 
 def test_nothing_begins_while_a_member_runs_its_workers():
     job = Job().all_at_work()
-    job.lose(1)
-    job.gone(1)
+    job.end(1)
     assert job.join(0, 3) == {}
     assert job.wait(LEASE - 1) is None
     assert prepared(job.join(2)).active == (0, 3, 2)
@@ -452,25 +471,30 @@ def let_be_silent(job, member):
     assert member not in job.coordinator.here
 
 
-def let_be_lost(job, member):
-    job.lose(member)
-
-
 @pytest.mark.parametrize(
-    ("lost", "seconds"),
+    ("lost", "seconds", "because", "reported"),
     [
-        (let_be_lost, LEASE),
-        (let_be_silent, KILL),  # it has ended its workers, or is about to
+        (
+            Job.lose,
+            LEASE,
+            LOST[1],
+            [{"may_run": [1], "left": LEASE - s} for s in (10, 40)],
+        ),
+        # It has ended its workers, or is about to.
+        (let_be_silent, KILL, SILENT[1], [{"silent": [1], "left": SILENCE - 30}]),
     ],
 )
-def test_the_workers_of_a_member_that_cannot_be_asked_have_time_to_end(lost, seconds):
+def test_the_workers_of_a_member_that_cannot_be_asked_have_time_to_end(
+    lost, seconds, because, reported
+):
     job = Job().all_at_work()
     lost(job, 1)
     assert job.restart(0, 2, 3) == {}
     assert job.wait(seconds + 10) == (seconds, to((0, 3, 2), go(1)))
+    assert job.events == [*reported, replaced(1, (1, 1, 3), because=because)]
 
 
-@pytest.mark.parametrize("lost", [let_be_lost, let_be_silent])
+@pytest.mark.parametrize("lost", [Job.lose, let_be_silent])
 def test_a_member_whose_process_has_ended_runs_no_workers(lost):
     job = Job().all_at_work()
     lost(job, 1)
@@ -497,37 +521,14 @@ def test_a_member_that_comes_back_in_time_keeps_its_place():
     assert job.confirm() == to((0, 1, 2), go(1))
 
 
-def test_it_is_reported_whose_workers_may_still_run():
-    job = Job().all_at_work()
-    job.lose(1)
-    job.restart(0, 2, 3)
-    job.wait(LEASE)
-    *reported, last = job.events
-    assert reported == [
-        {"may_run": [1], "left": LEASE - 10},
-        {"may_run": [1], "left": LEASE - 40},
-    ]
-    assert last == replaced(1, (1, 1, 3), because=LOST[1])
-
-
-def test_a_silent_member_is_named_before():
-    job = Job().all_at_work()
-    let_be_silent(job, 1)
-    assert job.events == [{"silent": [1], "left": SILENCE - 30}]
-    job.restart(0, 2, 3)
-    job.wait(KILL)
-    assert job.events[1:] == [replaced(1, (1, 1, 3), because=SILENT[1])]
-
-
-@pytest.mark.parametrize("lost", [let_be_lost, let_be_silent])
+@pytest.mark.parametrize("lost", [Job.lose, let_be_silent])
 def test_a_spare_that_is_lost_ends_no_round(lost):
     job = Job().all_at_work()
     lost(job, 3)
     assert job.coordinator.running
     assert job.record.losses == {}
     job.come(3)
-    job.lose(1)
-    job.gone(1)
+    job.end(1)
     assert job.restart(0, 2, 3) == to((0, 3, 2), go(1))
 
 
@@ -571,8 +572,7 @@ def test_a_member_that_is_lost_before_the_round_begins():
 def test_each_round_counts_the_workers_that_end_anew():
     job = Job(spares=2, nodes=5).all_at_work()
     for number, (member, spare) in enumerate([(1, 3), (3, 4)], 1):
-        job.lose(member)
-        job.gone(member)
+        job.end(member)
         left = [*job.coordinator.here]
         sent = job.restart(*left)
         assert sent == to((0, spare, 2), go(number))
@@ -608,11 +608,8 @@ def test_two_that_do_not_come_and_one_spare():
     job.come(0, 3)
     second, sent = job.wait(2 * JOIN)
     missing = Failure(Kind.MISSING, (1, 2), code=JOIN)
-    assert (second, job.coordinator.failure) == (JOIN, missing)
-    end = {"failed": as_sent(protocol.packed(missing)), "out_at_end": []}
     # Those that have not come cannot be a world without these.
-    end["is_certain"] = True
-    assert sent == {0: [end | {"reports": True}], 3: [end]}
+    assert (second, *failed(job, sent)) == (JOIN, missing, certain())
 
 
 @pytest.mark.parametrize(
@@ -630,18 +627,6 @@ def test_a_restart_waits_for_the_health_check(health_check, seconds):
 # --- too few members ----------------------------------------------------------------
 
 
-def failed(job, sent):
-    """Return why a job has failed, and what all that are there hear besides."""
-    ((message,), *_) = sent.values()
-    failure = protocol.unpacked(message["failed"])
-    end = {name: message[name] for name in ("out_at_end", "is_certain")}
-    for member, messages in sent.items():
-        own = {"reports": True} if member == job.reporter else {}
-        expected = {"failed": as_sent(protocol.packed(failure)), **end, **own}
-        assert messages == [expected]
-    return failure, end
-
-
 def test_two_are_lost_and_there_is_one_spare():
     job = Job().all_at_work()
     job.lose(1)
@@ -650,9 +635,7 @@ def test_two_are_lost_and_there_is_one_spare():
     job.gone(1)
     assert job.sent() == {}
     job.gone(2)
-    failure, end = failed(job, job.sent())
-    assert failure == Failure(Kind.LOST, (1, 2))
-    assert end == {"out_at_end": [1, 2], "is_certain": True}
+    assert failed(job, job.sent()) == (Failure(Kind.LOST, (1, 2)), certain(1, 2))
 
 
 def test_two_are_not_reached_and_there_is_one_spare():
@@ -661,10 +644,8 @@ def test_two_are_not_reached_and_there_is_one_spare():
     job.lose(1, 2)
     job.join(0, 3)
     second, sent = job.wait(2 * JOIN)
-    assert second == LEASE
-    failure, end = failed(job, sent)
-    assert failure == Failure(Kind.SILENT, (1, 2), code=LEASE)
-    assert end == {"out_at_end": [1, 2], "is_certain": True}
+    silent = Failure(Kind.SILENT, (1, 2), code=LEASE)
+    assert (second, *failed(job, sent)) == (LEASE, silent, certain(1, 2))
 
 
 def test_two_are_not_reached_and_one_comes_back():
@@ -750,8 +731,7 @@ def test_a_spare_that_is_not_well_takes_no_place():
     job.join(0, 1, 2, 4)
     job.send(3, unfit=UNFIT)
     job.confirm()
-    job.lose(1)
-    job.gone(1)
+    job.end(1)
     assert job.restart(0, 2, 4) == to((0, 4, 2), go(1))
 
 
@@ -787,8 +767,7 @@ def test_a_member_that_is_out_hears_so_when_it_comes_back():
 def test_a_member_that_was_lost_twice_is_out():
     job = Job().all_at_work()
     for number, (member, spare) in enumerate([(1, 3), (3, 1), (1, 3)], 1):
-        job.lose(member)
-        job.gone(member)
+        job.end(member)
         left = [each for each in range(4) if each != member]
         assert job.restart(*left) == to(job.active, go(number))
         assert spare in job.active
@@ -879,8 +858,7 @@ def test_a_lost_member_is_not_a_failure_of_the_script():
     job = Job(spares=2, nodes=5).all_at_work()
     fail_on(job, 1)
     job.died(1)
-    job.lose(2)
-    job.gone(2)
+    job.end(2)
     job.restart(3, 4, 0, 1)
     assert (job.active, job.record.out) == ((0, 1, 3), {})
 
@@ -895,8 +873,7 @@ def test_a_lost_member_is_not_a_failure_of_the_script():
 )
 def test_no_restart_after_others_have_finished(what, kind, done):
     job = Job().all_at_work()
-    for member in done:
-        job.send(member, done=0)
+    job.finish(*done)
     what(job, 1)
     failure = job.coordinator.failure
     assert (failure.kind, failure.nodes) == (kind, (1,))
@@ -905,19 +882,16 @@ def test_no_restart_after_others_have_finished(what, kind, done):
 
 def test_a_member_that_has_finished_may_go():
     job = Job().all_at_work()
-    job.send(1, done=0)
+    job.finish(1)
     job.lose(1)
     assert job.coordinator.running
-    job.send(0, done=0)
-    end = {"finished": 0, "out_at_end": [1], "is_certain": True}
-    assert job.send(2, done=0) == to((0, 2, 3), end)
+    assert job.finish(0, 2) == to((0, 2, 3), {"finished": 0, **certain(1)})
 
 
 @pytest.mark.parametrize("member", [0, 1])
 def test_a_member_that_had_finished_before_another_took_over(member):
     job = Job(Record((0, 0), 0, (0, 1, 2)), coordinator=1)
-    job.request(member, member)
-    job.present(member, round=0, done=True)
+    job.connect(member, round=0, done=True)
     expected = Failure(Kind.LOST, (0,), finished=1)
     if member == 0:  # then it is not lost, but its connection was
         expected = Failure(Kind.AGENT, (0,), finished=1)
@@ -926,23 +900,17 @@ def test_a_member_that_had_finished_before_another_took_over(member):
 
 def test_nodes_that_were_lost_are_named_at_the_end():
     job = Job(spares=2, nodes=5).all_at_work()
-    job.lose(1)
-    job.gone(1)
+    job.end(1)
     job.restart(0, 2, 3, 4)
     job.send(4, unfit=UNFIT)
-    for member in (0, 3):
-        job.send(member, done=1)
-    sent = job.send(2, done=1)
-    end = {"finished": 1, "out_at_end": [1, 4], "is_certain": True}
-    assert sent == to((0, 2, 3, 4), end)
+    end = {"finished": 1, **certain(1, 4)}
+    assert job.finish(0, 3, 2) == to((0, 2, 3, 4), end)
 
 
 @pytest.mark.parametrize("coordinator", [0, 2])
 def test_the_coordinator_reports_how_the_job_failed(coordinator):
     job = Job(coordinator=coordinator, max_restarts=0).all_at_work()
-    failure, end = failed(job, job.died(1))
-    assert failure == Failure(Kind.WORKER, (1,), 4, 1)
-    assert end == {"out_at_end": [], "is_certain": True}
+    assert failed(job, job.died(1)) == (Failure(Kind.WORKER, (1,), 4, 1), certain())
 
 
 def test_nodes_that_were_never_there_are_not_bad():
@@ -950,34 +918,16 @@ def test_nodes_that_were_never_there_are_not_bad():
     job = Job()
     job.connect(0, 1)
     given_up = Failure(Kind.AGENT, (0,), text="why")
-    failure, end = failed(job, job.send(0, failed=protocol.packed(given_up)))
-    assert failure == given_up
-    assert end == {"out_at_end": [], "is_certain": True}
-
-
-@pytest.mark.parametrize("max_restarts", [0, 1, 3])
-def test_restarts_are_counted_for_the_job(max_restarts):
-    job = Job(max_restarts=max_restarts).all_at_work()
-    for number in range(max_restarts):
-        fail_on(job, number % 3)
-        assert job.coordinator.round == number + 1
-    job.died(1)
-    assert job.coordinator.failure == Failure(Kind.WORKER, (1,), 4, 1)
+    sent = job.send(0, failed=protocol.packed(given_up))
+    assert failed(job, sent) == (given_up, certain())
 
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_member_is_lost_and_no_restart_is_left(lost):
     job = Job(max_restarts=0).all_at_work()
-    failure, end = failed(job, {k: v for k, v in job.lose(lost).items() if k != lost})
-    assert failure == LOST[lost]
-    assert end == {"out_at_end": [lost], "is_certain": True}
-
-
-def test_a_missing_member_costs_no_restart():
-    job = Job(max_restarts=0)
-    job.come(0, 2, 3)
-    job.wait(SPARE_AFTER)
-    assert job.confirm() == to((0, 3, 2), go(0))
+    sent = job.lose(lost)
+    assert sent.pop(lost) == ["close"]
+    assert failed(job, sent) == (LOST[lost], certain(lost))
 
 
 def test_an_agent_that_wants_another_restart():
@@ -993,10 +943,11 @@ def test_an_agent_that_wants_another_restart():
 BEFORE = Record((0, 0), 1, (0, 3, 2), addresses(0, 1), {1: 1})
 
 
-def taken_over(record=BEFORE, **settings):
-    """Return a job of which the first coordinator is lost."""
+def taken_over(*members, record=BEFORE, **settings):
+    """Return a job of which the first coordinator is lost, and who comes then."""
     job = Job(record, coordinator=1, **settings)
     assert job.sent() == {}
+    connect_all(job, *members, record=record)
     return job
 
 
@@ -1008,8 +959,7 @@ def connect_all(job, *members, record=BEFORE):
 
 
 def test_another_member_takes_over():
-    job = taken_over()
-    connect_all(job, 1, 2, 3)
+    job = taken_over(1, 2, 3)
     record = prepared(job.join(1, 2, 3))
     assert record == replace(
         BEFORE,
@@ -1028,23 +978,20 @@ def test_another_member_takes_over():
 
 
 def test_the_workers_of_the_first_coordinator_have_time_to_end():
-    job = taken_over()
-    connect_all(job, 1, 2, 3)
+    job = taken_over(1, 2, 3)
     job.restart(1, 2, 3)
     assert job.wait(2 * LEASE) == (LEASE, to((1, 3, 2), go(2)))
 
 
 def test_the_workers_of_members_that_follow_have_time_to_end():
-    job = taken_over()
-    connect_all(job, 1, 2, 3)
+    job = taken_over(1, 2, 3)
     job.gone(0)
     assert job.join(1, 2) == {}
     assert prepared(job.join(3)).active == (1, 3, 2)
 
 
 def test_the_first_coordinator_comes_back():
-    job = taken_over()
-    connect_all(job, 0, 1, 2, 3)
+    job = taken_over(0, 1, 2, 3)
     assert prepared(job.join(0, 1, 2, 3)).active == (0, 3, 2)
     assert job.confirm() == to((0, 3, 2), go(2))
 
@@ -1058,8 +1005,7 @@ def test_the_first_coordinator_comes_back():
     ],
 )
 def test_a_member_without_enough_others_gives_up(members, expected, is_certain):
-    job = taken_over()
-    connect_all(job, *members)
+    job = taken_over(*members)
     job.join(*members)
     assert not job.coordinator.is_strong
     second, sent = job.wait(2 * JOIN)
@@ -1072,8 +1018,7 @@ def test_a_member_without_enough_others_gives_up(members, expected, is_certain):
 @pytest.mark.parametrize("where", [("n2", 4000), ("m2", 4002), None])
 def test_a_refused_connection_counts_where_the_member_has_said_to_be(where):
     """Anywhere else it is a guess: somebody may listen at another port."""
-    job = taken_over(record=replace(BEFORE, addresses=addresses(0, 1, 2)))
-    connect_all(job, 1, 3)
+    job = taken_over(1, 3, record=replace(BEFORE, addresses=addresses(0, 1, 2)))
     job.coordinator.found_gone(2, where)
     job.join(1, 3)
     job.gone(0)
@@ -1085,8 +1030,7 @@ def test_a_refused_connection_counts_where_the_member_has_said_to_be(where):
 def test_workers_of_a_round_before_the_one_that_was_prepared():
     """Member 4 was cut off, and its place taken, when the coordinator was lost."""
     record = replace(BEFORE, may_run=(4,))
-    job = taken_over(record, nodes=5, spares=2)
-    connect_all(job, 1, 2, 3, record=record)
+    job = taken_over(1, 2, 3, record=record, nodes=5, spares=2)
     job.restart(1, 2, 3)
     job.gone(0)
     assert not job.coordinator.running
@@ -1096,8 +1040,7 @@ def test_workers_of_a_round_before_the_one_that_was_prepared():
 
 def test_too_few_members_do_not_count_the_seconds_of_the_others():
     """The others may be a world, which goes on."""
-    job = taken_over(nodes=5, spares=2)
-    connect_all(job, 1)
+    job = taken_over(1, nodes=5, spares=2)
     job.wait(3 * LEASE)
     connect_all(job, 3, 4)
     job.restart(1, 3, 4)
@@ -1140,11 +1083,9 @@ def test_a_second_agent_of_a_silent_member():
 def test_a_member_comes_when_the_job_has_ended():
     job = Job().all_at_work()
     job.lose(3)
-    for member in (0, 1, 2):
-        job.send(member, done=0)
-    sent = job.request(3, 3)
-    end = {"finished": 0, "out_at_end": [], "is_certain": True}
-    assert sent == {3: [welcome(0, (0, (0, 0))), end]}
+    job.finish(0, 1, 2)
+    end = {"finished": 0, **certain()}
+    assert job.request(3, 3) == {3: [welcome(0, (0, (0, 0))), end]}
 
 
 @pytest.mark.parametrize("is_new", [True, False])
@@ -1174,42 +1115,31 @@ def test_two_nodes_give_up_and_there_is_one_spare():
 
 def test_a_replaced_member_comes_back_that_had_finished():
     job = Job().all_at_work()
-    job.lose(1)
-    job.gone(1)
+    job.end(1)
     job.restart(0, 2, 3)
     assert job.coordinator.running
-    job.request(1, 1)
-    job.present(1, term=[0, 0], round=0, done=True)
+    job.connect(1, term=[0, 0], round=0, done=True)
     assert job.coordinator.failure is None
     assert 1 in job.record.out
 
 
 def test_a_member_that_is_on_its_way_is_not_bad():
     """Member 3 has not found the new coordinator yet."""
-    job = taken_over(record=replace(BEFORE, addresses=addresses(0, 1, 2, 3)))
-    connect_all(job, 1)
-    job.gone(0)
-    job.gone(2)
-    failure, end = failed(job, job.sent())
-    assert failure == Failure(Kind.LOST, (0, 2))
-    assert end == {"out_at_end": [0, 2], "is_certain": True}
+    job = taken_over(1, record=replace(BEFORE, addresses=addresses(0, 1, 2, 3)))
+    job.gone(0, 2)
+    assert failed(job, job.sent()) == (Failure(Kind.LOST, (0, 2)), certain(0, 2))
 
 
 def test_no_restart_is_left_for_a_takeover():
-    job = taken_over(max_restarts=1)
-    connect_all(job, 1, 2, 3)
-    failure, end = failed(job, job.join(1, 2, 3))
-    assert failure == LOST[0]
-    assert end == {"out_at_end": [0], "is_certain": True}
+    job = taken_over(1, 2, 3, max_restarts=1)
+    assert failed(job, job.join(1, 2, 3)) == (LOST[0], certain(0))
 
 
 @pytest.mark.parametrize("term", [(1, 2), (3, 3), (5, 1)])
 def test_the_term_is_above_all_that_were_confirmed(term):
     """Another one may have tried to take over."""
-    job = taken_over()
-    connect_all(job, 1, 2)
-    job.request(3, 3)
-    job.present(3, term=[*term], round=1)
+    job = taken_over(1, 2)
+    job.connect(3, term=[*term], round=1)
     record = prepared(job.join(1, 2, 3))
     assert record.term == (term if term[1] == 1 else (term[0] + 1, 1))
     assert record.round == 2
@@ -1218,13 +1148,10 @@ def test_the_term_is_above_all_that_were_confirmed(term):
 def test_a_member_knows_of_a_newer_round():
     """This one was cut off while it began."""
     newer = replace(BEFORE, term=(2, 3), round=4, active=(1, 3, 2), losses={1: 1, 0: 1})
-    job = taken_over()
-    connect_all(job, 1)
-    job.request(3, 3)
-    job.present(3, term=[2, 3], round=4, record=as_sent(records.packed(newer)))
+    job = taken_over(1)
+    job.connect(3, term=[2, 3], round=4, record=as_sent(records.packed(newer)))
     assert replace(job.record, losses=newer.losses) == newer
-    job.request(2, 2)
-    job.present(2, term=[2, 3], round=4)
+    job.connect(2, term=[2, 3], round=4)
     record = prepared(job.join(1, 2, 3))
     assert (record.term, record.round, record.active) == ((3, 1), 5, (1, 3, 2))
     assert job.confirm() == to((1, 3, 2), go(5))
@@ -1232,10 +1159,8 @@ def test_a_member_knows_of_a_newer_round():
 
 def test_members_of_a_newer_round_have_time_to_end_their_workers():
     newer = replace(BEFORE, term=(2, 3), round=4, active=(0, 3, 1))
-    job = taken_over()
-    connect_all(job, 1, 2)
-    job.request(3, 3)
-    job.present(3, term=[2, 3], round=4, record=as_sent(records.packed(newer)))
+    job = taken_over(1, 2)
+    job.connect(3, term=[2, 3], round=4, record=as_sent(records.packed(newer)))
     assert prepared(job.join(1, 2, 3)).active == (2, 3, 1)
     assert job.confirm() == {}  # member 0 may be at work in the newer one
     assert job.wait(2 * LEASE) == (LEASE, to((2, 3, 1), go(5)))
@@ -1243,12 +1168,10 @@ def test_members_of_a_newer_round_have_time_to_end_their_workers():
 
 @pytest.mark.parametrize("known", [replace(BEFORE, round=0, active=(0, 1, 2)), BEFORE])
 def test_a_record_that_is_not_newer_changes_nothing(known):
-    job = taken_over()
-    connect_all(job, 1, 2)
+    job = taken_over(1, 2)
     before = job.record
     assert before.losses == {1: 1, 0: 1}
-    job.request(3, 3)
-    job.present(3, round=known.round, record=as_sent(records.packed(known)))
+    job.connect(3, round=known.round, record=as_sent(records.packed(known)))
     assert replace(job.record, addresses=before.addresses) == before
 
 
