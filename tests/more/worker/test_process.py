@@ -12,23 +12,38 @@ PROBE = Path(__file__).with_name("all_it_can_see.py")
 
 DECODE = json.JSONDecoder().raw_decode
 
-PREPARATIONS = {
-    "as it is": "",
-    "umask": "os.umask(0o27)",
-    "signals are ignored": (
-        "import signal\n"
+# What there is when a worker is started: prepared by the agent, or by who started it.
+CASES = {
+    "as it is": {},
+    "umask": {"preparation": "os.umask(0o27)"},
+    "signals are ignored": {
+        "preparation": "import signal\n"
         "for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):\n"
         "    signal.signal(number, signal.SIG_IGN)"
-    ),
-    "signals are blocked": (
-        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])"
-    ),
-    "a file is inherited": "os.set_inheritable(os.open('/', os.O_RDONLY), True)",
-    "limits": (
-        "import resource\n"
+    },
+    "signals are blocked": {
+        "preparation": "import signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])"
+    },
+    "a file is inherited": {
+        "preparation": "os.set_inheritable(os.open('/', os.O_RDONLY), True)"
+    },
+    "limits": {
+        "preparation": "import resource\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (123, 456))"
-    ),
+    },
+    "no standard input": {"closed": "<&-"},
+    "safe path": {"environ": {"PYTHONSAFEPATH": "1"}},
+    "encoding": {"environ": {"PYTHONIOENCODING": "latin-1:replace"}},
+    "no bytecode": {
+        "environ": {
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONOPTIMIZE": "1",
+            "LC_ALL": "C",
+        }
+    },
+    "no text": {"environ": {"ONLY_IN_C": "ü", "NOT_TEXT": "\udcff"}},
 }
 
 
@@ -42,34 +57,12 @@ def compare(by_exec, by_fork):
     return seen
 
 
-@pytest.mark.parametrize("preparation", PREPARATIONS)
-def test_what_a_script_can_see(in_both_forms, tmp_path, preparation):
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_script_can_see(in_both_forms, tmp_path, case):
     shutil.copy(PROBE, tmp_path / "probe.py")
-    text = PREPARATIONS[preparation]
-    forms = in_both_forms("probe.py", "--lr", "0.1 0.2", preparation=text)
-    seen = compare(*forms)
+    seen = compare(*in_both_forms("probe.py", "--lr", "0.1 0.2", **CASES[case]))
     assert seen["argv"][0] == ["probe.py", "--lr", "0.1 0.2"]
     assert seen["parent-death signal"] == 9
-
-
-def test_without_standard_input(in_both_forms, tmp_path):
-    shutil.copy(PROBE, tmp_path / "probe.py")
-    compare(*in_both_forms("probe.py", closed="<&-"))
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"PYTHONSAFEPATH": "1"},
-        {"PYTHONIOENCODING": "latin-1:replace"},
-        {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONOPTIMIZE": "1", "LC_ALL": "C"},
-        {"ONLY_IN_C": "ü", "NOT_TEXT": "\udcff"},
-    ],
-    ids=lambda environ: next(iter(environ)),
-)
-def test_with_other_variables(in_both_forms, tmp_path, environ):
-    shutil.copy(PROBE, tmp_path / "probe.py")
-    compare(*in_both_forms("probe.py", environ=environ))
 
 
 FOLDER, ARCHIVE = "folder", "archive.zip"
@@ -78,16 +71,9 @@ FOLDER, ARCHIVE = "folder", "archive.zip"
 @pytest.mark.parametrize(
     "words",
     [
-        ["./probe.py"],
-        ["link.py"],
-        [FOLDER, "1"],
-        [f"./{FOLDER}/"],
-        [ARCHIVE],
-        ["-m", FOLDER, "1"],
-        ["-m", f"{FOLDER}.inner"],
-        ["-m", "probe"],
+        *("./probe.py", "link.py", f"{FOLDER} 1", f"./{FOLDER}/", ARCHIVE),
+        *(f"-m {FOLDER} 1", f"-m {FOLDER}.inner", "-m probe"),
     ],
-    ids=" ".join,
 )
 def test_however_it_is_named(in_both_forms, tmp_path, words):
     (tmp_path / FOLDER).mkdir()
@@ -96,4 +82,4 @@ def test_however_it_is_named(in_both_forms, tmp_path, words):
     (tmp_path / FOLDER / "elsewhere.py").symlink_to(PROBE)
     (tmp_path / "link.py").symlink_to(f"{FOLDER}/inner.py")
     shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / FOLDER)
-    compare(*in_both_forms(*words))
+    compare(*in_both_forms(*words.split()))

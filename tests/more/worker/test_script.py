@@ -107,33 +107,25 @@ def test_a_fault_in_c(in_both_forms):
     assert by_fork[2].splitlines()[:5] == by_exec[2].splitlines()[:5]
 
 
-def test_a_module_that_raises(in_both_forms, tmp_path):
-    (tmp_path / "script.py").write_text("raise ValueError(1)\n")
-    by_exec, by_fork = in_both_forms("-m", "script")
-    assert "runpy" in by_exec[2]
-    assert by_fork == by_exec
-
-
 @pytest.mark.parametrize(
-    "words", [["no.py"], ["-m", "no"], ["-m", "no.more"], ["empty"]]
+    ("words", "preparation", "error"),
+    [
+        ("no.py", "", "can't open file"),
+        ("-m no", "", "No module named no"),
+        ("-m no.more", "", "No module named 'no'"),
+        ("empty", "", "can't find '__main__' module"),
+        ("-m script", "", "runpy"),
+        ("script.pyc", "", "ValueError: False"),
+        ("script.py", "stdout = '/dev/full'", "No space left"),
+    ],
 )
-def test_what_is_not_there(in_both_forms, tmp_path, words):
+def test_what_fails(in_both_forms, tmp_path, words, preparation, error):
+    """What is not there, a module, a compiled script, a full disk."""
     (tmp_path / "empty").mkdir()
-    by_exec, by_fork = in_both_forms(*words)
+    script = tmp_path / "script.py"
+    script.write_text("print(__file__)\nraise ValueError(__loader__ is None)\n")
+    py_compile.compile(str(script), str(tmp_path / "script.pyc"))
+    by_exec, by_fork = in_both_forms(*words.split(), preparation=preparation)
     assert by_exec[0] in {1, 2}
-    assert by_fork == by_exec
-
-
-def test_a_compiled_script(in_both_forms, tmp_path):
-    (tmp_path / "script.py").write_text("print(__file__, __loader__ is None)\n")
-    py_compile.compile(str(tmp_path / "script.py"), str(tmp_path / "script.pyc"))
-    by_exec, by_fork = in_both_forms("script.pyc")
-    assert by_exec[0] == 0
-    assert by_fork == by_exec
-
-
-def test_a_full_disk(in_both_forms, tmp_path):
-    (tmp_path / "script.py").write_text("print(1)\n")
-    by_exec, by_fork = in_both_forms("script.py", preparation="stdout = '/dev/full'")
-    assert "No space left" in by_exec[2]
+    assert error in by_exec[2]
     assert by_fork == by_exec
