@@ -226,24 +226,20 @@ def test_good_counts(text, counts):
     assert expand_counts(text) == tuple(counts)
 
 
+NO_COUNTS = ["", "0", "-1", "1.5", "two", "²", "1\n", "2(x)", "2x2", "2(x2", "2(*2)"]
+NO_COUNTS += ["2(x2)(x2)"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' at position 1 is not a positive count"),
+        *(
+            (text, f"{text!r} at position 1 is not a positive count")
+            for text in NO_COUNTS
+        ),
         ("2,", "'' at position 3 is not a positive count"),
         ("2, 1", "' 1' at position 3 is not a positive count"),
-        ("0", "'0' at position 1 is not a positive count"),
-        ("-1", "'-1' at position 1 is not a positive count"),
-        ("1.5", "'1.5' at position 1 is not a positive count"),
-        ("two", "'two' at position 1 is not a positive count"),
         ("1,2(x0)", "'2(x0)' at position 3 is not a positive count"),
-        ("2(x)", "'2(x)' at position 1 is not a positive count"),
-        ("2x2", "'2x2' at position 1 is not a positive count"),
-        ("2(x2", "'2(x2' at position 1 is not a positive count"),
-        ("2(x2)(x2)", "'2(x2)(x2)' at position 1 is not a positive count"),
-        ("2(*2)", "'2(*2)' at position 1 is not a positive count"),
-        ("²", "'²' at position 1 is not a positive count"),
-        ("1\n", r"'1\n' at position 1 is not a positive count"),
         ("9" * 5000, "...' at position 1 is not a positive count"),
         ("1(x65537)", "'1(x65537)' at position 1 makes more than 65,536 nodes"),
         ("1(x65536),1", "'1' at position 11 makes more than 65,536 nodes"),

@@ -5,11 +5,15 @@ As in IBM's "Environment variables set for job execution".
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from launches import launch
 from nodes import changed, detected, outcome, reader
 
 from torchrun_hpc.schedulers import jsrun, openmpi
-from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
+from torchrun_hpc.schedulers.allocation import Allocation
+from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.process import Process
 
 TWO = ("hostA", "hostB")
@@ -30,7 +34,6 @@ SUMMIT = LSF | {
     "LSB_MCPU_HOSTS": "batch5 1 a01n01 2 a01n02 2",
 }
 SUMMIT_FILES = {FILE: "batch5\na01n01\na01n01\na01n02\na01n02\n"}
-COMPUTE = ("a01n01", "a01n02")
 
 
 def script(changes=None, hostname="hostA", files=FILES, environ=LSF):
@@ -39,34 +42,20 @@ def script(changes=None, hostname="hostA", files=FILES, environ=LSF):
     )
 
 
+BY = {"nodes": "LSB_DJOB_RANKFILE", "launch_id": "LSB_JOBID"}
+
+
 def test_script():
-    assert script() == Job(
-        "LSF",
-        "1234",
-        LaunchContext.BATCH_SCRIPT,
-        openmpi.MPIRUN,
-        TWO,
-        0,
-        Task(),
-        2,
-        {"nodes": "LSB_DJOB_RANKFILE", "launch_id": "LSB_JOBID"},
-        host_file="$LSB_DJOB_HOSTFILE",
-    )
+    job = Allocation("LSF", "1234", TWO, BY, "$LSB_DJOB_HOSTFILE")
+    assert script() == job.job_of_script("hostA", openmpi.MPIRUN)
 
 
 def test_script_on_a_system_with_jsrun():
     """It runs on a host of its own, and starts nothing there."""
-    assert script(None, "batch5", SUMMIT_FILES, SUMMIT) == Job(
-        "LSF",
-        "1234",
-        LaunchContext.ALLOCATION_SHELL,
-        jsrun.JSRUN,
-        COMPUTE,
-        None,
-        Task(),
-        2,
-        {"nodes": "LSB_DJOB_RANKFILE", "launch_id": "LSB_JOBID"},
-    )
+    job = Allocation("LSF", "1234", ("a01n01", "a01n02"), BY)
+    on_summit = script(None, "batch5", SUMMIT_FILES, SUMMIT)
+    assert on_summit == job.job_of_script("batch5", jsrun.JSRUN)
+    assert on_summit.context is LaunchContext.ALLOCATION_SHELL
 
 
 # What is set besides, and what names the nodes.
@@ -76,11 +65,6 @@ PLACES = {
     "a file that cannot be read": ({}, {}, "LSB_MCPU_HOSTS"),
     "an empty file": ({}, {FILE: "\n"}, "LSB_MCPU_HOSTS"),
     "a file with counts": ({}, {FILE: "hostA 2\nhostB 2\n"}, "LSB_DJOB_RANKFILE"),
-    "a file with a blank line": (
-        {},
-        {FILE: "hostA\n\n  \nhostB\n"},
-        "LSB_DJOB_RANKFILE",
-    ),
     "hosts only": ({"LSB_MCPU_HOSTS": ""}, {}, "LSB_HOSTS"),
 }
 
@@ -118,20 +102,9 @@ def test_a_list_of_hosts_that_is_none(case):
     assert len(found) < 400
 
 
-def test_comments_in_a_file():
-    job = script(files={FILE: "# LSF\nhostA # one\n\nhostB 2\n"})
-    assert job.nodes == TWO
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"LSB_JOBID": None},
-        {"LSB_JOBID": ""},
-    ],
-)
-def test_no_job(changes):
-    assert script(changes, files={}) is None
+def test_no_job():
+    for number in None, "":
+        assert script({"LSB_JOBID": number}, files={}) is None
 
 
 def test_a_job_whose_hosts_nothing_names():
@@ -154,32 +127,12 @@ def test_launch_id(index, launch_id, source):
     assert (job.launch_id, job.provenance["launch_id"]) == (launch_id, source)
 
 
-@pytest.mark.parametrize(
-    ("hostname", "start", "rank"),
-    [
-        ("hostA.site", LaunchContext.BATCH_SCRIPT, 0),
-        ("hostB", LaunchContext.BATCH_SCRIPT, 1),
-        ("login", LaunchContext.ALLOCATION_SHELL, None),
-    ],
-)
-def test_where_the_script_is(hostname, start, rank):
-    job = script(hostname=hostname)
-    assert (job.context, job.node_rank) == (start, rank)
-
-
-def test_script_of_one_node():
-    job = script({"LSB_MCPU_HOSTS": "hostA 8"}, files={})
-    assert (job.context, job.nodes) == (LaunchContext.BATCH_SCRIPT, ("hostA",))
-
-
 def test_mpirun_in_a_job_of_lsf():
-    environ = LSF | {
-        "OMPI_COMM_WORLD_RANK": "1",
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-        "PMIX_NAMESPACE": "csm-42-1",
-    }
-    job = detected(Process(environ, "hostB", read=reader(FILES)))
+    task = launch("Open MPI 5", [0, 1], LSF, FILES)[1]
+    job = detected(replace(task, hostname="hostB"))
     assert (job.scheduler, job.launcher) == ("Open MPI in LSF", openmpi.MPIRUN)
-    assert (job.nodes, job.node_rank, job.launch_id) == (TWO, 1, "csm-42-1")
+    assert (job.nodes, job.node_rank, job.launch_id) == (
+        TWO,
+        1,
+        "prterun-jwb0001-8511-1",
+    )
