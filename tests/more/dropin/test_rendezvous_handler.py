@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
+import itertools
 import os
 import resource
 import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 import torch.distributed as dist
+from loopback import failure_of, started, together, worker_failure
 from plans import make_launch_plan
 from ports import own_port
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
@@ -33,7 +35,6 @@ from torch.distributed.elastic.rendezvous import (
 from waiting import PATIENCE, until
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import connection
@@ -51,8 +52,9 @@ from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 HERE = "127.0.0.2"
@@ -65,18 +67,9 @@ HOSTS = ("n0", "n1")
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
-def _together(*functions: Callable[[], Any]) -> list[Any]:
-    with ThreadPoolExecutor(len(functions)) as pool:
-        return [
-            future.result(PATIENCE)
-            for future in [pool.submit(each) for each in functions]
-        ]
-
-
 def _worker_failure(rank: int, **changes: Any) -> WorkerFailure:
     """Return how the only worker of a node failed."""
-    values: dict[str, Any] = {"size": 2, "node": rank, "local_rank": 0, "code": 1}
-    return WorkerFailure(rank, **values | {"time": 1.7e9} | changes)
+    return worker_failure(rank, size=2, node=rank, local_rank=0, **changes)
 
 
 class Job:
@@ -127,6 +120,11 @@ class Job:
         self._handlers.append(made)
         return made
 
+    def meet(self, **changes: Any) -> tuple[list[SchedulerRendezvous], list[Any]]:
+        """Let both nodes meet; return their handlers, and what these answer torch."""
+        made = [self.handler(rank, **changes) for rank in (0, 1)]
+        return made, together(*(each.next_rendezvous for each in made))
+
     def close(self) -> None:
         for each in sorted(self._handlers, key=_has_coordinator):
             each.leave()  # the coordinator last
@@ -172,8 +170,10 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
     made = [job.handler(rank, max_restarts=1) for rank in (0, 1)]
     ports = set()
     for number in range(2):
-        given = _together(*(each.next_rendezvous for each in made))
-        assert [_answer(each)[1:] for each in given] == [(0, 2), (1, 2)]
+        given = together(*(each.next_rendezvous for each in made))
+        answers = [_answer(each) for each in given]
+        assert [answer[1:] for answer in answers] == [(0, 2), (1, 2)]
+        assert {store.get("MASTER_ADDR") for store, *_ in answers} == {HERE.encode()}
         found = [_where(each) for each in given]
         assert found[0] == found[1]
         assert found[0][0] == HERE
@@ -184,7 +184,7 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
             made[1].worker_failed(_worker_failure(1, code=7))
             until(lambda: all(each.num_nodes_waiting() for each in made))
     assert len(ports) == 2  # no worker meets what a dead one has left
-    assert _together(*(each.finish for each in made)) == [True, True]
+    assert together(*(each.finish for each in made)) == [True, True]
     assert not any(each.is_closed() for each in made)
     assert made[1].shutdown()
     assert made[0].shutdown()
@@ -195,23 +195,9 @@ def test_nodes_that_use_different_sites(
 ) -> None:
     derecho = Setting("derecho", "NCAR_HOST=derecho")
     made = [job.handler(0, site=derecho), job.handler(1)]
-    _together(*(each.next_rendezvous for each in made))
+    together(*(each.next_rendezvous for each in made))
     warning = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
     assert capfd.readouterr().err.startswith(warning)
-
-
-def test_what_is_known_is_not_asked_for(job: Job) -> None:
-    """Torch's older agents set and get the address of the workers' store there."""
-    made = [job.handler(rank) for rank in (0, 1)]
-    given = _together(*(each.next_rendezvous for each in made))
-    stores = [_answer(each)[0] for each in given]
-    address, port = HERE.encode(), stores[1].get("MASTER_PORT")
-    for store in stores:
-        store.set("MASTER_ADDR", "n0.cl")
-        store.multi_set(["MASTER_PORT", "more"], ["1", "2"])
-        assert store.get("MASTER_ADDR") == address
-        asked = ["more", "MASTER_ADDR", "MASTER_PORT"]
-        assert store.multi_get(asked) == [b"2", address, port]
 
 
 def test_what_torch_asks_a_handler(job: Job) -> None:
@@ -232,8 +218,7 @@ def test_what_torch_asks_a_handler(job: Job) -> None:
     reason="this torch cannot listen on one address",
 )
 def test_the_workers_store_listens_on_one_address_and_works(job: Job) -> None:
-    made = [job.handler(rank) for rank in (0, 1)]
-    info = _together(*(each.next_rendezvous for each in made))[1].bootstrap_store_info
+    info = job.meet()[1][1].bootstrap_store_info
     listening = {
         connection.laddr.ip
         for connection in psutil.Process().net_connections("tcp")
@@ -260,9 +245,11 @@ def test_a_store_that_is_still_being_opened_at_the_end(
     monkeypatch.setattr(dist, "TCPStore", slow)
     monkeypatch.setattr(handlers, "_PATIENCE", 0.1)
     made = [job.handler(rank) for rank in (0, 1)]
-    _together(*(each.next_rendezvous for each in made))
+    other = started(made[1].next_rendezvous)
+    made[0].next_rendezvous()
+    other.result(PATIENCE)
     (opening,) = (t for t in threading.enumerate() if t.name == "workers' store")
-    _together(*(each.shutdown for each in made))
+    together(*(each.shutdown for each in made))
     assert "HPC176 torch asks for the name of this" in capsys.readouterr().err
     assert opening.is_alive()
     assert not opening.daemon  # so Python waits for it
@@ -271,41 +258,35 @@ def test_a_store_that_is_still_being_opened_at_the_end(
     assert not opening.is_alive()
 
 
-@pytest.mark.parametrize(("value", "shares"), [("1", False), ("0", True), ("", True)])
-def test_a_store_of_worker_0s_own(job: Job, value: str, *, shares: bool) -> None:
-    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": value}
-    shares = shares and capabilities.RENDEZVOUS_INFO.present
-    made = [job.handler(rank, environ=environ) for rank in (0, 1)]
-    assert made[0].use_agent_store is shares
-    given = _together(*(each.next_rendezvous for each in made))
-    where = [_where(each) for each in given][1]
-    with socket.socket() as probe:
-        probe.settimeout(PATIENCE)
-        answers = probe.connect_ex(where) == 0
-    assert answers is shares  # the port is worker 0's to open
-
-
-def test_no_store_is_shared_that_would_listen_on_all_interfaces(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("value", "can_listen", "shares"),
+    [("1", True, False), ("0", True, True), ("", True, True), ("", False, False)],
+)
+def test_whose_the_workers_store_is(
+    job: Job,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    can_listen: bool,
+    shares: bool,
 ) -> None:
-    none = capabilities.Capability(">=2.0", present=False)
-    monkeypatch.setattr(capabilities, "LISTENING_SOCKET", none)
-    made = [job.handler(rank) for rank in (0, 1)]
-    assert [each.use_agent_store for each in made] == [False, False]
-    given = _together(*(each.next_rendezvous for each in made))
-    where = [_where(each) for each in given]
-    assert where[0] == where[1]
+    """Worker 0's if the user wants so, or the agent's would listen everywhere."""
+    if not can_listen:
+        none = capabilities.Capability(">=2.0", present=False)
+        monkeypatch.setattr(capabilities, "LISTENING_SOCKET", none)
+    shares = shares and capabilities.RENDEZVOUS_INFO.present
+    made, given = job.meet(environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": value})
+    assert [each.use_agent_store for each in made] == [shares] * 2
+    first, second = (_where(each) for each in given)
+    assert first == second
     with socket.socket() as probe:
         probe.settimeout(PATIENCE)
-        assert probe.connect_ex(where[1]) != 0  # the port is worker 0's to open
+        answers = probe.connect_ex(second) == 0
+    assert answers is shares  # otherwise the port is worker 0's to open
 
 
 def test_a_node_without_a_known_address_listens_on_all(job: Job) -> None:
-    made = [
-        job.handler(rank, local_address=None, listen=None, connect_host="127.0.0.1")
-        for rank in (0, 1)
-    ]
-    given = _together(*(each.next_rendezvous for each in made))
+    _, given = job.meet(local_address=None, listen=None, connect_host="127.0.0.1")
     ports = [job.ports[0]]
     if capabilities.RENDEZVOUS_INFO.present:
         ports.append(_where(given[1])[1])
@@ -320,9 +301,9 @@ def test_node_0_need_not_run_the_coordinator(job: Job) -> None:
         job.handler(0, is_coordinator=False, listen=None, coordinator=1),
         job.handler(1, is_coordinator=True, listen=listen, coordinator=1),
     ]
-    given = _together(*(each.next_rendezvous for each in made))
+    given = together(*(each.next_rendezvous for each in made))
     assert [_answer(each)[1] for each in given] == [0, 1]
-    assert _together(*(each.finish for each in made)) == [True, True]
+    assert together(*(each.finish for each in made)) == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -347,16 +328,11 @@ def test_what_counts_of_rdzv_conf(
 # --- failures -----------------------------------------------------------------------
 
 
-def _wait_for_failure(made: SchedulerRendezvous) -> Failure:
-    return until(lambda: made.failure)
-
-
 def test_a_failure_of_another_node(job: Job) -> None:
-    made = [job.handler(rank) for rank in (0, 1)]
-    _together(*(each.next_rendezvous for each in made))
+    made, _ = job.meet()
     made[1].give_up(Failure(Kind.SIGNAL, code=15))
     expected = Failure(Kind.SIGNAL, (1,), code=15)
-    assert _wait_for_failure(made[0]) == expected
+    assert failure_of(made[0]) == expected
     for call in (made[0].num_nodes_waiting, made[0].next_rendezvous):
         with pytest.raises(JobFailedError) as caught:
             call()
@@ -366,12 +342,11 @@ def test_a_failure_of_another_node(job: Job) -> None:
 
 
 def test_a_failure_of_an_own_worker_is_for_torch_to_report(job: Job) -> None:
-    made = [job.handler(rank) for rank in (0, 1)]
-    _together(*(each.next_rendezvous for each in made))
+    made, _ = job.meet()
     made[1].worker_failed(_worker_failure(1, code=-11))
-    assert _wait_for_failure(made[1]).code == -11
+    assert failure_of(made[1]).code == -11
     assert made[1].num_nodes_waiting() == 0
-    assert _wait_for_failure(made[0]).code == -11
+    assert failure_of(made[0]).code == -11
     with pytest.raises(JobFailedError):
         made[0].num_nodes_waiting()
 
@@ -386,14 +361,13 @@ def test_failures_of_workers_are_reported_by_node_0(
     """Also if it hears of the first one later than of those that follow from it."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    made = [job.handler(rank) for rank in (0, 1)]
-    _together(*(each.next_rendezvous for each in made))
+    made, _ = job.meet()
     made[0].worker_failed(_worker_failure(0, cause=CLOSED, lines=(CLOSED,)))
     for each in made:
-        assert _wait_for_failure(each).text == CLOSED
+        assert failure_of(each).text == CLOSED
     lines = ("Traceback (most recent call last):", BAD)
     made[1].worker_failed(_worker_failure(1, cause=BAD, lines=lines))
-    _together(*(each.leave for each in made))
+    together(*(each.leave for each in made))
     assert capfd.readouterr().err.splitlines() == [
         (
             "torchrun_hpc: error: HPC125 the job has failed: worker 1 on n1 (node 1) "
@@ -405,22 +379,6 @@ def test_failures_of_workers_are_reported_by_node_0(
     ]
     expected = Failure(Kind.WORKER, (1,), rank=1, code=1, text=BAD)
     assert made[0].failure == expected  # of which the last line is
-
-
-@pytest.mark.parametrize("kind", [Kind.SIGNAL, Kind.LOST])
-def test_no_failure_of_a_worker_is_reported_where_something_else_came_before(
-    kind: Kind, job: Job, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The workers of other nodes fail because those of this one are gone."""
-    made = [job.handler(rank) for rank in (0, 1)]
-    _together(*(each.next_rendezvous for each in made))
-    made[1].give_up(Failure(kind, code=15))
-    expected = Failure(kind, (1,), code=15)
-    assert _wait_for_failure(made[0]) == expected
-    made[0].worker_failed(_worker_failure(0, cause=CLOSED, lines=(CLOSED,)))
-    time.sleep(1.2)  # node 0 would ask for others, and report them
-    assert made[0].failure == expected
-    assert capfd.readouterr().err == ""
 
 
 def test_a_failure_of_a_worker_without_a_rendezvous(job: Job) -> None:
@@ -464,7 +422,7 @@ def test_the_coordinator_takes_the_first_port_that_is_free(job: Job) -> None:
     job.ports = tuple(own_port() for _ in range(3))
     with socket.create_server((HERE, job.ports[0])):
         made = [job.handler(rank) for rank in (0, 1)]
-        infos = _together(*(each.next_rendezvous for each in made))
+        infos = together(*(each.next_rendezvous for each in made))
     assert len(infos) == 2
     socket.create_connection((HERE, job.ports[1]), timeout=PATIENCE).close()
 
@@ -480,47 +438,35 @@ def test_a_coordinator_whose_ports_are_all_taken(job: Job) -> None:
     assert caught.value.code == "HPC111"
 
 
-# What is otherwise on node 1, and what it says.
-REFUSED = {
-    "HPC115": ({}, "has another agent of node 1 already: process "),
-    "HPC117": ({"run_id": "other"}, "--rdzv_id=other here, but mine on the head node"),
-    "HPC118": ({"nodes": 3}, "this is node 1 of 3, but the head node at "),
-    "HPC119": ({"launch_id": "20.0"}, "is of another job than this one, 20.0. "),
+# What is otherwise on node 1.
+REFUSED: dict[str, dict[str, Any]] = {
+    "HPC117": {"run_id": "other"},
+    "HPC118": {"nodes": 3},
+    "HPC119": {"launch_id": "20.0"},
 }
 
 
 @pytest.mark.parametrize("code", REFUSED)
-def test_an_agent_that_is_refused(
-    job: Job, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes, text = REFUSED[code]
+def test_an_agent_that_is_refused(job: Job, code: str) -> None:
     job.handler(0).connect()
-    if code == "HPC115":
-        job.handler(1).connect()
-        monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(LaunchError) as caught:
-        job.handler(1, **changes).connect()
+        job.handler(1, **REFUSED[code]).connect()
     assert caught.value.code == code
-    assert text in str(caught.value)
     assert f"{HERE}:{job.ports[0]}" in str(caught.value)
     assert not caught.value.everywhere
 
 
-@pytest.mark.parametrize("run_id", ["mine", "other"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_launch_inside_a_worker(
-    job: Job, run_id: str, rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_inside_a_worker(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known by the id of the launch that it meets, whichever was typed."""
-    job.ports = tuple(own_port() for _ in range(2))
+    job.ports = tuple(own_port() for _ in range(3))
     outer = [job.handler(number) for number in (0, 1)]
-    _together(*(each.connect for each in outer))
+    together(*(each.connect for each in outer))
     monkeypatch.setattr(os, "getpid", lambda: 1)
     environ = {"RANK": "5", "TORCHELASTIC_RUN_ID": "mine"}
-    with pytest.raises(LaunchError) as caught:
-        job.handler(rank, run_id=run_id, environ=environ).connect()
-    assert caught.value.code == "HPC164"
-    assert "inside worker 5 of the same launch" in str(caught.value)
+    for rank, run_id in itertools.product((0, 1), ("mine", "other")):
+        with pytest.raises(LaunchError, match="inside worker 5 of the same") as caught:
+            job.handler(rank, run_id=run_id, environ=environ).connect()
+        assert caught.value.code == "HPC164", (rank, run_id)
     assert [each.failure for each in outer] == [None, None]
 
 
@@ -574,26 +520,21 @@ def test_a_limit_of_open_files(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     made = [job.handler(rank, workers=workers) for rank in (0, 1)]
-    code, text = "", ""
     try:
         made[0].connect()
-        text = capsys.readouterr().err
+        said = capsys.readouterr().err
     except LaunchError as error:
-        code, text = error.code, str(error)
+        said = f"torchrun_hpc: error: {error.code} {error}\n"
     needed = used + _NEEDS + 4 * (workers - 1)
     counted = "1 worker" if workers == 1 else f"{workers} workers"
     expected = (
-        f"this node may have {limit} open files (ulimit -Hn), and needs {needed} for 2 "
-        f"nodes with {counted} each: ask for more"
+        f"torchrun_hpc: {kind}: HPC122 this node may have {limit} open files "
+        f"(ulimit -Hn), and needs {needed} for 2 nodes with {counted} each: "
+        "ask for more\n"
     )
-    assert code == ("HPC122" if kind == "error" else "")
-    assert text == {
-        None: "",
-        "warning": f"torchrun_hpc: warning: HPC122 {expected}\n",
-        "error": expected,
-    }.get(kind)
+    assert said == (expected if kind else "")
     if kind == "error":  # and the others are informed
-        made[0].give_up(Failure(Kind.AGENT, text=text))
+        made[0].give_up(Failure(Kind.AGENT, text=said))
         with pytest.raises(JobFailedError):
             made[1].next_rendezvous()
 
@@ -612,15 +553,16 @@ def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_agents_store(job: Job) -> None:
     made = [job.handler(rank) for rank in (0, 1)]
-    stores: list[Any] = [AgentStore(client) for client in _together(
-        *(each.connect for each in made)
-    )]  # fmt: skip
+    known = {"MASTER_ADDR": HERE}
+    clients = together(*(each.connect for each in made))
+    stores: list[Any] = [AgentStore(client, known) for client in clients]
     stores[0].set("text", "jülich €")
     stores[0].set("bytes", bytes(range(256)))
-    stores[1].multi_set(["a", "b"], [b"1", "2"])
+    stores[1].multi_set(["a", "MASTER_ADDR", "b"], [b"1", "n0.cl", "2"])
     assert stores[1].get("text") == "jülich €".encode()
     assert stores[1].get("bytes") == bytes(range(256))
-    assert stores[0].multi_get(["b", "a"]) == [b"2", b"1"]
+    asked = ["b", "MASTER_ADDR", "a"]
+    assert stores[0].multi_get(asked) == [b"2", HERE.encode(), b"1"]
     assert stores[0].add("a", 4) == 5
     assert stores[0].check(["a", "text"]) is True
     assert stores[0].check(["a", "c"]) is False
@@ -736,28 +678,15 @@ def _child_failed() -> ChildFailedError:
 
 
 # What is raised; what the others are informed of; the exit code, or the exception.
-ENDINGS = {
+ENDINGS: dict[str, tuple[Any, Failure | None, Any]] = {
     "well": (None, None, None),
     "workers that failed": (
         _child_failed(),
         Failure(Kind.WORKER, rank=5, code=-9),
         ChildFailedError,
     ),
-    "a failure elsewhere": (
-        JobFailedError(Failure(Kind.LOST, (1,))),
-        None,
-        1,
-    ),
-    "a signal": (
-        _signal(signal.SIGTERM),
-        Failure(Kind.SIGNAL, code=15),
-        1,
-    ),
-    "a signal before the workers": (
-        exit_status._EarlySignal("signal 15", signal.SIGTERM),
-        Failure(Kind.SIGNAL, code=15),
-        143,
-    ),
+    "a failure elsewhere": (JobFailedError(Failure(Kind.LOST, (1,))), None, 1),
+    "a signal": (_signal(signal.SIGTERM), Failure(Kind.SIGNAL, code=15), 1),
     "a full disk": (
         OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),  # noqa: S108
         Failure(Kind.AGENT, text="No space left on device: /tmp/x"),
@@ -781,33 +710,23 @@ ENDINGS = {
 def test_an_end(
     job: Job, case: str, at_exit: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raised, given, code = ENDINGS[case]
+    raised, given, ending = ENDINGS[case]
     there = Failure(Kind.LOST, (1,)) if case == "a failure elsewhere" else None
     creator = RecordingCreator(job.plan(0), there)
-
-    def launch() -> None:
-        with exit_status.together(job.plan(0), creator, SIGNALS):
-            if raised is not None:
-                raise raised
-
-    if code is None:
-        launch()
-    elif isinstance(code, int):
-        with pytest.raises(SystemExit) as caught:
-            launch()
-        assert caught.value.code == code
-        # What a program gets that has called torch; it dies of an early signal.
-        if case == "a failure elsewhere":
-            assert isinstance(caught.value.__cause__, RendezvousError)
-        else:
-            early = case == "a signal before the workers"
-            assert caught.value.__cause__ is (None if early else raised)
-    else:
-        with pytest.raises(code):
-            launch()
+    ends: Any = contextlib.nullcontext()
+    if ending is not None:
+        ends = pytest.raises(SystemExit if ending == 1 else ending)
+    with ends as caught, exit_status.together(job.plan(0), creator, SIGNALS):
+        if raised is not None:
+            raise raised
+    if ending == 1:
+        # What a program gets that has called torch.
+        cause = caught.value.__cause__
+        assert caught.value.code == 1
+        assert cause is raised or (there and isinstance(cause, RendezvousError))
     assert creator.given_up == ([] if given is None else [given])
     assert creator.left == 1
-    assert len(at_exit) == (code is not None)
+    assert len(at_exit) == (ending is not None)
     err = capsys.readouterr().err
     expected = "torchrun_hpc: error: HPC127 on n0: No space left on device: /tmp/x\n"
     assert err == (expected if case == "a full disk" else "")
@@ -844,8 +763,7 @@ def test_a_failure_that_node_0_does_not_report(
 ) -> None:
     """Its agent is suspended."""
     monkeypatch.setattr(clients, "_REPORT_TIMEOUT", 0.3)
-    made = [job.handler(rank) for rank in (0, 1)]
-    _together(*(each.next_rendezvous for each in made))
+    made, _ = job.meet()
     client: Any = made[0]._client
     goes_on = threading.Event()
     client._loop.call_soon_threadsafe(goes_on.wait)
@@ -870,16 +788,17 @@ def test_a_failure_that_node_0_does_not_report(
 def test_signals_before_there_are_workers(job: Job) -> None:
     creator = RecordingCreator(job.plan(1))
 
+    names = " SIGTERM, SIGUSR9,,SIGKILL,signal"
+
     def launch() -> None:
-        with exit_status.together(
-            job.plan(1), creator, " SIGTERM, SIGUSR9,,SIGKILL,signal"
-        ):
+        with exit_status.together(job.plan(1), creator, names):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(PATIENCE)
 
     with pytest.raises(SystemExit) as caught:
         launch()
     assert caught.value.code == 143
+    assert caught.value.__cause__ is None  # a program dies of it
     assert creator.given_up == [Failure(Kind.SIGNAL, code=15)]
 
 
