@@ -135,12 +135,17 @@ class Clock:
 
 
 class Job:
-    """A coordinator, if it is started, and clients to close after the test."""
+    """A coordinator, if it is started, and clients to close after the test.
+
+    Attributes:
+        events: What the agents of each node are to report.
+    """
 
     def __init__(self):
         self.clock = Clock()
         self.server = None
         self.port = None
+        self.events = [[], [], []]
         self._clients = []
         self._unused = []
 
@@ -188,20 +193,23 @@ class Job:
         made = Client(
             replace(REQUEST, **request),
             CoordinatorAddress(**where),
-            on_event or (lambda _: None),
+            on_event or self.events[rank].append,
             own_failure,
         )
         self.clock.drive(made)
         self._clients.append(made)
         return made
 
-    def all_connected(self):
-        made = [self.client(rank) for rank in range(3)]
+    def connected(self, *ranks, **settings):
+        """Start the coordinator, and agents that connect to it: by default, all."""
+        self.start_server(**settings)
+        made = [self.client(rank) for rank in ranks or range(3)]
         together(*(client.connect for client in made))
         return made
 
-    def all_at_work(self):
-        made = self.all_connected()
+    def at_work(self, **settings):
+        """Start the coordinator, and all agents; let them join the first round."""
+        made = self.connected(**settings)
         join_all(made)
         return made
 

@@ -19,8 +19,6 @@ from loopback import (
     Clock,
     failure_of,
     join_all,
-    line,
-    listening,
     other_program,
     settle,
     started,
@@ -41,8 +39,7 @@ from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 
 
 def test_a_job_from_its_beginning_to_its_end(job):
-    job.start_server()
-    made = job.all_connected()
+    made = job.connected()
     assert [client.next_round for client in made] == [0, 0, 0]
     for go in join_all(made):
         assert go == {"go": 0, "store": list(STORE)}
@@ -54,8 +51,7 @@ def test_a_job_from_its_beginning_to_its_end(job):
 
 
 def test_a_job_that_restarts(job):
-    job.start_server(max_restarts=1)
-    made = job.all_at_work()
+    made = job.at_work(max_restarts=1)
     made[1].worker_failed(worker_failure(5, code=7))
     until(lambda: all(client.is_over for client in made))
     assert [client.next_round for client in made] == [1, 1, 1]
@@ -76,8 +72,7 @@ def test_a_job_that_restarts(job):
 
 
 def test_the_first_failure_is_everybodys(job):
-    job.start_server()
-    made = job.all_at_work()
+    made = job.at_work()
     first = Failure(Kind.SIGNAL, (1,), code=15)
     made[1].fail(first)
     until(lambda: job.server.coordinator.failure)
@@ -103,21 +98,6 @@ PEER = worker_failure(9, cause="RuntimeError: Connection closed by peer [::1]:47
 WHY = Failure(Kind.WORKER, (1,), rank=5, code=1, text=BAD)
 
 
-@pytest.fixture
-def at_work(job):
-    """Let three agents start to work; return them, and what each is to report."""
-
-    def start(**settings):
-        job.start_server(**settings)
-        events = [[], [], []]
-        made = [job.client(rank, on_event=events[rank].append) for rank in range(3)]
-        together(*(client.connect for client in made))
-        join_all(made)
-        return made, events
-
-    return start
-
-
 def all_hear_of(failure, made):
     """Wait until all agents have heard why the job failed, by the coordinator."""
     until(lambda: all(client._is_decided for client in made))
@@ -137,42 +117,42 @@ def have_left(left):
         later.result(PATIENCE)
 
 
-def test_a_worker_that_fails_is_reported_by_node_0(at_work, job):
-    made, events = at_work()
+def test_a_worker_that_fails_is_reported_by_node_0(job):
+    made = job.at_work()
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
-    assert events == [[], [], []]  # there may be more
+    assert job.events == [[], [], []]  # there may be more
     made[2].worker_failed(worker_failure(10, cause=BAD))
     job.clock.go_on(clients.COLLECT_TIMEOUT)
-    until(lambda: events[0])
-    assert events == [[{"report": Summary(FIRST, alike=(10,))}], [], []]
+    until(lambda: job.events[0])
+    assert job.events == [[{"report": Summary(FIRST, alike=(10,))}], [], []]
 
 
-def test_the_failure_that_was_the_first_is_known_with_the_report(at_work, job):
-    made, events = at_work()
+def test_the_failure_that_was_the_first_is_known_with_the_report(job):
+    made = job.at_work()
     made[2].worker_failed(PEER)
     all_hear_of(protocol.failure_of(PEER), made)
     made[1].worker_failed(FIRST)
     job.clock.go_on(clients.COLLECT_TIMEOUT)
-    until(lambda: events[0])
-    assert events[0][0]["report"].first == FIRST
+    until(lambda: job.events[0])
+    assert job.events[0][0]["report"].first == FIRST
     until(lambda: made[0].failure == WHY)
 
 
-def test_why_there_is_no_restart_stays_known_with_the_report(at_work, job):
-    made, events = at_work(max_restarts=1)
+def test_why_there_is_no_restart_stays_known_with_the_report(job):
+    made = job.at_work(max_restarts=1)
     made[2].send({"done": 0})
     until(lambda: job.server.coordinator._done)
     made[1].worker_failed(FIRST)
     all_hear_of(replace(WHY, finished=1), made)
     job.clock.go_on(clients.COLLECT_TIMEOUT)
-    until(lambda: events[0])
+    until(lambda: job.events[0])
     until(lambda: made[0]._is_reported)
     assert made[0].failure == replace(WHY, finished=1)
 
 
-def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(at_work, job):
-    made, events = at_work(max_restarts=1)
+def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(job):
+    made = job.at_work(max_restarts=1)
     made[1].worker_failed(FIRST)
     until(lambda: all(client.is_over for client in made))
     made[2].worker_failed(PEER)  # of the same round: because of it
@@ -180,7 +160,7 @@ def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(at_wor
         assert go["go"] == 1
     job.clock.go_on(2 * clients.COLLECT_TIMEOUT)
     assert [client.failure for client in made] == [None] * 3
-    ((event,), *others) = events  # no report
+    ((event,), *others) = job.events  # no report
     assert (event["restart"], protocol.unpacked(event["because"])) == (1, WHY)
     assert others == [[], []]
 
@@ -193,31 +173,31 @@ HOW = {
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_all_leave_as_soon_as_it_is_reported(at_work, job, how):
+def test_all_leave_as_soon_as_it_is_reported(job, how):
     fail, is_reported = HOW[how]
-    made, events = at_work()
+    made = job.at_work()
     fail(made[1])
     all_hear_of(WHY, made)
     left = leave(made)
-    assert events == [[], [], []]
+    assert job.events == [[], [], []]
     job.clock.go_on(clients.COLLECT_TIMEOUT)
     have_left(left)
-    assert [len(each) for each in events] == [is_reported, 0, 0]
+    assert [len(each) for each in job.events] == [is_reported, 0, 0]
     assert not any(client.is_unreported for client in made)
     job.server.close()
     for client in made:
         client._thread.join(PATIENCE)
 
 
-def test_nobody_waits_for_ever_for_the_report(at_work, job, monkeypatch):
+def test_nobody_waits_for_ever_for_the_report(job, monkeypatch):
     monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 2 * clients._REPORT_TIMEOUT)
-    made, events = at_work()
+    made = job.at_work()
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
     left = leave(made)
     job.clock.go_on(clients._REPORT_TIMEOUT)
     have_left(left)
-    assert events == [[], [], []]
+    assert job.events == [[], [], []]
     assert all(client.is_unreported for client in made)
 
 
@@ -225,27 +205,27 @@ OTHERS = [Failure(kind, (1,)) for kind in Kind if kind is not Kind.WORKER]
 
 
 @pytest.mark.parametrize("failure", OTHERS, ids=lambda failure: failure.kind.value)
-def test_nobody_waits_for_a_report_where_no_worker_has_failed(at_work, failure):
-    made, _ = at_work()
+def test_nobody_waits_for_a_report_where_no_worker_has_failed(job, failure):
+    made = job.at_work()
     made[1].fail(failure)
     all_hear_of(failure, made)
     together(*(client.leave for client in made))
 
 
-def test_workers_that_fail_because_an_agent_is_gone_are_not_why(at_work, job):
+def test_workers_that_fail_because_an_agent_is_gone_are_not_why(job):
     """They follow from it, whatever they say."""
-    made, events = at_work()
+    made = job.at_work()
     gone = Failure(Kind.LOST, (2,))
     made[1].fail(gone)
     made[1].worker_failed(FIRST)
     all_hear_of(gone, made)
     job.clock.go_on(2 * clients.COLLECT_TIMEOUT)
-    assert events == [[], [], []]
+    assert job.events == [[], [], []]
     assert made[0].failure == gone
 
 
-def test_nobody_waits_for_a_report_without_a_coordinator(at_work, job):
-    made, _ = at_work()
+def test_nobody_waits_for_a_report_without_a_coordinator(job):
+    made = job.at_work()
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
     job.end_server()
@@ -254,9 +234,9 @@ def test_nobody_waits_for_a_report_without_a_coordinator(at_work, job):
     assert all(client.is_unreported for client in made)
 
 
-def test_an_agent_that_hears_nothing_knows_its_own_workers(at_work, job):
+def test_an_agent_that_hears_nothing_knows_its_own_workers(job):
     """The coordinator's node is lost, and nothing says so."""
-    made, _ = at_work()
+    made = job.at_work()
     goes_on = threading.Event()
     job.server._loop.call_soon_threadsafe(goes_on.wait)
     made[1].worker_failed(FIRST)
@@ -398,12 +378,10 @@ def test_stacks_before_the_coordinator_is_found(job):
 
 def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
     """The others go on."""
-    job.start_server()
-    made = [job.client(0), job.client(1)]
+    made = job.connected(0, 1)
     odd = raw()
     odd.request(2)
     odd.send_message(join=0)
-    together(*(client.connect for client in made))
     join_all(made)
     for number in [None, "x", 99, [], {}]:
         odd.send_message(sampled=[0, number], of=[])
@@ -423,45 +401,34 @@ def cut(client):
 
 
 def test_an_agent_that_is_gone(job):
-    job.start_server()
-    events = []
-    made = [job.client(0, on_event=events.append), job.client(1), job.client(2)]
-    together(*(client.connect for client in made))
-    join_all(made)
+    made = job.at_work()
     cut(made[2])
     for client in made[:2]:
         assert failure_of(client) == Failure(Kind.LOST, (2,))
-    assert events == []  # nobody is waited for
+    assert job.events[0] == []  # nobody is waited for
 
 
 def test_an_agent_that_is_started_again(job):
-    job.start_server(max_restarts=1)
-    events = []
-    made = [job.client(0, on_event=events.append), job.client(1), job.client(2)]
-    together(*(client.connect for client in made))
-    join_all(made)
+    made = job.at_work(max_restarts=1)
     cut(made[2])
     until(lambda: made[0].is_over and made[1].is_over)
-    again = job.client(2, pid=999)
-    again.connect()
-    assert again.next_round == 1
-    made[2] = again
+    made[2] = job.client(2, pid=999)
+    made[2].connect()
+    assert made[2].next_round == 1
     for go in join_all(made):
         assert go["go"] == 1
-    assert events == [{"lost": 2}]
+    assert job.events[0] == [{"lost": 2}]
 
 
 def test_the_coordinator_is_gone(job):
-    job.start_server()
-    made = job.all_at_work()
+    made = job.at_work()
     job.end_server()
     for client in made:
         assert failure_of(client) == Failure(Kind.COORDINATOR)
 
 
 def test_the_end_of_the_coordinator_is_no_loss_to_an_agent_that_has_finished(job):
-    job.start_server()
-    made = job.all_at_work()
+    made = job.at_work()
     together(*(client.finish for client in made))
     job.end_server()
     for client in made:
@@ -470,13 +437,10 @@ def test_the_end_of_the_coordinator_is_no_loss_to_an_agent_that_has_finished(job
 
 
 def test_an_agent_that_does_not_answer(job, raw):
-    job.start_server(silence_timeout=60)
-    events = []
-    made = [job.client(0, on_event=events.append), job.client(1)]
+    made = job.connected(0, 1, silence_timeout=60)
     silent = raw()
     silent.request(2)
     silent.send_message(join=0)
-    together(*(client.connect for client in made))
     join_all(made)
     agents = job.server.coordinator._agents
     for _ in range(12):
@@ -485,59 +449,44 @@ def test_an_agent_that_does_not_answer(job, raw):
     for client in made:
         assert failure_of(client) == Failure(Kind.SILENT, (2,), code=60)
     # All others have answered all the time.
-    reported = [event for event in events if "silent" in event]
+    reported = [event for event in job.events[0] if "silent" in event]
     assert reported == [{"silent": [2], "left": 30}]
+
+
+WELCOME = protocol.encode({"welcome": protocol.VERSION, "job": "19.0", "round": 0})
 
 
 @pytest.fixture
 def silent_coordinator(job):
     """Start a coordinator that sends a welcome, and nothing after it."""
-    server = listening()
-    job.port = server.getsockname()[1]
-    ended = threading.Event()
-
-    def serve():
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(4096)
-            welcome = {"welcome": protocol.VERSION, "job": "19.0", "round": 0}
-            connection.sendall(protocol.encode(welcome))
-            ended.wait()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield
-    ended.set()
-    thread.join(PATIENCE)
-    server.close()
+    answers = iter([WELCOME])
+    with other_program(lambda _: next(answers, None)) as job.port:
+        yield
 
 
 @pytest.mark.usefixtures("silent_coordinator")
 def test_a_coordinator_that_does_not_answer(job):
-    events = []
-    where = {"silence_timeout": 50}
-    client = job.client(1, where=where, on_event=events.append)
+    client = job.client(1, where={"silence_timeout": 50})
     client.connect()
     job.clock.go_on(49)
     assert client.failure is None
     with pytest.raises(JobFailedError) as caught:
         job.clock.passes_while(lambda: client.join(None))
     assert caught.value.failure == Failure(Kind.COORDINATOR, code=50)
-    assert events == [{"coordinator_silent": coordinator.SILENCE_REPORT, "left": 20}]
+    silent = {"coordinator_silent": coordinator.SILENCE_REPORT, "left": 20}
+    assert job.events[1] == [silent]
 
 
 def test_a_coordinator_that_answers_again(job):
-    with other_program(line(welcome=protocol.VERSION, job="19.0", round=0)) as port:
-        events = []
-        where = {"silence_timeout": 1000}
-        client = job.client(1, (port,), where=where, on_event=events.append)
+    with other_program(lambda _: WELCOME) as port:
+        client = job.client(1, (port,), where={"silence_timeout": 1000})
         client.connect()
         job.clock.go_on(1 + coordinator.SILENCE_REPORT)  # it has just answered
         for number in range(3):
             client.send({"ask": number})
             until(lambda: client._channel.has_received)
             job.clock.go_on(1)
-    reported = [event for event in events if "welcome" not in event]
+    reported = [event for event in job.events[1] if "welcome" not in event]
     assert reported == [
         {"coordinator_silent": 30, "left": 970},
         {"coordinator_answers": 31},
@@ -547,12 +496,10 @@ def test_a_coordinator_that_answers_again(job):
 def test_a_coordinator_that_is_stopped_for_a_while(job):
     """As all of them, by the scheduler: nobody is older than what it did itself."""
     job.start_server(silence_timeout=60)
-    events = []
-    where = {"silence_timeout": 60}
-    client = job.client(0, where=where, on_event=events.append)
+    client = job.client(0, where={"silence_timeout": 60})
     client.connect()
     job.clock.go_on(75, 75)
-    assert events == []
+    assert job.events[0] == []
     assert client.failure is None
 
 
@@ -560,8 +507,7 @@ def test_a_coordinator_that_is_stopped_for_a_while(job):
 
 
 def test_questions_to_the_store(job):
-    job.start_server()
-    made = job.all_at_work()
+    made = job.at_work()
     assert made[1].ask({"set": {"a": "1", "b": "\xff"}}, LIMIT) is True
     assert made[2].ask({"get": ["b", "a"]}, LIMIT) == ["\xff", "1"]
     assert made[0].ask({"add": "a", "by": 2}, LIMIT) == 3
@@ -574,9 +520,7 @@ def test_questions_to_the_store(job):
 
 
 def test_an_answer_that_does_not_come(job):
-    job.start_server()
-    client = job.client(0)
-    client.connect()
+    (client,) = job.connected(0)
     with pytest.raises(TimeoutError):
         job.clock.passes_while(lambda: client.ask({"get": ["a"]}, LIMIT), step=LIMIT)
     assert client.ask({"set": {"a": "1"}}, LIMIT) is True
@@ -584,8 +528,7 @@ def test_an_answer_that_does_not_come(job):
 
 
 def test_no_answer_any_more(job):
-    job.start_server()
-    made = job.all_at_work()
+    made = job.at_work()
     answer = started(lambda: made[0].ask({"get": ["a"]}, LIMIT))
     until(lambda: waits(made[0]))
     made[1].fail(Failure(Kind.AGENT, (1,), text="why"))
@@ -646,10 +589,7 @@ def test_a_signal_while_the_coordinator_is_looked_for(job, who, signalled):
 
 
 def test_a_signal_while_others_are_waited_for(job, signalled):
-    job.start_server()
-    client, other = job.client(0), job.client(1)
-    client.connect()
-    other.connect()
+    client, other = job.connected(0, 1)
     with signalled(client):
         client.join(STORE)
     leave_at_once(client)
@@ -659,17 +599,13 @@ def test_a_signal_while_others_are_waited_for(job, signalled):
 def test_a_signal_that_does_not_wake_the_main_thread(job, signalled, monkeypatch):
     """As one that arrives just before the main thread begins to wait."""
     monkeypatch.setattr(clients, "_SIGNAL_TIMEOUT", 0.05)
-    job.start_server()
-    client, other = job.client(0), job.client(1)
-    client.connect()
-    other.connect()
+    (client,) = job.connected(0)
     with signalled(client, _thread.interrupt_main):
         client.join(STORE)
 
 
 def test_a_signal_while_an_answer_is_waited_for(job, signalled):
-    job.start_server()
-    made = job.all_at_work()
+    made = job.at_work()
     with signalled(made[0]):
         made[0].ask({"get": ["a"]}, LIMIT)
     leave_at_once(made[0])
@@ -677,8 +613,7 @@ def test_a_signal_while_an_answer_is_waited_for(job, signalled):
 
 
 def test_a_signal_while_others_are_at_work(job, signalled):
-    job.start_server()
-    made = job.all_at_work()
+    made = job.at_work()
     with signalled(made[1]):
         made[1].finish()
     leave_at_once(made[1])

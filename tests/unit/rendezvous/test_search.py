@@ -19,7 +19,6 @@ from loopback import (
     listening,
     other_program,
     started,
-    together,
 )
 from waiting import PATIENCE, until
 
@@ -86,9 +85,8 @@ def test_the_coordinator_of_another_job_on_the_first_port(job):
 
 
 def test_a_coordinator_that_is_late(job):
-    port, events = job.unused_port(), []
-    where = {"timeout": FOREVER}
-    client = job.client(0, (port,), where=where, nodes=1, on_event=events.append)
+    port, events = job.unused_port(), job.events[0]
+    client = job.client(0, (port,), where={"timeout": FOREVER}, nodes=1)
     connected = started(client.connect)
     job.clock.passes_until(lambda: events)
     job.start_server(port, nodes=1)
@@ -135,9 +133,7 @@ CANNOT = Failure(Kind.AGENT, (2,), text="HPC018 torch cannot be imported")
 
 def test_an_agent_that_cannot_start_ends_all(job):
     """Its --rdzv-id and number of nodes may be unknown, as where torch is missing."""
-    job.start_server()
-    others = [job.client(0), job.client(1)]
-    together(*(client.connect for client in others))
+    others = job.connected(0, 1)
     last = job.client(2, own_failure=CANNOT, run_id="")
     with suppress(JobFailedError):
         last.connect()
@@ -155,9 +151,7 @@ def test_an_agent_that_cannot_start_is_informed_of_the_first_failure(job):
 
 def test_an_agent_that_comes_back_and_cannot_start(job):
     """It takes the place of one that is gone, or that it has been itself."""
-    job.start_server()
-    others = [job.client(0), job.client(1)]
-    together(*(client.connect for client in others))
+    others = job.connected(0, 1)
     same = job.client(1, own_failure=replace(CANNOT, nodes=(1,)), run_id="")
     with suppress(JobFailedError):
         same.connect()
@@ -177,8 +171,7 @@ def test_another_job_on_a_port_for_notices(job):
 
 def test_a_second_agent_that_cannot_start_ends_nothing(job):
     """A launch within a worker, say: its node's own agent is at work."""
-    job.start_server()
-    first, *_ = job.all_at_work()
+    first, *_ = job.at_work()
     second = job.client(1, pid=999, own_failure=replace(CANNOT, nodes=(1,)))
     with pytest.raises(RefusedError):
         second.connect()

@@ -17,7 +17,6 @@ from loopback import (
     listening,
     settle,
     started,
-    together,
 )
 from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE, until
@@ -30,9 +29,7 @@ from torchrun_hpc.rendezvous.protocol import Failure, Kind
 
 
 def test_the_coordinator_stays_until_all_are_informed(job, raw):
-    job.start_server()
-    made = job.client(0)
-    made.connect()
+    (made,) = job.connected(0)
     silent = raw()
     silent.request(1)
     assert "welcome" in silent.receive()
@@ -69,8 +66,7 @@ def test_the_coordinator_does_not_stay_for_ever(job, raw):
 
 
 def test_a_failure_of_the_head_node(job):
-    job.start_server()
-    made = job.all_at_work()
+    made = job.at_work()
     own = Failure(Kind.AGENT, (0,), text="why")
     job.server.fail(own)
     for client in made:
@@ -143,9 +139,7 @@ INVALID_MESSAGES = [
 
 @pytest.mark.parametrize("message", INVALID_MESSAGES)
 def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd):
-    job.start_server()
-    made = [job.client(0), job.client(1)]
-    together(*(client.connect for client in made))
+    made = job.connected(0, 1)
     odd = raw()
     odd.request(2)
     assert "welcome" in odd.receive()
@@ -191,9 +185,7 @@ def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
 def test_an_agent_that_does_not_read(job, raw, monkeypatch):
     """What is to be sent to it is not kept for ever."""
     monkeypatch.setattr(servers, "_UNSENT_LIMIT", 100_000)
-    job.start_server()
-    client = job.client(0)
-    client.connect()
+    (client,) = job.connected(0)
     silent = raw()
     silent.request(1)
     silent.receive()
