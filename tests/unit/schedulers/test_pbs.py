@@ -133,12 +133,6 @@ def test_a_node_file_that_is_none(case):
         assert len(found) < 400, name
 
 
-def test_comments_and_blank_lines_do_not_count():
-    text = "# of a user\n\n  dec0001  # the first\n\t\ndec0002\r\n#dec0003\n"
-    job = detected(process("pbs-script", files={FILE: text}))
-    assert job.nodes == THREE[:2]
-
-
 @pytest.mark.parametrize(
     ("lines", "start"),
     [
@@ -196,19 +190,6 @@ def test_mpiexec_of_pals_in_an_interactive_job():
         job = detected(replace(task, hostname=THREE[rank]))
         assert (job.scheduler, job.context) == ("PALS in PBS", LaunchContext.STEP)
         assert (job.nodes, job.node_rank) == (THREE, rank)
-
-
-@pytest.mark.parametrize("task", range(3))
-def test_pbsdsh_with_several_slots_on_a_node(task):
-    """It starts a task for each, and tells them no ranks."""
-    files = {FILE: "dec0001\n" * 4 + "dec0002\n" * 4 + "dec0003\n"}
-    found = outcome(process("pbs-pbsdsh", task, files=files))
-    source = FILE if task == 0 else "PBS_NODEFILE"
-    assert found.startswith(f"HPC036 pbsdsh starts a task for each line of {source}, 4")
-    mpirun = "mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile $PBS_NODEFILE"
-    mpirun += " --bind-to none COMMAND"
-    line = f"mpiexec -n 3 --ppn 1 COMMAND   (with Open MPI: {mpirun})"
-    assert found.endswith(f"or type: {line}")
 
 
 @pytest.mark.parametrize("hostname", ["dec0002", "dec0002.site"])
