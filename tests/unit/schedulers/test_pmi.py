@@ -138,15 +138,10 @@ class Manager:
 
 @pytest.fixture
 def manager():
-    managers = []
-
-    def make(*args, **kwargs):
-        managers.append(Manager(*args, **kwargs))
-        return managers[-1]
-
-    yield make
-    for one in managers:
-        one.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(
+            contextlib.closing(Manager(*args, **kwargs))
+        )
 
 
 # --- who answers --------------------------------------------------------------------
@@ -196,8 +191,11 @@ def test_one_task_of_each_node_says_where_it_is_and_the_first_asks_all(
         assert len(gets) == (5 if rank == 0 else 3)
 
 
-# For each rank where it is, and what the process manager calls its node.
-TWICE = {
+SIGNS = "a,b c=d/\u0142"
+
+# For each rank its host, and what the process manager says; the node of each rank, and
+# the names of the nodes.
+HOSTS = {
     "a host between": ("aba", "(vector,(0,3,1))", (0, 1, 0), "ab"),
     "several hosts between": ("abcab", "(vector,(0,5,1))", (0, 1, 2, 0, 1), "abc"),
     "several tasks each time": ("aabbaa", "(vector,(0,3,2))", (0, 0, 1, 1, 0, 0), "ab"),
@@ -206,36 +204,27 @@ TWICE = {
     "one on each, no mapping": ("abc", None, (0, 1, 2), "abc"),
     "no mapping": ("abab", None, (0, 1, 0, 1), "ab"),
     "in turn, no mapping": ("abcabc", None, (0, 1, 2, 0, 1, 2), "abc"),
+    "without a name": (["", "b", ""], MAPPING, (0, 1, 2), ["", "b", ""]),
+    # Names that no host has: the list has commas, and a line ends at a blank.
+    "a reference": (["n9", "#0", "#0"], MAPPING, (0, 1, 1), ["n9", "-0"]),
+    "signs": (["n9", *[SIGNS] * 2], MAPPING, (0, 1, 1), ["n9", "a-b-c-d--"]),
 }
 
 
-@pytest.mark.parametrize("case", TWICE)
+@pytest.mark.parametrize("case", HOSTS)
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_host_that_is_there_twice_is_one_node(manager, name, case):
-    hosts, mapping, places, nodes = TWICE[case]
+    hosts, mapping, places, nodes = HOSTS[case]
     asked = manager(DIALECTS[name], tasks=len(hosts), mapping=mapping)
     found = asked.exchange(hosts=list(hosts))
     told = {(task.first_host, task.node_of_rank, task.hosts) for task in found}
     assert told == {(hosts[0], places, tuple(nodes))}
 
 
-# For each rank its host, and for each host what tells it from one of the same name; the
-# node of each rank, and the names of the nodes.
-NAMES = {
-    "several machines of one name": ("aaa", "121", (0, 1, 0), ["a", "a"]),
-    "hosts without a name": (["", "b", ""], None, (0, 1, 2), ["", "b", ""]),
-    # Names that no host has: the list has commas, and a line ends at a blank.
-    "a reference": (["n9", "#0", "#0"], None, (0, 1, 1), ["n9", "-0"]),
-    "signs": (["n9", *["a,b c=d/\u0142"] * 2], None, (0, 1, 1), ["n9", "a-b-c-d--"]),
-}
-
-
-@pytest.mark.parametrize("case", NAMES)
-def test_names_that_do_not_tell_hosts_apart(manager, case):
-    hosts, machines, places, names = NAMES[case]
-    found = manager().exchange(hosts, machines)
-    told = {(task.node_of_rank, task.hosts) for task in found}
-    assert told == {(places, tuple(names))}
+def test_machines_of_one_name_are_several_nodes(manager):
+    """Containers, or ``localhost``: what tells them apart is asked for, too."""
+    for task in manager().exchange(hosts=["a", "a", "a"], machines=["1", "2", "1"]):
+        assert (task.node_of_rank, task.hosts) == ((0, 1, 0), ("a", "a"))
 
 
 def test_long_lists_are_told_in_parts(manager):
