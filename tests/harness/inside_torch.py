@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from datetime import timedelta
@@ -40,8 +41,9 @@ State: Any = dynamic_rendezvous._RendezvousState
 Node: Any = dynamic_rendezvous._NodeDesc
 
 # The module that starts workers, and its name for `Popen`.
-Starting: Any = multiprocessing_api
-Starting = sys.modules[Starting.SubprocessHandler.__module__]
+Multiprocessing: Any = multiprocessing_api
+SubprocessHandler = Multiprocessing.SubprocessHandler
+Starting: Any = sys.modules[SubprocessHandler.__module__]
 POPEN = "Popen" if hasattr(Starting, "Popen") else "subprocess"
 
 # All places that a patch can replace, and the capability of a torch that has one.
@@ -62,7 +64,7 @@ EXPECTED = {
     (agent_api, "_get_fq_hostname"): _INFO,
     (multiprocessing_api.PContext, "close"): _EVERY,
     (Starting, POPEN): _EVERY,
-    (Starting.SubprocessHandler, "_popen"): _EVERY,
+    (SubprocessHandler, "_popen"): _EVERY,
     (torch_run, "config_from_args"): capabilities.WARNS_OF_DEFAULT,
 }
 PLACES = [place for place, has in EXPECTED.items() if has.present or hasattr(*place)]
@@ -135,6 +137,16 @@ def parameters_at(endpoint: str, **conf: Any) -> RendezvousParameters:
         max_nodes=nodes,
         **conf,
     )
+
+
+HANDLER_TAKES = tuple(inspect.signature(SubprocessHandler).parameters)
+
+
+def start_worker(entrypoint: str, *args: str, **more: Any) -> Any:
+    """Start a worker as torch does; older releases take other arguments."""
+    given = {"entrypoint": entrypoint, "args": args, "env": {}, "stdout": ""}
+    given |= {"stderr": "", "local_rank_id": 0, **more}
+    return SubprocessHandler(**{name: given.get(name) for name in HANDLER_TAKES})
 
 
 def two_agents(*addresses: str) -> tuple[list[Any], int]:

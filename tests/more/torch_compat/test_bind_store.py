@@ -36,7 +36,7 @@ from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import bind_store, registry
+from torchrun_hpc.torch_compat.patches import registry
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -100,34 +100,19 @@ def test_stock_listens_on_all_interfaces() -> None:
     del store
 
 
-class PlainStore:
-    """A store that opens its port itself."""
-
-    def __init__(self) -> None:
-        """Take a host and a port."""
-
-
 @pytest.mark.usefixtures("torch_again")
-@pytest.mark.parametrize(
-    ("releases", "state"),
-    [(">=2.0", registry.State.DOES_NOT_FIT), ("<2.0", registry.State.APPLIED)],
-)
-def test_a_torch_whose_stores_take_no_socket(
-    releases: str, state: registry.State, monkeypatch: pytest.MonkeyPatch
+def test_a_torch_of_which_nobody_expects_that_its_stores_take_a_socket(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that should, and one that nobody expects to."""
-    none = capabilities.Capability(releases, present=False)
+    """Its stores open their ports themselves."""
+    none = capabilities.Capability("<2.0", present=False)
     monkeypatch.setattr(capabilities, "LISTENING_SOCKET", none)
     modules = (c10d_rendezvous_backend, static_tcp_rendezvous)
     for module in modules:
-        monkeypatch.setattr(module, "TCPStore", PlainStore)
+        monkeypatch.setattr(module, "TCPStore", dist.HashStore)
     server = vars(Handler).get("_create_tcp_store_server")
-    monkeypatch.setattr(registry, "PATCHES", (bind_store,))
-    (outcome,) = registry.apply_patches(make_plan())
-    assert outcome.state is state
-    for module in modules:
-        replaced = vars(module)["TCPStore"] is not PlainStore
-        assert replaced is (state is registry.State.APPLIED)
+    patch_all()
+    assert dist.HashStore not in {vars(module)["TCPStore"] for module in modules}
     assert vars(Handler).get("_create_tcp_store_server") is server
 
 

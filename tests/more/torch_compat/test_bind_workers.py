@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from inside_torch import make_plan
-from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from inside_torch import HANDLER_TAKES, make_plan, start_worker
 
 from torchrun_hpc.planning.topology import Binding, Share
 from torchrun_hpc.setting import Setting
@@ -18,24 +16,15 @@ from torchrun_hpc.torch_compat.patches import bind_workers
 if TYPE_CHECKING:
     from pathlib import Path
 
-Multiprocessing: Any = multiprocessing_api
-Handler = Multiprocessing.SubprocessHandler
-PARAMETERS = [*inspect.signature(Handler).parameters]
-
 ALL = sorted(os.sched_getaffinity(0))
 PRINT = "import os; print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
 
 
 def started(rank: int, file: Path, *, environ_rank: int) -> list[str]:
     """Start a worker, and return its number of CPUs, and of threads."""
-    given = {
-        "entrypoint": sys.executable,
-        "args": ("-c", PRINT),
-        "env": {"LOCAL_RANK": str(environ_rank), "OMP_NUM_THREADS": "7"},
-        "stdout": str(file),
-        "local_rank_id": rank,
-    }
-    worker = Handler(**{name: given.get(name) for name in PARAMETERS})
+    environ = {"LOCAL_RANK": str(environ_rank), "OMP_NUM_THREADS": "7"}
+    given = {"env": environ, "stdout": str(file), "local_rank_id": rank}
+    worker = start_worker(sys.executable, "-c", PRINT, **given)
     assert worker.proc.wait() == 0
     return file.read_text().split()
 
@@ -46,7 +35,7 @@ def started(rank: int, file: Path, *, environ_rank: int) -> list[str]:
 def test_cpus_and_threads(
     tmp_path: Path, *, sets_threads: bool, is_virtual: bool
 ) -> None:
-    if is_virtual and "local_rank_id" not in PARAMETERS:
+    if is_virtual and "local_rank_id" not in HANDLER_TAKES:
         pytest.skip("this torch has no --virtual-local-rank")
     shares = tuple(Share(tuple(cpus), "", "") for cpus in (ALL[:1], ALL))
     binding = Binding(Setting("gpu", ""), shares, sets_threads=sets_threads)

@@ -337,10 +337,7 @@ def test_who_listens_on_all_interfaces_says_so(
     }.items():
         codes = _warned(monkeypatch, *options.split(), present=present)
         assert ("HPC087" in codes) is (opens and not present), options
-
-
-def test_one_node_by_itself_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _warned(monkeypatch, present=False, nodes=1) == []
+    assert _warned(monkeypatch, present=present, nodes=1) == []
 
 
 # --- a store in which workers do not meet again ---------------------------------------

@@ -22,7 +22,9 @@ from inside_torch import (
     POPEN,
     Executor,
     Handler,
+    Multiprocessing,
     Starting,
+    SubprocessHandler,
     expected_state,
     make_plan,
     patch_all,
@@ -32,7 +34,6 @@ from side_by_side import run
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.rendezvous import (
     c10d_rendezvous_backend,
     dynamic_rendezvous,
@@ -65,10 +66,6 @@ from torchrun_hpc.torch_compat.patches import (
 )
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
 from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
-
-Multiprocessing: Any = multiprocessing_api
-PContext = Multiprocessing.PContext
-SubprocessHandler = Multiprocessing.SubprocessHandler
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -229,10 +226,10 @@ CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
     (Local, "_stop_workers", None, [keep_open_on_restart]),
     (Multiprocessing.MultiprocessContext, "pids", None, [forward_signals]),
     (Multiprocessing.SubprocessContext, "pids", None, [forward_signals]),
-    (PContext, "__init__", _other, [watch_workers]),
-    (PContext, "close", _other, [defer_signals_on_close]),
-    (PContext, "close", None, [defer_signals_on_close]),
-    (PContext, "start", _other, [defer_signals_on_close]),
+    (Multiprocessing.PContext, "__init__", _other, [watch_workers]),
+    (Multiprocessing.PContext, "close", _other, [defer_signals_on_close]),
+    (Multiprocessing.PContext, "close", None, [defer_signals_on_close]),
+    (Multiprocessing.PContext, "start", _other, [defer_signals_on_close]),
     (Multiprocessing, "_terminate_process_handler", None, [defer_signals_on_close]),
     (Multiprocessing, "SubprocessHandler", None, START_WORKERS),
     (SubprocessHandler, "_popen", _other, START_WORKERS),
@@ -369,7 +366,7 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
         called.append((self, death_sig, timeout))
 
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
-    monkeypatch.setattr(PContext, "close", close)
+    monkeypatch.setattr(Multiprocessing.PContext, "close", close)
     forwarded: list[Any] = []
     nothing: Any = None
     forward_signals.apply(nothing, Hooks(forwarded.append, nothing, nothing))
@@ -382,7 +379,7 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     one._pcontext = SimpleNamespace(pids=lambda: {0: 4711})
     assert one._monitor_workers("group") == "state"
     assert forwarded == [{0: 4711}]
-    PContext.close(one, signal.SIGTERM, timeout=3)
+    Multiprocessing.PContext.close(one, signal.SIGTERM, timeout=3)
     assert called == [(one, "group"), (one, "group"), (one, signal.SIGTERM, 3)]
     if host_name.IS_FOR.present:
         host_name.apply()

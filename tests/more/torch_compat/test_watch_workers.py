@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import signal
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from inside_torch import start_worker
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher_api
 from waiting import NEVER_S, PATIENCE, until
@@ -32,9 +31,6 @@ from torchrun_hpc.torch_compat.patches.hooks import Hooks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-Multiprocessing: Any = multiprocessing_api
-SubprocessHandler = Multiprocessing.SubprocessHandler
 
 SLEEPS = f"import time; time.sleep({NEVER_S})"
 EXITS = "raise SystemExit(3)"
@@ -261,14 +257,6 @@ os.write(2, bytes(range(128)) * 1000 + b"no end")
 WRITTEN = bytes(range(128)) * 1000 + b"no end"
 
 
-def _start(entrypoint: str, *args: str, stderr: str = "") -> Any:
-    """Start a worker as torch does; older releases take other arguments."""
-    names = inspect.signature(SubprocessHandler).parameters
-    given: dict[str, Any] = {"entrypoint": entrypoint, "args": args, "env": {}}
-    given |= {"stdout": "", "stderr": stderr, "local_rank_id": 0}
-    return SubprocessHandler(**{name: given.get(name) for name in names})
-
-
 # Where torch lets a worker write, and why that could not be read; what becomes of it:
 # whether it is read, and whether it is shown.
 STDERR = {
@@ -287,7 +275,7 @@ def test_what_becomes_of_stderr(
     file = tmp_path / name if name else None
     hooks.relay.unread = unread
     watch_workers.apply(None, hooks)
-    handler = _start(sys.executable, "-S", "-c", WRITES, stderr=str(file or ""))
+    handler = start_worker(sys.executable, "-S", "-c", WRITES, stderr=str(file or ""))
     assert (handler._stderr and handler._stderr.name) == (file and str(file))
     assert handler.proc.wait(PATIENCE) == 0
     assert hooks.relay.reads(handler.proc.pid) is is_read
@@ -313,7 +301,7 @@ def test_a_program_that_is_missing(hooks: Hooks, tmp_path: Path) -> None:
         for patch in patches:
             patch.apply(None, hooks)
         with pytest.raises(FileNotFoundError) as caught:
-            _start(str(tmp_path / "missing"))
+            start_worker(str(tmp_path / "missing"))
         errors.append((caught.value.errno, caught.value.filename, str(caught.value)))
         numbers.append(psutil.Process().num_fds())
     assert errors[0] == errors[1]
@@ -339,7 +327,7 @@ def test_a_fork_writes_to_the_relay_too(
     more = Hooks(hooks.forward, relay, hooks.watch, fork)
     fork_workers.apply(None, more)
     watch_workers.apply(None, more)
-    handler = _start(sys.executable, "-S", "-c", program)
+    handler = start_worker(sys.executable, "-S", "-c", program)
     assert handler.proc.wait(PATIENCE) == 0
     ((command, environ, stdout, stderr),) = forks
     assert command == (sys.executable, "-S", "-c", program)
