@@ -16,14 +16,6 @@ def parts(detector, **changes):
     return {k: v for k, v in (found | changes).items() if v is not ...}
 
 
-@pytest.mark.parametrize(
-    "name", ["name", "signs", "rank", "prefixes", "daemons", "launcher"]
-)
-def test_a_part_that_was_forgotten(name):
-    with pytest.raises(TypeError, match=f"missing .* '{name}'"):
-        Detector(**parts(flux.DETECTOR, **{name: ...}))
-
-
 # The record, its changes, and what it needs.
 WRONG = {
     "no name": (flux, {"name": ""}, "a name and signs"),
@@ -66,10 +58,6 @@ def test_what_a_person_types(detector):
     assert "COMMAND" in line
     assert "2" in line
     assert "{" not in line
-
-
-def test_names_differ():
-    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS)
 
 
 def test_a_rank_counts_with_what_has_to_be_set_with_it():

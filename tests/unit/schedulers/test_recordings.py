@@ -67,6 +67,7 @@ def test_every_task_finds_its_job(name):
         is_hydra = expected["job"]["scheduler"].startswith("Hydra")
         assert asked == is_hydra * len(found)
         for rank, (job, task) in enumerate(zip(found, tasks_at(places), strict=True)):
+            assert not isinstance(job, str), job
             own = expected.get("job of task", {}).get(str(rank), {})
             wanted = USUAL | expected["job"] | expected.get(f"job{how}", {}) | own
             assert as_recorded(job, wanted) == wanted, (how, rank)
