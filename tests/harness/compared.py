@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ports import own_port
-from side_by_side import OURS, STOCK, Launcher, bare
+from side_by_side import OURS, STOCK, Launcher, bare, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,6 +185,12 @@ class Line:
         return any("store_type=file" in word for word in self.argv)
 
 
+def typed(text: str, **changes: Any) -> Line:
+    """Return a line as it is typed: variables and options."""
+    argv, environ = words_of(text)
+    return Line(tuple(argv), environ=environ, **changes)
+
+
 # Different at each launch; the last three are ours to better.
 RUN, ADDRESS = "TORCHELASTIC_RUN_ID", "MASTER_ADDR"
 _DIFFERENT = {"REPORT", "TORCHELASTIC_ERROR_FILE", RUN, "MASTER_PORT", ADDRESS}
@@ -260,13 +266,13 @@ def _filled(text: str, known: dict[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def default_port_taken(*, always: bool = False) -> Iterator[None]:
-    """Listen on torch's default port; unless stock torchrun needs it, or always."""
+def default_port_taken() -> Iterator[None]:
+    """Listen on torch's default port, unless stock torchrun needs it."""
     from torch.distributed import run as torch_run  # noqa: PLC0415
 
     port = 29400
     with contextlib.ExitStack() as stack:
-        if always or f"localhost:{port}" not in torch_run.run.__code__.co_consts:
+        if f"localhost:{port}" not in torch_run.run.__code__.co_consts:
             with contextlib.suppress(OSError):  # somebody else takes it
                 stack.enter_context(socket.create_server(("", port)))
         yield

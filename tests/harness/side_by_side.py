@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import os
 import pty
+import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -59,6 +62,13 @@ def bare(which: str) -> list[str]:
     if which == OURS or get_args_parser().get_default("master_port") is None:
         return []
     return ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+
+
+def words_of(line: str) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments of a line as in a shell, and the variables before them."""
+    words = shlex.split(line)
+    front = [*itertools.takewhile(re.compile(r"[A-Z_]+=").match, words)]
+    return words[len(front) :], dict(word.split("=", 1) for word in front)
 
 
 @dataclass(frozen=True)
@@ -132,11 +142,6 @@ class Launcher:
         finally:
             self._process.kill()
             self._process.stdout.close()
-
-    def both(self, argv: list[str], **options: Any) -> tuple[Result, Result]:
-        """Launch with torchrun_hpc and with stock torchrun, at the same time."""
-        ours, stock = self.many([(OURS, argv), (STOCK, argv)], **options)
-        return ours, stock
 
     def ours(self, argv: list[str], **options: Any) -> Result:
         """Launch with torchrun_hpc."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import json
 import os
 import socket
@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from inside_torch import targets
+from nodes import recorded
 from plans import make_launch_plan
 from side_by_side import clean_environ, run
-from torch.distributed import run as torch_run
-from torch.distributed.elastic.agent.server import local_elastic_agent
-from torch.distributed.elastic.rendezvous import (
-    c10d_rendezvous_backend,
-    dynamic_rendezvous,
-    static_tcp_rendezvous,
-)
-from torch.distributed.launcher import api
 
 import torchrun_hpc
 from torchrun_hpc import network
@@ -32,8 +26,6 @@ from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-RECORDED = Path(__file__).parents[2] / "unit" / "environments"
 
 ONE_NODE = {
     "SLURM_STEP_NODELIST": "jwb0001",
@@ -54,29 +46,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.delenv(name)
 
     def enter(name: str, task: int = 0, **changes: str) -> None:
-        recorded = json.loads((RECORDED / f"{name}.json").read_text())["tasks"][task]
-        recorded = {k: v for k, v in recorded.items() if k != "(hostname)"}
-        for variable, value in {**recorded, **changes}.items():
+        for variable, value in {**recorded(name)[task][0], **changes}.items():
             monkeypatch.setenv(variable, value)
 
     return enter
-
-
-def _keys(kind: type) -> set[str]:
-    return set(kind.__annotations__)
-
-
-def test_signature() -> None:
-    signature = inspect.signature(torchrun_hpc.describe)
-    assert str(signature) == "(argv: 'Sequence[str]' = ()) -> 'Description'"
-    assert "describe" in torchrun_hpc.__all__
 
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("argv", [[], [[]], [()]])
 def test_no_scheduler(argv: list[Any]) -> None:
     found = torchrun_hpc.describe(*argv)
-    assert set(found) == _keys(description.Description)
+    assert set(found) == set(description.Description.__annotations__)
     assert found["job"] is None
     assert found["plan"]["title"] == "no scheduler"
     assert (found["plan"]["nodes"], found["plan"]["workers"]) == (1, 1)
@@ -195,22 +175,6 @@ def test_what_would_be_refused(  # noqa: PLR0913, PLR0917
     assert capfd.readouterr() == ("", "")
 
 
-def _names_in_torch() -> dict[tuple[str, str], int]:
-    """Return what the modules and classes that may be patched have."""
-    owners = [
-        *(torch_run, api, local_elastic_agent),
-        *(dynamic_rendezvous, c10d_rendezvous_backend, static_tcp_rendezvous),
-        dynamic_rendezvous.DynamicRendezvousHandler,
-        static_tcp_rendezvous.StaticTCPRendezvous,
-    ]
-    return {
-        (owner.__name__, name): id(value)
-        for owner in owners
-        for name, value in dict(vars(owner)).items()
-        if not name.startswith("__")
-    }
-
-
 @pytest.mark.parametrize("argv", [[], ["--nproc-per-node=2", "--hpc-debug"], ["-x"]])
 def test_nothing_is_changed(
     argv: list[str],
@@ -218,15 +182,12 @@ def test_nothing_is_changed(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     environment("slurm-srun-3-nodes", **ONE_NODE, PET_RDZV_ID="mine")
-    names, environ = _names_in_torch(), dict(os.environ)
+    in_torch, environ = targets(), dict(os.environ)
     arguments, folder = list(sys.argv), Path.cwd()
-    refused = False
-    try:
+    refused = pytest.raises(torchrun_hpc.LaunchError)
+    with refused if argv == ["-x"] else contextlib.nullcontext():
         torchrun_hpc.describe(argv)
-    except torchrun_hpc.LaunchError:
-        refused = True
-    assert refused is (argv == ["-x"])
-    assert _names_in_torch() == names
+    assert targets() == in_torch
     assert dict(os.environ) == environ
     assert (sys.argv, Path.cwd()) == (arguments, folder)
     assert capfd.readouterr() == ("", "")
@@ -252,7 +213,6 @@ def test_what_another_job_has_left_is_not_looked_at(
     own = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(file)}
     environment("slurm-srun-3-nodes", 1, **left, **own, CUDA_VISIBLE_DEVICES="0")
     found = torchrun_hpc.describe()
-    assert found["job"] is not None
     assert found["job"]["scheduler"] == "PBS"
     assert "HPC095" not in json.dumps(found)
     assert os.environ["SLURM_GPUS_ON_NODE"] == "8"

@@ -16,7 +16,6 @@ from commands import own_lines
 from compared import (
     ADDRESS,
     BOX,
-    C10D,
     FAILED,
     FORKS,
     RUN,
@@ -24,94 +23,73 @@ from compared import (
     Line,
     assert_fails_alike,
     assert_same,
-    default_port_taken,
     is_kept,
     launch,
     more,
     reports,
+    typed,
 )
 from ports import own_port
 from side_by_side import COMMANDS, OURS, STOCK, bare, clean_environ, end_group, run
-from torch.distributed import run as torch_run
 from waiting import PATIENCE
 
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from side_by_side import Launcher, Result
 
 BOTH = (OURS, STOCK)
 
-OPTIONS = torch_run.get_args_parser()._option_string_actions
-
-
-def _known(*argv: str) -> tuple[str, ...]:
-    """Return those of some options, ``--x=y``, that the installed torch has."""
-    names = {word: word.partition("=")[0] for word in argv}
-    return tuple(
-        word
-        for word, name in names.items()
-        if any(option.startswith(name) for option in OPTIONS)
-    )
-
+C10D = "--rdzv-backend=c10d --rdzv-endpoint=localhost:0"
 
 # Those of tests/core/test_dropin.py are not here.
 LINES = {
-    "nothing": Line(),
-    "standalone": Line(("--standalone", "--nproc_per_node", "2"), workers=2),
-    "one node": Line(("--nnodes=1:1",)),
-    "cpu": Line(("--nproc_per_node=cpu",), workers=2),
-    "auto": Line(
-        ("--nproc-per-node", "auto"), environ={"CUDA_VISIBLE_DEVICES": ""}, workers=2
+    "nothing": typed(""),
+    "standalone": typed("--standalone --nproc_per_node 2", workers=2),
+    "one node": typed("--nnodes=1:1"),
+    "cpu": typed("--nproc_per_node=cpu", workers=2),
+    "auto": typed("CUDA_VISIBLE_DEVICES= --nproc-per-node auto", workers=2),
+    "run path": typed("--run-path", script="{folder}/report.py"),
+    "conf": typed(f"{C10D} --rdzv-conf join_timeout=30,read_timeout=30"),
+    "conf, unread": typed(
+        f"{C10D} \"--rdzv-conf=timeout='5',foo_timeout=1.5,rank=x,join_timeout=+3_0\""
     ),
-    "run path": Line(("--run-path",), "{folder}/report.py"),
-    "conf": Line((*C10D, "--rdzv-conf", "join_timeout=30,read_timeout=30")),
-    "conf, unread": Line(
-        (*C10D, "--rdzv-conf=timeout='5',foo_timeout=1.5,rank=x,join_timeout=+3_0")
+    "conf, empty": typed(f"{C10D} --rdzv-conf="),
+    "endpoint, empty": typed("--rdzv-endpoint="),
+    "endpoint": typed("--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port}"),
+    "elastic": typed(
+        "--nnodes=1:2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{port} "
+        "--rdzv-conf=last_call_timeout=1"
     ),
-    "conf, empty": Line((*C10D, "--rdzv-conf=")),
-    "endpoint, empty": Line(("--rdzv-endpoint=",)),
-    "endpoint": Line(("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}")),
-    "elastic": Line(
-        (
-            *("--nnodes=1:2", "--rdzv-backend=c10d"),
-            *("--rdzv-endpoint=localhost:{port}", "--rdzv-conf=last_call_timeout=1"),
-        )
+    "file store": typed(
+        "--rdzv-backend=c10d --rdzv-endpoint={folder}/store-{which} "
+        "--rdzv-conf=store_type=file"
     ),
-    "file store": Line(
-        (
-            *("--rdzv-backend=c10d", "--rdzv-endpoint={folder}/store-{which}"),
-            "--rdzv-conf=store_type=file",
-        )
-    ),
-    "master port": Line(("--master-port={port}",), same=(ADDRESS,)),
-    "static endpoint": Line(
-        ("--rdzv-backend=static", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=x"),
+    "master port": typed("--master-port={port}", same=(ADDRESS,)),
+    "static endpoint": typed(
+        "--rdzv-backend=static --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=x",
         same=(ADDRESS, RUN),
     ),
-    "address": Line(
-        ("--local-addr=127.0.0.1",),
+    "address": typed(
+        "--local-addr=127.0.0.1",
         same=() if capabilities.ADDRESS_IS_LOST.present else (ADDRESS,),
     ),
-    "role": Line(
-        (
-            *("--role=trainer", "--max-restarts=2", "--monitor-interval=0.5"),
-            *("--start-method=fork", *_known("--shutdown-timeout=3")),
-            *_known("--event-log=console"),
-        )
+    "role": typed(
+        "--role=trainer --max-restarts=2 --monitor-interval=0.5 --start-method=fork "
+        "--shutdown-timeout=3 --event-log=console"
     ),
-    "signals": Line(_known("--signals-to-handle=SIGTERM,SIGUSR1")),
-    "virtual local rank": Line(
-        (*_known("--virtual-local-rank"), "--nproc-per-node=2"), workers=2
-    ),
-    "threads": Line(environ={"OMP_NUM_THREADS": "2", "PYTHONFAULTHANDLER": ""}),
-    "workers, too many": Line(
-        ("--nproc-per-node=3",),
+    "signals": typed("--signals-to-handle=SIGTERM,SIGUSR1"),
+    "virtual local rank": typed("--virtual-local-rank --nproc-per-node=2", workers=2),
+    "threads": typed("OMP_NUM_THREADS=2 PYTHONFAULTHANDLER="),
+    "workers, too many": typed(
+        "--nproc-per-node=3",
         workers=3,
         warning="HPC092 3 workers share 2 CPUs: all that the affinity mask",
     ),
-    "stale address": Line(environ={"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}),
-    "site": Line(environ={"SYSTEMNAME": "juwelsbooster"}),
+    "stale address": typed("MASTER_ADDR=192.0.2.1 MASTER_PORT=1"),
+    "site": typed("SYSTEMNAME=juwelsbooster"),
 }
 
 
@@ -122,93 +100,42 @@ def test_it_is_launched_as_by_torchrun(
     assert_same(LINES[name], launch(launcher, folder, LINES[name], tmp_path))
 
 
-SCRIPT_ARGS = [
-    "--rdzv",
-    "x",
-    "--nnodes=7",
-    "-h",
-    "--hpc-site",
-    "a b",
-    "--standalone",
-    "",
-]
-
-
-@pytest.mark.parametrize("argv", [[], ["--standalone"]])
-def test_the_default_port_is_taken(
-    argv: list[str], launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
-    """For --standalone, too, a release of torch took it."""
-    with default_port_taken(always=True):
-        result = launcher.ours(
-            [*argv, "report.py"], environ={"REPORT": str(tmp_path)}, cwd=folder
-        )
-    assert result.code == 0, result.err
-    assert result.err.splitlines() == result.own_lines
-    assert len(reports(tmp_path)) == 1
-
-
-def test_arguments_that_stock_refuses(launcher: Launcher, folder: Path) -> None:
-    """They are the script's, whatever they look like."""
-    where = folder / "arguments"
-    where.mkdir()
-    result = launcher.ours(
-        ["--nnodes=1", "report.py", *SCRIPT_ARGS],
-        environ={"REPORT": str(where)},
-        cwd=folder,
-    )
-    assert result.code == 0, result.err
-    assert reports(where)[0]["argv"] == ["report.py", *SCRIPT_ARGS]
-
-
 # --- the commands themselves ------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["module", "console script"])
-def test_commands(command: str, folder: Path, tmp_path: Path) -> None:
-    """Not forked, but as they are typed."""
-    words = COMMANDS[OURS]
-    if command == "console script":
-        script = Path(sys.executable).with_name("torchrun_hpc")
-        if not script.exists():
-            pytest.skip("torchrun_hpc is not installed here: pip install -e .")
-        words = [str(script)]
+def test_console_script(folder: Path, tmp_path: Path) -> None:
+    """Not forked, but as it is typed."""
+    script = Path(sys.executable).with_name("torchrun_hpc")
+    if not script.exists():
+        pytest.skip("torchrun_hpc is not installed here: pip install -e .")
     result = run(
-        [*words, "--nproc-per-node=2", "report.py", "a", "--nnodes=3"],
+        [str(script), "--nproc-per-node=2", "report.py", "a", "--nnodes=3"],
         env={**clean_environ(), "REPORT": str(tmp_path)},
         cwd=folder,
     )
     assert result.code == 0, result.err
     expected = [f"out {rank} ['a', '--nnodes=3']" for rank in (0, 1)]
     assert sorted(result.out.splitlines()) == expected
-    assert len(reports(tmp_path)) == 2
     assert result.err.splitlines() == result.own_lines
     assert len(result.own_lines) == 1
 
 
-def test_console_script_is_declared() -> None:
-    """Also where the project is not installed."""
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    assert 'torchrun_hpc = "torchrun_hpc.main:main"' in text
-
-
-def test_help_and_version_start_nothing(launcher: Launcher) -> None:
-    ours, stock = launcher.both(["--help"])
-    assert ours.code == stock.code == 0
-    assert ours.err == stock.err == ""
-    assert ours.out.startswith("usage: torchrun_hpc ")
+def test_help(launcher: Launcher) -> None:
+    result = launcher.ours(["--help"])
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("usage: torchrun_hpc ")
 
 
 # --- failing scripts --------------------------------------------------------------
 
 FAILURES = {
-    "exit 3": Line(environ={"THEN": "exit:3"}),
-    "exit -1": Line(environ={"THEN": "exit:-1"}),
-    "terminated": Line(environ={"THEN": f"kill:{int(signal.SIGTERM)}"}),
-    "crashed": Line(environ={"THEN": "crash"}),
-    "no such module": Line(("-m",), "missing.module"),
-    "recorded": Line((), "recorded.py"),
-    "restarts used up": Line(("--max-restarts=1",), environ={"THEN": "exit:4"}),
+    "exit 3": typed("THEN=exit:3"),
+    "exit -1": typed("THEN=exit:-1"),
+    "terminated": typed(f"THEN=kill:{int(signal.SIGTERM)}"),
+    "crashed": typed("THEN=crash"),
+    "no such module": typed("-m", script="missing.module"),
+    "recorded": typed("", script="recorded.py"),
+    "restarts used up": typed("THEN=exit:4 --max-restarts=1"),
 }
 
 
@@ -222,44 +149,38 @@ def test_it_fails_as_with_torchrun(
 
 # --- what else the report depends on ----------------------------------------------
 
-_ONE_OF_TWO = Line(("--nproc-per-node=2",), environ={"THEN": "exit:3:1"})
-REPORTS = {
-    "tee": Line(("--tee=3", "--log-dir={base}/tee"), environ={"THEN": "raise"}),
-    "redirects": Line(
-        ("--redirects=3", "--log-dir={base}/redirects"), environ={"THEN": "raise"}
-    ),
-    "as stdout": Line(environ={"THEN": "raise"}),
-    "function": Line(
-        ("--run-path", "--monitor-interval=0.01"), environ={"THEN": "raise"}
-    ),
-    # The user wants to see what torch says.
-    "LOGLEVEL": Line(_ONE_OF_TWO.argv, environ={"LOGLEVEL": "INFO"}),
-    "TORCH_LOGS": Line(_ONE_OF_TWO.argv, environ={"TORCH_LOGS": "distributed"}),
-    "debug": Line((*_ONE_OF_TWO.argv, "--hpc-debug")),
-}
+
+@pytest.fixture
+def reported(launcher: Launcher, folder: Path, tmp_path: Path) -> Callable[..., Result]:
+    """Return what launches a script that fails, and returns what ours says of it."""
+
+    def launch_it(
+        *options: str, streams: dict[str, str] | None = None, **environ: str
+    ) -> Result:
+        (result,) = launcher.many(
+            [(OURS, [*options, "report.py"])],
+            environ={"REPORT": str(tmp_path), **environ},
+            streams=[streams or {}],
+            cwd=folder,
+        )
+        assert result.code == 1, result.err
+        return result
+
+    return launch_it
 
 
-def _reported(name: str, launcher: Launcher, folder: Path, base: Path) -> Result:
-    """Return what ours says; if stderr is the same file as stdout, it is ``out``."""
-    line = REPORTS[name]
-    words = [word.replace("{base}", str(base)) for word in line.argv]
-    (base / "report").mkdir()
-    environ = {"REPORT": str(base / "report")}
-    streams = {"2": name} if name == "as stdout" else {}
-    return launcher.many(
-        [(OURS, [*words, line.script])],
-        environ=_ONE_OF_TWO.environ | line.environ | environ,
-        streams=[streams],
-        cwd=folder,
-    )[0]
-
-
-@pytest.mark.parametrize("name", ["LOGLEVEL", "TORCH_LOGS", "debug"])
+@pytest.mark.parametrize(
+    ("options", "environ"),
+    [
+        ((), {"LOGLEVEL": "INFO"}),
+        ((), {"TORCH_LOGS": "distributed"}),
+        (("--hpc-debug",), {}),
+    ],
+)
 def test_who_wants_to_see_what_torch_says_sees_it(
-    name: str, launcher: Launcher, folder: Path, tmp_path: Path
+    options: tuple[str, ...], environ: dict[str, str], reported: Callable[..., Result]
 ) -> None:
-    result = _reported(name, launcher, folder, tmp_path)
-    assert result.code == 1
+    result = reported("--nproc-per-node=2", *options, **environ, THEN="exit:3:1")
     for words in (BOX, *TORCHS_LINES, "torch/distributed/run.py"):
         assert words in result.err
     last = f"{FAILED}worker 1 ended with exit code 3"
@@ -267,13 +188,12 @@ def test_who_wants_to_see_what_torch_says_sees_it(
     assert result.err.count(f"{last} (local rank 1, at ") == 1
 
 
-@pytest.mark.parametrize("name", ["tee", "redirects"])
+@pytest.mark.parametrize("option", ["--tee=3", "--redirects=3"])
 def test_the_report_has_the_traceback_of_a_log_file(
-    name: str, launcher: Launcher, folder: Path, tmp_path: Path
+    option: str, reported: Callable[..., Result], tmp_path: Path
 ) -> None:
     """And says which file it is."""
-    result = _reported(name, launcher, folder, tmp_path)
-    assert result.code == 1
+    result = reported(option, f"--log-dir={tmp_path / 'logs'}", THEN="raise")
     _, first, last = result.own_lines
     found = re.search(r"\(local rank 0, at .*, log file (/.*/0/stderr.log)\)$", first)
     assert found, first
@@ -283,15 +203,15 @@ def test_the_report_has_the_traceback_of_a_log_file(
     assert result.err.endswith(f"{first}\n{shown}{last}\n")
     assert last.endswith(": ValueError: a fault of the script")
     prefixed = re.findall("^.*default0.*Traceback", result.err, re.MULTILINE)
-    assert len(prefixed) == (name == "tee")
+    assert len(prefixed) == (option == "--tee=3")
 
 
-def test_the_order_of_stdout_and_stderris_kept(
-    launcher: Launcher, folder: Path, tmp_path: Path
+def test_the_order_of_stdout_and_stderr_is_kept(
+    reported: Callable[..., Result],
 ) -> None:
     """Where they are one file, the report says so, and has no more to say."""
-    result = _reported("as stdout", launcher, folder, tmp_path)
-    assert (result.code, result.err) == (1, "")
+    result = reported(streams={"2": "as stdout"}, THEN="raise")
+    assert result.err == ""
     start, out, *traceback, first, unread, last = result.out.splitlines()
     assert "HPC001" in start
     assert out.startswith("out 0 ")
@@ -304,12 +224,9 @@ def test_the_order_of_stdout_and_stderris_kept(
     assert last == f"{FAILED}worker 0 ended with exit code 1"
 
 
-def test_a_function_of_torchs_fails(
-    launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
+def test_a_function_of_torchs_fails(reported: Callable[..., Result]) -> None:
     """It runs the script, writes nothing, and torch may be the first to see its end."""
-    result = _reported("function", launcher, folder, tmp_path)
-    assert result.code == 1
+    result = reported("--run-path", "--monitor-interval=0.01", THEN="raise")
     assert "ValueError: a fault of the script" in result.err
 
 
@@ -357,19 +274,6 @@ def test_streams_arrive_byte_for_byte(options: tuple[str, ...], tmp_path: Path) 
 
 # --- log files --------------------------------------------------------------------
 
-LOGS = {
-    "redirects": ("-r3", "--nproc-per-node=2"),
-    "tee": ("--tee=3", "--nproc-per-node=2"),
-    "both": ("--redirects=0:1,1:2", "-t", "0:2,1:1", "--nproc-per-node=2"),
-    "filter": ("-t3", "--local-ranks-filter=1", "--nproc-per-node=2"),
-    "duplicates": ("-r3", "--duplicate-stdout-filters=out", "--nproc-per-node=2"),
-}
-LOGS = {
-    name: argv
-    for name, argv in LOGS.items()
-    if set(_known(*argv)) >= {word for word in argv if word.startswith("--")}
-}
-
 
 def _is_of_default(line: str) -> bool:
     """Say whether a line is torch's warning of an option that nobody has typed."""
@@ -385,10 +289,23 @@ def _tree(base: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_log_files(name: str, launcher: Launcher, folder: Path, tmp_path: Path) -> None:
-    words = (*C10D, "--rdzv-id=my-job", "--log-dir={base}/logs-{which}", *LOGS[name])
-    line = Line(words, environ={"SPEAK": "1", "OMP_NUM_THREADS": "1"})
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-r3",
+        "--tee=3",
+        "--redirects=0:1,1:2 -t 0:2,1:1",
+        "-t3 --local-ranks-filter=1",
+        "-r3 --duplicate-stdout-filters=out",
+    ],
+)
+def test_log_files(
+    options: str, launcher: Launcher, folder: Path, tmp_path: Path
+) -> None:
+    line = typed(
+        f"SPEAK=1 OMP_NUM_THREADS=1 {C10D} --rdzv-id=my-job {options} "
+        "--log-dir={base}/logs-{which} --nproc-per-node=2"
+    )
     launched = launch(launcher, folder, line, tmp_path)
     stock, stock_files = launched[STOCK].result, _tree(tmp_path / f"logs-{STOCK}")
     assert stock.code == 0, stock.err
@@ -426,23 +343,20 @@ def test_no_folder_is_left_over(
 
 # --- ports ------------------------------------------------------------------------
 
-TAKEN = {
-    "c10d": ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}"),
-    "c10d by name": ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}"),
-    "static": ("--master-port={port}",),
-}
 
-
-@pytest.mark.parametrize("name", TAKEN)
-def test_a_port_that_is_taken(
-    name: str, launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-backend=c10d --rdzv-endpoint=localhost:{port}",
+        "--master-port={port}",
+    ],
+)
+def test_a_port_that_is_taken(options: str, launcher: Launcher, folder: Path) -> None:
     """By another job's store: stock torchrun takes part in that job's rendezvous."""
     holder = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    argv = [word.replace("{port}", str(holder.port)) for word in TAKEN[name]]
-    result = launcher.ours(
-        [*argv, "report.py"], environ={"REPORT": str(tmp_path)}, cwd=folder
-    )
+    argv = options.format(port=holder.port).split()
+    result = launcher.ours([*argv, "report.py"], cwd=folder)
     assert "Traceback" not in result.err
     assert result.code == 2, result.err
     (line,) = result.own_lines
@@ -454,25 +368,23 @@ def test_a_port_that_is_taken(
 
 # --- two nodes without a scheduler: torchrun's own business -------------------------
 
-TWO_NODES = {
-    "c10d": ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}", "--rdzv-id=x"),
-    "static": ("--node-rank={node}", "--master-addr=127.0.0.1", "--master-port={port}"),
-}
 
-
-@pytest.mark.parametrize("name", TWO_NODES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--rdzv-backend=c10d --rdzv-endpoint=localhost:{port} --rdzv-id=x",
+        "--node-rank={node} --master-addr=127.0.0.1 --master-port={port}",
+    ],
+)
 def test_two_nodes_as_typed(
-    name: str, launcher: Launcher, folder: Path, tmp_path: Path
+    options: str, launcher: Launcher, folder: Path, tmp_path: Path
 ) -> None:
     launches, environs = [], []
     for which in BOTH:
-        port = str(own_port())
+        port = own_port()
         (tmp_path / which).mkdir()
-        for node in ("0", "1"):
-            argv = [
-                word.replace("{port}", port).replace("{node}", node)
-                for word in TWO_NODES[name]
-            ]
+        for node in range(2):
+            argv = options.format(port=port, node=node).split()
             launches.append((which, ["--nnodes=2", *argv, "report.py"]))
             environs.append({"REPORT": str(tmp_path / which)})
     results = launcher.many(launches, environs=environs, cwd=folder, at_once=4)
@@ -490,4 +402,4 @@ def test_two_nodes_as_typed(
         assert "Traceback" not in result.err
     # The host of the endpoint speaks; with c10d both are on its machine.
     own = [len(own_lines(result.err)) for result in results[:2]]
-    assert own == [1, int(name == "c10d")]
+    assert own == [1, int("c10d" in options)]

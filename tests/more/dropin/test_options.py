@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import itertools
 import os
 import re
-import shlex
 import time
 import zipfile
 from importlib.util import find_spec
@@ -28,7 +26,7 @@ from parsers import (
     outcome,
     sample,
 )
-from side_by_side import OURS, STOCK, bare, clean_environ
+from side_by_side import OURS, STOCK, bare, clean_environ, words_of
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import env
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -526,18 +524,6 @@ WRONG = {
 }
 
 
-def _words(line: str, **known: object) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments of a line, and the variables in front of them.
-
-    Args:
-        line: As in a shell.
-        known: What takes the place of ``{name}``.
-    """
-    words = [word.format(**known) for word in shlex.split(line)]
-    front = [*itertools.takewhile(re.compile(r"[A-Z_]+=").match, words)]
-    return words[len(front) :], dict(word.split("=", 1) for word in front)
-
-
 # Torch says so from 2.13 on.
 IGNORED_RANK = "node_rank is only used"
 if IGNORED_RANK not in inspect.getsource(torch_run):
@@ -574,7 +560,7 @@ def test_what_torchrun_starts_is_started(launcher: Launcher, tmp_path: Path) -> 
         archive.writestr("__main__.py", "print('started')\n")
     (tmp_path / "python").write_text("#!/bin/sh\necho started\n")
     (tmp_path / "python").chmod(0o755)
-    lines = [_words(line, folder=tmp_path) for line in RIGHT]
+    lines = [words_of(line.format(folder=tmp_path)) for line in RIGHT]
     found = launcher.many(
         [(which, argv) for argv, _ in lines for which in (OURS, STOCK)],
         environs=[variables for _, variables in lines for _ in (OURS, STOCK)],
@@ -607,7 +593,7 @@ def test_wrong_line(
     for name in (SCRIPT, "file"):
         (tmp_path / name).write_text("print('started')\n")
     monkeypatch.chdir(tmp_path)
-    argv, variables = _words(line, file=tmp_path / "file")
+    argv, variables = words_of(line.format(file=tmp_path / "file"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     code, _, expected = WRONG[line].partition(" ")
@@ -626,7 +612,7 @@ def test_stock_does_not_start_them_either(launcher: Launcher, tmp_path: Path) ->
     (tmp_path / SCRIPT).write_text("print('started')\n")
     # Stock torchrun waits a minute and more for a host that does not exist.
     left_out = re.compile(r"^[A-Z]|{file}|--hpc|\.invalid")
-    some = [_words(line)[0] for line in WRONG if not left_out.search(line)][::4]
+    some = [words_of(line)[0] for line in WRONG if not left_out.search(line)][::4]
     read = dynamic_rendezvous.create_handler.__code__.co_consts
     newer = [key for key in ("keep_alive_interval",) if key not in read]
     lines = [argv for argv in some if not any(key in str(argv) for key in newer)]

@@ -162,11 +162,3 @@ def test_a_node_that_does_not_answer_is_named(
         else:
             (error,) = [line for line in own_lines(done.stderr) if "HPC112" in line]
             assert "no head node at n9:" in error
-
-
-def test_a_refusal_stays_one(unpadded: Cluster) -> None:
-    done = unpadded.srun("-N1", "-n2", *DRY, WORLD, env=ENVIRON)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    (line,) = own_lines(done.stderr)
-    assert "error: HPC062 " in line

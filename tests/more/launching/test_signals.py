@@ -146,15 +146,6 @@ def test_every_worker_gets_it_once(agent, worker, number):
     assert forward(agent, *workers) == [[], []]
 
 
-def test_two_apart_are_two(agent, worker):
-    one = worker()
-    received = []
-    for _ in range(2):
-        send()
-        received += forward(agent, one, seconds=0.2)[0]
-    assert received == ["SIGUSR1"] * 2
-
-
 def test_two_that_wait_for_each_other_are_one(agent, worker):
     one = worker()
     for _ in range(2):
