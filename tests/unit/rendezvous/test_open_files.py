@@ -25,38 +25,24 @@ def plan(**changes):
 
 
 # What is otherwise, whether node 0 has the store, and what is needed beside 10.
+AGENT, STORE = 8 + 8, 12
+COORDINATOR = AGENT + 4 + 3
+ELSEWHERE = {"is_coordinator": False}
+SPARE = ELSEWHERE | {"spares": 1, "node_rank": 2}
+MANY = {"nodes": 400, "spares": 100}
+WITH_SPARE = (COORDINATOR + STORE + 4, COORDINATOR + STORE + 8)
 NEEDS = {
-    "all on node 0": ({}, True, (8 + 8 + 4 + 3 + 12 + 4, 8 + 8 + 4 + 3 + 12 + 12)),
-    "the store is worker 0's": ({}, False, (8 + 8 + 4 + 3,) * 2),
-    "the coordinator is node 1": (
-        {"is_coordinator": False},
-        True,
-        (8 + 8 + 16, 8 + 8 + 12 + 12),
-    ),
-    "node 1, the coordinator": ({"node_rank": 1}, True, (8 + 8 + 4 + 3,) * 2),
-    "any other node": ({"node_rank": 1, "is_coordinator": False}, True, (8 + 8,) * 2),
+    "all on node 0": ({}, True, (COORDINATOR + STORE + 4, COORDINATOR + STORE + 12)),
+    "the store is worker 0's": ({}, False, (COORDINATOR,) * 2),
+    "another coordinates": (ELSEWHERE, True, (AGENT + STORE + 4, AGENT + STORE + 12)),
+    "node 1, the coordinator": ({"node_rank": 1}, True, (COORDINATOR,) * 2),
+    "any other node": (ELSEWHERE | {"node_rank": 1}, True, (AGENT,) * 2),
     # Any node may become the coordinator, and have the store.
-    "with a spare, node 0": (
-        {"spares": 1},
-        True,
-        (8 + 8 + 4 + 3 + 12 + 4, 8 + 8 + 4 + 3 + 12 + 8),
-    ),
-    "with a spare, any other node": (
-        {"spares": 1, "node_rank": 2, "is_coordinator": False},
-        True,
-        (8 + 8 + 4 + 3 + 12 + 4, 8 + 8 + 4 + 3 + 12 + 8),
-    ),
-    "with a spare, and the store is worker 0's": (
-        {"spares": 1, "node_rank": 2, "is_coordinator": False},
-        False,
-        (8 + 8 + 4 + 3,) * 2,
-    ),
+    "with a spare, node 0": ({"spares": 1}, True, WITH_SPARE),
+    "with a spare, any other node": (SPARE, True, WITH_SPARE),
+    "with a spare, and the store is worker 0's": (SPARE, False, (COORDINATOR,) * 2),
     "many nodes": ({"nodes": 400}, True, (436, 436 - 4 + 1600)),
-    "many nodes, and many spares": (
-        {"nodes": 400, "spares": 100, "node_rank": 9, "is_coordinator": False},
-        True,
-        (436, 436 - 4 + 1200),
-    ),
+    "many nodes and spares": (SPARE | MANY, True, (436, 436 - 4 + 1200)),
 }
 
 

@@ -23,13 +23,19 @@ def address(member):
     return f"n{member}", 4000 + member
 
 
-def make_standby(record=None, *, coordinates=False):
+def make_standby(record=None):
     """Return what member 1 of four answers."""
     record = record or first_record(4, 1, 0)
     hints = {member: address(member) for member in range(4)}
-    standby = Standby(SETTINGS, Limits(60, 5), Member(1, address(1), record, hints))
-    if coordinates:
-        standby.coordinate(record)
+    return Standby(SETTINGS, Limits(60, 5), Member(1, address(1), record, hints))
+
+
+def coordinating(*members, record=None):
+    """Return what member 1 of four answers, to which others are connected."""
+    standby = make_standby(record)
+    standby.coordinate(standby.member.record)
+    for member in members:
+        connect(standby, member)
     return standby
 
 
@@ -94,7 +100,7 @@ def test_nothing_happens_without_a_coordinator():
 
 
 def test_it_accepts_members():
-    standby = make_standby(coordinates=True)
+    standby = coordinating()
     ((connection, welcome),) = connect(standby, 2)
     assert (connection, welcome["welcome"]) == (2, protocol.VERSION)
     assert [*standby.coordinator.here] == [2]
@@ -103,10 +109,8 @@ def test_it_accepts_members():
 
 @pytest.mark.parametrize("is_strong", [False, True])
 def test_it_answers_that_it_coordinates(is_strong):
-    standby = make_standby(coordinates=True)
+    standby = coordinating(*range(3 if is_strong else 2))
     standby.member.follows = 1
-    for member in range(3 if is_strong else 2):
-        connect(standby, member)
     standby.receive("peer", request_of(3, asks=True))
     answer = {"standby": [1, True, is_strong]}
     assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
@@ -114,7 +118,7 @@ def test_it_answers_that_it_coordinates(is_strong):
 
 
 def test_who_asks_for_another_job_is_refused():
-    standby = make_standby(coordinates=True)
+    standby = coordinating()
     standby.receive("peer", request_of(2, job="20.0"))
     refused = {"refused": "unknown", "value": ""}
     assert sent(standby) == [("peer", refused), ("peer", CLOSE)]
@@ -123,16 +127,14 @@ def test_who_asks_for_another_job_is_refused():
 
 
 def test_it_is_asked_to_coordinate_twice():
-    standby = make_standby(coordinates=True)
-    connect(standby, 2)
+    standby = coordinating(2)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
     assert [*standby.coordinator.here] == [2]
     assert standby.coordinator.record.round == -1
 
 
 def test_the_end_of_a_connection():
-    standby = make_standby(coordinates=True)
-    connect(standby, 2)
+    standby = coordinating(2)
     standby.disconnected("nobody's")
     assert [*standby.coordinator.here] == [2]
     standby.disconnected(2)
@@ -140,8 +142,7 @@ def test_the_end_of_a_connection():
 
 
 def test_time_passes_for_the_coordinator():
-    standby = make_standby(coordinates=True)
-    connect(standby, 2)
+    standby = coordinating(2)
     for _ in range(SETTINGS.silence_timeout):
         standby.tick()
     assert [*standby.coordinator.here] == []
@@ -149,8 +150,7 @@ def test_time_passes_for_the_coordinator():
 
 
 def test_it_ends_the_job():
-    standby = make_standby(coordinates=True)
-    connect(standby, 2)
+    standby = coordinating(2)
     standby.fail(FAILURE)
     ((_, message),) = sent(standby)
     assert message["failed"] == protocol.packed(FAILURE)
@@ -162,7 +162,7 @@ def test_it_ends_the_job():
 @pytest.mark.parametrize(("has_begun", "expected"), [(False, True), (True, False)])
 def test_members_are_expected_that_have_not_come(has_begun, expected):
     record = Record((0, 0), 0, (0, 1, 2)) if has_begun else None
-    standby = make_standby(record, coordinates=True)
+    standby = coordinating(record=record)
     standby.fail(Failure(Kind.AGENT, (1,), text="why"))
     assert standby.expects_nodes is expected
 
@@ -171,26 +171,19 @@ def test_members_are_expected_that_have_not_come(has_begun, expected):
 
 
 def test_members_are_looked_for_that_have_gone():
-    standby = make_standby(coordinates=True)
-    for member in (0, 2, 3):
-        connect(standby, member)
+    standby = coordinating(0, 2, 3)
     standby.disconnected(2)
     assert standby.absent(ask_all=False) == ({2: address(2)}, False)
     standby.found_gone(2, address(2))
     assert standby.absent(ask_all=False) == ({}, False)
 
 
-def test_all_are_looked_for_where_too_few_are_here():
-    standby = make_standby(coordinates=True)
-    connect(standby, 2)
+def test_all_are_looked_for_until_enough_are_here():
+    standby = coordinating(2)
     absent = {member: address(member) for member in (0, 1, 3)}
     assert standby.absent(ask_all=True) == (absent, False)
     assert standby.absent(ask_all=False) == ({}, False)
-
-
-def test_nobody_is_looked_for_where_enough_are_here():
-    standby = make_standby(coordinates=True)
-    for member in (0, 1, 2):
+    for member in (0, 1):
         connect(standby, member)
     assert standby.absent(ask_all=True) == ({}, True)
 
@@ -199,9 +192,7 @@ def test_nobody_is_looked_for_where_enough_are_here():
 
 
 def test_it_gives_way():
-    standby = make_standby(coordinates=True)
-    for member in (1, 2, 3):
-        connect(standby, member)
+    standby = coordinating(1, 2, 3)
     standby.give_way()
     assert sorted(sent(standby)) == [(1, CLOSE), (2, CLOSE), (3, CLOSE)]
     assert standby.coordinator is None
@@ -212,8 +203,7 @@ def test_it_gives_way():
 
 
 def test_it_coordinates_again():
-    standby = make_standby(coordinates=True)
-    connect(standby, 2)
+    standby = coordinating(2)
     standby.give_way()
     sent(standby)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
