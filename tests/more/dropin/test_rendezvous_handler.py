@@ -421,9 +421,7 @@ def test_a_coordinator_whose_port_is_taken(job: Job) -> None:
 def test_the_coordinator_takes_the_first_port_that_is_free(job: Job) -> None:
     job.ports = tuple(own_port() for _ in range(3))
     with socket.create_server((HERE, job.ports[0])):
-        made = [job.handler(rank) for rank in (0, 1)]
-        infos = together(*(each.next_rendezvous for each in made))
-    assert len(infos) == 2
+        assert len(job.meet()[1]) == 2
     socket.create_connection((HERE, job.ports[1]), timeout=PATIENCE).close()
 
 
@@ -723,7 +721,7 @@ def test_an_end(
         # What a program gets that has called torch.
         cause = caught.value.__cause__
         assert caught.value.code == 1
-        assert cause is raised or (there and isinstance(cause, RendezvousError))
+        assert isinstance(cause, RendezvousError) if there else cause is raised
     assert creator.given_up == ([] if given is None else [given])
     assert creator.left == 1
     assert len(at_exit) == (ending is not None)
@@ -787,7 +785,6 @@ def test_a_failure_that_node_0_does_not_report(
 @pytest.mark.usefixtures("signals_again")
 def test_signals_before_there_are_workers(job: Job) -> None:
     creator = RecordingCreator(job.plan(1))
-
     names = " SIGTERM, SIGUSR9,,SIGKILL,signal"
 
     def launch() -> None:
