@@ -112,24 +112,19 @@ def _raise(number: int) -> None:
 def test_what_ends_the_workers_is_reported_first(
     make_agent: Callable[..., Any],
 ) -> None:
+    """In a restart it is no failure."""
     handler = Recording()
     torch_agent = make_agent(handler)
+    torch_agent._shutdown(is_restart=True)
     try:
         _raise(15)
     except SignalException:
         torch_agent._shutdown(15, is_restart=False)
     assert handler.calls == [
+        ("shutdown", (), {"is_restart": True}),
         Failure(Kind.SIGNAL, code=15),
         ("shutdown", (15,), {"is_restart": False}),
     ]
-
-
-def test_the_end_of_workers_in_a_restart_is_no_failure(
-    make_agent: Callable[..., Any],
-) -> None:
-    handler = Recording()
-    make_agent(handler)._shutdown(is_restart=True)
-    assert handler.calls == [("shutdown", (), {"is_restart": True})]
 
 
 # --- the exit barrier ---------------------------------------------------------------

@@ -39,6 +39,11 @@ from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
 
+def _open(endpoint: str, **conf: Any) -> Any:
+    """Open a store as torch's rendezvous does."""
+    return c10d_rendezvous_backend._create_tcp_store(parameters_at(endpoint, **conf))
+
+
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("may_join", [True, False])
 @pytest.mark.parametrize("takes_socket", [True, False])
@@ -55,22 +60,19 @@ def test_who_finds_the_port_taken(
         monkeypatch.setattr(capabilities, "LISTENING_SOCKET", without)
     first = dist.TCPStore("127.0.0.2", 0, is_master=True, wait_for_workers=False)
     first.set("key", "value")
-    where = ("127.0.0.2", first.port)
-    registry.apply_patches(make_plan(listen=where, may_join=may_join))
-    parameters = parameters_at("{}:{}".format(*where), is_host=1, read_timeout=PATIENCE)
+    listen = ("127.0.0.2", first.port)
+    registry.apply_patches(make_plan(listen=listen, may_join=may_join))
+    place = f"127.0.0.2:{first.port}"
+    holder = f"{psutil.Process().name()} (pid {os.getpid()}"
+    problem = f"cannot listen on 127.0.0.2 port {first.port}: it is taken by {holder}"
     if not may_join:
-        holder = f"{psutil.Process().name()} (pid {os.getpid()}"
-        message = (
-            f"cannot listen on {where[0]} port {where[1]}: it is taken by {holder}"
-        )
-        with pytest.raises(LaunchError, match=re.escape(message)) as caught:
-            c10d_rendezvous_backend._create_tcp_store(parameters)
+        with pytest.raises(LaunchError, match=re.escape(problem)) as caught:
+            _open(place, is_host=1)
         assert caught.value.code == "HPC081"
         return
-    second = c10d_rendezvous_backend._create_tcp_store(parameters)
-    assert second.get("key") == b"value"
+    assert _open(place, is_host=1, read_timeout=PATIENCE).get("key") == b"value"
     output = capsys.readouterr().err
-    assert output.startswith(f"torchrun_hpc: HPC156 cannot listen on {where[0]} port ")
+    assert output.startswith(f"torchrun_hpc: HPC156 {problem}")
     assert output.endswith(": taken for an agent of this world, and joined\n")
 
 
@@ -92,9 +94,7 @@ def _usable(address: str) -> bool:
 
 def test_stock_listens_on_all_interfaces() -> None:
     port = own_port()
-    store = c10d_rendezvous_backend._create_tcp_store(
-        parameters_at(f"127.0.0.2:{port}", is_host=1)
-    )
+    store = _open(f"127.0.0.2:{port}", is_host=1)
     assert _answers("127.0.0.3", port)
     assert listening_at(port).isdisjoint({"127.0.0.2"})
     del store
@@ -167,8 +167,7 @@ def test_a_client_that_comes_first_waits_quietly(
     stores: list[Any] = []
 
     def connect() -> None:
-        parameters = parameters_at(f"127.0.0.2:{port}", is_host=0, read_timeout=NEVER_S)
-        stores.append(c10d_rendezvous_backend._create_tcp_store(parameters))
+        stores.append(_open(f"127.0.0.2:{port}", is_host=0, read_timeout=NEVER_S))
         stores[0].set("key", "value")
 
     client = threading.Thread(target=connect, daemon=True)
@@ -176,9 +175,7 @@ def test_a_client_that_comes_first_waits_quietly(
     until(lambda: len(tried) > 2)
     assert client.is_alive()
     assert stores == []
-    server = c10d_rendezvous_backend._create_tcp_store(
-        parameters_at(f"127.0.0.2:{port}", is_host=1)
-    )
+    server = _open(f"127.0.0.2:{port}", is_host=1)
     client.join(PATIENCE)
     assert not client.is_alive()
     assert server.get("key") == b"value"
@@ -195,13 +192,10 @@ def test_a_client_says_for_what_it_waits(
 ) -> None:
     """One node reports for all: they wait for the same."""
     patch_all(node_rank=node_rank, coordinator=head, endpoint="jwb0001i:1")
-    endpoint = f"127.0.0.2:{own_port()}"
     place = "the head node {}at jwb0001i:1 (127.0.0.2) {} "
     gives_up = re.escape(place.format("did not answer ", "within 1 s (read_timeout):"))
     with pytest.raises(RendezvousConnectionError, match=f"HPC082 {gives_up}.*refused"):
-        c10d_rendezvous_backend._create_tcp_store(
-            parameters_at(endpoint, is_host=0, read_timeout=1)
-        )
+        _open(f"127.0.0.2:{own_port()}", is_host=0, read_timeout=1)
     out, err = capfd.readouterr()
     start = f"torchrun_hpc: HPC083 waiting for {place.format('', 'for 0 s:')}"
     assert (out, err.count("\n"), err.count(start)) == ("", reports, reports)

@@ -14,17 +14,10 @@ import threading
 
 def stream(name):
     found = getattr(sys, name)
-    names = (
-        "encoding",
-        "errors",
-        "line_buffering",
-        "write_through",
-        "newlines",
-        "mode",
-    )
+    names = "encoding errors line_buffering write_through newlines mode"
     inner = found.buffer
     return {
-        **{n: getattr(found, n) for n in names},
+        **{n: getattr(found, n) for n in names.split()},
         "name": found.name,
         "number": found.fileno(),
         "terminal": found.isatty(),
@@ -37,18 +30,8 @@ def stream(name):
 def status():
     with open("/proc/self/status") as file:
         pairs = dict(line.rstrip("\n").split(":\t", 1) for line in file)
-    names = (
-        "Umask",
-        "Threads",
-        "SigBlk",
-        "SigIgn",
-        "SigCgt",
-        "SigPnd",
-        "Seccomp",
-    )
-    return {
-        name: pairs[name] for name in (*names, "Name", "CapEff", "Cpus_allowed_list")
-    }
+    names = "Name Umask Threads SigBlk SigIgn SigCgt SigPnd Seccomp CapEff"
+    return {name: pairs[name] for name in [*names.split(), "Cpus_allowed_list"]}
 
 
 def main_module():
