@@ -36,6 +36,8 @@ def many(number=1500, **changes):
     return plan(nodes=number, hosts=tuple(f"n{i}" for i in range(number)), **changes)
 
 
+N0, N1, N2 = (f"jwb000{n + 1} (node {n})" for n in range(3))
+
 # --- what happens meanwhile ---------------------------------------------------------
 
 FOUND = "port 25592: nobody listens"
@@ -43,67 +45,47 @@ STARTED = f"{FOUND}. Has the job started there?"
 EVENTS = {
     "waiting for nodes": (
         {"waiting": [1, 2], "seconds": 10},
-        (
-            "HPC114 1 of 3 nodes are there after 10 s; waiting for jwb0002 (node 1), "
-            "jwb0003 (node 2)"
-        ),
+        f"HPC114 1 of 3 nodes are there after 10 s; waiting for {N1}, {N2}",
     ),
     "waiting for nodes, of a job with spares": (
         {"waiting": [1], "seconds": 10},
-        "HPC114 1 of 2 nodes are there after 10 s; waiting for jwb0002 (node 1)",
+        f"HPC114 1 of 2 nodes are there after 10 s; waiting for {N1}",
     ),
     "nodes at work": (
         {"finishing": [1], "seconds": 40},
         (
-            "HPC120 2 of 3 nodes have finished, the last one 40 s ago; still at work: "
-            "jwb0002 (node 1)"
+            "HPC120 2 of 3 nodes have finished, the last one 40 s ago; "
+            f"still at work: {N1}"
         ),
     ),
     "silence": (
         {"silent": [1, 2], "left": 90},
-        (
-            "HPC121 no sign of jwb0002 (node 1), jwb0003 (node 2) for 30 s; the job "
-            "ends in 90 s if it stays so"
-        ),
+        f"HPC121 no sign of {N1}, {N2} for 30 s; the job ends in 90 s if it stays so",
     ),
-    "one that answers again": (
-        {"answering": [1]},
-        "HPC160 jwb0002 (node 1) answers again",
-    ),
-    "two that answer again": (
-        {"answering": [1, 2]},
-        "HPC160 jwb0002 (node 1), jwb0003 (node 2) answer again",
-    ),
+    "one that answers again": ({"answering": [1]}, f"HPC160 {N1} answers again"),
+    "two that answer": ({"answering": [1, 2]}, f"HPC160 {N1}, {N2} answer again"),
     "an agent that is gone": (
         {"lost": 2},
-        (
-            "HPC123 the agent on jwb0003 (node 2) is gone; waiting for it to be "
-            "started again"
-        ),
+        f"HPC123 the agent on {N2} is gone; waiting for it to be started again",
     ),
     "a restart": (
         {"restart": 1, "because": packed(Failure(Kind.WORKER, (1,), rank=5, code=3))},
-        (
-            "HPC128 restart 1 of all workers: worker 5 on jwb0002 (node 1) ended with "
-            "exit code 3"
-        ),
+        f"HPC128 restart 1 of all workers: worker 5 on {N1} ended with exit code 3",
     ),
     "sites that differ": (
         {"sites": {"derecho": [0], "": [1, 2]}},
         (
             "HPC163 the nodes use different sites, and so other variables: derecho on "
-            "jwb0001 (node 0); none on jwb0002 (node 1), jwb0003 (node 2). Type "
-            "--hpc-site=derecho, or export on all nodes what tells it "
-            "(mpirun: -x NAME)"
+            f"{N0}; none on {N1}, {N2}. Type --hpc-site=derecho, or export on all "
+            "nodes what tells it (mpirun: -x NAME)"
         ),
     ),
     "sites that differ, and none on the first node": (
         {"sites": {"": [0], "jsc": [1], "x" * 99 + "\x1b[2J": [2]}},
         (
             "HPC163 the nodes use different sites, and so other variables: none on "
-            f"jwb0001 (node 0); jsc on jwb0002 (node 1); {'x' * 50} on jwb0003 (node "
-            "2). Type --hpc-site=jsc, or export on all nodes what tells it "
-            "(mpirun: -x NAME)"
+            f"{N0}; jsc on {N1}; {'x' * 50} on {N2}. Type --hpc-site=jsc, or export "
+            "on all nodes what tells it (mpirun: -x NAME)"
         ),
     ),
     "nothing": ({}, None),
@@ -205,116 +187,95 @@ def test_one_node_reports_what_the_coordinator_cannot(head, reporters, message, 
 
 # --- why a job failed ---------------------------------------------------------------
 
-NODE = "jwb0002 (node 1)"
+GONE = f"the agent on {N1} is gone without a word: it was killed, or the node is lost"
 FAILED = {
     "a worker that exits": (
         Failure(Kind.WORKER, (1,), rank=5, code=3),
-        f"worker 5 on {NODE} ended with exit code 3",
+        f"worker 5 on {N1} ended with exit code 3",
     ),
     "a worker that raises": (
         Failure(Kind.WORKER, (1,), rank=5, code=1, text="ValueError: bad batch 17"),
-        f"worker 5 on {NODE} ended with exit code 1: ValueError: bad batch 17",
+        f"worker 5 on {N1} ended with exit code 1: ValueError: bad batch 17",
     ),
     "a worker that is killed": (
         Failure(Kind.WORKER, (1,), rank=5, code=-9),
-        f"worker 5 on {NODE} was killed by SIGKILL (9): probably out of memory",
+        f"worker 5 on {N1} was killed by SIGKILL (9): probably out of memory",
     ),
     "a worker that crashes": (
         Failure(Kind.WORKER, (1,), rank=5, code=-11),
-        f"worker 5 on {NODE} was killed by SIGSEGV (11)",
+        f"worker 5 on {N1} was killed by SIGSEGV (11)",
     ),
     "a worker and a signal without name": (
         Failure(Kind.WORKER, (1,), rank=5, code=-99),
-        f"worker 5 on {NODE} was killed by signal 99",
+        f"worker 5 on {N1} was killed by signal 99",
     ),
     "a signal": (
         Failure(Kind.SIGNAL, (1,), code=15),
-        f"the agent on {NODE} received SIGTERM (15)",
+        f"the agent on {N1} received SIGTERM (15)",
     ),
     "an agent that cannot go on": (
         Failure(Kind.AGENT, (1,), text="No space left on device: /tmp"),
-        f"the agent on {NODE} gave up: No space left on device: /tmp",
+        f"the agent on {N1} gave up: No space left on device: /tmp",
     ),
-    "an agent that is gone": (
-        Failure(Kind.LOST, (1,)),
-        (
-            f"the agent on {NODE} is gone without a word: it was killed, or the node "
-            "is lost"
-        ),
-    ),
+    "an agent that is gone": (Failure(Kind.LOST, (1,)), GONE),
     "two agents that are gone": (
         Failure(Kind.LOST, (1, 2)),
         (
-            f"the agents on {NODE}, jwb0003 (node 2) are gone without a word: they "
+            f"the agents on {N1}, {N2} are gone without a word: they "
             "were killed, or the nodes are lost"
         ),
     ),
     "two agents that are silent": (
         Failure(Kind.SILENT, (1, 2), code=120),
-        f"the agents on {NODE}, jwb0003 (node 2) did not answer for 120 s",
+        f"the agents on {N1}, {N2} did not answer for 120 s",
     ),
     "a node that is out": (
         Failure(Kind.UNFIT, (1,), text="its health check ended with exit code 1"),
-        f"{NODE} is out: its health check ended with exit code 1",
+        f"{N1} is out: its health check ended with exit code 1",
     ),
     "two nodes that are out": (
         Failure(Kind.UNFIT, (1, 2), text="it was lost 2 times"),
-        f"{NODE}, jwb0003 (node 2) are out: it was lost 2 times",
+        f"{N1}, {N2} are out: it was lost 2 times",
     ),
     "an agent that is silent": (
         Failure(Kind.SILENT, (1,), code=120),
-        f"the agent on {NODE} did not answer for 120 s",
+        f"the agent on {N1} did not answer for 120 s",
     ),
     "a node that is missing": (
         Failure(Kind.MISSING, (1,), code=900),
-        f"1 node did not come within 900 s (join_timeout): {NODE}",
+        f"1 node did not come within 900 s (join_timeout): {N1}",
     ),
     "two nodes that are missing": (
         Failure(Kind.MISSING, (1, 2), code=900),
-        f"2 nodes did not come within 900 s (join_timeout): {NODE}, jwb0003 (node 2)",
+        f"2 nodes did not come within 900 s (join_timeout): {N1}, {N2}",
     ),
     "an agent that does not belong here": (
-        Failure(Kind.REFUSED, (1,), text="it has --rdzv_id=x and 3 nodes"),
-        (
-            f"the agent on {NODE} does not belong here (it has --rdzv_id=x and 3 "
-            "nodes); see there"
-        ),
+        Failure(Kind.REFUSED, (1,), text="it has 9 nodes"),
+        f"the agent on {N1} does not belong here (it has 9 nodes); see there",
     ),
     "an agent of a node that there is not": (
-        Failure(Kind.REFUSED, (7,), text="it has --rdzv_id=x and 9 nodes"),
-        (
-            "the agent on node 7 does not belong here (it has --rdzv_id=x and 9 "
-            "nodes); see there"
-        ),
+        Failure(Kind.REFUSED, (7,), text="it has 9 nodes"),
+        "the agent on node 7 does not belong here (it has 9 nodes); see there",
     ),
     "an agent of nobody knows where": (
-        Failure(Kind.REFUSED, (), text="another torchrun_hpc"),
-        (
-            "the agent on another node does not belong here (another torchrun_hpc); "
-            "see there"
-        ),
+        Failure(Kind.REFUSED, (), text="another release"),
+        "the agent on another node does not belong here (another release); see there",
     ),
     "the head node is gone": (
         Failure(Kind.COORDINATOR),
-        "the agent on the head node, jwb0001 (node 0), is gone",
+        f"the agent on the head node, {N0}, is gone",
     ),
     "the head node is silent": (
         Failure(Kind.COORDINATOR, code=120),
-        "the agent on the head node, jwb0001 (node 0), did not answer for 120 s",
+        f"the agent on the head node, {N0}, did not answer for 120 s",
     ),
     "no restart any more": (
-        Failure(Kind.WORKER, (1,), rank=5, code=1, finished=1),
-        (
-            f"worker 5 on {NODE} ended with exit code 1; no restart, because 1 node "
-            "had finished already"
-        ),
+        Failure(Kind.LOST, (1,), finished=1),
+        f"{GONE}; no restart, because 1 node had finished already",
     ),
     "no restart, of several": (
         Failure(Kind.LOST, (1,), finished=2),
-        (
-            f"the agent on {NODE} is gone without a word: it was killed, or the node "
-            "is lost; no restart, because 2 nodes had finished already"
-        ),
+        f"{GONE}; no restart, because 2 nodes had finished already",
     ),
 }
 
