@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock, call
 
 import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -19,90 +20,75 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Recording(SchedulerRendezvous):
-    """A handler that records what the agent lets it know."""
-
-    def __init__(self, *, restarts: int = 0, ends_well: bool = True) -> None:
-        self.calls: list[Any] = []
-        self._restarts = restarts
-        self._ends_well = ends_well
-
-    @property
-    def restarts(self) -> int:
-        return self._restarts
-
-    def give_up(self, failure: Failure) -> None:
-        self.calls.append(failure)
-
-    def finish(self) -> bool:
-        self.calls.append("finish")
-        return self._ends_well
+RESTARTS = 3
 
 
 class TorchsAgent(LocalElasticAgent):
-    """Stands in for torch's agent: it does nothing, and records that."""
+    """Stands in for torch's agent: it does nothing, and lets that be recorded."""
 
-    def __init__(self, handler: Any, max_restarts: int) -> None:
-        spec = SimpleNamespace(rdzv_handler=handler, max_restarts=max_restarts)
+    def __init__(self, handler: Any, torch: Mock) -> None:
+        spec = SimpleNamespace(rdzv_handler=handler, max_restarts=RESTARTS)
         self._worker_group: Any = SimpleNamespace(spec=spec)
-        self._remaining_restarts = max_restarts
-        self.calls: list[Any] = getattr(handler, "calls", [])
+        self._remaining_restarts = RESTARTS
+        self._torch = torch
 
     def _rendezvous(self, *args: Any) -> None:
-        self.calls.append(("rendezvous", args))
+        self._torch.rendezvous(*args)
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
-        self.calls.append(("shutdown", args, options))
+        self._torch.shutdown(*args, **options)
 
     def _exit_barrier(self) -> None:
-        self.calls.append(("exit barrier",))
+        self._torch.exit_barrier()
+
+
+@pytest.fixture
+def seen() -> Mock:
+    """Record what our handler gets to know, and what torch's agent does."""
+    return Mock(handler=Mock(spec=SchedulerRendezvous, restarts=0))
 
 
 @pytest.fixture
 def make_agent(
     torch_again: None,  # noqa: ARG001
+    seen: Mock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Any]:
-    """Make an agent of node 1, as a launch does it."""
+    """Make an agent, as a launch does it; by default with our handler."""
     monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
     agent.apply()
 
-    def make(handler: Any, *, max_restarts: int = 3) -> Any:
-        return launcher_api.LocalElasticAgent(handler, max_restarts)
+    def make(handler: Any = seen.handler) -> Any:
+        return launcher_api.LocalElasticAgent(handler, seen.torch)
 
     return make
 
 
 def test_agents_of_other_rendezvous_are_left_alone(
-    make_agent: Callable[..., Any],
+    make_agent: Callable[..., Any], seen: Mock
 ) -> None:
     torch_agent = make_agent(object())
     torch_agent._rendezvous("group")
     torch_agent._shutdown("signal")
     torch_agent._exit_barrier()
-    assert torch_agent.calls == [
-        ("rendezvous", ("group",)),
-        ("shutdown", ("signal",), {}),
-        ("exit barrier",),
-    ]
-    assert torch_agent._remaining_restarts == 3
-
-
-# --- restarts -----------------------------------------------------------------------
+    torch = call.torch
+    expected = [
+        torch.rendezvous("group"), torch.shutdown("signal"), torch.exit_barrier()
+    ]  # fmt: skip
+    assert seen.mock_calls == expected
+    assert torch_agent._remaining_restarts == RESTARTS
 
 
 @pytest.mark.parametrize(("restarts", "left"), [(0, 3), (1, 2), (3, 0), (5, 0)])
 def test_all_agents_have_the_jobs_restarts_left(
-    restarts: int, left: int, make_agent: Callable[..., Any]
+    restarts: int, left: int, make_agent: Callable[..., Any], seen: Mock
 ) -> None:
     """An agent whose workers did not fail has counted none of them."""
-    torch_agent = make_agent(Recording(restarts=restarts))
+    seen.handler.restarts = restarts
+    torch_agent = make_agent()
     torch_agent._rendezvous(torch_agent._worker_group)
-    assert len(torch_agent.calls) == 1
+    assert seen.mock_calls == [call.torch.rendezvous(torch_agent._worker_group)]
     assert torch_agent._remaining_restarts == left
-
-
-# --- the end of the workers ----------------------------------------------------------
 
 
 def _raise(number: int) -> None:
@@ -110,30 +96,24 @@ def _raise(number: int) -> None:
 
 
 def test_what_ends_the_workers_is_reported_first(
-    make_agent: Callable[..., Any],
+    make_agent: Callable[..., Any], seen: Mock
 ) -> None:
     """In a restart it is no failure."""
-    handler = Recording()
-    torch_agent = make_agent(handler)
+    torch_agent = make_agent()
     torch_agent._shutdown(is_restart=True)
     try:
         _raise(15)
     except SignalException:
         torch_agent._shutdown(15, is_restart=False)
-    assert handler.calls == [
-        ("shutdown", (), {"is_restart": True}),
-        Failure(Kind.SIGNAL, code=15),
-        ("shutdown", (15,), {"is_restart": False}),
+    assert seen.mock_calls == [
+        call.torch.shutdown(is_restart=True),
+        call.handler.give_up(Failure(Kind.SIGNAL, code=15)),
+        call.torch.shutdown(15, is_restart=False),
     ]
 
 
-# --- the exit barrier ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ends_well", [True, False])
 def test_all_wait_for_each_other_in_place_of_the_exit_barrier(
-    make_agent: Callable[..., Any], *, ends_well: bool
+    make_agent: Callable[..., Any], seen: Mock
 ) -> None:
-    handler = Recording(ends_well=ends_well)
-    make_agent(handler)._exit_barrier()
-    assert handler.calls == ["finish"]
+    make_agent()._exit_barrier()
+    assert seen.mock_calls == [call.handler.finish()]

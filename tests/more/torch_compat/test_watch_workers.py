@@ -10,6 +10,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock, call
 
 import psutil
 import pytest
@@ -37,58 +38,32 @@ EXITS = "raise SystemExit(3)"
 LEFT = 2  # restarts
 
 
-class RecordingWatch:
-    """A watch that records what the agent lets it know."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.workers: dict[int, Any] = {}
-
-    def begin(self, workers: Any, restarts_left: int) -> None:
-        self.workers = {worker.rank: worker for worker in workers}
-        self.calls.append(("begin", restarts_left))
-
-    def before_torch_looks(self) -> None:
-        self.calls.append("before torch looks")
-
-    def none_was_stopped(self) -> None:
-        self.calls.append("none was stopped")
-
-    def stop(self, *, look: bool) -> None:
-        self.calls.append(("stop", look))
-
-    def stopped(self) -> None:
-        self.calls.append("stopped")
-
-
 class TorchsAgent(LocalElasticAgent):
     """Stands in for torch's agent, of node 1 of two: it does nothing."""
 
-    def __init__(self, calls: list[Any], pids: dict[int, int]) -> None:
+    def __init__(self, torch: Mock, pids: dict[int, int]) -> None:
         ranks = range(len(pids), 2 * len(pids))
         workers = [SimpleNamespace(global_rank=r, world_size=ranks.stop) for r in ranks]
         self.group: Any = SimpleNamespace(workers=workers, group_rank=1)
-        self.state = WorkerState.HEALTHY
         self._remaining_restarts = LEFT
         self._pcontext: Any = SimpleNamespace(stderrs={}, error_files={})
-        self._pids = pids
-        self._calls = calls
+        self._torch = torch
+        torch.start_workers.return_value = pids
 
-    def _start_workers(self, *args: Any) -> dict[int, Any]:
-        self._calls.append(("start workers", args))
-        return self._pids
+    def _start_workers(self, *args: Any) -> Any:
+        return self._torch.start_workers(*args)
 
     def _monitor_workers(self, *args: Any) -> Any:
-        self._calls.append(("monitor workers", args))
-        return RunResult(self.state)
+        return self._torch.monitor_workers(*args)
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
-        self._calls.append(("shutdown", args, options))
+        self._torch.shutdown(*args, **options)
 
 
 @pytest.fixture
-def watch() -> RecordingWatch:
-    return RecordingWatch()
+def watch() -> Mock:
+    """Record what a watch gets to know; and, as `torch`, what torch's agent does."""
+    return Mock()
 
 
 @pytest.fixture
@@ -102,7 +77,7 @@ def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
 @pytest.fixture
 def hooks(
     torch_again: None,  # noqa: ARG001
-    watch: Any,
+    watch: Mock,
     relay: Relay,
 ) -> Hooks:
     return Hooks(lambda _: None, relay, watch)
@@ -110,14 +85,14 @@ def hooks(
 
 @pytest.fixture
 def make_agent(
-    hooks: Hooks, watch: RecordingWatch, monkeypatch: pytest.MonkeyPatch
+    hooks: Hooks, watch: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """Make an agent of node 1, as a launch does it."""
     monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
     watch_workers.apply(None, hooks)
 
     def make(pids: dict[int, int] | None = None) -> Any:
-        return launcher_api.LocalElasticAgent(watch.calls, pids or {})
+        return launcher_api.LocalElasticAgent(watch.torch, pids or {})
 
     return make
 
@@ -145,7 +120,7 @@ def _wait_for(exit_code: Callable[[], int | None]) -> int:
 
 def test_the_workers_are_watched_by_their_global_ranks(
     make_agent: Callable[..., Any],
-    watch: RecordingWatch,
+    watch: Mock,
     children: list[subprocess.Popen[bytes]],
 ) -> None:
     pids = {local: child.pid for local, child in enumerate(children)}
@@ -154,45 +129,41 @@ def test_the_workers_are_watched_by_their_global_ranks(
         local: SimpleNamespace(proc=child) for local, child in enumerate(children)
     }
     assert torch_agent._start_workers(torch_agent.group) is pids
-    assert watch.calls == [("start workers", (torch_agent.group,)), ("begin", LEFT)]
-    found = [
-        (w.rank, w.size, w.node, w.local_rank, w.pid) for w in watch.workers.values()
-    ]
+    ((fails, runs), left) = watch.begin.call_args.args
+    assert left == LEFT
+    assert watch.mock_calls[0] == call.torch.start_workers(torch_agent.group)
+    found = [(w.rank, w.size, w.node, w.local_rank, w.pid) for w in (fails, runs)]
     assert found == [(2, 4, 1, 0, pids[0]), (3, 4, 1, 1, pids[1])]
-    assert _wait_for(watch.workers[2].exit_code) == 3
-    assert watch.workers[3].exit_code() is None
+    assert _wait_for(fails.exit_code) == 3
+    assert runs.exit_code() is None
     assert children[0].wait() == 3  # torch's agent was faster
-    assert [w.exit_code() for w in watch.workers.values()] == [3, None]
+    assert (fails.exit_code(), runs.exit_code()) == (3, None)
     children[1].kill()
     children[1].wait()
-    assert watch.workers[3].exit_code() == -9
+    assert runs.exit_code() == -9
 
 
 def test_workers_of_a_function_are_watched_too(
     make_agent: Callable[..., Any],
-    watch: RecordingWatch,
+    watch: Mock,
     children: list[subprocess.Popen[bytes]],
 ) -> None:
     """There torch has no process handlers."""
     torch_agent = make_agent({0: children[0].pid})
     torch_agent._start_workers(torch_agent.group)
-    assert _wait_for(watch.workers[1].exit_code) == 3
+    ((worker,), _) = watch.begin.call_args.args
+    assert _wait_for(worker.exit_code) == 3
     assert children[0].wait() == 3  # it was left to be collected
 
 
-def test_where_a_worker_writes(
-    make_agent: Callable[..., Any], watch: RecordingWatch
-) -> None:
+def test_where_a_worker_writes(make_agent: Callable[..., Any], watch: Mock) -> None:
     torch_agent = make_agent({0: 1, 1: 1, 2: 1})
     torch_agent._pcontext.stderrs = {0: "", 1: "1/stderr.log"}
     torch_agent._pcontext.error_files = {0: "0/error.json", 1: "1/error.json"}
     torch_agent._start_workers(torch_agent.group)
-    found = [(w.log, w.error_file) for w in watch.workers.values()]
-    assert found == [
-        ("", "0/error.json"),
-        ("1/stderr.log", "1/error.json"),
-        ("", ""),
-    ]
+    found = [(w.log, w.error_file) for w in watch.begin.call_args.args[0]]
+    expected = [("", "0/error.json"), ("1/stderr.log", "1/error.json"), ("", "")]
+    assert found == expected
 
 
 # --- when they are stopped ----------------------------------------------------------
@@ -212,7 +183,7 @@ HANDLED = {
 
 @pytest.mark.parametrize("case", HANDLED)
 def test_what_ends_the_workers_decides_whether_they_fail(
-    case: str, make_agent: Callable[..., Any], watch: RecordingWatch
+    case: str, make_agent: Callable[..., Any], watch: Mock
 ) -> None:
     error, look = HANDLED[case]
     torch_agent = make_agent()
@@ -222,27 +193,23 @@ def test_what_ends_the_workers_decides_whether_they_fail(
         torch_agent._shutdown(15, is_restart=True)
     except Exception:  # noqa: BLE001 - as torch's agent, inside of it
         torch_agent._shutdown(15, is_restart=True)
-    assert watch.calls == [
-        ("stop", look),
-        ("shutdown", (15,), {"is_restart": True}),
-        "stopped",
+    assert watch.mock_calls == [
+        call.stop(look=look),
+        call.torch.shutdown(15, is_restart=True),
+        call.stopped(),
     ]
 
 
 @pytest.mark.parametrize("state", WorkerState)
 def test_torch_stops_the_others_as_soon_as_it_sees_that_one_has_failed(
-    state: WorkerState, make_agent: Callable[..., Any], watch: RecordingWatch
+    state: WorkerState, make_agent: Callable[..., Any], watch: Mock
 ) -> None:
     torch_agent = make_agent()
-    torch_agent.state = state
+    watch.torch.monitor_workers.return_value = RunResult(state)
     assert torch_agent._monitor_workers(torch_agent.group).state is state
-    *calls, last = watch.calls
-    looked = ("monitor workers", (torch_agent.group,))
-    if state is WorkerState.FAILED:
-        assert [*calls, last] == ["before torch looks", looked]
-    else:
-        assert calls == ["before torch looks", looked]
-        assert last == "none was stopped"
+    looked = [call.before_torch_looks(), call.torch.monitor_workers(torch_agent.group)]
+    is_failed = state is WorkerState.FAILED
+    assert watch.mock_calls == looked + [call.none_was_stopped()] * (not is_failed)
 
 
 # --- what they write ----------------------------------------------------------------
@@ -252,9 +219,9 @@ WRITES = """
 import json, os
 kinds = [os.fstat(number)[:3] for number in (1, 2)]
 os.write(1, json.dumps(kinds).encode())
-os.write(2, bytes(range(128)) * 1000 + b"no end")
+os.write(2, bytes(range(256)) * 1000 + b"no end")
 """
-WRITTEN = bytes(range(128)) * 1000 + b"no end"
+WRITTEN = bytes(range(256)) * 1000 + b"no end"
 
 
 # Where torch lets a worker write, and why that could not be read; what becomes of it:
