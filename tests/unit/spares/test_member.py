@@ -14,6 +14,7 @@ from torchrun_hpc.spares.record import Record, first_record
 RECORD = Record((1, 2), 3, (0, 1, 2))
 GONE = Answer(is_gone=True)
 ALONE = Answer()
+THIRD = Answer(follows=3)
 COORDINATES, IS_STRONG = (
     Answer(coordinates=True),
     Answer(coordinates=True, is_strong=True),
@@ -92,15 +93,11 @@ ORDERS = {
     "the first one is the one that asks": (0, {}, [0]),
     "one before it is alive": (2, {0: GONE, 1: ALONE}, [0, 1]),
     "one before it is alive, and one is silent": (3, {1: ALONE}, [0, 1]),
-    "one before it follows another": (2, {1: Answer(follows=3)}, [0, 1, 3]),
+    "one before it follows another": (2, {1: THIRD}, [0, 1, 3]),
     "one before it follows it": (2, {1: Answer(follows=2)}, [0, 1, 2]),
     "one before it follows one that is gone": (2, {1: Answer(follows=0)}, [0, 1]),
     "one before it follows nobody's number": (2, {1: Answer(follows=9)}, [0, 1]),
-    "another that it is sent to is gone": (
-        2,
-        {0: Answer(follows=3), 1: GONE, 3: GONE},
-        [0, 3],
-    ),
+    "another that it is sent to is gone": (2, {0: THIRD, 1: GONE, 3: GONE}, [0, 3]),
     "those behind it are not asked": (1, {0: GONE, 2: ALONE, 3: ALONE}, [0, 1]),
     "two that point at each other": (
         3,
@@ -121,7 +118,7 @@ def test_whom_it_asks(case):
     [
         (None, [0, 1, 2]),
         (ALONE, [0, 1, 2]),  # it will not take over
-        (Answer(follows=3), [0, 3]),
+        (THIRD, [0, 3]),
         (Answer(follows=0, coordinates=True), [0]),  # and has not accepted this one
     ],
 )
@@ -216,6 +213,7 @@ def welcome(**changes):
 
 
 PRESENT = {"address": address(1), "done": False, "term": (0, 0), "round": -1}
+UNFIT = [{"present": PRESENT}, {"unfit": "why"}]
 
 
 @pytest.mark.parametrize(
@@ -224,11 +222,7 @@ PRESENT = {"address": address(1), "done": False, "term": (0, 0), "round": -1}
         ({}, [{"present": PRESENT}]),
         ({"is_ready": True}, [{"present": PRESENT}, {"join": True}]),
         ({"is_done": True}, [{"present": PRESENT | {"done": True}}]),
-        ({"unfit": "why"}, [{"present": PRESENT}, {"unfit": "why"}]),
-        (
-            {"unfit": "why", "is_ready": True},
-            [{"present": PRESENT}, {"unfit": "why"}],
-        ),
+        *(({"unfit": "why", "is_ready": ready}, UNFIT) for ready in (False, True)),
     ],
 )
 def test_what_it_tells_a_coordinator(state, expected):

@@ -12,6 +12,7 @@ from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed
 from torchrun_hpc.spares import messages
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
+N0, N1, N2, N3 = (f"{host} (node {node})" for node, host in enumerate(HOSTS))
 LOST = packed(Failure(Kind.LOST, (1,)))
 WORKER = packed(Failure(Kind.WORKER, (1,), rank=5, code=1, text="ValueError: bad"))
 
@@ -38,30 +39,29 @@ def replaced(*who, number=1, because=None):
 EVENTS = {
     "a spare at the start": (
         replaced((1, 1, 3), number=0),
-        ("HPC207 jwb0004 (node 3) takes the place of jwb0002 (node 1) as node rank 1"),
+        f"HPC207 {N3} takes the place of {N1} as node rank 1",
     ),
     "a spare for a node that is lost": (
         replaced((1, 1, 3), because=LOST),
         (
-            "HPC207 restart 1 of all workers: the agent on jwb0002 (node 1) is gone "
-            "without a word: it was killed, or the node is lost. jwb0004 (node 3) "
-            "takes the place of jwb0002 (node 1) as node rank 1"
+            f"HPC207 restart 1 of all workers: the agent on {N1} is gone without a "
+            "word: it was killed, or the node is lost. "
+            f"{N3} takes the place of {N1} as node rank 1"
         ),
     ),
     "two spares": (
         replaced((0, 0, 3), (2, 1, 2), number=2, because=WORKER),
         (
-            "HPC207 restart 2 of all workers: worker 5 on jwb0002 (node 1) ended with "
-            "exit code 1: ValueError: bad. jwb0004 (node 3) takes the place of jwb0001 "
-            "(node 0) as node rank 0; jwb0003 (node 2) takes the place of jwb0002 "
-            "(node 1) as node rank 2"
+            f"HPC207 restart 2 of all workers: worker 5 on {N1} ended with exit code "
+            f"1: ValueError: bad. {N3} takes the place of {N0} as node rank 0; "
+            f"{N2} takes the place of {N1} as node rank 2"
         ),
     ),
     "a spare for a cause that was reported before": (
         replaced((1, 1, 3), number=3),
         (
-            "HPC207 restart 3 of all workers: jwb0004 (node 3) takes the place of "
-            "jwb0002 (node 1) as node rank 1"
+            "HPC207 restart 3 of all workers: "
+            f"{N3} takes the place of {N1} as node rank 1"
         ),
     ),
     "a node that looks for the others": (
@@ -71,27 +71,18 @@ EVENTS = {
             "ends in 860 s if there is none"
         ),
     ),
-    "a node that looks for the others, between two reports": (
-        {"seeks": 41, "left": 859},
-        None,
-    ),
+    "it looks for them, between two reports": ({"seeks": 41, "left": 859}, None),
     "a node that is out": (
-        {"excluded": 2, "because": "its health check ended with exit code 1"},
-        "HPC208 jwb0003 (node 2) is out: its health check ended with exit code 1",
+        {"excluded": 2, "because": "its disk is full"},
+        f"HPC208 {N2} is out: its disk is full",
     ),
     "a node that is not out any more": (
         {"excluded": 2, "because": ""},
-        (
-            "HPC208 jwb0003 (node 2) is a spare again: the script has failed on "
-            "another node, too"
-        ),
+        f"HPC208 {N2} is a spare again: the script has failed on another node, too",
     ),
     "this node is out": (
-        {"out": "it was lost 2 times"},
-        (
-            "HPC209 jwb0002 takes part no more, and waits for the end: it was lost 2 "
-            "times"
-        ),
+        {"out": "its disk is full"},
+        "HPC209 jwb0002 takes part no more, and waits for the end: its disk is full",
     ),
     "this node is not out any more": ({"out": ""}, "HPC209 jwb0002 is a spare again"),
     "this node was suspended": (
@@ -101,26 +92,26 @@ EVENTS = {
     "the coordinator is silent": (
         {"coordinator_silent": 30, "left": 90, "of": 2},
         (
-            "HPC211 no sign of the coordinator on jwb0003 (node 2) for 30 s; another "
-            "node takes over in 90 s if it stays so"
+            f"HPC211 no sign of the coordinator on {N2} for 30 s; another node takes "
+            "over in 90 s if it stays so"
         ),
     ),
     "a node is silent": (
         {"silent": [2], "left": 90},
-        "HPC217 no sign of jwb0003 (node 2) for 30 s; lost in 90 s if it stays so",
+        f"HPC217 no sign of {N2} for 30 s; lost in 90 s if it stays so",
     ),
     "this node takes over": (
         {"takes_over": 0},
         (
-            "HPC212 jwb0002 does not reach the coordinator on jwb0001 (node 0), and "
-            "takes over if enough nodes follow"
+            f"HPC212 jwb0002 does not reach the coordinator on {N0}, and takes over if "
+            "enough nodes follow"
         ),
     ),
     "workers may still run": (
         {"may_run": [0, 2], "left": 120},
         (
-            "HPC214 workers may still run on jwb0001 (node 0), jwb0003 (node 2), which "
-            "cannot be asked: the next round begins in 120 s"
+            f"HPC214 workers may still run on {N0}, {N2}, which cannot be asked: the "
+            "next round begins in 120 s"
         ),
     ),
     "what others write": ({"waiting": [1], "seconds": 10}, None),
@@ -139,28 +130,17 @@ def test_an_event(case):
 @pytest.mark.parametrize(
     ("ranks", "exclude", "expected"),
     [
-        (
-            (1,),
-            "--exclude=",
-            "lost, or out: jwb0002 (node 1). For the next job: --exclude=jwb0002",
-        ),
-        (
-            (0, 3),
-            "--exclude=",
-            (
-                "lost, or out: jwb0001 (node 0), jwb0004 (node 3). For the next job: "
-                "--exclude=jwb0001,jwb0004"
-            ),
-        ),
-        ((1,), "", "lost, or out: jwb0002 (node 1)"),
+        ((1,), "--exclude=", f"{N1}. For the next job: --exclude=jwb0002"),
+        ((0, 3), "-x ", f"{N0}, {N3}. For the next job: -x jwb0001,jwb0004"),
+        ((1,), "", N1),
     ],
 )
 def test_nodes_that_the_next_job_had_better_do_without(ranks, exclude, expected):
     known = replace(plan(), spares=Spares(60, exclude=exclude))
     message = messages.bad_nodes(ranks, known)
-    assert str(message) == f"HPC213 {expected}"
+    assert str(message) == f"HPC213 lost, or out: {expected}"
 
 
 def test_nodes_where_the_scheduler_cannot_exclude_them():
     message = messages.bad_nodes((1,), plan())
-    assert str(message) == "HPC213 lost, or out: jwb0002 (node 1)"
+    assert str(message) == f"HPC213 lost, or out: {N1}"
