@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import clean_environ
-from waiting import PATIENCE
+from side_by_side import COMMANDS, OURS, run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from side_by_side import Result
 
 ALL = sorted(os.sched_getaffinity(0))
 
@@ -51,17 +50,8 @@ sys.exit(sys.argv[2:3] == [attempt])
 """
 
 
-def launch(*words: str, front: tuple[str, ...] = ()) -> tuple[str, int]:
-    done = subprocess.run(
-        [*front, sys.executable, "-m", "torchrun_hpc", "--nproc_per_node=2", *words],
-        env={k: v for k, v in clean_environ().items() if k != "OMP_NUM_THREADS"},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    return done.stderr, done.returncode
+def launch(*words: str, front: tuple[str, ...] = ()) -> Result:
+    return run([*front, *COMMANDS[OURS], "--nproc_per_node=2", *words])
 
 
 def seen(folder: Path, attempt: int = 0) -> list[dict[str, Any]]:
@@ -76,11 +66,11 @@ def assert_bound(folder: Path, *options: str) -> None:
     After a restart, too; and a DataLoader's workers have those of theirs.
     """
     (folder / "script.py").write_text(SCRIPT)
-    stderr, code = launch(
+    done = launch(
         *("--hpc-bind=even", "--hpc-omp-threads=auto", "--max-restarts=1", *options),
         *(str(folder / "script.py"), str(folder), "0"),
     )
-    assert code == 0, stderr
+    assert done.code == 0, done.err
     half = len(ALL) // 2
     for attempt in (0, 1):
         workers = seen(folder, attempt)
@@ -93,4 +83,4 @@ def assert_bound(folder: Path, *options: str) -> None:
             assert len(mask) in {half, half + 1}
             assert worker["threads"] == len(mask)
             assert worker["variable"] == str(len(mask))
-    assert "HPC169" not in stderr
+    assert "HPC169" not in done.err

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from bound import ALL, SCRIPT, assert_bound, launch, needs_two_cpus, seen
-from side_by_side import clean_environ
-from waiting import PATIENCE
+from side_by_side import COMMANDS, OURS, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,12 +23,12 @@ def test_too_few_cpus_are_shared(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     front = ("taskset", "-c", str(ALL[-1]))
     words = ("--hpc-bind=gpu", "--hpc-preload=torch", str(script))
-    stderr, code = launch(*words, str(tmp_path), front=front)
-    assert code == 0, stderr
+    done = launch(*words, str(tmp_path), front=front)
+    assert done.code == 0, done.err
     assert [worker["cpus"] for worker in seen(tmp_path)] == [ALL[-1:]] * 2
-    assert "HPC092 2 workers share 1 CPU" in stderr
-    assert "--hpc_bind=gpu binds no worker: each needs a CPU" in stderr
-    assert "HPC221" not in stderr
+    assert "HPC092 2 workers share 1 CPU" in done.err
+    assert "--hpc_bind=gpu binds no worker: each needs a CPU" in done.err
+    assert "HPC221" not in done.err
 
 
 FORK = """
@@ -62,22 +60,14 @@ def test_a_fork_has_its_own_number_of_threads(tmp_path: Path) -> None:
     """Torch has read the variable when it was imported, for all workers."""
     text = "import torch\nprint(torch.get_num_threads())\n"
     (tmp_path / "threads.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", FORK],
-        cwd=tmp_path, env=clean_environ(), capture_output=True, text=True, check=True,
-        timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.stdout.split() == ["1", "3", "1"], done.stderr
+    done = run([sys.executable, "-c", FORK], cwd=tmp_path)
+    assert done.out.split() == ["1", "3", "1"], done.err
 
 
 def test_the_dry_run_shows_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrun_hpc", "--nproc_per_node=2",
-         "--hpc-bind=even", "--hpc-dry-run", "train.py"],
-        env=clean_environ(), capture_output=True, text=True, check=True,
-        timeout=PATIENCE,
-    )  # fmt: skip
-    lines = [line.split() for line in done.stdout.splitlines()]
+    words = ["--nproc_per_node=2", "--hpc-bind=even", "--hpc-dry-run", "train.py"]
+    done = run([*COMMANDS[OURS], *words])
+    lines = [line.split() for line in done.out.splitlines()]
     assert ["CPUs", "even", "--hpc_bind"] in lines
     start = lines.index(["worker", "CPUs", "where", "because"])
     assert [line[0] for line in lines[start + 1 : start + 3]] == ["0", "1"]

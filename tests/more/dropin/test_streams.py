@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from broken_streams import FAILS, SCRIPT, ran_in
-from side_by_side import (
-    BROKEN,
-    COMMANDS,
-    OURS,
-    STOCK,
-    bare,
-    clean_environ,
-)
-from waiting import PATIENCE
+from side_by_side import BROKEN, COMMANDS, OURS, clean_environ, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,20 +68,6 @@ def test_the_exit_code_is_the_jobs(
         assert [worker["wrong"] for worker in ran] == [[]] * workers, name
         if "2" not in STREAMS[name]:
             assert result.own_lines, name  # what can be said, is
-
-
-def test_stock_runs_too(launcher: Launcher, folder: Path, tmp_path: Path) -> None:
-    """What is asked of us is what torchrun does."""
-    kinds = list(BROKEN)
-    results = launcher.many(
-        [(STOCK, [*bare(STOCK), "train.py", "0"])] * len(kinds),
-        environs=[{"RAN": str(tmp_path / kind)} for kind in kinds],
-        streams=[{"2": kind} for kind in kinds],
-        cwd=folder,
-        at_once=4,
-    )
-    assert [result.code for result in results] == [0] * len(kinds)
-    assert [len(ran_in(tmp_path / kind)) for kind in kinds] == [1] * len(kinds)
 
 
 DRY_RUNS: list[tuple[dict[str, str], int, str]] = [
@@ -168,30 +146,20 @@ def test_typed(
 ) -> None:
     (folder / "auto.py").write_text(AUTO)
     (folder / "set_up.py").write_text(SET_UP)
-    done = subprocess.run(
+    done = run(
         ["bash", "-o", "pipefail", "-c", line],
         env={**clean_environ(), **environ, "RAN": str(tmp_path / "ran")},
         cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert [worker["wrong"] for worker in ran_in(tmp_path / "ran")] == [[]]
 
 
-def test_a_pipe_ends_its_writers_in_direct_mode(tmp_path: Path) -> None:
+def test_a_pipe_ends_its_writers_in_direct_mode() -> None:
     """Python ignores SIGPIPE; the program that takes its place is not to."""
-    done = subprocess.run(
+    done = run(
         [*COMMANDS[OURS], "--no-python", "sh", "-c", "yes | head -n1; kill -PIPE $$"],
         env={**clean_environ(), **STEP},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
     )
-    assert done.stdout == "y\n"
-    assert "Broken pipe" not in done.stderr
-    assert done.returncode == -13
+    assert (done.code, done.out) == (-signal.SIGPIPE, "y\n")
+    assert "Broken pipe" not in done.err
