@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from commands import HPC, SCRIPTS
-from steps import step
+from steps import Step
 
 # What they may cost the agent of the head node: a gigabyte of garbage, three hundred
 # connections, and messages that are wrong.
@@ -17,7 +17,7 @@ def test_hostile_clients_while_a_node_is_missing(unpadded, tmp_path):
     late = f"until test -e {tmp_path}/go; do sleep 0.1; done"
     work = " ".join([*HPC, str(SCRIPTS / "steady.py"), str(tmp_path)])
     command = f"if test $SLURM_NODEID = 2; then {late}; fi; exec {work}"
-    with step(unpadded, "sh", "-c", command) as job:
+    with Step(unpadded, "sh", "-c", command) as job:
         _, port = job.launch_id_and_port()
         job.joins("n10")
         before = float(job.agent("n9", "cpu"))

@@ -8,7 +8,7 @@ import re
 
 from commands import ENVIRON, FORMS, HPC, SCRIPTS, lines
 from pages import block, replaced
-from steps import step
+from steps import Step
 
 LIMIT_S = 5
 
@@ -35,15 +35,13 @@ def assert_tree(written):
         assert re.fullmatch(expected, line), line
 
 
-def test_a_stall(juelich, tmp_path, monkeypatch):
+def test_a_stall(juelich, tmp_path):
     """Node 0 reports it once; who asks gets the same; then the training continues."""
-    for name, value in FORMS["fork"].items():
-        monkeypatch.setitem(ENVIRON, name, value)
     os.mkfifo(tmp_path / "data")
-    launch = (*HPC, "--hpc-site=jsc", "--nproc_per_node=2")
     limit = f"--hpc-stall-report={LIMIT_S}"
+    launch = (*HPC, "--hpc-site=jsc", "--nproc_per_node=2", limit)
     script = (str(SCRIPTS / "stalls.py"), str(tmp_path))
-    with step(juelich, "--label", *launch, limit, *script) as job:
+    with Step(juelich, "--label", *launch, *script, environ=FORMS["fork"]) as job:
         job.says("HPC171")
         queue = juelich.run(
             ["squeue", "--noheader", "--states=RUNNING", "--format=%A"], check=True

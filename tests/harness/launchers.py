@@ -13,13 +13,12 @@ import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from commands import (
     AS_SUGGESTED,
     ENVIRON,
     HOSTS,
-    HPC,
     NODES,
     launch,
     own_lines,
@@ -194,20 +193,37 @@ def unless_it_hangs(mpi: Launcher, start: Callable[[float], T]) -> T:
     return start(PATIENCE)
 
 
-def type_on_each(bare: Cluster, *words: str) -> tuple[str, str]:
-    """Type a line on two machines; ``{node}`` is 0 and 1. Return what they print."""
+def type_on_each(
+    bare: Cluster, line: str, hosts: tuple[str, ...] = HOSTS, **where: Any
+) -> tuple[list[str], str]:
+    """Type a line on several machines at once.
+
+    Args:
+        bare: The cluster.
+        line: For a shell; on the k-th machine its ``--node_rank=0`` is k.
+        hosts: The machines.
+        **where: As for `Cluster.popen`.
+
+    Returns:
+        What each has printed, and all errors. All have ended well.
+    """
     programs = [
         bare.popen(
-            [*HPC, "--nnodes=2", *(word.format(node=node) for word in words)],
+            ["bash", "-ec", line.replace("--node_rank=0", f"--node_rank={rank}")],
             host=host,
-            env=ENVIRON,
+            **where,
         )
-        for node, host in enumerate(NODES[:2])
+        for rank, host in enumerate(hosts)
     ]
-    outputs = [program.communicate(timeout=PATIENCE) for program in programs]
-    errors = "".join(err for _, err in outputs)
-    assert [program.returncode for program in programs] == [0, 0], errors
-    return "".join(out for out, _ in outputs), errors
+    try:
+        outputs = [program.communicate(timeout=PATIENCE) for program in programs]
+    finally:
+        for program in programs:
+            bare.end(program)
+    printed, errors = [out for out, _ in outputs], "".join(err for _, err in outputs)
+    codes = [program.returncode for program in programs]
+    assert codes == [0] * len(codes), (printed, errors)
+    return printed, errors
 
 
 def suggested_over_ssh(

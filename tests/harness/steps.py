@@ -14,10 +14,11 @@ from commands import ENVIRON, ONE_TASK, SCRIPTS
 from waiting import NEVER_S, PATIENCE, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from testbed import Cluster
+    from typing_extensions import Self
 
 AGENT = [sys.executable, str(SCRIPTS / "agent.py")]
 # Before a command: this node never comes to it.
@@ -25,16 +26,40 @@ LATE = f"test $SLURM_NODEID = {{node}} && exec sleep {NEVER_S}; exec "
 
 
 class Step:
-    """A step that runs beside the test, on three nodes."""
+    """A step that runs beside the test, and ends with its block.
 
-    def __init__(self, cluster: Cluster, *argv: str) -> None:
+    Args:
+        cluster: Where.
+        *argv: The command, in one task on each node.
+        nodes: How many nodes.
+        environ: Variables beside `ENVIRON`.
+        cwd: The working directory.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *argv: str,
+        nodes: int = 3,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
         self.cluster = cluster
         self.program = cluster.popen(
-            ["srun", "-N3", ONE_TASK, *argv], env=ENVIRON, stderr=subprocess.STDOUT
+            ["srun", f"-N{nodes}", ONE_TASK, *argv],
+            env=ENVIRON | dict(environ or {}),
+            cwd=cwd,
+            stderr=subprocess.STDOUT,
         )
         self.output = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cluster.end(self.program)
 
     def _read(self) -> None:
         assert self.program.stdout is not None
@@ -126,11 +151,4 @@ class Step:
         )
 
 
-@contextlib.contextmanager
-def step(cluster: Cluster, *argv: str) -> Iterator[Step]:
-    """Start a step, and end it in any case."""
-    started = Step(cluster, *argv)
-    try:
-        yield started
-    finally:
-        cluster.end(started.program)
+step = Step

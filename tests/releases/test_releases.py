@@ -20,7 +20,7 @@ from commands import (
     read_workers,
 )
 from pages import block, replaced
-from steps import LATE, step
+from steps import LATE, Step
 from waiting import PATIENCE
 
 FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
@@ -90,7 +90,7 @@ def test_a_program_in_the_store_of_torchs_rendezvous(unpadded, tmp_path):
     options = ("--hpc-rendezvous=c10d", "--rdzv_id=7")
     spoil = (sys.executable, str(SCRIPTS / "spoil.py"), "torch.rendezvous.7")
     command = LATE.format(node=2) + " ".join([*HPC, *options, WORLD])
-    with step(unpadded, "sh", "-c", command) as job:
+    with Step(unpadded, "sh", "-c", command) as job:
         seen = job.says(r"rendezvous at n9:\d+")
         (port,) = re.findall(r"rendezvous at n9:(\d+)", seen)
         job.joins("n10")
@@ -105,7 +105,7 @@ def test_a_program_in_the_store_of_torchs_rendezvous(unpadded, tmp_path):
 @pytest.mark.release
 def test_a_signal_while_torchs_rendezvous_waits(unpadded):
     command = LATE.format(node=2) + " ".join([*HPC, "--hpc-rendezvous=c10d", WORLD])
-    with step(unpadded, "sh", "-c", command) as job:
+    with Step(unpadded, "sh", "-c", command) as job:
         job.says("HPC084")
         for host in "n10", "n9":
             job.send(host, "SIGTERM")

@@ -13,7 +13,7 @@ import documented
 import launchers
 import pytest
 from commands import ENVIRON, JUELICH, WORLD, column, require
-from launchers import INTELMPI, MPICH_4, OPENMPI_4
+from launchers import INTELMPI, MPICH_4, OPENMPI_4, type_on_each
 from pages import ROOT, blocks, replaced
 from waiting import PATIENCE
 
@@ -32,55 +32,33 @@ def folder(tmp_path):
     return tmp_path
 
 
-# Each of these returns the exit code, and all that is printed.
-
-
-def in_a_job(juelich, run, text, folder):
-    """Type it in a job."""
-    command = ["salloc", *run.options, "bash", "-ec", text]
-    done = juelich.run(command, env=JUELICH, cwd=folder)
-    return done.returncode, done.stdout + done.stderr
-
-
-def as_a_script(juelich, run, text, folder):
-    """Submit it."""
-    done = juelich.sbatch(text, *run.options, env=JUELICH, cwd=folder)
-    return done.returncode, done.output
-
-
-def on_machines(bare, run, text, folder):
-    """Type it on each of the machines, where that is told with the machine's rank."""
+def printed(run, text, folder, request):
+    """Type it in a job, submit it, or type it on machines; return what is printed."""
+    if run.where in {"job", "script"}:
+        juelich = request.getfixturevalue("juelich")
+        if run.where == "script":
+            done = juelich.sbatch(text, *run.options, env=JUELICH, cwd=folder)
+            output = done.output
+        else:
+            command = ["salloc", *run.options, "bash", "-ec", text]
+            done = juelich.run(command, env=JUELICH, cwd=folder)
+            output = done.stdout + done.stderr
+        assert done.returncode == 0, output
+        return output
+    bare = request.getfixturevalue("bare")
     environ = ENVIRON | run.environ
     if run.where in MPI:
         require(launchers.missing(MPI[run.where]))
-        environ = environ | {"PATH": MPI[run.where].install(bare, folder)}
-    programs = [
-        bare.popen(
-            ["bash", "-ec", text.replace("--node_rank=0", f"--node_rank={rank}")],
-            host=host,
-            env=environ,
-            cwd=folder,
-        )
-        for rank, host in enumerate(run.hosts)
-    ]
-    try:
-        outputs = [program.communicate(timeout=PATIENCE) for program in programs]
-    finally:
-        for program in programs:
-            bare.end(program)
-    codes = [program.returncode for program in programs]
-    return max(codes), "".join(out + err for out, err in outputs)
+        environ["PATH"] = MPI[run.where].install(bare, folder)
+    outputs, errors = type_on_each(bare, text, run.hosts, env=environ, cwd=folder)
+    return "".join([*outputs, errors])
 
 
 @pytest.mark.parametrize(
     ("run", "block"), [run[1:] for run in RUNS], ids=[run[0] for run in RUNS]
 )
 def test_block(run, block, folder, request):
-    ways = {"job": in_a_job, "script": as_a_script}
-    cluster = request.getfixturevalue("juelich" if run.where in ways else "bare")
-    way = ways.get(run.where, on_machines)
-    code, output = way(cluster, run, run.text(block), folder)
-    assert code == 0, output
+    output = printed(run, run.text(block), folder, request)
     (line,) = re.findall("HPC001 (.*)", output)
     assert line.startswith(run.starts)
     assert column(output, "RANK", "WORLD_SIZE") == [

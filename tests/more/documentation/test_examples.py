@@ -13,9 +13,9 @@ import sys
 import pytest
 from commands import FORMS, JUELICH, ONE_TASK, ROOT, require_package
 from job_scripts import job_script, pbs_resources
-from launchers import MPICH_4, OPENMPI_4
+from launchers import MPICH_4, OPENMPI_4, type_on_each
 from trainings import alone
-from waiting import PATIENCE, until
+from waiting import until
 
 IMAGES = "--image-size 32 --log-every 1 --train-num-workers 0"
 # Steps of 8 images on all workers together: --batch-size is 8 / number of workers.
@@ -274,15 +274,10 @@ def test_resnet_typed_on_each_machine(bare, folder):
     require_package("torchvision")
     page = job_script("Two machines", "resnet50_ddp.py")
     small = {"--nproc_per_node=8": "--nproc_per_node=1", "10.10.10.11": "10.20.0.1"}
-    programs = []
-    for rank, host in enumerate(("n9", "n10")):
-        mine = small | {"--node_rank=0": f"--node_rank={rank}"}
-        script = ["bash", "-c", page.smaller(AS_USERS, mine)]
-        programs.append(bare.popen(script, host=host, env=FORKS, cwd=folder))
-    outputs = [program.communicate(timeout=PATIENCE) for program in programs]
-    assert [program.returncode for program in programs] == [0, 0], outputs
-    check_fall(losses(outputs[0][0]))
-    assert outputs[1][0] == ""  # rank 0 alone prints
+    script = page.smaller(AS_USERS, small)
+    (first, second), _ = type_on_each(bare, script, env=FORKS, cwd=folder)
+    check_fall(losses(first))
+    assert second == ""  # rank 0 alone prints
     # From that of one worker on, by a fifth of one worker's rate in each epoch.
-    rates = re.findall("learning rate ([0-9.]+)", outputs[0][0])
+    rates = re.findall("learning rate ([0-9.]+)", first)
     assert rates == ["0.0250", "0.0275", "0.0300", "0.0325", "0.0350", "0.0375"]

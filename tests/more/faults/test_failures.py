@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
-from commands import HPC, JUELICH, ONE_TASK, launch
+from commands import HPC, JUELICH, launch
 from failures import EXAMPLES, check
+from steps import Step
 from waiting import NEVER_S
 
 
@@ -37,24 +36,15 @@ def test_the_report_does_not_wait_for_the_workers(juelich, tmp_path):
     """They wait for it; in the end the last line says the cause once more."""
     (tmp_path / "train.py").write_text(STUBBORN)
     argv = (*HPC, f"--shutdown-timeout={NEVER_S}", "--nproc_per_node=2", "train.py")
-    program = juelich.popen(
-        ["srun", "-N2", ONE_TASK, *argv],
-        env=JUELICH,
-        cwd=tmp_path,
-        stderr=subprocess.STDOUT,
-    )
-    texts = []
-    try:
-        for line in program.stdout:
-            texts.append(line)
-            if "(local rank 1, at " in line:
-                (tmp_path / "reported").touch()
-    finally:
-        juelich.end(program)
-    assert texts.count("    ValueError: bad batch 17\n") == 1, texts
+    with Step(juelich, *argv, nodes=2, environ=JUELICH, cwd=tmp_path) as job:
+        job.says(r"\(local rank 1, at ")
+        (tmp_path / "reported").touch()
+        job.end()
+    texts = job.output.splitlines()
+    assert texts.count("    ValueError: bad batch 17") == 1, job.output
     (saved, *_) = (i for i, text in enumerate(texts) if "saved after" in text)
     (last,) = (i for i, t in enumerate(texts) if "exit code 1: ValueError" in t)
-    assert texts.index("    ValueError: bad batch 17\n") < saved < last, texts
+    assert texts.index("    ValueError: bad batch 17") < saved < last, job.output
 
 
 def test_direct_mode_has_no_agent(juelich, tmp_path):

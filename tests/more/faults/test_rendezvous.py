@@ -13,7 +13,7 @@ from commands import (
     launch,
     own_lines,
 )
-from steps import LATE, step
+from steps import LATE, Step
 
 STEADY = str(SCRIPTS / "steady.py")
 
@@ -33,7 +33,7 @@ def wait_for_all(job, folder, attempt):
 
 def test_a_signal_in_the_search_for_the_coordinator(unpadded):
     command = LATE.format(node=0) + LINE
-    with step(unpadded, "sh", "-c", command) as job:
+    with Step(unpadded, "sh", "-c", command) as job:
         job.says("HPC113")
         job.send("n10", "SIGINT")
     assert "Traceback" not in job.output
@@ -43,7 +43,7 @@ def test_a_signal_in_the_search_for_the_coordinator(unpadded):
 def test_a_signal_while_nodes_are_missing(unpadded):
     """The others hear of it, and the first one says so."""
     command = LATE.format(node=2) + LINE
-    with step(unpadded, "sh", "-c", command) as job:
+    with Step(unpadded, "sh", "-c", command) as job:
         job.joins("n10")
         job.send("n10", "SIGTERM")
         job.see_end("n9")
@@ -54,7 +54,7 @@ def test_a_signal_while_nodes_are_missing(unpadded):
 
 def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
     argv = [*HPC, "--max-restarts=1", STEADY, str(tmp_path)]
-    with step(unpadded, *argv) as job:
+    with Step(unpadded, *argv) as job:
         wait_for_all(job, tmp_path, 0)
         job.send("n11", "SIGKILL")
         job.says("HPC123 the agent on n11 .node 2. is gone; waiting for it")
@@ -65,7 +65,7 @@ def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
 
 
 def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
-    with step(unpadded, *HPC, STEADY, str(tmp_path)) as job:
+    with Step(unpadded, *HPC, STEADY, str(tmp_path)) as job:
         for rank in 0, 2:
             (tmp_path / f"stop{rank}").touch()
         job.says("HPC120 2 of 3 nodes have finished, .* still at work: n10 .node 1.")
@@ -82,7 +82,7 @@ def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
 def test_one_budget_of_restarts(unpadded, tmp_path):
     """Every restart counts for all, whoever's worker it was that failed."""
     argv = [*HPC, "--max-restarts=2", STEADY, str(tmp_path)]
-    with step(unpadded, *argv) as job:
+    with Step(unpadded, *argv) as job:
         for attempt in range(3):
             wait_for_all(job, tmp_path, attempt)
             (tmp_path / f"fail{attempt}.{attempt}").touch()
@@ -104,7 +104,7 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
         f"if test $SLURM_NODEID = 1; then {second} & fi; {argv}; code=$?; "
         f"test $code = 137 && exec {argv}; exit $code"
     )
-    with step(unpadded, "sh", "-c", command) as job:
+    with Step(unpadded, "sh", "-c", command) as job:
         wait_for_all(job, tmp_path, 0)
         (tmp_path / "second").touch()
         job.says("second 2")
@@ -123,7 +123,7 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
 
 def test_no_restart_when_others_have_finished(unpadded, tmp_path):
     argv = [*HPC, "--max-restarts=3", STEADY, str(tmp_path)]
-    with step(unpadded, *argv) as job:
+    with Step(unpadded, *argv) as job:
         for rank in 0, 2:
             (tmp_path / f"stop{rank}").touch()
         job.says("HPC120 2 of 3 nodes have finished")
@@ -184,7 +184,7 @@ def test_hostile_clients_at_the_end(unpadded, tmp_path):
         f"dist.init_process_group('gloo'); runpy.run_path({STEADY!r})"
     )
     argv = [*HPC, "--hpc-preload=torch", str(script), str(tmp_path)]
-    with step(unpadded, *argv) as job:
+    with Step(unpadded, *argv) as job:
         _, port = job.launch_id_and_port()
         wait_for_all(job, tmp_path, 0)
         for rank in 0, 2:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import Any, NamedTuple
 
 import pytest
 from commands import FORMS, ROOT, require
 from jobs import Job
 from pages import block, replaced
-from testbed import Batch, Cluster, missing
+from testbed import Cluster, missing
 from trainings import alone, loss_of
 from waiting import NEVER_S, until
 
@@ -29,20 +28,6 @@ SMALL = {"--nodes=4": "--nodes=3", "--gres=gpu:4": "", "--nproc_per_node=gpu": "
 ENV = {"OMP_NUM_THREADS": "1"} | FORMS["fork"]
 
 pytestmark = pytest.mark.xdist_group("requeue")
-
-
-class Ended(NamedTuple):
-    """A job that has ended.
-
-    Attributes:
-        batch: Its end.
-        outcomes: How each run of it has ended, as the launcher says.
-        fields: What Slurm says of it.
-    """
-
-    batch: Batch
-    outcomes: list[dict[str, Any]]
-    fields: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +53,12 @@ def submit(cluster, folder, instead):
 
 
 def ended(cluster, folder, job):
-    """Wait for the end of a job."""
+    """Return the end of a job, the outcome of each of its runs, and Slurm's fields."""
     batch = cluster.wait(job)
     files = sorted(folder.glob(f"outcome.{job.job}.*.json"))
     shown = cluster.run(["scontrol", "show", "job", job.job], check=True).stdout
     fields = dict(word.partition("=")[::2] for word in shown.split())
-    return Ended(batch, [json.loads(file.read_text()) for file in files], fields)
+    return batch, [json.loads(file.read_text()) for file in files], fields
 
 
 def test_a_job_that_has_lost_two_nodes_is_requeued(cluster, folder):

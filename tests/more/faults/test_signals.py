@@ -8,6 +8,7 @@ import pytest
 from commands import ENVIRON, FORMS, ONE_TASK, SCRIPTS, column
 from launchers import MPICH_4, OPENMPI, OPENMPI_4
 from pages import block, replaced
+from waiting import until
 
 SCRIPT = str(SCRIPTS / "signals.py")
 WORKERS = 4
@@ -46,9 +47,15 @@ def test_a_signal_from_the_script_of_a_job_of_pbs(bare, mpi, form, tmp_path):
 
 
 def test_a_signal_ahead_of_the_end_of_the_job(unpadded, tmp_path):
-    """Slurm looks every 30 seconds, and sends up to a minute early."""
-    small = {"USR1@120": "USR1@110", "=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5"}
+    """Slurm looks every 30 seconds, and sends up to a minute early.
+
+    So the job has an hour, until all workers are ready.
+    """
+    small = {"=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5"}
     script = replaced(block("docs/signals.md", "#SBATCH").text, small)
-    done = unpadded.sbatch(script, "-N2", ONE_TASK, "--time=2", env=ENVIRON)
-    assert done.returncode == 0, done.output
-    assert column(done.output, "got") == [(["SIGUSR1"],)] * WORKERS, done.output
+    job = unpadded.submit(script, "-N2", ONE_TASK, "--time=60", env=ENVIRON)
+    until(lambda: len([*tmp_path.glob("*.ready")]) == WORKERS, lambda: job.outputs)
+    end = ["scontrol", "update", f"JobId={job.job}", "EndTime=now+120"]
+    unpadded.run(end, check=True)
+    done = unpadded.wait(job)
+    assert column(done, "got") == [(["SIGUSR1"],)] * WORKERS, done.output

@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from commands import HPC, JUELICH, ONE_TASK, require_package
+from commands import JUELICH, ONE_TASK, launch, require_package
 from pages import block, replaced
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -19,50 +19,40 @@ PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
 EXTENSIONS = Path(sys.prefix, "torch_extensions")
 FAILED = EXTENSIONS.with_suffix(".log")
 
-# By name: the package to import, the script, and what the framework, on CPUs, calls
-# the environment of a launch by torchrun.
+# By name: the package to import, the script, what the framework, on CPUs, calls the
+# environment of a launch by torchrun, and in which way the script runs, each in one:
+# the tasks of a node, two in direct mode, and what is imported for forks. Lightning in
+# direct mode is among the examples. Of Lightning forks have no more than torch in
+# common: it reads RANK when it is imported.
 FRAMEWORKS = {
-    "lightning": ("lightning", "lightning_fit.py", "TorchElasticEnvironment"),
-    "accelerate": ("accelerate", "accelerate_train.py", "MULTI_CPU"),
-    "trainer": ("transformers", "trainer_train.py", "distributed"),
-    "deepspeed": ("deepspeed", "deepspeed_train.py", "gloo"),
-}
-
-# How srun starts the launcher, and what is typed between it and the script.
-AGENT = [*HPC, "--nproc_per_node=2"]
-MODES = {
-    "agent": (ONE_TASK, AGENT),
-    "forks": (ONE_TASK, AGENT),
-    "direct": ("--ntasks-per-node=2", [*HPC]),
-}
-# Each once. Lightning in direct mode is among the examples. Of Lightning forks have no
-# more than torch in common: it reads RANK when it is imported.
-CASES = {
-    "lightning": ("forks", "torch"),
-    "accelerate": ("agent", ""),
-    "trainer": ("direct", ""),
-    "deepspeed": ("forks", "torch,deepspeed"),
+    "lightning": (
+        *("lightning", "lightning_fit.py", "TorchElasticEnvironment"),
+        *(1, "torch"),
+    ),
+    "accelerate": ("accelerate", "accelerate_train.py", "MULTI_CPU", 1, ""),
+    "trainer": ("transformers", "trainer_train.py", "distributed", 2, ""),
+    "deepspeed": ("deepspeed", "deepspeed_train.py", "gloo", 1, "torch,deepspeed"),
 }
 
 
-@pytest.mark.parametrize("framework", CASES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_unchanged_script(cluster, framework, tmp_path):
     _need(framework)
-    mode, preloaded = CASES[framework]
-    tasks, launcher = MODES[mode]
-    script = SCRIPTS / FRAMEWORKS[framework][1]
+    _, script, _, tasks, preloaded = FRAMEWORKS[framework]
+    options = ["--nproc_per_node=2"] if tasks == 1 else []
     # One thread, as an agent sets it: the workers share two cores.
-    env, built = JUELICH | {"OMP_NUM_THREADS": "1"}, {}
-    if mode == "forks":
-        env |= {"PET_HPC_PRELOAD": preloaded}
+    environ, built = JUELICH | {"OMP_NUM_THREADS": "1"}, {}
+    if preloaded:
+        environ |= {"PET_HPC_PRELOAD": preloaded}
     if framework == "deepspeed":
         # Its own copy: a process that is killed leaves a lock behind, for which all
         # later ones would wait.
         copy = shutil.copytree(EXTENSIONS, tmp_path / "extensions")
-        env |= {"TORCH_EXTENSIONS_DIR": str(copy)}
+        environ |= {"TORCH_EXTENSIONS_DIR": str(copy)}
         built = _built(tmp_path)
         assert built
-    done = cluster.srun("-N2", tasks, *launcher, script, env=env)
+    how = {"tasks": tasks, "environ": environ}
+    done = launch(cluster, *options, script=[SCRIPTS / script], **how)
     _check(done, framework)
     assert "HPC169" not in done.stderr
     assert _built(tmp_path) == built  # no test waits for a compiler

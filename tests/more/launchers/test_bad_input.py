@@ -15,7 +15,7 @@ from commands import (
     refused,
 )
 from launchers import port_is_taken
-from steps import step
+from steps import Step
 from waiting import NEVER_S
 
 
@@ -75,7 +75,7 @@ def test_a_port_that_is_taken_on_the_head_node(unpadded, option):
 def test_a_missing_node_is_waited_for_with_a_message(unpadded, tmp_path):
     go = tmp_path / "go"
     wait = f"test $SLURM_NODEID = 2 && until test -e {go}; do sleep 0.1; done"
-    with step(unpadded, "sh", "-c", f"{wait}; exec {LINE}") as job:
+    with Step(unpadded, "sh", "-c", f"{wait}; exec {LINE}") as job:
         job.says(r"HPC114 [12] of 3 nodes are there after \d+ s; waiting for .*n11 \(")
         go.touch()
         assert job.end() == 0, job.output
