@@ -70,22 +70,6 @@ def test_no_line_of_one_write_is_torn(longest):
 # --- what cannot be read --------------------------------------------------------------
 
 
-def test_one_file_for_both(tmp_path):
-    with (tmp_path / "both").open("wb") as both:
-        code = subprocess.run(
-            command("import os; os.write(2, b'as it was\\n')"),
-            stdout=both,
-            stderr=subprocess.STDOUT,
-            check=False,
-        ).returncode
-    text = (tmp_path / "both").read_text()
-    assert code == 0
-    assert text.startswith("as it was\n")
-    assert (
-        json.loads(text.partition("\n")[2])["unread"] == "it is the same file as stdout"
-    )
-
-
 def test_a_terminal():
     ours, theirs = pty.openpty()
     found, _ = run("pass", stderr=theirs)

@@ -14,11 +14,13 @@ from waiting import PATIENCE
 from torchrun_hpc.torch_compat import capabilities
 
 
-def _two_rounds(seen: list[Any], tick: float = 0.05) -> int:
+def _two_rounds() -> tuple[int, list[Any]]:
     """Let two agents meet twice, as after a failure of their workers.
 
-    Returns the port of their own store.
+    Returns the port of their own store; and for each round that of the workers' store,
+    and whether it has their keys before they have started.
     """
+    seen: list[Any] = []
     handlers, port = two_agents("127.0.0.1", "127.0.0.1")
     for _ in range(2):
         found = meet(handlers)
@@ -33,17 +35,16 @@ def _two_rounds(seen: list[Any], tick: float = 0.05) -> int:
         )
         seen.append((infos[0].master_port, workers.check(["worker/0"])))
         workers.set("worker/0", "an address")
-        time.sleep(tick)
+        time.sleep(0.05)
     for handler in handlers:
         handler.shutdown()
-    return port
+    return port, seen
 
 
 @needs_shared_store
 @pytest.mark.usefixtures("quick")
 def test_stock_keeps_the_store_of_dead_workers() -> None:
-    seen: list[Any] = []
-    port = _two_rounds(seen)
+    port, seen = _two_rounds()
     assert seen[0][0] == seen[1][0]
     assert (seen[0][0] == port) is capabilities.SHARED_RENDEZVOUS_STORE.present
     assert [old for _, old in seen] == [False, True]
@@ -58,8 +59,7 @@ def test_stock_keeps_the_store_of_dead_workers() -> None:
 def test_every_round_has_a_store_of_its_own(address: str | None) -> None:
     """With the stores opened by torch, and with those opened on one address."""
     patch_all(local_address=address)
-    seen: list[Any] = []
-    port = _two_rounds(seen)
+    port, seen = _two_rounds()
     assert len({port, seen[0][0], seen[1][0]}) == 3
     assert [old for _, old in seen] == [False, False]
     assert listening_at(seen[0][0]) == set()  # nobody is led to the old one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,34 +18,16 @@ OFFLINE = Share((4000,), "", "")  # as one that has gone offline
 
 def of_what_is_started():
     """Return where a new thread may run: processes inherit the same from a thread."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def of_another_thread(release, started, found):
-    started.set()
-    release.wait()
-    found.append(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(os.sched_getaffinity, 0).result()
 
 
 @pytest.fixture
 def other_thread():
-    """Return a function that ends another thread, and returns where it may run."""
-    release, started, found = threading.Event(), threading.Event(), []
-    thread = threading.Thread(target=of_another_thread, args=(release, started, found))
-    thread.start()
-    started.wait()
-
-    def end():
-        release.set()
-        thread.join()
-        return found[-1]
-
-    yield end
-    end()
+    """Return a function that returns where a thread may run that is there before."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(os.getpid).result()
+        yield lambda: pool.submit(os.sched_getaffinity, 0).result()
 
 
 @pytest.fixture(autouse=True)
