@@ -148,19 +148,16 @@ def test_whether_torch_warns_is_seen_in_its_code(
     assert _looked_again().WARNS_OF_DEFAULT.present is warns
 
 
+def _store_at(address: str, port: int, **options: Any) -> Any:
+    store: Any = dist.TCPStore
+    return store(address, port, is_master=True, wait_for_workers=False, **options)
+
+
 def _takes_a_socket(**options: Any) -> bool:
     opened = socket.create_server(("127.0.0.3", 0))
-    address, port = opened.getsockname()
-    opened_store: Any = dist.TCPStore
+    place = opened.getsockname()
     try:
-        opened_store(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=opened.detach(),
-            **options,
-        )
+        _store_at(*place, master_listen_fd=opened.detach(), **options)
     except (TypeError, RuntimeError):
         return False
     return True
@@ -172,15 +169,8 @@ def _takes_a_socket(**options: Any) -> bool:
 )
 def test_a_store_takes_a_socket_as_it_is_told() -> None:
     opened = socket.create_server(("127.0.0.3", 0))
-    _, port = opened.getsockname()
-    torch_store: Any = dist.TCPStore
-    store = torch_store(
-        "127.0.0.3",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        **capabilities.listening_on(opened),
-    )
+    _, port = place = opened.getsockname()
+    store = _store_at(*place, **capabilities.listening_on(opened))
     store.set("key", "value")
     assert store.get("key") == b"value"
     with pytest.raises(OSError, match="refused"):
@@ -198,7 +188,7 @@ def test_libuvs_store_takes_a_socket_where_that_is_known() -> None:
 
 
 def test_torch_says_itself_what_it_raises_without_an_answer() -> None:
-    store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = _store_at("127.0.0.1", 0)
     store.set_timeout(timedelta(seconds=0.3))  # a shorter one is none to connect in
     with pytest.raises(RuntimeError) as caught:
         store.get("key")
