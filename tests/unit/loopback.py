@@ -50,6 +50,12 @@ def worker_failure(rank, **changes):
     return WorkerFailure(rank, **values | {"time": 1.7e9} | changes)
 
 
+def request_of(rank, **changes):
+    """Return the first message of an agent."""
+    request = replace(REQUEST, rank=rank, host=f"n{rank}", pid=100 + rank)
+    return {"protocol": protocol.VERSION, **asdict(request), **changes}
+
+
 def listening(port=0):
     opened = socket.create_server((HERE, port))
     # Also of what it accepts: no message waits for the kernel's own clock.
@@ -248,8 +254,7 @@ class Raw:
         self.send(protocol.encode(message))
 
     def request(self, rank, **changes):
-        request = replace(REQUEST, rank=rank, host=f"n{rank}", pid=100 + rank)
-        self.send_message(protocol=protocol.VERSION, **asdict(request) | changes)
+        self.send_message(**request_of(rank, **changes))
 
     def receive(self):
         """Return the next message but heartbeats; None at the end."""

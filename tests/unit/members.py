@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from loopback import worker_failure
+from loopback import request_of, worker_failure
 
-from torchrun_hpc import __version__
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
-from torchrun_hpc.rendezvous.protocol import JoinRequest, ProtocolError
+from torchrun_hpc.rendezvous.protocol import ProtocolError
 from torchrun_hpc.spares import record
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.member import Answer, Member, answer_of
@@ -304,11 +303,9 @@ class Job:
         if not other.alive:
             return Answer(is_gone=True)
         link = Link(agent.number, whom, asks)
-        request = JoinRequest(
-            "19.0", "mine", self.nodes, agent.number, f"n{agent.number}",
-            100 + agent.number, __version__, "", self.spares,
-        )  # fmt: skip
-        first = {"protocol": protocol.VERSION, **asdict(request), "asks": asks}
+        first = request_of(
+            agent.number, nodes=self.nodes, spares=self.spares, asks=asks
+        )
         link.to_host.append(first)
         self.links.append(link)
         return link

@@ -3,36 +3,24 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 
+import loopback
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from loopback import worker_failure
+from loopback import request_of, worker_failure
 
 from torchrun_hpc import __version__
 from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import coordinator, protocol
-from torchrun_hpc.rendezvous.coordinator import CLOSE, Coordinator, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, ProtocolError
+from torchrun_hpc.rendezvous.coordinator import CLOSE, Coordinator
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
 
-SETTINGS = Settings(
-    job="19.0",
-    run_id="mine",
-    nodes=3,
-    coordinator=0,
-    max_restarts=0,
-    join_timeout=900,
-    silence_timeout=120,
-)
+SETTINGS = replace(loopback.SETTINGS, join_timeout=900)
 STORE = ["10.20.0.1", 40000]
-
-
-def request_of(rank, **changes):
-    request = JoinRequest("19.0", "mine", 3, rank, f"n{rank}", 100 + rank, __version__)
-    return {"protocol": protocol.VERSION, **asdict(request), **changes}
 
 
 def to(connections, *messages):

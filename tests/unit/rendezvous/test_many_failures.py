@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-from loopback import REQUEST, SETTINGS, STORE
+from loopback import SETTINGS, STORE, request_of
 from plans import planned
 
 from torchrun_hpc.failures import report
@@ -52,8 +52,7 @@ def as_sent(message):
 def at_work():
     made = Coordinator(replace(SETTINGS, nodes=NODES))
     for rank in range(NODES):
-        request = replace(REQUEST, nodes=NODES, rank=rank, host=f"n{rank}")
-        made.receive(rank, {"protocol": protocol.VERSION, **asdict(request)})
+        made.receive(rank, request_of(rank, nodes=NODES))
         made.receive(rank, {"join": 0, "store": STORE})
     return made
 

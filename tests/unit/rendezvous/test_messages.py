@@ -392,33 +392,26 @@ def test_every_refusal_is_written():
 # --- which node reports -------------------------------------------------------------
 
 
+HEAD = Failure(Kind.COORDINATOR)
+
+
 @pytest.mark.parametrize(
-    ("failure", "reporter"),
+    ("failure", "head", "expected"),
     [
-        (Failure(Kind.WORKER, (0,)), 0),
-        (Failure(Kind.WORKER, (2,)), 0),
-        (Failure(Kind.SIGNAL, (0,)), 0),
-        (Failure(Kind.AGENT, (0,)), 0),
-        (Failure(Kind.REFUSED, (0,)), 0),
-        (Failure(Kind.LOST, (2,)), 0),
-        (Failure(Kind.LOST, (0,)), 1),
-        (Failure(Kind.SILENT, (0,)), 1),
-        (Failure(Kind.MISSING, (0, 1)), 2),
-        (Failure(Kind.MISSING, (0, 1, 2)), 0),
+        (Failure(Kind.WORKER, (0,)), 0, [0]),
+        (Failure(Kind.WORKER, (2,)), 0, [0]),
+        (Failure(Kind.SIGNAL, (0,)), 0, [0]),
+        (Failure(Kind.AGENT, (0,)), 0, [0]),
+        (Failure(Kind.REFUSED, (0,)), 0, [0]),
+        (Failure(Kind.LOST, (2,)), 0, [0]),
+        (Failure(Kind.LOST, (0,)), 0, [1]),
+        (Failure(Kind.SILENT, (0,)), 0, [1]),
+        (Failure(Kind.MISSING, (0, 1)), 0, [2]),
+        (Failure(Kind.MISSING, (0, 1, 2)), 0, [0]),
+        *((HEAD, None, [0, 1]), (HEAD, 0, [1]), (HEAD, 1, [0]), (HEAD, 2, [0])),
     ],
 )
-def test_the_first_node_that_is_connected_reports(failure, reporter):
-    reporters = [
-        rank for rank in range(3) if messages.reports_failure(failure, plan(rank))
-    ]
-    assert reporters == [reporter]
-
-
-@pytest.mark.parametrize(
-    ("head", "expected"), [(None, [0, 1]), (0, [1]), (1, [0]), (2, [0])]
-)
-def test_which_node_reports_that_the_head_node_is_gone(head, expected):
-    failure = Failure(Kind.COORDINATOR)
+def test_the_first_node_that_is_connected_reports(failure, head, expected):
     reporters = [
         rank
         for rank in range(3)

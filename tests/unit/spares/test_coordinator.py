@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-from loopback import worker_failure
+from loopback import request_of, worker_failure
 
-from torchrun_hpc import __version__
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, ProtocolError
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
 from torchrun_hpc.spares import record as records
 from torchrun_hpc.spares.coordinator import Limits, SparesCoordinator
 from torchrun_hpc.spares.record import Record, first_record
@@ -30,13 +29,6 @@ def address(member):
 def addresses(*members):
     """Return what a record has of the addresses of members."""
     return {member: tuple(address(member)) for member in members}
-
-
-def other_agent(member):
-    """Return the request of an agent that was started a second time."""
-    return JoinRequest(
-        "19.0", "mine", 4, member, f"n{member}", 200, __version__, spares=1
-    )
 
 
 def as_sent(value):
@@ -105,12 +97,8 @@ class Job:
     def request(self, connection, member, **changes):
         """Send the join request of a member."""
         nodes, spares = self.settings.nodes, self.settings.spares
-        request = JoinRequest(
-            "19.0", "mine", nodes, member, f"n{member}", 100 + member, __version__,
-            spares=spares,
-        )  # fmt: skip
-        first = {"protocol": protocol.VERSION, **asdict(request)}
-        return self.send(connection, **first | changes)
+        request = request_of(member, nodes=nodes, spares=spares)
+        return self.send(connection, **request | changes)
 
     def present(self, member, **changes):
         """Let a member say where it is, and what it knows: nothing, by default."""
@@ -1071,7 +1059,7 @@ def test_a_second_agent_of_a_silent_member():
     job = Job().all_at_work()
     silent = job.coordinator._agents[2]
     silent.silent_for = SILENCE - 1
-    job.send("second", protocol=protocol.VERSION, **asdict(other_agent(2)))
+    job.request("second", 2, pid=200)
     job.coordinator.tick()
     sent = job.sent()
     assert "close" in sent[2]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
+import loopback
 import pytest
 
-from torchrun_hpc import __version__
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, ProtocolError
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.member import Member
 from torchrun_hpc.spares.record import Record, first_record
@@ -40,10 +38,8 @@ def coordinating(*members, record=None):
 
 
 def request_of(member, **changes):
-    request = JoinRequest(
-        "19.0", "mine", 4, member, f"n{member}", 100 + member, __version__, spares=1
-    )
-    return {"protocol": protocol.VERSION, **asdict(request), "asks": False} | changes
+    values = {"nodes": 4, "spares": 1, "asks": False} | changes
+    return loopback.request_of(member, **values)
 
 
 def sent(standby):
