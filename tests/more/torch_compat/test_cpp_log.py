@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
-from waiting import PATIENCE
+from side_by_side import run
 
 STORES = """
 import os, sys, torch
@@ -21,14 +20,9 @@ for level in sys.argv[1:]:
 
 @pytest.mark.parametrize("levels", [("INFO", "ERROR"), ("ERROR", "INFO")])
 def test_the_level_of_the_log(levels: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STORES, *levels],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    _, _, first = done.stderr.partition(f"{levels[0]}\n")
+    done = run([sys.executable, "-c", STORES, *levels])
+    assert done.code == 0, done.err
+    _, _, first = done.err.partition(f"{levels[0]}\n")
     first, _, second = first.partition(f"{levels[1]}\n")
     logged = dict(zip(levels, (first, second), strict=True))
     assert "[c10d]" in logged["INFO"]

@@ -43,20 +43,9 @@ def test_payload_in_the_store(which: str, launcher: Launcher, tmp_path: Path) ->
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     payload = b64encode(pickle.dumps(Payload(marker))).decode()
     store.set("torch.rendezvous.victim", payload)
-    (result,) = launcher.many(
-        [
-            (
-                which,
-                [
-                    "--rdzv-backend=c10d",
-                    f"--rdzv-endpoint=127.0.0.1:{store.port}",
-                    "--rdzv-conf=is_host=0",
-                    "--rdzv-id=victim",
-                    str(script),
-                ],
-            )
-        ]
-    )
+    where = [f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-conf=is_host=0"]
+    argv = ["--rdzv-backend=c10d", *where, "--rdzv-id=victim", str(script)]
+    (result,) = launcher.many([(which, argv)])
     assert result.code != 0
     assert "started" not in result.out
     if which == STOCK:
