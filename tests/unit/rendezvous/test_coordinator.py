@@ -210,7 +210,6 @@ def test_an_agent_that_joins_the_next_round_restarts_all():
     """Where torch's agent saw it first."""
     job = Job(max_restarts=1).all_at_work()
     assert job.send(1, join=1) == to(range(3), {"over": 0})
-    job.join(1)
     assert job.join(0, 2) == to(range(3), go(1))
     job.send(1, join=2)
     text = "it wanted another restart"
