@@ -58,7 +58,7 @@ class Run:
 
 
 def commands(block: Block) -> list[str]:
-    """Return the commands of a block, each with the lines that go on with it."""
+    """Return the commands of a block, each with its continuation lines."""
     lines = re.split(r"(?<!\\)\n", block.text)
     return [line for line in lines if line and not line.startswith("#")]
 
