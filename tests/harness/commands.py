@@ -34,6 +34,7 @@ ENVIRON = {"PATH": f"{BIN}:/usr/sbin:/usr/bin:/sbin:/bin"}
 JUELICH = ENVIRON | {"SYSTEMNAME": "juwelsbooster"}
 
 HPC = ("python", "-m", "torchrun_hpc")
+STOCK = ("python", "-m", "torch.distributed.run")
 
 # As it stands in a script.
 LINE = " ".join([*HPC, WORLD])
