@@ -44,6 +44,12 @@ def test_launch_id_needs_nothing_that_mpirun_does_not_pass_on():
     assert {len(job.nodes) for job in (first, *others)} == {3}
 
 
+def test_a_task_that_is_not_told_the_number_of_its_daemon():
+    for task in range(3):
+        job = detect(EACH, task, {"PMIX_SERVER_URI2": None})
+        assert job == detect(EACH, task)
+
+
 # --- where mpirun runs --------------------------------------------------------------
 
 MACHINES = {
