@@ -9,7 +9,8 @@ from torchrun_hpc.failures.collection import Collection, ending
 
 
 def failure(rank, cause="ValueError: bad", code=1):
-    return worker_failure(rank, cause=cause, code=code)
+    """Return a failure; the worker of a higher rank failed later by its own clock."""
+    return worker_failure(rank, cause=cause, code=code, time=rank)
 
 
 def summary_of(*failures):
