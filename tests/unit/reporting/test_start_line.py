@@ -43,6 +43,10 @@ def plan(**changes):
             LINE.replace("jwb0001i:25592", "10.20.0.1:29400"),
         ),
         (
+            {"endpoint": "[fd00::1]:29400", "listen": ("fd00::1", 29400)},
+            LINE.replace("jwb0001i:25592", "[fd00::1]:29400"),
+        ),
+        (
             {"nodes": 1, "workers": 1, "endpoint": "localhost", "backend": "static"},
             "1 node, 1 worker, Slurm 19.0, static rendezvous at localhost",
         ),
