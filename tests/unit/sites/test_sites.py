@@ -228,6 +228,23 @@ def test_every_site_does_something_that_can_be_looked_up():
 
 
 def test_what_the_centres_document():
+    interfaces = {k: s.variables.get("NCCL_SOCKET_IFNAME") for k, s in OURS.items()}
+    assert interfaces == {
+        "jsc": None,
+        "derecho": "hsn",
+        "frontier": "hsn0,hsn1,hsn2,hsn3",
+        "setonix": "hsn",
+        "alps": None,
+        "polaris": None,
+        "aurora": None,
+        "lumi": "hsn",
+        "el-capitan": "hsi0",
+        "isambard-ai": "hsn",
+        "hpe-slingshot": "hsn0,hsn1,hsn2,hsn3",
+        "meluxina": "ib0",
+        "olivia": "hsn0,hsn1,hsn2,hsn3",
+    }
+    assert OURS["alps"].variables["NCCL_PROTO"] == "^LL128"
     # It stops NCCL where the plugin is missing: only where the centre documents it.
     plugin = {name for name, site in OURS.items() if "NCCL_NET" in site.variables}
     assert plugin == {"polaris", "alps", "isambard-ai", "hpe-slingshot"}
