@@ -234,114 +234,129 @@ NCCL_SOCKET_IFNAME = "ib"
 GLOO_SOCKET_IFNAME = "ib0,ib1"
 '''
 
-# Below each message, what is replaced by what in the file to get it.
-BROKEN = r'''
-HPC042 line 18: this is not TOML: Expected '='
-    = 'fast -> 'fast
-HPC042 line 24: this is not TOML:
-    "ib0,ib1" -> """ib0
-HPC042 line 21: this is not TOML:
-    [mine.variables] -> [mine]
-HPC042 line 16: this is not TOML:
-    source = -> hosts = 1 #
-HPC043 line 5, mine.titel: there is no such key. Did you mean title? There are: title,
-    title = -> titel =
-HPC043 line 4, title: there is no such key. There are: centre
-    [mine]\ntitle -> title
-HPC043 line 18, mine.hosts.replace: there is no such key. Did you mean replacement?
-    replacement -> replace
-HPC043 line 9, mine.recognise.varable: there is no such key. Did you mean variable?
-    { variable -> { varable
-HPC044 line 1, centre: this is missing
-    centre = "A centre" ->
-HPC044 line 4, mine.source: this is missing
-    source = -> #
-HPC044 line 16, mine.hosts.examples: this is missing
-    examples -> #
-HPC045 line 2, centre: this is not text: put it into quotes
-    "A centre" -> 1
-HPC045 line 8, mine.source: this is empty
-    "a/page" -> ""
-HPC045 line 4, Mine: a site's name is of lower-case letters, digits, - and _; not none
-    mine -> Mine
-HPC045 line 4, none: a site's name is of lower-case
-    mine -> none
-HPC045 line 4, "m/e": a site's name is of lower-case
-    mine -> "m/e"
-HPC045 line 24, o.variables: this is a table: NAME = VALUE
-    [mine.variables]\n -> [o]\ntitle='t'\nsource='s/s'\nvariables=1\n[p]\n
-HPC045 line 24, o.hosts: this is a table, with pattern, replacement, examples
-    [mine.variables]\n -> [o]\ntitle='t'\nsource='s/s'\nhosts=1\n[p]\n
-HPC045 line 17, o.recognise: this is a list: [{ variable
-    { host = 'm[0-9]+' },\n] -> ]\n[o]\ntitle='t'\nsource='s/s'\nrecognise='A'
-HPC045 line 9, mine.recognise: this is a table, with variable, values, pattern, host
-    { host = 'm[0-9]+' } -> 'host'
-HPC045 line 9, mine.recognise: each entry has variable and values, or variable and pa
-    { host -> { variable = 'A', host
-    { host = 'm[0-9]+' } -> {}
-HPC045 line 9, mine.recognise: values is a list: ["juwels", "jusuf"]
-    ["a", "b"] -> "a"
-    ["a", "b"] -> []
-HPC045 line 9, mine.recognise: this is empty
-    "b"] -> ""]
-HPC045 line 9, mine.recognise: 'my one' is not a variable: A to Z, 0 to 9, _
-    "MINE", values -> "my one", values
-HPC045 line 9, mine.bind: 'gpus' is no way to bind. Did you mean gpu? There are: gpu,
-    "a/page" -> "a/page"\nbind = "gpus"
-HPC045 line 9, mine.bind: this is not text: put it into quotes
-    "a/page" -> "a/page"\nbind = true
-HPC045 line 22, mine.variables.nccl: 'nccl' is not a variable: A to Z, 0 to 9, _
-    NCCL_SOCKET_IFNAME -> nccl
-HPC045 line 22, mine.variables.PET_X: PET_X is torchrun's, or the user's, to set
-    NCCL_SOCKET_IFNAME -> PET_X
-HPC045 line 22, mine.variables.OMP_NUM_THREADS: OMP_NUM_THREADS is torchrun's
-    NCCL_SOCKET_IFNAME -> OMP_NUM_THREADS
-HPC045 line 22, mine.variables.NCCL_SOCKET_IFNAME: this is empty
-    "ib" -> ""
-HPC045 line 22, mine.variables.NCCL_SOCKET_IFNAME: this is not text: put it into quotes
-    "ib" -> 0
-HPC045 line 22, mine.variables.NCCL_SOCKET_IFNAME: the value has unprintable characters
-    "ib" -> "i\u0000b"
-HPC045 line 23, mine.variables.GLOO_SOCKET_IFNAME: gloo takes exact names of interfaces
-    "ib0,ib1" -> "^lo"
-    "ib0,ib1" -> "=ib0"
-    "ib0,ib1" -> "ib0, ib1"
-    "ib0,ib1" -> "ib0,"
-    "ib0,ib1" -> " ib0"
-    "ib0,ib1" -> "ib0,,ib1"
-HPC045 line 19, mine.hosts.examples: give at least one: NODE = its fast name
-    { m1 = "fast-1", "m1.net" = "fast-1.net" } -> {}
-HPC046 line 17, mine.hosts.pattern: '^m([0-9]+' does not work: missing )
-    '^m([0-9]+)' -> '^m([0-9]+'
-HPC046 line 17, mine.hosts.pattern: 'm{99999999999999999999}' does not work:
-    '^m([0-9]+)' -> 'm{99999999999999999999}'
-HPC046 line 18, mine.hosts.replacement: 'fast-\\2' does not work: invalid group
-    fast-\1 -> fast-\2
-HPC046 line 18, mine.hosts.replacement: '\\g<x>' does not work: unknown group name 'x'
-    fast-\1 -> \g<x>
-HPC046 line 9, mine.recognise: '*' does not work: nothing to repeat
-    'm[0-9]+' -> '*'
-HPC046 line 9, mine.recognise: '[z-c]+' does not work: bad character range z-c
-    '[c-z]+' -> '[z-c]+'
-HPC047 line 19, mine.hosts.examples."m1.net": the rule makes 'fast-1.net' of 'm1.net'
-    "fast-1.net" -> "fast-2.net"
-HPC047 line 19, mine.hosts.examples.m1: the rule makes 'mfast-1' of 'm1', not 'fast-1';
-    '^m([0-9]+)' -> '([0-9]+)'
-HPC047 line 19, mine.hosts.examples.m1: the rule makes 'fast-ast-1' of 'fast-1', not
-    '^m([0-9]+)' -> '^[mf]([^.]+)'
-'''
+# The message of a broken file: how to break `WHOLE`, as pairs of old and new text.
+BROKEN = {
+    "HPC042 line 18: this is not TOML: Expected '='": [("= 'fast", "'fast")],
+    "HPC042 line 24: this is not TOML:": [('"ib0,ib1"', '"""ib0')],
+    "HPC042 line 21: this is not TOML:": [("[mine.variables]", "[mine]")],
+    "HPC042 line 16: this is not TOML:": [("source =", "hosts = 1 #")],
+    "HPC043 line 5, mine.titel: "
+    "there is no such key. Did you mean title? There are: title,": [
+        ("title =", "titel =")
+    ],
+    "HPC043 line 4, title: there is no such key. There are: centre": [
+        ("[mine]\ntitle", "title")
+    ],
+    "HPC043 line 18, mine.hosts.replace: "
+    "there is no such key. Did you mean replacement?": [("replacement", "replace")],
+    "HPC043 line 9, mine.recognise.varable: "
+    "there is no such key. Did you mean variable?": [("{ variable", "{ varable")],
+    "HPC044 line 1, centre: this is missing": [('centre = "A centre"', "")],
+    "HPC044 line 4, mine.source: this is missing": [("source =", "#")],
+    "HPC044 line 16, mine.hosts.examples: this is missing": [("examples", "#")],
+    "HPC045 line 2, centre: this is not text: put it into quotes": [
+        ('"A centre"', "1")
+    ],
+    "HPC045 line 8, mine.source: this is empty": [('"a/page"', '""')],
+    "HPC045 line 4, Mine: "
+    "a site's name is of lower-case letters, digits, - and _; not none": [
+        ("mine", "Mine")
+    ],
+    "HPC045 line 4, none: a site's name is of lower-case": [("mine", "none")],
+    'HPC045 line 4, "m/e": a site\'s name is of lower-case': [("mine", '"m/e"')],
+    "HPC045 line 24, o.variables: this is a table: NAME = VALUE": [
+        ("[mine.variables]\n", "[o]\ntitle='t'\nsource='s/s'\nvariables=1\n[p]\n")
+    ],
+    "HPC045 line 24, o.hosts: this is a table, with pattern, replacement, examples": [
+        ("[mine.variables]\n", "[o]\ntitle='t'\nsource='s/s'\nhosts=1\n[p]\n")
+    ],
+    "HPC045 line 17, o.recognise: this is a list: [{ variable": [
+        ("{ host = 'm[0-9]+' },\n]", "]\n[o]\ntitle='t'\nsource='s/s'\nrecognise='A'")
+    ],
+    "HPC045 line 9, mine.recognise: "
+    "this is a table, with variable, values, pattern, host": [
+        ("{ host = 'm[0-9]+' }", "'host'")
+    ],
+    "HPC045 line 9, mine.recognise: "
+    "each entry has variable and values, or variable and pattern, or host": [
+        ("{ host", "{ variable = 'A', host"),
+        ("{ host = 'm[0-9]+' }", "{}"),
+    ],
+    'HPC045 line 9, mine.recognise: values is a list: ["juwels", "jusuf"]': [
+        ('["a", "b"]', '"a"'),
+        ('["a", "b"]', "[]"),
+    ],
+    "HPC045 line 9, mine.recognise: this is empty": [('"b"]', '""]')],
+    "HPC045 line 9, mine.recognise: 'my one' is not a variable: A to Z, 0 to 9, _": [
+        ('"MINE", values', '"my one", values')
+    ],
+    "HPC045 line 9, mine.bind: "
+    "'gpus' is no way to bind. Did you mean gpu? There are: gpu,": [
+        ('"a/page"', '"a/page"\nbind = "gpus"')
+    ],
+    "HPC045 line 9, mine.bind: this is not text: put it into quotes": [
+        ('"a/page"', '"a/page"\nbind = true')
+    ],
+    "HPC045 line 22, mine.variables.nccl_X: "
+    "'nccl_X' is not a variable: A to Z, 0 to 9, _": [("NCCL_SOCKET_IFNAME", "nccl_X")],
+    "HPC045 line 22, mine.variables.NCCL_x: "
+    "'NCCL_x' is not a variable: A to Z, 0 to 9, _": [("NCCL_SOCKET_IFNAME", "NCCL_x")],
+    "HPC045 line 22, mine.variables.PET_X: "
+    "PET_X is torchrun's, or the user's, to set": [("NCCL_SOCKET_IFNAME", "PET_X")],
+    "HPC045 line 22, mine.variables.OMP_NUM_THREADS: OMP_NUM_THREADS is torchrun's": [
+        ("NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
+    ],
+    "HPC045 line 22, mine.variables.NCCL_SOCKET_IFNAME: this is empty": [
+        ('"ib"', '""')
+    ],
+    "HPC045 line 22, mine.variables.NCCL_SOCKET_IFNAME: "
+    "this is not text: put it into quotes": [('"ib"', "0")],
+    "HPC045 line 22, mine.variables.NCCL_SOCKET_IFNAME: "
+    "the value has unprintable characters": [('"ib"', r'"i\u0000b"')],
+    "HPC045 line 23, mine.variables.GLOO_SOCKET_IFNAME: "
+    "gloo takes exact names of interfaces": [
+        ('"ib0,ib1"', '"^lo"'),
+        ('"ib0,ib1"', '"=ib0"'),
+        ('"ib0,ib1"', '"ib0, ib1"'),
+        ('"ib0,ib1"', '"ib0,"'),
+        ('"ib0,ib1"', '" ib0"'),
+        ('"ib0,ib1"', '"ib0,,ib1"'),
+    ],
+    "HPC045 line 19, mine.hosts.examples: give at least one: NODE = its fast name": [
+        ('{ m1 = "fast-1", "m1.net" = "fast-1.net" }', "{}")
+    ],
+    "HPC046 line 17, mine.hosts.pattern: '^m([0-9]+' does not work: missing )": [
+        ("'^m([0-9]+)'", "'^m([0-9]+'")
+    ],
+    "HPC046 line 17, mine.hosts.pattern: 'm{99999999999999999999}' does not work:": [
+        ("'^m([0-9]+)'", "'m{99999999999999999999}'")
+    ],
+    "HPC046 line 18, mine.hosts.replacement: "
+    r"'fast-\\2' does not work: invalid group": [(r"fast-\1", r"fast-\2")],
+    "HPC046 line 18, mine.hosts.replacement: "
+    r"'\\g<x>' does not work: unknown group name 'x'": [(r"fast-\1", r"\g<x>")],
+    "HPC046 line 9, mine.recognise: '*' does not work: nothing to repeat": [
+        ("'m[0-9]+'", "'*'")
+    ],
+    "HPC046 line 9, mine.recognise: '[z-c]+' does not work: bad character range z-c": [
+        ("'[c-z]+'", "'[z-c]+'")
+    ],
+    'HPC047 line 19, mine.hosts.examples."m1.net": '
+    "the rule makes 'fast-1.net' of 'm1.net'": [('"fast-1.net"', '"fast-2.net"')],
+    "HPC047 line 19, mine.hosts.examples.m1: "
+    "the rule makes 'mfast-1' of 'm1', not 'fast-1';": [("'^m([0-9]+)'", "'([0-9]+)'")],
+    "HPC047 line 19, mine.hosts.examples.m1: "
+    "the rule makes 'fast-ast-1' of 'fast-1', not": [
+        ("'^m([0-9]+)'", "'^[mf]([^.]+)'")
+    ],
+}
 FAULTS = [
-    (change.strip(), message)
-    for message, *changes in (
-        block.split("\n") for block in re.split(r"\n(?=HPC)", BROKEN.strip())
-    )
-    for change in changes
+    (message, *change) for message, changes in BROKEN.items() for change in changes
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), FAULTS)
-def test_every_fault_has_file_line_and_key(change, message, tmp_path):
-    old, new = (part.strip().replace(r"\n", "\n") for part in change.split("->"))
+@pytest.mark.parametrize(("message", "old", "new"), FAULTS)
+def test_every_fault_has_file_line_and_key(message, old, new, tmp_path):
     assert old in WHOLE
     broken = WHOLE.replace(old, new)
     for end in ("\n", "\r\n"):  # of Unix, and of Windows
