@@ -225,8 +225,10 @@ answers = st.sampled_from(
 
 
 def assert_sound(job):
+    is_shell = job.context is LaunchContext.ALLOCATION_SHELL
     if job.scheduler == "Slurm":
         assert all(job.nodes)
+        assert (job.node_rank is None) is is_shell
     assert re.fullmatch("[A-Za-z0-9._-]+", job.launch_id)
     assert 1 <= len(job.nodes) <= job.allocated_nodes
     known = [name for name in job.nodes if name]
@@ -239,11 +241,8 @@ def assert_sound(job):
     else:
         assert task == Task()
     if job.node_rank is None:
-        assert job.context in {
-            LaunchContext.ALLOCATION_SHELL,
-            LaunchContext.BATCH_SCRIPT,
-        }
-        assert job.context is LaunchContext.ALLOCATION_SHELL or len(job.nodes) == 1
+        assert is_shell or job.context is LaunchContext.BATCH_SCRIPT
+        assert is_shell or len(job.nodes) == 1
     else:
         assert 0 <= job.node_rank < len(job.nodes)
     assert {"nodes", "launch_id"} <= set(job.provenance)
@@ -263,15 +262,18 @@ def assert_sound(job):
     files,
     answers,
     st.sampled_from([(), ("slurmstepd",), ("sh", "pbs_mom"), ("res",), ("orted", "x")]),
+    st.booleans(),
 )
-def test_any_environment_is_understood_or_refused(seen, texts, answer, ancestors):
+def test_any_environment_is_understood_or_refused(
+    seen, texts, answer, ancestors, terminal
+):
     environ, hostname = seen
     before = dict(environ)
     found = outcome(
         Process(
             environ,
             hostname,
-            terminal=len(ancestors) == 1,
+            terminal=terminal,
             pid=1,
             ancestors=ancestors,
             read=texts.get,
@@ -284,6 +286,6 @@ def test_any_environment_is_understood_or_refused(seen, texts, answer, ancestors
         assert found.isprintable()
         assert found.partition(" ")[0] in CODES
         if {d.name for d in schedulers.DETECTORS if d.is_set(environ)} == {"Slurm"}:
-            assert "SLURM" in found
+            assert re.match("HPC0[23][0-9] .*SLURM", found)
     elif found is not None:
         assert_sound(found)
