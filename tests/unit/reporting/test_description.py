@@ -181,9 +181,12 @@ def test_what_is_said_and_set():
     fast = {"value": "ib0", "source": "ib0 has 10.20.0.1"}
     assert plan["environment"]["GLOO_SOCKET_IFNAME"] == fast
     assert (found["command"], found["patches"]) == (COMMAND, [PATCH])
-    first, *_, last = description.shell_lines(found)
-    assert first == "export OMP_NUM_THREADS=1"
-    assert last == "torchrun --nnodes=3 train.py --lr 0.1"
+    assert description.shell_lines(found) == [
+        "export OMP_NUM_THREADS=1",
+        "export GLOO_SOCKET_IFNAME=ib0",
+        "export PYTHONFAULTHANDLER=1",
+        "torchrun --nnodes=3 train.py --lr 0.1",
+    ]
 
 
 @pytest.mark.parametrize(
