@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nodes import juelich, make_network, step
 from plans import ALIASES, ENDPOINTS, PORT, conf_of, planned, refused
 
@@ -187,6 +189,11 @@ def test_file_store_has_a_path_for_an_endpoint(rank):
 )
 def test_port_is_stable(launch_id, port):
     assert endpoints.port_of(launch_id) == port
+
+
+@given(st.text("0123456789._-r", min_size=1))
+def test_port_is_in_range(launch_id):
+    assert 20000 <= endpoints.port_of(launch_id) <= 28999
 
 
 def test_ports_spread():
