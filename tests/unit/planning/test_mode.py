@@ -219,26 +219,25 @@ def direct(line, environ=None):
         ("--hpc-rendezvous c10d --hpc_debug x", {"PET_NPROC_PER_NODE": "4"}),
     ],
 )
-def test_a_line_of_direct_mode(line, environ):
+def test_a_line_that_direct_mode_accepts(line, environ):
     assert direct(line, environ).script
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "environ"),
     [
-        "--standalone train.py",
-        "--nnodes=1 train.py",
-        "--nnodes=1:1 train.py",
-        "--nnodes=01 train.py",
-        "--max-restarts 3 --nnodes 1 train.py",
-        "PET_STANDALONE=1",
-        "PET_NNODES=1",
-        "PET_NNODES=1:1",
+        ("--standalone train.py", {}),
+        ("--nnodes=1 train.py", {}),
+        ("--nnodes=1:1 train.py", {}),
+        ("--nnodes=01 train.py", {}),
+        ("--max-restarts 3 --nnodes 1 train.py", {}),
+        ("", {"PET_STANDALONE": "1"}),
+        ("", {"PET_NNODES": "1"}),
+        ("", {"PET_NNODES": "1:1"}),
     ],
 )
-def test_one_node_is_seen(line):
-    environ = dict([line.split("=")]) if line.startswith("PET") else {}
-    found = command_line.parse([] if environ else line.split(), environ)
+def test_one_node_is_seen(line, environ):
+    found = command_line.parse(line.split(), environ)
     assert asks_for_one_node(found.options)
 
 
