@@ -45,6 +45,9 @@ def script(changes=None, hostname="hostA", files=FILES, environ=LSF):
 BY = {"nodes": "LSB_DJOB_RANKFILE", "launch_id": "LSB_JOBID"}
 
 
+# The package makes its job with job_of_script too: these two test what it passes there.
+
+
 def test_script():
     job = Allocation("LSF", "1234", TWO, BY, "$LSB_DJOB_HOSTFILE")
     assert script() == job.job_of_script("hostA", openmpi.MPIRUN)
