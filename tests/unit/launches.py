@@ -112,15 +112,15 @@ def launch(kind, places, job=None, files=None):
     """
     variables, answers = KINDS[kind]
     exchanged = Exchanged(HOSTS[0], "0badcafe", tuple(places)) if answers else None
+    around = job or {}
     return [
         Process(
-            {**(job or {}), **{k: f"{v}" for k, v in found.items()}},
+            around | {k: f"{v}" for k, v in variables(task, node, places).items()},
             HOSTS[node],
             read=(files or {}).get,
             exchange=lambda _: exchanged,
         )
         for node, task in zip(places, tasks_at(places), strict=True)
-        for found in [variables(task, node, places)]
     ]
 
 
@@ -129,7 +129,7 @@ def with_changes(process, changes):
     return replace(process, environ=changed(process.environ, changes))
 
 
-# What is wrong on all nodes alike, as its code says.
+# Codes of faults that all nodes share.
 EVERYWHERE = {f"HPC{code:03}" for code in (20, 21, 22, 23, 24, 25, 26, 30, 36)}
 
 
@@ -137,7 +137,7 @@ def assert_refused(process, wrong):
     """Check how a process is refused if one of its variables has another value.
 
     Args:
-        process: What is understood as it is.
+        process: A process that is understood unchanged.
         wrong: By the beginning of a message, with its code, variables and the values
             that lead to it; of None, it is not set. In the message ``{name}`` stands
             for the variable, ``{value}`` for its value, and ``{shown}`` for both.

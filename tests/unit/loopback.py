@@ -35,6 +35,8 @@ SETTINGS = Settings(
     join_timeout=60,
     silence_timeout=120,
 )
+# Its release is not `__version__`: the coordinator refuses another version with its own
+# release, and a test must tell that from the agent's.
 REQUEST = JoinRequest("19.0", "mine", 3, 0, "n0", 100, "0.1.0")
 
 NOT_YET = "nobody listens (not started there yet, or ended)"

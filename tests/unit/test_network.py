@@ -120,13 +120,13 @@ def test_address_toward_another_node(other, routes, expected):
 
 # --- siblings -----------------------------------------------------------------------
 
-RAILS = "hsn0=10.4.0.1/16 hsn1=10.4.0.2/16 hsn2=10.4.0.3/16 hsn3=10.4.0.4/16"
-
-
-def interfaces_of(text):
-    """Return the interfaces of a text: ``eth0=10.0.0.1/24,10.7.0.1/24 eth1=``."""
-    pairs = (part.split("=") for part in text.split())
-    return {name: addresses.replace(",", " ") for name, addresses in pairs}
+RAILS = {f"hsn{number}": f"10.4.0.{number + 1}/16" for number in range(4)}
+RAILS_OF_IPV6 = {"hsn0": "fd00::1/64", "hsn1": "fd00::2/64", "hsn2": "fd01::3/64"}
+TWO_NETWORKS = {"eth0": "10.0.0.1/24 10.7.0.1/24", "eth1": "10.7.0.2/24"}
+VLAN = {"ib0": "10.2.0.1/24", "ib0.8001": "10.2.0.9/24"}
+VLAN_OF_A_BOND = {"bond0": "10.2.0.1/24", "bond0.2093": "10.2.0.9/24"}
+ELSEWHERE = VLAN_OF_A_BOND | {"bond0": "10.1.0.1/24"}
+LABEL = {"eth0": "10.0.0.1/24", "eth0:1": "10.0.0.9/24"}
 
 
 @pytest.mark.parametrize(
@@ -136,28 +136,28 @@ def interfaces_of(text):
         (RAILS, [], "10.4.0.3", "hsn0 hsn1 hsn2 hsn3"),
         (RAILS, ["hsn2"], "10.4.0.1", "hsn0 hsn1 hsn3"),
         (RAILS, ["hsn0"], "10.4.0.1", "hsn0 hsn1 hsn2 hsn3"),  # it has the address
-        (f"{RAILS} hsn4=", [], "10.4.0.1", "hsn0 hsn1 hsn2 hsn3"),
-        ("eth0=10.0.0.1/24 eth1=10.1.0.1/24", [], "10.0.0.1", "eth0"),
+        (RAILS | {"hsn4": ""}, [], "10.4.0.1", "hsn0 hsn1 hsn2 hsn3"),
+        ({"eth0": "10.0.0.1/24", "eth1": "10.1.0.1/24"}, [], "10.0.0.1", "eth0"),
         # the chosen address says in which network
-        ("eth0=10.0.0.1/24,10.7.0.1/24 eth1=10.7.0.2/24", [], "10.0.0.1", "eth0"),
-        ("eth0=10.0.0.1/24,10.7.0.1/24 eth1=10.7.0.2/24", [], "10.7.0.1", "eth0 eth1"),
-        ("eth0=10.0.0.1/24 eth1=10.0.0.2/16", [], "10.0.0.1", "eth0"),
-        ("eth0=10.0.0.1/24 ens0=10.0.0.2/24", [], "10.0.0.1", "eth0"),
-        ("eth0=10.0.0.1/24 neth0=10.0.0.2/24", [], "10.0.0.1", "eth0"),
+        (TWO_NETWORKS, [], "10.0.0.1", "eth0"),
+        (TWO_NETWORKS, [], "10.7.0.1", "eth0 eth1"),
+        ({"eth0": "10.0.0.1/24", "eth1": "10.0.0.2/16"}, [], "10.0.0.1", "eth0"),
+        ({"eth0": "10.0.0.1/24", "ens0": "10.0.0.2/24"}, [], "10.0.0.1", "eth0"),
+        ({"eth0": "10.0.0.1/24", "neth0": "10.0.0.2/24"}, [], "10.0.0.1", "eth0"),
         # VLANs and labels are no rails
-        ("ib0=10.2.0.1/24 ib0.8001=10.2.0.9/24", [], "10.2.0.1", "ib0"),
-        ("ib0=10.2.0.1/24 ib0.8001=10.2.0.9/24", [], "10.2.0.9", "ib0.8001"),
-        ("bond0=10.2.0.1/24 bond0.2093=10.2.0.9/24", [], "10.2.0.1", "bond0"),
-        ("bond0=10.1.0.1/24 bond0.2093=10.2.0.9/24", [], "10.2.0.9", "bond0.2093"),
-        ("eth0=10.0.0.1/24 eth0:1=10.0.0.9/24", [], "10.0.0.1", "eth0"),
-        ("eth0=10.0.0.1/24 eth0:1=10.0.0.9/24", [], "10.0.0.9", "eth0:1"),
+        (VLAN, [], "10.2.0.1", "ib0"),
+        (VLAN, [], "10.2.0.9", "ib0.8001"),
+        (VLAN_OF_A_BOND, [], "10.2.0.1", "bond0"),
+        (ELSEWHERE, [], "10.2.0.9", "bond0.2093"),
+        (LABEL, [], "10.0.0.1", "eth0"),
+        (LABEL, [], "10.0.0.9", "eth0:1"),
         # a stem that is a regular expression
-        ("e.0=10.0.0.1/24 ex0=10.0.0.2/24", [], "10.0.0.1", "e.0"),
-        ("hsn0=fd00::1/64 hsn1=fd00::2/64 hsn2=fd01::3/64", [], "fd00::1", "hsn0 hsn1"),
+        ({"e.0": "10.0.0.1/24", "ex0": "10.0.0.2/24"}, [], "10.0.0.1", "e.0"),
+        (RAILS_OF_IPV6, [], "fd00::1", "hsn0 hsn1"),
     ],
 )
 def test_siblings(interfaces, down, address, expected):
-    node = make_network(interfaces_of(interfaces), down=down)
+    node = make_network(interfaces, down=down)
     owner = node.owner(ip(address))
     found = node.siblings(owner, ip(address))
     assert [interface.name for interface in found] == expected.split()

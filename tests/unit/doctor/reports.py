@@ -76,8 +76,8 @@ def make_nodes(number, changes=()):
     return [make_node(rank, **dict(changes).get(rank, {})) for rank in range(number)]
 
 
-def changed(key, **values):
-    """Return what a node shows of which some values are not as on a sound one."""
+def node_with(key, **values):
+    """Return one part of a sound node with other values."""
     return {key: make_node()[key] | values}
 
 

@@ -6,12 +6,12 @@ import pytest
 from doctor.reports import (
     HOSTS,
     SHM,
-    changed,
     make_folder,
     make_gpu,
     make_interface,
     make_nodes,
     make_torch,
+    node_with,
 )
 
 from torchrun_hpc.doctor.checks import findings
@@ -41,11 +41,11 @@ def named(**names):
 
 
 ETHERNET = [make_interface("ib0", "10.20.0.3", is_up=False), make_interface("eth0")]
-LOCKED = changed("limits", **{"locked memory": 65536})
-FILES = changed("limits", files=1024)
+LOCKED = node_with("limits", **{"locked memory": 65536})
+FILES = node_with("limits", files=1024)
 QUOTA = folder(problem="Disk quota exceeded")
 MISSING = folder("/p/home", size=0, problem="No such file or directory")
-NO_TORCH = changed("torch", problem="No module named 'torch'", import_s=0.0)
+NO_TORCH = node_with("torch", problem="No module named 'torch'", import_s=0.0)
 ECC = gpus({}, {"ecc_errors": 2}, {"ecc_errors": -1}, {})
 BUSY = gpus({}, {"processes": [77, 5]}, {"processes": [77]}, {"processes": [9]})
 
@@ -66,23 +66,23 @@ SUSPECT = {
     "HPC187 GPU 1 has had 2 uncorrected memory errors": ECC,
     "HPC187 other processes compute on GPU 1-3: pid 5, 9, 77": BUSY,
     "HPC187 --nproc_per_node=gpu, and torch sees no GPU": (
-        {"gpus": []} | changed("torch", gpus=0)
+        {"gpus": []} | node_with("torch", gpus=0)
     ),
 }
 ADVICE = {
     f"HPC184 {SHM} has 64 MiB, too few for DataLoader's workers": folder(
         SHM, free=64 * 2**20, size=64 * 2**20
     ),
-    "HPC185 importing torch took 41 s, and 4 s is usual": changed(
+    "HPC185 importing torch took 41 s, and 4 s is usual": node_with(
         "torch", import_s=41.0
     ),
     "HPC186 1024 files may be open (ulimit -Hn): one is needed for each worker on "
     "node 0": FILES,
-    "HPC186 1023 processes and threads may run (ulimit -u)": changed(
+    "HPC186 1023 processes and threads may run (ulimit -u)": node_with(
         "limits", processes=1023
     ),
     "HPC186 64 KiB may be locked in memory (ulimit -l): RDMA needs more": LOCKED,
-    "HPC187 torch sees 1 of 4 GPUs": changed("torch", gpus=1),
+    "HPC187 torch sees 1 of 4 GPUs": node_with("torch", gpus=1),
     "HPC182 it sends to jwb0001i from 10.10.0.3, and its address is 10.20.0.3": {
         "routes": {"jwb0001i": "10.10.0.3"}
     },
@@ -113,8 +113,8 @@ NOTHING = {
     "little room in a small folder": folder(free=50 * 10**6, size=10**9),
     "a small part of a large folder": folder(free=2 * 10**9, size=10**12),
     "torch was not looked at": {"torch": None},
-    "a limit": changed("limits", files=4096),
-    "no limit": changed("limits", files=-1),
+    "a limit": node_with("limits", files=4096),
+    "no limit": node_with("limits", files=-1),
     "locked memory without InfiniBand": LOCKED | {"interfaces": ETHERNET},
     "an unknown resolver": {"resolver": "unknown", "resolver_s": 0.9},
 }
@@ -187,7 +187,7 @@ def test_not_too_many_processes():
 
 
 def test_a_slow_import_needs_nodes_to_compare_with():
-    slow = changed("torch", import_s=100.0)
+    slow = node_with("torch", import_s=100.0)
     assert faults(2, {1: slow}) == []
     assert faults(3, dict.fromkeys(range(3), slow)) == []
     assert len(faults(3, {1: slow})) == 1

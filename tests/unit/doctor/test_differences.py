@@ -6,11 +6,11 @@ import pytest
 from doctor.reports import (
     HOSTS,
     SHM,
-    changed,
     make_folder,
     make_interface,
     make_node,
     make_nodes,
+    node_with,
 )
 
 from torchrun_hpc.doctor.differences import findings
@@ -34,11 +34,11 @@ def shm(size):
 
 
 def versions(python):
-    return changed("versions", python=python)
+    return node_with("versions", python=python)
 
 
 def variables(**values):
-    return changed("variables", **values)
+    return node_with("variables", **values)
 
 
 # --- what is compared -----------------------------------------------------------------
@@ -46,23 +46,27 @@ def variables(**values):
 # What is not as usual on node 2 of 16; how it is there, and how it is usually.
 SUSPECT = {
     "python": (versions("3.11.7"), "3.11.7", "3.12.3"),
-    "libfabric": (changed("versions", libfabric="1.25.0"), "1.25.0", "none"),
-    "torch": (changed("torch", version="2.12.0"), "2.12.0", "2.13.0"),
-    "nccl": (changed("torch", libraries={"nccl": "2.27.1"}), "2.27.1", "2.28.3"),
-    "number of GPUs that torch sees": (changed("torch", gpus=0), "0", "4"),
+    "libfabric": (node_with("versions", libfabric="1.25.0"), "1.25.0", "none"),
+    "torch": (node_with("torch", version="2.12.0"), "2.12.0", "2.13.0"),
+    "nccl": (node_with("torch", libraries={"nccl": "2.27.1"}), "2.27.1", "2.28.3"),
+    "number of GPUs that torch sees": (node_with("torch", gpus=0), "0", "4"),
     "GPUs": ({"gpus": make_node()["gpus"][:3]}, "3 x A100", "4 x A100"),
     "MTU of the job's interface": (interface(mtu=1500), "1500", "4092"),
     "speed of the job's interface": (
-        *(interface(speed_mbit=100000), "100000 Mbit/s", "200000 Mbit/s"),
+        interface(speed_mbit=100000),
+        "100000 Mbit/s",
+        "200000 Mbit/s",
     ),
     "NCCL_ALGO": (variables(NCCL_ALGO="Ring"), "Ring", "not set"),
 }
 ADVICE = {
-    "kernel": (changed("versions", kernel="6.1.0"), "6.1.0", "5.14.0"),
+    "kernel": (node_with("versions", kernel="6.1.0"), "6.1.0", "5.14.0"),
     "driver of the GPUs": ({"driver": "570.1"}, "570.1", "580.95.05"),
     "number of CPUs in the affinity mask": ({"cpus": "0-3,8"}, "5", "48"),
     "limit of locked memory": (
-        *(changed("limits", **{"locked memory": 65536}), "65536", "none"),
+        node_with("limits", **{"locked memory": 65536}),
+        "65536",
+        "none",
     ),
     "NCCL_DEBUG": (variables(NCCL_DEBUG="INFO"), "INFO", "WARN"),
     "OMP_NUM_THREADS": ({"variables": {"NCCL_DEBUG": "WARN"}}, "not set", "12"),
@@ -96,7 +100,7 @@ NOTHING = {
     "torch was not looked at": {"torch": None},
     "no address": {"interface": ""},
     "a system that does not know the speed": interface(speed_mbit=0),
-    "a limit that follows from the memory": changed("limits", processes=2061440),
+    "a limit that follows from the memory": node_with("limits", processes=2061440),
     "memory": shm(size=97 * 10**9),
     "other CPUs, as many": {"cpus": "48-95"},
     "the GPUs of the node": variables(CUDA_VISIBLE_DEVICES="3"),

@@ -39,14 +39,14 @@ def nodes():
         yield found
 
 
-def changed(nodes, **changes):
+def peers_with(nodes, **changes):
     return [(links, replace(peer, **changes)) for links, peer in nodes]
 
 
 def measure(nodes, turn="0", seen=None, **options):
     """Let both nodes measure; return what the first one finds.
 
-    As another node than it is, each may see the other one.
+    `seen` has how each node sees the other.
     """
     (first, here), (second, there) = nodes
     to_second, to_first = seen or (there, here)
@@ -189,7 +189,7 @@ def test_large_packets_that_are_lost(nodes, monkeypatch):
 
 def test_other_networks(nodes):
     others = {"eth0": "127.0.0.2", "eth1": "127.0.0.1"}
-    found = measure(changed(nodes, others=others), all_networks=True)
+    found = measure(peers_with(nodes, others=others), all_networks=True)
     assert found["networks"] == {"eth0": True, "eth1": True}
 
 
@@ -207,7 +207,7 @@ def test_a_network_that_is_closed(nodes, rank, monkeypatch):
             waiting = stack.enter_context(socket.socket())
             waiting.settimeout(0)
             waiting.connect_ex(where)
-        found = measure(changed(nodes, others={"eth0": where[0]}), all_networks=True)
+        found = measure(peers_with(nodes, others={"eth0": where[0]}), all_networks=True)
     assert (found["networks"], found["problem"]) == ({"eth0": False}, "")
 
 

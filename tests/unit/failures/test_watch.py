@@ -167,7 +167,7 @@ def test_the_end_of_workers_in_a_restart_is_no_failure(watched):
 
 @pytest.mark.parametrize("looks", [0, 1])
 def test_a_last_look(watched, looks):
-    """What has failed with it, is looked at."""
+    """The agent still sees what failed together with the first worker."""
     raises, follows = watched.start(2)
     raises.end(1, RAISED)
     follows.write(FOLLOWS)

@@ -96,7 +96,7 @@ OVER_SSH = {"nodelist_is_shared": False}  # only the node of mpirun has what PBS
 
 
 def of_pbs(ompthreads, ncpus=None):
-    """Return what PBS sets, which has one number for both; the user may set another."""
+    """Return the two variables that PBS sets to one number."""
     return {OMP: f"{ompthreads}", "NCPUS": f"{ncpus or ompthreads}"}
 
 
@@ -205,11 +205,11 @@ def shared(workers, cpus, remedy):
     )
 
 
-def too_many(product, fitting):
-    """``product`` has the threads, the workers, and how many threads that is."""
+def too_many(*, threads, workers, fitting):
+    named = "1 worker" if workers == 1 else f"{workers} workers"
     return (
-        f"HPC094 OMP_NUM_THREADS={product} threads on 8 CPUs. "
-        f"Type: export OMP_NUM_THREADS={fitting}"
+        f"HPC094 OMP_NUM_THREADS={threads} times {named} is {threads * workers} "
+        f"threads on 8 CPUs. Type: export OMP_NUM_THREADS={fitting}"
     )
 
 
@@ -255,15 +255,15 @@ SAID = {
     ),
     "too many threads": (
         {"environ": {OMP: "5"}},
-        too_many("5 times 2 workers is 10", 4),
+        too_many(threads=5, workers=2, fitting=4),
     ),
     "too many threads of one worker": (
         {"environ": {OMP: "9"}, "workers": 1},
-        too_many("9 times 1 worker is 9", 8),
+        too_many(threads=9, workers=1, fitting=8),
     ),
     "too many threads, as typed": (
         {"options": threads("5")},
-        too_many("5 times 2 workers is 10", 4),
+        too_many(threads=5, workers=2, fitting=4),
     ),
     "the variable with the fewest GPUs": (
         {

@@ -605,7 +605,9 @@ OTHER = "another torchrun_hpc"
         ({"protocol": protocol.VERSION - 1}, "version", __version__, OTHER),
         (
             {"protocol": protocol.VERSION + 1, "rank": None, "nodes": None},
-            *("version", __version__, OTHER),
+            "version",
+            __version__,
+            OTHER,
         ),
         ({"run_id": "other"}, "run_id", "mine", HAS.format("other", 3)),
         ({"nodes": 4}, "nodes", "3", HAS.format("mine", 4)),

@@ -24,13 +24,18 @@ def plan(**changes):
     return make_launch_plan(**values | changes)
 
 
-# What is otherwise, whether node 0 has the store, and what is needed beside 10.
-AGENT, STORE = 8 + 8, 12
+# What an agent opens itself, and two logs of each of its 4 workers.
+AGENT = 8 + 8
+# What the store opens itself; each worker has a connection to it, too.
+STORE = 12
+# What the coordinator opens itself, and a connection from each of 3 nodes.
 COORDINATOR = AGENT + 4 + 3
 ELSEWHERE = {"is_coordinator": False}
 SPARE = ELSEWHERE | {"spares": 1, "node_rank": 2}
 MANY = {"nodes": 400, "spares": 100}
 WITH_SPARE = (COORDINATOR + STORE + 4, COORDINATOR + STORE + 8)
+# What is otherwise, whether node 0 has the store, and what is needed beside 10: at
+# least, and with a connection from each worker of the job to the store.
 NEEDS = {
     "all on node 0": ({}, True, (COORDINATOR + STORE + 4, COORDINATOR + STORE + 12)),
     "the store is worker 0's": ({}, False, (COORDINATOR,) * 2),

@@ -236,8 +236,8 @@ def test_a_job_that_was_submitted_in_a_task_of_mpirun(left):
             assert of_process(process).task_rank == of_process(cleaned).task_rank, real
 
 
-# Its number, and names and numbers above it, where those of root are hidden. Slurm
-# says of which number it has started one itself: 7.
+# Its number, and names and numbers above it, where those of root are hidden.
+# 7 is the process that Slurm itself started.
 HIDDEN = {
     "started by Slurm": (7, (), ()),
     "in a batch script": (9, ("bash",), (7, 6)),

@@ -24,7 +24,7 @@ CYCLIC = [0, 1, 2, 0, 1, 2]
 def in_pbs(places, lines=THREE):
     """Return the processes of a launch in a job of PBS.
 
-    mpiexec hands on what the script has of PBS, on which these are no tasks.
+    mpiexec passes on the script's PBS variables. They do not describe these tasks.
     """
     script = {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}
     return launch("PALS", places, PBS | script, {FILE: "\n".join(lines)})

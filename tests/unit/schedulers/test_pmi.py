@@ -149,7 +149,7 @@ def manager():
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_all_tasks_hear_the_same(manager, name):
-    """And each launch something else, also where all have one name for the manager."""
+    """Each launch hears something else, even if the manager gives both one name."""
     instances = set()
     for _ in range(2):
         first, *others = manager(DIALECTS[name]).exchange()

@@ -156,9 +156,12 @@ def arbitrary(case):
         ),
     }
     return [
-        detect("slurm-srun-3-nodes", 0, step | place(rank, nodes[node], node, before))
+        detect(
+            "slurm-srun-3-nodes",
+            0,
+            step | place(rank, nodes[node], node, places[:rank].count(node)),
+        )
         for rank, node in enumerate(places)
-        for before in [places[:rank].count(node)]
     ]
 
 
@@ -178,7 +181,7 @@ def inputs_at(job, *, hosts=None, **changes):
 
 
 def refusal(make, inputs):
-    """Return how a plan is refused, for all tasks alike as nobody knows rank 0."""
+    """Return the refusal of a plan. All tasks get it: nobody knows rank 0."""
     with pytest.raises(LaunchError) as caught:
         make(inputs)
     assert (caught.value.code, caught.value.everywhere) == ("HPC141", True)

@@ -149,14 +149,20 @@ def test_here_is_none(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "job", ["PBS_JOBID=7.server PBS_NODEFILE", "LSB_JOBID=7 LSB_DJOB_HOSTFILE"]
+    ("job", "name_of_file"),
+    [
+        ({"PBS_JOBID": "7.server"}, "PBS_NODEFILE"),
+        ({"LSB_JOBID": "7"}, "LSB_DJOB_HOSTFILE"),
+    ],
 )
-def test_the_jobs_nodes_are_read_from_its_file(run, monkeypatch, mine, job):
+def test_the_jobs_nodes_are_read_from_its_file(
+    run, monkeypatch, mine, job, name_of_file
+):
     """As by the launcher itself."""
     hosts = mine.parents[3] / "hosts"
     hosts.write_text("m8\nm9\n", encoding="utf-8")
-    for variable in f"{job}={hosts}".split():
-        monkeypatch.setenv(*variable.split("="))
+    for name, value in (job | {name_of_file: str(hosts)}).items():
+        monkeypatch.setenv(name, value)
     assert marked(run("list")[1]) == ["mine"]
     code, out, err = run("here")
     assert (code, err) == (0, "")

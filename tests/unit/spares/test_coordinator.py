@@ -252,12 +252,14 @@ def certain(*out):
 
 
 def failed(job, sent):
-    """Return why a job has failed, and what all that are there hear besides."""
+    """Return why a job failed, and what else all members hear."""
     heard = {member: message for member, (message,) in sent.items()}
-    assert [each for each in heard if heard[each].pop("reports", 0)] == [job.reporter]
+    reports = {member: each.pop("reports", 0) for member, each in heard.items()}
+    assert [member for member in reports if reports[member]] == [job.reporter]
     message, *others = heard.values()
     assert all(other == message for other in others)
-    return protocol.unpacked(message.pop("failed")), message
+    failure = message.pop("failed")
+    return protocol.unpacked(failure), message
 
 
 # --- a job that goes well -----------------------------------------------------------

@@ -133,26 +133,36 @@ MOVED = {"out": {1: WHY}, "moved": {1: 1}, "active": (0, 3, 2)}
 EXCUSED = {"suspect": -1, "out": {}, "moved": {}, "excused": (1,)}
 
 # What is known; who fails first; what has changed.
-BLAMED = {
+WITH_SPARE = {
     "once": ({}, 1, {"suspect": 1}),
     "two rounds running": ({"suspect": 1}, 1, OUT),
-    "two rounds running, without a spare": ({"suspect": 1}, 1, {"suspect": 1}),
     "another one after it": ({"suspect": 1}, 2, {"suspect": 2}),
     "the same node rank on the next node": (MOVED, 3, EXCUSED),
-    "the same node rank on the next node, without a spare": (MOVED, 3, EXCUSED),
     "another node rank after it": (MOVED, 2, {"suspect": 2}),
     "one that is excused": ({"excused": (1,), "suspect": 1}, 1, {"suspect": -1}),
     "another one than is excused": ({"excused": (0,), "suspect": 1}, 1, OUT),
     "others stay out": (MOVED | {"out": {1: WHY} | FULL}, 3, EXCUSED | {"out": FULL}),
 }
+WITHOUT_SPARE = {
+    "two rounds running": ({"suspect": 1}, 1, {"suspect": 1}),
+    "the same node rank on the next node": (MOVED, 3, EXCUSED),
+}
 
 
-@pytest.mark.parametrize("case", BLAMED)
-def test_who_is_blamed(case):
-    changes, member, expected = BLAMED[case]
+def assert_blamed(changes, member, expected, *, has_spare):
     record = replace(RECORD, **changes)
-    found = blamed(record, member, has_spare=not case.endswith("without a spare"))
+    found = blamed(record, member, has_spare=has_spare)
     assert found == replace(record, **expected)
+
+
+@pytest.mark.parametrize("case", WITH_SPARE)
+def test_who_is_blamed(case):
+    assert_blamed(*WITH_SPARE[case], has_spare=True)
+
+
+@pytest.mark.parametrize("case", WITHOUT_SPARE)
+def test_who_is_blamed_without_a_spare(case):
+    assert_blamed(*WITHOUT_SPARE[case], has_spare=False)
 
 
 def test_a_script_that_fails_everywhere_costs_no_node():

@@ -24,7 +24,7 @@ def of_what_is_started():
 
 @pytest.fixture
 def other_thread():
-    """Return a function that returns where a thread may run that is there before."""
+    """Return a function that tells where a thread from before the test may run."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(os.getpid).result()
         yield lambda: pool.submit(os.sched_getaffinity, 0).result()
