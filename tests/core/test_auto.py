@@ -49,7 +49,7 @@ for launch in range(int(sys.argv[1])):
 
 
 def test_a_program_launches_twice(folder, tmp_path):
-    """It does so as without us. Its variables count, and they stay as they are."""
+    """It runs as without us. Its `PET_*` variables count; nothing else is changed."""
     result = run(
         [sys.executable, "-c", AUTO, "2", "--nproc-per-node=2", "report.py", "a"],
         env={

@@ -14,7 +14,10 @@ def test_a_link_with_half_the_rate(juelich, tmp_path):
     found = examined(done, tmp_path / "file", 1)
     assert found.suspects == [("HPC191", [1])]
     text = r"jwb0002, with 2 of 2 nodes: (\d+) Mbit/s, and (\d+) Mbit/s"
-    ((slow, fast),) = re.findall(text, found.text("HPC191"))
-    assert 0 < int(slow) < MBITS // 2 < int(fast) < MBITS  # a busy machine takes some
+    seen = re.search(text, found.text("HPC191"))
+    assert seen, found.text("HPC191")
+    slow, fast = map(int, seen.groups())
+    # A busy machine takes some.
+    assert MBITS // 4 < slow < MBITS // 2 < fast < MBITS, found.text("HPC191")
     assert found.last_line == "--exclude=jwb0002"
     assert {row["wrong"] for row in found.report["collectives"]} == {0}

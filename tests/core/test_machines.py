@@ -21,6 +21,6 @@ def test_one_world(bare, options):
     printed, errors = type_on_each(bare, line, env=ENVIRON)
     assert column("".join(printed), "RANK", "GLOO_SOCKET_IFNAME", "MASTER_ADDR") == [
         (str(rank), "ib0", "10.20.0.1") for rank in range(4)
-    ], errors
+    ], (printed, errors)
     (line,) = own_lines(errors)
     assert "2 nodes, 2 workers on this one, no scheduler" in line

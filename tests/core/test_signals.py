@@ -27,7 +27,11 @@ class Signalled(Step):
 
     def __enter__(self):
         files = [self.folder / f"{rank}.ready" for rank in range(WORKERS)]
-        self.wait(lambda: all(file.exists() for file in files))
+        try:
+            self.wait(lambda: all(file.exists() for file in files))
+        except BaseException:
+            self.__exit__()
+            raise
         for file in files[::2]:
             host, parent, self.job = file.read_text().split()
             if self.form == "fork":  # that is the fork server

@@ -25,8 +25,8 @@ def test_a_heterogeneous_step(unpadded):
         env=ENVIRON,
     )
     seen = column(done, "RANK", "GROUP_WORLD_SIZE", "host")
-    assert [worker[:2] for worker in seen] == [("0", "3"), ("1", "3"), ("2", "3")], seen
-    assert len({host for _, _, host in seen}) == 3
+    assert [worker[:2] for worker in seen] == [("0", "3"), ("1", "3"), ("2", "3")], done
+    assert len({host for _, _, host in seen}) == 3, done
 
 
 def test_a_host_file_in_another_order(unpadded, tmp_path):

@@ -115,10 +115,10 @@ def launch(  # noqa: PLR0913
         cluster: Where.
         *options: The launcher's.
         script: The script, and its arguments.
-        nodes: On the first so many nodes.
-        tasks: On each of them.
+        nodes: How many nodes, from the first one on.
+        tasks: Tasks on each node.
         srun: What is typed before the launcher: options of srun, or a program.
-        first: What a shell does in each task before.
+        first: Shell commands that each task runs first.
         environ: Variables beside `ENVIRON`.
         cwd: The working directory.
     """
@@ -137,7 +137,7 @@ def launch(  # noqa: PLR0913
 def refused(done: subprocess.CompletedProcess[str], code: int = 2) -> list[str]:
     """Return what the launcher says of a job that it has refused, before any worker."""
     assert done.returncode == code, done.stderr
-    assert done.stdout == ""
+    assert done.stdout == "", done
     assert "Traceback" not in done.stderr, done.stderr
     return own_lines(done.stderr)
 
@@ -181,12 +181,12 @@ def own_lines(stderr: str) -> list[str]:
 
 
 def errors(stderr: str) -> list[str]:
-    """Return what is wrong, as the launcher says."""
+    """Return the launcher's error lines."""
     return [line for line in own_lines(stderr) if "error: " in line]
 
 
 def warnings(stderr: str) -> list[str]:
-    """Return what the launcher warns of, without its name."""
+    """Return the launcher's warnings, without its name."""
     return [
         line.partition("warning: ")[2]
         for line in own_lines(stderr)

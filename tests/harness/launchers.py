@@ -161,7 +161,9 @@ def run(  # noqa: PLR0913
     on: str = "n9",
     environ: Mapping[str, str] = ENVIRON,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a launcher on a host; Open MPI is told how many slots each host has.
+    """Run a launcher on a host; what it prints is shown if the test fails.
+
+    Open MPI is told how many slots each host has.
 
     Args:
         bare: The cluster.
@@ -175,9 +177,11 @@ def run(  # noqa: PLR0913
     if mpi in OPENMPI:
         hosts = tuple(f"{host}:{slots}" for host in hosts)
     command = [*mpi.command(bare, *hosts), *words]
-    return unless_it_hangs(
+    done = unless_it_hangs(
         mpi, lambda limit: bare.run(command, host=on, env=environ, timeout=limit)
     )
+    print(done.stdout, done.stderr, sep="\n")
+    return done
 
 
 def unless_it_hangs(mpi: Launcher, start: Callable[[float], T]) -> T:
@@ -194,7 +198,11 @@ def unless_it_hangs(mpi: Launcher, start: Callable[[float], T]) -> T:
 
 
 def type_on_each(
-    bare: Cluster, line: str, hosts: tuple[str, ...] = HOSTS, **where: Any
+    bare: Cluster,
+    line: str,
+    hosts: tuple[str, ...] = HOSTS,
+    codes: tuple[int, ...] = (),
+    **where: Any,
 ) -> tuple[list[str], str]:
     """Type a line on several machines at once.
 
@@ -202,10 +210,11 @@ def type_on_each(
         bare: The cluster.
         line: For a shell; on the k-th machine its ``--node_rank=0`` is k.
         hosts: The machines.
+        codes: Their exit codes; 0 unless given.
         **where: As for `Cluster.popen`.
 
     Returns:
-        What each has printed, and all errors. All have ended well.
+        What each has printed, and all errors.
     """
     programs = [
         bare.popen(
@@ -221,15 +230,15 @@ def type_on_each(
         for program in programs:
             bare.end(program)
     printed, errors = [out for out, _ in outputs], "".join(err for _, err in outputs)
-    codes = [program.returncode for program in programs]
-    assert codes == [0] * len(codes), (printed, errors)
+    ended = tuple(program.returncode for program in programs)
+    assert ended == (codes or (0,) * len(hosts)), (printed, errors)
     return printed, errors
 
 
 def suggested_over_ssh(
     bare: Cluster, mpi: Launcher, environ: Mapping[str, str], wrong: str, folder: Path
 ) -> None:
-    """Run what is suggested where a user has typed something wrong on the first host.
+    """Type a wrong command on the first host, and run what its message suggests.
 
     Args:
         bare: The cluster.
@@ -246,7 +255,13 @@ def suggested_over_ssh(
 
 
 def port_is_taken(cluster: Cluster, *options: str, srun: tuple[str, ...] = ()) -> None:
-    """See that a job names who has its port; with these options, and of srun."""
+    """See that a job names the program that has its port.
+
+    Args:
+        cluster: Where.
+        *options: The launcher's.
+        srun: Those of srun.
+    """
     script = (
         "import socket, time; held = socket.create_server(('', 24321)); "
         f"print(flush=True); time.sleep({NEVER_S})"

@@ -30,7 +30,6 @@ ACTIONS = _actions()
 # It prints something and ends, as --help does.
 STORED = [a for a in ACTIONS if a.dest != "print_completion"]
 FLAGS = [a for a in ACTIONS if isinstance(a, check_env)]
-VALUED = [a for a in ACTIONS if not isinstance(a, check_env)]
 FROM_ENVIRON = [a for a in ACTIONS if isinstance(a, env | check_env)]
 SPELLINGS = [(a, spelling) for a in ACTIONS for spelling in a.option_strings]
 KNOWN = {spelling for _, spelling in SPELLINGS}

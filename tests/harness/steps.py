@@ -129,8 +129,8 @@ class Step:
             self.cluster.end(program)
         # What it must know to pretend is not disclosed.
         expected = {"held": 300, "pretended": 3, "disclosed": 0}
-        assert did["garbage"] >= 11
-        assert {name: did[name] for name in expected} == expected
+        assert did["garbage"] >= 11, (did, self.output)
+        assert {name: did[name] for name in expected} == expected, self.output
         assert not marker.exists(), self.output
         assert "Traceback" not in self.output, self.output
 
@@ -149,6 +149,3 @@ class Step:
         self.wait(
             lambda: "bytes_received:" in self.cluster.run(asked, host=host).stdout
         )
-
-
-step = Step

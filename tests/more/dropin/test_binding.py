@@ -67,6 +67,7 @@ def test_a_fork_has_its_own_number_of_threads(tmp_path: Path) -> None:
 def test_the_dry_run_shows_it() -> None:
     words = ["--nproc_per_node=2", "--hpc-bind=even", "--hpc-dry-run", "train.py"]
     done = run([*COMMANDS[OURS], *words])
+    assert done.code == 0, done.err
     lines = [line.split() for line in done.out.splitlines()]
     assert ["CPUs", "even", "--hpc_bind"] in lines
     start = lines.index(["worker", "CPUs", "where", "because"])

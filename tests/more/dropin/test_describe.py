@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from inside_torch import targets
 from nodes import recorded
 from plans import make_launch_plan
 from side_by_side import clean_environ, run
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.rendezvous import (
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+from torch.distributed.launcher import api
 
 import torchrun_hpc
 from torchrun_hpc import network
@@ -175,6 +182,19 @@ def test_what_would_be_refused(  # noqa: PLR0913, PLR0917
     assert capfd.readouterr() == ("", "")
 
 
+def _names_in_torch() -> list[dict[str, object]]:
+    """Return what the modules and classes that may be patched have."""
+    return [
+        dict(vars(owner))
+        for owner in (
+            *(torch_run, api, local_elastic_agent),
+            *(dynamic_rendezvous, c10d_rendezvous_backend, static_tcp_rendezvous),
+            dynamic_rendezvous.DynamicRendezvousHandler,
+            static_tcp_rendezvous.StaticTCPRendezvous,
+        )
+    ]
+
+
 @pytest.mark.parametrize("argv", [[], ["--nproc-per-node=2", "--hpc-debug"], ["-x"]])
 def test_nothing_is_changed(
     argv: list[str],
@@ -182,12 +202,12 @@ def test_nothing_is_changed(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     environment("slurm-srun-3-nodes", **ONE_NODE, PET_RDZV_ID="mine")
-    in_torch, environ = targets(), dict(os.environ)
+    names, environ = _names_in_torch(), dict(os.environ)
     arguments, folder = list(sys.argv), Path.cwd()
     refused = pytest.raises(torchrun_hpc.LaunchError)
     with refused if argv == ["-x"] else contextlib.nullcontext():
         torchrun_hpc.describe(argv)
-    assert targets() == in_torch
+    assert _names_in_torch() == names
     assert dict(os.environ) == environ
     assert (sys.argv, Path.cwd()) == (arguments, folder)
     assert capfd.readouterr() == ("", "")

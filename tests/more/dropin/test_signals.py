@@ -212,6 +212,17 @@ def test_one_that_comes_before_the_workers(launch: Callable[..., Launch]) -> Non
 
 
 @takes_signals
+def test_what_torch_is_to_handle_comes_before_it_can(
+    launch: Callable[..., Launch],
+) -> None:
+    """It ends the launcher at once, as it ends torchrun."""
+    command = [sys.executable, "-c", EARLY]
+    ours = launch(OURS, "--signals-to-handle=SIGTERM,SIGUSR1", command=command)
+    assert ours.process.wait(PATIENCE) == -USR1
+    assert ours.pids() == []
+
+
+@takes_signals
 def test_what_torch_is_to_handle_ends_the_job(launch: Callable[..., Launch]) -> None:
     option = "--signals-to-handle=SIGTERM,SIGUSR1"
     both = [launch(which, option) for which in (OURS, STOCK)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
 
 import links
@@ -12,9 +11,9 @@ import pytest
 import torch
 from commands import ENVIRON, JUELICH, NODES, SCRIPTS, lines
 from examinations import DOCTOR, MBITS, SMALL, STEP, examined, typed
-from launchers import OPENMPI_4, once, run
-from steps import step
-from waiting import NEVER_S, PATIENCE
+from launchers import OPENMPI_4, once, run, type_on_each
+from steps import Step
+from waiting import NEVER_S
 
 HALF = MBITS // 2
 HANGS = str(SCRIPTS / "hangs.py")
@@ -43,10 +42,7 @@ def besides_torch(found):
 
 @pytest.fixture
 def examine(shaped, tmp_path):
-    """Let three nodes be examined of which something is wrong.
-
-    What is in front of the doctor's own line may be given, and its options.
-    """
+    """Examine three nodes, and expect exit code 1; `before` precedes the command."""
 
     def examine(*before, options=(), step=STEP, env=JUELICH):
         file = tmp_path / "report.json"
@@ -227,7 +223,7 @@ def test_a_node_that_hangs(shaped, tmp_path):
         f"test $SLURM_NODEID = 2 && exec nice -n-40 python {HANGS} {words}; "
         f"exec nice -n-40 {' '.join(DOCTOR)} {words}"
     )
-    with step(shaped, "sh", "-c", command) as job:
+    with Step(shaped, "sh", "-c", command) as job:
         job.says("jwb0003 has stopped to answer")
         send(shaped, "jwb0003", HANGS, signal.SIGCONT)
         assert job.end() == 1, job.output
@@ -243,7 +239,7 @@ def test_a_worker_that_is_killed(shaped, tmp_path):
     """In torch's collectives: nobody waits for it, and no other node is named."""
     file = tmp_path / "report.json"
     options = (f"--timeout={NEVER_S}", f"--json={file}")
-    with step(shaped, *DOCTOR, "--hpc-site=jsc", *options) as job:
+    with Step(shaped, *DOCTOR, "--hpc-site=jsc", *options) as job:
         job.says("torch's collectives on 3 workers")
         send(shaped, "jwb0002", "torchrun_hpc.doctor.collectives", signal.SIGKILL)
         assert job.end() == 1, job.output
@@ -300,21 +296,14 @@ def test_with_mpirun(bare, mpi, tmp_path):
     "words",
     [
         "--nnodes=2 --rdzv_backend=c10d --rdzv_id=7 --rdzv_endpoint=n9i:1234",
-        "--nnodes=2 --node_rank={node} --master_addr=10.20.0.1 --master_port=1234",
+        "--nnodes=2 --node_rank=0 --master_addr=10.20.0.1 --master_port=1234",
     ],
 )
 def test_typed_on_each_machine(bare, words, no_torch, tmp_path):
     file = tmp_path / "report.json"
-    programs = [
-        bare.popen(
-            [*DOCTOR, SMALL, f"--json={file}", *shlex.split(words.format(node=node))],
-            host=host,
-            env=ENVIRON | {"PYTHONPATH": no_torch["PYTHONPATH"]},
-        )
-        for node, host in enumerate(NODES[:2])
-    ]
-    outputs = [program.communicate(timeout=PATIENCE) for program in programs]
-    assert programs[1].returncode == 0, outputs[1]
+    line = f"{' '.join(DOCTOR)} {SMALL} --json={file} {words}"
+    environ = ENVIRON | {"PYTHONPATH": no_torch["PYTHONPATH"]}
+    type_on_each(bare, line, codes=(1, 0), env=environ)
     report = json.loads(file.read_text())
     assert report["hosts"] == list(NODES[:2])
     assert report["nodes"][1]["interface"] == "ib0"

@@ -6,9 +6,11 @@ import re
 
 import pytest
 from commands import (
+    ENVIRON,
     HPC,
     LINE,
     SCRIPTS,
+    WORLD,
     column,
     launch,
     own_lines,
@@ -160,10 +162,11 @@ def test_different_numbers_of_workers_and_sites(unpadded):
 
 
 def test_another_id_on_one_node(unpadded):
-    done = launch(unpadded, first="export PET_RDZV_ID=id$SLURM_NODEID")
-    assert done.returncode == 2
+    line = LINE.replace(WORLD, f"--rdzv_id=id$SLURM_NODEID {WORLD}")
+    done = unpadded.srun("-N2", "--nodelist=n[9,10]", "sh", "-c", line, env=ENVIRON)
+    assert done.returncode == 2, done
     there = "HPC117 on n10: --rdzv_id=id1 here, but id0 on the head node at"
-    assert there in done.stderr
+    assert there in done.stderr, done
     assert (
         "the agent on n10 (node 1) does not belong here (it has --rdzv_id=id1 and 2 "
         "nodes); see there"

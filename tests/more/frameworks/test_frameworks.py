@@ -7,6 +7,7 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from commands import JUELICH, ONE_TASK, launch, require_package
@@ -15,35 +16,47 @@ from pages import block, replaced
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4
 PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
-# What install.sh has compiled of DeepSpeed, and what the compiler seen if it failed.
+# What install.sh has compiled of DeepSpeed, and what the compiler said if it failed.
 EXTENSIONS = Path(sys.prefix, "torch_extensions")
 FAILED = EXTENSIONS.with_suffix(".log")
 
-# By name: the package to import, the script, what the framework, on CPUs, calls the
-# environment of a launch by torchrun, and in which way the script runs, each in one:
-# the tasks of a node, two in direct mode, and what is imported for forks. Lightning in
-# direct mode is among the examples. Of Lightning forks have no more than torch in
-# common: it reads RANK when it is imported.
+
+class Framework(NamedTuple):
+    """What it needs, and how its script runs; two tasks a node are direct mode."""
+
+    package: str
+    script: str
+    environment: str  # what it calls, on CPUs, the environment of torchrun's workers
+    tasks: int = 1
+    preloaded: str = ""
+
+
+# Lightning in direct mode is among the examples. Its forks have only torch in common:
+# it reads RANK when it is imported.
 FRAMEWORKS = {
-    "lightning": (
-        *("lightning", "lightning_fit.py", "TorchElasticEnvironment"),
-        *(1, "torch"),
+    "lightning": Framework(
+        "lightning",
+        "lightning_fit.py",
+        "TorchElasticEnvironment",
+        preloaded="torch",
     ),
-    "accelerate": ("accelerate", "accelerate_train.py", "MULTI_CPU", 1, ""),
-    "trainer": ("transformers", "trainer_train.py", "distributed", 2, ""),
-    "deepspeed": ("deepspeed", "deepspeed_train.py", "gloo", 1, "torch,deepspeed"),
+    "accelerate": Framework("accelerate", "accelerate_train.py", "MULTI_CPU"),
+    "trainer": Framework("transformers", "trainer_train.py", "distributed", tasks=2),
+    "deepspeed": Framework(
+        "deepspeed", "deepspeed_train.py", "gloo", preloaded="torch,deepspeed"
+    ),
 }
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_unchanged_script(cluster, framework, tmp_path):
     _need(framework)
-    _, script, _, tasks, preloaded = FRAMEWORKS[framework]
-    options = ["--nproc_per_node=2"] if tasks == 1 else []
+    how = FRAMEWORKS[framework]
+    options = ["--nproc_per_node=2"] if how.tasks == 1 else []
     # One thread, as an agent sets it: the workers share two cores.
     environ, built = JUELICH | {"OMP_NUM_THREADS": "1"}, {}
-    if preloaded:
-        environ |= {"PET_HPC_PRELOAD": preloaded}
+    if how.preloaded:
+        environ |= {"PET_HPC_PRELOAD": how.preloaded}
     if framework == "deepspeed":
         # Its own copy: a process that is killed leaves a lock behind, for which all
         # later ones would wait.
@@ -51,8 +64,8 @@ def test_an_unchanged_script(cluster, framework, tmp_path):
         environ |= {"TORCH_EXTENSIONS_DIR": str(copy)}
         built = _built(tmp_path)
         assert built
-    how = {"tasks": tasks, "environ": environ}
-    done = launch(cluster, *options, script=[SCRIPTS / script], **how)
+    script = [SCRIPTS / how.script]
+    done = launch(cluster, *options, script=script, tasks=how.tasks, environ=environ)
     _check(done, framework)
     assert "HPC169" not in done.stderr
     assert _built(tmp_path) == built  # no test waits for a compiler
@@ -73,7 +86,7 @@ def test_accelerate_launch(cluster, tmp_path):
 
 def _need(framework):
     """Skip where a framework is not installed; in CI, fail."""
-    require_package(FRAMEWORKS[framework][0])
+    require_package(FRAMEWORKS[framework].package)
     if framework == "deepspeed" and not EXTENSIONS.exists():
         if not (shutil.which("c++") and PYTHON_H.exists()):
             pytest.skip("on CPUs DeepSpeed compiles a part of itself: no c++, Python.h")
@@ -95,14 +108,14 @@ def _check(done, framework):
         "jwb0001", "jwb0001", "jwb0002", "jwb0002"
     ]  # fmt: skip
     for rank, worker in enumerate(seen):
-        # What the framework made of it, and what the launcher seen.
+        # What the framework made of it, and what the launcher set.
         numbers = {"rank": rank, "local_rank": rank % 2, "world_size": 4}
         assert {name: worker[name] for name in numbers} == numbers
         assert {name: worker[name.upper()] for name in numbers} == {
             name: str(number) for name, number in numbers.items()
         }
         assert worker["MASTER_ADDR"] == "10.20.0.1"
-        assert worker["environment"] == FRAMEWORKS[framework][2]
+        assert worker["environment"] == FRAMEWORKS[framework].environment
         assert worker["steps"] == STEPS
     # The ranks had different data: nobody trained alone.
     assert len({worker["checksum"] for worker in seen}) == 1

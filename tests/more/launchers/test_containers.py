@@ -36,8 +36,6 @@ def hosts_file(folder, first):
 
 def in_containers(cluster, *options, inside=(), **how):
     """Start the launcher in a container for each task, as where srun starts it."""
-    if cluster.names[0].startswith("jwb"):
-        how["environ"] = JUELICH | how.get("environ", {})
     return launch(cluster, *options, srun=[*CONTAINER, *inside], **how)
 
 
@@ -46,7 +44,7 @@ def in_containers(cluster, *options, inside=(), **how):
 
 def test_each_task_a_worker(juelich):
     """The hook's MASTER_ADDR names rank 0's node, and its port is that of all steps."""
-    done = in_containers(juelich, inside=["--hook"], tasks=2)
+    done = in_containers(juelich, inside=["--hook"], tasks=2, environ=JUELICH)
     seen = read_workers(done)
     assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE") == RANKS
     for worker in seen:
@@ -74,20 +72,23 @@ def test_agents_leave_stale_variables(juelich):
     """
     stale = STALE | {"MASTER_ADDR": OF_ANOTHER_JOB[0]}
     options = ("--nproc_per_node=2", "--hpc-rendezvous=c10d")
-    assert len(check_stale(in_containers(juelich, *options, environ=stale))) == 1
+    done = in_containers(juelich, *options, environ=JUELICH | stale)
+    assert len(check_stale(done)) == 1
 
 
 @pytest.mark.parametrize("address", OF_ANOTHER_JOB)
 def test_tasks_replace_stale_variables(juelich, address):
     stale = STALE | {"MASTER_ADDR": address}
-    (line,) = check_stale(in_containers(juelich, tasks=2, environ=stale))
+    (line,) = check_stale(in_containers(juelich, tasks=2, environ=JUELICH | stale))
     assert f"HPC078 MASTER_ADDR={address} is not node 0 of this step, jwb0001" in line
 
 
 def test_slurms_variables_are_enough(juelich):
     """--cleanenv, and SLURM_* let through; what shows the site has to be typed."""
     inside = ["--cleanenv=SLURM*"]
-    done = in_containers(juelich, "--hpc-site=jsc", inside=inside, tasks=2)
+    done = in_containers(
+        juelich, "--hpc-site=jsc", inside=inside, tasks=2, environ=JUELICH
+    )
     assert column(done, "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
         (rank, "4", "10.20.0.1") for rank in "0123"
     ]
@@ -95,7 +96,9 @@ def test_slurms_variables_are_enough(juelich):
 
 def test_without_slurms_variables(juelich):
     """--cleanenv alone: each node is alone, unless the command tells of others."""
-    done = in_containers(juelich, "--nnodes=2", inside=["--cleanenv=none"])
+    done = in_containers(
+        juelich, "--nnodes=2", inside=["--cleanenv=none"], environ=JUELICH
+    )
     assert {line.split()[2] for line in refused(done)} == {"HPC066"}
 
 
@@ -132,7 +135,8 @@ def test_names_without_those_of_the_fast_network(unpadded, tmp_path):
 
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_names_of_no_node(juelich, tmp_path, tasks):
-    done = in_containers(juelich, inside=[hosts_file(tmp_path, 1)], tasks=tasks)
+    inside = [hosts_file(tmp_path, 1)]
+    done = in_containers(juelich, inside=inside, tasks=tasks, environ=JUELICH)
     seen = refused(done)
     assert seen
     for line in seen:
@@ -151,7 +155,7 @@ def test_networks_that_lead_to_no_node(juelich, network, reason):
     From behind NAT one reaches other hosts, but none of the containers there.
     """
     option, inside = "--rdzv_conf=join_timeout=3", [f"--network={network}"]
-    done = in_containers(juelich, option, inside=inside)
+    done = in_containers(juelich, option, inside=inside, environ=JUELICH)
     said = [line for line in refused(done, code=1) if "HPC112" in line]
     assert said
     for line in said:
@@ -188,7 +192,7 @@ def test_a_terminal_alone_is_no_shell(unpadded):
 
 
 def test_rank_0_without_its_address(juelich):
-    done = in_containers(juelich, inside=["--network=none"], tasks=2)
+    done = in_containers(juelich, inside=["--network=none"], tasks=2, environ=JUELICH)
     assert done.returncode == 2
     (error,) = errors(done.stderr)
     assert "HPC135 on jwb0001: rank 0 is to be reached at 10.20.0.1 (jwb0001i:" in error

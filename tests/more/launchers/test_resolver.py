@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[str, set[str]]] = {
 
 @contextlib.contextmanager
 def name_server(cluster, late, folder, options=""):
-    """Run it, unless it is never to be late; yield what a shell does to use it."""
+    """Run a name server, if `late` is set; yield `launch`'s arguments for it."""
     (folder / "nsswitch.conf").write_text("hosts: files dns\n")
     (folder / "resolv.conf").write_text(f"nameserver {LOGIN}\n" * bool(late) + options)
     binds = "; ".join(

@@ -73,7 +73,7 @@ def test_a_requeued_job_has_another_launch_id(unpadded):
     """
     job = ("-N2", "--ntasks-per-node=2", "--requeue")
     done = unpadded.sbatch(script, *job, env=ENVIRON)
-    assert {*column(done, "TORCHELASTIC_RUN_ID")} == {(f"{done.job_id}.0-r1",)}
+    assert {*column(done, "TORCHELASTIC_RUN_ID")} == {(f"{done.job_id}.0-r1",)}, done
 
 
 def test_standalone_makes_a_world_of_every_task(unpadded):
@@ -107,7 +107,7 @@ def test_a_shell_of_srun_pty_is_one_node(unpadded):
     )
     assert done.returncode == 0, done.stdout
     sizes = column(done.stdout.replace("\r\n", "\n"), "host", "WORLD_SIZE")
-    assert sorted(sizes) == [("n10", "2"), ("n11", "2"), ("n9", "1")]
+    assert sorted(sizes) == [("n10", "2"), ("n11", "2"), ("n9", "1")], done.stdout
 
 
 def test_a_login_into_a_node_is_one_node(unpadded):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from commands import HPC, SCRIPTS
-from steps import step
+from steps import Step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ def test_agents_of_torchs_own_meet_in_its_rendezvous(
     options = ("--monitor-interval=0.1", "--max-restarts=1")
     script = (str(SCRIPTS / "steady.py"), str(tmp_path))
     argv = (*HPC, *options, "--hpc-without-patches=agent", *script)
-    with step(unpadded, *argv) as job:
+    with Step(unpadded, *argv) as job:
         others = [tmp_path / f"up{rank}.0" for rank in (1, 2)]
         job.wait(lambda: all(file.exists() for file in (tmp_path / "up0.0", *others)))
         before = [file.read_text() for file in others]

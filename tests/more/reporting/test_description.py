@@ -12,19 +12,9 @@ from waiting import PATIENCE
 from torchrun_hpc.reporting import description
 
 ODD = [
-    *(
-        "plain",
-        "",
-        "two words",
-        "$HOME",
-        "`id`",
-        "$(id)",
-        "it's",
-        'say "so"',
-        "ü\u2028",
-    ),
-    *("back\\slash", "a\nb", "*", "~", "!x", "#", "a;b&c|d>e", "--flag=a b"),
-]
+    "plain", "", "two words", "$HOME", "`id`", "$(id)", "it's", 'say "so"', "ü\u2028",
+    "back\\slash", "a\nb", "*", "~", "!x", "#", "a;b&c|d>e", "--flag=a b",
+]  # fmt: skip
 TELL = "import json, os, sys; print(json.dumps([os.environ.get('ODD'), sys.argv[1:]]))"
 
 
