@@ -39,7 +39,7 @@ core: .venv/installed
 
 # What takes long comes first: what is left at the end runs alone.
 FIRST := $(patsubst %,tests/more/%/,faults documentation frameworks launchers)
-MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/))
+MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/)) tests/releases
 more: docs .venv/frameworks
 	tests/harness/install.sh all
 	$(TIER) --dist loadgroup --timeout=600 --no-loadscope-reorder $(RERUNS) $(MORE)

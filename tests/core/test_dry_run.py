@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import platform
 import re
 
@@ -39,3 +40,28 @@ def test_table(juelich):
     assert sum(row[:1] == ["torchrun"] for row in rows) == 3
     assert all(row[-2:] == ["main.py", "--lr=1"]
                for row in rows if row[:1] == ["torchrun"])  # fmt: skip
+
+
+# What a program prints that asks for the same.
+DESCRIBE = (
+    "import json, sys, torchrun_hpc; "
+    "print(json.dumps(torchrun_hpc.describe(sys.argv[1:])))"
+)
+
+
+def test_json_is_what_a_program_is_told(juelich):
+    """Of one node, with a change inside torch left out."""
+    options = "--nproc_per_node=2 --hpc-without-patches=node_order"
+    dry_run = f"python -m torchrun_hpc --hpc-dry-run=json {options} SCRIPT"
+    both = f"{dry_run}; exec python -c '{DESCRIBE}' {options}"
+    done = juelich.srun("-N1", "sh", "-c", both, env=JUELICH)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stderr) == []
+    text, asked = done.stdout.rsplit("\n", 2)[:2]
+    printed = json.loads(text)
+    (node,) = printed["nodes"]
+    assert node == json.loads(asked)
+    assert printed["missing"] == []
+    assert node["plan"]["workers"] == 2
+    states = {patch["name"]: patch["state"] for patch in node["patches"]}
+    assert states["node_order"] == "left out: --hpc-without-patches"

@@ -12,6 +12,7 @@ from programs import run_python
 MOST_CPU_S = 0.6
 
 TORCH_IS_IMPORTED = 77
+NUMPY_IS_IMPORTED = 78
 
 COMMAND = ("-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1")
 SRUN = (
@@ -56,7 +57,8 @@ REFUSED = {
 
 
 def test_bad_input_is_refused_before_torch_is_imported(tmp_path):
-    (tmp_path / "torch.py").write_text(f"import os; os._exit({TORCH_IS_IMPORTED})\n")
+    for name, code in ("torch", TORCH_IS_IMPORTED), ("numpy", NUMPY_IS_IMPORTED):
+        (tmp_path / f"{name}.py").write_text(f"import os; os._exit({code})\n")
 
     def run(environ):
         variables = {"PYTHONUTF8": "1"} | environ

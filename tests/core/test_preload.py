@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from side_by_side import COMMANDS, OURS, clean_environ, run
+from commands import BIN
+from side_by_side import clean_environ, run
 
 SCRIPT = """
 import os, sys
@@ -20,8 +21,9 @@ sys.stdout.write(torch.__config__.parallel_info())
 def test_forks_have_the_threads_of_programs(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
+    command = str(BIN / "torchrun_hpc")  # as a program of its own, too
     options = ["--hpc-preload=torch", "--nproc-per-node=2", "--hpc-omp-threads=2"]
-    done = run([*COMMANDS[OURS], *options, str(script)])
+    done = run([command, *options, str(script)])
     alone = subprocess.run(
         [sys.executable, str(script)],
         env=clean_environ() | {"OMP_NUM_THREADS": "2"},

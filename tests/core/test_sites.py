@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from commands import column, launch, lines
+from commands import ENVIRON, column, launch, lines
 from sites_of_tests import OWN, VARIABLES
 from testbed import Cluster
 
@@ -22,9 +22,13 @@ def test_a_site_in_the_users_folder(tmp_path):
         foreign = cluster.foreign_bytes("eth0")
         done = launch(cluster, environ=environ)
         assert cluster.foreign_bytes("eth0") == foreign
+        asks = ("python", "-m", "torchrun_hpc.sites", "here")
+        here = cluster.run(asks, host="node9", env=ENVIRON | environ)
     assert column(done, *VARIABLES, "NCCL_CROSS_NIC") == [
         (host, "10.20.0.1", "enp5s0", "enp", "1") for host in ("node9", "node10")
     ]
     (line,) = lines(done.stderr)
     assert "scheduler rendezvous at node9-fast:" in line
     assert line.endswith(", site ours")
+    assert here.returncode == 0, here.stderr
+    assert "a cluster in a cellar" in here.stdout

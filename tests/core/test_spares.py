@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from commands import column, launch, lines
 from faults import FAULTS
 from faults_page import check, do
 from jobs import Job
@@ -16,3 +17,16 @@ def test_node_killed(tmp_path):
     name = "spare_node_killed"
     with Cluster(NODES) as cluster:
         check(do([name], Job(cluster, NODES, tmp_path, FAULTS[name].form)))
+
+
+def test_a_node_that_is_not_well(unpadded):
+    """It is out before the first round, and the spare has its place."""
+    check = "--hpc-health-check=echo GPU 3 is missing; test $(hostname) != n10"
+    done = launch(unpadded, "--hpc-spares=1", check, nodes=3)
+    assert column(done, "RANK", "WORLD_SIZE", "host") == [
+        ("0", "2", "n9"),
+        ("1", "2", "n11"),
+    ], done.stderr
+    reason = "its health check ended with exit code 1: GPU 3 is missing"
+    (line,) = [line for line in lines(done.stderr) if "HPC208" in line]
+    assert line.endswith(f"HPC208 n10 (node 1) is out: {reason}"), done.stderr

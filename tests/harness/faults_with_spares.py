@@ -136,6 +136,7 @@ def spare_head_cut_off(job: Job) -> Seconds:
     job.wait(partial(job.is_accepted, 0, by=1))
     time.sleep(2)
     assert job.trains(1), job.output()
+    ends_well(job)
     return {"again": seconds}
 
 
@@ -176,6 +177,7 @@ def spare_head_suspended(job: Job) -> Seconds:
     time.sleep(2)
     assert job.trains(1), job.output()
     assert len(job.workers()) == 3, job.output()
+    ends_well(job)
     return {"again": seconds}
 
 

@@ -11,7 +11,6 @@ from commands import (
     ENVIRON,
     HPC,
     NODES,
-    ONE_TASK,
     SCRIPTS,
     WORLD,
     column,
@@ -41,20 +40,6 @@ def test_ranks_addresses_and_interfaces(unpadded, rendezvous):
     names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert column(seen, *names) == [("10.20.0.1", "ib0", "")] * 6
     assert len({worker["MASTER_PORT"] for worker in seen}) == 1
-
-
-@pytest.mark.release
-def test_an_elastic_range(unpadded):
-    """Two of the nodes, and then all; it is always torch's own rendezvous."""
-    for nodes, last_call_s in (NODES[1:], 2), (NODES, PATIENCE):
-        conf = f"--rdzv_conf=last_call_timeout={last_call_s}"
-        options = ("--nnodes=2:3", conf)
-        places = ("-N", str(len(nodes)), "-w", ",".join(nodes))
-        done = unpadded.srun(*places, ONE_TASK, *HPC, *options, WORLD, env=ENVIRON)
-        address = f"10.10.0.{1 + NODES.index(nodes[0])}"
-        assert column(done, "RANK", "host", "MASTER_ADDR") == [
-            (str(rank), name, address) for rank, name in enumerate(nodes)
-        ]
 
 
 @pytest.mark.parametrize("host", ["n9", "n10"])

@@ -124,13 +124,16 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
 
 
 def test_no_restart_when_others_have_finished(unpadded, tmp_path):
+    """Whatever clients do that do not belong to the job."""
     argv = [*HPC, "--max-restarts=3", STEADY, str(tmp_path)]
     with Step(unpadded, *argv) as job:
         for rank in 0, 2:
             (tmp_path / f"stop{rank}").touch()
         job.says("HPC120 2 of 3 nodes have finished")
-        (tmp_path / "fail1.0").touch()
-        assert job.end() != 0, job.output
+        _, port = job.launch_id_and_port()
+        with job.hostile(tmp_path, f"10.10.0.1:{port}"):
+            (tmp_path / "fail1.0").touch()
+            assert job.end() != 0, job.output
     assert own_lines(job.output)[-1].endswith(
         "worker 1 on n10 (node 1) ended with exit code 3; no restart, because 2 nodes "
         "had finished already"

@@ -1,0 +1,21 @@
+"""A range of nodes: the job starts with those that come."""
+
+from __future__ import annotations
+
+import pytest
+from commands import ENVIRON, HPC, NODES, ONE_TASK, WORLD, column
+from waiting import PATIENCE
+
+
+@pytest.mark.release
+def test_an_elastic_range(unpadded):
+    """Two of the nodes, and then all; it is always torch's own rendezvous."""
+    for nodes, last_call_s in (NODES[1:], 2), (NODES, PATIENCE):
+        conf = f"--rdzv_conf=last_call_timeout={last_call_s}"
+        options = ("--nnodes=2:3", conf)
+        places = ("-N", str(len(nodes)), "-w", ",".join(nodes))
+        done = unpadded.srun(*places, ONE_TASK, *HPC, *options, WORLD, env=ENVIRON)
+        address = f"10.10.0.{1 + NODES.index(nodes[0])}"
+        assert column(done, "RANK", "host", "MASTER_ADDR") == [
+            (str(rank), name, address) for rank, name in enumerate(nodes)
+        ]
