@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from testbed import Batch
+from waiting import without_waits
 
 if TYPE_CHECKING:
     import subprocess
@@ -168,10 +168,6 @@ def see_one_world(ended: Ended, hosts: Sequence[str] = HOSTS, each: int = 1) -> 
     assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 1, ended
 
 
-# That others are waited for: on a busy machine, any job may say so.
-_WAITS = re.compile("torchrun_hpc: (warning: )?HPC(084|113|114|120) ")
-
-
 def own_lines(stderr: str) -> list[str]:
     """Return the lines that the launcher itself wrote, also behind a prompt.
 
@@ -196,8 +192,5 @@ def warnings(stderr: str) -> list[str]:
 
 def lines(stderr: str) -> list[str]:
     """Return all lines but those that depend on load: srun's queue, and who is late."""
-    return [
-        line
-        for line in stderr.splitlines()
-        if not line.startswith("srun: job ") and not _WAITS.search(line)
-    ]
+    own = (line for line in stderr.splitlines() if not line.startswith("srun: job "))
+    return without_waits(own)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ports import own_port
 from side_by_side import OURS, STOCK, Launcher, bare, words_of
+from waiting import without_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ import psutil
 sys.stdout.write(f"out {os.environ['RANK']} {sys.argv[1:]}\\n")
 sys.stdout.flush()
 if os.environ.get("SPEAK"):
-    print("err", os.environ["RANK"], file=sys.stderr, flush=True)
+    sys.stderr.write(f"err {os.environ['RANK']}\\n")
 
 def reachable():
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -342,19 +343,15 @@ def _assert_reachable(which: str, line: Line, ours: list[dict[str, Any]]) -> Non
             assert set(worker["listening"]) <= {"127.0.0.1", "::1"}, (which, worker)
 
 
-# The host is waited for: on a busy machine, any job may say so.
-_WAITS = re.compile("torchrun_hpc: HPC08[34] ")
-
-
 def _assert_clean(which: str, line: Line, result: Result) -> None:
     # The events that --event-log-handler=console asks for.
     lines = [x for x in result.err.splitlines() if '"name": "torchelastic' not in x]
-    lines = [x for x in lines if not _WAITS.search(x)]
+    lines = without_waits(lines)
     warning = line.warning
     if "HPC169" in result.err:
         assert {"--no-python", "--run-path"}.intersection(line.argv), (which, lines)
         warning = "HPC169"
-    own = [x for x in result.own_lines if not _WAITS.search(x)]
+    own = without_waits(result.own_lines)
     assert lines == own, (which, result.err)
     assert len(lines) == (2 if warning else 1), (which, result.err)
     count = f"{line.workers} worker{'s' if line.workers > 1 else ''}"
