@@ -31,18 +31,18 @@ lint: .venv/installed
 	$(BIN)/lint-imports --no-cache
 
 unit: .venv/installed
-	$(TIER) --dist loadgroup --timeout=300 tests/unit
+	$(TIER) --dist loadgroup --timeout=850 tests/unit
 
 core: .venv/installed
 	tests/harness/install.sh
-	$(TIER) --dist loadgroup --timeout=600 tests/core
+	$(TIER) --dist loadgroup --timeout=850 tests/core
 
 # What takes long comes first: what is left at the end runs alone.
 FIRST := $(patsubst %,tests/more/%/,faults documentation frameworks launchers)
 MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/)) tests/releases
 more: docs .venv/frameworks
 	tests/harness/install.sh all
-	$(TIER) --dist loadgroup --timeout=600 --no-loadscope-reorder $(RERUNS) $(MORE)
+	$(TIER) --dist loadgroup --timeout=850 --no-loadscope-reorder $(RERUNS) $(MORE)
 
 # The site of the documentation, in build/site.
 docs: .venv/docs

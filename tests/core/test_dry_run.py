@@ -20,7 +20,8 @@ def test_table(juelich):
     done = juelich.run(["bash", "-c", command], env=JUELICH)
     assert done.returncode == 0, done.stderr
     assert juelich.foreign_bytes("eth0") == foreign
-    assert lines(done.stderr) == []
+    assert lines(done.stderr) == [], done.stderr
+    print(done.stdout)
     rows = [line.split() for line in done.stdout.splitlines()]
     (launch_id,) = (row[1] for row in rows if row[:1] == ["--rdzv_id"])
     printed = re.sub(rf"(?<![\d.]){re.escape(launch_id)}\b", "1.0", done.stdout)
@@ -56,7 +57,7 @@ def test_json_is_what_a_program_is_told(juelich):
     both = f"{dry_run}; exec python -c '{DESCRIBE}' {options}"
     done = juelich.srun("-N1", "sh", "-c", both, env=JUELICH)
     assert done.returncode == 0, done.stderr
-    assert lines(done.stderr) == []
+    assert lines(done.stderr) == [], done.stderr
     text, asked = done.stdout.rsplit("\n", 2)[:2]
     printed = json.loads(text)
     (node,) = printed["nodes"]

@@ -9,6 +9,7 @@ import re
 from commands import ENVIRON, FORMS, HPC, SCRIPTS, lines
 from pages import block, replaced
 from steps import Step
+from waiting import until
 
 LIMIT_S = 5
 
@@ -35,6 +36,17 @@ def assert_tree(written):
         assert re.fullmatch(expected, line), line
 
 
+def answer_to(line, cluster):
+    """Ask until all have answered: a node, and py-spy, have three seconds."""
+
+    def asked():
+        done = cluster.run(["bash", "-c", line], env=ENVIRON)
+        is_late = re.search('no answer|"missing": "[^"]', done.stdout + done.stderr)
+        return None if is_late else done
+
+    return until(asked)
+
+
 def test_a_stall(juelich, tmp_path):
     """Node 0 reports it once; who asks gets the same; then the training continues."""
     os.mkfifo(tmp_path / "data")
@@ -48,7 +60,7 @@ def test_a_stall(juelich, tmp_path):
         )
         job_id = {"--jobid=N": f"--jobid={queue.stdout.strip()}"}
         answers = {
-            name: juelich.run(["bash", "-c", replaced(LINE, job_id | how)], env=ENVIRON)
+            name: answer_to(replaced(LINE, job_id | how), juelich)
             for name, how in ASKED.items()
         }
         writing = os.open(tmp_path / "data", os.O_WRONLY | os.O_NONBLOCK)

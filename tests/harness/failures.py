@@ -56,11 +56,12 @@ EXAMPLES = {
 import os, torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
+ones = torch.ones(1)
 try:
     for batch in range(100):
         if batch == 17 and os.environ["RANK"] == "3":
             raise ValueError(f"bad batch {batch}")
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(ones)
 finally:
     dist.destroy_process_group()
 """,

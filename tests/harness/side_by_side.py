@@ -32,7 +32,7 @@ COMMANDS = {
 }
 
 # Seconds, as in waiting.py, which a worker cannot import that torch spawns from here.
-PATIENCE = 240
+PATIENCE = 400
 
 # Exit code of a launch that took too long.
 KILLED = 124

@@ -6,6 +6,7 @@ import os
 
 from loopback import HERE
 from ports import own_port
+from waiting import PATIENCE
 
 ENVIRON = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
@@ -26,7 +27,7 @@ def settings_of(nodes, local_size, **changes):
             "address": HERE,
             "port": port,
             "max_bytes": 4096,
-            "timeout": 20.0,
+            "timeout": float(PATIENCE),
         }
         | changes
         for node in range(nodes)

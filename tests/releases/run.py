@@ -45,8 +45,8 @@ IN_PROCESS = (
 )
 MARKED = ("tests/core", "tests/more", "tests/releases")
 AT_ONCE = 3
-TEST_LIMIT_S = 400
-LIMIT_S = 1500  # of a run of pytest
+TEST_LIMIT_S = 850
+LIMIT_S = 3000  # of a run of pytest
 GRACE_S = 60  # for pytest, from SIGINT to its end: it has clusters to clear away
 
 

@@ -3,7 +3,7 @@
     agent.py SIGNAL|wait|pid|cpu [SECONDS]
 
 Prints the seconds from the signal to its end, "alive" if it is still there after
-SECONDS (240), "none" if there was no agent; or its number, or its CPU seconds so far.
+SECONDS (400), "none" if there was no agent; or its number, or its CPU seconds so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def agents() -> list[psutil.Process]:
 
 
 found = agents()
-limit = float(sys.argv[2]) if len(sys.argv) > 2 else 240
+limit = float(sys.argv[2]) if len(sys.argv) > 2 else 400
 if not found:
     sys.stdout.write("none\n")
     sys.exit()

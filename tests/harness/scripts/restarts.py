@@ -7,6 +7,7 @@ after N restarts. A worker that meets keys of the attempt before connects to the
 sockets of workers that are dead, and misses.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -28,6 +29,8 @@ except Exception as error:  # noqa: BLE001 - whatever gloo raises
     sys.exit(1)
 sys.stdout.write(f"met: rank {rank}, attempt {attempt}\n")
 sys.stdout.flush()
+with contextlib.suppress(RuntimeError):  # rank 0 may be faster
+    dist.barrier()  # all have said so before rank 0 ends them
 if attempt < restarts:
     if rank == 0:
         sys.exit(1)

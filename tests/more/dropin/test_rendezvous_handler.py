@@ -361,6 +361,7 @@ def test_failures_of_workers_are_reported_by_node_0(
     """Also if it hears of the first one later than of those that follow from it."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 5.0)
     made, _ = job.meet()
     made[0].worker_failed(_worker_failure(0, cause=CLOSED, lines=(CLOSED,)))
     for each in made:

@@ -28,7 +28,7 @@ if rank == "3":
     raise ValueError("bad batch 17")
 while not Path("reported").exists():
     time.sleep(0.01)
-print("saved after SIGTERM", file=sys.stderr)
+sys.stderr.write("saved after SIGTERM\\n")
 """
 
 

@@ -19,9 +19,9 @@ HEALTHY = str(SCRIPTS / "healthy.py")
 
 
 def test_training_with_pauses_is_no_stall(juelich):
-    options = ("--nproc_per_node=3", "--hpc-stall-report=3")
+    options = ("--nproc_per_node=3", "--hpc-stall-report=6")
     environ = JUELICH | FORMS["fork"]
-    done = launch(juelich, *options, script=[HEALTHY, "8"], environ=environ)
+    done = launch(juelich, *options, script=[HEALTHY, "14"], environ=environ)
     assert done.returncode == 0
     assert "HPC001" in done.stderr
     assert not re.search("HPC17[0-9]", done.stderr)

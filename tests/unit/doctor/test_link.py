@@ -166,7 +166,7 @@ def test_unknown_peers_are_not_answered(nodes):
         b'{"job": "20.0", "rank": 1, "for": "0"}\n',
         b"x" * 5000,
     ):
-        with socket.create_connection(("127.0.0.1", first.port), 5) as stranger:
+        with socket.create_connection(("127.0.0.1", first.port), PATIENCE) as stranger:
             stranger.sendall(sent)
             stranger.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionError):
@@ -196,7 +196,8 @@ def test_other_networks(nodes):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_network_that_is_closed(nodes, rank, monkeypatch):
     """On one side: nobody answers, here as a program's queue of connections is full."""
-    monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.5)
+    reach = link.reach
+    monkeypatch.setattr(link, "reach", lambda *to: reach(*to[:2], 0.5))
     _, closed = nodes[rank]
     where = "127.0.0.9", closed.port
     with contextlib.ExitStack() as stack:

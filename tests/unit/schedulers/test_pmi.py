@@ -60,7 +60,7 @@ class Manager:
         self.dialect = dialect
         self.kvsname = dialect.kvsname.rpartition("=")[2]
         self.store = {"PMI_process_mapping": mapping} if mapping else {}
-        self.barrier = threading.Barrier(tasks, timeout=20)
+        self.barrier = threading.Barrier(tasks, timeout=PATIENCE)
         self.asked = [[] for _ in range(tasks)]
         self.sockets = []
         self.environs = []
@@ -128,7 +128,7 @@ class Manager:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=30)
+            thread.join(timeout=PATIENCE)
         return found
 
     def close(self):
@@ -261,7 +261,7 @@ def test_late_tasks_are_waited_for_and_reported(manager, monkeypatch):
         target=lambda: found.append(pmi.exchange(asked.environs[1], "jwb0002"))
     )
     first = pmi.exchange(asked.environs[0], "jwb0001", wait)
-    late.join(timeout=20)
+    late.join(timeout=PATIENCE)
     assert found == [first]
     assert len(reported) >= 3
     assert reported == sorted(reported)
@@ -286,7 +286,7 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
     thread.start()
     assert waits.wait(PATIENCE)
     real(environs[1 - rank], "jwb0002")
-    thread.join(timeout=20)
+    thread.join(timeout=PATIENCE)
     printed = capsys.readouterr()
     message = "HPC131 waiting for 1 other task to start, for [0-9]+ s; the limit is 900"
     for line in printed.err.splitlines():
@@ -453,7 +453,7 @@ def test_on_a_port(manager, pmi_id, expected):
         port = server.getsockname()[1]
         environ = {"PMI_PORT": f"127.0.0.1:{port}", "PMI_RANK": "0", "PMI_SIZE": "1"}
         found = pmi.exchange(environ | pmi_id, "jwb0001")
-        thread.join(timeout=20)
+        thread.join(timeout=PATIENCE)
     assert (found.first_host, found.node_of_rank) == ("jwb0001", (0,))
     assert received == [f"cmd=initack pmiid={expected}\n"]
 
