@@ -54,7 +54,6 @@ _PROGRAMS = (
     *("ip", "tc", "nft", "nsenter", "unshare", "mount", "env", "faketime"),
 )
 _CAP_SYS_ADMIN = 21
-_START_TIMEOUT_S = 30
 _END_TIMEOUT_S = 10
 _GRACE_S = 2  # from SIGTERM to SIGKILL
 
@@ -520,7 +519,10 @@ class Cluster:
         if not ended:
             self._cancel([job])
             output = "".join(submitted.outputs)
-            raise subprocess.TimeoutExpired(command, timeout, output=output)
+            error = subprocess.TimeoutExpired(command, timeout, output=output)
+            error.add_note(output)
+            raise error
+        print(*submitted.outputs)  # shown if the test fails
         return Batch(int(job), self._exit_code(job), submitted.outputs)
 
     # The networks
@@ -768,7 +770,7 @@ class Cluster:
         def ended() -> list[_Daemon]:
             return [daemon for daemon in daemons if daemon.process.poll() is not None]
 
-        _wait_until(lambda: bool(ended()) or ready(), _START_TIMEOUT_S)
+        _wait_until(lambda: bool(ended()) or ready(), PATIENCE)
         if ended() or not ready():
             logs = [f"{d.log.name}:\n{_tail(d.log)}" for d in ended() or daemons]
             raise ClusterError("a daemon did not come up\n" + "\n".join(logs))
@@ -809,7 +811,7 @@ class Cluster:
         if jobs:
             self.run(["scancel", "--full", "--signal=KILL", *jobs])
             self.run(["scancel", *jobs])
-            self._wait_for(",".join(jobs), _END_TIMEOUT_S)
+            self._wait_for(",".join(jobs), PATIENCE)
 
     def _exit_code(self, job: str) -> int:
         shown = self.run(["scontrol", "--oneliner", "show", "job", job], check=True)
