@@ -37,7 +37,7 @@ core: .venv/installed
 	tests/harness/install.sh
 	$(TIER) --dist loadgroup --timeout=850 tests/core
 
-# What takes long comes first: what is left at the end runs alone.
+# The slowest rooms come first. Otherwise one of them would run alone at the end.
 FIRST := $(patsubst %,tests/more/%/,faults documentation frameworks launchers)
 MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/)) tests/releases
 more: docs .venv/frameworks

@@ -51,7 +51,7 @@ DESCRIBE = (
 
 
 def test_json_is_what_a_program_is_told(juelich):
-    """Of one node, with a change inside torch left out."""
+    """On one node, without one of the patches."""
     options = "--nproc_per_node=2 --hpc-without-patches=node_order"
     dry_run = f"python -m torchrun_hpc --hpc-dry-run=json {options} SCRIPT"
     both = f"{dry_run}; exec python -c '{DESCRIBE}' {options}"

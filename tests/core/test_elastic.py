@@ -18,4 +18,4 @@ def test_an_elastic_range(unpadded):
         address = f"10.10.0.{1 + NODES.index(nodes[0])}"
         assert column(done, "RANK", "host", "MASTER_ADDR") == [
             (str(rank), name, address) for rank, name in enumerate(nodes)
-        ]
+        ], done

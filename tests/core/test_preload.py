@@ -21,7 +21,7 @@ sys.stdout.write(torch.__config__.parallel_info())
 def test_forks_have_the_threads_of_programs(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = str(BIN / "torchrun_hpc")  # as a program of its own, too
+    command = str(BIN / "torchrun_hpc")  # the console script
     options = ["--hpc-preload=torch", "--nproc-per-node=2", "--hpc-omp-threads=2"]
     done = run([command, *options, str(script)])
     alone = subprocess.run(

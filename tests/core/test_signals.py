@@ -117,7 +117,10 @@ def test_a_checkpoint_before_the_end(unpadded, tmp_path, form):
     if form == "exec":
         assert "received SIGTERM (15)" in job.output
         assert workers == [(["SIGTERM"],)] * WORKERS, job.output
-    else:  # from Slurm, and from the agent
+    else:  # from Slurm, from the agent, and from the agent that hears of the other
         assert "received SIGINT (2)" in job.output
-        assert [{*got} for (got,) in workers] == [{"SIGINT"}] * WORKERS, job.output
+        assert len(workers) == WORKERS, job.output
+        for (got,) in workers:
+            assert "SIGINT" in got, job.output
+            assert {*got} <= {"SIGINT", "SIGTERM"}, job.output
     assert "Traceback" not in job.output

@@ -21,8 +21,9 @@ def test_node_killed(tmp_path):
 
 def test_a_node_that_is_not_well(unpadded):
     """It is out before the first round, and the spare has its place."""
-    check = "--hpc-health-check=echo GPU 3 is missing; test $(hostname) != n10"
-    done = launch(unpadded, "--hpc-spares=1", check, nodes=3)
+    command = "echo GPU 3 is missing; test $(hostname) != n10"
+    options = ("--hpc-spares=1", f"--hpc-health-check={command}")
+    done = launch(unpadded, *options, nodes=3)
     assert column(done, "RANK", "WORLD_SIZE", "host") == [
         ("0", "2", "n9"),
         ("1", "2", "n11"),

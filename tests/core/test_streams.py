@@ -24,7 +24,7 @@ def test_the_reader_goes_while_it_runs(tmp_path):
         try:
             assert b"HPC001" in process.stderr.readline()
             process.stderr.close()
-            until(lambda: ran_in(ran), process.poll)
+            until(lambda: ran_in(ran) or process.poll() is not None)
             wait.unlink()
             assert process.wait(PATIENCE) == 0
         finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ports import own_port
 from side_by_side import OURS, STOCK, Launcher, bare, words_of
-from waiting import without_waits
+from waiting import PATIENCE, without_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ if os.environ.get("SPEAK"):
 def reachable():
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        socket.create_connection(address, timeout=240).close()
+        socket.create_connection(address, timeout=PATIENCE).close()
     except OSError as error:
         return str(error)
     return True
@@ -84,7 +84,7 @@ then = os.environ.get("THEN", "").split(":")
 if then[0]:
     # The first worker to fail is the end of the others: let them speak before.
     everyone = os.path.join(os.environ["REPORT"], f"*-{attempt}-*.json")
-    end = time.monotonic() + 240
+    end = time.monotonic() + PATIENCE
     while len(glob.glob(everyone)) < int(os.environ["WORLD_SIZE"]):
         if time.monotonic() > end:
             sys.exit(f"fewer reports than workers: {glob.glob(everyone)}")
@@ -105,7 +105,7 @@ if then[0] == "fail-first" and attempt == "0":
     sys.exit(5)
 if then[0] == "sleep":
     time.sleep(float(then[1]))
-"""
+""".replace("PATIENCE", str(PATIENCE))
 
 RECORDED = """
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -351,8 +351,7 @@ def _assert_clean(which: str, line: Line, result: Result) -> None:
     if "HPC169" in result.err:
         assert {"--no-python", "--run-path"}.intersection(line.argv), (which, lines)
         warning = "HPC169"
-    own = without_waits(result.own_lines)
-    assert lines == own, (which, result.err)
+    assert lines == result.own_lines, (which, result.err)
     assert len(lines) == (2 if warning else 1), (which, result.err)
     count = f"{line.workers} worker{'s' if line.workers > 1 else ''}"
     shape = f"1 node, {count}"

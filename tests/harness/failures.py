@@ -125,7 +125,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 def report_of(stderr: str, folder: Path) -> list[str]:
-    """Return what the launcher has printed behind its first line, traceback and all."""
+    """Return what the launcher has printed after its first line, traceback and all."""
     text = stderr.replace(f"{folder}/", "")
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "2026-11-22 17:30:01", text)
     text = re.sub("0x[0-9a-f]{8,}", "0x00007f6b2c9d0740", text)

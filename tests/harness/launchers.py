@@ -225,15 +225,14 @@ def type_on_each(
         for rank, host in enumerate(hosts)
     ]
     try:
-        outputs = [program.communicate(timeout=PATIENCE) for program in programs]
-    except subprocess.TimeoutExpired as late:
-        late.add_note(f"{late.output}\n{late.stderr}")
-        raise
+        outputs = []
+        for program in programs:
+            outputs.append(program.communicate(timeout=PATIENCE))
+            print(*outputs[-1], sep="\n")
     finally:
         for program in programs:
             bare.end(program)
     printed, errors = [out for out, _ in outputs], "".join(err for _, err in outputs)
-    print(*printed, errors, sep="\n")
     ended = tuple(program.returncode for program in programs)
     assert ended == (codes or (0,) * len(hosts)), (printed, errors)
     return printed, errors

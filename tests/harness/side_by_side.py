@@ -24,15 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from waiting import PATIENCE, without_waits
+
 ROOT = Path(__file__).parents[2]
 OURS, STOCK = "ours", "stock"
 COMMANDS = {
     OURS: [sys.executable, "-m", "torchrun_hpc"],
     STOCK: [sys.executable, "-m", "torch.distributed.run"],
 }
-
-# Seconds, as in waiting.py, which a worker cannot import that torch spawns from here.
-PATIENCE = 400
 
 # Exit code of a launch that took too long.
 KILLED = 124
@@ -87,8 +86,9 @@ class Result:
 
     @property
     def own_lines(self) -> list[str]:
-        """The lines of stderr that torchrun_hpc wrote."""
-        return [x for x in self.err.splitlines() if x.startswith("torchrun_hpc: ")]
+        """The lines that torchrun_hpc wrote, but for those that depend on load."""
+        own = (x for x in self.err.splitlines() if x.startswith("torchrun_hpc: "))
+        return without_waits(own)
 
 
 def run(command: list[str], *, limit: float = PATIENCE, **options: Any) -> Result:

@@ -519,9 +519,8 @@ class Cluster:
         if not ended:
             self._cancel([job])
             output = "".join(submitted.outputs)
-            error = subprocess.TimeoutExpired(command, timeout, output=output)
-            error.add_note(output)
-            raise error
+            print(output)
+            raise subprocess.TimeoutExpired(command, timeout, output=output)
         print(*submitted.outputs)  # shown if the test fails
         return Batch(int(job), self._exit_code(job), submitted.outputs)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds. The longest job takes 45 s on a quiet machine: what takes longer hangs.
+# Seconds. The longest job takes 45 s on a quiet machine; after this time, it hangs.
 PATIENCE = 400
 # Seconds, for the limit that must not be what ends a job: more than a test may take.
 NEVER_S = 900

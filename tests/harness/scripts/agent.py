@@ -1,9 +1,10 @@
 """Do something to the agent of torchrun_hpc on this node, and wait for its end.
 
-    agent.py SIGNAL|wait|pid|cpu [SECONDS]
+    agent.py SIGNAL|wait SECONDS
+    agent.py pid|cpu
 
 Prints the seconds from the signal to its end, "alive" if it is still there after
-SECONDS (400), "none" if there was no agent; or its number, or its CPU seconds so far.
+SECONDS, "none" if there was no agent; or its number, or its CPU seconds so far.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ def agents() -> list[psutil.Process]:
 
 
 found = agents()
-limit = float(sys.argv[2]) if len(sys.argv) > 2 else 400
 if not found:
     sys.stdout.write("none\n")
     sys.exit()
@@ -40,5 +40,5 @@ start = time.monotonic()
 if sys.argv[1] != "wait":
     for agent in found:
         agent.send_signal(getattr(signal, sys.argv[1]))
-_, alive = psutil.wait_procs(found, timeout=limit)
+_, alive = psutil.wait_procs(found, timeout=float(sys.argv[2]))
 sys.stdout.write("alive\n" if alive else f"{time.monotonic() - start:.2f}\n")

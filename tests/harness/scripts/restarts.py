@@ -2,9 +2,9 @@
 
     restarts.py N
 
-An attempt is one broadcast over gloo. Says "met" or "missed" for each, and ends well
-after N restarts. A worker that meets keys of the attempt before connects to the
-sockets of workers that are dead, and misses.
+An attempt is one broadcast over gloo, and a barrier. Says "met" or "missed" for each,
+and ends well after N restarts. A worker that meets keys of the attempt before connects
+to the sockets of dead workers, and misses.
 """
 
 import contextlib
@@ -29,8 +29,9 @@ except Exception as error:  # noqa: BLE001 - whatever gloo raises
     sys.exit(1)
 sys.stdout.write(f"met: rank {rank}, attempt {attempt}\n")
 sys.stdout.flush()
-with contextlib.suppress(RuntimeError):  # rank 0 may be faster
-    dist.barrier()  # all have said so before rank 0 ends them
+# Rank 0 ends the others when all have said so. They may still be in the barrier then.
+with contextlib.suppress(RuntimeError):
+    dist.barrier()
 if attempt < restarts:
     if rank == 0:
         sys.exit(1)

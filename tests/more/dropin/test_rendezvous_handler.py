@@ -362,6 +362,7 @@ def test_failures_of_workers_are_reported_by_node_0(
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 5.0)
+    monkeypatch.setattr(clients, "_REPORT_TIMEOUT", PATIENCE)
     made, _ = job.meet()
     made[0].worker_failed(_worker_failure(0, cause=CLOSED, lines=(CLOSED,)))
     for each in made:

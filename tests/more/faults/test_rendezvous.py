@@ -124,7 +124,7 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
 
 
 def test_no_restart_when_others_have_finished(unpadded, tmp_path):
-    """Whatever clients do that do not belong to the job."""
+    """Foreign clients do what they can meanwhile, and change nothing."""
     argv = [*HPC, "--max-restarts=3", STEADY, str(tmp_path)]
     with Step(unpadded, *argv) as job:
         for rank in 0, 2:
