@@ -1,7 +1,7 @@
 """Run a tier of the tests, and say what it cost: tier.py NAME COMMAND...
 
-Daemons of test clusters leave their parents, so that a shell's `time` misses most of
-what they use. A control group counts all of it, if this user may make one.
+Daemons of test clusters leave their parents, so a shell's `time` misses most of what
+they use. A control group counts all of it, if this user can make one.
 """
 
 from __future__ import annotations
@@ -14,64 +14,55 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _ROOT = Path("/sys/fs/cgroup")
 
 
-def _usage_v1(group: Path) -> float:
-    return int((group / "cpuacct.usage").read_text()) / 1e9
+def new_group() -> Path | None:
+    """Make a control group below that of this process; None if that is impossible."""
+    for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "cpuacct" in controllers.split(","):
+            version = "" if number == "0" else "cpuacct"
+            parent = _ROOT / version / path[1:]
+            group = parent / f"torchrun_hpc-tests-{os.getpid()}"
+            if (parent / "cgroup.procs").exists():
+                with contextlib.suppress(OSError):
+                    group.mkdir()
+                    return group
+    return None
 
 
-def _usage_v2(group: Path) -> float:
-    (usage,) = (
-        line.split()[1]
-        for line in (group / "cpu.stat").read_text().splitlines()
-        if line.startswith("usage_usec")
-    )
-    return int(usage) / 1e6
+def enter(group: Path) -> None:
+    """Put this process into a group, and all that it starts."""
+    with contextlib.suppress(OSError):
+        (group / "cgroup.procs").write_text("0", encoding="ascii")
 
 
-def _usage_of_children(_: Path) -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-@contextlib.contextmanager
-def counted() -> Iterator[Callable[[], float]]:
-    """Let what this process starts be counted; give a function for its CPU seconds."""
-    versions = (_ROOT / "cpuacct", _usage_v1), (_ROOT, _usage_v2)
-    parent, usage = next(
-        (each for each in versions if (each[0] / "cgroup.procs").exists()),
-        (_ROOT, _usage_of_children),
-    )
-    group = parent / f"torchrun_hpc-tests-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-    except OSError:
-        yield lambda: _usage_of_children(group)
-        return
-    try:
-        yield lambda: usage(group)
-    finally:
-        with contextlib.suppress(OSError):  # something else is still in it
-            (parent / "cgroup.procs").write_text(str(os.getpid()))
-            group.rmdir()
+def usage_of(group: Path) -> float:
+    """Return the CPU seconds of a group, as version 1 or 2 writes them."""
+    first = group / "cpuacct.usage"
+    if first.exists():
+        return int(first.read_text(encoding="ascii")) / 1e9
+    _, microseconds = (group / "cpu.stat").read_text(encoding="ascii").split()[:2]
+    return int(microseconds) / 1e6
 
 
 def main() -> int:
     """Run it."""
     name, *command = sys.argv[1:]
     start = time.monotonic()
-    with counted() as usage:
-        program = subprocess.Popen(command)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, and says how
-        code = program.wait()
-        used = usage()
+    group = new_group()
+    into = None if group is None else lambda: enter(group)
+    program = subprocess.Popen(command, preexec_fn=into)  # noqa: PLW1509 - no threads
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, and says how
+    code = program.wait()
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = children.ru_utime + children.ru_stime
+    if group is not None:
+        used = max(used, usage_of(group))
+        with contextlib.suppress(OSError):  # something else is still in it
+            group.rmdir()
     seconds = time.monotonic() - start
     sys.stdout.write(f"{name}: {seconds:.0f} s, {used:.0f} CPU seconds\n")
     return code
