@@ -60,6 +60,7 @@ class Step:
 
     def __exit__(self, *_: object) -> None:
         self.cluster.end(self.program)
+        print(self.output)  # shown if the test fails
 
     def _read(self) -> None:
         assert self.program.stdout is not None
