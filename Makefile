@@ -39,7 +39,7 @@ core: .venv/installed
 
 # The slowest rooms come first. Otherwise one of them would run alone at the end.
 FIRST := $(patsubst %,tests/more/%/,faults documentation frameworks launchers)
-MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/)) tests/releases
+MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/))
 more: docs .venv/frameworks
 	tests/harness/install.sh all
 	$(TIER) --dist loadgroup --timeout=850 --no-loadscope-reorder $(RERUNS) $(MORE)

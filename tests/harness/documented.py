@@ -155,14 +155,14 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "docs/launchers.md": {
         "#SBATCH": [Run("script", f"{AGENTS}Slurm", 4, TWO, options=SMALL)],
         "--het-group=1": [
-            Run("job", "3 nodes, 1 worker on this one, Slurm", 3,
-                options=("--nodes=1", ":", "--nodes=2"))
+            Run("job", "2 nodes, 1 worker on this one, Slurm", 2,
+                options=("--nodes=1", ":", "--nodes=1"))
         ],
         "mpirun & PBS_NODEFILE": [
             Run("Open MPI 4", f"{AGENTS}Open MPI in PBS", 4, TWO, environ=PBS)
         ],
         "MPICH & mpiexec": [
-            Run("MPICH 4", f"{AGENTS}Hydra in PBS", 4, TWO, environ=PBS),
+            # MPICH 4 is on the README.
             Run("Intel MPI", f"{AGENTS}Hydra in PBS", 4, TWO, environ=PBS),
         ],
         "node1:8": [
@@ -179,7 +179,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/plan.md": {
         "--nnodes=1:2":
-            "tests/releases/test_releases.py::test_a_second_agent_joins_by_hand"
+            "tests/more/launchers/test_steps.py::test_a_second_agent_joins_by_hand"
     },
     "docs/preload.md": {
         "--hpc-preload=torch": [Run("job", ON_ONE, 2, TWO, options=ONE)]
@@ -208,8 +208,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/untested.md": {
         "--hpc-dry-run": [
-            Run("job", AGENTS, 4, TWO | {"examples/ddp.py": "main.py"},
-                prints="a dry run, nothing is started")
+            Run("job", ON_ONE, 2, TWO | {"examples/ddp.py": "main.py"},
+                options=ONE, prints="a dry run, nothing is started")
         ],
     },
     "examples/README.md": {

@@ -102,7 +102,7 @@ import os, time
 from pathlib import Path
 
 Path(f"ready{os.environ['RANK']}").touch()
-while len(list(Path().glob("ready*"))) < 6:  # all at the same time
+while len(list(Path().glob("ready*"))) < 4:  # all at the same time
     time.sleep(0.01)
 import missing_module
 """,
@@ -138,7 +138,7 @@ def report_of(stderr: str, folder: Path) -> list[str]:
 
 
 # How many had the time to fail before they were stopped, is chance.
-OTHERS = re.compile(r"torchrun_hpc:     ranks? [\d,-]+ of 6: RuntimeError: .*")
+OTHERS = re.compile(r"torchrun_hpc:     ranks? [\d,-]+ of 4: RuntimeError: .*")
 
 
 # And so is which of all was the first, if all fail at the same time.
@@ -188,7 +188,7 @@ def check(name: str, cluster: Cluster, folder: Path) -> None:
         cluster,
         *("--nproc_per_node=2", *example.options),
         script=[folder / example.script],
-        nodes=3,
+        nodes=2,
         srun=[KILL] if example.is_cut_off else [],
         environ=JUELICH | FORMS[example.form],
         cwd=folder,

@@ -218,7 +218,7 @@ def spare_lost_while_forming(job: Job) -> Seconds:
     return {"end": seconds}
 
 
-@fault("With a spare: a health check fails", nodes=5)
+@fault("With a spare: a health check fails", nodes=5, is_core=True)
 def spare_unhealthy(job: Job) -> Seconds:
     """`--hpc-health-check` ends with exit code 1 on node 2, before the first round.
 
@@ -235,7 +235,10 @@ def spare_unhealthy(job: Job) -> Seconds:
 
 
 @fault(
-    "With a spare: the worker of one node fails twice", nodes=5, after="spare_unhealthy"
+    "With a spare: the worker of one node fails twice",
+    nodes=5,
+    after="spare_unhealthy",
+    is_core=True,
 )
 def spare_bad_node(job: Job) -> Seconds:
     """The worker on node 1 is the first to fail in two rounds running: the node is out.

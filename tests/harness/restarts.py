@@ -14,7 +14,7 @@ SCRIPT = str(SCRIPTS / "restarts.py")
 RESTARTS = {"exec": 1, "fork": 2}
 
 
-def all_meet(cluster: Cluster, rendezvous: str, form: str) -> None:
+def all_meet(cluster: Cluster, rendezvous: str, form: str, nodes: int = 3) -> None:
     """See that all workers meet in each attempt."""
     restarts = RESTARTS[form]
     # Up to torch 2.3 an agent looks after its workers every 5 s.
@@ -23,7 +23,7 @@ def all_meet(cluster: Cluster, rendezvous: str, form: str) -> None:
         cluster,
         *(*options, f"--max-restarts={restarts}"),
         script=[SCRIPT, str(restarts)],
-        nodes=3,
+        nodes=nodes,
         environ=FORMS[form],
     )
     assert done.returncode == 0
@@ -33,5 +33,5 @@ def all_meet(cluster: Cluster, rendezvous: str, form: str) -> None:
     assert sorted(told) == sorted(
         f"met: rank {rank}, attempt {attempt}"
         for attempt in range(restarts + 1)
-        for rank in range(3)
+        for rank in range(nodes)
     )

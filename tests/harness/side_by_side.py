@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# A worker that torch spawns has no path to this folder.
+sys.path.append(str(Path(__file__).parent))
 from waiting import PATIENCE, without_waits
 
 ROOT = Path(__file__).parents[2]

@@ -18,9 +18,7 @@ from commands import (
     own_lines,
     read_workers,
 )
-from pages import block, replaced
 from steps import LATE, Step
-from waiting import PATIENCE
 
 FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
 
@@ -40,32 +38,6 @@ def test_ranks_addresses_and_interfaces(unpadded, rendezvous):
     names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert column(seen, *names) == [("10.20.0.1", "ib0", "")] * 6
     assert len({worker["MASTER_PORT"] for worker in seen}) == 1
-
-
-@pytest.mark.parametrize("host", ["n9", pytest.param("n10", marks=pytest.mark.release)])
-def test_a_second_agent_joins_by_hand(unpadded, host):
-    """It has no scheduler; the first one is a step of one node, with a typed range."""
-    options = ("--nnodes=1:2", f"--rdzv_conf=last_call_timeout={PATIENCE}")
-    first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=FAST)
-    try:
-        told = next((line for line in first.stderr if "HPC001" in line), "")
-        where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
-        assert where, told
-        mine = {"jwb0001i:26058": where[2], "123456.0": where[1]}
-        mine |= {"main.py": f"{options[1]} {WORLD}"}
-        line = replaced(block("docs/plan.md", "--nnodes=1:2").text, mine)
-        second = unpadded.run(["bash", "-c", line], host=host, env=ENVIRON)
-        out, err = first.communicate(timeout=PATIENCE)
-    finally:
-        unpadded.end(first)
-    assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
-    assert column(out + second.stdout, "RANK", "host", "MASTER_ADDR") == [
-        ("0", "n9", "10.20.0.1"),
-        ("1", host, "10.20.0.1"),
-    ]
-    # On the same node the port is taken, and by whom.
-    joined = [line for line in own_lines(second.stderr) if "HPC156" in line]
-    assert len(joined) == (host == "n9"), second.stderr
 
 
 @pytest.mark.release

@@ -9,7 +9,7 @@ import signal
 import links
 import pytest
 import torch
-from commands import ENVIRON, JUELICH, NODES, SCRIPTS, lines
+from commands import ENVIRON, HOSTS, JUELICH, NODES, SCRIPTS, lines
 from examinations import DOCTOR, MBITS, SMALL, STEP, examined, typed
 from launchers import OPENMPI_4, once, run, type_on_each
 from steps import Step
@@ -215,7 +215,7 @@ def test_a_node_that_is_cut_off(shaped, examine, no_torch):
     assert any("HPC112 no head node at jwb0001i" in line for line in own), own
 
 
-def test_a_node_that_hangs(shaped, tmp_path):
+def test_a_node_that_hangs(shaped, no_torch, tmp_path):
     """In the middle of the pairs; those without it are measured."""
     file = tmp_path / "report.json"
     words = f"--hpc-site=jsc --timeout=15 {SMALL} --json={file}"
@@ -223,7 +223,7 @@ def test_a_node_that_hangs(shaped, tmp_path):
         f"test $SLURM_NODEID = 2 && exec nice -n-40 python {HANGS} {words}; "
         f"exec nice -n-40 {' '.join(DOCTOR)} {words}"
     )
-    with Step(shaped, "sh", "-c", command) as job:
+    with Step(shaped, "sh", "-c", command, environ=no_torch) as job:
         job.says("jwb0003 has stopped to answer")
         send(shaped, "jwb0003", HANGS, signal.SIGCONT)
         assert job.end() == 1, job.output
@@ -239,8 +239,8 @@ def test_a_worker_that_is_killed(shaped, tmp_path):
     """In torch's collectives: nobody waits for it, and no other node is named."""
     file = tmp_path / "report.json"
     options = (f"--timeout={NEVER_S}", f"--json={file}")
-    with Step(shaped, *DOCTOR, "--hpc-site=jsc", *options) as job:
-        job.says("torch's collectives on 3 workers")
+    with Step(shaped, *DOCTOR, "--hpc-site=jsc", *options, nodes=2) as job:
+        job.says("torch's collectives on 2 workers")
         send(shaped, "jwb0002", "torchrun_hpc.doctor.collectives", signal.SIGKILL)
         assert job.end() == 1, job.output
     findings = json.loads(file.read_text())["findings"]
@@ -285,10 +285,10 @@ def test_each_task_a_worker(juelich, tmp_path):
 @pytest.mark.parametrize("mpi", [OPENMPI_4], ids=str, indirect=True)
 def test_with_mpirun(bare, mpi, tmp_path):
     file = tmp_path / "report.json"
-    command = ["-x", "PATH", *once(mpi), *DOCTOR, SMALL, f"--json={file}"]
-    found = examined(run(bare, mpi, *command), file, None)
-    assert found.report["hosts"] == list(NODES)
-    assert len(found.report["links"]) == 3
+    command = ["-x", "PATH", *once(mpi, 2), *DOCTOR, SMALL, f"--json={file}"]
+    found = examined(run(bare, mpi, *command, hosts=HOSTS), file, None)
+    assert found.report["hosts"] == list(HOSTS)
+    assert len(found.report["links"]) == 1
     assert {row["wrong"] for row in found.report["collectives"]} == {0}
 
 

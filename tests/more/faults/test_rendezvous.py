@@ -7,6 +7,7 @@ import re
 import pytest
 from commands import (
     ENVIRON,
+    FIRST_TWO,
     HPC,
     LINE,
     SCRIPTS,
@@ -18,6 +19,7 @@ from commands import (
 from steps import LATE, Step
 
 STEADY = str(SCRIPTS / "steady.py")
+ON = FIRST_TWO[1]
 
 
 def wait_for(job, folder, *names):
@@ -25,9 +27,9 @@ def wait_for(job, folder, *names):
     job.wait(lambda: all((folder / name).exists() for name in names))
 
 
-def wait_for_all(job, folder, attempt):
+def wait_for_all(job, folder, attempt, workers=3):
     """Wait until all workers are there."""
-    wait_for(job, folder, *(f"up{rank}.{attempt}" for rank in range(3)))
+    wait_for(job, folder, *(f"up{rank}.{attempt}" for rank in range(workers)))
 
 
 # --- signals ----------------------------------------------------------------------
@@ -67,12 +69,11 @@ def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
 
 
 def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
-    with Step(unpadded, *HPC, STEADY, str(tmp_path)) as job:
-        for rank in 0, 2:
-            (tmp_path / f"stop{rank}").touch()
-        job.says("HPC120 2 of 3 nodes have finished, .* still at work: n10 .node 1.")
+    with Step(unpadded, ON, *HPC, STEADY, str(tmp_path), nodes=2) as job:
+        (tmp_path / "stop0").touch()
+        job.says("HPC120 1 of 2 nodes have finished, .* still at work: n10 .node 1.")
         job.send("n9", "SIGINT")
-        job.see_end("n11", "n10")
+        job.see_end("n10")
         job.says(
             r"HPC125 the job has failed: the agent on n9 \(node 0\) received SIGINT"
         )
@@ -83,15 +84,15 @@ def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
 
 def test_one_budget_of_restarts(unpadded, tmp_path):
     """Every restart counts for all, whoever's worker it was that failed."""
-    argv = [*HPC, "--max-restarts=2", STEADY, str(tmp_path)]
-    with Step(unpadded, *argv) as job:
-        for attempt in range(3):
-            wait_for_all(job, tmp_path, attempt)
+    argv = [*HPC, "--max-restarts=1", STEADY, str(tmp_path)]
+    with Step(unpadded, ON, *argv, nodes=2) as job:
+        for attempt in range(2):
+            wait_for_all(job, tmp_path, attempt, workers=2)
             (tmp_path / f"fail{attempt}.{attempt}").touch()
         assert job.end() != 0, job.output
-    assert not [*tmp_path.glob("up*.3")], job.output
+    assert not [*tmp_path.glob("up*.2")], job.output
     assert own_lines(job.output)[-1].endswith(
-        "HPC125 the job has failed: worker 2 on n11 (node 2) ended with exit code 3"
+        "HPC125 the job has failed: worker 1 on n10 (node 1) ended with exit code 3"
     ), job.output
 
 
@@ -126,16 +127,15 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
 def test_no_restart_when_others_have_finished(unpadded, tmp_path):
     """Foreign clients do what they can meanwhile, and change nothing."""
     argv = [*HPC, "--max-restarts=3", STEADY, str(tmp_path)]
-    with Step(unpadded, *argv) as job:
-        for rank in 0, 2:
-            (tmp_path / f"stop{rank}").touch()
-        job.says("HPC120 2 of 3 nodes have finished")
+    with Step(unpadded, ON, *argv, nodes=2) as job:
+        (tmp_path / "stop0").touch()
+        job.says("HPC120 1 of 2 nodes have finished")
         _, port = job.launch_id_and_port()
         with job.hostile(tmp_path, f"10.10.0.1:{port}"):
             (tmp_path / "fail1.0").touch()
             assert job.end() != 0, job.output
     assert own_lines(job.output)[-1].endswith(
-        "worker 1 on n10 (node 1) ended with exit code 3; no restart, because 2 nodes "
+        "worker 1 on n10 (node 1) ended with exit code 3; no restart, because 1 node "
         "had finished already"
     ), job.output
     assert "Traceback" not in job.output
@@ -146,20 +146,20 @@ def test_no_restart_when_others_have_finished(unpadded, tmp_path):
 
 def test_different_numbers_of_workers_and_sites(unpadded):
     first = (
-        "test $SLURM_NODEID = 2 && export NCAR_HOST=derecho; "
+        "test $SLURM_NODEID = 1 && export NCAR_HOST=derecho; "
         "export PET_NPROC_PER_NODE=$((SLURM_NODEID + 1))"
     )
-    done = launch(unpadded, nodes=3, first=first)
+    done = launch(unpadded, first=first)
     assert column(done, "RANK", "GROUP_RANK", "WORLD_SIZE") == [
-        (str(rank), group, "6") for rank, group in enumerate("011222")
+        (str(rank), group, "3") for rank, group in enumerate("011")
     ]
     said = own_lines(done.stderr)
     (start,) = [line for line in said if "HPC001" in line]
     (warning,) = [line for line in said if "HPC163" in line]
-    assert "HPC001 3 nodes, 1 worker on this one, " in start
+    assert "HPC001 2 nodes, 1 worker on this one, " in start
     assert (
         "warning: HPC163 the nodes use different sites, and so other variables: none "
-        "on n9 (node 0), n10 (node 1); derecho on n11 (node 2). Type "
+        "on n9 (node 0); derecho on n10 (node 1). Type "
         "--hpc-site=derecho, or "
     ) in warning
 
@@ -180,7 +180,7 @@ def test_another_id_on_one_node(unpadded):
 
 
 def test_hostile_clients_at_the_end(unpadded, tmp_path):
-    """Two nodes wait for the third one; the store is there, too.
+    """One node waits for the other one; the store is there, too.
 
     The job continues, or ends with a message; nothing of theirs is run.
     """
@@ -190,12 +190,11 @@ def test_hostile_clients_at_the_end(unpadded, tmp_path):
         f"dist.init_process_group('gloo'); runpy.run_path({STEADY!r})"
     )
     argv = [*HPC, "--hpc-preload=torch", str(script), str(tmp_path)]
-    with Step(unpadded, *argv) as job:
+    with Step(unpadded, ON, *argv, nodes=2) as job:
         _, port = job.launch_id_and_port()
-        wait_for_all(job, tmp_path, 0)
-        for rank in 0, 2:
-            (tmp_path / f"stop{rank}").touch()
-        job.says("HPC120 2 of 3 nodes have finished")
+        wait_for_all(job, tmp_path, 0, workers=2)
+        (tmp_path / "stop0").touch()
+        job.says("HPC120 1 of 2 nodes have finished")
         store = (tmp_path / "store0").read_text()
         with job.hostile(tmp_path, f"10.10.0.1:{port}", store) as did:
             (tmp_path / "stop").touch()

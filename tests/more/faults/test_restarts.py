@@ -8,4 +8,4 @@ from restarts import all_meet
 
 @pytest.mark.release
 def test_restarts_with_a_late_rank_0(unpadded):
-    all_meet(unpadded, "c10d", "exec")
+    all_meet(unpadded, "c10d", "exec", nodes=2)

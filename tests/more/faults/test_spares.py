@@ -1,6 +1,6 @@
 """Jobs that lose one node each, at a random time: all of them recover.
 
-SPARES_RUNS=100 starts a hundred of them; by default there are three. The other losses
+SPARES_RUNS=100 starts a hundred of them; by default there are two. The other losses
 are among those of `faults_with_spares`.
 """
 
@@ -18,7 +18,7 @@ from testbed import Cluster, missing
 
 pytestmark = pytest.mark.xdist_group("spares")
 
-RUNS = int(os.environ.get("SPARES_RUNS", "3"))
+RUNS = int(os.environ.get("SPARES_RUNS", "2"))
 # The node, of which the last one is the spare, and whether all of it is lost.
 LOST = [
     *((0, False), (2, True), (3, False)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from commands import (
     ENVIRON,
+    FIRST_TWO,
     KILL,
     LINE,
     ROOT,
@@ -63,23 +64,18 @@ def test_the_static_rendezvous_still_works(unpadded):
     assert "static rendezvous" in own_lines(done.stderr)[0]
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "--rdzv_backend=static",
-        pytest.param("--hpc-rendezvous=c10d", marks=pytest.mark.release),
-    ],
-)
-def test_a_port_that_is_taken_on_the_head_node(unpadded, option):
+@pytest.mark.release
+def test_a_port_that_is_taken_on_the_head_node(unpadded):
     """With torch's own rendezvous, the others do not hear of it."""
-    port_is_taken(unpadded, option, srun=[KILL])
+    port_is_taken(unpadded, "--hpc-rendezvous=c10d", srun=[KILL])
 
 
 def test_a_missing_node_is_waited_for_with_a_message(unpadded, tmp_path):
     go = tmp_path / "go"
-    wait = f"test $SLURM_NODEID = 2 && until test -e {go}; do sleep 0.1; done"
-    with Step(unpadded, "sh", "-c", f"{wait}; exec {LINE}") as job:
-        job.says(r"HPC114 [12] of 3 nodes are there after \d+ s; waiting for .*n11 \(")
+    wait = f"test $SLURM_NODEID = 1 && until test -e {go}; do sleep 0.1; done"
+    command = ("sh", "-c", f"{wait}; exec {LINE}")
+    with Step(unpadded, FIRST_TWO[1], *command, nodes=2) as job:
+        job.says(r"HPC114 1 of 2 nodes are there after \d+ s; waiting for n10 \(")
         go.touch()
         assert job.end() == 0, job.output
-    assert len(read_workers(job.output)) == 3
+    assert len(read_workers(job.output)) == 2

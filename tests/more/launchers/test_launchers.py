@@ -8,7 +8,6 @@ from commands import (
     HOSTS,
     HPC,
     JUELICH,
-    LINE,
     NODES,
     SCRIPTS,
     WORLD,
@@ -104,8 +103,9 @@ def test_a_host_that_is_there_twice(bare, mpi):
     assert "HPC001 2 nodes, 3 tasks" in done.stderr
 
 
-def test_uneven_tasks_that_nobody_can_count(bare):
-    done = run(bare, OPENMPI_5, "-np", "3", *HPC, WORLD, hosts=HOSTS)
+@on(OPENMPI_5)
+def test_uneven_tasks_that_nobody_can_count(bare, mpi):
+    done = run(bare, mpi, "-np", "3", *HPC, WORLD, hosts=HOSTS)
     assert done.returncode == 2, done.stderr
     assert "HPC034 Open MPI started 2 of 3 tasks on this node" in done.stderr
     assert "Traceback" not in done.stderr
@@ -200,13 +200,14 @@ def test_exit_code_of_a_worker(bare, mpi):
 @on(OPENMPI_4, OPENMPI_5, MPICH_4, INTELMPI)
 def test_in_a_job_of_slurm(unpadded, mpi):
     """At Jülich: the nodes' names are Slurm's, and get their name on the fast net."""
-    command = " ".join([*mpi.in_job(unpadded), *once(mpi, 2), LINE])
-    job = (f"#!/bin/sh\n{command}\n", "-N2", "--nodelist=n9,n10", "--ntasks-per-node=1")
+    words = [*mpi.in_job(unpadded), *tasks(mpi, 4), *HPC, *LASTING]
+    script = f"#!/bin/sh\n{' '.join(words)}\n"
+    job = (script, "-N2", "--nodelist=n9,n10", "--ntasks-per-node=2")
     done = unless_it_hangs(
         mpi, lambda limit: unpadded.sbatch(*job, env=JUELICH, timeout=limit)
     )
     assert column(done, "host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME") == [
-        (host, "10.20.0.1", "ib0") for host in HOSTS
+        (host, "10.20.0.1", "ib0") for host in HOSTS for _ in range(2)
     ], done.output
     (line,) = own_lines(done.output)
     assert " in Slurm " in line

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from commands import (
     ENVIRON,
     HPC,
@@ -15,7 +18,8 @@ from commands import (
     read_workers,
     together,
 )
-from waiting import NEVER_S
+from pages import block, replaced
+from waiting import NEVER_S, PATIENCE
 
 
 def test_what_other_jobs_have_left(unpadded):
@@ -114,3 +118,30 @@ def test_a_login_into_a_node_is_one_node(unpadded):
     """pam_slurm_adopt and editors bring the job's id along, and little more."""
     done = unpadded.run([*HPC, WORLD], host="n10", env=ENVIRON | {"SLURM_JOB_ID": "7"})
     assert column(done, "host", "WORLD_SIZE") == [("n10", "1")], done.stderr
+
+
+@pytest.mark.parametrize("host", ["n9", pytest.param("n10", marks=pytest.mark.release)])
+def test_a_second_agent_joins_by_hand(unpadded, host):
+    """It has no scheduler; the first one is a step of one node, with a typed range."""
+    env = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
+    options = ("--nnodes=1:2", f"--rdzv_conf=last_call_timeout={PATIENCE}")
+    first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=env)
+    try:
+        told = next((line for line in first.stderr if "HPC001" in line), "")
+        where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
+        assert where, told
+        mine = {"jwb0001i:26058": where[2], "123456.0": where[1]}
+        mine |= {"main.py": f"{options[1]} {WORLD}"}
+        line = replaced(block("docs/plan.md", "--nnodes=1:2").text, mine)
+        second = unpadded.run(["bash", "-c", line], host=host, env=ENVIRON)
+        out, err = first.communicate(timeout=PATIENCE)
+    finally:
+        unpadded.end(first)
+    assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
+    assert column(out + second.stdout, "RANK", "host", "MASTER_ADDR") == [
+        ("0", "n9", "10.20.0.1"),
+        ("1", host, "10.20.0.1"),
+    ]
+    # On the same node the port is taken, and by whom.
+    joined = [line for line in own_lines(second.stderr) if "HPC156" in line]
+    assert len(joined) == (host == "n9"), second.stderr
