@@ -8,7 +8,6 @@ from __future__ import annotations
 from commands import (
     ALL_REDUCE,
     CONTAINER,
-    FORMS,
     JUELICH,
     column,
     launch,
@@ -23,8 +22,7 @@ def test_agents(juelich):
     The hook's MASTER_ADDR is jwb0001, which is in the closed network.
     """
     inside = (*CONTAINER, "--hook")
-    environ = JUELICH | FORMS["fork"]
-    done = launch(juelich, script=[ALL_REDUCE], srun=inside, environ=environ)
+    done = launch(juelich, script=[ALL_REDUCE], srun=inside, environ=JUELICH)
     seen = read_workers(done)
     assert column(seen, "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURMD_NODENAME") == [
         ("0", "0", "2", "jwb0001"),
