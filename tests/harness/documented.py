@@ -155,8 +155,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "docs/launchers.md": {
         "#SBATCH": [Run("script", f"{AGENTS}Slurm", 4, TWO, options=SMALL)],
         "--het-group=1": [
-            Run("job", "2 nodes, 1 worker on this one, Slurm", 2,
-                options=("--nodes=1", ":", "--nodes=1"))
+            Run("job", "3 nodes, 1 worker on this one, Slurm", 3,
+                options=("--nodes=1", ":", "--nodes=2"))
         ],
         "mpirun & PBS_NODEFILE": [
             Run("Open MPI 4", f"{AGENTS}Open MPI in PBS", 4, TWO, environ=PBS)

@@ -201,7 +201,9 @@ def test_resnet_each_task_a_worker(juelich, resnet, folder):
 def test_lightning(juelich, folder):
     require_package("lightning")
     script = job_script("Dresden", "lightning_ddp.py").text
-    done = juelich.sbatch(script, *SMALL, "--ntasks-per-node=1", env=SITE, cwd=folder)
+    done = juelich.sbatch(
+        script, *SMALL, "--ntasks-per-node=1", env=ONE_IMPORT, cwd=folder
+    )
     assert done.returncode == 0, done.output
     assert "Starting with 2 processes" in done.output
     check_fall(losses(done.output))

@@ -38,7 +38,7 @@ BLOCK = "signal.pthread_sigmask(signal.SIG_BLOCK, [USR1])"
 
 # As often as the agent looks after its workers, and long enough for everything.
 PERIOD = 0.05
-SETTLED = 0.4
+SETTLED = 2 * signals._TOGETHER
 
 age_of = signals._age
 
