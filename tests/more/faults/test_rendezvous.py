@@ -7,7 +7,6 @@ import re
 import pytest
 from commands import (
     ENVIRON,
-    FIRST_TWO,
     HPC,
     LINE,
     SCRIPTS,
@@ -19,7 +18,6 @@ from commands import (
 from steps import LATE, Step
 
 STEADY = str(SCRIPTS / "steady.py")
-ON = FIRST_TWO[1]
 
 
 def wait_for(job, folder, *names):
@@ -69,7 +67,7 @@ def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
 
 
 def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
-    with Step(unpadded, ON, *HPC, STEADY, str(tmp_path), nodes=2) as job:
+    with Step(unpadded, *HPC, STEADY, str(tmp_path), nodes=2) as job:
         (tmp_path / "stop0").touch()
         job.says("HPC120 1 of 2 nodes have finished, .* still at work: n10 .node 1.")
         job.send("n9", "SIGINT")
@@ -85,7 +83,7 @@ def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
 def test_one_budget_of_restarts(unpadded, tmp_path):
     """Every restart counts for all, whoever's worker it was that failed."""
     argv = [*HPC, "--max-restarts=1", STEADY, str(tmp_path)]
-    with Step(unpadded, ON, *argv, nodes=2) as job:
+    with Step(unpadded, *argv, nodes=2) as job:
         for attempt in range(2):
             wait_for_all(job, tmp_path, attempt, workers=2)
             (tmp_path / f"fail{attempt}.{attempt}").touch()
@@ -127,7 +125,7 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
 def test_no_restart_when_others_have_finished(unpadded, tmp_path):
     """Foreign clients do what they can meanwhile, and change nothing."""
     argv = [*HPC, "--max-restarts=3", STEADY, str(tmp_path)]
-    with Step(unpadded, ON, *argv, nodes=2) as job:
+    with Step(unpadded, *argv, nodes=2) as job:
         (tmp_path / "stop0").touch()
         job.says("HPC120 1 of 2 nodes have finished")
         _, port = job.launch_id_and_port()
@@ -190,7 +188,7 @@ def test_hostile_clients_at_the_end(unpadded, tmp_path):
         f"dist.init_process_group('gloo'); runpy.run_path({STEADY!r})"
     )
     argv = [*HPC, "--hpc-preload=torch", str(script), str(tmp_path)]
-    with Step(unpadded, ON, *argv, nodes=2) as job:
+    with Step(unpadded, *argv, nodes=2) as job:
         _, port = job.launch_id_and_port()
         wait_for_all(job, tmp_path, 0, workers=2)
         (tmp_path / "stop0").touch()

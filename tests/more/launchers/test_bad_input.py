@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from commands import (
     ENVIRON,
-    FIRST_TWO,
     KILL,
     LINE,
     ROOT,
@@ -74,7 +73,7 @@ def test_a_missing_node_is_waited_for_with_a_message(unpadded, tmp_path):
     go = tmp_path / "go"
     wait = f"test $SLURM_NODEID = 1 && until test -e {go}; do sleep 0.1; done"
     command = ("sh", "-c", f"{wait}; exec {LINE}")
-    with Step(unpadded, FIRST_TWO[1], *command, nodes=2) as job:
+    with Step(unpadded, *command, nodes=2) as job:
         job.says(r"HPC114 1 of 2 nodes are there after \d+ s; waiting for n10 \(")
         go.touch()
         assert job.end() == 0, job.output
