@@ -117,7 +117,7 @@ def test_a_checkpoint_before_the_end(unpadded, tmp_path, form):
     if form == "exec":
         assert "received SIGTERM (15)" in job.output
         assert workers == [(["SIGTERM"],)] * WORKERS, job.output
-    else:  # from Slurm, from the agent, and from the agent that hears of the other
+    else:  # Slurm sends SIGINT; an agent that hears of it from the other, SIGTERM
         assert "received SIGINT (2)" in job.output
         assert len(workers) == WORKERS, job.output
         for (got,) in workers:
