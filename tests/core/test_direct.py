@@ -7,7 +7,6 @@ import json
 import pytest
 from commands import (
     ENVIRON,
-    FIRST_TWO,
     HPC,
     SCRIPTS,
     WORLD,
@@ -21,7 +20,7 @@ from commands import (
 @pytest.mark.release
 def test_what_is_set(unpadded):
     stale = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "9"}
-    done = unpadded.srun(*FIRST_TWO, "-n3", *HPC, "-m", "scripts.world", "--a=b",
+    done = unpadded.srun("-N2", "-n3", *HPC, "-m", "scripts.world", "--a=b",
                          env=ENVIRON | stale, cwd=SCRIPTS.parent)  # fmt: skip
     seen = read_workers(done)
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")

@@ -58,9 +58,7 @@ KILL = "--kill-on-bad-exit=1"
 
 # The nodes of the clusters `unpadded` and `bare`.
 NODES = ("n9", "n10", "n11")
-# Without their names srun takes the third one while one of them ends another step.
 HOSTS = NODES[:2]
-FIRST_TWO = ("-N2", f"--nodelist={','.join(HOSTS)}")
 
 
 def require(reason: str | None) -> None:
@@ -122,9 +120,8 @@ def launch(  # noqa: PLR0913
         environ: Variables beside `ENVIRON`.
         cwd: The working directory.
     """
-    names = ",".join(cluster.names[:nodes])
     done = cluster.srun(
-        *(f"-N{nodes}", f"--nodelist={names}", f"--ntasks-per-node={tasks}", *srun),
+        *(f"-N{nodes}", f"--ntasks-per-node={tasks}", *srun),
         *(("sh", "-c", f'{first}; exec "$@"', "sh") if first else ()),
         *(*HPC, *options, *script),
         env=ENVIRON | dict(environ or {}),

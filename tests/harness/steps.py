@@ -31,7 +31,7 @@ class Step:
     Args:
         cluster: Where.
         *argv: The command, in one task on each node.
-        nodes: How many nodes, from the first one on.
+        nodes: How many nodes.
         environ: Variables beside `ENVIRON`.
         cwd: The working directory.
     """
@@ -45,10 +45,8 @@ class Step:
         cwd: Path | None = None,
     ) -> None:
         self.cluster = cluster
-        # Without their names srun takes others while one of them ends another step.
-        names = ",".join(cluster.names[:nodes])
         self.program = cluster.popen(
-            ["srun", f"-N{nodes}", f"--nodelist={names}", ONE_TASK, *argv],
+            ["srun", f"-N{nodes}", ONE_TASK, *argv],
             env=ENVIRON | dict(environ or {}),
             cwd=cwd,
             stderr=subprocess.STDOUT,

@@ -82,6 +82,8 @@ exec env --ignore-signal=CHLD cat > /dev/null
 
 # OverSubscribe lets many small tests share the few nodes; cred_expire is also the
 # time that a requeued job waits before it starts again (default: two minutes).
+# CompleteWait lets a job wait, for at most so many seconds, until the one before it has
+# left its nodes. Otherwise it takes others, and no test knows which.
 _SLURM_CONF = """
 ClusterName=testbed
 SlurmctldHost={login}(10.10.0.254)
@@ -104,6 +106,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 EnforcePartLimits=ALL
 SchedulerParameters=sched_interval=1,bf_interval=1
+CompleteWait=32
 LaunchParameters=use_interactive_step
 GresTypes=gpu
 {nodes}

@@ -30,7 +30,6 @@ PLAIN = {"OMP_NUM_THREADS": "1"}
 SITE = PLAIN | {"SYSTEMNAME": JUELICH["SYSTEMNAME"]}
 FORKS = PLAIN | FORMS["fork"]  # one import of torch for all of a node
 ONE_IMPORT = SITE | FORKS
-NODELIST = "--nodelist=jwb0001,jwb0002"
 
 # Options of sbatch count more than those in the script.
 SMALL = ("--nodes=2", "--partition=batch", "--gres=gpu:2", "--cpus-per-task=1")
@@ -213,7 +212,7 @@ def test_lightning(juelich, folder):
 def test_tensorflow(juelich):
     """Each process tells TensorFlow all nodes, by names that reach each other."""
     program = ROOT / "examples/tensorflow/tf_config.py"
-    done = juelich.srun("-N2", NODELIST, ONE_TASK, "python", program, env=JUELICH)
+    done = juelich.srun("-N2", ONE_TASK, "python", program, env=JUELICH)
     assert done.returncode == 0, done.stderr
     seen = [json.loads(line) for line in done.stdout.splitlines()]
     tasks = sorted((config["task"]["type"], config["task"]["index"]) for config in seen)

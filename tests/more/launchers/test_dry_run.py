@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import (
     ENVIRON,
-    FIRST_TWO,
     HPC,
     JUELICH,
     ONE_TASK,
@@ -43,7 +42,7 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
     One node is late, and the other says that it waits.
     """
     tmp_path.chmod(0o777)
-    nodes_of_step = ("-N2", "--nodelist=jwb0001,jwb0002", ONE_TASK)
+    nodes_of_step = ("-N2", ONE_TASK)
     late = f"test $SLURM_NODEID = 0 || until test -e {tmp_path}/go; do sleep 0.1; done"
     told, written = tmp_path / "stderr", tmp_path / "stdout"
     with told.open("w") as stderr, written.open("w") as stdout:
@@ -117,7 +116,7 @@ def test_what_is_typed(
 ) -> None:
     line = "test $SLURM_NODEID = 1 && export NCAR_HOST=derecho; exec "
     line += " ".join([*JSON, *options, WORLD])
-    done = unpadded.srun(*FIRST_TWO, ONE_TASK, "sh", "-c", line, env=ENVIRON)
+    done = unpadded.srun("-N2", ONE_TASK, "sh", "-c", line, env=ENVIRON)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["missing"] == []
@@ -136,7 +135,7 @@ def test_a_store_that_is_a_file_is_left_alone(
 ) -> None:
     file = tmp_path / "store"
     options = (f"--rdzv_endpoint={file}", "--rdzv_conf=store_type=file")
-    done = unpadded.srun(*FIRST_TWO, ONE_TASK, *JSON, "--rdzv_backend=c10d", *options,
+    done = unpadded.srun("-N2", ONE_TASK, *JSON, "--rdzv_backend=c10d", *options,
                          WORLD, env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [node["plan"]["node_rank"] for node in json.loads(done.stdout)["nodes"]] == [
@@ -153,7 +152,7 @@ def test_a_node_that_does_not_answer_is_named(
     for node in range(2):
         shell = ["sh", "-c", ABSENT.format(node=node), tmp_path / f"end{node}"]
         done = unpadded.srun(
-            *FIRST_TWO, ONE_TASK, *shell, *DRY, "--rdzv_conf=join_timeout=3", WORLD,
+            "-N2", ONE_TASK, *shell, *DRY, "--rdzv_conf=join_timeout=3", WORLD,
             env=ENVIRON,
         )  # fmt: skip
         assert done.returncode == 1, done.stderr

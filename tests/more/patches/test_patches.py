@@ -18,7 +18,6 @@ import pytest
 from commands import (
     ALL_REDUCE,
     ENVIRON,
-    FIRST_TWO,
     HPC,
     KILL,
     ONE_TASK,
@@ -42,7 +41,7 @@ RELEASE = ".".join(version("torch").split(".")[:2])
 # The copy of torch is made once.
 pytestmark = pytest.mark.xdist_group("patched torch")
 
-TWO = (*FIRST_TWO, ONE_TASK, KILL)
+TWO = ("-N2", ONE_TASK, KILL)
 BY_HAND = ("--nnodes=2", "--rdzv_backend=c10d", "--rdzv_id=1", "--nproc_per_node=1")
 GLOO = ENVIRON | {"GLOO_SOCKET_IFNAME": "ib0"}
 
