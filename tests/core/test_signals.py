@@ -73,9 +73,17 @@ class Signalled(Step):
             for host, agent in self.agents.items()
         ]
 
-    def is_renewed(self, before):
-        """Return whether each agent has another such process than before."""
-        return not {*before, ""} & {*self.probes()}
+    def renew(self, before):
+        """Wait until each agent has another such process than before.
+
+        Each host has process numbers of its own: one's new may be another's old.
+        """
+
+        def renewed():
+            pairs = zip(before, self.probes(), strict=True)
+            return all(new and new != old for old, new in pairs)
+
+        until(renewed, lambda: f"{before} {self.probes()}\n{self.output}")
 
 
 @pytest.mark.release
@@ -91,7 +99,7 @@ def test_signals_to_a_step(unpadded, tmp_path):
                 job.scancel("USR2")
             else:
                 job.program.send_signal(number)  # srun passes it on
-            job.wait(lambda before=before: job.is_renewed(before))
+            job.renew(before)
         job.kill("USR2", "n9", "n10")
         every = [second, first, second]
         job.got([first, *every], [first, *every], every, every)
