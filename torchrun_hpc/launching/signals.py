@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
-# Seconds within which a scheduler signals all processes of a task. Slurm may look for
-# them in /proc, one after the other, which takes time on a busy node.
-_TOGETHER = 1.0
+# Seconds within which a scheduler signals all processes of a task.
+_TOGETHER = 0.2
 
 _PROC = Path("/proc")
 
