@@ -44,6 +44,8 @@ def seconds(cluster: Cluster, nodes: int, command: str) -> float:
         "SYSTEMNAME": "juwelsbooster",
     }
     tasks = (f"-N{nodes}", "--ntasks-per-node=2")
+    while cluster.run(["squeue", "--noheader"]).stdout:  # the last job still ends
+        time.sleep(0.1)
     start = time.time()
     done = cluster.srun(*tasks, "sh", "-c", command, env=environ, cwd=ROOT)
     if done.returncode:

@@ -86,7 +86,8 @@ def cpu_seconds_of_children():
 
 SHOW = """
 import os, sys
-print(os.environ["RANK"], "torch" in sys.modules, os.environ["TORCHELASTIC_RUN_ID"])
+rank, job = os.environ["RANK"], os.environ["TORCHELASTIC_RUN_ID"]
+sys.stdout.write(f"{rank} {'torch' in sys.modules} {job}\\n")  # in one piece
 """
 
 

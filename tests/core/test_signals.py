@@ -73,17 +73,17 @@ class Signalled(Step):
             for host, agent in self.agents.items()
         ]
 
-    def renew(self, before):
-        """Wait until each agent has another such process than before.
+    def wait_for_new_probes(self, before):
+        """Wait until each agent has a new probe process.
 
-        Each host has process numbers of its own: one's new may be another's old.
+        Process numbers are per host: a new one here can equal an old one there.
         """
 
-        def renewed():
+        def all_are_new():
             pairs = zip(before, self.probes(), strict=True)
             return all(new and new != old for old, new in pairs)
 
-        until(renewed, lambda: f"{before} {self.probes()}\n{self.output}")
+        self.wait(all_are_new)
 
 
 @pytest.mark.release
@@ -99,7 +99,7 @@ def test_signals_to_a_step(unpadded, tmp_path):
                 job.scancel("USR2")
             else:
                 job.program.send_signal(number)  # srun passes it on
-            job.renew(before)
+            job.wait_for_new_probes(before)
         job.kill("USR2", "n9", "n10")
         every = [second, first, second]
         job.got([first, *every], [first, *every], every, every)

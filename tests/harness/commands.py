@@ -58,7 +58,7 @@ KILL = "--kill-on-bad-exit=1"
 
 # The nodes of the clusters `unpadded` and `bare`.
 NODES = ("n9", "n10", "n11")
-HOSTS = NODES[:2]
+HOSTS = NODES[:2]  # a job of two nodes gets these
 
 
 def require(reason: str | None) -> None:
@@ -113,7 +113,7 @@ def launch(  # noqa: PLR0913
         cluster: Where.
         *options: The launcher's.
         script: The script, and its arguments.
-        nodes: How many nodes, from the first one on.
+        nodes: How many nodes.
         tasks: Tasks on each node.
         srun: What is typed before the launcher: options of srun, or a program.
         first: Shell commands that each task runs first.

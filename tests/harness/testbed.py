@@ -82,8 +82,9 @@ exec env --ignore-signal=CHLD cat > /dev/null
 
 # OverSubscribe lets many small tests share the few nodes; cred_expire is also the
 # time that a requeued job waits before it starts again (default: two minutes).
-# CompleteWait lets a job wait, for at most so many seconds, until the one before it has
-# left its nodes. Otherwise it takes others, and no test knows which.
+# While an ended job still holds nodes, Slurm would start the next job on other nodes than
+# the tests expect. CompleteWait holds back jobs that name no nodes, for up to this many
+# seconds: KillWait (30) and 2.
 _SLURM_CONF = """
 ClusterName=testbed
 SlurmctldHost={login}(10.10.0.254)

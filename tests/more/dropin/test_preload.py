@@ -58,7 +58,9 @@ def test_threads(tmp_path: Path, threads: int | None) -> None:
 def test_a_guess_that_was_wrong(tmp_path: Path) -> None:
     """With "cpu" for the number, and one CPU: alone, a worker may have all threads."""
     script = tmp_path / "script.py"
-    script.write_text("import os\nprint(os.environ.get('OMP_NUM_THREADS'))\n")
+    # In one piece: the workers share a pipe.
+    shown = "print(os.environ['OMP_NUM_THREADS'] + '\\n', end='')"
+    script.write_text(f"import os\n{shown}\n")
     done = launch(
         PRELOAD, "--nproc-per-node=auto", str(script), CUDA_VISIBLE_DEVICES="0"
     )

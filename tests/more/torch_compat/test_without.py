@@ -47,7 +47,8 @@ def launches(
 ) -> dict[str, Result]:
     """Two workers, without each in turn, and with what would need it."""
     folder = tmp_path_factory.mktemp("without")
-    (folder / "train.py").write_text("print('trained')\n")
+    # In one piece: the two workers share a pipe.
+    (folder / "train.py").write_text("print('trained\\n', end='')\n")
     needs = {
         "fork_workers": ("--hpc-preload=torch",),
         "bind_workers": ("--hpc-bind=even",),
