@@ -82,9 +82,9 @@ exec env --ignore-signal=CHLD cat > /dev/null
 
 # OverSubscribe lets many small tests share the few nodes; cred_expire is also the
 # time that a requeued job waits before it starts again (default: two minutes).
-# While an ended job still holds nodes, Slurm would start the next job on other nodes than
-# the tests expect. CompleteWait holds back jobs that name no nodes, for up to this many
-# seconds: KillWait (30) and 2.
+# While an ended job still holds nodes, Slurm would start the next job on others, and
+# not on those that the tests expect. CompleteWait holds back jobs that name no nodes,
+# for at most two seconds more than KillWait, which is 30.
 _SLURM_CONF = """
 ClusterName=testbed
 SlurmctldHost={login}(10.10.0.254)
