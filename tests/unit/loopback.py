@@ -263,7 +263,7 @@ class Raw:
         with suppress(ConnectionResetError):
             for line in self._file:
                 message = json.loads(line)
-                if message != {"heartbeat": True}:
+                if "heartbeat" not in message:
                     return message
         return None
 

@@ -330,11 +330,15 @@ class Client:
         except asyncio.CancelledError:
             pass
         except Exception as error:  # noqa: BLE001 - the main thread waits for it
-            text = f"{type(error).__name__}: {error}"
-            failure = Failure(Kind.AGENT, (self.request.rank,), text=text)
-            self._change(failure=failure, _is_decided=True)
+            self._crash(error)
         finally:
             self._loop.close()
+
+    def _crash(self, error: BaseException) -> None:
+        """End this agent, which has a fault."""
+        text = f"{type(error).__name__}: {error}"
+        failure = Failure(Kind.AGENT, (self.request.rank,), text=text)
+        self._change(failure=failure, _is_decided=True)
 
     def _change(self, **values: Any) -> None:
         with self._changed:

@@ -34,7 +34,10 @@ SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 # How a job may fail while some nodes have not connected yet.
 _WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
 
-CLOSE: dict[str, Any] = {}  # in the outbox: close this connection
+# In the outbox: close this connection; or reset it. An agent takes an end of file for
+# the end of the process.
+CLOSE: dict[str, Any] = {}
+RESET: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class _Agent:
     connection: Hashable
     request: JoinRequest
     silent_for: int = 0  # seconds since its last message
+    heartbeat: float = True  # its last one, by its own clock
     is_reported: bool = False  # to the user, as silent
     has_joined: bool = False  # any round yet
 
@@ -154,6 +158,8 @@ class Coordinator:
             return
         agent = self._agents[rank]
         agent.silent_for = 0
+        if type(heartbeat := message.get("heartbeat")) is float:
+            agent.heartbeat = heartbeat
         self._refuse_candidate(rank)
         if "join" in message:
             self._join(agent, message)
@@ -186,8 +192,16 @@ class Coordinator:
         if next_one is not None:
             self._accept(next_one.connection, next_one.request)
 
-    def tick(self) -> None:
-        """Handle that a second has passed."""
+    def ended(self, connection: Hashable) -> None:
+        """Handle the end of a connection that the process at its other end has left."""
+        self.disconnected(connection)
+
+    def tick(self, _seconds: int = 1) -> None:
+        """Handle that a second has passed, however late.
+
+        Args:
+            _seconds: How many seconds have passed. Only a job with spares counts them.
+        """
         self._seconds += 1
         timeout = self.settings.silence_timeout
         silent = []
@@ -198,10 +212,11 @@ class Coordinator:
         ]
         for rank, agent in list(self._agents.items()):
             agent.silent_for += 1
+            was_reported = agent.is_reported
             agent.is_reported = agent.silent_for >= SILENCE_REPORT
             if (self._seconds + rank) % self._heartbeat_interval == 0:  # spread
-                self._send(agent, {"heartbeat": True})
-            if agent.silent_for == SILENCE_REPORT:
+                self._send(agent, {"heartbeat": agent.heartbeat})
+            if agent.is_reported and not was_reported:
                 silent.append(rank)
             if agent.silent_for >= timeout:
                 self._agent_silent(rank)
@@ -288,7 +303,7 @@ class Coordinator:
             if older is not None:
                 self.outbox.append((older.connection, CLOSE))
             self._candidates[request.rank] = _Agent(connection, request)
-            self._send(first, {"heartbeat": True})
+            self._send(first, {"heartbeat": first.heartbeat})
 
     def _refuse_candidate(self, rank: int) -> None:
         """Refuse the second agent of a node rank whose first one has just answered."""
@@ -328,7 +343,7 @@ class Coordinator:
         del self._ranks[connection]
         self._unread.discard(connection)
         self._joined.discard(rank)
-        self.outbox.append((connection, CLOSE))
+        self.outbox.append((connection, RESET))
 
     # --- rounds -------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from an agent                 meaning
 ``stacks: NUMBER``            it asks all agents for the stacks of their workers
 ``sampled: [RANK, NUMBER]``   the answer, ``of`` its workers, for the node that asks
 ``bye: true``                 it closes the connection; that is no fault
-``heartbeat: true``           the answer to ``heartbeat``
+``heartbeat: SECONDS``        the answer to ``heartbeat``, by the agent's clock
 ``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` of the store that
                               torch's agents share
 ============================  ==========================================================
@@ -38,7 +38,7 @@ from the coordinator          meaning
 ``printed: true``             node 0 has reported them
 ``stacks: [RANK, NUMBER]``    an agent asks for the stacks of the workers
 ``sampled: NUMBER``           the answer of a ``node``
-``heartbeat: true``           to be answered by ``heartbeat``
+``heartbeat: SECONDS``        to be answered by ``heartbeat``; the agent's last answer
 ``answer: NUMBER``            the answer to ``ask``
 ``waiting``, ``finishing``,   for the user, on the node that reports: see
 ``silent``, ``answering``,    `messages.render`

@@ -9,6 +9,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc.network import reset
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.protocol import VERSION, ProtocolError, Refusal
 from torchrun_hpc.reporting import intervals
@@ -78,6 +79,7 @@ class Channel(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
+        self.at_end = False  # the process at the other end has left it
         self.has_received = False  # anything, since this was last set to False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
         self._messages: list[Mapping[str, Any]] = []
@@ -95,7 +97,7 @@ class Channel(asyncio.Protocol):
         try:
             self._messages += self._lines.feed(data)
         except ProtocolError:
-            self._transport.abort()
+            self.abort()
             return
         self._arrived.set()
         self.deliver()
@@ -106,12 +108,16 @@ class Channel(asyncio.Protocol):
             while self.on_message is not None and self._messages:
                 self.on_message(self._messages.pop(0))
         except (ProtocolError, KeyError, TypeError):
-            self._transport.abort()
+            self.abort()
 
     async def first(self) -> Mapping[str, Any]:
         """Wait for the first message; it is empty if the connection ends before."""
         await self._arrived.wait()
         return self._messages.pop(0) if self._messages else {}
+
+    def eof_received(self) -> None:
+        """Take note that the other end was closed."""
+        self.at_end = True
 
     def connection_lost(self, _error: Exception | None) -> None:
         """Wake whoever waits."""
@@ -130,7 +136,7 @@ class Channel(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection now, whatever is still to be sent."""
         if self._transport is not None:
-            self._transport.abort()
+            reset(self._transport)
 
 
 class Search:
@@ -237,7 +243,7 @@ class Search:
                 raise _OtherPeerError("somebody who says nothing") from None
             self._check(answer, port)
         except BaseException:
-            channel.close()
+            channel.abort()
             raise
         return channel, answer
 

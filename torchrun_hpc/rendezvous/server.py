@@ -7,11 +7,12 @@ import contextlib
 import errno
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchrun_hpc.network import bound_socket
+from torchrun_hpc.network import bound_socket, reset
 from torchrun_hpc.rendezvous import coordinator, protocol
-from torchrun_hpc.rendezvous.coordinator import CLOSE, Coordinator, Settings
+from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Coordinator, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -39,6 +40,11 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 # Bytes that are kept for an agent that does not read.
 _UNSENT_LIMIT = 2 * protocol.LINE_LIMIT
+
+
+def now() -> float:
+    """Return seconds that also pass while this process or its machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def listen(address: str | None, port: int) -> socket.socket:
@@ -109,7 +115,10 @@ class Answering(Protocol):
     def disconnected(self, connection: Hashable) -> None:
         """See `Coordinator`."""
 
-    def tick(self) -> None:
+    def ended(self, connection: Hashable) -> None:
+        """See `Coordinator`."""
+
+    def tick(self, seconds: int = 1) -> None:
         """See `Coordinator`."""
 
     def fail(self, failure: Failure) -> None:
@@ -148,6 +157,8 @@ class CoordinatorServer:
         self._loop = asyncio.new_event_loop()
         self._all_informed = threading.Event()
         self._is_closing = False
+        self._expects_nodes = False
+        self._counted = now()  # until when the coordinator has counted seconds
         self._thread = threading.Thread(
             target=self._run, name="coordinator", daemon=True
         )
@@ -171,7 +182,7 @@ class CoordinatorServer:
         self._loop.call_soon_threadsafe(self.flush)
         start = self._loop.time()
         while not self._all_informed.wait(0.05):
-            limit = late_timeout if self.coordinator.expects_nodes else timeout
+            limit = late_timeout if self._expects_nodes else timeout
             if self._loop.time() - start > limit:
                 break
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -251,7 +262,9 @@ class CoordinatorServer:
 
     def _tick(self) -> None:
         self._loop.call_later(_TICK, self._tick)
-        self.coordinator.tick()
+        seconds = max(int(now() - self._counted), 1)
+        self._counted += seconds
+        self.coordinator.tick(seconds)
         self.flush()
 
     def flush(self) -> None:
@@ -263,10 +276,13 @@ class CoordinatorServer:
             connection = self._connections.get(key)
             if connection is not None and message is CLOSE:
                 connection.close()
+            elif connection is not None and message is RESET:
+                connection.abort()
             elif connection is not None:
                 if message is not last:  # else all get the same
                     last, line = message, protocol.encode(message)
                 connection.send(line)
+        self._expects_nodes = self.coordinator.expects_nodes
         if self._is_closing and self.coordinator.all_informed:
             self._all_informed.set()
 
@@ -282,7 +298,10 @@ class CoordinatorServer:
         """Forget a connection that has ended."""
         self._unknown.pop(connection, None)
         if self._connections.pop(connection, None) is not None:
-            self.coordinator.disconnected(connection)
+            if connection.at_end:
+                self.coordinator.ended(connection)
+            else:
+                self.coordinator.disconnected(connection)
             self.flush()
 
 
@@ -290,6 +309,7 @@ class _Connection(asyncio.Protocol):
     """The connection of an agent, or of an unknown peer."""
 
     def __init__(self, server: CoordinatorServer) -> None:
+        self.at_end = False  # the process at the other end has left it
         self._server = server
         self._lines = protocol.Lines(protocol.JOIN_REQUEST_LIMIT)
         self._transport: Any = None
@@ -313,8 +333,11 @@ class _Connection(asyncio.Protocol):
                     self._server.identified(self)
                 self._server.coordinator.receive(self, message)
         except protocol.ProtocolError:
-            self._transport.abort()
+            self.abort()
         self._server.flush()
+
+    def eof_received(self) -> None:
+        self.at_end = True
 
     def connection_lost(self, _error: Exception | None) -> None:
         if self._deadline is not None:
@@ -323,12 +346,12 @@ class _Connection(asyncio.Protocol):
 
     def send(self, line: bytes) -> None:
         if self._transport.get_write_buffer_size() > _UNSENT_LIMIT:
-            self._transport.abort()
+            self.abort()
         else:
             self._transport.write(line)
 
     def abort(self) -> None:
-        self._transport.abort()
+        reset(self._transport)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.rendezvous.client import Client, RoundOverError
 from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
+from torchrun_hpc.rendezvous.server import now
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.spares.member import Answer, answer_of
 
@@ -23,14 +25,11 @@ if TYPE_CHECKING:
     from torchrun_hpc.spares.standby import Standby
 
 # Seconds.
-_TICK = 1.0
 _ANSWER_TIMEOUT = 3.0  # of a member that is asked
 _PAUSE = 0.2  # before all are asked again
 _AT_ONCE = 32  # members: those that are on their way need not be asked
 _ALL_EVERY = 25  # times, also those of which nothing was heard yet are asked
-_GAP = 2.0  # without a tick: this process was suspended
-
-_GONE = Answer(is_gone=True)
+_GAP = 2.0  # after the end of the lease: this process was suspended
 
 
 class NotNeededError(Exception):
@@ -50,6 +49,7 @@ class MemberClient(Client):
 
     Attributes:
         member: What this member knows.
+        coordinates: Whether it has the coordinator.
         reports: Whether the coordinator wants this member to report the end.
         is_certain: Whether the job has ended for all members.
         out_at_end: Members that were lost, or out, when it ended.
@@ -69,13 +69,14 @@ class MemberClient(Client):
         address = replace(address, timeout=self._search_timeout)
         self.member = standby.member
         super().__init__(request, address, self._report_to(on_event))
-        self.reports = self.is_certain = False
+        self.coordinates = self.reports = self.is_certain = False
         self.out_at_end: tuple[int, ...] = ()
         self._server, self._standby = server, standby
         self._first_line = {"protocol": VERSION, **asdict(request)}
         self._prepared: Record | None = None  # and not confirmed yet
         self._confirmation: dict[str, Any] = {}  # of the latest round
-        self._last_tick = 0.0
+        # When it sent the last answer that the coordinator has received.
+        self._lease = math.inf
         self._watching: asyncio.Task[None] | None = None
 
     def _report_to(
@@ -93,11 +94,6 @@ class MemberClient(Client):
         return report
 
     # --- for the main thread ------------------------------------------------------
-
-    @property
-    def coordinates(self) -> bool:
-        """Whether this member has the coordinator."""
-        return self._standby.coordinator is not None
 
     def take_part(
         self, open_store: Callable[[], tuple[str, int]]
@@ -187,12 +183,15 @@ class MemberClient(Client):
     # --- in the thread ------------------------------------------------------------
 
     async def _communicate(self) -> None:
-        if self._standby.coordinator is not None:
-            self._watching = asyncio.create_task(self._watch_others())
+        if await self._call(lambda: self._standby.coordinates):
+            self._coordinate()
         try:
             channel, answer = await self._find_first()
             while True:
                 await self._follow(channel, answer)
+                self._check_lease()
+                if channel.at_end:
+                    self.member.saw_end()
                 if self.finished or self.failure is not None or self._is_leaving:
                     return
                 self._change(is_over=True, _prepared=None)
@@ -230,7 +229,7 @@ class MemberClient(Client):
 
     def _accepted(self, answer: Mapping[str, Any]) -> None:
         """Say where this member is, and what it knows."""
-        self._last_tick = self._loop.time()
+        self._lease = now()
         if "welcome" in answer:
             for message in self.member.accepted(answer):
                 self._send(message)
@@ -246,22 +245,30 @@ class MemberClient(Client):
             super()._disconnect()
 
     def _tick(self) -> None:
-        """Count one more second without the coordinator.
-
-        What was read right behind a gap may be as old as that.
-        """
-        now = self._loop.time()
-        gap = now - self._last_tick - _TICK
-        self._last_tick = now
-        channel = self._channel
-        if gap > _GAP and channel is not None:
-            channel.has_received = False
-            self._silent_for += int(gap)
-            if self._silent_for >= self._silence_timeout:
-                self._on_event({"suspended": int(gap)})
+        self._check_lease()
         super()._tick()
 
+    def _check_lease(self) -> bool:
+        """Give the coordinator up if the lease has ended; return whether it has.
+
+        If this is found out late, this process was suspended: workers must end at once.
+        """
+        late = now() - self._lease - self._silence_timeout
+        if late < 0 or self._channel is None:
+            return False
+        if late > _GAP:
+            self._on_event({"suspended": int(late) + self._silence_timeout})
+        self._lease = math.inf
+        self._channel.abort()
+        return True
+
     def _handle(self, message: Mapping[str, Any]) -> None:
+        if self._check_lease():
+            return
+        if "heartbeat" in message:
+            self._lease = max(self._lease, min(message["heartbeat"], now()))
+            self._send({"heartbeat": now()})
+            return
         if "prepare" in message:
             prepared = self.member.prepared(message)
             self._change(_prepared=prepared)
@@ -313,16 +320,28 @@ class MemberClient(Client):
             own.heard(member, found)
 
     async def _take_over(self) -> None:
-        if self._standby.coordinator is None:
+        if not self.coordinates:
             record = self.member.record
             self._on_event({"takes_over": record.term[1]})
             await self._call(self._standby.coordinate, record)
-            self._watching = asyncio.create_task(self._watch_others())
+            self._coordinate()
+
+    def _coordinate(self) -> None:
+        self.coordinates = True
+        self._watching = asyncio.create_task(self._watch_others())
+        self._watching.add_done_callback(self._watched)
+
+    def _watched(self, task: asyncio.Task[None]) -> None:
+        """End this agent if it looks for the others no more because of a fault."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._crash(error)
+            self._task.cancel()
 
     async def _watch_others(self) -> None:
-        """Where this member coordinates, find out about those that are not here."""
+        """While too few members are here, look for a coordinator that has enough."""
         turn = 0
-        while self._standby.coordinator is not None:
+        while self.coordinates:
             await asyncio.sleep(_PAUSE)
             turn += 1
             ask_all = turn % _ALL_EVERY == 0
@@ -336,12 +355,9 @@ class MemberClient(Client):
                 for member, answer in zip(absent, found, strict=True)
                 if isinstance(answer, Answer)
             }
-            for member, answer in answers.items():
-                if answer.is_gone:
-                    where = absent[member]
-                    await self._call(self._standby.found_gone, member, where)
             if not is_strong and self.member.gives_way(answers):
                 await self._call(self._standby.give_way)
+                self.coordinates = False
 
     async def _ask(
         self, address: Address, *, asks: bool = False
@@ -358,9 +374,7 @@ class MemberClient(Client):
             answer = await asyncio.wait_for(
                 _answer(channel, address, first_line), _ANSWER_TIMEOUT
             )
-        except ConnectionRefusedError:
-            return _GONE
-        except (OSError, asyncio.TimeoutError):
+        except (OSError, ValueError, OverflowError, asyncio.TimeoutError):
             channel.abort()
             return None
         is_job = answer.get("job") == self.request.job

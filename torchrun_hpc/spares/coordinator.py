@@ -72,7 +72,8 @@ class SparesCoordinator(Coordinator):
         self.round = record.round + 1
         self._has_run = self.round > 0
         self._present: set[int] = set()  # members that have said where they are
-        self._gone: set[int] = set()  # members of which the process has ended
+        # Members of which the process has ended, and the round that they had come to.
+        self._gone: dict[int, int] = {}
         self._missed: set[int] = set()  # members that were here
         self._lost: dict[int, Failure] = {}  # active members, and how
         self._late: set[int] = set()  # active members that are not waited for
@@ -121,7 +122,7 @@ class SparesCoordinator(Coordinator):
         if self.running or self.failure is not None or self.finished:
             return ()
         came = {*self.addresses, *(self.record.active if self._has_run else ())}
-        return came - self._agents.keys() - self._gone
+        return came - self._agents.keys() - self._gone.keys()
 
     # --- events -------------------------------------------------------------------
 
@@ -140,23 +141,32 @@ class SparesCoordinator(Coordinator):
         super().receive(connection, message)
         if member is not None and "confirm" in message:
             self._confirm(member, message)
+        if member is not None and "bye" in message:  # its workers have ended before
+            self._end_of(member, self.record.round)
 
-    def tick(self) -> None:
-        """Handle that a second has passed."""
+    def ended(self, connection: Hashable) -> None:
+        """Handle the end of a connection that the process at its other end has left."""
+        member = self._ranks.get(connection)
+        self.disconnected(connection)
+        if member is not None and member not in self._agents:
+            self._end_of(member, self.record.round)
+
+    def tick(self, seconds: int = 1) -> None:
+        """Handle that a second has passed, however late.
+
+        Args:
+            seconds: How many seconds have passed. A member has counted them, too, and
+                another coordinator. This one may not go on for longer than they expect.
+        """
+        for agent in self._agents.values():
+            agent.silent_for += seconds - 1
         super().tick()
         if self.running and self._first_addresses() != self._next_ones:
             self._share_with_all("record")
 
-    def found_gone(self, member: int, address: Address) -> None:
-        """Take note that nobody listens where a member was: its process has ended.
-
-        Args:
-            member: The member.
-            address: Where it was looked for. Only what it has said itself counts.
-        """
-        if member not in self.absent or self.addresses.get(member) != address:
-            return  # it may still come
-        self._gone.add(member)
+    def _end_of(self, member: int, number: int) -> None:
+        """Take note that the process of a member has ended, which was in a round."""
+        self._gone[member] = number
         self._may_run.pop(member, None)
         if member in self.record.active and self._has_run:
             self._lost.setdefault(member, Failure(Kind.LOST, (member,)))
@@ -176,7 +186,12 @@ class SparesCoordinator(Coordinator):
             self._learn(records.unpacked(known))
         self.addresses[member] = address
         self._present.add(member)
-        self._gone.discard(member)
+        self._gone.pop(member, None)
+        match value.get("gone"):
+            case [int(other), int(number)] if (
+                number >= self.record.round and other not in self._agents
+            ):
+                self._end_of(other, number)
         if self.record.round > round_known:
             known = {"record": records.packed(self.record)}
             self._send(self._agents[member], known)
@@ -220,7 +235,8 @@ class SparesCoordinator(Coordinator):
         self._confirmed = None
         self._has_run = True
         running = {*known.active, *known.may_run}
-        self._leave_time(running - self._joined - self._gone)
+        self._gone = {m: n for m, n in self._gone.items() if n >= known.round}
+        self._leave_time(running - self._joined - self._gone.keys())
 
     def _agent_came(self, rank: int) -> None:
         """Begin another round where an active member has lost its connection."""
@@ -303,7 +319,8 @@ class SparesCoordinator(Coordinator):
     @property
     def _left(self) -> set[int]:
         """Members that may be active once more."""
-        return set(range(self.settings.nodes)) - self._gone - self.record.out.keys()
+        gone_or_out = self._gone.keys() | self.record.out.keys()
+        return set(range(self.settings.nodes)) - gone_or_out
 
     def _why(self) -> Failure:
         """Return why the job cannot go on."""
@@ -512,19 +529,21 @@ class SparesCoordinator(Coordinator):
         As long as the others could be a world without those that are here, this one
         may be wanted as a spare.
         """
-        if self.is_strong or not self._has_run or self.failure is not None:
+        if self.is_strong or self.failure is not None:
             return
         limit = self._longest_run
-        if len(self._away) >= self.wanted:
+        if not self._has_run or len(self._away) >= self.wanted:
             limit = max(self.settings.join_timeout, limit)
         if self._formed_for >= limit:
-            missing = tuple(sorted(self._away | self._gone))
-            self.fail(Failure(Kind.SILENT, missing, code=self._formed_for))
+            missing = tuple(sorted(self._away | self._gone.keys()))
+            kind = Kind.SILENT if self._has_run else Kind.MISSING
+            self.fail(Failure(kind, missing, code=self._formed_for))
 
     @property
     def _away(self) -> set[int]:
         """Members that are not here, and may be a world elsewhere."""
-        return set(range(self.settings.nodes)) - self._agents.keys() - self._gone
+        not_away = self._agents.keys() | self._gone.keys()
+        return set(range(self.settings.nodes)) - not_away
 
     # --- what is sent -------------------------------------------------------------
 
@@ -544,7 +563,7 @@ class SparesCoordinator(Coordinator):
         """
         bad = set(range(self.settings.nodes)) if self._has_run else set()
         if self._seconds < self.settings.silence_timeout:
-            bad &= self._gone | self._missed | self.record.losses.keys()
+            bad &= self._gone.keys() | self._missed | self.record.losses.keys()
         bad = bad - self._agents.keys() | self.record.out.keys()
         is_certain = self.is_strong or len(self._away) < self.wanted
         return {"out_at_end": sorted(bad), "is_certain": is_certain}

@@ -30,13 +30,11 @@ class Answer:
         follows: The coordinator that it is connected to; ``None`` without one.
         coordinates: Whether it is one.
         is_strong: Whether it has enough members.
-        is_gone: Whether its process has ended: nobody listens there any more.
     """
 
     follows: int | None = None
     coordinates: bool = False
     is_strong: bool = False
-    is_gone: bool = False
 
 
 def answer_of(message: Mapping[str, Any]) -> Answer | None:
@@ -81,6 +79,7 @@ class Member:
         self.is_ready = False
         self.is_done = False
         self.unfit = ""
+        self._gone: tuple[int, int] | None = None  # the last coordinator that has ended
         self._preferred: int | None = None
         self._asking: Mapping[int, Address] = {}  # a thousand of them, so not anew
         self._left: deque[int] = deque()
@@ -101,6 +100,7 @@ class Member:
             "done": self.is_done,
             "term": self.record.term,
             "round": self.record.round,
+            "gone": self._gone,
         }
         if self.record.age > (number, (takeovers, coordinator)):
             present["record"] = records.packed(self.record)
@@ -128,6 +128,15 @@ class Member:
     def began(self) -> None:
         """Take note that the round has begun: no older workers are left."""
         self.record = replace(self.record, may_run=())
+
+    def saw_end(self) -> None:
+        """Take note that the process of its coordinator has ended.
+
+        The next one must know in which round: who has started again may have workers
+        of a later one.
+        """
+        if self.follows is not None:
+            self._gone = self.follows, self.record.round
 
     # --- without ------------------------------------------------------------------
 
@@ -170,7 +179,7 @@ class Member:
         A member that lives knows the coordinator, or will be it, if it is not out.
         """
         self._asked.add(member)
-        if answer is None or answer.is_gone or member == self._own:
+        if answer is None or member == self._own:
             return
         if answer.follows is None and member in self.record.out:
             return

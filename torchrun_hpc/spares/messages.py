@@ -57,7 +57,10 @@ def _silence(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     match event:
         case {"suspended": seconds}:
             code = "HPC210"
-            text = f"{own} did not run for {seconds} s: its workers are ended"
+            text = (
+                f"{own} was suspended, and has had no contact with the coordinator for "
+                f"{seconds} s: its workers are killed"
+            )
         case {"silent": ranks, "left": left}:
             code = "HPC217"
             text = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.rendezvous.coordinator import CLOSE
+from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET
 from torchrun_hpc.rendezvous.protocol import ProtocolError
 from torchrun_hpc.spares.coordinator import Limits, SparesCoordinator
 
@@ -48,9 +48,14 @@ class Standby:
     def give_way(self) -> None:
         """Be the coordinator no longer: all look for another one."""
         if self.coordinator is not None:
-            self._outbox += [(each, CLOSE) for each in self._connections]
+            self._outbox += [(each, RESET) for each in self._connections]
             self._connections.clear()
             self.coordinator = None
+
+    @property
+    def coordinates(self) -> bool:
+        """Whether this member is the coordinator."""
+        return self.coordinator is not None
 
     def absent(self, ask_all: bool) -> tuple[dict[int, Address], bool]:  # noqa: FBT001
         """Return where members are to be looked for, and whether enough are here.
@@ -59,19 +64,14 @@ class Standby:
             ask_all: Whether also for those that have not come yet.
         """
         coordinator = self.coordinator
-        if coordinator is None:
+        if coordinator is None or coordinator.is_strong:
             return {}, True
         addresses = {**self.member.addresses, **coordinator.addresses}
         absent = coordinator.absent
-        if ask_all and not coordinator.is_strong:
+        if ask_all:
             absent = addresses.keys() - coordinator.here
         found = {member: addresses[member] for member in absent if member in addresses}
-        return found, coordinator.is_strong
-
-    def found_gone(self, member: int, address: Address) -> None:
-        """Take note that nobody listens at an address of a member."""
-        if self.coordinator is not None:
-            self.coordinator.found_gone(member, address)
+        return found, False
 
     # --- what the server asks -----------------------------------------------------
 
@@ -120,10 +120,16 @@ class Standby:
             if self.coordinator is not None:
                 self.coordinator.disconnected(connection)
 
-    def tick(self) -> None:
-        """Handle that a second has passed."""
+    def ended(self, connection: Hashable) -> None:
+        """Handle the end of a connection that the process at its other end has left."""
+        if connection in self._connections and self.coordinator is not None:
+            self.coordinator.ended(connection)
+        self._connections.discard(connection)
+
+    def tick(self, seconds: int = 1) -> None:
+        """Handle that a second has passed; see `SparesCoordinator.tick`."""
         if self.coordinator is not None:
-            self.coordinator.tick()
+            self.coordinator.tick(seconds)
 
     def fail(self, failure: Failure) -> None:
         """End the job, if this member coordinates it."""

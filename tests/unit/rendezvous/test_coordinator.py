@@ -16,7 +16,7 @@ from loopback import request_of, worker_failure
 from torchrun_hpc import __version__
 from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import coordinator, protocol
-from torchrun_hpc.rendezvous.coordinator import CLOSE, Coordinator
+from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Coordinator
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
 
 SETTINGS = replace(loopback.SETTINGS, join_timeout=900)
@@ -70,7 +70,8 @@ class Job:
             if "restart" in message:
                 self.news.append((connection, message))
                 continue
-            sent[connection].append("close" if message is CLOSE else message)
+            is_end = message is CLOSE or message is RESET
+            sent[connection].append("close" if is_end else message)
         self.coordinator.outbox.clear()
         return dict(sent)
 
@@ -109,7 +110,7 @@ class Job:
             self.coordinator.tick()
             for connection, messages in self.sent().items():
                 for message in messages:
-                    if message != {"heartbeat": True}:
+                    if "heartbeat" not in message:
                         sent.setdefault(second, []).append((connection, message))
                     elif connection in answering:
                         self.coordinator.receive(connection, {"heartbeat": True})
@@ -977,7 +978,7 @@ class AnyCoordinator(RuleBasedStateMachine):
             protocol.encode(message)
             if connection not in self.open:
                 continue
-            if message is CLOSE:
+            if message is CLOSE or message is RESET:
                 closed.append(connection)
             elif "go" in message:
                 ranks = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 from contextlib import suppress
 
 import pytest
@@ -11,7 +13,9 @@ from loopback import (
     FOREVER,
     HERE,
     LIMIT,
+    SETTINGS,
     STORE,
+    Clock,
     failure_of,
     join_all,
     listening,
@@ -25,7 +29,9 @@ from torchrun_hpc.planning.endpoints import notice_ports
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 
 def test_the_coordinator_stays_until_all_are_informed(job, raw):
@@ -198,3 +204,105 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
         client.ask({"check": ["a"]}, LIMIT)  # the coordinator has had time
     until(lambda: 1 not in job.server.coordinator._agents)
     assert client.ask({"check": ["a"]}, LIMIT) is True
+
+
+# --- time, and how a connection ends --------------------------------------------------
+
+
+class Noting(Coordinator):
+    """A coordinator that notes which seconds pass, and how connections end."""
+
+    def __init__(self):
+        super().__init__(SETTINGS)
+        self.noted = []
+
+    def tick(self, seconds=1):
+        self.noted.append(seconds)
+
+    def ended(self, connection):
+        self.noted.append("ended")
+        super().ended(connection)
+
+    def disconnected(self, connection):
+        self.noted.append("disconnected")
+        super().disconnected(connection)
+
+
+@pytest.fixture
+def noting(job):
+    """Serve a coordinator that takes notes; its clock stands still."""
+    opened = listening()
+    job.port = opened.getsockname()[1]
+    server = CoordinatorServer(opened, Noting())
+    Clock().drive(server)
+    server.start()
+    yield server
+    server._loop.call_soon_threadsafe(server._loop.stop)
+    server._thread.join(PATIENCE)
+
+
+def test_seconds_are_counted_by_a_clock_that_runs_on(noting, monkeypatch):
+    moment = noting._counted
+    for passed in (1.0, 1.4, 1.4, 1.4, 0.5, 100.9):
+        moment += passed
+        monkeypatch.setattr(servers, "now", lambda moment=moment: moment)
+        noting._loop.call_soon_threadsafe(noting._tick)
+        settle(noting)
+    assert noting.coordinator.noted == [1, 1, 1, 2, 1, 100]
+
+
+def reset(peer):
+    """Close a connection as a firewall does that rejects."""
+    linger = struct.pack("ii", 1, 0)
+    peer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    peer.close()
+
+
+# How a connection ends, and whether its process has ended.
+ENDS = {
+    "the process has closed it": (lambda peer: peer.close(), True),
+    "it was reset": (reset, False),
+    "what it has sent is wrong": (lambda peer: peer.send(b"?\n"), False),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_how_a_connection_ends(noting, raw, case):
+    end, has_ended = ENDS[case]
+    peer = raw()
+    peer.request(1)
+    assert "welcome" in peer.receive()
+    end(peer)
+    until(lambda: noting.coordinator.noted)
+    settle(noting)
+    assert ("ended" in noting.coordinator.noted) is has_ended
+
+
+@pytest.mark.usefixtures("noting")
+def test_a_connection_that_is_aborted_ends_with_a_reset(raw):
+    """A living process must not look like one that has ended."""
+    peer = raw()
+    peer.request(1)
+    assert "welcome" in peer.receive()
+    peer.send(b"?\n")
+    with pytest.raises(ConnectionResetError):
+        peer._socket.recv(1)
+
+
+def test_an_agent_that_aborts_its_connection_sends_a_reset(noting, job):
+    client = job.client(1)
+    client.connect()
+    client._in_thread(client._channel.abort)
+    until(lambda: noting.coordinator.noted)
+    settle(noting)
+    assert "ended" not in noting.coordinator.noted
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+def test_an_agent_notes_how_the_coordinator_has_ended(noting, job, how):
+    client = job.client(1)
+    client.connect()
+    (connection,) = noting._connections.values()
+    noting._loop.call_soon_threadsafe(getattr(connection, how))
+    failure_of(client)
+    assert client._channel.at_end is (how == "close")

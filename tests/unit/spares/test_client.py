@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
+from waiting import NEVER_S
 
 from torchrun_hpc import __version__
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.coordinator import Settings
-from torchrun_hpc.rendezvous.protocol import JoinRequest
+from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
 from torchrun_hpc.rendezvous.search import CoordinatorAddress
+from torchrun_hpc.spares import client as clients
 from torchrun_hpc.spares import record as records
 from torchrun_hpc.spares.client import MemberClient, NotNeededError
 from torchrun_hpc.spares.coordinator import Limits
@@ -20,6 +25,37 @@ PREPARED = Record((0, 0), 0, (1, 0, 2))
 STORE = ("10.20.0.1", 40000)
 GO = {"go": 0, "store": [*STORE]}
 CONFIRM = {"confirm": [(0, 0), 0]}
+
+
+SILENCE = 40
+
+
+class Channel:
+    """A connection that notes whether it was aborted."""
+
+    closed = asyncio.Event()
+    has_received = aborted = False
+
+    def abort(self):
+        self.aborted = True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let a test decide what time it is."""
+    moment = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(clients, "now", lambda: moment.now)
+    return moment
+
+
+@pytest.fixture
+def accepted(client, clock, monkeypatch):
+    """Return a client that a coordinator has just accepted; its answers are sent."""
+    assert clock.now == clients.now()
+    client._channel = Channel()
+    client._accepted({})
+    monkeypatch.setattr(client, "_send", client.sent.append)
+    return client
 
 
 @pytest.fixture
@@ -35,7 +71,7 @@ def client(events, monkeypatch):
     request = JoinRequest("19.0", "mine", 4, 1, "n1", 101, __version__, spares=1)
     made = MemberClient(
         request,
-        CoordinatorAddress("n0", (4000,), 60, 40, ()),
+        CoordinatorAddress("n0", (4000,), 60, SILENCE, ()),
         events.append,
         None,
         Standby(settings, Limits(60, 5), Member(1, ("n1", 4001), first)),
@@ -141,3 +177,78 @@ def test_what_it_hears_at_the_end(client, events):
     assert events == [{"out": "bad GPU"}]
     assert (client.out_at_end, client.is_certain) == ((1,), True)
     assert not client.reports  # the one that coordinates does
+
+
+# --- the lease ----------------------------------------------------------------------
+
+
+def test_the_lease_runs_from_the_last_answer_that_was_received(accepted, clock):
+    """What the coordinator sends proves nothing: it may not hear this member."""
+    accepted._handle({"heartbeat": True})
+    clock.now += 10
+    accepted._handle({"heartbeat": 1000.0})
+    assert accepted.sent == [{"heartbeat": 1000.0}, {"heartbeat": 1010.0}]
+    clock.now = 1000.0 + SILENCE - 0.1
+    accepted._handle({"record": records.packed(PREPARED)})
+    assert not accepted._check_lease()
+    clock.now = 1000.0 + SILENCE
+    assert accepted._check_lease()
+    assert accepted._channel.aborted
+
+
+@pytest.mark.parametrize("said", [1e9, float("nan"), 999.0])
+def test_no_coordinator_makes_a_lease_longer(accepted, clock, said):
+    accepted._handle({"heartbeat": said})
+    clock.now += SILENCE
+    assert accepted._check_lease()
+
+
+@pytest.mark.parametrize("said", ["1", None, [], {}])
+def test_an_answer_that_is_no_time(accepted, said):
+    with pytest.raises(TypeError):
+        accepted._handle({"heartbeat": said})
+
+
+LATE = [
+    lambda client: client._handle({"go": 0, "store": [*STORE]}),
+    lambda client: client._handle({"heartbeat": 1000.0}),
+    lambda client: client._check_lease(),
+]
+
+
+@pytest.mark.parametrize("what_comes_first", LATE)
+@pytest.mark.parametrize(("late", "is_suspended"), [(1, False), (3, True)])
+def test_after_the_end_of_its_lease(
+    accepted, clock, what_comes_first, late, is_suspended
+):
+    """Nothing that is read then counts; after a suspension, workers are killed."""
+    events = []
+    accepted._on_event = events.append
+    clock.now += SILENCE + late
+    what_comes_first(accepted)
+    assert events == ([{"suspended": SILENCE + late}] if is_suspended else [])
+    assert accepted._channel.aborted
+    assert accepted.sent == []
+    assert accepted._go is None
+    assert not accepted._check_lease()  # once
+
+
+def test_a_fault_of_what_looks_for_others_ends_the_agent(client, monkeypatch):
+    async def ask(*_, **__):
+        raise ZeroDivisionError("a fault")
+
+    async def call(_function, *_args):
+        return {2: ("n2", 4000)}, False
+
+    async def run():
+        client._task = asyncio.current_task()
+        client._coordinate()
+        await asyncio.sleep(NEVER_S)
+
+    monkeypatch.setattr(clients, "_PAUSE", 0)
+    monkeypatch.setattr(client, "_ask", ask)
+    monkeypatch.setattr(client, "_call", call)
+    with pytest.raises(asyncio.CancelledError):
+        client._loop.run_until_complete(run())
+    text = "ZeroDivisionError: a fault"
+    assert client.failure == Failure(Kind.AGENT, (1,), text=text)

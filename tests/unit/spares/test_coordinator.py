@@ -10,7 +10,12 @@ import pytest
 from loopback import request_of, worker_failure
 
 from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
+from torchrun_hpc.rendezvous.coordinator import (
+    CLOSE,
+    HEARTBEAT_INTERVAL,
+    RESET,
+    Settings,
+)
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
 from torchrun_hpc.spares import record as records
 from torchrun_hpc.spares.coordinator import Limits, SparesCoordinator
@@ -81,7 +86,7 @@ class Job:
         """
         sent = defaultdict(list)
         for connection, message in self.coordinator.outbox:
-            if message is CLOSE:
+            if message is CLOSE or message is RESET:
                 sent[connection].append("close")
             elif connection == self.reporter and not PROTOCOL.intersection(message):
                 self.events.append(as_sent(message))
@@ -155,15 +160,23 @@ class Job:
             self.coordinator.disconnected(member)
         return self.sent()
 
-    def gone(self, *members):
-        """Let nobody listen any more where members have said that they are."""
+    def gone(self, *members, number=None):
+        """Let another member say that it saw the end of their processes, in a round."""
         for member in members:
-            self.coordinator.found_gone(member, tuple(address(member)))
+            witness = next(each for each in self.coordinator.here if each != member)
+            present = {
+                "address": address(witness),
+                "term": [*self.record.term],
+                "round": self.record.round,
+                "gone": [member, self.record.round if number is None else number],
+            }
+            self.coordinator.receive(witness, {"present": present})
 
     def end(self, *members):
         """End the processes of members."""
-        self.lose(*members)
-        self.gone(*members)
+        for member in members:
+            self.coordinator.ended(member)
+        return self.sent()
 
     def finish(self, *members):
         """Let members finish the round; return what was sent since the first one."""
@@ -1005,11 +1018,10 @@ def test_a_member_without_enough_others_gives_up(members, expected, is_certain):
     assert end == {"out_at_end": away, "is_certain": is_certain}
 
 
-@pytest.mark.parametrize("where", [("n2", 4000), ("m2", 4002), None])
-def test_a_refused_connection_counts_where_the_member_has_said_to_be(where):
-    """Anywhere else it is a guess: somebody may listen at another port."""
+def test_an_end_that_was_seen_in_an_earlier_round_says_nothing():
+    """Whoever was started again since then may have workers."""
     job = taken_over(1, 3, record=replace(BEFORE, addresses=addresses(0, 1, 2)))
-    job.coordinator.found_gone(2, where)
+    job.gone(2, number=BEFORE.round - 1)
     job.join(1, 3)
     job.gone(0)
     assert job.coordinator.failure is None
@@ -1171,3 +1183,80 @@ def test_a_member_that_knows_less_hears_of_it():
     (message,) = job.present(2, round=0)[2]
     known = records.unpacked(message["record"])
     assert replace(known, addresses={}) == replace(job.record, addresses={})
+
+
+# --- time, and ends -------------------------------------------------------------------
+
+
+def test_a_late_second_is_counted_as_what_it_was():
+    """Another coordinator, and the members, have counted it, too."""
+    job = Job().all_at_work()
+    job.coordinator.tick(SILENCE - 2)
+    assert job.coordinator.running
+    job.coordinator.tick()
+    job.coordinator.tick()
+    assert not job.coordinator.running
+
+
+def test_time_for_workers_to_end_is_counted_in_ticks():
+    """A coordinator that was suspended may have read nothing meanwhile."""
+    job = Job().all_at_work()
+    job.lose(1)
+    job.restart(0, 2, 3)
+    job.coordinator.tick(SILENCE - 1)
+    for member in (0, 2, 3):
+        job.coordinator.receive(member, {"heartbeat": 1.0})
+    assert job.wait(LEASE - 2) is None
+    assert job.wait(1) is not None
+
+
+def test_the_coordinator_says_what_it_heard_last():
+    job = Job()
+    job.come(0)
+    for said, expected in [(True, True), (5.5, 5.5), ("x", 5.5), (7, 5.5), (9.5, 9.5)]:
+        job.coordinator.receive(0, {"heartbeat": said})
+        job.coordinator.outbox.clear()
+        for _ in range(HEARTBEAT_INTERVAL):
+            job.coordinator.tick()
+        heard = [m["heartbeat"] for _, m in job.coordinator.outbox if "heartbeat" in m]
+        assert heard == [expected]
+
+
+@pytest.mark.parametrize(("is_end", "waits"), [(True, False), (False, True)])
+def test_an_end_of_file_is_the_end_of_a_process_and_a_reset_is_silence(is_end, waits):
+    job = Job().all_at_work()
+    (job.end if is_end else job.lose)(1)
+    sent = job.restart(0, 2, 3)
+    assert (sent == {}) is waits
+
+
+def test_a_member_that_says_good_bye_has_no_workers():
+    job = Job().all_at_work()
+    job.send(1, failed=protocol.packed(Failure(Kind.AGENT, (1,), text="no disk")))
+    job.send(1, bye=True)
+    assert job.restart(0, 2, 3) == to((0, 3, 2), go(1))
+
+
+def test_an_end_that_was_seen_counts_no_more_when_a_later_round_is_known():
+    job = taken_over(1, record=replace(BEFORE, addresses=addresses(0, 1, 2, 3)))
+    job.gone(0)
+    assert job.coordinator.absent == {2, 3}
+    later = replace(BEFORE, round=2, active=(0, 3, 2))
+    job.request(2, 2)
+    job.present(2, round=2, record=as_sent(records.packed(later)))
+    assert job.coordinator.absent == {0, 3}
+
+
+def test_who_is_here_has_not_ended():
+    job = taken_over(1, 2)
+    job.gone(2)
+    assert 2 in job.coordinator._left
+
+
+def test_a_member_alone_that_is_out_gives_up():
+    """No round was formed yet: it waits for the others, but not forever."""
+    job = Job()
+    job.come(0)
+    job.send(0, unfit=UNFIT)
+    second, sent = job.wait(2 * JOIN)
+    assert (second, sent[0][-1]["failed"]["kind"]) == (JOIN, "missing")

@@ -12,7 +12,7 @@ from torchrun_hpc.spares.member import Answer, Member, answer_of
 from torchrun_hpc.spares.record import Record, first_record
 
 RECORD = Record((1, 2), 3, (0, 1, 2))
-GONE = Answer(is_gone=True)
+GONE = None  # no answer
 ALONE = Answer()
 THIRD = Answer(follows=3)
 COORDINATES, IS_STRONG = (
@@ -169,7 +169,6 @@ GIVES_WAY = {
     "one before it": ({0: COORDINATES}, 0),
     "one behind it": ({3: COORDINATES}, None),
     "the first of two": ({1: COORDINATES, 0: COORDINATES}, 0),
-    "one that is gone": ({0: GONE}, None),
 }
 
 
@@ -212,7 +211,13 @@ def welcome(**changes):
     return {"welcome": 3, "age": [-1, [0, 0]], "coordinator": 0} | changes
 
 
-PRESENT = {"address": address(1), "done": False, "term": (0, 0), "round": -1}
+PRESENT = {
+    "address": address(1),
+    "done": False,
+    "term": (0, 0),
+    "round": -1,
+    "gone": None,
+}
 UNFIT = [{"present": PRESENT}, {"unfit": "why"}]
 
 
@@ -251,6 +256,15 @@ def test_it_tells_what_the_coordinator_does_not_know(age, is_newer):
     if is_newer:
         assert message["present"]["record"] == records.packed(RECORD)
     assert member.follows == 3
+
+
+def test_it_tells_the_next_coordinator_that_it_saw_the_end_of_the_last_one():
+    member = Member(1, address(1), RECORD)
+    member.saw_end()  # of nobody's
+    list(member.accepted(welcome(coordinator=3)))
+    member.saw_end()
+    present, *_ = member.accepted(welcome(coordinator=0))
+    assert present["present"]["gone"] == (3, RECORD.round)
 
 
 @pytest.mark.parametrize(("own", "is_active"), [(1, True), (3, False)])

@@ -6,7 +6,7 @@ import loopback
 import pytest
 
 from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
+from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Settings
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.member import Member
@@ -83,8 +83,8 @@ def test_nothing_happens_without_a_coordinator():
     standby = make_standby()
     standby.tick()
     standby.fail(FAILURE)
-    standby.found_gone(2, address(2))
     standby.disconnected("peer")
+    standby.ended("peer")
     standby.give_way()
     assert sent(standby) == []
     assert standby.all_informed
@@ -142,7 +142,9 @@ def test_time_passes_for_the_coordinator():
     for _ in range(SETTINGS.silence_timeout):
         standby.tick()
     assert [*standby.coordinator.here] == []
-    assert sent(standby)[-1] == (2, CLOSE)
+    member, last = sent(standby)[-1]
+    assert member == 2
+    assert last is RESET
 
 
 def test_it_ends_the_job():
@@ -170,7 +172,11 @@ def test_members_are_looked_for_that_have_gone():
     standby = coordinating(0, 2, 3)
     standby.disconnected(2)
     assert standby.absent(ask_all=False) == ({2: address(2)}, False)
-    standby.found_gone(2, address(2))
+
+
+def test_a_member_whose_process_has_ended_is_not_looked_for():
+    standby = coordinating(0, 2, 3)
+    standby.ended(2)
     assert standby.absent(ask_all=False) == ({}, False)
 
 
@@ -190,7 +196,9 @@ def test_all_are_looked_for_until_enough_are_here():
 def test_it_gives_way():
     standby = coordinating(1, 2, 3)
     standby.give_way()
-    assert sorted(sent(standby)) == [(1, CLOSE), (2, CLOSE), (3, CLOSE)]
+    left = sent(standby)
+    assert sorted(member for member, _ in left) == [1, 2, 3]
+    assert all(message is RESET for _, message in left)  # its process has not ended
     assert standby.coordinator is None
     for member in (1, 2, 3):
         standby.disconnected(member)
