@@ -1,60 +1,67 @@
 """A job with spares, simulated: real state machines, and a network without sockets.
 
-Time goes by in seconds. In each, messages arrive in an order that is drawn, in order on
-each connection. A member may be killed, cut off, or suspended.
+Each member has a clock of its own, and its ticks may be late. Messages arrive in an
+order that is drawn, in order on each connection, some of them seconds later. A member
+may be killed, started again, cut off in one direction or both, suspended, or behind a
+firewall that rejects. Its node may be unwell, and its store slow. Its workers may fail
+or finish, and it may give up.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections import deque
-from dataclasses import dataclass, field
 
 from loopback import request_of, worker_failure
 
 from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.coordinator import CLOSE, Settings
-from torchrun_hpc.rendezvous.protocol import ProtocolError
+from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Settings
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
 from torchrun_hpc.spares import record
 from torchrun_hpc.spares.coordinator import Limits
-from torchrun_hpc.spares.member import Answer, Member, answer_of
+from torchrun_hpc.spares.member import Member, answer_of
 from torchrun_hpc.spares.standby import Standby
 
-SILENCE, KILL, SPARE_AFTER, JOIN = 10, 4, 6, 60
-MARGIN = 5  # the interval of heartbeats, and what an agent may take to see an end
-ANSWER_TIMEOUT = 2  # seconds that an answer is waited for
+# Seconds.
+SILENCE, KILL, SPARE_AFTER, JOIN, CHECK = 24, 4, 6, 150, 3
+MARGIN = 6  # that an agent may take to see an end: a late tick, and a late message
+ANSWER_TIMEOUT = 2
+LATE = 2  # a message
+GAP = 2  # after the end of a lease: this member was suspended
+CLOSING = 5  # that a server waits until all know how the job has ended
+
+END, BROKEN = "end", "broken"  # of a connection: its process has ended; it was reset
 
 
-@dataclass(eq=False)
+def as_sent(message):
+    return json.loads(json.dumps(message))
+
+
 class Link:
-    """A connection from a member to one that listens.
+    """A connection from an agent to one that listens.
 
     Attributes:
-        client: Who has opened it.
-        host: To whom.
-        asks: Whether it only asks who coordinates.
-        is_open: At both ends: the client's, and the host's.
-        to_host: Messages under way, ``None`` for the end of the connection.
-        to_client: The same in the other direction.
+        ends: Who has opened it, and to whom.
+        is_open: At both ends.
+        ways: What is under way to each end: messages, `END` or `BROKEN`.
+        since: When something was last delivered to each end.
     """
 
-    client: int
-    host: int
-    asks: bool = False
-    is_open: list[bool] = field(default_factory=lambda: [True, True])
-    to_host: deque = field(default_factory=deque)
-    to_client: deque = field(default_factory=deque)
-    since: list[int] = field(default_factory=lambda: [0, 0])  # both ends' last delivery
-
-    def waits_since(self, end):
-        return self.since[end]
+    def __init__(self, client, host):
+        self.ends = client, host
+        self.is_open = [True, True]
+        self.ways = deque(), deque()
+        self.since = [0, 0]
 
 
 class Agent:
     """A launcher on a member: its two machines, and its workers."""
 
-    def __init__(self, number, job):
+    def __init__(self, number, job, generation=0):
         self.number = number
+        self.generation = generation
         self.job = job
         self.member = Member(
             number,
@@ -62,27 +69,41 @@ class Agent:
             record.first_record(job.nodes, job.spares, 0),
             {each: (f"n{each}", 4000) for each in range(job.nodes)},
         )
-        settings = job.settings(number)
-        self.standby = Standby(
-            settings, Limits(SPARE_AFTER, KILL + MARGIN), self.member
-        )
+        limits = Limits(SPARE_AFTER, KILL + MARGIN, CHECK)
+        self.standby = Standby(job.settings(number), limits, self.member)
         self.alive = True
         self.suspended = False
-        self.is_cut = False
+        # Its clock, and how late its ticks are.
+        self.rate = job.random.uniform(0.99, 1.01)
+        self.lateness = 1.0
+        self.next_tick = job.now + job.random.random()
+        self.counted = self.clock
         self.link = None  # to its coordinator
-        self.trial = None  # a link that was not answered yet, and for how long
-        self.probes = {}  # links to members that are asked, and the answers
-        self.silent_for = 0
-        self.missed = 0  # seconds in which it was suspended
+        self.lease = (
+            math.inf
+        )  # when it sent the last answer that the coordinator received
+        self.trial = None  # a link that was not answered yet
+        self.trial_until = 0.0
         self.workers = None  # the round that they are of
-        self.ends_in = None  # seconds until they have ended
+        self.ends_at = None  # until when its workers will have ended
+        self.checks_until = None  # its health check
+        self.health = "well"
+        self.store_takes = 0  # seconds
+        self.confirmation = None  # when, and what
+        self.leaves = False
         self.ended = None  # how the job has ended, as this agent knows
-        self.seeks_for = 0
-        self.pauses = False  # until the next second
+        self.ended_at = 0.0
+        self.seeks_since = job.now
+        self.pauses = False  # until the next tick
         self.looks_for_first = True
+        self.heard_others = None  # when, and what other members have answered
 
     def __repr__(self):
-        return f"<{self.number}>"
+        return f"<{self.number}.{self.generation}>"
+
+    @property
+    def clock(self):
+        return self.job.now * self.rate + 1000 * self.number
 
     @property
     def runs(self):
@@ -91,24 +112,60 @@ class Agent:
     # --- workers
 
     def end_workers(self, seconds):
-        """Stop the workers; say afterwards that this member is ready."""
-        if self.ends_in is None:
-            self.ends_in = seconds if self.workers is not None else 0
+        """End the workers, within some seconds; then this member is ready."""
+        if self.ends_at is None:
+            self.ends_at = self.job.now + (seconds if self.workers is not None else 0)
+
+    def pass_time(self):
+        """Do what was to be done by now."""
+        now = self.job.now
+        if self.ends_at is not None and now >= self.ends_at:
+            self.workers_ended()
+        if self.checks_until is not None and now >= self.checks_until:
+            self.checked()
+        if self.confirmation is not None and now >= self.confirmation[0]:
+            message, self.confirmation = self.confirmation[1], None
+            self.send(message)
+        if self.ended is not None and self.ends_at is None:
+            self.send({"bye": True})
+            self.job.close(self.link, 0)
+            is_late = now - self.ended_at > CLOSING
+            if self.standby.all_informed or is_late:
+                self.job.kill(self.number)
 
     def workers_ended(self):
-        self.workers = self.ends_in = None
-        if self.ended is None:
+        self.workers = self.ends_at = None
+        if self.leaves and self.ended is None:
+            self.end("gave up")
+        elif self.ended is None:
+            self.check()
+
+    def check(self):
+        """Run the health check, as before each round."""
+        self.member.is_ready = False
+        if not self.member.unfit:
+            takes = CHECK if self.health == "hangs" else self.job.draw(1)
+            self.checks_until = self.job.now + takes
+
+    def checked(self):
+        self.checks_until = None
+        if self.ended is not None or self.leaves:
+            return
+        if self.health == "well":
             self.member.is_ready = True
             self.send({"join": True})
+        else:
+            self.member.unfit = self.health
+            self.send({"unfit": self.health})
 
     # --- messages
 
     def send(self, message):
         if self.link is not None and self.link.is_open[0]:
-            self.link.to_host.append(message)
+            self.link.ways[1].append(as_sent(message))
 
     def accepted(self, link, answer):
-        self.link, self.trial, self.silent_for, self.seeks_for = link, None, 0, 0
+        self.link, self.trial, self.lease = link, None, self.clock
         self.looks_for_first = False
         if "welcome" in answer:
             for message in self.member.accepted(answer):
@@ -116,16 +173,33 @@ class Agent:
         else:
             self.handle(answer)
 
+    def check_lease(self):
+        """Return whether the lease has ended; workers that ran on are killed."""
+        late = self.clock - self.lease - SILENCE
+        if late < 0:
+            return False
+        if late > GAP and self.workers is not None:
+            self.workers = None
+            self.ends_at = self.job.now
+        self.lease = math.inf
+        return True
+
     def handle(self, message):
-        self.silent_for = 0
+        if self.check_lease():
+            self.lose()
+            return
         if "heartbeat" in message:
-            self.send({"heartbeat": True})
+            self.lease = max(self.lease, min(message["heartbeat"], self.clock))
+            self.send({"heartbeat": self.clock})
         elif "prepare" in message:
             prepared = self.member.prepared(message)
             if prepared is not None and self.member.is_ready:
-                self.send(
-                    {"confirm": [prepared.term, prepared.round], "store": ["a", 1]}
-                )
+                confirm = {"confirm": [prepared.term, prepared.round]}
+                is_first = prepared.active[0] == self.number
+                takes = self.store_takes if is_first else 0
+                due = self.job.now + takes
+                self.confirmation = due, {**confirm, "store": ["a", 1]}
+                self.pass_time()
         elif "record" in message:
             self.member.informed(message)
         elif "go" in message:
@@ -134,75 +208,34 @@ class Agent:
             self.job.began(self, message["go"])
             self.workers, self.member.is_ready = message["go"], False
         elif "over" in message:
-            if self.member.is_ready:  # it was, and is for the next round
-                self.send({"join": True})
-            else:
-                self.end_workers(self.job.draw(KILL))
+            self.confirmation = None
+            self.round_over()
         elif "failed" in message or "finished" in message:
             self.send({"read": True})
-            self.send({"bye": True})
             self.end("failed" if "failed" in message else "finished")
 
+    def round_over(self):
+        if self.member.is_done or self.leaves:
+            return
+        if self.member.is_ready:
+            self.check()
+        elif self.checks_until is None:
+            self.end_workers(self.job.draw(KILL))
+
     def end(self, how):
-        self.ended = how
-        self.job.close(self.link, 0)
+        self.ended, self.ended_at = how, self.job.now
         self.end_workers(self.job.draw(KILL))
 
-    def lose(self):
+    def lose(self, how=BROKEN):
         """The coordinator is lost."""
-        if self.link is not None:
-            self.job.close(self.link, 0)
-        self.link = None
-        if not self.member.is_ready:
-            self.end_workers(self.job.draw(KILL))
+        self.check_lease()
+        if how == END:
+            self.member.saw_end()
+        self.job.reset(self.link, 0)
+        self.link = self.confirmation = None
+        self.round_over()
         self.member.begin()
-
-    # --- time
-
-    def tick(self):
-        self.wake_up()
-        if self.ends_in is not None:
-            self.ends_in -= 1
-            if self.ends_in < 0:
-                self.workers_ended()
-        self.standby.tick()
-        if self.link is not None:
-            self.silent_for += 1
-            if self.silent_for >= SILENCE:
-                self.lose()
-        else:
-            self.wait_for_answer()
-        if self.link is None:
-            self.search_on()
-        self.watch_others()
-
-    def wake_up(self):
-        """Find out whether it was suspended, before anything else."""
-        if self.missed > 2:
-            self.silent_for += self.missed
-            if self.silent_for >= SILENCE and self.workers is not None:
-                self.workers_killed()
-            elif self.ends_in is not None:  # torch's limit is a time of day
-                self.ends_in -= self.missed
-        self.missed = 0
-        if self.pauses:
-            self.pauses = False
-            self.member.begin()
-
-    def wait_for_answer(self):
-        if self.trial is not None:
-            self.trial[1] += 1
-            if self.trial[1] > ANSWER_TIMEOUT:
-                self.job.close(self.trial[0], 0)
-                self.heard(self.trial[0].host, None)
-
-    def search_on(self):
-        self.seeks_for += 1
-        if self.looks_for_first and self.seeks_for >= SPARE_AFTER:
-            self.looks_for_first = False
-            self.member.begin()
-        if self.seeks_for > JOIN:
-            self.end("alone")
+        self.seeks_since = self.job.now
 
     def worker_fails(self):
         """Its first worker fails: a restart for all."""
@@ -211,15 +244,51 @@ class Agent:
             died = protocol.packed_worker(worker_failure(rank))
             self.send({"died": died, "round": self.workers})
 
-    def workers_killed(self):
-        self.workers = None
-        self.ends_in = 0
+    def workers_finish(self):
+        if self.workers is not None and self.ends_at is None and self.runs:
+            self.send({"done": self.workers})
+            self.workers, self.member.is_done = None, True
+
+    def give_up(self):
+        if self.runs and not self.leaves:
+            failure = Failure(Kind.AGENT, (self.number,), text="no disk")
+            self.send({"failed": protocol.packed(failure)})
+            self.leaves, self.member.is_ready = True, False
+            self.end_workers(self.job.draw(KILL))
+
+    # --- time
+
+    def tick(self):
+        seconds = max(int(self.clock - self.counted), 1)
+        self.counted += seconds
+        self.standby.tick(seconds)
+        if self.ended is not None:
+            return
+        if self.pauses:
+            self.pauses = False
+            self.member.begin()
+        if self.link is not None:
+            if self.check_lease():
+                self.lose()
+        elif self.trial is not None and self.clock > self.trial_until:
+            trial = self.trial
+            self.job.reset(trial, 0)
+            self.heard(trial.ends[1].number, None)
+        if self.link is None:
+            self.search_on()
+        self.watch_others()
+
+    def search_on(self):
+        waited = self.job.now - self.seeks_since
+        if self.looks_for_first and waited >= SPARE_AFTER:
+            self.looks_for_first = False
+            self.member.begin()
+        if waited > JOIN:
+            self.end("alone")
 
     def seek(self):
         """Ask the next member, if none is asked yet."""
-        if self.link is not None or self.trial is not None or self.ended:
-            return
-        if self.pauses:
+        if self.link is not None or self.trial is not None or self.pauses:
             return
         if self.looks_for_first:
             self.connect(0)
@@ -233,11 +302,10 @@ class Agent:
         self.connect(whom)
 
     def connect(self, whom):
-        link = self.job.open(self, whom)
-        if isinstance(link, Link):
-            self.trial = [link, 0]
-        else:
-            self.heard(whom, link)
+        self.trial = self.job.open(self, whom)
+        self.trial_until = self.clock + ANSWER_TIMEOUT
+        if self.trial is None:
+            self.heard(whom, None)
 
     def heard(self, whom, answer):
         self.trial = None
@@ -247,35 +315,40 @@ class Agent:
             self.member.heard(whom, answer)
 
     def watch_others(self):
-        """As the real client does, but one answer after the other."""
-        ask_all = (self.job.seconds + self.number) % 5 == 0
-        absent, is_strong = self.standby.absent(ask_all)
-        answers = {each: self.job.ask(self, each) for each in absent}
-        answers = {each: answer for each, answer in answers.items() if answer}
-        for each, answer in answers.items():
-            if answer.is_gone:
-                self.standby.found_gone(each, absent[each])
-        if not is_strong and self.member.gives_way(answers):
-            self.standby.give_way()
+        """Ask the other members, and hear their answers, some of them late."""
+        if self.heard_others is None:
+            ask_all = self.job.draw(4) == 0
+            absent, is_strong = self.standby.absent(ask_all)
+            if is_strong:
+                return
+            answers = {each: self.job.ask(self, each) for each in absent}
+            answers = {each: answer for each, answer in answers.items() if answer}
+            self.heard_others = self.job.now + self.job.draw(LATE), answers
+        due, answers = self.heard_others
+        if self.job.now >= due:
+            self.heard_others = None
+            if self.member.gives_way(answers):
+                self.standby.give_way()
 
 
 class Job:
     """The members of a job, and their network."""
 
-    def __init__(self, nodes, spares, random, max_restarts=50):
-        self.random = random
+    def __init__(self, nodes, spares, seed, max_restarts=50):
+        self.random = random.Random(seed)  # noqa: S311 - no secret
         self.nodes, self.spares, self.max_restarts = nodes, spares, max_restarts
         self.links = []
-        self.separated = []  # pairs of members that do not reach each other
-        self.seconds = 0
+        self.cut = set()  # pairs of members: packets of the first do not arrive
+        self.rejecting = set()  # the same, and the first gets a reset
+        self.now = 0.0
         self.agents = [Agent(number, self) for number in range(nodes)]
-        first = record.first_record(nodes, spares, 0)
-        self.agents[0].standby.coordinate(first)
-        self.agents[0].looks_for_first = False
-        self.agents[0].member.begin()
+        first = self.agents[0]
+        first.standby.coordinate(record.first_record(nodes, spares, 0))
+        first.looks_for_first = False
+        first.member.begin()
         for agent in self.agents:
             agent.member.is_ready = True
-        self.worlds = []  # of each round that began: its term, and number
+        self.worlds = []  # of each round that began: its number, and term
 
     def settings(self, number):
         return Settings(
@@ -290,53 +363,97 @@ class Job:
     # --- the network
 
     def reach(self, one, other):
-        """Say whether packets go from one agent to another."""
-        if {one.number, other.number} in self.separated:
-            return one is other
-        return one is other or not (one.is_cut or other.is_cut)
+        """Return whether packets go from one agent to another."""
+        return one is other or (one.number, other.number) not in self.cut
 
-    def open(self, agent, whom, *, asks=False):
-        """Open a connection; return it, or what is heard instead."""
-        other = self.agents[whom]
-        if not self.reach(agent, other):
-            return None
-        if not other.alive:
-            return Answer(is_gone=True)
-        link = Link(agent.number, whom, asks)
-        first = request_of(
-            agent.number, nodes=self.nodes, spares=self.spares, asks=asks
+    def is_rejected(self, one, other):
+        return one is not other and (one.number, other.number) in self.rejecting
+
+    def meet(self, one, other):
+        """Return whether a connection can be opened."""
+        ways = (one, other), (other, one)
+        return other.alive and all(
+            self.reach(*way) and not self.is_rejected(*way) for way in ways
         )
-        link.to_host.append(first)
+
+    def open(self, agent, whom):
+        """Open a connection; ``None`` if that is refused, or not answered."""
+        other = self.agents[whom]
+        if not self.meet(agent, other):
+            return None
+        link = Link(agent, other)
+        first = request_of(agent.number, nodes=self.nodes, spares=self.spares)
+        token = 1000 * agent.generation + agent.number
+        link.ways[1].append({**first, "pid": token, "agent": str(token)})
         self.links.append(link)
         return link
 
     def ask(self, agent, whom):
-        """Ask a member who coordinates, and return the answer at once."""
+        """Ask a member who coordinates, and return the answer."""
         other = self.agents[whom]
-        if not self.reach(agent, other) or (other.alive and other.suspended):
+        if not self.meet(agent, other) or other.suspended:
             return None
-        if not other.alive:
-            return Answer(is_gone=True)
         key = object()
         other.standby.receive(key, {"job": "19.0", "asks": True})
         found = [m for k, m in other.standby.outbox if k is key and m is not CLOSE]
         other.standby.outbox = [p for p in other.standby.outbox if p[0] is not key]
         return answer_of(found[0])
 
-    def close(self, link, end):
+    def close(self, link, end, how=END):
         """Close one end of a connection; the other end hears of it, if it can."""
         if link is not None and link.is_open[end]:
             link.is_open[end] = False
-            (link.to_client if end else link.to_host).append(None)
+            link.ways[1 - end].append(how)
+
+    def reset(self, link, end):
+        """Abort one end of a connection: some of what was sent does not arrive."""
+        if link is not None and link.is_open[end]:
+            if self.draw(1):
+                link.ways[1 - end].clear()
+            self.close(link, end, BROKEN)
+
+    def break_links(self, one, other):
+        """Let both ends of the connections of two members get a reset."""
+        for link in self.links:
+            if {end.number for end in link.ends} == {one, other}:
+                link.ways[0].append(BROKEN)
+                link.ways[1].append(BROKEN)
 
     def kill(self, number):
+        """End the process of an agent; its kernel closes its connections."""
         agent = self.agents[number]
+        if not agent.alive:
+            return
         agent.alive, agent.workers = False, None
         for link in self.links:
-            if link.client == number:
-                self.close(link, 0)
-            if link.host == number:
-                self.close(link, 1)
+            for end in (0, 1):
+                if link.ends[end] is agent:
+                    how = BROKEN if self.draw(4) == 0 else END
+                    self.close(link, end, how)
+
+    def start_again(self, number):
+        """Start an agent again that has ended, with all that it has forgotten."""
+        old = self.agents[number]
+        if not old.alive:
+            self.agents[number] = new = Agent(number, self, old.generation + 1)
+            new.member.is_ready = True
+
+    def resume(self, number):
+        """Let an agent continue: it may read what has arrived before its tick."""
+        agent = self.agents[number]
+        if not (agent.alive and agent.suspended):
+            return
+        agent.suspended = False
+        for _ in range(self.draw(20)):
+            ready = [way for way in self._deliverable() if way[0].ends[way[1]] is agent]
+            if not ready or agent.workers is None:
+                break
+            self._deliver(*self.random.choice(ready))
+        agent.pass_time()
+        if agent.alive:
+            agent.tick()
+            self.flush(agent)
+            agent.pass_time()
 
     def deliver(self):
         """Deliver what can be delivered, in an order that is drawn.
@@ -346,15 +463,12 @@ class Job:
         most = self.draw(40) if self.draw(2) == 0 else 5_000
         for number in range(5_000):
             for agent in self.agents:
-                if agent.runs:
+                if agent.runs and not agent.leaves:
                     agent.seek()
             ready = [*self._deliverable()]
             if number >= most:
-                ready = [
-                    way
-                    for way in ready
-                    if way[0].waits_since(way[1]) < self.seconds - 1
-                ]
+                soon = self.now - LATE + 1
+                ready = [way for way in ready if way[0].since[way[1]] < soon]
             if not ready:
                 return
             self._deliver(*self.random.choice(ready))
@@ -364,85 +478,99 @@ class Job:
         self.links = [
             link
             for link in self.links
-            if any(link.is_open) or link.to_host or link.to_client
+            if link.is_open[0] or link.is_open[1] or link.ways[0] or link.ways[1]
         ]
         for link in self.links:
-            client, host = self.agents[link.client], self.agents[link.host]
-            if not self.reach(client, host):
-                continue
-            if link.to_host and host.alive and not host.suspended:
-                yield link, 1
-            if link.to_client and client.alive and not client.suspended:
-                yield link, 0
+            for end in (0, 1):
+                to, sender = link.ends[end], link.ends[1 - end]
+                if not link.ways[end] or not to.alive or to.suspended:
+                    continue
+                if self.is_rejected(sender, to):
+                    link.ways[end].clear()
+                    link.ways[1 - end].append(BROKEN)
+                elif self.reach(sender, to):
+                    yield link, end
 
     def _deliver(self, link, end):
-        agent = self.agents[link.host if end else link.client]
-        message = (link.to_host if end else link.to_client).popleft()
-        link.since[end] = self.seconds
+        agent, message = link.ends[end], link.ways[end].popleft()
+        link.since[end] = self.now
         if not link.is_open[end]:
             return
+        if message in (END, BROKEN):
+            link.is_open[end] = False
         if end:
             self._to_host(agent, link, message)
         else:
             self._to_client(agent, link, message)
 
     def _to_host(self, agent, link, message):
-        if message is None:
-            link.is_open[1] = False
+        if message == END:
+            agent.standby.ended(link)
+        elif message == BROKEN:
             agent.standby.disconnected(link)
         else:
             try:
-                agent.standby.receive(link, json.loads(json.dumps(message)))
+                agent.standby.receive(link, message)
             except ProtocolError:
-                self.close(link, 1)
+                self.reset(link, 1)
                 agent.standby.disconnected(link)
         self.flush(agent)
 
     def flush(self, agent):
         outbox, agent.standby.outbox = agent.standby.outbox, []
         for link, message in outbox:
-            if message is CLOSE:
+            if message is CLOSE or message is RESET:
                 if link.is_open[1]:
-                    self.close(link, 1)
+                    (self.close if message is CLOSE else self.reset)(link, 1)
                     agent.standby.disconnected(link)
             elif link.is_open[1]:
-                link.to_client.append(json.loads(json.dumps(message)))
+                link.ways[0].append(as_sent(message))
 
     def _to_client(self, agent, link, message):
         if agent.ended is not None:
             return
         if agent.link is link:
-            if message is None:
-                agent.lose()
+            if message in (END, BROKEN):
+                agent.lose(message)
                 return
             try:
                 agent.handle(message)
             except ProtocolError:
                 agent.lose()
-        elif agent.trial is not None and agent.trial[0] is link:
-            answer = answer_of(message) if message is not None else None
-            if message is not None and ("welcome" in message or "failed" in message):
+        elif agent.trial is link:
+            if "welcome" in message or "failed" in message:
                 agent.accepted(link, message)
             else:
+                is_answer = message not in (END, BROKEN)
                 self.close(link, 0)
-                agent.heard(link.host, answer)
+                answer = answer_of(message) if is_answer else None
+                agent.heard(link.ends[1].number, answer)
 
     # --- time
 
     def tick(self):
-        self.seconds += 1
+        """Let a second pass."""
+        end = self.now + 1
+        if self.draw(1):
+            self.deliver()
+        while True:
+            running = [
+                each for each in self.agents if each.alive and not each.suspended
+            ]
+            due = min(running, key=lambda each: each.next_tick, default=None)
+            if due is None or due.next_tick >= end:
+                break
+            self.now = max(self.now, due.next_tick)
+            due.pass_time()
+            if due.alive:
+                due.tick()
+                self.flush(due)
+            late = due.lateness if due.lateness == 1 else self.random.uniform(1.3, 2.5)
+            due.next_tick = self.now + late / due.rate
+        self.now = end
         for agent in self.agents:
-            if agent.alive and agent.suspended:
-                agent.missed += 1
-            elif agent.alive:
-                if agent.ended is None:
-                    agent.tick()
-                elif agent.ends_in is not None:
-                    agent.ends_in -= 1
-                    if agent.ends_in < 0:
-                        agent.workers = agent.ends_in = None
-                if agent.ended is not None:
-                    agent.standby.tick()
+            if agent.alive and not agent.suspended:
+                agent.pass_time()
                 self.flush(agent)
         self.deliver()
 
@@ -464,7 +592,7 @@ class Job:
     def world(self):
         """Return who runs workers of the latest round, by node rank; or None."""
         at_work = [a for a in self.agents if a.alive and a.workers is not None]
-        if not at_work or any(a.ends_in is not None for a in at_work):
+        if not at_work or any(a.ends_at is not None for a in at_work):
             return None
         active = at_work[0].member.record.active
         return active if {a.number for a in at_work} == {*active} else None
