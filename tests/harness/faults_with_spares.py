@@ -140,6 +140,31 @@ def spare_head_cut_off(job: Job) -> Seconds:
     return {"again": seconds}
 
 
+@with_spare("With a spare: a firewall rejects the packets of a node")
+def spare_rejected(job: Job) -> Seconds:
+    """It answers TCP with a reset: what node 1 is sent; later, what node 2 sends.
+
+    Last it does both to the head node. No process has ended there, so the next round
+    waits until the node must have ended its workers: {input} s, {output} s and {both}
+    s, with 15 s instead of 120 s. When the firewall lets all through again, the node is
+    a spare.
+    """
+    job.start(*HURRIED)
+    seconds = {}
+    steps = (("input", 1, 3), ("output", 2, 1), ("both", 0, 2))
+    for attempt, (name, lost, by) in enumerate(steps, 1):
+        first = job.workers()[lost]
+        hooks = ("input", "output") if name == "both" else (name,)
+        job.cluster.reject(job.hosts[lost], *hooks)
+        seconds[name] = job.wait(lambda first=first: ended(first))
+        assert not job.trains(attempt), job.output()
+        seconds[name] += again(job, attempt, lost=lost, by=by)
+        job.cluster.reject(job.hosts[lost])
+        job.wait(partial(job.is_accepted, lost, by=1 if lost == 0 else 0))
+    ends_well(job)
+    return seconds
+
+
 @with_spare("With a spare: it is lost while it waits")
 def spare_lost(job: Job) -> Seconds:
     """All processes of node 3 are killed, and a second later those of node 1.
@@ -185,9 +210,10 @@ def spare_head_suspended(job: Job) -> Seconds:
 def spare_two_lost(job: Job) -> Seconds:
     """Nodes 0 and 2 are killed at the same time; there is `--hpc-outcome=FILE`.
 
-    The job ends {end} s later, and names both, as the file does.
+    Nobody is left who has seen the end of node 2. So the job ends {end} s later, with
+    15 s instead of 120 s. It names both, as the file does.
     """
-    job.start(*RESTARTS, f"--hpc-outcome={job.folder}/outcome")
+    job.start(*HURRIED, f"--hpc-outcome={job.folder}/outcome")
     job.kill(0, 2)
     seconds = job.end()
     assert job.codes()[1::2] == [1, 1], job.output()

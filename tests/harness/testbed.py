@@ -577,6 +577,24 @@ class Cluster:
         port = self.port(host)
         self.configure(SWITCH, "ip", "link", "set", port, "master", self.fast)
 
+    def reject(self, host: str, *hooks: str) -> None:
+        """Let a firewall answer TCP on the fast network of a host with a reset.
+
+        Args:
+            host: The host.
+            *hooks: What it rejects: ``input``, what the host is sent; ``output``, what
+                it sends. Without any it rejects nothing any more.
+        """
+        sides = {"input": "iifname", "output": "oifname"}
+        rules = [
+            f"chain {hook} {{ type filter hook {hook} priority 0; {sides[hook]} "
+            f'"{self.fast}" meta l4proto tcp reject with tcp reset; }}'
+            for hook in hooks
+        ]
+        lines = ["table inet rejecting", "delete table inet rejecting"]
+        lines += ["table inet rejecting {", *rules, "}"]
+        self.configure(host, "nft", "-f", "-", lines=lines)
+
     def port(self, host: str) -> str:
         """Return the name of the switch's end of a host's link to the fast network."""
         return f"{self.fast}.{self._numbers[host]}"

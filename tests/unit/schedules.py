@@ -1,8 +1,13 @@
-"""What happens to a simulated job, drawn from a seed, and what must hold then."""
+"""What happens to a simulated job, drawn from a seed, and what must hold then.
+
+Many more by hand, with ``tests/harness`` in ``PYTHONPATH``:
+``python tests/unit/schedules.py FIRST LAST``.
+"""
 
 from __future__ import annotations
 
 import random
+import sys
 
 from members import JOIN, KILL, MARGIN, SILENCE, Job
 
@@ -179,3 +184,11 @@ def come_to_rest(job):
         return
     left = [a for a in job.agents if a.alive and a.ended is None]
     assert len({agent.member.follows for agent in left}) == 1
+
+
+if __name__ == "__main__":
+    for number in range(*map(int, sys.argv[1:])):
+        print(
+            f"seed {number}", end="\r", flush=True
+        )  # the last one that is shown fails
+        play(number)
