@@ -183,7 +183,7 @@ class MemberClient(Client):
     # --- in the thread ------------------------------------------------------------
 
     async def _communicate(self) -> None:
-        if await self._call(lambda: self._standby.coordinates):
+        if await self._call(lambda: self._standby.coordinator):
             self._coordinate()
         try:
             channel, answer = await self._find_first()

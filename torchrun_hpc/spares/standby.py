@@ -52,11 +52,6 @@ class Standby:
             self._connections.clear()
             self.coordinator = None
 
-    @property
-    def coordinates(self) -> bool:
-        """Whether this member is the coordinator."""
-        return self.coordinator is not None
-
     def absent(self, ask_all: bool) -> tuple[dict[int, Address], bool]:  # noqa: FBT001
         """Return where members are to be looked for, and whether enough are here.
 
