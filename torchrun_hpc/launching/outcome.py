@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from torchrun_hpc import files
 from torchrun_hpc.errors import Message
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 DONE, SCRIPT, NODES = "done", "script failed", "nodes failed"
 STOPPED, LAUNCHER = "stopped", "launcher failed"
+
+_LARGEST = 2**22  # bytes of an outcome: those of a job of 10,000 nodes have 0.5 MB
+_INERT = str.maketrans({"$": r"\u0024", "`": r"\u0060"})  # JSON's own escapes
 
 _OUTCOMES = {
     Kind.WORKER: SCRIPT,
@@ -90,13 +94,11 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
     file = Path(plan.outcome)
     if _launch_of(file) == plan.launch_id:
         return
-    new = file.parent / f".{file.name}.{os.getpid()}"
+    # Also for a script that sources it: the reason may have come over the network.
+    written = json.dumps(outcome, indent=2).translate(_INERT)
     try:
-        new.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
-        new.replace(file)
+        files.write(file, f"{written}\n")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            new.unlink()
         text = f"the outcome cannot be written to {file}: {error.strerror}"
         console.write(Message("HPC215", text), "error")
 
@@ -104,8 +106,8 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
 def _launch_of(file: Path) -> str | None:
     """Return the launch id of an outcome that is there."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(files.read(file, _LARGEST, os.O_NOFOLLOW))
+    except (OSError, ValueError, RecursionError):
         return None
     return found.get("launch_id") if isinstance(found, dict) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from contextlib import nullcontext
 from pathlib import Path
@@ -130,11 +131,81 @@ def test_the_first_one_of_a_launch_is_written(file, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"launch_id": 19}'])
+NO_OUTCOMES = {
+    "empty": "",
+    "not JSON": "{",
+    "a list": "[]",
+    "a number": "3",
+    "another form": '{"launch_id": 19}',
+    "deep": '{"launch_id": ' + "[" * 100_000,
+    "deep and closed": "[" * 100_000 + "]" * 100_000,
+    "a long number": "1" * 10_000,
+    "not UTF-8": "\udcff",
+    "large": json.dumps(DONE) + " " * 2**23,
+}
+
+
+@pytest.mark.parametrize("text", NO_OUTCOMES.values(), ids=NO_OUTCOMES)
 def test_what_is_no_outcome_is_replaced(text, file):
-    file.write_text(text)
+    file.write_bytes(os.fsencode(text))
     outcome.write(DONE, plan(file))
     assert read(file) == DONE
+
+
+def link(file, victim):
+    file.symlink_to(victim)
+
+
+def link_to_an_outcome_of_this_launch(file, victim):
+    victim.write_text(json.dumps(DONE))
+    file.symlink_to(victim)
+
+
+def names_that_were_predictable(file, victim):
+    for pid in range(os.getpid() - 500, os.getpid() + 500):
+        file.with_name(f".{file.name}.{pid}").symlink_to(victim)
+
+
+# What another user puts into a folder in which both may write.
+PLANTED = [
+    lambda file, _: os.mkfifo(file),
+    lambda file, victim: file.hardlink_to(victim),
+    link,
+    link_to_an_outcome_of_this_launch,
+    names_that_were_predictable,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_what_others_plant_leads_nowhere_else(plant, file, tmp_path_factory, capsys):
+    victim = tmp_path_factory.mktemp("home") / ".bashrc"
+    victim.write_text("what must stay")
+    plant(file, victim)
+    before, planted = victim.read_text(), {*file.parent.iterdir()}
+    outcome.write(DONE, plan(file))
+    assert read(file) == DONE
+    assert not file.is_symlink()
+    assert victim.read_text() == before
+    assert {*file.parent.iterdir()} == planted | {file}
+    assert capsys.readouterr().err == ""
+
+
+REASONS = [
+    "$(echo run)",
+    "`echo run`",
+    "$HOME ${HOME}",
+    "\\$(echo run)",
+    '"$(echo run)"',
+]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_shell_that_sources_it_runs_nothing_of_it(reason, file):
+    """The reason may be text of another program: between quotes these two count."""
+    found = expected("launcher failed", reason)
+    outcome.write(found, plan(file))
+    assert read(file) == found
+    assert not {"$", "`"} & {*file.read_text(encoding="utf-8")}
 
 
 def test_none_is_written_unless_it_is_wanted_and_by_the_first_node(file, monkeypatch):

@@ -1,0 +1,65 @@
+"""Files in folders in which others may write, too: no link misleads, nothing waits."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a regular file; an opener for `open`, which refuses folders itself.
+
+    Opening a pipe that nobody writes to would wait, and a device may have no end.
+
+    Raises:
+        OSError: It is none.
+    """
+    number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    if stat.S_IFMT(os.fstat(number).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+        os.close(number)
+        raise OSError(errno.EINVAL, "It is not a file")
+    return number
+
+
+def read(path: Path | str, most: int, flags: int = 0) -> bytes:
+    """Read a regular file.
+
+    Args:
+        path: Its path.
+        most: Bytes that it may have.
+        flags: More for `os.open`: ``os.O_NOFOLLOW`` where others may have put a link.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or has more bytes.
+    """
+    with open(path, "rb", opener=lambda name, own: regular(name, own | flags)) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"It has more than {most:,} bytes")
+    return data
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file: all of it, or nothing.
+
+    What is there is replaced, a link too. Who may read the file follows from the umask,
+    or from the folder's list of access.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    # Nobody can have put a link there: the name is random, and "x" follows none.
+    new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
+    try:
+        with new.open("x", encoding="utf-8") as file:
+            file.write(text)
+        new.replace(path)
+    finally:
+        with contextlib.suppress(OSError):  # it has its name
+            new.unlink()
