@@ -5,17 +5,17 @@ Every fault is one `LaunchError` with the file, the line and the key.
 
 from __future__ import annotations
 
-import errno
+import bisect
 import re
-import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import files
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.sites.site import BIND_NONE, BINDINGS, Sign, Site, is_module
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 # With this name the user switches all sites off: no site can have it.
@@ -46,8 +46,15 @@ _GLOO_VALUE = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
 # Decided by a launch, or taken from the command line.
 _DECIDED = re.compile("PET_.*|MASTER_.*|TORCHELASTIC_.*|OMP_NUM_THREADS")
 
-# Bytes: to find a line, the beginning of a file is parsed again and again.
-_LARGEST = 20_000
+_LARGEST = 20_000  # bytes
+
+# What matters for where a statement ends. Source: toml.io/en/v1.0.0. Quotes may stand
+# in front of the three that end a string.
+_TOKEN = re.compile(
+    r""""{3}(?:\\.|[^\\])*?"{3,5}|'{3}.*?'{3,5}"""
+    r"""|"(?:\\.|[^\\"])*"|'[^']*'|#[^\n]*|[][{}\n]""",
+    re.DOTALL,
+)
 
 _BARE_KEY = re.compile(r"[\w-]+", re.ASCII)
 
@@ -62,16 +69,6 @@ def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
             for all nodes if they find the same file everywhere.
     """
     return _SiteFile(path, everywhere=everywhere).sites()
-
-
-def _bytes(path: Path) -> bytes:
-    """Read a regular file: a pipe may have no writer, a device may have no end."""
-    status = path.stat()
-    if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
-        raise OSError(errno.EINVAL, "It is not a file")
-    if status.st_size > _LARGEST:
-        raise OSError(errno.EFBIG, f"It has more than {_LARGEST:,} bytes")
-    return path.read_bytes()
 
 
 class _SiteFile:
@@ -94,7 +91,7 @@ class _SiteFile:
 
     def _table(self) -> dict[str, Any]:
         try:
-            data = _bytes(self.path)
+            data = files.read(self.path, _LARGEST)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise LaunchError(
@@ -258,8 +255,8 @@ class _SiteFile:
 def line_of(text: str, key: _Key) -> int:
     """Return the line on which a key begins, else its table, else the first.
 
-    The parser keeps no positions. But the first number of lines that parses and has
-    the key ends with it, and it begins behind the longest shorter one that parses.
+    The parser keeps no positions. But the first statements that have the key together
+    end with its own.
 
     Args:
         text: A file that parses, with line feeds only.
@@ -268,17 +265,21 @@ def line_of(text: str, key: _Key) -> int:
     table = _table_of(text)
     while key and not _has(table, key):
         key = key[:-1]
-    lines = text.split("\n")
-    begin = 0
-    for end in range(len(lines) if key else 0):
-        try:
-            table = _table_of("\n".join(lines[: end + 1]))
-        except ValueError:
-            continue
-        if _has(table, key):
-            break
-        begin = end + 1
-    return begin + 1
+    ends = [0, *_ends(text)]
+    found = bisect.bisect_left(
+        ends, x=True, key=lambda end: _has(_table_of(text[:end]), key)
+    )
+    return text.count("\n", 0, ends[max(found - 1, 0)]) + 1
+
+
+def _ends(text: str) -> Iterator[int]:
+    """Yield where statements end: at line feeds outside of strings and brackets."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if token[0] == "\n" and not depth:
+            yield token.end()
+    yield len(text)
 
 
 def _table_of(text: str) -> dict[str, Any]:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchrun_hpc import sites
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.sites import reading
 from torchrun_hpc.sites.reading import line_of, read
 
 OURS = [site.name for site in sites.load({}, folders=())]
@@ -389,7 +392,9 @@ def test_what_would_be_read_for_ever(tmp_path):
     pipe, large = tmp_path / "pipe.toml", tmp_path / "large.toml"
     os.mkfifo(pipe)
     large.write_text("#" * 20_001)
-    for path in (pipe, large, Path("/dev/zero"), Path("\0/x.toml")):
+    (tmp_path / "link.toml").symlink_to("pipe.toml")
+    link, device = tmp_path / "link.toml", Path("/dev/zero")
+    for path in (pipe, link, large, device, Path("\0/x.toml")):
         with pytest.raises(LaunchError) as fault:
             read(path, everywhere=True)
         assert fault.value.code == "HPC041"
@@ -434,3 +439,104 @@ def test_lines_of_keys():
     text = "a.b.c = 1\n\n[[d]]\ne = [\n1,\n\n]\n[ f . 'g' ]\n h.i = {}\n"
     keys = {("a", "b", "c"): 1, ("d",): 3, ("f", "g"): 8, ("f", "g", "h", "i"): 9}
     assert {key: line_of(text, key) for key in keys} == keys
+
+
+def line_by_trying(text, key):
+    """Find a line by the definition: parse the first line, the first two, and so on."""
+    table = reading._table_of(text)
+    while key and not reading._has(table, key):
+        key = key[:-1]
+    lines = text.split("\n")
+    begin = 0
+    for end in range(len(lines) if key else 0):
+        try:
+            table = reading._table_of("\n".join(lines[: end + 1]))
+        except ValueError:
+            continue
+        if reading._has(table, key):
+            break
+        begin = end + 1
+    return begin + 1
+
+
+# Strings, comments and brackets hide one another.
+VALUES = [
+    *(
+        "1",
+        "''",
+        '""',
+        "[]",
+        "{}",
+        "[{}]",
+        "'['",
+        "'#'",
+        '"]"',
+        r'"\""',
+        r"'\'",
+        r'"\\"',
+    ),
+    *("{ a = '}' }", "[\n]", "[\n\n1,\n\n]", "[ # ]\n]", "[ # '\n\n'#', [\n] ]"),
+    *('"""\n"""', "'''\n'''", '"""\n[x]\n"""""', "'''\n[\n'''''", '"""\\"""\n"""'),
+    *('["""\n]""",\n]', '"""a""b"\n"""', "'''a''b'\n'''", r'"""\\"""', "'''\\'''"),
+    *("['''\n''', \"\"\"\n\"\"\"]", '"""\\\n\n  """', '"""#"""', "'''#'''", '"""\'"""'),
+]
+# Of the keys each is new: the braces get the number of the statement.
+STATEMENTS = [
+    *(
+        "",
+        " ",
+        "# [",
+        "# '",
+        '# """',
+        "[t{}]",
+        "[[t{}]]",
+        "[t0.u{}]",
+        "[ t{} . 'u' ]#[",
+    ),
+    *("k{} = VALUE", " k{}.a = VALUE # ]", '"[{}" = VALUE', "'#{}' = VALUE"),
+]
+
+
+def statements():
+    drawn = st.tuples(st.sampled_from(STATEMENTS), st.sampled_from(VALUES))
+    return st.lists(drawn, max_size=8)
+
+
+def keys_of(table, above=()):
+    for name, value in table.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from keys_of(value, (*above, name))
+
+
+@given(statements(), st.sampled_from(["", "\n"]))
+def test_a_line_is_that_of_the_definition(drawn, end):
+    written = (
+        statement.replace("{}", str(number)).replace("VALUE", value)
+        for number, (statement, value) in enumerate(drawn)
+    )
+    text = "\n".join(written) + end
+    keys = [*keys_of(reading._table_of(text))]
+    for key in ((), ("missing",), *keys, *((*key, "missing") for key in keys)):
+        assert line_of(text, key) == line_by_trying(text, key)
+
+
+LARGE = {
+    "blank lines": "\n" * 4_000,
+    "comments": "#[\n" * 5_000,
+    "a list": "a = [{}]\n".format("\n" * 9_000),
+    "a text": "a = '''{}'''\n".format("\n" * 9_000),
+    "statements": "".join(f"k{number}=1\n" for number in range(2_000)),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_the_line_in_a_large_file_is_found_by_few_parses(kind, monkeypatch):
+    before = LARGE[kind]
+    parsed, parse = [], reading._table_of
+    monkeypatch.setattr(
+        reading, "_table_of", lambda text: parsed.append(text) or parse(text)
+    )
+    line = before.count("\n") + 1
+    assert line_of(f"{before}key = 1\n", ("key",)) == line
+    assert len(parsed) <= 16
