@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from torchrun_hpc import network
 from torchrun_hpc.doctor.results import no_torch
 from torchrun_hpc.failures.collection import ending
-from torchrun_hpc.failures.last_words import KEPT, last_words
+from torchrun_hpc.failures.last_words import last_words
+from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.planning.endpoints import LOOPBACK
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ class _Worker:
         """Say how it has ended, and why."""
         self.process.kill()  # without effect, unless it has closed its output only
         code = self.wait(_KILL_TIMEOUT)
-        stderr = self._stderr.fileno()
-        start = max(os.fstat(stderr).st_size - KEPT, 0)
-        cause = last_words(os.pread(stderr, KEPT, start), code).cause
+        cause = last_words(end_of(self._stderr.fileno()), code).cause
         return ": ".join(filter(None, (ending(code), cause)))
 
     def wait(self, timeout: float) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import files
 from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words, recorded
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torchrun_hpc.failures.relay import Relay
+
+_LARGEST = 2**24  # bytes of what `@record` writes: a traceback, which may be long
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
             words = last_words(tail, code)
         else:
             unread = relay.unread or "it does not go through the agent"
-        if worker.error_file and Path(worker.error_file).is_file():
-            text = Path(worker.error_file).read_text("utf-8")
+        if worker.error_file:
+            text = files.read(worker.error_file, _LARGEST, os.O_NOFOLLOW).decode()
             words = recorded(text) or words
     return WorkerFailure(
         rank=worker.rank,
@@ -80,12 +82,15 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
 def _end_of_file(path: str) -> tuple[bytes, float]:
     """Return the end of a file, and when it was written."""
     try:
-        with Path(path).open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(file.tell() - KEPT, 0))
-            return file.read(), os.fstat(file.fileno()).st_mtime
+        with open(path, "rb", opener=files.regular) as file:
+            return end_of(file.fileno()), os.fstat(file.fileno()).st_mtime
     except OSError:
         return b"", 0.0
+
+
+def end_of(number: int) -> bytes:
+    """Return the end of an open file: what is kept of what a worker writes."""
+    return os.pread(number, KEPT, max(os.fstat(number).st_size - KEPT, 0))
 
 
 def exit_code_of(pid: int) -> int | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NewType
 
+from torchrun_hpc import files
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -96,9 +98,9 @@ def this_process(
 def read(path: str) -> str | None:
     """Return the text of a file, or its beginning; ``None`` if it cannot be read."""
     try:
-        if not Path(path).is_file():
-            return None  # nor a pipe, on which nobody may ever write
-        with Path(path).open(encoding="utf-8", errors="replace") as file:
+        with open(
+            path, encoding="utf-8", errors="replace", opener=files.regular
+        ) as file:
             return file.read(_LONGEST)
     except (OSError, ValueError):
         return None

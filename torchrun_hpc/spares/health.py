@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from torchrun_hpc.failures.collection import ending
-from torchrun_hpc.failures.worker import exit_code_of
+from torchrun_hpc.failures.worker import end_of, exit_code_of
 from torchrun_hpc.reporting.console import printable
 
 _LONGEST = 150  # characters of its last line
@@ -54,8 +54,7 @@ class HealthCheck:
         with suppress(subprocess.TimeoutExpired):  # the kernel does not let it end
             self._process.wait(_KILL_TIMEOUT)
         with self._output:
-            self._output.seek(0)
-            text = self._output.read().decode(errors="backslashreplace")
+            text = end_of(self._output.fileno()).decode(errors="backslashreplace")
         texts = [line.strip() for line in text.splitlines() if line.strip()]
         last = f": {printable(texts[-1], _LONGEST)}" if texts else ""
         if code is None:

@@ -62,6 +62,10 @@ FAILS = {
         "head -c 300000 /dev/zero | tr '\\0' x; echo; echo bad; exit 1",
         f"{WITH_CODE} 1: bad",
     ),
+    "more output than there is memory": (
+        "dd bs=1 count=0 seek=1T; echo; echo bad; exit 1",
+        f"{WITH_CODE} 1: bad",
+    ),
     "what is no text": (r"printf '\377bad\n'; exit 1", f"{WITH_CODE} 1: \\xffbad"),
 }
 

@@ -66,6 +66,8 @@ RECORDED = json.dumps({"message": {"extraInfo": {"py_callstack": STACK}}})
         (RECORDED, "KeyError: 1"),
         ("no JSON", CAUSE),
         ("\udcff", CAUSE),
+        ('{"message": ' + "[" * 100_000, CAUSE),
+        (RECORDED + " " * 2**24, CAUSE),
         (None, CAUSE),
     ],
 )
@@ -75,6 +77,15 @@ def test_what_record_has_written_is_better(children, relay, tmp_path, text, caus
         file.write_bytes(os.fsencode(text))
     failed = worker(ended(children), error_file=str(file))
     assert failure_of(failed, 1, relay).cause == cause
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_not_waited_for(children, relay, tmp_path, make):
+    made = str(tmp_path / "made")
+    make(made)
+    failed = worker(ended(children), error_file=made)
+    assert failure_of(failed, 1, relay).cause == CAUSE
+    assert failure_of(worker(log=made), 1, relay).lines == ()
 
 
 def test_it_says_why_nothing_is_read(relay):
