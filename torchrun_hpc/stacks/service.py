@@ -40,9 +40,9 @@ class Service:
     def __init__(self, launch_id: str, collect: Callable[[], Any]) -> None:
         self._collect = collect
         self._listening: socket.socket | None = None
-        self._name = (
-            f"\0{_PREFIX}/{os.getuid()}/{launch_id[:_LONGEST_ID]}/{os.getpid()}"
-        )
+        # Random: everybody may take a name, and so keep others from having it.
+        end = f"{launch_id[:_LONGEST_ID]}/{os.urandom(4).hex()}"
+        self._name = f"\0{_PREFIX}/{os.getuid()}/{end}"
         self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
 
     def start(self) -> None:
@@ -80,8 +80,8 @@ def launches() -> Iterator[tuple[str, str]]:
     wanted = f"@{_PREFIX}/{os.getuid()}/"
     for line in _SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines():
         _, found, rest = line.partition(wanted)
-        launch_id, _, pid = rest.rpartition("/")
-        if found and pid and _LISTENS in line.split():
+        launch_id, _, end = rest.rpartition("/")
+        if found and end and _LISTENS in line.split():
             yield launch_id, "\0" + (wanted + rest)[1:]
 
 

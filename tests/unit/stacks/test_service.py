@@ -44,14 +44,23 @@ def test_an_answer(serve, launch_id):
 
 
 def test_two_of_one_process(serve):
-    """A program may launch twice at the same time: the first one answers."""
-    first = serve("19.0", lambda: {"which": "first"})
-    second = serve("19.0", lambda: {"which": "second"})
-    (name,) = names_of("19.0")
-    assert ask(name, PATIENCE) == {"which": "first"}
-    second.close()
-    assert ask(name, PATIENCE) == {"which": "first"}
+    """A program may launch twice at the same time: both answer."""
+    first = serve("19.0", lambda: "first")
+    serve("19.0", lambda: "second")
+    answers = sorted(ask(name, PATIENCE) for name in names_of("19.0"))
+    assert answers == ["first", "second"]
     first.close()
+    (name,) = names_of("19.0")
+    assert ask(name, PATIENCE) == "second"
+
+
+def test_nobody_can_take_the_name_before(serve, other_program):
+    for pid in range(os.getpid() - 5, os.getpid() + 5):
+        other_program(b"", pid)
+    before = {*names_of("19.0")}
+    serve("19.0", lambda: {"workers": []})
+    (name,) = {*names_of("19.0")} - before
+    assert ask(name, PATIENCE) == {"workers": []}
 
 
 def test_a_launch_that_is_answering_is_one_launch(serve):
@@ -163,9 +172,9 @@ def other_program():
     """Let another program of this user have the name of a launch."""
     with contextlib.ExitStack() as ending:
 
-        def listen(answer):
+        def listen(answer, pid=1):
             listening = ending.enter_context(socket.socket(socket.AF_UNIX))
-            listening.bind(f"\0{service._PREFIX}/{os.getuid()}/19.0/1")
+            listening.bind(f"\0{service._PREFIX}/{os.getuid()}/19.0/{pid}")
             listening.listen()
 
             def serve():
