@@ -9,19 +9,28 @@ import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Container
     from pathlib import Path
 
 
-def regular(path: str, flags: int) -> int:
-    """Open a regular file; an opener for `open`, which refuses folders itself.
+_FILES = (stat.S_IFREG, stat.S_IFDIR)  # `open` itself refuses folders
 
-    Opening a pipe that nobody writes to would wait, and a device may have no end.
+
+def opened(path: str, flags: int, kinds: Container[int] = _FILES) -> int:
+    """Open a file if it is a regular one; an opener for `open`.
+
+    Opening a pipe that nobody uses would wait, and a device may have no end.
+
+    Args:
+        path: Its path.
+        flags: For `os.open`.
+        kinds: What else it has to be: of `stat.S_IFMT`.
 
     Raises:
-        OSError: It is none.
+        OSError: It cannot be opened, or is something else.
     """
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-    if stat.S_IFMT(os.fstat(number).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+    if stat.S_IFMT(os.fstat(number).st_mode) not in kinds:
         os.close(number)
         raise OSError(errno.EINVAL, "It is not a file")
     return number
@@ -38,11 +47,12 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
     Raises:
         OSError: It cannot be read, is no regular file, or has more bytes.
     """
-    with open(path, "rb", opener=lambda name, own: regular(name, own | flags)) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"It has more than {most:,} bytes")
-    return data
+    with open(path, "rb", opener=lambda name, own: opened(name, own | flags)) as file:
+        if os.fstat(file.fileno()).st_size <= most:
+            data: bytes = file.read(most + 1)  # it may have grown
+            if len(data) <= most:
+                return data
+    raise OSError(errno.EFBIG, f"It has more than {most:,} bytes")
 
 
 def write(path: Path, text: str) -> None:

@@ -8,14 +8,14 @@ import importlib.util
 import json
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
+from torchrun_hpc import files
 from torchrun_hpc.commandline import command_line
 from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor import text as reports
-from torchrun_hpc.doctor.examination import COMMAND, examine, unwritable
+from torchrun_hpc.doctor.examination import COMMAND, examine, save, unwritable
 from torchrun_hpc.doctor.examiner import TIMEOUT, Options
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.errors import LaunchError, Message
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.results import Report
 
+_LARGEST = 2**28  # bytes of a report
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -151,12 +152,15 @@ def _tell(message: Message) -> None:
 def _earlier(file: str) -> Report:
     """Read the report of an earlier examination.
 
+    The user has named the file to be read, so links are followed; but it has to be a
+    regular file, of limited size.
+
     Raises:
         LaunchError: It is none.
     """
     problem = f"it is no report of the form {results.SCHEMA}"
     try:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
+        found = json.loads(files.read(file, _LARGEST))
         check_form(found, results.Report)
         if found["schema"] == results.SCHEMA:
             return cast("Report", found)
@@ -175,7 +179,7 @@ def _write(report: Report, args: argparse.Namespace) -> bool:
     for file, content in ((args.json, _as_json), (args.html, _as_page)):
         try:
             if file:
-                Path(file).write_text(content(report), encoding="utf-8")
+                save(file, content(report))
         except Exception as error:  # noqa: BLE001, PERF203 - a library may be broken
             console.write(unwritable(file, error), "error")
             written = False

@@ -6,11 +6,13 @@ import contextlib
 import errno
 import os
 import shlex
+import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import files
 from torchrun_hpc.commandline import command_line
 from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import place, summary
@@ -125,18 +127,49 @@ def _try_files(files: Sequence[str], tell: Callable[[Message], None]) -> None:
 
 def _problem_of(file: str) -> Message | None:
     """Find out whether a file can be written; it is not opened, nor made."""
-    path, number = Path(os.path.realpath(file)), 0
+    path, number = Path(file), 0
     try:
-        is_there = path.exists()
+        is_kept = _is_systems(path) or _is_stream(path)
         if path.is_dir():
             number = errno.EISDIR
-        elif not (is_there or path.parent.is_dir()):
+        elif not path.parent.is_dir():
             number = errno.ENOENT
-        elif not os.access(path if is_there else path.parent, os.W_OK):
+        elif not os.access(path if is_kept else path.parent, os.W_OK):
             number = errno.EACCES
     except OSError as error:
         return unwritable(file, error)
     return unwritable(file, OSError(number, os.strerror(number))) if number else None
+
+
+def save(file: str, text: str) -> None:
+    """Write a file that a person has named.
+
+    A link of that name is replaced: others may have put it there. What is no file, such
+    as a pipe, is written to, and so is all that is in /dev and /proc.
+
+    Raises:
+        OSError: It cannot be written; also if nobody reads a pipe.
+    """
+    path = Path(file)
+    if _is_systems(path):
+        path.write_text(text, encoding="utf-8")
+    elif _is_stream(path):
+        number = files.opened(file, os.O_WRONLY, (stat.S_IFIFO, stat.S_IFCHR))
+        os.set_blocking(number, True)
+        with os.fdopen(number, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    else:
+        files.write(path, text)
+
+
+def _is_systems(path: Path) -> bool:
+    """Say whether no other user can have put a link there, as with /dev/stdout."""
+    folder = os.path.realpath(path.parent)
+    return path.exists() and (folder == "/dev" or folder.startswith("/proc/"))
+
+
+def _is_stream(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 def _why(error: Exception, here: Place, options: Options) -> Message:

@@ -82,7 +82,7 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
 def _end_of_file(path: str) -> tuple[bytes, float]:
     """Return the end of a file, and when it was written."""
     try:
-        with open(path, "rb", opener=files.regular) as file:
+        with open(path, "rb", opener=files.opened) as file:
             return end_of(file.fileno()), os.fstat(file.fileno()).st_mtime
     except OSError:
         return b"", 0.0

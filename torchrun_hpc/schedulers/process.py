@@ -99,7 +99,7 @@ def read(path: str) -> str | None:
     """Return the text of a file, or its beginning; ``None`` if it cannot be read."""
     try:
         with open(
-            path, encoding="utf-8", errors="replace", opener=files.regular
+            path, encoding="utf-8", errors="replace", opener=files.opened
         ) as file:
             return file.read(_LONGEST)
     except (OSError, ValueError):

@@ -31,7 +31,8 @@ def folder(tmp_path):
         ("", FOLDER),
         ("none/file", NONE),
         ("old/file", NONE),
-        ("link out", NONE),
+        ("link out", None),  # it is replaced
+        ("/dev/stdout", None),
     ],
 )
 def test_a_file_is_tried_and_left_as_it_is(name, problem, folder):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from doctor.reports import make_report
+from waiting import PATIENCE
 
 from torchrun_hpc import doctor
 from torchrun_hpc.doctor import __main__ as command
@@ -96,10 +100,30 @@ def test_a_wrong_earlier_report(kind, capsys, tmp_path):
     assert f"HPC195 --compare={file} cannot be read: it is no report" in line
 
 
+NO_FILES = {
+    "a pipe": (os.mkfifo, "It is not a file"),
+    "a folder": (os.mkdir, "Is a directory"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "It is not a file"),
+    "large": (lambda path: path.touch() or os.truncate(path, 2**40), "more than"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_earlier_report_at_all(kind, capsys, tmp_path):
+    make, problem = NO_FILES[kind]
+    make(tmp_path / "report.json")
+    line = wrong(capsys, f"--compare={tmp_path / 'report.json'}")
+    assert f"HPC195 --compare={tmp_path / 'report.json'} cannot be read: " in line
+    assert problem in line
+
+
 def test_an_earlier_report(tmp_path):
-    file = tmp_path / "report.json"
+    """Also where the user has a link to the latest one."""
+    file, link = tmp_path / "report.json", tmp_path / "latest"
     file.write_text(json.dumps(make_report()))
-    assert command._earlier(str(file)) == make_report()
+    link.symlink_to(file)
+    for each in (file, link):
+        assert command._earlier(str(each)) == make_report()
 
 
 def test_a_page_without_the_library_for_pictures(capsys, monkeypatch):
@@ -118,6 +142,76 @@ def test_a_file_that_cannot_be_written(name, tmp_path, capsys):
     assert not command._write(make_report(), argparse.Namespace(**files))
     assert "HPC197" in capsys.readouterr().err
     assert len([*tmp_path.iterdir()]) == 1
+
+
+def write(path):
+    wanted = argparse.Namespace(json=str(path), html=None)
+    return command._write(make_report(), wanted)
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    victim, file = tmp_path / "victim", tmp_path / "report.json"
+    for target in (victim, tmp_path / "nothing"):
+        victim.write_text("what must stay")
+        file.unlink(missing_ok=True)
+        file.symlink_to(target)
+        assert write(file)
+        assert victim.read_text() == "what must stay"
+        assert json.loads(file.read_text()) == make_report()
+    assert {*tmp_path.iterdir()} == {victim, file}
+
+
+def test_a_pipe_becomes_a_link_while_the_report_is_written(
+    tmp_path, monkeypatch, capsys
+):
+    """Another user waits for the moment between looking and opening."""
+    victim, file = tmp_path / "victim", tmp_path / "report.json"
+    victim.write_text("what must stay")
+    file.symlink_to(victim)
+    monkeypatch.setattr(Path, "is_file", lambda _: False)  # as it was
+    assert not write(file)
+    assert "HPC197" in capsys.readouterr().err
+    assert victim.read_text() == "what must stay"
+
+
+def test_nobody_reads_a_pipe(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert not write(tmp_path / "pipe")
+    assert (
+        "pipe cannot be written: No such device or address" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("of_system", [False, True])
+def test_a_pipe_is_written_to(of_system, tmp_path, monkeypatch):
+    """The report has more than a pipe holds: the reader comes in time."""
+    monkeypatch.setattr(command, "_as_json", lambda _: "x" * 2**18)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDWR)  # so that it does not end before it begins
+    with os.fdopen(reading, "rb") as read, ThreadPoolExecutor(1) as pool:
+        got = pool.submit(read.read, 2**18)
+        assert write(f"/dev/fd/{reading}" if of_system else pipe)
+        assert got.result(PATIENCE) == b"x" * 2**18
+
+
+@pytest.mark.parametrize("name", ["/dev/fd", "/proc/self/fd"])
+def test_standard_output_that_is_a_file_is_written_to(name, tmp_path):
+    """As by `--json=/dev/stdout > report.json`, whatever stands there already."""
+    file = tmp_path / "report.json"
+    with file.open("w") as output:
+        output.write("text " * 10**5)
+        output.flush()
+        assert write(f"{name}/{output.fileno()}")
+        assert os.fstat(output.fileno()).st_nlink == 1
+    assert json.loads(file.read_text()) == make_report()
+
+
+def test_a_device_stays_one(capsys):
+    before = Path("/dev/null").stat()
+    assert write("/dev/null")
+    assert Path("/dev/null").stat().st_ino == before.st_ino
+    assert capsys.readouterr().err == ""
 
 
 def test_a_program_gets_the_code_of_a_fault(monkeypatch):
