@@ -9,14 +9,13 @@ import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Container
     from pathlib import Path
 
 
 _FILES = (stat.S_IFREG, stat.S_IFDIR)  # `open` itself refuses folders
 
 
-def opened(path: str, flags: int, kinds: Container[int] = _FILES) -> int:
+def opened(path: str, flags: int) -> int:
     """Open a file if it is a regular one; an opener for `open`.
 
     Opening a pipe that nobody uses would wait, and a device may have no end.
@@ -24,13 +23,12 @@ def opened(path: str, flags: int, kinds: Container[int] = _FILES) -> int:
     Args:
         path: Its path.
         flags: For `os.open`.
-        kinds: What else it has to be: of `stat.S_IFMT`.
 
     Raises:
         OSError: It cannot be opened, or is something else.
     """
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-    if stat.S_IFMT(os.fstat(number).st_mode) not in kinds:
+    if stat.S_IFMT(os.fstat(number).st_mode) not in _FILES:
         os.close(number)
         raise OSError(errno.EINVAL, "It is not a file")
     return number

@@ -45,6 +45,7 @@ class Link:
     Attributes:
         ends: Who has opened it, and to whom.
         is_open: At both ends.
+        is_dead: The ways to both ends: nothing arrives any more.
         ways: What is under way to each end: messages, `END` or `BROKEN`.
         since: When something was last delivered to each end.
     """
@@ -52,6 +53,7 @@ class Link:
     def __init__(self, client, host):
         self.ends = client, host
         self.is_open = [True, True]
+        self.is_dead = [False, False]
         self.ways = deque(), deque()
         self.since = [0, 0]
 
@@ -485,8 +487,10 @@ class Job:
                 to, sender = link.ends[end], link.ends[1 - end]
                 if not link.ways[end] or not to.alive or to.suspended:
                     continue
-                if self.is_rejected(sender, to):
+                if link.is_dead[end]:
                     link.ways[end].clear()
+                elif self.is_rejected(sender, to):
+                    link.is_dead[end] = True
                     link.ways[1 - end].append(BROKEN)
                 elif self.reach(sender, to):
                     yield link, end
@@ -495,6 +499,8 @@ class Job:
         agent, message = link.ends[end], link.ways[end].popleft()
         link.since[end] = self.now
         if not link.is_open[end]:
+            if message not in (END, BROKEN):  # the kernel answers what nobody reads
+                link.ways[1 - end].append(BROKEN)
             return
         if message in (END, BROKEN):
             link.is_open[end] = False

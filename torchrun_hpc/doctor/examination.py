@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import shlex
-import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -129,12 +128,11 @@ def _problem_of(file: str) -> Message | None:
     """Find out whether a file can be written; it is not opened, nor made."""
     path, number = Path(file), 0
     try:
-        is_kept = _is_systems(path) or _is_stream(path)
         if path.is_dir():
             number = errno.EISDIR
         elif not path.parent.is_dir():
             number = errno.ENOENT
-        elif not os.access(path if is_kept else path.parent, os.W_OK):
+        elif not os.access(path if _is_systems(path) else path.parent, os.W_OK):
             number = errno.EACCES
     except OSError as error:
         return unwritable(file, error)
@@ -144,20 +142,15 @@ def _problem_of(file: str) -> Message | None:
 def save(file: str, text: str) -> None:
     """Write a file that a person has named.
 
-    A link of that name is replaced: others may have put it there. What is no file, such
-    as a pipe, is written to, and so is all that is in /dev and /proc.
+    What has that name is replaced: others may have put a link there. What is in /dev
+    and /proc is written to.
 
     Raises:
-        OSError: It cannot be written; also if nobody reads a pipe.
+        OSError: It cannot be written.
     """
     path = Path(file)
     if _is_systems(path):
         path.write_text(text, encoding="utf-8")
-    elif _is_stream(path):
-        number = files.opened(file, os.O_WRONLY, (stat.S_IFIFO, stat.S_IFCHR))
-        os.set_blocking(number, True)
-        with os.fdopen(number, "w", encoding="utf-8") as stream:
-            stream.write(text)
     else:
         files.write(path, text)
 
@@ -166,10 +159,6 @@ def _is_systems(path: Path) -> bool:
     """Say whether no other user can have put a link there, as with /dev/stdout."""
     folder = os.path.realpath(path.parent)
     return path.exists() and (folder == "/dev" or folder.startswith("/proc/"))
-
-
-def _is_stream(path: Path) -> bool:
-    return path.exists() and not path.is_file()
 
 
 def _why(error: Exception, here: Place, options: Options) -> Message:
