@@ -241,8 +241,9 @@ class Agent:
 
     def worker_fails(self):
         """Its first worker fails: a restart for all."""
-        if self.workers is not None and self.runs:
-            rank = self.member.record.active.index(self.number)
+        active = self.member.record.active  # without it, if it is replaced already
+        if self.workers is not None and self.runs and self.number in active:
+            rank = active.index(self.number)
             died = protocol.packed_worker(worker_failure(rank))
             self.send({"died": died, "round": self.workers})
 
