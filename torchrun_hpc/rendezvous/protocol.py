@@ -298,11 +298,12 @@ class Lines:
         Raises:
             ProtocolError: A line is too long, or no message.
         """
-        self._rest += data
-        *complete, rest = self._rest.split(b"\n")
-        if any(len(line) > self.limit for line in (*complete, rest)):
+        first, *others = data.split(b"\n")
+        self._rest += first  # it has no end of a line: no byte is looked at twice
+        complete = [self._rest, *map(bytearray, others)]
+        self._rest = complete.pop()
+        if any(len(line) > self.limit for line in (*complete, self._rest)):
             raise ProtocolError(f"a line of more than {self.limit} bytes")
-        self._rest = rest
         try:
             messages = [json.loads(line) for line in complete]
         except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError

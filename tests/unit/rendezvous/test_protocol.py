@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -106,6 +107,21 @@ def test_the_limit_may_grow_between_two_messages():
     assert len(lines.feed(protocol.encode({"protocol": 1}))) == 1
     lines.limit = protocol.LINE_LIMIT
     assert lines.feed(long) == [{"set": "x" * protocol.JOIN_REQUEST_LIMIT}]
+
+
+def test_a_long_line_in_small_pieces():
+    """Each byte is looked at once, however long the line is by then."""
+
+    def cost(rest):
+        lines = Lines(protocol.LINE_LIMIT)
+        lines.feed(b"x" * rest)
+        start = time.process_time()
+        for _ in range(300):
+            lines.feed(b"x")
+        return time.process_time() - start
+
+    # A search of all that has arrived costs some hundred times as much.
+    assert min(cost(2**20) for _ in range(3)) < 20 * min(cost(1) for _ in range(3))
 
 
 messages = st.dictionaries(st.text(), values, max_size=3)
