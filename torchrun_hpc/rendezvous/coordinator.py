@@ -342,6 +342,7 @@ class Coordinator:
         connection = self._agents.pop(rank).connection
         del self._ranks[connection]
         self._unread.discard(connection)
+        self._store.forget(connection)
         self._joined.discard(rank)
         self.outbox.append((connection, RESET))
 

@@ -25,12 +25,17 @@ class _Get(NamedTuple):
 
 
 class KeyValueStore:
-    """A store of texts. Questions for keys that do not exist yet are answered later."""
+    """A store of texts. Questions for keys that do not exist yet are answered later.
+
+    One question of each connection may wait: an agent asks one thing at a time.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
         self._size = 0
-        self._waiting: dict[str, list[_Get]] = {}  # by the first key that is missing
+        # Questions that wait, by the first key that is missing, and connection.
+        self._waiting: dict[str, dict[Hashable, _Get]] = {}
+        self._missing: dict[Hashable, str] = {}  # that key, by connection
 
     def ask(self, connection: Hashable, message: Mapping[str, Any]) -> list[Answer]:
         """Answer a question, and others that waited for what it sets.
@@ -53,10 +58,19 @@ class KeyValueStore:
                 value = all(key in self._values for key in message["check"])
             else:
                 keys = [str(key) for key in message["get"]]
+                self.forget(connection)
                 return list(self._get(_Get(connection, number, keys)))
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             raise ProtocolError("not a question to the store") from None
         return [*answers, (connection, {"answer": number, "value": value})]
+
+    def forget(self, connection: Hashable) -> None:
+        """Forget the question of a connection that waits for an answer."""
+        key = self._missing.pop(connection, None)
+        if key is not None:
+            del self._waiting[key][connection]
+            if not self._waiting[key]:
+                del self._waiting[key]
 
     def _set(self, values: Mapping[str, str]) -> Iterator[Answer]:
         for key, value in values.items():
@@ -67,7 +81,8 @@ class KeyValueStore:
             self._size = size
             self._values[key] = value
         for key in values:
-            for question in self._waiting.pop(key, ()):
+            for question in self._waiting.pop(key, {}).values():
+                del self._missing[question.connection]
                 yield from self._get(question)
 
     def _get(self, question: _Get) -> Iterator[Answer]:
@@ -76,7 +91,8 @@ class KeyValueStore:
             key = question.keys[index]
             if key not in self._values:
                 later = question._replace(start=index)
-                self._waiting.setdefault(key, []).append(later)
+                self._waiting.setdefault(key, {})[question.connection] = later
+                self._missing[question.connection] = key
                 return
         values = [self._values[key] for key in question.keys]
         yield question.connection, {"answer": question.number, "value": values}

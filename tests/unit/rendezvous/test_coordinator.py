@@ -432,6 +432,20 @@ def test_whatever_is_asked_or_answered(key, value):
 # --- agents that are gone -----------------------------------------------------------
 
 
+@pytest.mark.parametrize("how", ["its connection ends", "it leaves"])
+def test_nothing_is_kept_of_what_an_agent_waited_for(how):
+    job = Job(max_restarts=1).all_at_work()
+    job.send(1, ask=1, get=["a"])
+    store = job.coordinator._store
+    assert list(store._missing) == [1]
+    if how == "it leaves":
+        job.send(1, bye=True)
+    else:
+        job.lose(1)
+    assert not store._missing
+    assert not store._waiting
+
+
 @pytest.mark.parametrize("joined", [(0, 1, 2), (0, 2)])
 def test_an_agent_is_lost_for_good(joined):
     """At work, or while others are waited for."""
