@@ -90,6 +90,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._connection: Connection | None = None
         self._workers_store: list[Any] = []
         self._opening: threading.Thread | None = None
+        # Of each node that waits for stacks, its first question and its newest one.
+        self._asked: dict[int, list[Any]] = {}
+        self._lock = threading.Lock()  # of these
 
     # --- what torch asks ----------------------------------------------------------
 
@@ -307,22 +310,33 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         else:
             opening.append(store)
 
-    def _answer(self, question: Any) -> None:
+    def _ask(self, rank: int, number: Any) -> None:
+        """Take the stacks for another node, unless they are being taken for it."""
+        with self._lock:
+            first = self._asked.get(rank, [])[:1]
+            self._asked[rank] = [*first, [rank, number]]
+        if not first:
+            threading.Thread(target=self._answer, args=[rank], daemon=True).start()
+
+    def _answer(self, rank: int) -> None:
         """Send the stacks of this node's workers to the one that asks."""
-        answer = {"sampled": question, "of": self._sample()}
-        if self._client is not None:
-            self._client.send(answer)
+        try:
+            found = self._sample()
+        finally:
+            with self._lock:
+                questions = self._asked.pop(rank)
+        if (client := self._client) is not None:
+            for question in questions:
+                client.send({"sampled": question, "of": found})
 
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
             report.write(event["report"], self._plan)
             return
-        if "stacks" in event:
-            name = "stacks of this node"
-            threading.Thread(
-                target=self._answer, args=[event["stacks"]], name=name, daemon=True
-            ).start()
-            return
+        match event.get("stacks"):
+            case [int(rank), number]:
+                self._ask(rank, number)
+                return
         message = messages.render(event, self._plan)
         if message is not None:
             console.write(message, "warning" if "sites" in event else "")

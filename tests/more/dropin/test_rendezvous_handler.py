@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -485,6 +486,63 @@ def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) 
 def test_no_address_of_the_workers_store(store: Any) -> None:
     with pytest.raises(RendezvousError, match="did not say where"):
         handlers.workers_address({"go": 0, "store": store})
+
+
+# --- stacks -------------------------------------------------------------------------
+
+# The questions, the first of which is answered first; and what is sent in the end.
+QUESTIONS: dict[str, tuple[list[Any], list[Any]]] = {
+    "one": ([[0, 1]], [[0, 1]]),
+    "many of one node": ([[0, number] for number in range(600)], [[0, 0], [0, 599]]),
+    "of two nodes": ([[0, 1], [1, 1], [0, 2]], [[0, 1], [0, 2], [1, 1]]),
+    "that are none": ([None, 5, [], ["0", 1], [[], 1], [0, 1, 2]], []),
+}
+
+
+@pytest.mark.parametrize("case", QUESTIONS)
+def test_stacks_are_taken_for_one_node_once_at_a_time(job: Job, case: str) -> None:
+    """What a node asks meanwhile is answered by its newest number, too."""
+    questions, expected = QUESTIONS[case]
+    handler, may_end = job.handler(0), threading.Event()
+    taken: list[int] = []
+
+    def sample() -> list[Any]:
+        taken.append(len(taken))
+        assert may_end.wait(PATIENCE)
+        return []
+
+    handler._sample = sample
+    for repeated in (1, 2):  # the next question is answered, too
+        sent: list[Any] = []
+        handler._connection = SimpleNamespace(  # type: ignore[assignment]
+            client=SimpleNamespace(send=sent.append), close=list, _server=None
+        )
+        may_end.clear()
+        for question in questions:
+            handler._report({"stacks": question})
+        askers = {rank for rank, _ in expected}
+        wanted = repeated * len(askers)
+        until(lambda wanted=wanted: len(taken) == wanted)
+        may_end.set()
+        until(lambda sent=sent: len(sent) == len(expected))
+        assert sorted(each["sampled"] for each in sent) == expected
+
+
+def test_stacks_that_cannot_be_taken_are_taken_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, tried = job.handler(0), []
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def sample() -> list[Any]:
+        tried.append(threading.current_thread())
+        raise MemoryError
+
+    handler._sample = sample
+    for number in (1, 2):
+        handler._report({"stacks": [0, number]})
+        until(lambda number=number: len(tried) == number)
+        tried[-1].join(PATIENCE)
 
 
 # --- open files ---------------------------------------------------------------------
