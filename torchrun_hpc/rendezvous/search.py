@@ -259,6 +259,8 @@ class Search:
             await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
         except asyncio.TimeoutError:
             raise _OtherPeerError("no answer to the connection") from None
+        except (OverflowError, ValueError) as error:  # no host, or no port
+            raise _OtherPeerError(str(error)) from None
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise  # this node's own fault

@@ -175,10 +175,10 @@ class SparesCoordinator(Coordinator):
     def _handle_present(self, member: int, value: Any) -> None:
         """Take note where a member can be asked, and what it knows."""
         try:
-            host, port = value["address"]
+            address = records.address_of(value["address"])
             number, coordinator = value["term"]
             round_known, known = int(value["round"]), value.get("record")
-            address, term = (str(host), int(port)), (int(number), int(coordinator))
+            term = int(number), int(coordinator)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             raise ProtocolError("not a member") from None
         self._term = max(self._term, term)

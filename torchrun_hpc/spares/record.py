@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 LOSSES = 2  # of a member, after which it is out
 
+_LONGEST = 253  # characters of a host's name (RFC 1035)
+
 Address = tuple[str, int]
 
 
@@ -66,6 +68,20 @@ def packed(record: Record) -> dict[str, Any]:
     }
 
 
+def address_of(value: Any) -> Address:
+    """Read where a member can be asked: what `socket.getaddrinfo` can look for.
+
+    Raises:
+        ValueError: It is no address, or no port.
+    """
+    match value:
+        case [str(host), int(port)] if port is not True and 0 < port < 2**16:
+            if 0 < len(host) <= _LONGEST and host.isprintable() and " " not in host:
+                host.encode("idna")  # or UnicodeError, which is a ValueError
+                return host, port
+    raise ValueError("not an address")
+
+
 def unpacked(value: Any) -> Record:
     """Read a record.
 
@@ -78,7 +94,7 @@ def unpacked(value: Any) -> Record:
             term=(int(number), int(member)),
             round=int(value["round"]),
             active=tuple(map(int, value["active"])),
-            addresses={int(m): (str(h), int(p)) for m, (h, p) in value["addresses"]},
+            addresses={int(m): address_of(where) for m, where in value["addresses"]},
             may_run=tuple(map(int, value["may_run"])),
             losses={int(m): int(n) for m, n in value["losses"]},
             out={int(m): str(why) for m, why in value["out"]},

@@ -187,6 +187,21 @@ def test_a_name_that_does_not_resolve(job, monkeypatch):
     assert not_found(job, client) == "port 1: Name or service not known"
 
 
+NO_ADDRESSES = {
+    "a port above all": ("127.0.0.1", 70000),
+    "a port below all": ("127.0.0.1", -1),
+    "a name with an empty part": ("n1..cluster", 4000),
+    "a name with a NUL": ("n1\0", 4000),
+}
+
+
+@pytest.mark.parametrize("case", NO_ADDRESSES)
+def test_what_is_no_address(job, case):
+    host, port = NO_ADDRESSES[case]
+    client = job.client(0, (port,), where={"host": host})
+    assert not_found(job, client).startswith(f"port {port}: ")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason", "value"),
     [

@@ -404,7 +404,10 @@ def test_members_that_are_out_do_not_take_over():
 
 
 WRONG = {
-    "address": [None, ["n1"], ["n1", "ssh"]],
+    "address": [
+        *(None, ["n1"], ["n1", "ssh"], ["n1", 70000], ["n1", -1], ["n1", True]),
+        *(["n1..cluster", 4000], ["n1\0", 4000], ["", 4000], [1, 4000]),
+    ],
     "term": [None, [1]],
     "round": [None, "first", float("inf")],
     "record": [{}, "record"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from contextlib import suppress
 from dataclasses import fields, replace
 
 import pytest
@@ -14,6 +16,7 @@ from torchrun_hpc.reporting.console import printable
 from torchrun_hpc.spares.record import (
     LOSSES,
     Record,
+    address_of,
     assigned,
     blamed,
     first_record,
@@ -177,6 +180,7 @@ def test_a_script_that_fails_everywhere_costs_no_node():
 # --- as plain data ------------------------------------------------------------------
 
 numbers = st.integers(-1, 10**6)
+hosts = st.sampled_from(["n1", "jwb0001i.juwels", "10.0.0.1", "fe80::1%ib0.8001"])
 texts = st.text(max_size=5).map(lambda text: printable(text, 5))
 some_numbers = st.lists(numbers, max_size=4).map(tuple)
 
@@ -190,7 +194,7 @@ records = st.builds(
     term=st.tuples(numbers, numbers),
     round=numbers,
     active=some_numbers,
-    addresses=by_number(st.tuples(texts, numbers)),
+    addresses=by_number(st.tuples(hosts, st.integers(1, 2**16 - 1))),
     losses=by_number(numbers),
     out=by_number(texts),
     suspect=numbers,
@@ -221,6 +225,53 @@ WRONG = {
     "excused": [1, ["n1"]],
     "may_run": [1, ["n1"]],
 }
+
+
+ADDRESSES = [
+    *(["n1", 1], ["n1", 65535], ["10.0.0.1", 4000], ["::1", 4000]),
+    *(["fe80::1%ib0.8001", 4000], ["::ffff:10.0.0.1", 4000], ["node_1", 4000]),
+    *(["jwb0001i.juwels", 4000], ["n1.cluster.", 4000], ["jülich", 4000]),
+    *(["x" * 63, 4000], [".".join(["x" * 62] * 4), 4000]),
+]
+NO_ADDRESSES = [
+    *(None, "n1", 4000, [], ["n1"], ["n1", 4000, 0], {"n1": 4000}),
+    *([None, 4000], [1, 4000], [["n1"], 4000], [True, 4000]),
+    *(["n1", port] for port in (0, -1, 65536, 70000, 10**30, True, "4000", 4e3, None)),
+    *([host, 4000] for host in ("", ".", "n1..cluster", ".n1", "n1.cluster..")),
+    *([host, 4000] for host in ("n\0001", "n 1", "n1\n", "\x1b[2J", "n1\xa0")),
+    *([host, 4000] for host in ("\ud800", "a。。b", "xn--\udcff")),
+    *([host, 4000] for host in ("fe80::1%a b", "fe80::1%\0", "\u200b", "\u202en1")),
+    *([host, 4000] for host in ("x" * 64, "x" * 10**5, ".".join(["x" * 62] * 5))),
+    ["ü" * 63, 4000],
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address(address):
+    assert address_of(as_sent(address)) == tuple(address)
+    value = as_sent(packed(RECORD)) | {"addresses": [[1, address]]}
+    assert unpacked(value).addresses == {1: tuple(address)}
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES, ids=lambda each: repr(each)[:40])
+def test_what_is_no_address(address):
+    with pytest.raises(ValueError):  # noqa: PT011 - any, which may be a codec's
+        address_of(address)
+    with pytest.raises(ProtocolError, match="not a record"):
+        unpacked(as_sent(packed(RECORD)) | {"addresses": [[1, address]]})
+
+
+@given(st.text() | st.from_regex(r"[\w.%:-]{0,80}"), st.integers())
+def test_an_address_can_be_looked_for(host, port):
+    """Whatever is one, the system's own functions take it, or say that it is none."""
+    try:
+        address = address_of([host, port])
+    except ValueError:
+        return
+    assert address == (host, port)
+    host.encode("idna")
+    with suppress(OSError):
+        socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)
 
 
 @pytest.mark.parametrize("value", [None, "record", 1, [1], {}])
