@@ -37,7 +37,7 @@ SETTINGS = Settings(
 )
 # Its release is not `__version__`: the coordinator refuses another version with its own
 # release, and a test must tell that from the agent's.
-REQUEST = JoinRequest("19.0", "mine", 3, 0, "n0", 100, "0.1.0")
+REQUEST = JoinRequest("19.0", "mine", 3, 0, "n0", 100, "0.1.0", "agent 0")
 
 NOT_YET = "nobody listens (not started there yet, or ended)"
 
@@ -52,9 +52,19 @@ def worker_failure(rank, **changes):
     return WorkerFailure(rank, **values | {"time": 1.7e9} | changes)
 
 
+def agent_of(rank):
+    """Return what differs in the join requests of a job's agents."""
+    return {
+        "rank": rank,
+        "host": f"n{rank}",
+        "pid": 100 + rank,
+        "agent": f"agent {rank}",
+    }
+
+
 def request_of(rank, **changes):
     """Return the first message of an agent."""
-    request = replace(REQUEST, rank=rank, host=f"n{rank}", pid=100 + rank)
+    request = replace(REQUEST, **agent_of(rank))
     return {"protocol": protocol.VERSION, **asdict(request), **changes}
 
 
@@ -197,9 +207,8 @@ class Job:
             "timeout": LIMIT,
             "silence_timeout": 120,
         } | (where or {})
-        request = {"rank": rank, "host": f"n{rank}", "pid": 100 + rank} | request
         made = Client(
-            replace(REQUEST, **request),
+            replace(REQUEST, **agent_of(rank) | request),
             CoordinatorAddress(**where),
             on_event or self.events[rank].append,
             own_failure,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
+import secrets
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -65,6 +67,12 @@ class RoundOverError(Exception):
     """The round ended before the workers could start: join the next one."""
 
 
+@functools.cache
+def _agent(_pid: int) -> str:
+    """Return a random number of a process: a fork of it has another one."""
+    return secrets.token_hex(16)
+
+
 def request_of(plan: LaunchPlan, run_id: str) -> JoinRequest:
     """Return what the agent of this node tells of itself."""
     rank = plan.world.node_rank
@@ -76,6 +84,7 @@ def request_of(plan: LaunchPlan, run_id: str) -> JoinRequest:
         host=plan.world.hosts[rank],
         pid=os.getpid(),
         release=__version__,
+        agent=_agent(os.getpid()),
         site=str(plan.site.value) if plan.site else "",
         spares=plan.world.spares,
     )

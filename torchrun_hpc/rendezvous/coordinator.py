@@ -246,8 +246,9 @@ class Coordinator:
 
     def _handle_request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
         version = message.get("protocol")
-        if type(version) is not int:
-            raise ProtocolError("not a join request")
+        candidates = (each.connection for each in self._candidates.values())
+        if type(version) is not int or connection in candidates:
+            raise ProtocolError("not a join request, or the second one")
         if message.get("job") != self.settings.job:
             self._refuse(connection, Refusal.UNKNOWN, "")  # whoever asks
             return
@@ -292,7 +293,7 @@ class Coordinator:
             if failure is not None:
                 self._agent_failed(request.rank, protocol.unpacked(failure))
             self._accept(connection, request)
-        elif (first.request.host, first.request.pid) == (request.host, request.pid):
+        elif first.request.agent == request.agent:
             # It has closed its first connection, of which the end is yet to come.
             self._remove(request.rank)
             self._accept(connection, request)

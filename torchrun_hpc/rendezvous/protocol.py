@@ -60,7 +60,7 @@ from torchrun_hpc.reporting.console import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VERSION = 3
+VERSION = 4
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
@@ -111,9 +111,12 @@ class JoinRequest:
         run_id: Torch's rendezvous id: the same, or what the user set.
         nodes: Number of nodes.
         rank: Its node rank.
-        host: Its node's name.
-        pid: Its process id.
+        host: Its node's name, to be shown.
+        pid: Its process id, to be shown: not even one host has it once, where
+            containers have process ids of their own.
         release: Of torchrun_hpc.
+        agent: A random number of the process, in hexadecimal. Nobody is sent that of
+            another agent.
         site: Name of the computing centre whose rules it uses; empty without.
         spares: How many of the nodes wait to take the place of another one.
     """
@@ -125,6 +128,7 @@ class JoinRequest:
     host: str
     pid: int
     release: str
+    agent: str
     site: str = ""
     spares: int = 0
 
@@ -267,7 +271,7 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     request = JoinRequest(**values)
     numbers = (request.nodes, request.rank, request.pid, request.spares)
     texts = (request.job, request.run_id, request.host, request.release, request.site)
-    if not _are(int, *numbers) or not _are(str, *texts):
+    if not _are(int, *numbers) or not _are(str, *texts, request.agent):
         raise ProtocolError("not a join request")
     return request
 

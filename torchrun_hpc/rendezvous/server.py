@@ -322,16 +322,17 @@ class _Connection(asyncio.Protocol):
         self._deadline = loop.call_later(_JOIN_REQUEST_TIMEOUT, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        if self._transport.is_closing():
-            return
         try:
             for message in self._lines.feed(data):
+                if self._transport.is_closing():  # it is refused, or has left
+                    break
                 if self._deadline is not None:
                     self._deadline.cancel()
                     self._deadline = None
                     self._lines.limit = protocol.LINE_LIMIT
                     self._server.identified(self)
                 self._server.coordinator.receive(self, message)
+                self._server.flush()
         except protocol.ProtocolError:
             self.abort()
         self._server.flush()

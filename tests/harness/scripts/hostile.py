@@ -89,7 +89,7 @@ def pretend(place: tuple[str, int]) -> None:
     for rank in range(3):
         request = {"protocol": VERSION, "job": JOB, "run_id": JOB, "nodes": 3,
                    "rank": rank, "host": "evil", "pid": 1, "release": "1",
-                   "site": ""}  # fmt: skip
+                   "agent": "evil", "site": "", "spares": 0}  # fmt: skip
         with contextlib.suppress(OSError), connected(place) as opened:
             did["pretended"] += 1
             opened.sendall(json.dumps(request).encode() + b"\n")

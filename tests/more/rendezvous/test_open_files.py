@@ -135,7 +135,7 @@ from torchrun_hpc.rendezvous.search import CoordinatorAddress
 from torchrun_hpc.rendezvous.protocol import JoinRequest
 
 client = Client(
-    JoinRequest("19.0", "mine", 3, 1, "n1", 100, "0.1.0"),
+    JoinRequest("19.0", "mine", 3, 1, "n1", 100, "0.1.0", "agent 1"),
     CoordinatorAddress("127.0.0.1", (1, 2), float(sys.argv[1]), 120),
     print,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import math
 import os
+import re
 import signal
 import threading
 from contextlib import contextmanager
@@ -26,14 +27,26 @@ from loopback import (
     waits,
     worker_failure,
 )
+from plans import make_launch_plan
 from waiting import PATIENCE, until
 
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import coordinator, protocol
-from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.client import JobFailedError, request_of
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
+
+
+def test_each_process_is_an_agent_of_its_own(monkeypatch):
+    """Also a fork, where a worker launches once more."""
+    plan = make_launch_plan(hosts=("n0",))
+    requests = [request_of(plan, run_id) for run_id in ("mine", "")]
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    first, same, fork = (*(each.agent for each in requests), request_of(plan, "").agent)
+    assert first == same != fork
+    assert re.fullmatch("[0-9a-f]{32}", first)
+
 
 # --- a job --------------------------------------------------------------------------
 
@@ -412,7 +425,7 @@ def test_an_agent_that_is_started_again(job):
     made = job.at_work(max_restarts=1)
     cut(made[2])
     until(lambda: made[0].is_over and made[1].is_over)
-    made[2] = job.client(2, pid=999)
+    made[2] = job.client(2, agent="second")
     made[2].connect()
     assert made[2].next_round == 1
     for go in join_all(made):

@@ -380,7 +380,7 @@ def test_an_answer_for_an_agent_that_is_gone():
     job.send(1, stacks=7)
     job.lose(1)
     assert job.send(2, sampled=[1, 7], of=[]) == {}
-    job.send("again", **request_of(1, pid=999))
+    job.send("again", **request_of(1, agent="second"))
     assert job.send(0, stacks=8)["again"] == [{"stacks": [0, 8]}]
 
 
@@ -460,7 +460,7 @@ def test_an_agent_is_lost_and_started_again():
     over = {"over": 0}
     assert job.lose(2) == {0: [over, {"lost": 2}], 1: [over], 2: ["close"]}
     job.join(0, 1)
-    assert job.send("again", **request_of(2, pid=999)) == {"again": [welcome(1)]}
+    assert job.send("again", **request_of(2, agent="second")) == {"again": [welcome(1)]}
     assert job.send("again", join=1) == to((0, 1, "again"), go(1))
 
 
@@ -469,7 +469,7 @@ def test_an_agent_is_lost_while_others_are_waited_for():
     job = Job(max_restarts=1).all_there()
     job.join(0, 2)
     assert job.lose(2) == {0: [{"lost": 2}], 2: ["close"]}
-    job.send("again", **request_of(2, pid=999))
+    job.send("again", **request_of(2, agent="second"))
     assert (job.coordinator.round, job.coordinator.failure) == (0, None)
     job.join(1)
     assert not job.coordinator.running
@@ -503,7 +503,7 @@ def test_an_agent_that_is_started_again_after_it_has_finished():
     job = Job(max_restarts=1).all_at_work()
     job.finish(2)
     job.lose(2)
-    sent = job.send("again", **request_of(2, pid=999))
+    sent = job.send("again", **request_of(2, agent="second"))
     expected = Failure(Kind.LOST, (2,), finished=1)
     assert sent["again"][0]["failed"] == protocol.packed(expected)
 
@@ -534,7 +534,8 @@ def test_which_node_reports_where_node_0_is_gone():
 @pytest.mark.parametrize("answer", [{"heartbeat": True}, {"done": 0}])
 def test_the_first_one_answers_and_the_second_is_refused(answer):
     job = Job().all_at_work()
-    assert job.send("second", **request_of(1, pid=999)) == {1: [{"heartbeat": True}]}
+    sent = job.send("second", **request_of(1, agent="second"))
+    assert sent == {1: [{"heartbeat": True}]}
     refused = {"refused": "taken", "value": "process 101 on n1"}
     assert job.send(1, **answer) == {"second": [refused, "close"]}
     assert job.send(1, **answer) == {}
@@ -544,7 +545,7 @@ def test_the_first_one_answers_and_the_second_is_refused(answer):
 
 def test_the_first_one_is_gone_and_the_second_is_accepted():
     job = Job(max_restarts=1).all_at_work()
-    job.send("second", **request_of(1, pid=999))
+    job.send("second", **request_of(1, agent="second"))
     sent = job.lose(1)
     assert sent["second"] == [welcome(1)]
     assert sent[0] == [{"over": 0}, {"lost": 1}]
@@ -554,7 +555,7 @@ def test_the_first_one_is_gone_and_the_second_is_accepted():
 
 def test_the_first_one_is_gone_and_the_job_with_it():
     job = Job().all_at_work()
-    job.send("second", **request_of(1, pid=999))
+    job.send("second", **request_of(1, agent="second"))
     sent = job.lose(1)
     assert sent["second"] == job.failed(Failure(Kind.LOST, (1,)))[1]
 
@@ -562,7 +563,7 @@ def test_the_first_one_is_gone_and_the_job_with_it():
 def test_the_first_one_says_nothing_and_the_second_is_accepted():
     """Its node is lost: nothing closes its connection."""
     job = Job(max_restarts=1).all_at_work()
-    job.send("second", **request_of(1, pid=999))
+    job.send("second", **request_of(1, agent="second"))
     assert job.wait(coordinator.CANDIDATE_TIMEOUT - 1, 0, 2) == {}
     sent = job.wait(1, 0, 2)[1]
     assert ("second", welcome(1)) in sent
@@ -572,17 +573,40 @@ def test_the_first_one_says_nothing_and_the_second_is_accepted():
 
 def test_the_second_one_does_not_wait():
     job = Job().all_at_work()
-    job.send("second", **request_of(1, pid=999))
+    job.send("second", **request_of(1, agent="second"))
     assert job.lose("second") == {}
     assert job.send(1, heartbeat=True) == {}
 
 
 def test_a_third_one():
     job = Job(max_restarts=1).all_at_work()
-    job.send("second", **request_of(1, pid=998))
-    job.send("third", **request_of(1, pid=999))
+    job.send("second", **request_of(1, agent="other"))
+    job.send("third", **request_of(1, agent="second"))
     assert job.lose("second") == {}
     assert job.lose(1)["third"][0]["welcome"] == protocol.VERSION
+
+
+def test_two_containers_of_one_host_are_two_agents():
+    """Each has process numbers of its own, so both may be the same process there."""
+    job = Job(max_restarts=1).all_at_work()
+    second = request_of(1, agent="second")
+    assert (second["host"], second["pid"]) == ("n1", 101)
+    assert job.send("second", **second) == {1: [{"heartbeat": True}]}
+    sent = job.send(1, heartbeat=True)
+    assert sent["second"][0]["refused"] == "taken"
+    assert job.coordinator.running
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_connection_does_not_claim_a_second_node_rank(rank):
+    job = Job(max_restarts=1).all_at_work()
+    job.send("second", **request_of(1, agent="second"))
+    with pytest.raises(ProtocolError):
+        job.send("second", **request_of(rank, agent="second"))
+    job.lose("second")  # as the server does then
+    job.lose(rank)
+    assert job.wait(coordinator.CANDIDATE_TIMEOUT, 0, 1, 2) is not None
+    assert "second" not in job.coordinator._ranks
 
 
 def test_an_agent_that_connects_anew_is_accepted_first():
@@ -601,7 +625,7 @@ def test_an_agent_that_connects_anew_is_accepted_first():
 def test_one_too_many_of_a_node_is_no_failure_of_the_job(changes):
     """A worker that launches once more, for example."""
     job = Job().all_at_work()
-    sent = job.send("new", **request_of(1, pid=999) | changes)
+    sent = job.send("new", **request_of(1, agent="second") | changes)
     assert list(sent) == ["new"]
     assert "refused" in sent["new"][0]
     assert job.lose("new") == {}
@@ -788,7 +812,7 @@ def test_one_that_comes_anew_does_not_answer_again(how):
     job.wait(60, 0, 2)
     job.lose(1)
     if how == "it is started again":
-        job.connect(1, pid=999)
+        job.connect(1, agent="second")
     assert job.wait(20, 0, 1, 2) == {}
 
 
@@ -1016,9 +1040,16 @@ class AnyCoordinator(RuleBasedStateMachine):
         if closed:
             self.read_outbox()
 
-    @rule(rank=st.integers(0, 2), pid=st.integers(1, 2), odd=st.integers(0, 19))
-    def connect(self, rank, pid, odd):
-        self.connect_as(rank, {"pid": pid} | ODD.get(odd, {}))
+    @rule(rank=st.integers(0, 2), agent=st.sampled_from("ab"), odd=st.integers(0, 19))
+    def connect(self, rank, agent, odd):
+        self.connect_as(rank, {"agent": agent} | ODD.get(odd, {}))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), rank=st.integers(0, 2), odd=st.integers(0, 9))
+    def ask_again(self, data, rank, odd):
+        """Send one more join request on a connection: nobody has two node ranks."""
+        connection = data.draw(st.sampled_from(sorted(self.open)))
+        self.receive(connection, request_of(rank) | ODD.get(odd, {}))
 
     @rule()
     def start(self):

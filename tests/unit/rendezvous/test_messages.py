@@ -376,7 +376,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_why_an_agent_is_refused(case):
     (reason, value), expected = REFUSED[case]
-    request = JoinRequest("19.0", "mine", 3, 1, "jwb0002", 102, __version__, spares=1)
+    request = JoinRequest(
+        "19.0", "mine", 3, 1, "jwb0002", 102, __version__, "agent 1", spares=1
+    )
     error = messages.refusal(
         RefusedError(reason, value, 25593), plan(1, spares=1), request, {}
     )

@@ -23,7 +23,9 @@ from torchrun_hpc.rendezvous.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-REQUEST = JoinRequest("19.0", "mine", 3, 1, "jwb0002", 4711, "0.1.0", "jsc", 1)
+REQUEST = JoinRequest(
+    "19.0", "mine", 3, 1, "jwb0002", 4711, "0.1.0", "agent 1", "jsc", 1
+)
 FAILURE = Failure(Kind.WORKER, (1, 2), rank=5, code=-9, text="why", finished=1)
 WORKER = WorkerFailure(
     rank=5,
@@ -364,7 +366,7 @@ def test_what_cannot_be_printed_is_not_sent():
 
 def test_words_of_the_protocol_do_not_change():
     """Another version has to be another `VERSION`."""
-    assert protocol.VERSION == 3
+    assert protocol.VERSION == 4
     assert [kind.value for kind in Kind] == [
         *("worker", "signal", "agent", "lost"),
         *("silent", "missing", "refused", "unfit", "coordinator"),

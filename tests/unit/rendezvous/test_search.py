@@ -172,7 +172,7 @@ def test_another_job_on_a_port_for_notices(job):
 def test_a_second_agent_that_cannot_start_ends_nothing(job):
     """A launch within a worker, say: its node's own agent is at work."""
     first, *_ = job.at_work()
-    second = job.client(1, pid=999, own_failure=replace(CANNOT, nodes=(1,)))
+    second = job.client(1, agent="second", own_failure=replace(CANNOT, nodes=(1,)))
     with pytest.raises(RefusedError):
         second.connect()
     assert first.failure is None

@@ -19,6 +19,7 @@ from loopback import (
     failure_of,
     join_all,
     listening,
+    request_of,
     settle,
     started,
 )
@@ -157,6 +158,36 @@ def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd
         pass
     assert failure_of(made[0]) == Failure(Kind.LOST, (2,))
     assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
+TWICE = {
+    "refused, and then one of the job": (
+        [request_of(0, nodes=4), request_of(1)],
+        ["refused"],
+    ),
+    "of two node ranks that others have": (
+        [request_of(0, agent="second"), request_of(2, agent="second")],
+        [],
+    ),
+    "it leaves, and comes again": (
+        [request_of(1), {"bye": True}, request_of(1)],
+        ["welcome"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_two_join_requests_on_one_connection(job, raw, case, caplog):
+    """In one packet, so that the second one is there when the first is answered."""
+    messages, expected = TWICE[case]
+    made = job.connected(0, 2)
+    peer = raw()
+    peer.send(b"".join(map(protocol.encode, messages)))
+    assert [next(iter(each)) for each in iter(peer.receive, None)] == expected
+    job.clock.go_on(20)
+    assert job.server.coordinator._agents.keys() == {0, 2}
+    assert [client.failure for client in made] == [None, None]
+    assert caplog.text == ""
 
 
 def test_a_peer_that_sends_nothing_is_disconnected(job, raw):

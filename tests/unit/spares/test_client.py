@@ -68,7 +68,9 @@ def client(events, monkeypatch):
     """Return member 1 of four, connected to nobody; what it sends is in ``sent``."""
     first = records.first_record(4, 1, 0)
     settings = Settings("19.0", "mine", 4, 1, 9, 60, 40, spares=1)
-    request = JoinRequest("19.0", "mine", 4, 1, "n1", 101, __version__, spares=1)
+    request = JoinRequest(
+        "19.0", "mine", 4, 1, "n1", 101, __version__, "agent 1", spares=1
+    )
     made = MemberClient(
         request,
         CoordinatorAddress("n0", (4000,), 60, SILENCE, ()),

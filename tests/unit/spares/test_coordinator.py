@@ -1076,7 +1076,7 @@ def test_a_second_agent_of_a_silent_member():
     job = Job().all_at_work()
     silent = job.coordinator._agents[2]
     silent.silent_for = SILENCE - 1
-    job.request("second", 2, pid=200)
+    job.request("second", 2, agent="second")
     job.coordinator.tick()
     sent = job.sent()
     assert "close" in sent[2]
