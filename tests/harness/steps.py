@@ -129,7 +129,7 @@ class Step:
         finally:
             self.cluster.end(program)
         # What it must know to pretend is not disclosed.
-        expected = {"held": 300, "pretended": 3, "disclosed": 0}
+        expected = {"held": 300, "pretended": 3, "strangers": 2, "disclosed": 0}
         assert did["garbage"] >= 11, (did, self.output)
         assert {name: did[name] for name in expected} == expected, self.output
         assert not marker.exists(), self.output

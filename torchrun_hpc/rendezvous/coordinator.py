@@ -18,6 +18,7 @@ from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError, Refusal
 from torchrun_hpc.reporting import intervals
+from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -33,6 +34,15 @@ SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 
 # How a job may fail while some nodes have not connected yet.
 _WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
+
+_SHORT = 60  # characters of what is shown of an agent that is refused
+_DIFFERENT = {
+    Refusal.VERSION: "torchrun_hpc {} instead of {}",
+    Refusal.NODES: "it has {} nodes instead of {}",
+    Refusal.RUN_ID: "--rdzv_id={} instead of {}",
+    Refusal.SPARES: "--hpc-spares={} instead of {}",
+    Refusal.TAKEN: "process {} on {} came beside process {} on {}",
+}
 
 # In the outbox: close this connection; or reset it. An agent takes an end of file for
 # the end of the process.
@@ -118,6 +128,7 @@ class Coordinator:
         self._informed: set[int] = set()  # node ranks to which the failure was sent
         self._unread: set[Hashable] = set()  # connections that have not confirmed it
         self._has_run = False  # any round
+        self._reported: set[Refusal] = set()  # why others were refused
         self._cause: Failure | None = None  # of the latest restart
         self._worker_failures = Collection()  # of this round
         self._restart_reported_in = -1  # seconds; below 0 there is none to report
@@ -250,39 +261,20 @@ class Coordinator:
         if type(version) is not int or connection in candidates:
             raise ProtocolError("not a join request, or the second one")
         if message.get("job") != self.settings.job:
-            self._refuse(connection, Refusal.UNKNOWN, "")  # whoever asks
+            self._refuse(connection, Refusal.UNKNOWN)  # whoever asks
             return
+        rank, release = message.get("rank"), message.get("release")
         if version != protocol.VERSION:
-            self._refuse(connection, Refusal.VERSION, __version__)
-            rank = message.get("rank")
-            nodes = (rank,) if type(rank) is int else ()
-            self.fail(Failure(Kind.REFUSED, nodes, text="another torchrun_hpc"))
+            self._refuse(connection, Refusal.VERSION, rank, release, __version__)
             return
         request = protocol.join_request(message)
-        mismatch = self._mismatch(request)
-        # An agent that connects only to report a failure, or that would only be
-        # informed of one, need not agree.
-        if mismatch is not None and self.failure is None and "failed" not in message:
-            self._refuse(connection, *mismatch)
-            if request.rank not in self._agents:  # else it is a second agent
-                text = f"it has --rdzv_id={request.run_id} and {request.nodes} nodes"
-                text += f", {request.spares} of them spare" if request.spares else ""
-                self.fail(Failure(Kind.REFUSED, (request.rank,), text=text))
-            return
+        for reason in (Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES):
+            theirs, own = (getattr(x, reason.value) for x in (request, self.settings))
+            # Who only tells why its node cannot start does not know the id.
+            if theirs != own and "" not in (theirs, own):
+                self._refuse(connection, reason, rank, theirs, own)
+                return
         self._check_rank(connection, request, message.get("failed"))
-
-    def _mismatch(self, request: JoinRequest) -> tuple[Refusal, str] | None:
-        """Return in what an agent differs from the job, and the value of the job."""
-        if (
-            request.nodes != self.settings.nodes
-            or not 0 <= request.rank < request.nodes
-        ):
-            return Refusal.NODES, str(self.settings.nodes)
-        if request.run_id != self.settings.run_id:
-            return Refusal.RUN_ID, self.settings.run_id
-        if request.spares != self.settings.spares:
-            return Refusal.SPARES, str(self.settings.spares)
-        return None
 
     def _check_rank(
         self, connection: Hashable, request: JoinRequest, failure: Any
@@ -309,10 +301,9 @@ class Coordinator:
     def _refuse_candidate(self, rank: int) -> None:
         """Refuse the second agent of a node rank whose first one has just answered."""
         if rank in self._candidates:
-            connection = self._candidates.pop(rank).connection
-            first = self._agents[rank].request
-            value = f"process {first.pid} on {first.host}"
-            self._refuse(connection, Refusal.TAKEN, value)
+            second, first = self._candidates.pop(rank), self._agents[rank].request
+            who = second.request.pid, second.request.host, first.pid, first.host
+            self._refuse(second.connection, Refusal.TAKEN, rank, *who)
 
     def _accept(self, connection: Hashable, request: JoinRequest) -> None:
         if self.failure is None:
@@ -335,9 +326,30 @@ class Coordinator:
         job, number = self.settings.job, self.round
         return {"welcome": protocol.VERSION, "job": job, "round": number}
 
-    def _refuse(self, connection: Hashable, reason: Refusal, value: str) -> None:
-        self.outbox.append((connection, {"refused": reason.value, "value": value}))
-        self.outbox.append((connection, CLOSE))
+    def _refuse(
+        self, connection: Hashable, reason: Refusal, rank: Any = None, *values: Any
+    ) -> None:
+        """Refuse an agent, which hears the reason only: anybody may have asked.
+
+        It ends the job only if the job waits for it. Otherwise node 0 reports it.
+
+        Args:
+            connection: Where it is.
+            reason: Why; the job's own agents hear more, unless it is of another job.
+            rank: The node rank that it claims.
+            values: What is different: its own values, and those of the job.
+        """
+        self.outbox += [(connection, {"refused": reason.value}), (connection, CLOSE)]
+        if reason is Refusal.UNKNOWN:
+            return
+        text = _DIFFERENT[reason].format(*(printable(str(v), _SHORT) for v in values))
+        nodes = (rank,) if type(rank) is int and 0 <= rank < self.settings.nodes else ()
+        is_news = reason not in self._reported and not (self.failure or self.finished)
+        if nodes and not self._has_run and rank not in self._agents:
+            self.fail(Failure(Kind.REFUSED, nodes, text=text))
+            self._informed.update(nodes)
+        elif is_news and self._report({"stranger": nodes, "because": text}):
+            self._reported.add(reason)
 
     def _remove(self, rank: int) -> None:
         connection = self._agents.pop(rank).connection
@@ -503,12 +515,13 @@ class Coordinator:
 
     # --- what is sent -------------------------------------------------------------
 
-    def _report(self, message: Mapping[str, Any]) -> None:
-        """Send something for the user to the node that reports."""
+    def _report(self, message: Mapping[str, Any]) -> bool:
+        """Send something for the user to the node that reports, if it is there."""
         reporter = self._agents.get(self._reporter)
         reporter = reporter or self._agents.get(self.settings.coordinator)
         if reporter is not None:
             self._send(reporter, message)
+        return reporter is not None
 
     def _end(self) -> dict[str, Any]:
         """Return what all hear when the job has ended well."""

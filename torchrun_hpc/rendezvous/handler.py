@@ -44,6 +44,8 @@ _torch: Any = distributed
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
 
+_WARNINGS = {"sites", "stranger"}
+
 # Seconds to wait at the end for the workers' store, without a message.
 _PATIENCE = 5
 
@@ -339,7 +341,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
                 return
         message = messages.render(event, self._plan)
         if message is not None:
-            console.write(message, "warning" if "sites" in event else "")
+            console.write(message, "warning" if event.keys() & _WARNINGS else "")
 
 
 def _settings(

@@ -9,7 +9,7 @@ from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import signal_name
 from torchrun_hpc.network import join_endpoint, path_problem
-from torchrun_hpc.planning.messages import nested
+from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked
 from torchrun_hpc.rendezvous.search import NOBODY
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import RefusedError
+
+# Those that it is about do not report it: they are gone, or know their own value only.
+_ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING, Kind.REFUSED)
 
 _SHORT = 50  # characters of the name of a site
 
@@ -64,6 +67,10 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         case {"restart": number}:
             because = cause(unpacked(event["because"]), plan)
             return report.restarted(number, because)
+        case {"stranger": ranks}:
+            code, who = "HPC229", names(ranks, plan) or "another node"
+            because = event["because"]
+            text = f"refused an agent that came as {who}: {because}. This job goes on"
         case {"sites": by_site}:
             return disagreement(by_site, plan)
         case _:
@@ -152,48 +159,33 @@ def refusal(
     world = plan.world
     endpoint = join_endpoint(plan.rendezvous.connect_host, refused.port)
     node = f"the head node at {endpoint}"
-    reason, value = refused.reason, refused.value
-    run_id = value if reason is Refusal.RUN_ID else request.run_id
-    is_second = reason in (Refusal.TAKEN, Refusal.RUN_ID)
-    if is_second and (inside := nested(environ, run_id)):
+    reason, outer = refused.reason, environ.get(RUN_ID, "")
+    # The coordinator does not say its own id.
+    is_own = outer == request.run_id
+    is_second = reason is (Refusal.TAKEN if is_own else Refusal.RUN_ID)
+    if is_second and (inside := nested(environ, outer)):
         return inside
+    remedy = "Start one job step with the same command on all nodes"
     if reason is Refusal.TAKEN:
-        code = "HPC115"
-        text = (
-            f"{node} has another agent of node {world.node_rank} already: {value}. "
-            "Start torchrun_hpc once on each node"
-        )
+        code, remedy = "HPC115", "Start torchrun_hpc once on each node"
+        text = f"{node} has another agent of node {world.node_rank} already"
     elif reason is Refusal.VERSION:
-        code = "HPC116"
-        text = (
-            f"{node} has torchrun_hpc {value}, which speaks another protocol than "
-            f"{__version__} here. Load the same environment on all nodes"
-        )
+        code, remedy = "HPC116", "Load the same environment on all nodes"
+        text = f"torchrun_hpc {__version__} here, but another one on {node}"
     elif reason is Refusal.RUN_ID:
-        code = "HPC117"
-        text = (
-            f"--rdzv_id={request.run_id} here, but {value} on {node}. Was it $RANDOM, "
-            "expanded on each node? Leave the option out"
-        )
+        code, remedy = "HPC117", "Was it $RANDOM, expanded on each node? Leave it out"
+        text = f"--rdzv_id={request.run_id} here, but another one on {node}"
     elif reason is Refusal.SPARES:
         code = "HPC206"
-        text = (
-            f"--hpc-spares={world.spares} here, but {value} on {node}. Start one job "
-            "step with the same command on all nodes"
-        )
+        text = f"--hpc-spares={world.spares} here, but another number on {node}"
     elif reason is Refusal.NODES:
-        code = "HPC118"
-        text = (
-            f"this is node {world.node_rank} of {world.nodes}, but {node} waits for "
-            f"{value}. Start one job step with the same command on all nodes"
-        )
+        code, text = "HPC118", f"{world.nodes} nodes here, but another number on {node}"
     else:
-        code = "HPC119"
-        text = (
-            f"{node} is of another job than this one, {request.job}. Type another "
-            "port, or leave the endpoint out"
-        )
-    return LaunchError(code, text, others_know=reason is not Refusal.UNKNOWN)
+        code, remedy = "HPC119", "Type another port, or leave the endpoint out"
+        text = f"{node} is of another job than this one, {request.job}"
+    others_know = reason is not Refusal.UNKNOWN
+    text += "; node 0 prints both" if others_know else ""
+    return LaunchError(code, f"{text}. {remedy}", others_know=others_know)
 
 
 def failed(failure: Failure, plan: LaunchPlan) -> Message:
@@ -233,7 +225,7 @@ def cause(failure: Failure, plan: LaunchPlan) -> str:
         Kind.UNFIT: f"{where} {'are' if is_many else 'is'} out: {failure.text}",
         Kind.SILENT: f"{who} did not answer for {code} s",
         Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
-        Kind.REFUSED: f"{who} does not belong here ({failure.text}); see there",
+        Kind.REFUSED: f"{who} does not belong here ({failure.text})",
         Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
     }[failure.kind]
     if failure.finished:
@@ -247,6 +239,6 @@ def reports_failure(failure: Failure, plan: LaunchPlan) -> bool:
     world = plan.world
     if failure.kind is Kind.COORDINATOR:
         return reports_wait_for(world.node_rank, plan.rendezvous.coordinator)
-    is_absent = failure.kind in (Kind.LOST, Kind.SILENT, Kind.MISSING)
+    is_absent = failure.kind in _ABSENT
     absent = {r for r in failure.nodes if is_absent and 0 <= r < world.nodes}
     return is_reporter(world.node_rank, absent if len(absent) < world.nodes else ())

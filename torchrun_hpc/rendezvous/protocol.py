@@ -28,7 +28,8 @@ from an agent                 meaning
 from the coordinator          meaning
 ============================  ==========================================================
 ``welcome: VERSION``          the agent is accepted; with ``job`` and the next ``round``
-``refused: REASON``           it is not, see `Refusal`; the connection is closed
+``refused: REASON``           it is not, see `Refusal`, and hears no more than that; the
+                              connection is closed
 ``go: ROUND``                 all nodes have joined this round; with the ``store``
 ``over: ROUND``               this round has ended; join the next one
 ``finished: ROUND``           all nodes have finished
@@ -43,7 +44,7 @@ from the coordinator          meaning
 ``waiting``, ``finishing``,   for the user, on the node that reports: see
 ``silent``, ``answering``,    `messages.render`
 ``lost``, ``restart``,
-``sites``
+``sites``, ``stranger``
 ============================  ==========================================================
 """
 
@@ -264,14 +265,15 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     """Read the first line of a connection.
 
     Raises:
-        ProtocolError: Something is missing, or of another type.
+        ProtocolError: Something is missing, or of another type, or no node rank.
     """
     names = (field.name for field in fields(JoinRequest))
     values: dict[str, Any] = {name: message.get(name) for name in names}
     request = JoinRequest(**values)
     numbers = (request.nodes, request.rank, request.pid, request.spares)
     texts = (request.job, request.run_id, request.host, request.release, request.site)
-    if not _are(int, *numbers) or not _are(str, *texts, request.agent):
+    is_right = _are(int, *numbers) and _are(str, *texts, request.agent)
+    if not (is_right and 0 <= request.rank < request.nodes):
         raise ProtocolError("not a join request")
     return request
 

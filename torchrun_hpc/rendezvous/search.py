@@ -13,7 +13,6 @@ from torchrun_hpc.network import reset
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.protocol import VERSION, ProtocolError, Refusal
 from torchrun_hpc.reporting import intervals
-from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,6 @@ _ANSWER_TIMEOUT = 30.0  # of a coordinator that has thousands of agents to answe
 _PORT_DELAY = 0.5  # before the next port is tried, while one does not answer
 
 _ALL_PORTS_EVERY = 8  # turns
-_LONGEST = 200  # characters of what a coordinator adds to a refusal
 
 # What is on a port. A connection that is refused has reached the node.
 NOBODY = "nobody listens"
@@ -39,10 +37,9 @@ _NO_MORE = f"{NOBODY} any more (it has ended there)"
 class RefusedError(Exception):
     """The coordinator refuses this agent."""
 
-    def __init__(self, reason: Refusal, value: str, port: int) -> None:
+    def __init__(self, reason: Refusal, port: int) -> None:
         super().__init__(reason.value)
         self.reason = reason
-        self.value = value
         self.port = port
 
 
@@ -292,6 +289,5 @@ class Search:
                 reason = Refusal(answer["refused"])
                 if reason is Refusal.UNKNOWN and tuple(self._address.ports) != (port,):
                     raise _OtherPeerError("another job")
-                value = printable(str(answer.get("value")), _LONGEST)
-                raise RefusedError(reason, value, port)
+                raise RefusedError(reason, port)
         raise _OtherPeerError("somebody else")

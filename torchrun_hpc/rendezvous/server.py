@@ -83,6 +83,7 @@ def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
         max_restarts=0,
         join_timeout=0,
         silence_timeout=coordinator.SILENCE_REPORT,
+        spares=plan.world.spares,
     )
     for port in (*plan.rendezvous.ports, *plan.rendezvous.notice_ports):
         with contextlib.suppress(OSError):

@@ -82,7 +82,7 @@ def hold(place: tuple[str, int]) -> None:
 
 
 def pretend(place: tuple[str, int]) -> None:
-    """Send the join request of an agent of each node rank."""
+    """Send the join request of an agent of each node rank, and others."""
     with contextlib.suppress(OSError), connected(place) as opened:
         opened.sendall(b'{"protocol":%d,"job":"?"}\n' % VERSION)
         did["disclosed"] += JOB in opened.makefile().readline()
@@ -94,6 +94,12 @@ def pretend(place: tuple[str, int]) -> None:
             did["pretended"] += 1
             opened.sendall(json.dumps(request).encode() + b"\n")
             opened.recv(1000)
+    for stranger in {"protocol": 2, "job": JOB}, {**request, "nodes": 100, "rank": 99}:
+        with contextlib.suppress(OSError), connected(place) as opened:
+            did["strangers"] += 1
+            opened.sendall(json.dumps(stranger).encode() + b"\n")
+            answer = json.loads(opened.makefile().readline() or '{"refused":0}')
+            did["disclosed"] += answer.keys() != {"refused"}
 
 
 def spoil(place: tuple[str, int]) -> None:

@@ -477,7 +477,7 @@ def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(LaunchError) as caught:
         job.handler(1).connect()
     assert caught.value.code == "HPC116"
-    assert "which speaks another protocol" in str(caught.value)
+    assert "but another one on the head node" in str(caught.value)
 
 
 @pytest.mark.parametrize(

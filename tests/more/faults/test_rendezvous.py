@@ -111,7 +111,11 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
         job.says("second 2")
         job.says(
             r"HPC115 on n10: the head node at 10\.10\.0\.1:\d+ has another agent of "
-            r"node 1 already: process \d+ on n10\. Start torchrun_hpc once on each node"
+            r"node 1 already; node 0 prints both\. Start torchrun_hpc once on each node"
+        )
+        job.says(
+            r"warning: HPC229 refused an agent that came as n10 \(node 1\): "
+            r"process \d+ on n10 came beside process \d+ on n10\. This job goes on"
         )
         job.send("n11", "SIGKILL")
         wait_for_all(job, tmp_path, 1)
@@ -166,11 +170,10 @@ def test_another_id_on_one_node(unpadded):
     line = LINE.replace(WORLD, f"--rdzv_id=id$SLURM_NODEID {WORLD}")
     done = unpadded.srun("-N2", "sh", "-c", line, env=ENVIRON)
     assert done.returncode == 2, done
-    there = "HPC117 on n10: --rdzv_id=id1 here, but id0 on the head node at"
+    there = "HPC117 on n10: --rdzv_id=id1 here, but another one on the head node at"
     assert there in done.stderr, done
     assert (
-        "the agent on n10 (node 1) does not belong here (it has --rdzv_id=id1 and 2 "
-        "nodes); see there"
+        "the agent on n10 (node 1) does not belong here (--rdzv_id=id1 instead of id0)"
     ) in done.stderr
 
 

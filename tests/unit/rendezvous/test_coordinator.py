@@ -533,11 +533,12 @@ def test_which_node_reports_where_node_0_is_gone():
 
 @pytest.mark.parametrize("answer", [{"heartbeat": True}, {"done": 0}])
 def test_the_first_one_answers_and_the_second_is_refused(answer):
+    """The job goes on, and node 0 says who came beside whom."""
     job = Job().all_at_work()
-    sent = job.send("second", **request_of(1, agent="second"))
-    assert sent == {1: [{"heartbeat": True}]}
-    refused = {"refused": "taken", "value": "process 101 on n1"}
-    assert job.send(1, **answer) == {"second": [refused, "close"]}
+    second = request_of(1, agent="second", pid=7, host="n10")
+    assert job.send("second", **second) == {1: [{"heartbeat": True}]}
+    text = "process 7 on n10 came beside process 101 on n1"
+    assert job.send(1, **answer) == refusal("taken", "second") | stranger(text)
     assert job.send(1, **answer) == {}
     assert job.lose("second") == {}
     assert job.coordinator.failure is None
@@ -593,7 +594,8 @@ def test_two_containers_of_one_host_are_two_agents():
     assert (second["host"], second["pid"]) == ("n1", 101)
     assert job.send("second", **second) == {1: [{"heartbeat": True}]}
     sent = job.send(1, heartbeat=True)
-    assert sent["second"][0]["refused"] == "taken"
+    text = "process 101 on n1 came beside process 101 on n1"
+    assert sent == refusal("taken", "second") | stranger(text)
     assert job.coordinator.running
 
 
@@ -621,75 +623,229 @@ def test_an_agent_that_connects_anew_is_accepted_first():
 # --- which agents are refused -------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{"run_id": "other"}, {"nodes": 4}, {"spares": 1}])
-def test_one_too_many_of_a_node_is_no_failure_of_the_job(changes):
-    """A worker that launches once more, for example."""
-    job = Job().all_at_work()
-    sent = job.send("new", **request_of(1, agent="second") | changes)
-    assert list(sent) == ["new"]
-    assert "refused" in sent["new"][0]
-    assert job.lose("new") == {}
-    assert job.coordinator.failure is None
+def refusal(reason, connection="new"):
+    """Return what is sent to an agent that is refused: no more than the reason."""
+    return {connection: [{"refused": reason}, "close"]}
 
 
-HAS = "it has --rdzv_id={} and {} nodes"
-OTHER = "another torchrun_hpc"
+def stranger(text, *ranks):
+    """Return what node 0 is to report."""
+    return {0: [{"stranger": ranks or (1,), "because": text}]}
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason", "value", "others"),
-    [
-        # Another job does not hear what would let it in.
-        ({"job": "20.0", "nodes": 9, "protocol": 7}, "unknown", "", None),
-        ({"protocol": protocol.VERSION - 1}, "version", __version__, OTHER),
-        (
-            {"protocol": protocol.VERSION + 1, "rank": None, "nodes": None},
-            "version",
-            __version__,
-            OTHER,
-        ),
-        ({"run_id": "other"}, "run_id", "mine", HAS.format("other", 3)),
-        ({"nodes": 4}, "nodes", "3", HAS.format("mine", 4)),
-        ({"rank": 3}, "nodes", "3", HAS.format("mine", 3)),
-        ({"rank": -1}, "nodes", "3", HAS.format("mine", 3)),
-        ({"spares": 1}, "spares", "0", HAS.format("mine", 3) + ", 1 of them spare"),
-    ],
-)
-def test_an_agent_that_is_refused(changes, reason, value, others):
+# What differs in a request; why it is refused; both values.
+UNFIT = {
+    "an older protocol": (
+        {"protocol": protocol.VERSION - 1},
+        "version",
+        f"torchrun_hpc 0.1.0 instead of {__version__}",
+    ),
+    "a newer protocol, of which all else is different": (
+        {"protocol": protocol.VERSION + 1, "nodes": None, "release": None, "pid": []},
+        "version",
+        f"torchrun_hpc None instead of {__version__}",
+    ),
+    "another id": ({"run_id": "other"}, "run_id", "--rdzv_id=other instead of mine"),
+    "more nodes": ({"nodes": 4}, "nodes", "it has 4 nodes instead of 3"),
+    "fewer nodes": ({"nodes": 2}, "nodes", "it has 2 nodes instead of 3"),
+    "spares": ({"spares": 1}, "spares", "--hpc-spares=1 instead of 0"),
+    "an escape sequence": (
+        {"run_id": "\x1b[2Jx\n"},
+        "run_id",
+        "--rdzv_id= [2Jx  instead of mine",
+    ),
+    "much text": (
+        {"run_id": "x" * 3000},
+        "run_id",
+        f"--rdzv_id={'x' * 60} instead of mine",
+    ),
+    "a failure": (
+        {"nodes": 4, "failed": protocol.packed(failure(Kind.AGENT))},
+        "nodes",
+        "it has 4 nodes instead of 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_an_agent_that_does_not_fit_ends_a_job_that_starts(case):
+    """It is awaited, and so the job cannot start."""
+    changes, reason, text = UNFIT[case]
     job = Job()
     job.connect(0)
     job.connect(2)
-    request = request_of(1) | changes
-    expected = {"new": [{"refused": reason, "value": value}, "close"]}
-    if others is not None:
-        nodes = () if request["rank"] is None else (request["rank"],)
-        failed = Failure(Kind.REFUSED, nodes, text=others)
-        expected |= {rank: [last_words(failed, rank)] for rank in (0, 2)}
-    assert job.send("new", **request) == expected
+    failed = Failure(Kind.REFUSED, (1,), text=text)
+    others = {rank: [last_words(failed, rank)] for rank in (0, 2)}
+    assert job.send("new", **request_of(1) | changes) == refusal(reason) | others
     assert job.lose("new") == {}
+    # The next one hears nothing of the job but this.
+    assert job.send("new", **request_of(1) | changes) == refusal(reason)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {},
-        {"protocol": None},
-        {"protocol": True},
-        {"protocol": "1"},
-        {"join": 0},
-        {"bye": True},
-        {"failed": protocol.packed(DIED)},
-        {"protocol": protocol.VERSION, "job": "19.0"},
-        request_of(1, pid="4711"),
-        request_of(1) | {"rank": "1"},
-    ],
-)
-def test_what_is_no_beginning(message):
+def running():
+    return Job(max_restarts=1).all_at_work()
+
+
+def restarting():
+    """Wait for an agent that is gone."""
+    job = running()
+    job.lose(1)
+    return job
+
+
+@pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.parametrize("start", [Job.all_there, running, restarting])
+def test_an_agent_that_does_not_fit_ends_nothing(case, start):
+    """Its node has an agent, or had one: a worker launches once more, for example."""
+    changes, reason, text = UNFIT[case]
+    job = start(Job()) if start is Job.all_there else start()
+    expected = refusal(reason) | stranger(text, 1)
+    assert job.send("new", **request_of(1) | changes) == expected
+    assert job.lose("new") == {}
+    assert job.send("new", **request_of(1) | changes) == refusal(reason)  # once
+    assert job.coordinator.failure is None
+
+
+@pytest.mark.parametrize("rank", [None, True, -1, 3, 10**30, "1", 1.0, [1]])
+@pytest.mark.parametrize("case", UNFIT)
+def test_who_has_no_node_rank_ends_nothing(case, rank):
+    """Not even while the job starts."""
+    changes, reason, text = UNFIT[case]
     job = Job()
     job.connect(0)
-    with pytest.raises(ProtocolError):
-        job.send("new", **message)
+    request = request_of(1) | changes | {"rank": rank}
+    try:
+        sent = job.send("new", **request)
+    except ProtocolError:
+        assert request["protocol"] == protocol.VERSION
+        assert rank != 3 or request["nodes"] < 4
+    else:
+        expected = {0: [{"stranger": (), "because": text}]}
+        assert sent == refusal(reason) | expected
     assert job.coordinator.failure is None
+
+
+def test_one_line_that_names_the_job():
+    """Of an old release, or of anybody: it ends nothing, at any time."""
+    for job in (Job(), Job().all_there(), running(), restarting()):
+        sent = job.send("new", protocol=2, job="19.0")
+        assert sent["new"] == refusal("version")["new"]
+        assert job.coordinator.failure is None
+
+
+def test_a_stranger_is_reported_once_for_each_reason():
+    job = running()
+    for number in range(2):
+        for changes, reason, _ in UNFIT.values():
+            sent = job.send("new", **request_of(1) | changes)
+            reported = {"version": 0, "run_id": 2, "nodes": 3, "spares": 5}[reason]
+            is_first = not number and changes == [*UNFIT.values()][reported][0]
+            assert (0 in sent) is is_first, changes
+
+
+def test_a_stranger_is_reported_as_soon_as_somebody_is_there_to_report_it():
+    job = Job(coordinator=2)
+    other = request_of(3, nodes=4)
+    assert job.send("new", **other) == refusal("nodes")
+    assert job.send("new", **other) == refusal("nodes")
+    job.connect(2)
+    sent = job.send("new", **other)
+    assert sent[2][0]["because"] == "it has 4 nodes instead of 3"
+    assert job.send("new", **other) == refusal("nodes")
+
+
+@pytest.mark.parametrize("end", ["failed", "finished"])
+def test_when_a_job_has_ended_a_stranger_is_only_refused(end):
+    for changes, reason, _ in UNFIT.values():
+        job = running()
+        if end == "failed":
+            job.send(2, failed=protocol.packed(DIED))
+        else:
+            job.finish()
+        assert job.send("new", **request_of(1) | changes) == refusal(reason)
+
+
+def test_another_job_is_not_reported():
+    job = Job().all_there()
+    others = request_of(1) | {"job": "20.0", "nodes": 9, "protocol": 7}
+    assert job.send("new", **others) == refusal("unknown")
+
+
+def test_nobody_waits_for_agents_that_were_refused():
+    """As of --rdzv-id=$RANDOM, which is different on each node."""
+    job = Job()
+    job.connect(0)
+    job.send("one", **request_of(1, run_id="one"))
+    job.send(0, read=True)
+    assert job.coordinator.expects_nodes
+    job.send("two", **request_of(2, run_id="two"))
+    assert job.coordinator.all_informed
+
+
+@pytest.mark.parametrize(("own", "theirs"), [("", "mine"), ("mine", "")])
+def test_who_cannot_know_the_id_fits(own, theirs):
+    """A node that cannot start does not know it; the others are to hear of that."""
+    job = Job(run_id=own)
+    assert job.connect(0, run_id=theirs) == {0: [welcome()]}
+    cannot = failure(Kind.AGENT, text="no torch")
+    packed = protocol.packed(cannot)
+    sent = job.send("new", **request_of(1, run_id=theirs), failed=packed)
+    assert sent == {0: [last_words(cannot, 0)], "new": [last_words(cannot, 1)]}
+    assert job.connect(2, run_id=theirs) == {2: [last_words(cannot, 2)]}
+
+
+SECRET = {
+    "job": "job4711",
+    "run_id": "id4711",
+    "nodes": 4711,
+    "spares": 1147,
+    "max_restarts": 1,
+}
+requests = st.fixed_dictionaries(
+    {"protocol": st.sampled_from([2, protocol.VERSION, protocol.VERSION, 5])},
+    optional={
+        "run_id": st.sampled_from(["id4711", "", "x"]) | st.text(max_size=9),
+        "nodes": st.sampled_from([4711, 3]) | st.integers(),
+        "spares": st.sampled_from([1147, 0]) | st.integers(),
+        "rank": st.integers(-2, 4) | st.just(4711) | st.integers(),
+        "pid": st.just(101) | st.integers(),
+        "failed": st.just(protocol.packed(DIED)),
+    },
+)
+
+
+@given(
+    st.lists(requests, min_size=1, max_size=4),
+    st.sampled_from(["starts", "runs", "failed", "finished"]),
+)
+def test_a_refusal_discloses_nothing(asked, phase):
+    """Who does not fit hears of no name, number, release or other agent of the job."""
+    job = Job(**SECRET)
+    fit = {key: SECRET[key] for key in ("job", "run_id", "nodes", "spares")}
+    for rank in (0, 1):
+        job.send(rank, **request_of(rank) | fit)
+    job.coordinator._has_run = phase != "starts"
+    job.coordinator.finished = phase == "finished"
+    if phase == "failed":
+        job.send(1, failed=protocol.packed(DIED))
+    for number, changes in enumerate(asked):
+        request = request_of(1, agent="second") | fit | changes
+        is_fit = request["protocol"] == protocol.VERSION and (
+            request["run_id"] in ("", SECRET["run_id"])
+            and all(request[key] == SECRET[key] for key in ("nodes", "spares"))
+        )
+        new = f"new {number}"
+        try:
+            sent = job.send(new, **request)
+        except ProtocolError:
+            continue
+        for messages in sent.values():  # what others hear is short
+            assert len(json.dumps(messages)) < 1000
+        sent |= job.send(1, heartbeat=True)
+        if not is_fit or "refused" in sent.get(new, [{}])[0]:
+            reason = sent[new][0]["refused"]
+            assert sent[new] == [{"refused": reason}, "close"]
+            assert (reason == "taken") is is_fit
 
 
 # --- how it ends --------------------------------------------------------------------

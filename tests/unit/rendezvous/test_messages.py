@@ -43,6 +43,20 @@ N0, N1, N2 = (f"jwb000{n + 1} (node {n})" for n in range(3))
 FOUND = "port 25592: nobody listens"
 STARTED = f"{FOUND}. Has the job started there?"
 EVENTS = {
+    "an agent that is refused": (
+        {"stranger": [1], "because": "process 7 on n10 came beside process 5 on n10"},
+        (
+            f"HPC229 refused an agent that came as {N1}: process 7 on n10 came beside "
+            "process 5 on n10. This job goes on"
+        ),
+    ),
+    "an agent of no node that is refused": (
+        {"stranger": [], "because": "--hpc-spares=1 instead of 0"},
+        (
+            "HPC229 refused an agent that came as another node: --hpc-spares=1 "
+            "instead of 0. This job goes on"
+        ),
+    ),
     "waiting for nodes": (
         {"waiting": [1, 2], "seconds": 10},
         f"HPC114 1 of 3 nodes are there after 10 s; waiting for {N1}, {N2}",
@@ -251,15 +265,15 @@ FAILED = {
     ),
     "an agent that does not belong here": (
         Failure(Kind.REFUSED, (1,), text="it has 9 nodes"),
-        f"the agent on {N1} does not belong here (it has 9 nodes); see there",
+        f"the agent on {N1} does not belong here (it has 9 nodes)",
     ),
     "an agent of a node that there is not": (
         Failure(Kind.REFUSED, (7,), text="it has 9 nodes"),
-        "the agent on node 7 does not belong here (it has 9 nodes); see there",
+        "the agent on node 7 does not belong here (it has 9 nodes)",
     ),
     "an agent of nobody knows where": (
         Failure(Kind.REFUSED, (), text="another release"),
-        "the agent on another node does not belong here (another release); see there",
+        "the agent on another node does not belong here (another release)",
     ),
     "the head node is gone": (
         Failure(Kind.COORDINATOR),
@@ -327,68 +341,68 @@ def test_any_failure_is_one_line(failure, head):
 
 HEAD_NODE = "the head node at 10.20.0.1:25593"
 
+ONE_STEP = "Start one job step with the same command on all nodes"
 REFUSED = {
-    "another release": (
-        (Refusal.VERSION, "0.9.9"),
-        (
-            f"HPC116 {HEAD_NODE} has torchrun_hpc 0.9.9, which speaks another protocol "
-            f"than {__version__} here. Load the same environment on all nodes"
-        ),
+    Refusal.VERSION: (
+        f"HPC116 torchrun_hpc {__version__} here, but another one on {HEAD_NODE}; node "
+        "0 prints both. Load the same environment on all nodes"
     ),
-    "another id": (
-        (Refusal.RUN_ID, "theirs"),
-        (
-            f"HPC117 --rdzv_id=mine here, but theirs on {HEAD_NODE}. Was it $RANDOM, "
-            "expanded on each node? Leave the option out"
-        ),
+    Refusal.RUN_ID: (
+        f"HPC117 --rdzv_id=mine here, but another one on {HEAD_NODE}; node 0 prints "
+        "both. Was it $RANDOM, expanded on each node? Leave it out"
     ),
-    "another number of nodes": (
-        (Refusal.NODES, "4"),
-        (
-            f"HPC118 this is node 1 of 3, but {HEAD_NODE} waits for 4. Start one job "
-            "step with the same command on all nodes"
-        ),
+    Refusal.NODES: (
+        f"HPC118 3 nodes here, but another number on {HEAD_NODE}; node 0 prints both. "
+        f"{ONE_STEP}"
     ),
-    "a second agent": (
-        (Refusal.TAKEN, "process 101 on n1"),
-        (
-            f"HPC115 {HEAD_NODE} has another agent of node 1 already: process 101 on "
-            "n1. Start torchrun_hpc once on each node"
-        ),
+    Refusal.TAKEN: (
+        f"HPC115 {HEAD_NODE} has another agent of node 1 already; node 0 prints both. "
+        "Start torchrun_hpc once on each node"
     ),
-    "another job": (
-        (Refusal.UNKNOWN, ""),
-        (
-            f"HPC119 {HEAD_NODE} is of another job than this one, 19.0. Type another "
-            "port, or leave the endpoint out"
-        ),
+    Refusal.UNKNOWN: (
+        f"HPC119 {HEAD_NODE} is of another job than this one, 19.0. Type another "
+        "port, or leave the endpoint out"
     ),
-    "another number of spares": (
-        (Refusal.SPARES, "0"),
-        (
-            f"HPC206 --hpc-spares=1 here, but 0 on {HEAD_NODE}. Start one job step "
-            "with the same command on all nodes"
-        ),
+    Refusal.SPARES: (
+        f"HPC206 --hpc-spares=1 here, but another number on {HEAD_NODE}; node 0 prints "
+        f"both. {ONE_STEP}"
     ),
 }
+THERE = JoinRequest(
+    "19.0", "mine", 3, 1, "jwb0002", 102, __version__, "agent 1", spares=1
+)
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_why_an_agent_is_refused(case):
-    (reason, value), expected = REFUSED[case]
-    request = JoinRequest(
-        "19.0", "mine", 3, 1, "jwb0002", 102, __version__, "agent 1", spares=1
-    )
-    error = messages.refusal(
-        RefusedError(reason, value, 25593), plan(1, spares=1), request, {}
-    )
-    assert f"{error.code} {error}" == expected
+def refused(reason, environ):
+    """Return what an agent says that is refused."""
+    known = RefusedError(reason, 25593), plan(1, spares=1), THERE
+    return messages.refusal(*known, environ)
+
+
+@pytest.mark.parametrize("reason", Refusal)
+def test_why_an_agent_is_refused(reason):
+    error = refused(reason, {})
+    assert f"{error.code} {error}" == REFUSED[reason]
     # Of another job nobody has heard.
     assert error.others_know is (reason is not Refusal.UNKNOWN)
 
 
-def test_every_refusal_is_written():
-    assert {reason for (reason, _), _ in REFUSED.values()} == set(Refusal)
+# Of which launch a worker's variables are, and for which reasons its agent is refused
+# when it launches once more. A coordinator does not say its own id.
+INSIDE = {
+    "the same id": ({"TORCHELASTIC_RUN_ID": "mine", "RANK": "5"}, {Refusal.TAKEN}),
+    "another id": ({"TORCHELASTIC_RUN_ID": "outer", "RANK": "5"}, {Refusal.RUN_ID}),
+    "no worker": ({"TORCHELASTIC_RUN_ID": "outer"}, set()),
+    "no worker of an agent": ({"RANK": "5"}, set()),
+    "neither": ({}, set()),
+}
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_an_agent_that_was_started_inside_a_worker(case):
+    environ, expected = INSIDE[case]
+    inside = {each for each in Refusal if refused(each, environ).code == "HPC164"}
+    assert inside == expected
 
 
 # --- which node reports -------------------------------------------------------------
@@ -404,7 +418,8 @@ HEAD = Failure(Kind.COORDINATOR)
         (Failure(Kind.WORKER, (2,)), 0, [0]),
         (Failure(Kind.SIGNAL, (0,)), 0, [0]),
         (Failure(Kind.AGENT, (0,)), 0, [0]),
-        (Failure(Kind.REFUSED, (0,)), 0, [0]),
+        (Failure(Kind.REFUSED, (0,)), 1, [1]),
+        (Failure(Kind.REFUSED, (1,)), 0, [0]),
         (Failure(Kind.LOST, (2,)), 0, [0]),
         (Failure(Kind.LOST, (0,)), 0, [1]),
         (Failure(Kind.SILENT, (0,)), 0, [1]),

@@ -80,18 +80,20 @@ def test_a_failure_of_the_head_node(job):
         assert failure_of(client) == own
 
 
-def test_a_coordinator_that_cannot_start_informs_all(job):
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_coordinator_that_cannot_start_informs_all(job, spares):
     """On a port of its own if those of the job are taken."""
     job_id = f"19.{os.getpid()}"  # its ports for notices are no other test's
     with listening() as taken:
         plan = make_launch_plan(
             nodes=3, node_rank=0, workers=1,
             launch_id=job_id, ports=(taken.getsockname()[1],), listen=(HERE, 1),
-            notice_ports=notice_ports(job_id),
+            notice_ports=notice_ports(job_id), spares=spares,
         )  # fmt: skip
         where = {"notice_ports": notice_ports(job_id), "timeout": FOREVER}
+        ports = plan.rendezvous.ports
         others = [
-            job.client(rank, plan.rendezvous.ports, where=where, job=job_id)
+            job.client(rank, ports, where=where, job=job_id, spares=spares)
             for rank in (1, 2)
         ]
         failures = job.clock.passes_while(

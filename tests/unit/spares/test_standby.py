@@ -116,7 +116,7 @@ def test_it_answers_that_it_coordinates(is_strong):
 def test_who_asks_for_another_job_is_refused():
     standby = coordinating()
     standby.receive("peer", request_of(2, job="20.0"))
-    refused = {"refused": "unknown", "value": ""}
+    refused = {"refused": "unknown"}
     assert sent(standby) == [("peer", refused), ("peer", CLOSE)]
     with pytest.raises(ProtocolError):
         standby.receive("peer", request_of(2, job="20.0", asks=True))
