@@ -116,8 +116,8 @@ class JoinRequest:
         pid: Its process id, to be shown: not even one host has it once, where
             containers have process ids of their own.
         release: Of torchrun_hpc.
-        agent: A random number of the process, in hexadecimal. Nobody is sent that of
-            another agent.
+        agent: A random number of the process, in hexadecimal. The coordinator passes
+            it on to nobody.
         site: Name of the computing centre whose rules it uses; empty without.
         spares: How many of the nodes wait to take the place of another one.
     """
