@@ -321,8 +321,8 @@ class Agent:
         """Ask the other members, and hear their answers, some of them late."""
         if self.heard_others is None:
             ask_all = self.job.draw(4) == 0
-            absent, is_strong = self.standby.absent(ask_all)
-            if is_strong:
+            absent = self.standby.absent(ask_all)
+            if absent is None:
                 return
             answers = {each: self.job.ask(self, each) for each in absent}
             answers = {each: answer for each, answer in answers.items() if answer}
@@ -512,7 +512,7 @@ class Job:
 
     def _to_host(self, agent, link, message):
         if message == END:
-            agent.standby.ended(link)
+            agent.standby.disconnected(link, ended=True)
         elif message == BROKEN:
             agent.standby.disconnected(link)
         else:

@@ -187,8 +187,19 @@ class Coordinator:
         if "bye" in message:
             self._remove(rank)
 
-    def disconnected(self, connection: Hashable) -> None:
-        """Handle the end of a connection."""
+    def disconnected(
+        self,
+        connection: Hashable,
+        *,
+        ended: bool = False,  # noqa: ARG002 - for jobs with spares
+    ) -> None:
+        """Handle the end of a connection.
+
+        Args:
+            connection: The connection.
+            ended: Whether the process at its other end has ended. Only an end of file
+                proves that.
+        """
         rank = self._ranks.get(connection)
         if rank is None:
             for claimed, candidate in list(self._candidates.items()):
@@ -202,10 +213,6 @@ class Coordinator:
             self._agent_lost(rank)
         if next_one is not None:
             self._accept(next_one.connection, next_one.request)
-
-    def ended(self, connection: Hashable) -> None:
-        """Handle the end of a connection that the process at its other end has left."""
-        self.disconnected(connection)
 
     def tick(self, _seconds: int = 1) -> None:
         """Handle that a second has passed, however late.

@@ -113,10 +113,7 @@ class Answering(Protocol):
     def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
         """See `Coordinator`."""
 
-    def disconnected(self, connection: Hashable) -> None:
-        """See `Coordinator`."""
-
-    def ended(self, connection: Hashable) -> None:
+    def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
         """See `Coordinator`."""
 
     def tick(self, seconds: int = 1) -> None:
@@ -299,10 +296,7 @@ class CoordinatorServer:
         """Forget a connection that has ended."""
         self._unknown.pop(connection, None)
         if self._connections.pop(connection, None) is not None:
-            if connection.at_end:
-                self.coordinator.ended(connection)
-            else:
-                self.coordinator.disconnected(connection)
+            self.coordinator.disconnected(connection, ended=connection.at_end)
             self.flush()
 
 

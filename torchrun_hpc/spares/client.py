@@ -344,8 +344,9 @@ class MemberClient(Client):
         while self.coordinates:
             await asyncio.sleep(_PAUSE)
             turn += 1
-            ask_all = turn % _ALL_EVERY == 0
-            absent, is_strong = await self._call(self._standby.absent, ask_all)
+            absent = await self._call(self._standby.absent, turn % _ALL_EVERY == 0)
+            if absent is None:
+                continue
             if len(absent) > _AT_ONCE:
                 absent = dict(random.sample([*absent.items()], _AT_ONCE))
             asked = (self._ask(address, asks=True) for address in absent.values())
@@ -355,7 +356,7 @@ class MemberClient(Client):
                 for member, answer in zip(absent, found, strict=True)
                 if isinstance(answer, Answer)
             }
-            if not is_strong and self.member.gives_way(answers):
+            if self.member.gives_way(answers):
                 await self._call(self._standby.give_way)
                 self.coordinates = False
 

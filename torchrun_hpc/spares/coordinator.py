@@ -144,11 +144,11 @@ class SparesCoordinator(Coordinator):
         if member is not None and "bye" in message:  # its workers have ended before
             self._end_of(member, self.record.round)
 
-    def ended(self, connection: Hashable) -> None:
-        """Handle the end of a connection that the process at its other end has left."""
+    def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
+        """Handle the end of a connection; see `Coordinator.disconnected`."""
         member = self._ranks.get(connection)
-        self.disconnected(connection)
-        if member is not None and member not in self._agents:
+        super().disconnected(connection)
+        if ended and member is not None and member not in self._agents:
             self._end_of(member, self.record.round)
 
     def tick(self, seconds: int = 1) -> None:

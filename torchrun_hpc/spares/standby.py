@@ -52,21 +52,20 @@ class Standby:
             self._connections.clear()
             self.coordinator = None
 
-    def absent(self, ask_all: bool) -> tuple[dict[int, Address], bool]:  # noqa: FBT001
-        """Return where members are to be looked for, and whether enough are here.
+    def absent(self, ask_all: bool) -> dict[int, Address] | None:  # noqa: FBT001
+        """Return where to look for other members; ``None`` if enough are here.
 
         Args:
             ask_all: Whether also for those that have not come yet.
         """
         coordinator = self.coordinator
         if coordinator is None or coordinator.is_strong:
-            return {}, True
+            return None
         addresses = {**self.member.addresses, **coordinator.addresses}
         absent = coordinator.absent
         if ask_all:
             absent = addresses.keys() - coordinator.here
-        found = {member: addresses[member] for member in absent if member in addresses}
-        return found, False
+        return {member: addresses[member] for member in absent if member in addresses}
 
     # --- what the server asks -----------------------------------------------------
 
@@ -108,18 +107,12 @@ class Standby:
         standby = [self.member.follows, coordinator is not None, is_strong]
         self._outbox += [(connection, {"standby": standby}), (connection, CLOSE)]
 
-    def disconnected(self, connection: Hashable) -> None:
-        """Handle the end of a connection."""
+    def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
+        """Handle the end of a connection; see `Coordinator.disconnected`."""
         if connection in self._connections:
             self._connections.remove(connection)
             if self.coordinator is not None:
-                self.coordinator.disconnected(connection)
-
-    def ended(self, connection: Hashable) -> None:
-        """Handle the end of a connection that the process at its other end has left."""
-        if connection in self._connections and self.coordinator is not None:
-            self.coordinator.ended(connection)
-        self._connections.discard(connection)
+                self.coordinator.disconnected(connection, ended=ended)
 
     def tick(self, seconds: int = 1) -> None:
         """Handle that a second has passed; see `SparesCoordinator.tick`."""

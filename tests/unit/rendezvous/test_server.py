@@ -252,13 +252,9 @@ class Noting(Coordinator):
     def tick(self, seconds=1):
         self.noted.append(seconds)
 
-    def ended(self, connection):
-        self.noted.append("ended")
-        super().ended(connection)
-
-    def disconnected(self, connection):
-        self.noted.append("disconnected")
-        super().disconnected(connection)
+    def disconnected(self, connection, *, ended=False):
+        self.noted.append("ended" if ended else "disconnected")
+        super().disconnected(connection, ended=ended)
 
 
 @pytest.fixture

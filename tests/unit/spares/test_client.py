@@ -240,7 +240,7 @@ def test_a_fault_of_what_looks_for_others_ends_the_agent(client, monkeypatch):
         raise ZeroDivisionError("a fault")
 
     async def call(_function, *_args):
-        return {2: ("n2", 4000)}, False
+        return {2: ("n2", 4000)}
 
     async def run():
         client._task = asyncio.current_task()

@@ -175,7 +175,7 @@ class Job:
     def end(self, *members):
         """End the processes of members."""
         for member in members:
-            self.coordinator.ended(member)
+            self.coordinator.disconnected(member, ended=True)
         return self.sent()
 
     def finish(self, *members):

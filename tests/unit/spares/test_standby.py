@@ -84,12 +84,12 @@ def test_nothing_happens_without_a_coordinator():
     standby.tick()
     standby.fail(FAILURE)
     standby.disconnected("peer")
-    standby.ended("peer")
+    standby.disconnected("peer", ended=True)
     standby.give_way()
     assert sent(standby) == []
     assert standby.all_informed
     assert not standby.expects_nodes
-    assert standby.absent(ask_all=True) == ({}, True)
+    assert standby.absent(ask_all=True) is None
 
 
 # --- it coordinates -----------------------------------------------------------------
@@ -171,23 +171,23 @@ def test_members_are_expected_that_have_not_come(has_begun, expected):
 def test_members_are_looked_for_that_have_gone():
     standby = coordinating(0, 2, 3)
     standby.disconnected(2)
-    assert standby.absent(ask_all=False) == ({2: address(2)}, False)
+    assert standby.absent(ask_all=False) == {2: address(2)}
 
 
 def test_a_member_whose_process_has_ended_is_not_looked_for():
     standby = coordinating(0, 2, 3)
-    standby.ended(2)
-    assert standby.absent(ask_all=False) == ({}, False)
+    standby.disconnected(2, ended=True)
+    assert standby.absent(ask_all=False) == {}
 
 
 def test_all_are_looked_for_until_enough_are_here():
     standby = coordinating(2)
     absent = {member: address(member) for member in (0, 1, 3)}
-    assert standby.absent(ask_all=True) == (absent, False)
-    assert standby.absent(ask_all=False) == ({}, False)
+    assert standby.absent(ask_all=True) == absent
+    assert standby.absent(ask_all=False) == {}
     for member in (0, 1):
         connect(standby, member)
-    assert standby.absent(ask_all=True) == ({}, True)
+    assert standby.absent(ask_all=True) is None
 
 
 # --- it gives way -------------------------------------------------------------------
