@@ -70,6 +70,10 @@ _DO_NOT_FRAGMENT = 3  # IP_PMTUDISC_PROBE, linux/in.h: whatever path MTU is know
 _LONGEST_LINE = 4096
 _WINDOWS = 6  # of time, in which the bandwidth is measured
 
+# Connections, at most: of peers that have not named the launch, and of those that have
+# and wait until this node comes to their pair. The next one replaces the oldest.
+_UNKNOWN_PEERS, _KNOWN_PEERS = 128, 1024
+
 # struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out.
 _INFO_SIZE, _RETRANSMITTED, _SENT = 160, 100, 156
 
@@ -116,13 +120,22 @@ class _Channel:
         waiting.register(self.socket, select.POLLIN)
         return bool(self._messages or waiting.poll(timeout * 1000))
 
-    def receive(self, timeout: float = _MESSAGE_TIMEOUT) -> dict[str, Any]:
-        self.socket.settimeout(timeout)
-        while not self._messages:
+    def has_message(self, timeout: float = _MESSAGE_TIMEOUT) -> bool:
+        """Receive some bytes, if no message is there; say whether one is now."""
+        if not self._messages:
+            if timeout <= 0:
+                raise TimeoutError
+            self.socket.settimeout(timeout)
             data = self.socket.recv(_LONGEST_LINE)
             if not data:
                 raise ConnectionError("the other node has closed the connection")
             self._messages += self._lines.feed(data)
+        return bool(self._messages)
+
+    def receive(self, timeout: float = _MESSAGE_TIMEOUT) -> dict[str, Any]:
+        end = time.monotonic() + timeout  # for all bytes of it
+        while not self.has_message(end - time.monotonic()):
+            pass
         self.socket.settimeout(_MESSAGE_TIMEOUT)
         return self._messages.pop(0)
 
@@ -141,7 +154,7 @@ class Links:
         self.port: int = self._listening.getsockname()[1]
         self._arrived: dict[tuple[int, str], _Channel] = {}
         self._changed = threading.Condition()
-        threading.Thread(target=self._accept, name="links", daemon=True).start()
+        threading.Thread(target=self._serve, name="links", daemon=True).start()
 
     def close(self) -> None:
         """Listen no more."""
@@ -180,36 +193,47 @@ class Links:
 
     # --- connections --------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                if self._listening.fileno() < 0:
-                    return  # closed
-                time.sleep(_POLL)  # no files; or the other one has gone already
-                continue
-            threading.Thread(
-                target=self._greet, args=[connection], name="link", daemon=True
-            ).start()
+    def _serve(self) -> None:
+        """Greet the nodes of the launch at once, whatever this node does now."""
+        unknown: dict[int, tuple[_Channel, float]] = {}  # the oldest is the first
+        while (listening := self._listening.fileno()) >= 0:
+            waiting = select.poll()
+            for number in (listening, *unknown):
+                waiting.register(number, select.POLLIN)
+            ready = {number for number, _ in waiting.poll(_POLL * 1000)}
+            if listening in ready:
+                try:
+                    channel = _Channel(self._listening.accept()[0])
+                    end = time.monotonic() + _OPEN_TIMEOUT
+                    unknown[channel.socket.fileno()] = channel, end
+                except OSError:  # no files; or the other one has gone already
+                    time.sleep(_POLL)
+            for number, (channel, end) in [*unknown.items()]:
+                if number in ready and self._greet(channel):
+                    del unknown[number]
+                elif time.monotonic() > end or len(unknown) > _UNKNOWN_PEERS:
+                    unknown.pop(number)[0].socket.close()
 
-    def _greet(self, connection: socket.socket) -> None:
-        """Answer at once, whatever this node does now, and keep the connection."""
+    def _greet(self, channel: _Channel) -> bool:
+        """Answer the first line, and keep the connection; say whether it has come."""
         try:
-            channel = _Channel(connection)
-            request = channel.receive(_OPEN_TIMEOUT)
-            key = int(request["rank"]), str(request["for"])
-            is_ours = request["job"] == self._job
-            if is_ours:
-                channel.send({"hello": True})
+            if not channel.has_message():
+                return False
+            request = channel.receive()
+            key = request["rank"], request["for"]
+            if request["job"] != self._job or [*map(type, key)] != [int, str]:
+                raise ProtocolError("from no node of the launch")
+            channel.send({"hello": True})
         except _ERRORS:
-            is_ours = False
-        if not is_ours:
-            connection.close()
-            return
+            channel.socket.close()
+            return True
         with self._changed:
+            if key in self._arrived or len(self._arrived) >= _KNOWN_PEERS:
+                oldest = key if key in self._arrived else next(iter(self._arrived))
+                self._arrived.pop(oldest).socket.close()
             self._arrived[key] = channel
             self._changed.notify_all()
+        return True
 
     def _open(self, rank: int, address: str, port: int, purpose: str) -> _Channel:
         """Open a connection to another node.

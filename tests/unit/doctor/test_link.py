@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import resource
 import socket
@@ -12,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 from torchrun_hpc.doctor import link
 from torchrun_hpc.doctor.link import Links, Peer
@@ -155,22 +157,190 @@ def test_a_node_that_hangs_in_the_middle(nodes, monkeypatch):
     assert "does not answer" in found["problem"]
 
 
-def test_unknown_peers_are_not_answered(nodes):
+def stranger_at(nodes, stack, sent=b""):
+    """Connect to the first node, as anybody can."""
     (first, _), _ = nodes
-    for sent in (
-        b"",
-        b"GET / HTTP/1.1\r\n",
+    there = ("127.0.0.1", first.port)
+    connection = stack.enter_context(socket.create_connection(there, PATIENCE))
+    connection.sendall(sent)
+    return connection
+
+
+def ends(connection):
+    """Wait for the end of a connection; return what came before."""
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(100)
+    return b""
+
+
+def request(purpose="0", rank=1):
+    return json.dumps({"job": "19.0", "rank": rank, "for": purpose}).encode() + b"\n"
+
+
+HELLO = b'{"hello":true}\n'
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n" + bytes(range(256)),  # TLS
+        b"\xff\xfe\n",
+        b"\n",
         b"[]\n",
+        b"null\n",
+        b"[" * 4000 + b"\n",
+        b"9" * 4090 + b"\n",
         b"{}\n",
-        b'{"job": "19.0", "rank": "x", "for": "0"}\n',
-        b'{"job": "20.0", "rank": 1, "for": "0"}\n',
         b"x" * 5000,
-    ):
-        with socket.create_connection(("127.0.0.1", first.port), PATIENCE) as stranger:
-            stranger.sendall(sent)
-            stranger.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(ConnectionError):
-                assert stranger.recv(100) == b"", sent
+        *(
+            b'{"job":"19.0","rank":1,"for":' + b"[" * depth + b"]" * depth + b"}\n"
+            for depth in (10, 480, 900, 1900)
+        ),
+        *(
+            json.dumps({"job": "19.0", "rank": 1, "for": "0", **wrong}).encode() + b"\n"
+            for wrong in (
+                {"rank": "x"},
+                {"rank": None},
+                {"rank": [1]},
+                {"rank": float("inf")},
+                {"rank": float("nan")},
+                {"job": "20.0"},
+                {"job": ["19.0"]},
+                {"job": None},
+                {"rank": True},
+                {"for": 0},
+                {"for": None},
+                {"for": []},
+            )
+        ),
+    ],
+)
+def test_what_an_unknown_peer_sends_ends_its_connection_alone(nodes, sent):
+    with contextlib.ExitStack() as stack:
+        before = stranger_at(nodes, stack, request("before"))
+        assert before.recv(100) == HELLO
+        assert ends(stranger_at(nodes, stack, sent)) == b""
+        after = stranger_at(nodes, stack, request("after"))
+        assert after.recv(100) == HELLO
+        (first, _), _ = nodes
+        until(lambda: set(first._arrived) == {(1, "before"), (1, "after")})
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"job"'])
+def test_an_unknown_peer_that_ends_its_connection(nodes, sent):
+    with contextlib.ExitStack() as stack:
+        stranger = stranger_at(nodes, stack, sent)
+        stranger.shutdown(socket.SHUT_WR)
+        assert ends(stranger) == b""
+
+
+def test_a_first_line_has_one_deadline(nodes, monkeypatch):
+    """Whatever number of bytes arrives before it."""
+    monkeypatch.setattr(link, "_OPEN_TIMEOUT", 0.3)
+    with contextlib.ExitStack() as stack:
+        silent, slow = (stranger_at(nodes, stack) for _ in range(2))
+        slow.settimeout(0.05)
+        for _ in range(4000):  # the length of a line ends it later
+            try:
+                slow.sendall(b"{")
+                assert slow.recv(100) == b""
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                pass
+            break
+        else:
+            pytest.fail("it is held as long as it sends")
+        assert ends(silent) == b""
+
+
+class Slow:
+    """A connection of a program that sends a byte each second, and its clock."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def setsockopt(self, *_):
+        """Take any option."""
+
+    def settimeout(self, _):
+        """Take any limit of a single byte."""
+
+    def recv(self, _):
+        self.now += 1
+        assert self.now < 100, "it is read as long as it sends"
+        return b"{"
+
+    def monotonic(self):
+        return self.now
+
+
+def test_an_answer_has_one_deadline(monkeypatch):
+    slow = Slow()
+    monkeypatch.setattr(link, "time", slow)
+    with pytest.raises(TimeoutError):
+        link._Channel(slow).receive(3)
+    assert slow.now == 3
+
+
+def test_idle_connections_cost_no_threads_and_keep_nobody_out(nodes, monkeypatch):
+    monkeypatch.setattr(link, "_OPEN_TIMEOUT", PATIENCE)
+    threads = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        idle = [stranger_at(nodes, stack) for _ in range(500)]
+        real = stranger_at(nodes, stack, request())
+        assert real.recv(100) == HELLO
+        assert threading.active_count() <= threads
+        for connection in idle[: 500 - link._UNKNOWN_PEERS]:
+            assert ends(connection) == b""
+        idle[-1].sendall(request("later"))  # the newest are kept
+        assert idle[-1].recv(100) == HELLO
+
+
+def test_a_newer_connection_takes_the_place_of_an_older_one(nodes):
+    with contextlib.ExitStack() as stack:
+        there = []
+        for _ in range(3):
+            there.append(stranger_at(nodes, stack, request("a")))
+            assert there[-1].recv(100) == HELLO
+        other = stranger_at(nodes, stack, request("b"))
+        assert other.recv(100) == HELLO
+        assert [ends(connection) for connection in there[:2]] == [b"", b""]
+        (first, _), _ = nodes
+        until(lambda: len(first._arrived) == 2)
+        with first._changed:
+            kept = list(first._arrived.values())
+        for connection in (there[2], other):
+            connection.sendall(b'{"n": 1}\n')
+        assert [channel.receive(PATIENCE) for channel in kept] == [{"n": 1}] * 2
+
+
+def test_known_peers_are_kept_up_to_a_number(nodes, monkeypatch):
+    monkeypatch.setattr(link, "_KNOWN_PEERS", 3)
+    with contextlib.ExitStack() as stack:
+        there = []
+        for rank in range(5):
+            there.append(stranger_at(nodes, stack, request(rank=rank)))
+            assert there[-1].recv(100) == HELLO
+        assert [ends(connection) for connection in there[:2]] == [b"", b""]
+        (first, _), _ = nodes
+        until(lambda: set(first._arrived) == {(2, "0"), (3, "0"), (4, "0")})
+
+
+def test_a_connection_that_cannot_be_accepted(nodes, monkeypatch):
+    """It is greeted as soon as a file is left for it."""
+    accept, errors = socket.socket.accept, [errno.EMFILE, errno.ECONNABORTED]
+
+    def accept_later(listening):
+        if errors:
+            raise OSError(errors.pop(), "not now")
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    with contextlib.ExitStack() as stack:
+        assert stranger_at(nodes, stack, request()).recv(100) == HELLO
+    assert not errors
 
 
 def test_large_packets_that_are_lost(nodes, monkeypatch):
