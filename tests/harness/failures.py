@@ -77,6 +77,7 @@ for batch in range(100):
     if batch == 17 and os.environ["RANK"] == "3":
         os.kill(os.getpid(), signal.SIGKILL)  # as the kernel, where memory is short
     dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
 """,
         form="fork",
         is_cut_off=True,

@@ -3,8 +3,9 @@
 import ast
 import re
 
+import pytest
 from job_scripts import PAGE, job_scripts, pbs_resources
-from pages import ROOT
+from pages import PAGES, ROOT, blocks
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = job_scripts()
@@ -42,3 +43,56 @@ def test_an_example_knows_no_cluster_and_is_on_the_page():
         text = ast.unparse(tree.body[1:])  # without the docstring
         assert not re.findall("SLURM|PBS|OMPI|PMI_|torchrun_hpc|hostlist", text), path
         assert f"[{path.name}]({path.name})" in page
+
+
+# What initialises a process group, and what ends it. Frameworks do the first for a
+# script, Lightning the second on GPUs only.
+BEGINS = {"init_process_group", "init_distributed", "Accelerator", "Trainer"}
+ENDS = {"destroy_process_group", "end_training"}
+
+
+def leaves_its_group(program):
+    """Say whether a program initialises a process group and does not end it."""
+    functions = [
+        node.func for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)
+    ]
+    called = {ast.unparse(function).rpartition(".")[2] for function in functions}
+    return bool(called & BEGINS) and not called & ENDS
+
+
+@pytest.mark.parametrize(
+    ("program", "leaves"),
+    [
+        ("print(1)", False),
+        ("dist.init_process_group('gloo')", True),
+        ("from torch.distributed import *\ninit_process_group()", True),
+        ("init_process_group()\n# destroy_process_group()", True),
+        ("init_process_group()\ndestroy_process_group", True),
+        ("init_process_group()\ntorch.distributed.destroy_process_group()", False),
+        ("try: init_process_group()\nfinally: destroy_process_group()", False),
+        ("a = Accelerator(cpu=True)", True),
+        ("a = Accelerator(cpu=True)\na.end_training()", False),
+        ("t = lightning.Trainer()\nt.fit(m)", True),
+        ("t = lightning.Trainer()\nt.fit(m)\ndist.destroy_process_group()", False),
+        ("deepspeed.init_distributed()", True),
+    ],
+)
+def test_programs_that_leave_their_process_group(program, leaves):
+    assert leaves_its_group(program) is leaves
+
+
+def shown_programs():
+    """Return the programs that examples and documentation show, by their places."""
+    files = {path.relative_to(ROOT): path for path in EXAMPLES.rglob("*.py")}
+    found = {str(name): path.read_text() for name, path in files.items()}
+    for page in PAGES:
+        for number, block in enumerate(blocks(page)):
+            if block.language == "python":
+                found[f"{page} {number}: {block.heading}"] = block.text
+    return found
+
+
+@pytest.mark.parametrize("place", shown_programs())
+def test_an_example_ends_its_process_group(place):
+    """Otherwise gloo may abort the worker at its end: see docs/symptoms.md."""
+    assert not leaves_its_group(shown_programs()[place])
