@@ -46,10 +46,9 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
         OSError: It cannot be read, is no regular file, or has more bytes.
     """
     with open(path, "rb", opener=lambda name, own: opened(name, own | flags)) as file:
-        if os.fstat(file.fileno()).st_size <= most:
-            data: bytes = file.read(most + 1)  # it may have grown
-            if len(data) <= most:
-                return data
+        data: bytes = file.read(most + 1)
+    if len(data) <= most:
+        return data
     raise OSError(errno.EFBIG, f"It has more than {most:,} bytes")
 
 

@@ -13,12 +13,10 @@ import functools
 import ipaddress
 import re
 import socket
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -229,19 +227,6 @@ def bound_socket(address: str, port: int) -> socket.socket:
         opened.close()
         raise
     return opened
-
-
-def reset(transport: asyncio.Transport) -> None:
-    """Abort a connection. Its other end gets a reset instead of an end of file.
-
-    The kernel of a process that ends sends an end of file, and a living process that
-    aborts a connection must not look like that.
-    """
-    with contextlib.suppress(OSError):  # it has ended already
-        transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-    transport.abort()
 
 
 def reach(address: str, port: int, timeout: float) -> tuple[bool, str]:

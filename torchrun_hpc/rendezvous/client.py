@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import os
@@ -55,6 +54,10 @@ _LEAVE_TIMEOUT = 1.0
 _SIGNAL_TIMEOUT = 0.5
 
 
+# Of this process; a fork of it has another process id.
+_AGENT = secrets.token_hex(16)
+
+
 class JobFailedError(Exception):
     """The job has failed, here or elsewhere; this agent is to stop its workers."""
 
@@ -65,12 +68,6 @@ class JobFailedError(Exception):
 
 class RoundOverError(Exception):
     """The round ended before the workers could start: join the next one."""
-
-
-@functools.cache
-def _agent(_pid: int) -> str:
-    """Return a random number of a process: a fork of it has another one."""
-    return secrets.token_hex(16)
 
 
 def request_of(plan: LaunchPlan, run_id: str) -> JoinRequest:
@@ -84,7 +81,7 @@ def request_of(plan: LaunchPlan, run_id: str) -> JoinRequest:
         host=plan.world.hosts[rank],
         pid=os.getpid(),
         release=__version__,
-        agent=_agent(os.getpid()),
+        agent=f"{_AGENT}.{os.getpid()}",
         site=str(plan.site.value) if plan.site else "",
         spares=plan.world.spares,
     )

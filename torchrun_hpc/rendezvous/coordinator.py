@@ -230,12 +230,11 @@ class Coordinator:
         ]
         for rank, agent in list(self._agents.items()):
             agent.silent_for += 1
-            was_reported = agent.is_reported
+            if agent.silent_for >= SILENCE_REPORT and not agent.is_reported:
+                silent.append(rank)
             agent.is_reported = agent.silent_for >= SILENCE_REPORT
             if (self._seconds + rank) % self._heartbeat_interval == 0:  # spread
                 self._send(agent, {"heartbeat": agent.heartbeat})
-            if agent.is_reported and not was_reported:
-                silent.append(rank)
             if agent.silent_for >= timeout:
                 self._agent_silent(rank)
         for rank, candidate in list(self._candidates.items()):

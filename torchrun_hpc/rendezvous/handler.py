@@ -44,6 +44,8 @@ _torch: Any = distributed
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
 
+_SAMPLES = 4  # of the stacks of the workers here, that are taken at once
+
 _WARNINGS = {"sites", "stranger"}
 
 # Seconds to wait at the end for the workers' store, without a message.
@@ -92,9 +94,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._connection: Connection | None = None
         self._workers_store: list[Any] = []
         self._opening: threading.Thread | None = None
-        # Of each node that waits for stacks, its first question and its newest one.
-        self._asked: dict[int, list[Any]] = {}
-        self._lock = threading.Lock()  # of these
+        self._samples = threading.Semaphore(_SAMPLES)
 
     # --- what torch asks ----------------------------------------------------------
 
@@ -312,33 +312,25 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         else:
             opening.append(store)
 
-    def _ask(self, rank: int, number: Any) -> None:
-        """Take the stacks for another node, unless they are being taken for it."""
-        with self._lock:
-            first = self._asked.get(rank, [])[:1]
-            self._asked[rank] = [*first, [rank, number]]
-        if not first:
-            threading.Thread(target=self._answer, args=[rank], daemon=True).start()
-
-    def _answer(self, rank: int) -> None:
+    def _answer(self, question: Any) -> None:
         """Send the stacks of this node's workers to the one that asks."""
         try:
-            found = self._sample()
+            answer = {"sampled": question, "of": self._sample()}
         finally:
-            with self._lock:
-                questions = self._asked.pop(rank)
-        if (client := self._client) is not None:
-            for question in questions:
-                client.send({"sampled": question, "of": found})
+            self._samples.release()
+        if self._client is not None:
+            self._client.send(answer)
 
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
             report.write(event["report"], self._plan)
             return
-        match event.get("stacks"):
-            case [int(rank), number]:
-                self._ask(rank, number)
-                return
+        if "stacks" in event:
+            if self._samples.acquire(blocking=False):
+                threading.Thread(
+                    target=self._answer, args=[event["stacks"]], daemon=True
+                ).start()
+            return
         message = messages.render(event, self._plan)
         if message is not None:
             console.write(message, "warning" if event.keys() & _WARNINGS else "")

@@ -9,8 +9,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.network import reset
 from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.end import End
 from torchrun_hpc.rendezvous.protocol import VERSION, ProtocolError, Refusal
 from torchrun_hpc.reporting import intervals
 
@@ -29,9 +29,7 @@ _PORT_DELAY = 0.5  # before the next port is tried, while one does not answer
 _ALL_PORTS_EVERY = 8  # turns
 
 # What is on a port. A connection that is refused has reached the node.
-NOBODY = "nobody listens"
-_NOT_YET = f"{NOBODY} (not started there yet, or ended)"
-_NO_MORE = f"{NOBODY} any more (it has ended there)"
+NOBODY = "nobody listens (not started there yet, or ended)"
 
 
 class RefusedError(Exception):
@@ -71,18 +69,17 @@ class CoordinatorAddress:
     notice_ports: Sequence[int] = ()
 
 
-class Channel(asyncio.Protocol):
+class Channel(End):
     """A connection to the coordinator."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.closed = asyncio.Event()
-        self.at_end = False  # the process at the other end has left it
         self.has_received = False  # anything, since this was last set to False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
         self._messages: list[Mapping[str, Any]] = []
         self._arrived = asyncio.Event()
         self._lines = protocol.Lines(protocol.LINE_LIMIT)
-        self._transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
         """Keep the transport."""
@@ -112,10 +109,6 @@ class Channel(asyncio.Protocol):
         await self._arrived.wait()
         return self._messages.pop(0) if self._messages else {}
 
-    def eof_received(self) -> None:
-        """Take note that the other end was closed."""
-        self.at_end = True
-
     def connection_lost(self, _error: Exception | None) -> None:
         """Wake whoever waits."""
         self.closed.set()
@@ -129,11 +122,6 @@ class Channel(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection."""
         self._transport.close()
-
-    def abort(self) -> None:
-        """Close the connection now, whatever is still to be sent."""
-        if self._transport is not None:
-            reset(self._transport)
 
 
 class Search:
@@ -154,7 +142,6 @@ class Search:
         self._on_event = on_event
         self._attempts: dict[asyncio.Task[Answered], int] = {}
         self._found: dict[int, str] = {}  # what is on each port
-        self._accepted: set[int] = set()  # ports on which a connection was accepted
 
     async def run(self) -> Answered:
         """Try the ports until the coordinator answers on one; return its answer.
@@ -265,9 +252,8 @@ class Search:
             number = error.errno or 0
             text = os.strerror(number) if number > 0 else error.strerror or str(error)
             if error.errno == errno.ECONNREFUSED:
-                text = _NO_MORE if port in self._accepted else _NOT_YET
+                text = NOBODY
             raise _OtherPeerError(text) from None
-        self._accepted.add(port)
         return channel
 
     def _check(self, answer: Mapping[str, Any], port: int) -> None:

@@ -10,9 +10,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchrun_hpc.network import bound_socket, reset
+from torchrun_hpc.network import bound_socket
 from torchrun_hpc.rendezvous import coordinator, protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Coordinator, Settings
+from torchrun_hpc.rendezvous.end import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -300,14 +301,13 @@ class CoordinatorServer:
             self.flush()
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(End):
     """The connection of an agent, or of an unknown peer."""
 
     def __init__(self, server: CoordinatorServer) -> None:
-        self.at_end = False  # the process at the other end has left it
+        super().__init__()
         self._server = server
         self._lines = protocol.Lines(protocol.JOIN_REQUEST_LIMIT)
-        self._transport: Any = None
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -332,9 +332,6 @@ class _Connection(asyncio.Protocol):
             self.abort()
         self._server.flush()
 
-    def eof_received(self) -> None:
-        self.at_end = True
-
     def connection_lost(self, _error: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
@@ -345,9 +342,6 @@ class _Connection(asyncio.Protocol):
             self.abort()
         else:
             self._transport.write(line)
-
-    def abort(self) -> None:
-        reset(self._transport)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

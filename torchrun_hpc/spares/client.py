@@ -328,13 +328,12 @@ class MemberClient(Client):
 
     def _coordinate(self) -> None:
         self.coordinates = True
-        self._watching = asyncio.create_task(self._watch_others())
-        self._watching.add_done_callback(self._watched)
+        self._watching = asyncio.create_task(self._watch())
 
-    def _watched(self, task: asyncio.Task[None]) -> None:
-        """End this agent if it looks for the others no more because of a fault."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
+    async def _watch(self) -> None:
+        try:
+            await self._watch_others()
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task
             self._crash(error)
             self._task.cancel()
 

@@ -179,6 +179,7 @@ class SparesCoordinator(Coordinator):
             number, coordinator = value["term"]
             round_known, known = int(value["round"]), value.get("record")
             term = int(number), int(coordinator)
+            gone, gone_in = map(int, value.get("gone") or (-1, -1))
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             raise ProtocolError("not a member") from None
         self._term = max(self._term, term)
@@ -187,11 +188,9 @@ class SparesCoordinator(Coordinator):
         self.addresses[member] = address
         self._present.add(member)
         self._gone.pop(member, None)
-        match value.get("gone"):
-            case [int(other), int(number)] if (
-                number >= self.record.round and other not in self._agents
-            ):
-                self._end_of(other, number)
+        is_gone = gone in range(self.settings.nodes) and gone not in self._agents
+        if is_gone and gone_in >= self.record.round:
+            self._end_of(gone, gone_in)
         if self.record.round > round_known:
             known = {"record": records.packed(self.record)}
             self._send(self._agents[member], known)

@@ -57,10 +57,7 @@ def _silence(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
     match event:
         case {"suspended": seconds}:
             code = "HPC210"
-            text = (
-                f"{own} was suspended, and has had no contact with the coordinator for "
-                f"{seconds} s: its workers are killed"
-            )
+            text = f"{own} was suspended for up to {seconds} s: its workers are killed"
         case {"silent": ranks, "left": left}:
             code = "HPC217"
             text = (

@@ -87,10 +87,7 @@ EVENTS = {
     "this node is not out any more": ({"out": ""}, "HPC209 jwb0002 is a spare again"),
     "this node was suspended": (
         {"suspended": 61},
-        (
-            "HPC210 jwb0002 was suspended, and has had no contact with the coordinator "
-            "for 61 s: its workers are killed"
-        ),
+        "HPC210 jwb0002 was suspended for up to 61 s: its workers are killed",
     ),
     "the coordinator is silent": (
         {"coordinator_silent": 30, "left": 90, "of": 2},
