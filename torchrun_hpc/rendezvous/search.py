@@ -29,7 +29,7 @@ _PORT_DELAY = 0.5  # before the next port is tried, while one does not answer
 _ALL_PORTS_EVERY = 8  # turns
 
 # What is on a port. A connection that is refused has reached the node.
-NOBODY = "nobody listens (not started there yet, or ended)"
+NOBODY = "nobody listens"
 
 
 class RefusedError(Exception):
@@ -252,7 +252,7 @@ class Search:
             number = error.errno or 0
             text = os.strerror(number) if number > 0 else error.strerror or str(error)
             if error.errno == errno.ECONNREFUSED:
-                text = NOBODY
+                text = f"{NOBODY} (not started there yet, or ended)"
             raise _OtherPeerError(text) from None
         return channel
 

@@ -45,7 +45,7 @@ def test_each_process_is_an_agent_of_its_own(monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
     first, same, fork = (*(each.agent for each in requests), request_of(plan, "").agent)
     assert first == same != fork
-    assert re.fullmatch("[0-9a-f]{32}", first)
+    assert re.fullmatch(rf"[0-9a-f]{{32}}\.{requests[0].pid}", first)
 
 
 # --- a job --------------------------------------------------------------------------
