@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
-from waiting import NEVER_S
+from loopback import HERE, listening
+from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc import __version__
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.coordinator import Settings
 from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
 from torchrun_hpc.rendezvous.search import CoordinatorAddress
+from torchrun_hpc.rendezvous.server import CoordinatorServer
 from torchrun_hpc.spares import client as clients
 from torchrun_hpc.spares import record as records
 from torchrun_hpc.spares.client import MemberClient, NotNeededError
@@ -254,3 +257,41 @@ def test_a_fault_of_what_looks_for_others_ends_the_agent(client, monkeypatch):
         client._loop.run_until_complete(run())
     text = "ZeroDivisionError: a fault"
     assert client.failure == Failure(Kind.AGENT, (1,), text=text)
+
+
+# --- threads ------------------------------------------------------------------------
+
+
+class Owned(Standby):
+    """Answers one thread only, once it has been given to it."""
+
+    owner = None
+    asked_by = frozenset()
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        owner = super().__getattribute__("owner")
+        if owner is not None and name in {"coordinator", "outbox", "_connections"}:
+            self.asked_by |= {threading.current_thread()}
+        return found
+
+
+def test_only_the_thread_of_the_server_asks_what_coordinates():
+    settings = Settings("19.0", "mine", 2, 0, 9, 60, 40)
+    record = records.first_record(2, 0, 0)
+    standby = Owned(settings, Limits(60, 5), Member(0, (HERE, 4000), record))
+    standby.coordinate(record)
+    opened = listening()
+    port = opened.getsockname()[1]
+    server = CoordinatorServer(opened, standby)
+    standby.owner = server._thread
+    server.start()
+    request = JoinRequest("19.0", "mine", 2, 0, "n0", 100, __version__, "a")
+    address = CoordinatorAddress(HERE, (port,), PATIENCE, 40)
+    client = MemberClient(request, address, [].append, server, standby)
+    client.connect()
+    until(lambda: client.coordinates)
+    client.fail(Failure(Kind.AGENT, (0,), text="why"))
+    client.leave()
+    server.close(late_timeout=0)
+    assert standby.asked_by == {server._thread}
