@@ -1,4 +1,4 @@
-"""Files in folders in which others may write, too: no link misleads, nothing waits."""
+"""Files in folders in which others may also write. No link misleads, no pipe blocks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-_FILES = (stat.S_IFREG, stat.S_IFDIR)  # `open` itself refuses folders
 
 
 def opened(path: str, flags: int) -> int:
@@ -28,7 +25,8 @@ def opened(path: str, flags: int) -> int:
         OSError: It cannot be opened, or is something else.
     """
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-    if stat.S_IFMT(os.fstat(number).st_mode) not in _FILES:
+    # `open` itself refuses folders.
+    if stat.S_IFMT(os.fstat(number).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         os.close(number)
         raise OSError(errno.EINVAL, "It is not a file")
     return number
@@ -40,7 +38,8 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
     Args:
         path: Its path.
         most: Bytes that it may have.
-        flags: More for `os.open`: ``os.O_NOFOLLOW`` where others may have put a link.
+        flags: More for `os.open`: ``os.O_NOFOLLOW`` if others may have put a link
+            there.
 
     Raises:
         OSError: It cannot be read, is no regular file, or has more bytes.
@@ -55,7 +54,7 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
 def write(path: Path, text: str) -> None:
     """Write a file: all of it, or nothing.
 
-    What is there is replaced, a link too. Who may read the file follows from the umask,
+    An existing file or link is replaced. Who may read the file follows from the umask,
     or from the folder's list of access.
 
     Raises:

@@ -345,6 +345,8 @@ class Client:
         text = f"{type(error).__name__}: {error}"
         failure = Failure(Kind.AGENT, (self.request.rank,), text=text)
         self._change(failure=failure, _is_decided=True)
+        if self._channel is not None:
+            self._channel.abort()
 
     def _change(self, **values: Any) -> None:
         with self._changed:

@@ -187,12 +187,7 @@ class Coordinator:
         if "bye" in message:
             self._remove(rank)
 
-    def disconnected(
-        self,
-        connection: Hashable,
-        *,
-        ended: bool = False,  # noqa: ARG002 - for jobs with spares
-    ) -> None:
+    def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:  # noqa: ARG002
         """Handle the end of a connection.
 
         Args:
@@ -427,7 +422,7 @@ class Coordinator:
     def _pass_on(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         """Pass on a question of an agent to all, and the answers to it."""
         own = agent.request.rank
-        if "stacks" in message:
+        if type(message.get("stacks")) is int:
             for other in self._agents.values():
                 self._send(other, {"stacks": [own, message["stacks"]]})
         match message.get("sampled"):

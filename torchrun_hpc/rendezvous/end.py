@@ -8,8 +8,6 @@ import socket
 import struct
 from typing import Any
 
-_RESET = struct.pack("ii", 1, 0)  # struct linger: socket(7)
-
 
 class End(asyncio.Protocol):
     """One end of a connection.
@@ -35,6 +33,6 @@ class End(asyncio.Protocol):
         if self._transport is not None:
             with contextlib.suppress(OSError):  # it has ended already
                 self._transport.get_extra_info("socket").setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, _RESET
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                 )
             self._transport.abort()

@@ -325,11 +325,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         if "report" in event:
             report.write(event["report"], self._plan)
             return
-        if "stacks" in event:
+        if (asks := event.get("stacks")) is not None:
             if self._samples.acquire(blocking=False):
-                threading.Thread(
-                    target=self._answer, args=[event["stacks"]], daemon=True
-                ).start()
+                threading.Thread(target=self._answer, args=[asks], daemon=True).start()
             return
         message = messages.render(event, self._plan)
         if message is not None:

@@ -181,7 +181,7 @@ def refusal(
     elif reason is Refusal.NODES:
         code, text = "HPC118", f"{world.nodes} nodes here, but another number on {node}"
     else:
-        code, remedy = "HPC119", "Type another port, or leave the endpoint out"
+        code, remedy = "HPC119", "Pass another port, or leave the endpoint out"
         text = f"{node} is of another job than this one, {request.job}"
     others_know = reason is not Refusal.UNKNOWN
     text += "; node 0 prints both" if others_know else ""

@@ -19,7 +19,8 @@ from an agent                 meaning
 ``stacks: NUMBER``            it asks all agents for the stacks of their workers
 ``sampled: [RANK, NUMBER]``   the answer, ``of`` its workers, for the node that asks
 ``bye: true``                 it closes the connection; that is no fault
-``heartbeat: SECONDS``        the answer to ``heartbeat``, by the agent's clock
+``heartbeat: SECONDS``        the answer to ``heartbeat``: with spares, its clock;
+                              otherwise ``true``
 ``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` of the store that
                               torch's agents share
 ============================  ==========================================================
@@ -39,7 +40,7 @@ from the coordinator          meaning
 ``printed: true``             node 0 has reported them
 ``stacks: [RANK, NUMBER]``    an agent asks for the stacks of the workers
 ``sampled: NUMBER``           the answer of a ``node``
-``heartbeat: SECONDS``        to be answered by ``heartbeat``; the agent's last answer
+``heartbeat: SECONDS``        to be answered by ``heartbeat``; what the last answer said
 ``answer: NUMBER``            the answer to ``ask``
 ``waiting``, ``finishing``,   for the user, on the node that reports: see
 ``silent``, ``answering``,    `messages.render`
@@ -113,11 +114,11 @@ class JoinRequest:
         nodes: Number of nodes.
         rank: Its node rank.
         host: Its node's name, to be shown.
-        pid: Its process id, to be shown: not even one host has it once, where
-            containers have process ids of their own.
+        pid: Its process id, for messages. It identifies no process: two containers on
+            one host may use the same one.
         release: Of torchrun_hpc.
-        agent: A random number of the process, in hexadecimal. The coordinator passes
-            it on to nobody.
+        agent: A random number in hexadecimal, and the process id. It identifies the
+            process. The coordinator sends it to nobody.
         site: Name of the computing centre whose rules it uses; empty without.
         spares: How many of the nodes wait to take the place of another one.
     """

@@ -101,7 +101,7 @@ class Channel(End):
         try:
             while self.on_message is not None and self._messages:
                 self.on_message(self._messages.pop(0))
-        except (ProtocolError, KeyError, TypeError):
+        except Exception:  # noqa: BLE001 - asyncio itself would send an end of file
             self.abort()
 
     async def first(self) -> Mapping[str, Any]:

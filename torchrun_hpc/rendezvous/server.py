@@ -328,7 +328,7 @@ class _Connection(End):
                     self._server.identified(self)
                 self._server.coordinator.receive(self, message)
                 self._server.flush()
-        except protocol.ProtocolError:
+        except Exception:  # noqa: BLE001 - asyncio itself would send an end of file
             self.abort()
         self._server.flush()
 

@@ -258,7 +258,7 @@ class MemberClient(Client):
             return False
         if late > _GAP:
             self._on_event({"suspended": int(late) + self._silence_timeout})
-        self._lease = math.inf
+        self._lease, self._channel.on_message = math.inf, None
         self._channel.abort()
         return True
 

@@ -155,8 +155,8 @@ class SparesCoordinator(Coordinator):
         """Handle that a second has passed, however late.
 
         Args:
-            seconds: How many seconds have passed. A member has counted them, too, and
-                another coordinator. This one may not go on for longer than they expect.
+            seconds: How many seconds have passed. Members and other coordinators have
+                also counted them. This one must not continue longer than they expect.
         """
         for agent in self._agents.values():
             agent.silent_for += seconds - 1
@@ -168,6 +168,8 @@ class SparesCoordinator(Coordinator):
         """Take note that the process of a member has ended, which was in a round."""
         self._gone[member] = number
         self._may_run.pop(member, None)
+        if member == self.record.term[1]:
+            self._leave_time(self._may_run)
         if member in self.record.active and self._has_run:
             self._lost.setdefault(member, Failure(Kind.LOST, (member,)))
         self._go_on()
@@ -214,7 +216,13 @@ class SparesCoordinator(Coordinator):
 
     def _leave_time(self, members: Collection[int]) -> None:
         """Let members have time to end the workers that they may run."""
-        self._may_run = dict.fromkeys(members, self._longest_run)
+        record, limit = self.record, self._longest_run
+        before, late = record.term[1], self.settings.silence_timeout
+        # Until it misses those that are here, it may renew the leases of others.
+        known = {self.settings.coordinator, *self._agents, *self._gone}
+        if before in known and not record.may_run:
+            late = 0
+        self._may_run = {each: limit + (each != before) * late for each in members}
 
     def _first_addresses(self) -> dict[int, Address]:
         """Return where those are that may have to take over."""

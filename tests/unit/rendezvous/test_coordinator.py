@@ -375,6 +375,13 @@ def test_all_agents_are_asked_for_stacks(rank):
         assert sent == {rank: [{"sampled": 7, "node": other, "of": SAMPLES}]}
 
 
+@pytest.mark.parametrize("number", [None, "x" * 1000, [1], {"a": 1}, 1.5, True])
+def test_a_question_for_stacks_is_a_number(number):
+    """All agents get it."""
+    job = Job().all_at_work()
+    assert job.send(1, stacks=number) == {}
+
+
 def test_an_answer_for_an_agent_that_is_gone():
     job = Job(max_restarts=1).all_at_work()
     job.send(1, stacks=7)

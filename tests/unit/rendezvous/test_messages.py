@@ -360,7 +360,7 @@ REFUSED = {
         "Start torchrun_hpc once on each node"
     ),
     Refusal.UNKNOWN: (
-        f"HPC119 {HEAD_NODE} is of another job than this one, 19.0. Type another "
+        f"HPC119 {HEAD_NODE} is of another job than this one, 19.0. Pass another "
         "port, or leave the endpoint out"
     ),
     Refusal.SPARES: (

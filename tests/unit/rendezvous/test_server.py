@@ -335,3 +335,20 @@ def test_an_agent_notes_how_the_coordinator_has_ended(noting, job, how):
     noting._loop.call_soon_threadsafe(getattr(connection, how))
     failure_of(client)
     assert client._channel.at_end is (how == "close")
+
+
+def test_a_fault_behind_a_connection_resets_it(noting, job, monkeypatch):
+    """At both ends: asyncio itself would send an end of file, and the process lives."""
+    clients = [job.client(rank) for rank in (1, 2)]
+    for client in clients:
+        client.connect()
+    monkeypatch.setattr(noting.coordinator, "receive", None)
+    clients[0].send({"join": 0})
+    failure_of(clients[0])
+    assert not clients[0]._channel.at_end
+    clients[1]._channel.on_message = lambda _: 1 / 0
+    noting._loop.call_soon_threadsafe(
+        lambda: [*noting._connections.values()][-1].send(b"{}\n")
+    )
+    until(lambda: len(noting.coordinator.noted) == 2)
+    assert "ended" not in noting.coordinator.noted

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from loopback import HERE, listening
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc import __version__
+from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.coordinator import Settings
 from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
-from torchrun_hpc.rendezvous.search import CoordinatorAddress
+from torchrun_hpc.rendezvous.search import Channel, CoordinatorAddress
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 from torchrun_hpc.spares import client as clients
 from torchrun_hpc.spares import record as records
@@ -33,7 +35,7 @@ CONFIRM = {"confirm": [(0, 0), 0]}
 SILENCE = 40
 
 
-class Channel:
+class Aborted:
     """A connection that notes whether it was aborted."""
 
     closed = asyncio.Event()
@@ -55,7 +57,7 @@ def clock(monkeypatch):
 def accepted(client, clock, monkeypatch):
     """Return a client that a coordinator has just accepted; its answers are sent."""
     assert clock.now == clients.now()
-    client._channel = Channel()
+    client._channel = Aborted()
     client._accepted({})
     monkeypatch.setattr(client, "_send", client.sent.append)
     return client
@@ -236,6 +238,17 @@ def test_after_the_end_of_its_lease(
     assert accepted.sent == []
     assert accepted._go is None
     assert not accepted._check_lease()  # once
+
+
+def test_nothing_counts_that_arrives_together_behind_the_end(accepted, clock):
+    """A suspended member reads all that has arrived, before its own clock ticks."""
+    accepted._channel = channel = Channel()
+    channel.connection_made(SimpleNamespace(get_extra_info=mock.Mock(), abort=list))
+    channel.on_message = accepted._handle
+    clock.now += 2 * SILENCE
+    messages = {"heartbeat": 1000.0}, {"go": 0, "store": [*STORE]}
+    channel.data_received(b"".join(map(protocol.encode, messages)))
+    assert accepted._go is None
 
 
 def test_a_fault_of_what_looks_for_others_ends_the_agent(client, monkeypatch):

@@ -1033,14 +1033,28 @@ def test_an_end_that_was_seen_in_an_earlier_round_says_nothing():
 
 
 def test_workers_of_a_round_before_the_one_that_was_prepared():
-    """Member 4 was cut off, and its place taken, when the coordinator was lost."""
+    """Member 4 was cut off, and its place taken, when the coordinator was lost.
+
+    It may have followed an earlier coordinator, which has to miss the others first.
+    """
     record = replace(BEFORE, may_run=(4,))
     job = taken_over(1, 2, 3, record=record, nodes=5, spares=2)
     job.restart(1, 2, 3)
     job.gone(0)
     assert not job.coordinator.running
     second, sent = job.wait(2 * LEASE)
-    assert (second, sent) == (LEASE, to((1, 3, 2), go(2)))
+    assert (second, sent) == (SILENCE + LEASE, to((1, 3, 2), go(2)))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_coordinator_that_is_cut_off_may_renew_the_leases_of_others(ends):
+    """Until it has missed those that are here. Then it ends its own workers."""
+    job = taken_over(1, 3, 4, record=replace(BEFORE, active=(0, 3, 2)), nodes=5)
+    if ends:
+        job.gone(0)
+    job.join(1, 3, 4)
+    limits = {2: LEASE} if ends else {0: LEASE, 2: SILENCE + LEASE}
+    assert job.coordinator._may_run == limits
 
 
 def test_too_few_members_do_not_count_the_seconds_of_the_others():

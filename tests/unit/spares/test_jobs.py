@@ -94,3 +94,29 @@ def test_a_slow_coordinator_that_hears_nobody(seed):
     schedules.reject(job, 0, 1, 0.9)
     schedules.pass_time(job, 3 * LEASE)
     assert job.world() == (3, 1, 2)
+
+
+def both(one, other):
+    return {(one, other), (other, one)}
+
+
+@pytest.mark.parametrize("wait", [5, 11, 17, 23])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_coordinator_that_is_left_renews_leases_before_it_notices(wait, is_killed):
+    """Its connections are reset. Then it and another active member are cut off, too.
+
+    The member that takes over may be killed before its round has begun.
+    """
+    for seed in range(5):
+        job = Job(5, 2 - is_killed, seed)
+        assert at_rest(job) is not None
+        left = (0, 1)
+        others = (2, 3, 4)
+        job.rejecting |= {(other, 0) for other in others}
+        for other in others:
+            job.cut |= both(1, other)
+        schedules.pass_time(job, wait)
+        job.cut |= both(*left)
+        if is_killed:
+            job.kill(2)
+        schedules.pass_time(job, 5 * LEASE)
