@@ -56,13 +56,17 @@ def start_again(job, one, _other, _share):
         job.start_again(one)
 
 
-def cut(job, one, _other, share):
-    """Cut a member off: from all others, in one direction or both."""
+def _ways(job, one, share):
+    """Return pairs: from a member to all others, or back, or both."""
     others = [each for each in range(job.nodes) if each != one]
-    if share < 0.7:
-        job.cut |= {(one, each) for each in others}
-    if share > 0.3:
-        job.cut |= {(each, one) for each in others}
+    there = {(one, each) for each in others} if share < 0.7 else set()
+    back = {(each, one) for each in others} if share > 0.3 else set()
+    return there | back
+
+
+def cut(job, one, _other, share):
+    """Cut a member off from all others."""
+    job.cut |= _ways(job, one, share)
 
 
 def separate(job, one, other, share):
@@ -74,11 +78,7 @@ def separate(job, one, other, share):
 
 def reject(job, one, _other, share):
     """Let a firewall reject what a member sends, or what it is sent, or both."""
-    others = [each for each in range(job.nodes) if each != one]
-    if share < 0.7:
-        job.rejecting |= {(one, each) for each in others}
-    if share > 0.3:
-        job.rejecting |= {(each, one) for each in others}
+    job.rejecting |= _ways(job, one, share)
 
 
 def heal(job, _one, _other, _share):
