@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def is_of_system(path: Path) -> bool:
+    """Return whether a path is in /dev or /proc, as /dev/stdout is.
+
+    No other user can have put a link there.
+    """
+    folder = os.path.realpath(path.parent)
+    return path.exists() and (folder == "/dev" or folder.startswith("/proc/"))
+
+
 def opened(path: str, flags: int) -> int:
     """Open a file if it is a regular one; an opener for `open`.
 
@@ -54,12 +63,15 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
 def write(path: Path, text: str) -> None:
     """Write a file: all of it, or nothing.
 
-    An existing file or link is replaced. Who may read the file follows from the umask,
-    or from the folder's list of access.
+    An existing file or link is replaced, unless it is in /dev or /proc. Who may read
+    the file follows from the umask, or from the folder's list of access.
 
     Raises:
         OSError: It cannot be written.
     """
+    if is_of_system(path):
+        path.write_text(text, encoding="utf-8")
+        return
     # Nobody can have put a link there: the name is random, and "x" follows none.
     new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
     try:

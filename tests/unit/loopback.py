@@ -127,6 +127,8 @@ class Clock:
 
     def drive(self, peer):
         peer._loop.time = self
+        if isinstance(peer, CoordinatorServer):
+            peer._counted = self.now
         self._peers.append(peer)
 
     def go_on(self, seconds, step=1.0):
@@ -161,6 +163,7 @@ class Job:
 
     def __init__(self):
         self.clock = Clock()
+        self._now, servers.now = servers.now, self.clock
         self.server = None
         self.port = None
         self.events = [[], [], []]
@@ -239,6 +242,7 @@ class Job:
             self.end_server()
         for held in self._unused:
             held.close()
+        servers.now = self._now
 
 
 def join_all(made):

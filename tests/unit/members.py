@@ -204,6 +204,8 @@ class Agent:
                 self.pass_time()
         elif "record" in message:
             self.member.informed(message)
+        elif "suspended" in message and self.workers is not None:
+            self.workers, self.ends_at = None, self.job.now
         elif "go" in message:
             assert self.number in self.member.record.active
             self.member.began()
@@ -261,10 +263,17 @@ class Agent:
 
     # --- time
 
-    def tick(self):
-        seconds = max(int(self.clock - self.counted), 1)
+    def count(self, seconds):
         self.counted += seconds
         self.standby.tick(seconds)
+
+    def catch_up(self):
+        """Count late seconds before anything else, as the server does."""
+        if (late := int(self.clock - self.counted)) > GAP:
+            self.count(late)
+
+    def tick(self):
+        self.count(max(int(self.clock - self.counted), 1))
         if self.ended is not None:
             return
         if self.pauses:
@@ -511,6 +520,7 @@ class Job:
             self._to_client(agent, link, message)
 
     def _to_host(self, agent, link, message):
+        agent.catch_up()
         if message == END:
             agent.standby.disconnected(link, ended=True)
         elif message == BROKEN:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from torchrun_hpc import files
@@ -15,7 +16,7 @@ from torchrun_hpc.commandline import command_line
 from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor import text as reports
-from torchrun_hpc.doctor.examination import COMMAND, examine, save, unwritable
+from torchrun_hpc.doctor.examination import COMMAND, examine, unwritable
 from torchrun_hpc.doctor.examiner import TIMEOUT, Options
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.errors import LaunchError, Message
@@ -179,7 +180,7 @@ def _write(report: Report, args: argparse.Namespace) -> bool:
     for file, content in ((args.json, _as_json), (args.html, _as_page)):
         try:
             if file:
-                save(file, content(report))
+                files.write(Path(file), content(report))
         except Exception as error:  # noqa: BLE001, PERF203 - a library may be broken
             console.write(unwritable(file, error), "error")
             written = False

@@ -132,33 +132,11 @@ def _problem_of(file: str) -> Message | None:
             number = errno.EISDIR
         elif not path.parent.is_dir():
             number = errno.ENOENT
-        elif not os.access(path if _is_systems(path) else path.parent, os.W_OK):
+        elif not os.access(path if files.is_of_system(path) else path.parent, os.W_OK):
             number = errno.EACCES
     except OSError as error:
         return unwritable(file, error)
     return unwritable(file, OSError(number, os.strerror(number))) if number else None
-
-
-def save(file: str, text: str) -> None:
-    """Write a file that a person has named.
-
-    What has that name is replaced: others may have put a link there. What is in /dev
-    and /proc is written to.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path = Path(file)
-    if _is_systems(path):
-        path.write_text(text, encoding="utf-8")
-    else:
-        files.write(path, text)
-
-
-def _is_systems(path: Path) -> bool:
-    """Say whether no other user can have put a link there, as with /dev/stdout."""
-    folder = os.path.realpath(path.parent)
-    return path.exists() and (folder == "/dev" or folder.startswith("/proc/"))
 
 
 def _why(error: Exception, here: Place, options: Options) -> Message:

@@ -17,9 +17,8 @@ class End(asyncio.Protocol):
             the process ends.
     """
 
-    def __init__(self) -> None:
-        self.at_end = False
-        self._transport: Any = None
+    at_end = False
+    _transport: Any = None
 
     def eof_received(self) -> None:
         """Take note of the end of file."""

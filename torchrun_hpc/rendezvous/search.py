@@ -73,7 +73,6 @@ class Channel(End):
     """A connection to the coordinator."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.closed = asyncio.Event()
         self.has_received = False  # anything, since this was last set to False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None

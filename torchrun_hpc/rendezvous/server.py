@@ -261,10 +261,17 @@ class CoordinatorServer:
 
     def _tick(self) -> None:
         self._loop.call_later(_TICK, self._tick)
-        seconds = max(int(now() - self._counted), 1)
-        self._counted += seconds
-        self.coordinator.tick(seconds)
+        self.catch_up(1)
         self.flush()
+
+    def catch_up(self, least: int = 3) -> None:
+        """Let the coordinator count the seconds that have passed, if so many have.
+
+        Late ones come before anything that is read, which may be as old.
+        """
+        if (seconds := int(now() - self._counted)) >= least:
+            self._counted += seconds
+            self.coordinator.tick(seconds)
 
     def flush(self) -> None:
         """Send what the coordinator has left to be sent."""
@@ -297,6 +304,7 @@ class CoordinatorServer:
         """Forget a connection that has ended."""
         self._unknown.pop(connection, None)
         if self._connections.pop(connection, None) is not None:
+            self.catch_up()
             self.coordinator.disconnected(connection, ended=connection.at_end)
             self.flush()
 
@@ -305,7 +313,6 @@ class _Connection(End):
     """The connection of an agent, or of an unknown peer."""
 
     def __init__(self, server: CoordinatorServer) -> None:
-        super().__init__()
         self._server = server
         self._lines = protocol.Lines(protocol.JOIN_REQUEST_LIMIT)
         self._deadline: asyncio.TimerHandle | None = None
@@ -317,6 +324,7 @@ class _Connection(End):
         self._deadline = loop.call_later(_JOIN_REQUEST_TIMEOUT, transport.abort)
 
     def data_received(self, data: bytes) -> None:
+        self._server.catch_up()
         try:
             for message in self._lines.feed(data):
                 if self._transport.is_closing():  # it is refused, or has left
@@ -330,7 +338,6 @@ class _Connection(End):
                 self._server.flush()
         except Exception:  # noqa: BLE001 - asyncio itself would send an end of file
             self.abort()
-        self._server.flush()
 
     def connection_lost(self, _error: Exception | None) -> None:
         if self._deadline is not None:

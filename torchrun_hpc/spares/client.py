@@ -328,36 +328,36 @@ class MemberClient(Client):
 
     def _coordinate(self) -> None:
         self.coordinates = True
-        self._watching = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        try:
-            await self._watch_others()
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task
-            self._crash(error)
-            self._task.cancel()
+        self._watching = asyncio.create_task(self._watch_others())
 
     async def _watch_others(self) -> None:
         """While too few members are here, look for a coordinator that has enough."""
         turn = 0
-        while self.coordinates:
-            await asyncio.sleep(_PAUSE)
-            turn += 1
-            absent = await self._call(self._standby.absent, turn % _ALL_EVERY == 0)
-            if absent is None:
-                continue
-            if len(absent) > _AT_ONCE:
-                absent = dict(random.sample([*absent.items()], _AT_ONCE))
-            asked = (self._ask(address, asks=True) for address in absent.values())
-            found = await asyncio.gather(*asked)
-            answers = {
-                member: answer
-                for member, answer in zip(absent, found, strict=True)
-                if isinstance(answer, Answer)
-            }
-            if self.member.gives_way(answers):
-                await self._call(self._standby.give_way)
-                self.coordinates = False
+        try:
+            while self.coordinates:
+                await asyncio.sleep(_PAUSE)
+                turn += 1
+                absent = await self._call(self._standby.absent, turn % _ALL_EVERY == 0)
+                if absent is not None:
+                    await self._look_for_another(absent)
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task
+            self._crash(error)
+            self._task.cancel()
+
+    async def _look_for_another(self, absent: dict[int, Address]) -> None:
+        """Ask members that are not here who coordinates, and give way to one."""
+        if len(absent) > _AT_ONCE:
+            absent = dict(random.sample([*absent.items()], _AT_ONCE))
+        asked = (self._ask(address, asks=True) for address in absent.values())
+        found = await asyncio.gather(*asked)
+        answers = {
+            member: answer
+            for member, answer in zip(absent, found, strict=True)
+            if isinstance(answer, Answer)
+        }
+        if self.member.gives_way(answers):
+            await self._call(self._standby.give_way)
+            self.coordinates = False
 
     async def _ask(
         self, address: Address, *, asks: bool = False

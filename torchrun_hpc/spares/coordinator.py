@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _LOST = (Kind.LOST, Kind.SILENT)  # what the coordinator of nodes reports otherwise
 
 _REASON = 200  # characters of why a node is out
+_GAP = 2  # seconds after the end of a lease: this process was suspended
 _AGAIN = 5  # seconds until a member that has not confirmed a round is asked again
 
 
@@ -216,12 +217,11 @@ class SparesCoordinator(Coordinator):
 
     def _leave_time(self, members: Collection[int]) -> None:
         """Let members have time to end the workers that they may run."""
-        record, limit = self.record, self._longest_run
-        before, late = record.term[1], self.settings.silence_timeout
-        # Until it misses those that are here, it may renew the leases of others.
+        before, limit = self.record.term[1], self._longest_run
         known = {self.settings.coordinator, *self._agents, *self._gone}
-        if before in known and not record.may_run:
-            late = 0
+        # Until it misses those that are here, it may renew the leases of others.
+        renews = before not in known or self.record.may_run
+        late = self.settings.silence_timeout if renews else 0
         self._may_run = {each: limit + (each != before) * late for each in members}
 
     def _first_addresses(self) -> dict[int, Address]:
@@ -241,7 +241,7 @@ class SparesCoordinator(Coordinator):
         self.record = known
         self._confirmed = None
         self._has_run = True
-        running = {*known.active, *known.may_run}
+        running = {*self._may_run, *known.active, *known.may_run}
         self._gone = {m: n for m, n in self._gone.items() if n >= known.round}
         self._leave_time(running - self._joined - self._gone.keys())
 
@@ -283,6 +283,9 @@ class SparesCoordinator(Coordinator):
             self._inform(rank, self._agents[rank].connection, failure)
 
     def _agent_silent(self, rank: int) -> None:
+        silent_for = self._agents[rank].silent_for
+        if silent_for > self.settings.silence_timeout + _GAP:
+            self._report({"suspended": silent_for})  # it has no time to end its workers
         self._remove(rank)
         next_one = self._candidates.pop(rank, None)
         timeout = self.settings.silence_timeout

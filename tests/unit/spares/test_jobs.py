@@ -76,6 +76,8 @@ FAULTS = {
     "a reset is taken for the end of a process": 20,
     "the same, behind a firewall": 27,
     "a living process closes its connection as if it had ended": 709,
+    "a record of a round that never began hides who may have workers": 104_305,
+    "a coordinator notices late, after a pause, that all have left it": 148_812,
 }
 
 
