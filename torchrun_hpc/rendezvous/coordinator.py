@@ -225,13 +225,13 @@ class Coordinator:
         ]
         for rank, agent in list(self._agents.items()):
             agent.silent_for += 1
-            if agent.silent_for >= SILENCE_REPORT and not agent.is_reported:
-                silent.append(rank)
-            agent.is_reported = agent.silent_for >= SILENCE_REPORT
             if (self._seconds + rank) % self._heartbeat_interval == 0:  # spread
                 self._send(agent, {"heartbeat": agent.heartbeat})
             if agent.silent_for >= timeout:
                 self._agent_silent(rank)
+            elif agent.silent_for >= SILENCE_REPORT and not agent.is_reported:
+                silent.append(rank)
+            agent.is_reported = agent.silent_for >= SILENCE_REPORT
         for rank, candidate in list(self._candidates.items()):
             candidate.silent_for += 1
             if candidate.silent_for >= CANDIDATE_TIMEOUT:  # the first did not answer

@@ -1216,6 +1216,16 @@ def test_a_late_second_is_counted_as_what_it_was():
     assert not job.coordinator.running
 
 
+def test_who_is_lost_at_once_is_not_reported_as_silent():
+    """This one was suspended for longer than another one may be silent."""
+    job = Job(silence_timeout=15).all_at_work()
+    job.coordinator.tick(60)
+    job.sent()
+    keys = [key for event in job.events for key in event]
+    assert keys[0] == "suspended"
+    assert "silent" not in keys
+
+
 def test_time_for_workers_to_end_is_counted_in_ticks():
     """A coordinator that was suspended may have read nothing meanwhile."""
     job = Job().all_at_work()
