@@ -311,6 +311,7 @@ class Agent:
             return
         if whom == self.number:
             self.standby.coordinate(self.member.record)
+            self.member.coordinates = True
         self.connect(whom)
 
     def connect(self, whom):
@@ -341,6 +342,7 @@ class Agent:
             self.heard_others = None
             if self.member.gives_way(answers):
                 self.standby.give_way()
+                self.member.coordinates = False
 
 
 class Job:
@@ -357,6 +359,7 @@ class Job:
         first = self.agents[0]
         first.standby.coordinate(record.first_record(nodes, spares, 0))
         first.looks_for_first = False
+        first.member.coordinates = True
         first.member.begin()
         for agent in self.agents:
             agent.member.is_ready = True

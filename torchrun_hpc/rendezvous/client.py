@@ -328,6 +328,7 @@ class Client:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(self._on_fault)
         self._task = self._loop.create_task(self._communicate())
         try:
             self._loop.run_until_complete(self._task)
@@ -336,17 +337,16 @@ class Client:
         except asyncio.CancelledError:
             pass
         except Exception as error:  # noqa: BLE001 - the main thread waits for it
-            self._crash(error)
+            self._on_fault(self._loop, {"exception": error})
         finally:
             self._loop.close()
 
-    def _crash(self, error: BaseException) -> None:
-        """End this agent, which has a fault."""
-        text = f"{type(error).__name__}: {error}"
-        failure = Failure(Kind.AGENT, (self.request.rank,), text=text)
-        self._change(failure=failure, _is_decided=True)
-        if self._channel is not None:
-            self._channel.abort()
+    def _on_fault(self, _loop: object, context: Mapping[str, Any]) -> None:
+        """End this agent, which has a fault: an exception that nobody has caught."""
+        error = context.get("exception")
+        text = f"{type(error).__name__}: {error}" if error else context["message"]
+        Client._lose(self, Failure(Kind.AGENT, (self.request.rank,), text=text))
+        self._task.cancel()
 
     def _change(self, **values: Any) -> None:
         with self._changed:

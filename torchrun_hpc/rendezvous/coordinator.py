@@ -44,10 +44,10 @@ _DIFFERENT = {
     Refusal.TAKEN: "process {} on {} came beside process {} on {}",
 }
 
-# In the outbox: close this connection; or reset it. An agent takes an end of file for
-# the end of the process.
-CLOSE: dict[str, Any] = {}
-RESET: dict[str, Any] = {}
+# In the outbox: close, or reset, this connection. A process that lives resets those of
+# agents: an end of file means to them that it has ended.
+CLOSE: dict[str, Any] = {"close": True}
+RESET: dict[str, Any] = {"reset": True}
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,13 @@ class Coordinator:
         if next_one is not None:
             self._accept(next_one.connection, next_one.request)
 
-    def tick(self, _seconds: int = 1) -> None:
+    def tick(self, seconds: int = 1) -> None:
         """Handle that a second has passed, however late.
 
         Args:
-            _seconds: How many seconds have passed. Only a job with spares counts them.
+            seconds: How many seconds have passed. Only a job with spares counts them:
+                members and other coordinators count them, too, and expect that this
+                one gives up in time.
         """
         self._seconds += 1
         timeout = self.settings.silence_timeout
@@ -224,7 +226,7 @@ class Coordinator:
             if agent.is_reported and agent.silent_for < SILENCE_REPORT
         ]
         for rank, agent in list(self._agents.items()):
-            agent.silent_for += 1
+            agent.silent_for += seconds if self.settings.spares else 1
             if (self._seconds + rank) % self._heartbeat_interval == 0:  # spread
                 self._send(agent, {"heartbeat": agent.heartbeat})
             if agent.silent_for >= timeout:

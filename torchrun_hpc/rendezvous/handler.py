@@ -91,6 +91,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             and capabilities.LISTENING_SOCKET.present
             and environ.get(capabilities.UNSHARED) != "1"
         )
+        self._new_connection: Callable[..., Connection] = Connection
         self._connection: Connection | None = None
         self._workers_store: list[Any] = []
         self._opening: threading.Thread | None = None
@@ -210,22 +211,19 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """
         if self._client is not None:
             return self._client
-        self._connection = self._new_connection()
-        limit = self._settings.join_timeout if timeout is None else timeout
-        try:
-            return self._connection.open(limit)
-        except search.CoordinatorNotFoundError as error:
-            message = messages.coordinator_missing(str(error), limit, self._plan)
-            raise CoordinatorMissingError(message) from None
-
-    def _new_connection(self) -> Connection:
-        return Connection(
+        self._connection = self._new_connection(
             self._plan,
             self._settings,
             self._environ,
             self._report,
             has_store=self._shares_store,
         )
+        limit = self._settings.join_timeout if timeout is None else timeout
+        try:
+            return self._connection.open(limit)
+        except search.CoordinatorNotFoundError as error:
+            message = messages.coordinator_missing(str(error), limit, self._plan)
+            raise CoordinatorMissingError(message) from None
 
     def worker_failed(self, failure: WorkerFailure) -> None:
         """Inform the others that a worker of this node has failed."""

@@ -100,7 +100,7 @@ class Channel(End):
         try:
             while self.on_message is not None and self._messages:
                 self.on_message(self._messages.pop(0))
-        except Exception:  # noqa: BLE001 - asyncio itself would send an end of file
+        except (ProtocolError, KeyError, TypeError):
             self.abort()
 
     async def first(self) -> Mapping[str, Any]:
@@ -108,8 +108,9 @@ class Channel(End):
         await self._arrived.wait()
         return self._messages.pop(0) if self._messages else {}
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         """Wake whoever waits."""
+        super().connection_lost(error)
         self.closed.set()
         self._arrived.set()
 

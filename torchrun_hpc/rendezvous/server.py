@@ -336,10 +336,11 @@ class _Connection(End):
                     self._server.identified(self)
                 self._server.coordinator.receive(self, message)
                 self._server.flush()
-        except Exception:  # noqa: BLE001 - asyncio itself would send an end of file
+        except protocol.ProtocolError:
             self.abort()
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
         if self._deadline is not None:
             self._deadline.cancel()
         self._server.disconnected(self)

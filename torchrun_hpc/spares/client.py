@@ -13,6 +13,7 @@ from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
 from torchrun_hpc.rendezvous.server import now
 from torchrun_hpc.reporting.reporter import reports_wait_for
+from torchrun_hpc.spares.coordinator import SUSPENDED
 from torchrun_hpc.spares.member import Answer, answer_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _ANSWER_TIMEOUT = 3.0  # of a member that is asked
 _PAUSE = 0.2  # before all are asked again
 _AT_ONCE = 32  # members: those that are on their way need not be asked
 _ALL_EVERY = 25  # times, also those of which nothing was heard yet are asked
-_GAP = 2.0  # after the end of the lease: this process was suspended
 
 
 class NotNeededError(Exception):
@@ -49,7 +49,6 @@ class MemberClient(Client):
 
     Attributes:
         member: What this member knows.
-        coordinates: Whether it has the coordinator.
         reports: Whether the coordinator wants this member to report the end.
         is_certain: Whether the job has ended for all members.
         out_at_end: Members that were lost, or out, when it ended.
@@ -69,7 +68,7 @@ class MemberClient(Client):
         address = replace(address, timeout=self._search_timeout)
         self.member = standby.member
         super().__init__(request, address, self._report_to(on_event))
-        self.coordinates = self.reports = self.is_certain = False
+        self.reports = self.is_certain = False
         self.out_at_end: tuple[int, ...] = ()
         self._server, self._standby = server, standby
         self._first_line = {"protocol": VERSION, **asdict(request)}
@@ -183,7 +182,7 @@ class MemberClient(Client):
     # --- in the thread ------------------------------------------------------------
 
     async def _communicate(self) -> None:
-        if await self._call(lambda: self._standby.coordinator):
+        if await self._call(lambda: self._standby.coordinator is not None):
             self._coordinate()
         try:
             channel, answer = await self._find_first()
@@ -245,8 +244,8 @@ class MemberClient(Client):
             super()._disconnect()
 
     def _tick(self) -> None:
-        self._check_lease()
         super()._tick()
+        self._check_lease()
 
     def _check_lease(self) -> bool:
         """Give the coordinator up if the lease has ended; return whether it has.
@@ -256,10 +255,10 @@ class MemberClient(Client):
         late = now() - self._lease - self._silence_timeout
         if late < 0 or self._channel is None:
             return False
-        if late > _GAP:
-            self._on_event({"suspended": int(late) + self._silence_timeout})
         self._lease, self._channel.on_message = math.inf, None
         self._channel.abort()
+        if late > SUSPENDED:
+            self._on_event({"suspended": int(late) + self._silence_timeout})
         return True
 
     def _handle(self, message: Mapping[str, Any]) -> None:
@@ -284,7 +283,7 @@ class MemberClient(Client):
         elif "over" in message:
             self._change(_prepared=None)
         elif "finished" in message or "failed" in message:
-            self.reports = self.coordinates
+            self.reports = self.member.coordinates
             self.is_certain = bool(message.get("is_certain"))
             self.out_at_end = tuple(message.get("out_at_end", ()))
         super()._handle(message)
@@ -320,29 +319,28 @@ class MemberClient(Client):
             own.heard(member, found)
 
     async def _take_over(self) -> None:
-        if not self.coordinates:
+        if not self.member.coordinates:
             record = self.member.record
             self._on_event({"takes_over": record.term[1]})
             await self._call(self._standby.coordinate, record)
             self._coordinate()
 
     def _coordinate(self) -> None:
-        self.coordinates = True
+        self.member.coordinates = True
         self._watching = asyncio.create_task(self._watch_others())
 
     async def _watch_others(self) -> None:
         """While too few members are here, look for a coordinator that has enough."""
         turn = 0
         try:
-            while self.coordinates:
+            while self.member.coordinates:
                 await asyncio.sleep(_PAUSE)
                 turn += 1
                 absent = await self._call(self._standby.absent, turn % _ALL_EVERY == 0)
                 if absent is not None:
                     await self._look_for_another(absent)
         except Exception as error:  # noqa: BLE001 - nobody waits for this task
-            self._crash(error)
-            self._task.cancel()
+            self._on_fault(self._loop, {"exception": error})
 
     async def _look_for_another(self, absent: dict[int, Address]) -> None:
         """Ask members that are not here who coordinates, and give way to one."""
@@ -357,7 +355,7 @@ class MemberClient(Client):
         }
         if self.member.gives_way(answers):
             await self._call(self._standby.give_way)
-            self.coordinates = False
+            self.member.coordinates = False
 
     async def _ask(
         self, address: Address, *, asks: bool = False

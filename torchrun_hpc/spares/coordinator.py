@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOST = (Kind.LOST, Kind.SILENT)  # what the coordinator of nodes reports otherwise
 
 _REASON = 200  # characters of why a node is out
-_GAP = 2  # seconds after the end of a lease: this process was suspended
+SUSPENDED = 2  # seconds: who notices later that a lease has ended was suspended
 _AGAIN = 5  # seconds until a member that has not confirmed a round is asked again
 
 
@@ -79,6 +79,7 @@ class SparesCoordinator(Coordinator):
         self._lost: dict[int, Failure] = {}  # active members, and how
         self._late: set[int] = set()  # active members that are not waited for
         self._may_run: dict[int, int] = {}  # members with workers: seconds, at most
+        self._others = {record.term[1]}  # members that may coordinate some
         self._confirmed: set[int] | None = None  # none, while there is no record
         self._has_news = False  # workers have failed, and nobody is blamed yet
         self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
@@ -87,7 +88,7 @@ class SparesCoordinator(Coordinator):
         self._next_ones: dict[int, Address] = {}  # may take over, as all know
         before = record.term[1]
         if self._has_run:
-            self._leave_time({*record.active, *record.may_run})
+            self._may_run = self._time_for({*record.active, *record.may_run})
             self._cause = Failure(Kind.LOST, (before,))
             self._lose(before, self._cause)
         elif before != settings.coordinator:
@@ -153,15 +154,8 @@ class SparesCoordinator(Coordinator):
             self._end_of(member, self.record.round)
 
     def tick(self, seconds: int = 1) -> None:
-        """Handle that a second has passed, however late.
-
-        Args:
-            seconds: How many seconds have passed. Members and other coordinators have
-                also counted them. This one must not continue longer than they expect.
-        """
-        for agent in self._agents.values():
-            agent.silent_for += seconds - 1
-        super().tick()
+        """Handle that a second has passed, however late; see `Coordinator.tick`."""
+        super().tick(seconds)
         if self.running and self._first_addresses() != self._next_ones:
             self._share_with_all("record")
 
@@ -169,11 +163,12 @@ class SparesCoordinator(Coordinator):
         """Take note that the process of a member has ended, which was in a round."""
         self._gone[member] = number
         self._may_run.pop(member, None)
-        if member == self.record.term[1]:
-            self._leave_time(self._may_run)
+        shorter = self._time_for(self._may_run)
+        self._may_run = {m: min(s, shorter[m]) for m, s in self._may_run.items()}
         if member in self.record.active and self._has_run:
             self._lost.setdefault(member, Failure(Kind.LOST, (member,)))
-        self._go_on()
+        if not self.running:  # those that are active may finish without it
+            self._go_on()
 
     def _handle_present(self, member: int, value: Any) -> None:
         """Take note where a member can be asked, and what it knows."""
@@ -215,14 +210,14 @@ class SparesCoordinator(Coordinator):
             lost = next(iter(self._lost.values()), Failure(Kind.AGENT, (member,)))
             self.fail(replace(lost, finished=1))
 
-    def _leave_time(self, members: Collection[int]) -> None:
-        """Let members have time to end the workers that they may run."""
-        before, limit = self.record.term[1], self._longest_run
-        known = {self.settings.coordinator, *self._agents, *self._gone}
-        # Until it misses those that are here, it may renew the leases of others.
-        renews = before not in known or self.record.may_run
+    def _time_for(self, members: Collection[int]) -> dict[int, int]:
+        """Return the seconds after which members cannot have workers any more."""
+        limit, here = self._longest_run, {self.settings.coordinator, *self._agents}
+        elsewhere = self._others - here - self._gone.keys()
+        # Until they miss those that are here, they may renew the leases of others.
+        renews = elsewhere or self.record.may_run
         late = self.settings.silence_timeout if renews else 0
-        self._may_run = {each: limit + (each != before) * late for each in members}
+        return {m: limit if {m} == elsewhere else limit + late for m in members}
 
     def _first_addresses(self) -> dict[int, Address]:
         """Return where those are that may have to take over."""
@@ -231,19 +226,25 @@ class SparesCoordinator(Coordinator):
         return {member: self.addresses[member] for member in first}
 
     def _learn(self, known: Record) -> None:
-        """Use a newer record, of a round that has begun, or might have."""
-        if known.age <= self.record.age or known.active == ():
+        """Use a newer record, of a round that has begun, or might have.
+
+        Another coordinator, of a higher term, may still begin an earlier round.
+        """
+        is_newer = known.age > self.record.age
+        if known.active == () or not (is_newer or known.term > self.record.term):
             return
         self._newest = max(self._newest, known.round)
         if self.running:  # that one never began: too few were there
             return
-        self.addresses = {**known.addresses, **self.addresses}
-        self.record = known
+        self._others.add(known.term[1])
+        if is_newer:
+            self.addresses = {**known.addresses, **self.addresses}
+            self.record = known
         self._confirmed = None
         self._has_run = True
         running = {*self._may_run, *known.active, *known.may_run}
         self._gone = {m: n for m, n in self._gone.items() if n >= known.round}
-        self._leave_time(running - self._joined - self._gone.keys())
+        self._may_run = self._time_for(running - self._joined - self._gone.keys())
 
     def _agent_came(self, rank: int) -> None:
         """Begin another round where an active member has lost its connection."""
@@ -284,7 +285,7 @@ class SparesCoordinator(Coordinator):
 
     def _agent_silent(self, rank: int) -> None:
         silent_for = self._agents[rank].silent_for
-        if silent_for > self.settings.silence_timeout + _GAP:
+        if silent_for > self.settings.silence_timeout + SUSPENDED:
             self._report({"suspended": silent_for})  # it has no time to end its workers
         self._remove(rank)
         next_one = self._candidates.pop(rank, None)
@@ -365,7 +366,7 @@ class SparesCoordinator(Coordinator):
         super()._end_round(failure)
         if self.failure is None:
             self._has_news = failure.kind is Kind.WORKER
-            self._leave_time(self.record.active)
+            self._may_run = self._time_for(self.record.active)
             self._formed_for = 0
 
     def _form(self) -> None:
@@ -468,6 +469,7 @@ class SparesCoordinator(Coordinator):
         self.record = replace(self.record, may_run=())
         self._confirmed = None
         self._has_news = False
+        self._others.clear()
         self._lost.clear()
         self._late.clear()
 
@@ -518,7 +520,7 @@ class SparesCoordinator(Coordinator):
         that come from it have ended it.
         """
         if not self.is_strong:
-            self._leave_time(self._may_run)
+            self._may_run = self._time_for(self._may_run)
             return
         counted = ((member, left - 1) for member, left in self._may_run.items())
         self._may_run = {member: left for member, left in counted if left}

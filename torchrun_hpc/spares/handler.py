@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.rendezvous.client import RoundOverError
@@ -108,6 +109,7 @@ class SparesRendezvous(SchedulerRendezvous):
         check = spares.health_check
         timeout = spares.health_check_timeout if check else 0
         self._limits = Limits(spares.after, int(kill) + _MARGIN, timeout)
+        self._new_connection = partial(MemberConnection, self._limits)
         self._health_check = check
         self._end_workers = end_workers
 
@@ -145,7 +147,7 @@ class SparesRendezvous(SchedulerRendezvous):
     def is_first(self) -> bool:
         """Whether this node does what one of them does: it has the coordinator."""
         client = self._client
-        return isinstance(client, MemberClient) and client.coordinates
+        return isinstance(client, MemberClient) and client.member.coordinates
 
     @property
     def is_certain(self) -> bool:
@@ -163,16 +165,6 @@ class SparesRendezvous(SchedulerRendezvous):
         if not isinstance(client, MemberClient):
             raise TypeError("not connected")
         return client
-
-    def _new_connection(self) -> MemberConnection:
-        return MemberConnection(
-            self._limits,
-            self._plan,
-            self._settings,
-            self._environ,
-            self._report,
-            has_store=self._shares_store,
-        )
 
     def _check_health(self, client: MemberClient) -> None:
         """Run the health check; a node that is not well takes part no more."""

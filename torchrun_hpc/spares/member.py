@@ -59,6 +59,7 @@ class Member:
     Attributes:
         record: What it knows of the job.
         follows: The coordinator that it is connected to; ``None`` without one.
+        coordinates: Whether it is a coordinator.
         is_ready: Whether its workers have ended, and it waits for a round.
         is_done: Whether its workers have finished.
         unfit: Why its node is not well; empty if it is.
@@ -76,6 +77,7 @@ class Member:
         self._hints = {**(hints or {}), own: address}
         self.record = record
         self.follows: int | None = None
+        self.coordinates = False
         self.is_ready = False
         self.is_done = False
         self.unfit = ""
@@ -94,7 +96,7 @@ class Member:
             answer: Its welcome.
         """
         self.follows = answer.get("coordinator")
-        number, (takeovers, coordinator) = answer["age"]
+        number, term = answer["age"][0], tuple(answer["age"][1])
         present = {
             "address": self._address,
             "done": self.is_done,
@@ -102,7 +104,7 @@ class Member:
             "round": self.record.round,
             "gone": self._gone,
         }
-        if self.record.age > (number, (takeovers, coordinator)):
+        if self.record.age > (number, term) or self.record.term > term:
             present["record"] = records.packed(self.record)
         yield {"present": present}
         if self.unfit:
@@ -147,14 +149,17 @@ class Member:
         return {member: known[member] for member in sorted(known)}
 
     def begin(self) -> None:
-        """Begin to ask who coordinates: the coordinator is lost, or all were asked."""
+        """Begin to ask who coordinates: the coordinator is lost, or all were asked.
+
+        A coordinator asks itself first: others may follow it.
+        """
         self.follows = None
         self._asking = self.addresses
-        self._left = deque(self._asking)
-        if self._own in self.record.out:
-            self._left.remove(self._own)
-        if self._preferred is not None and self._preferred in self._asking:
-            self._left.appendleft(self._preferred)
+        out = {self._own} & self.record.out.keys()
+        self._left = deque(each for each in self._asking if each not in out)
+        first = self._own if self.coordinates else self._preferred
+        if first is not None and first in self._asking:
+            self._left.appendleft(first)
         self._preferred = None
         self._asked.clear()
 

@@ -337,18 +337,28 @@ def test_an_agent_notes_how_the_coordinator_has_ended(noting, job, how):
     assert client._channel.at_end is (how == "close")
 
 
-def test_a_fault_behind_a_connection_resets_it(noting, job, monkeypatch):
-    """At both ends: asyncio itself would send an end of file, and the process lives."""
-    clients = [job.client(rank) for rank in (1, 2)]
-    for client in clients:
-        client.connect()
-    monkeypatch.setattr(noting.coordinator, "receive", None)
-    clients[0].send({"join": 0})
-    failure_of(clients[0])
-    assert not clients[0]._channel.at_end
-    clients[1]._channel.on_message = lambda _: 1 / 0
+@pytest.mark.parametrize("place", ["coordinator.receive", "catch_up"])
+def test_a_fault_of_the_coordinator_resets_the_connection(
+    noting, job, monkeypatch, place
+):
+    """Asyncio itself would send an end of file, and the process lives."""
+    client = job.client(1)
+    client.connect()
+    owner = noting.coordinator if "." in place else noting
+    monkeypatch.setattr(owner, place.rpartition(".")[2], lambda *_: 1 / 0)
+    client.send({"join": 0})
+    failure_of(client)
+    assert not client._channel.at_end
+
+
+def test_a_fault_of_an_agent_resets_its_connection_and_ends_it(noting, job):
+    client = job.client(1)
+    client.connect()
+    client._channel.on_message = lambda _: 1 / 0
     noting._loop.call_soon_threadsafe(
         lambda: [*noting._connections.values()][-1].send(b"{}\n")
     )
-    until(lambda: len(noting.coordinator.noted) == 2)
-    assert "ended" not in noting.coordinator.noted
+    assert failure_of(client).text == "ZeroDivisionError: division by zero"
+    client.leave()
+    until(lambda: noting.coordinator.noted)
+    assert noting.coordinator.noted == ["disconnected"]

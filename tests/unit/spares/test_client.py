@@ -54,9 +54,8 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def accepted(client, clock, monkeypatch):
+def accepted(client, clock, monkeypatch):  # noqa: ARG001 - it must be first
     """Return a client that a coordinator has just accepted; its answers are sent."""
-    assert clock.now == clients.now()
     client._channel = Aborted()
     client._accepted({})
     monkeypatch.setattr(client, "_send", client.sent.append)
@@ -251,6 +250,14 @@ def test_nothing_counts_that_arrives_together_behind_the_end(accepted, clock):
     assert accepted._go is None
 
 
+def test_a_fault_of_what_is_told_leaves_no_connection(accepted, clock):
+    accepted._on_event = lambda _: 1 / 0
+    clock.now += 2 * SILENCE
+    with pytest.raises(ZeroDivisionError):
+        accepted._check_lease()
+    assert accepted._channel.aborted
+
+
 def test_a_fault_of_what_looks_for_others_ends_the_agent(client, monkeypatch):
     async def ask(*_, **__):
         raise ZeroDivisionError("a fault")
@@ -303,7 +310,7 @@ def test_only_the_thread_of_the_server_asks_what_coordinates():
     address = CoordinatorAddress(HERE, (port,), PATIENCE, 40)
     client = MemberClient(request, address, [].append, server, standby)
     client.connect()
-    until(lambda: client.coordinates)
+    until(lambda: client.member.coordinates)
     client.fail(Failure(Kind.AGENT, (0,), text="why"))
     client.leave()
     server.close(late_timeout=0)

@@ -894,6 +894,15 @@ def test_a_member_that_has_finished_may_go():
     assert job.finish(0, 2) == to((0, 2, 3), {"finished": 0, **certain(1)})
 
 
+def test_a_round_that_runs_may_end_without_those_that_have_ended():
+    """The spare is killed, and a member ends its process when it has finished."""
+    job = Job(nodes=3).all_at_work()
+    job.end(2)
+    job.finish(0)
+    job.end(0)
+    assert job.finish(1) == {1: [{"finished": 0, **certain(0, 2)}]}
+
+
 @pytest.mark.parametrize("member", [0, 1])
 def test_a_member_that_had_finished_before_another_took_over(member):
     job = Job(Record((0, 0), 0, (0, 1, 2)), coordinator=1)
@@ -1055,6 +1064,34 @@ def test_a_coordinator_that_is_cut_off_may_renew_the_leases_of_others(ends):
     job.join(1, 3, 4)
     limits = {2: LEASE} if ends else {0: LEASE, 2: SILENCE + LEASE}
     assert job.coordinator._may_run == limits
+
+
+def test_a_second_witness_of_an_end_makes_nobody_wait_longer():
+    job = taken_over(1, 3, 4, record=replace(BEFORE, active=(0, 3, 2)), nodes=5)
+    job.gone(0)
+    job.wait(10)
+    job.gone(0)
+    assert job.coordinator._may_run[2] == LEASE - 10
+
+
+def test_a_later_round_hides_no_earlier_one_that_another_coordinator_may_begin():
+    """Members 3 and 4 confirmed it, and then followed this coordinator again.
+
+    It has only prepared its own round: it had not noticed that they had left.
+    """
+    job = Job(nodes=5, spares=2).all_at_work()
+    job.lose(1, 2, 3, 4)
+    job.join(0)
+    another = Record((1, 2), job.record.round, (3, 4, 2), may_run=(1,))
+    job.coordinator.record = replace(job.record, round=another.round + 1)
+    for member in (3, 4):
+        job.request(member, member)
+        record = as_sent(records.packed(another))
+        job.present(member, term=[1, 2], round=another.round, record=record)
+    sent = job.join(3, 4)
+    assert prepared(sent).may_run == (1, 2)
+    assert prepared(sent).round > another.round
+    assert job.coordinator._may_run == {1: SILENCE + LEASE, 2: LEASE}
 
 
 def test_too_few_members_do_not_count_the_seconds_of_the_others():

@@ -78,6 +78,8 @@ FAULTS = {
     "a living process closes its connection as if it had ended": 709,
     "a record of a round that never began hides who may have workers": 104_305,
     "a coordinator notices late, after a pause, that all have left it": 148_812,
+    "a coordinator loses its connection to itself, and follows another": 35_257,
+    "a later round of a lower term hides one that may still begin": 1_014_294,
 }
 
 

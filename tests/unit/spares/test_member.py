@@ -239,21 +239,21 @@ def test_what_it_tells_a_coordinator(state, expected):
 
 
 @pytest.mark.parametrize(
-    ("age", "is_newer"),
+    ("age", "is_wanted"),
     [
         ([2, [1, 2]], True),
         ([3, [1, 1]], True),
         ([3, [1, 2]], False),
         ([3, [1, 3]], False),
-        ([4, [0, 0]], False),
+        ([4, [0, 0]], True),  # of a lower term: this one may still begin
     ],
 )
-def test_it_tells_what_the_coordinator_does_not_know(age, is_newer):
+def test_it_tells_what_the_coordinator_does_not_know(age, is_wanted):
     member = Member(1, address(1), RECORD)
     (message,) = member.accepted(welcome(age=age, coordinator=3))
     assert message["present"]["term"] == RECORD.term
-    assert ("record" in message["present"]) is is_newer
-    if is_newer:
+    assert ("record" in message["present"]) is is_wanted
+    if is_wanted:
         assert message["present"]["record"] == records.packed(RECORD)
     assert member.follows == 3
 
@@ -316,3 +316,10 @@ def test_it_takes_note_of_what_has_changed(changes, is_used):
     record = replace(RECORD, **changes)
     member.informed({"record": records.packed(record)})
     assert member.record == (record if is_used else RECORD)
+
+
+def test_a_coordinator_asks_itself_first():
+    """It has lost its own connection only, and others may follow it."""
+    member = Member(2, address(2), RECORD)
+    member.coordinates = True
+    assert asked(member, {0: THIRD}) == [2]
