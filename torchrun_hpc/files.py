@@ -1,4 +1,4 @@
-"""Files in folders in which others may also write. No link misleads, no pipe blocks."""
+"""Reading and writing files in folders in which other users can write."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def write(path: Path, text: str) -> None:
     """Write a file: all of it, or nothing.
 
     An existing file or link is replaced, unless it is in /dev or /proc. Who may read
-    the file follows from the umask, or from the folder's list of access.
+    the file follows from the umask, or from the folder's default ACL.
 
     Raises:
         OSError: It cannot be written.

@@ -70,8 +70,8 @@ _DO_NOT_FRAGMENT = 3  # IP_PMTUDISC_PROBE, linux/in.h: whatever path MTU is know
 _LONGEST_LINE = 4096
 _WINDOWS = 6  # of time, in which the bandwidth is measured
 
-# Connections, at most: of peers that have not named the launch, and of those that have
-# and wait until this node comes to their pair. The next one replaces the oldest.
+# Connections, at most: those that have not named the launch, and those that wait to be
+# measured. The next one replaces the oldest.
 _UNKNOWN_PEERS, _KNOWN_PEERS = 128, 1024
 
 # struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DONE, SCRIPT, NODES = "done", "script failed", "nodes failed"
 STOPPED, LAUNCHER = "stopped", "launcher failed"
 
-_LARGEST = 2**22  # bytes of an outcome: those of a job of 10,000 nodes have 0.5 MB
+_LARGEST = 2**22  # bytes of an outcome; a job of 10,000 nodes writes 0.5 MB
 _INERT = str.maketrans({"$": r"\u0024", "`": r"\u0060"})  # JSON's own escapes
 
 _OUTCOMES = {

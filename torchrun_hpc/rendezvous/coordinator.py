@@ -38,10 +38,10 @@ _WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
 _SHORT = 60  # characters of what is shown of an agent that is refused
 _DIFFERENT = {
     Refusal.VERSION: "torchrun_hpc {} instead of {}",
-    Refusal.NODES: "it has {} nodes instead of {}",
+    Refusal.NODES: "{} nodes instead of {}",
     Refusal.RUN_ID: "--rdzv_id={} instead of {}",
     Refusal.SPARES: "--hpc-spares={} instead of {}",
-    Refusal.TAKEN: "process {} on {} came beside process {} on {}",
+    Refusal.TAKEN: "process {} on {} instead of process {} on {}",
 }
 
 # In the outbox: close, or reset, this connection. A process that lives resets those of
@@ -338,7 +338,7 @@ class Coordinator:
 
         Args:
             connection: Where it is.
-            reason: Why; the job's own agents hear more, unless it is of another job.
+            reason: Why. Node 0 reports more, unless the agent is of another job.
             rank: The node rank that it claims.
             values: What is different: its own values, and those of the job.
         """

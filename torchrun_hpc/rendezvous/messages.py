@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import RefusedError
 
-# Those that it is about do not report it: they are gone, or know their own value only.
+# The nodes that such a failure names do not report it: they are gone, or know only
+# their own value.
 _ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING, Kind.REFUSED)
 
 _SHORT = 50  # characters of the name of a site
@@ -70,7 +71,7 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         case {"stranger": ranks}:
             code, who = "HPC229", names(ranks, plan) or "another node"
             because = event["because"]
-            text = f"refused an agent that came as {who}: {because}. This job goes on"
+            text = f"refused an agent as {who}: {because}. This job continues"
         case {"sites": by_site}:
             return disagreement(by_site, plan)
         case _:
@@ -173,7 +174,7 @@ def refusal(
         code, remedy = "HPC116", "Load the same environment on all nodes"
         text = f"torchrun_hpc {__version__} here, but another one on {node}"
     elif reason is Refusal.RUN_ID:
-        code, remedy = "HPC117", "Was it $RANDOM, expanded on each node? Leave it out"
+        code, remedy = "HPC117", "Leave it out: $RANDOM differs on each node"
         text = f"--rdzv_id={request.run_id} here, but another one on {node}"
     elif reason is Refusal.SPARES:
         code = "HPC206"
@@ -184,7 +185,7 @@ def refusal(
         code, remedy = "HPC119", "Pass another port, or leave the endpoint out"
         text = f"{node} is of another job than this one, {request.job}"
     others_know = reason is not Refusal.UNKNOWN
-    text += "; node 0 prints both" if others_know else ""
+    text += ". Node 0 names both" if others_know else ""
     return LaunchError(code, f"{text}. {remedy}", others_know=others_know)
 
 

@@ -134,8 +134,8 @@ class Member:
     def saw_end(self) -> None:
         """Take note that the process of its coordinator has ended.
 
-        The next one must know in which round: who has started again may have workers
-        of a later one.
+        The next one must know in which round: an agent that was started again may
+        have workers of a later one.
         """
         if self.follows is not None:
             self._gone = self.follows, self.record.round

@@ -111,11 +111,11 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
         job.says("second 2")
         job.says(
             r"HPC115 on n10: the head node at 10\.10\.0\.1:\d+ has another agent of "
-            r"node 1 already; node 0 prints both\. Start torchrun_hpc once on each node"
+            r"node 1 already. Node 0 names both\. Start torchrun_hpc once on each node"
         )
         job.says(
-            r"warning: HPC229 refused an agent that came as n10 \(node 1\): "
-            r"process \d+ on n10 came beside process \d+ on n10\. This job goes on"
+            r"warning: HPC229 refused an agent as n10 \(node 1\): "
+            r"process \d+ on n10 instead of process \d+ on n10\. This job continues"
         )
         job.send("n11", "SIGKILL")
         wait_for_all(job, tmp_path, 1)

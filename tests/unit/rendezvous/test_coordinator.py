@@ -540,11 +540,11 @@ def test_which_node_reports_where_node_0_is_gone():
 
 @pytest.mark.parametrize("answer", [{"heartbeat": True}, {"done": 0}])
 def test_the_first_one_answers_and_the_second_is_refused(answer):
-    """The job goes on, and node 0 says who came beside whom."""
+    """The job goes on, and node 0 says who instead of whom."""
     job = Job().all_at_work()
     second = request_of(1, agent="second", pid=7, host="n10")
     assert job.send("second", **second) == {1: [{"heartbeat": True}]}
-    text = "process 7 on n10 came beside process 101 on n1"
+    text = "process 7 on n10 instead of process 101 on n1"
     assert job.send(1, **answer) == refusal("taken", "second") | stranger(text)
     assert job.send(1, **answer) == {}
     assert job.lose("second") == {}
@@ -601,7 +601,7 @@ def test_two_containers_of_one_host_are_two_agents():
     assert (second["host"], second["pid"]) == ("n1", 101)
     assert job.send("second", **second) == {1: [{"heartbeat": True}]}
     sent = job.send(1, heartbeat=True)
-    text = "process 101 on n1 came beside process 101 on n1"
+    text = "process 101 on n1 instead of process 101 on n1"
     assert sent == refusal("taken", "second") | stranger(text)
     assert job.coordinator.running
 
@@ -653,8 +653,8 @@ UNFIT = {
         f"torchrun_hpc None instead of {__version__}",
     ),
     "another id": ({"run_id": "other"}, "run_id", "--rdzv_id=other instead of mine"),
-    "more nodes": ({"nodes": 4}, "nodes", "it has 4 nodes instead of 3"),
-    "fewer nodes": ({"nodes": 2}, "nodes", "it has 2 nodes instead of 3"),
+    "more nodes": ({"nodes": 4}, "nodes", "4 nodes instead of 3"),
+    "fewer nodes": ({"nodes": 2}, "nodes", "2 nodes instead of 3"),
     "spares": ({"spares": 1}, "spares", "--hpc-spares=1 instead of 0"),
     "an escape sequence": (
         {"run_id": "\x1b[2Jx\n"},
@@ -669,7 +669,7 @@ UNFIT = {
     "a failure": (
         {"nodes": 4, "failed": protocol.packed(failure(Kind.AGENT))},
         "nodes",
-        "it has 4 nodes instead of 3",
+        "4 nodes instead of 3",
     ),
 }
 
@@ -757,7 +757,7 @@ def test_a_stranger_is_reported_as_soon_as_somebody_is_there_to_report_it():
     assert job.send("new", **other) == refusal("nodes")
     job.connect(2)
     sent = job.send("new", **other)
-    assert sent[2][0]["because"] == "it has 4 nodes instead of 3"
+    assert sent[2][0]["because"] == "4 nodes instead of 3"
     assert job.send("new", **other) == refusal("nodes")
 
 

@@ -44,17 +44,17 @@ FOUND = "port 25592: nobody listens"
 STARTED = f"{FOUND}. Has the job started there?"
 EVENTS = {
     "an agent that is refused": (
-        {"stranger": [1], "because": "process 7 on n10 came beside process 5 on n10"},
+        {"stranger": [1], "because": "process 7 on n10 instead of process 5 on n10"},
         (
-            f"HPC229 refused an agent that came as {N1}: process 7 on n10 came beside "
-            "process 5 on n10. This job goes on"
+            f"HPC229 refused an agent as {N1}: process 7 on n10 instead of "
+            "process 5 on n10. This job continues"
         ),
     ),
     "an agent of no node that is refused": (
         {"stranger": [], "because": "--hpc-spares=1 instead of 0"},
         (
-            "HPC229 refused an agent that came as another node: --hpc-spares=1 "
-            "instead of 0. This job goes on"
+            "HPC229 refused an agent as another node: --hpc-spares=1 "
+            "instead of 0. This job continues"
         ),
     ),
     "waiting for nodes": (
@@ -344,19 +344,19 @@ HEAD_NODE = "the head node at 10.20.0.1:25593"
 ONE_STEP = "Start one job step with the same command on all nodes"
 REFUSED = {
     Refusal.VERSION: (
-        f"HPC116 torchrun_hpc {__version__} here, but another one on {HEAD_NODE}; node "
-        "0 prints both. Load the same environment on all nodes"
+        f"HPC116 torchrun_hpc {__version__} here, but another one on {HEAD_NODE}. Node "
+        "0 names both. Load the same environment on all nodes"
     ),
     Refusal.RUN_ID: (
-        f"HPC117 --rdzv_id=mine here, but another one on {HEAD_NODE}; node 0 prints "
-        "both. Was it $RANDOM, expanded on each node? Leave it out"
+        f"HPC117 --rdzv_id=mine here, but another one on {HEAD_NODE}. Node 0 names "
+        "both. Leave it out: $RANDOM differs on each node"
     ),
     Refusal.NODES: (
-        f"HPC118 3 nodes here, but another number on {HEAD_NODE}; node 0 prints both. "
+        f"HPC118 3 nodes here, but another number on {HEAD_NODE}. Node 0 names both. "
         f"{ONE_STEP}"
     ),
     Refusal.TAKEN: (
-        f"HPC115 {HEAD_NODE} has another agent of node 1 already; node 0 prints both. "
+        f"HPC115 {HEAD_NODE} has another agent of node 1 already. Node 0 names both. "
         "Start torchrun_hpc once on each node"
     ),
     Refusal.UNKNOWN: (
@@ -364,7 +364,7 @@ REFUSED = {
         "port, or leave the endpoint out"
     ),
     Refusal.SPARES: (
-        f"HPC206 --hpc-spares=1 here, but another number on {HEAD_NODE}; node 0 prints "
+        f"HPC206 --hpc-spares=1 here, but another number on {HEAD_NODE}. Node 0 names "
         f"both. {ONE_STEP}"
     ),
 }
