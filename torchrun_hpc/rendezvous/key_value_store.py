@@ -27,7 +27,8 @@ class _Get(NamedTuple):
 class KeyValueStore:
     """A store of texts. Questions for keys that do not exist yet are answered later.
 
-    One question of each connection may wait: an agent asks one thing at a time.
+    One question of each connection may wait: an agent asks one thing at a time. An
+    answer has the value of each key once: it is no larger than the store.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class KeyValueStore:
             elif "check" in message:
                 value = all(key in self._values for key in message["check"])
             else:
-                keys = [str(key) for key in message["get"]]
+                keys = [*dict.fromkeys(map(str, message["get"]))]
                 self.forget(connection)
                 return list(self._get(_Get(connection, number, keys)))
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):

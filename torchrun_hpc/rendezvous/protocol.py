@@ -68,6 +68,7 @@ VERSION = 4
 JOIN_REQUEST_LIMIT = 4096
 LINE_LIMIT = 16 * 2**20
 
+_DIGITS = 20  # of 64 bits, with the sign
 _TEXT_LIMIT = 500
 _LINES = 50
 _WORKERS, _CODES = 2**24, 2**32  # at most
@@ -255,10 +256,9 @@ def _check(what: str, kind: type, *values: Any) -> None:
     Raises:
         ProtocolError: They are not; it says what.
     """
-    is_right = _are(kind, *values)
-    if is_right and kind is str:
-        is_right = all(map(str.isprintable, values))
-    if not is_right:
+    if not _are(kind, *values):
+        raise ProtocolError(what)
+    if kind is str and not all(map(str.isprintable, values)):
         raise ProtocolError(what)
 
 
@@ -268,8 +268,7 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     Raises:
         ProtocolError: Something is missing, or of another type, or no node rank.
     """
-    names = (field.name for field in fields(JoinRequest))
-    values: dict[str, Any] = {name: message.get(name) for name in names}
+    values: Any = {field.name: message.get(field.name) for field in fields(JoinRequest)}
     request = JoinRequest(**values)
     numbers = (request.nodes, request.rank, request.pid, request.spares)
     texts = (request.job, request.run_id, request.host, request.release, request.site)
@@ -286,6 +285,13 @@ def _are(kind: type, *values: Any) -> bool:
 def encode(message: Mapping[str, Any]) -> bytes:
     """Write a message as a line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _integer(text: str) -> int:
+    """Read an integer of at most 64 bits. A larger one plus 1 may not be writable."""
+    if len(text) > _DIGITS:
+        raise ValueError
+    return int(text)
 
 
 class Lines:
@@ -307,12 +313,11 @@ class Lines:
         """
         first, *others = data.split(b"\n")
         self._rest += first  # it has no end of a line: no byte is looked at twice
-        complete = [self._rest, *map(bytearray, others)]
-        self._rest = complete.pop()
+        *complete, self._rest = [self._rest, *map(bytearray, others)]
         if any(len(line) > self.limit for line in (*complete, self._rest)):
             raise ProtocolError(f"a line of more than {self.limit} bytes")
         try:
-            messages = [json.loads(line) for line in complete]
+            messages = [json.loads(line, parse_int=_integer) for line in complete]
         except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
             raise ProtocolError("not JSON") from None
         if not all(isinstance(message, dict) for message in messages):

@@ -83,7 +83,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
             self._ask({"get": asked}, timeout)
 
     def _unknown(self, keys: Sequence[str]) -> list[str]:
-        return [key for key in keys if key not in self._known]
+        return [key for key in dict.fromkeys(keys) if key not in self._known]
 
     def _ask(
         self, question: Mapping[str, Any], timeout: timedelta | None = None

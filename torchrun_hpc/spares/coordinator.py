@@ -174,13 +174,12 @@ class SparesCoordinator(Coordinator):
         """Take note where a member can be asked, and what it knows."""
         try:
             address = records.address_of(value["address"])
-            number, coordinator = value["term"]
+            takeovers, coordinator = map(int, value["term"])
             round_known, known = int(value["round"]), value.get("record")
-            term = int(number), int(coordinator)
             gone, gone_in = map(int, value.get("gone") or (-1, -1))
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             raise ProtocolError("not a member") from None
-        self._term = max(self._term, term)
+        self._term = max(self._term, (takeovers, coordinator))
         if known is not None:
             self._learn(records.unpacked(known))
         self.addresses[member] = address
@@ -190,8 +189,7 @@ class SparesCoordinator(Coordinator):
         if is_gone and gone_in >= self.record.round:
             self._end_of(gone, gone_in)
         if self.record.round > round_known:
-            known = {"record": records.packed(self.record)}
-            self._send(self._agents[member], known)
+            self._send(self._agents[member], {"record": records.packed(self.record)})
         if self._has_run and member in self.record.active:
             self._lost.pop(member, None)
             self._agents[member].has_joined = True  # its loss counts

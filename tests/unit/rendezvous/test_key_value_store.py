@@ -22,7 +22,8 @@ def test_the_store():
     assert answer(store, check=["a"]) is False
     assert answer(store, set={"a": "1", "b": "x"}) is True
     assert answer(store, check=["a", "b"]) is True
-    assert answer(store, get=["b", "a", "b"]) == ["x", "1", "x"]
+    assert answer(store, get=["b", "a"]) == ["x", "1"]
+    assert answer(store, get=["b", "a", "b"]) == ["x", "1"]  # or it could be endless
     assert answer(store, get=[]) == []
     assert answer(store, add="a", by=2) == 3
     assert answer(store, add="c", by=-5) == -5
