@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -63,14 +62,16 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
 def write(path: Path, text: str) -> None:
     """Write a file: all of it, or nothing.
 
-    An existing file or link is replaced, unless it is in /dev or /proc. Who may read
-    the file follows from the umask, or from the folder's default ACL.
+    An existing file or link is replaced, unless it is in /dev or /proc. There the text
+    is added: /dev/stdout may be a file. Who may read a new file follows from the umask,
+    or from the folder's default ACL.
 
     Raises:
         OSError: It cannot be written.
     """
     if is_of_system(path):
-        path.write_text(text, encoding="utf-8")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
         return
     # Nobody can have put a link there: the name is random, and "x" follows none.
     new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
@@ -79,5 +80,4 @@ def write(path: Path, text: str) -> None:
             file.write(text)
         new.replace(path)
     finally:
-        with contextlib.suppress(OSError):  # it has its name
-            new.unlink()
+        new.unlink(missing_ok=True)

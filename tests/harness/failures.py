@@ -200,7 +200,7 @@ def check(name: str, cluster: Cluster, folder: Path) -> None:
         assert done.returncode == example.code
     assert len(own_lines(done.stderr)) - 1 <= MOST
     # The last one would be a traceback of ours.
-    for words in "ChildFailedError", "closing signal", "torchrun_hpc/":
+    for words in "ChildFailedError", "closing signal", f"{ROOT}/torchrun_hpc/":
         assert words not in done.stderr, words
     report = report_of(done.stderr, folder)
     if WRITES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.rendezvous.protocol import ProtocolError
@@ -53,7 +54,7 @@ class KeyValueStore:
                 value: Any = True
             elif "add" in message:
                 key = str(message["add"])
-                value = int(self._values.get(key, "0")) + int(message["by"])
+                value = int(self._values.get(key, "0")) + operator.index(message["by"])
                 answers += self._set({key: str(value)})
             elif "check" in message:
                 value = all(key in self._values for key in message["check"])

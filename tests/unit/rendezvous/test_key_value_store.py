@@ -136,6 +136,7 @@ NO_QUESTIONS = [
     {"add": "a"},
     {"add": "a", "by": "one"},
     {"add": "a", "by": None},
+    {"add": "a", "by": 1e300},  # an integer of as many digits
     {"add": "a", "by": float("inf")},
     {"add": "a", "by": float("nan")},
     {"add": "text", "by": 1},
