@@ -141,19 +141,15 @@ class Coordinator:
     @property
     def all_informed(self) -> bool:
         """Whether every agent knows how the job ended."""
-        if self.failure is None:
-            return not self._agents
-        return not self._unread and not self.expects_nodes
+        waits_for = self._agents if self.failure is None else self._unread
+        return not waits_for and not self.expects_nodes
 
     @property
     def expects_nodes(self) -> bool:
-        """Whether the job failed while some nodes had not connected yet."""
-        return (
-            self.failure is not None
-            and self.failure.kind in _WHILE_STARTING
-            and not self._has_run
-            and len(self._informed) < self.settings.nodes
-        )
+        """Whether nodes may still come that cannot know that the job has ended."""
+        if self.failure is None or self.failure.kind not in _WHILE_STARTING:
+            return False
+        return not self._has_run and len(self._informed) < self.settings.nodes
 
     # --- events -------------------------------------------------------------------
 

@@ -72,6 +72,8 @@ class SparesCoordinator(Coordinator):
         self._newest = record.round  # the latest round that was prepared anywhere
         self.round = record.round + 1
         self._has_run = self.round > 0
+        # Seconds in which members may come for the first time.
+        self._expected_for = 0 if self._has_run else settings.join_timeout
         self._present: set[int] = set()  # members that have said where they are
         # Members of which the process has ended, and the round that they had come to.
         self._gone: dict[int, int] = {}
@@ -114,7 +116,7 @@ class SparesCoordinator(Coordinator):
         return self.settings.silence_timeout + self._limits.kill
 
     @property
-    def here(self) -> Collection[int]:
+    def here(self) -> AbstractSet[int]:
         """Members that are connected."""
         return self._agents.keys()
 
@@ -125,6 +127,14 @@ class SparesCoordinator(Coordinator):
             return ()
         came = {*self.addresses, *(self.record.active if self._has_run else ())}
         return came - self._agents.keys() - self._gone.keys()
+
+    @property
+    def expects_nodes(self) -> bool:
+        """See `Coordinator`. A short job may end before a spare has come."""
+        if not self._has_run or self._seconds >= self._expected_for:
+            return super().expects_nodes
+        is_signal = self.failure is not None and self.failure.kind is Kind.SIGNAL
+        return not is_signal and len(self.here | self._missed) < self.settings.nodes
 
     # --- events -------------------------------------------------------------------
 
@@ -416,11 +426,10 @@ class SparesCoordinator(Coordinator):
         """
         known = {member: self.addresses[member] for member in self._present}
         self.record = replace(self.record, addresses=known)
-        first = self._next_ones
         everything = {key: records.packed(self.record)}
-        rest = {key: records.packed(replace(self.record, addresses=first))}
+        rest = {key: records.packed(replace(self.record, addresses=self._next_ones))}
         for member in sorted(members & self._agents.keys()):
-            message = everything if member in first else rest
+            message = everything if member in self._next_ones else rest
             self._send(self._agents[member], message)
 
     def _assigned(self) -> tuple[int, ...] | None:
@@ -520,8 +529,7 @@ class SparesCoordinator(Coordinator):
         if not self.is_strong:
             self._may_run = self._time_for(self._may_run)
             return
-        counted = ((member, left - 1) for member, left in self._may_run.items())
-        self._may_run = {member: left for member, left in counted if left}
+        self._may_run = {m: left - 1 for m, left in self._may_run.items() if left > 1}
 
     def _ask_again(self) -> None:
         """Ask members again that have not confirmed the round, and say who they are."""
@@ -552,8 +560,7 @@ class SparesCoordinator(Coordinator):
     @property
     def _away(self) -> set[int]:
         """Members that are not here, and may be a world elsewhere."""
-        not_away = self._agents.keys() | self._gone.keys()
-        return set(range(self.settings.nodes)) - not_away
+        return set(range(self.settings.nodes)) - self._agents.keys() - self._gone.keys()
 
     # --- what is sent -------------------------------------------------------------
 

@@ -299,6 +299,56 @@ def test_a_job_from_its_beginning_to_its_end():
     assert job.events == []
 
 
+def ended_early(end):
+    """Return a job that has ended before its spare has come."""
+    job = Job(max_restarts=0)
+    job.come(0, 1, 2)
+    job.confirm()
+    if end == "finished":
+        job.finish(0, 1, 2)
+    else:
+        job.coordinator.fail(Failure(Kind(end), (1,)))
+    for member in range(3):
+        job.send(member, read=True)
+        job.send(member, bye=True)
+    return job
+
+
+@pytest.mark.parametrize("end", ["finished", "failed"])
+def test_a_spare_that_comes_after_the_end_hears_of_it(end):
+    """Nobody else could tell it, and it would wait for the others."""
+    job = ended_early("finished" if end == "finished" else "worker")
+    assert job.coordinator.expects_nodes
+    assert not job.coordinator.all_informed
+    assert end in {name for each in job.request(3, 3)[3] for name in each}
+    job.send(3, read=True)
+    assert not job.coordinator.expects_nodes
+    job.send(3, bye=True)
+    assert job.coordinator.all_informed
+
+
+def test_a_spare_that_does_not_come_is_not_waited_for_forever():
+    job = ended_early("finished")
+    job.coordinator._seconds = 0
+    for _ in range(JOIN):
+        assert not job.coordinator.all_informed
+        job.coordinator.tick()
+    assert job.coordinator.all_informed
+
+
+def test_nobody_waits_after_a_signal():
+    assert ended_early("signal").coordinator.all_informed
+
+
+def test_a_spare_that_was_there_is_not_waited_for():
+    job = Job().all_at_work()
+    job.lose(3)
+    job.finish(0, 1, 2)
+    for member in range(3):
+        job.send(member, bye=True)
+    assert job.coordinator.all_informed
+
+
 def test_it_starts_without_the_spare():
     job = Job()
     assert prepared(job.come(0, 1, 2)).active == (0, 1, 2)
