@@ -253,6 +253,7 @@ class Agent:
         if self.workers is not None and self.ends_at is None and self.runs:
             self.send({"done": self.workers})
             self.workers, self.member.is_done = None, True
+            self.job.may_finish = True
 
     def give_up(self):
         if self.runs and not self.leaves:
@@ -363,6 +364,7 @@ class Job:
         first.member.begin()
         for agent in self.agents:
             agent.member.is_ready = True
+        self.may_finish = False  # some workers have; their agent may be lost by now
         self.worlds = []  # of each round that began: its number, and term
 
     def settings(self, number):

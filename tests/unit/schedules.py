@@ -172,7 +172,7 @@ def come_to_rest(job):
         agent.lateness, agent.store_takes = 1.0, 0
     pass_time(job, 3 * SILENCE)  # what is lost may not have been noticed yet
     for _ in range(3):
-        if any(agent.member.is_done for agent in job.agents):
+        if job.may_finish:
             finish_all(job, 0, 0, 0)
         world = at_rest(job)
         if world is None:
