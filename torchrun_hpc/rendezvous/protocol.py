@@ -288,7 +288,13 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def _integer(text: str) -> int:
-    """Read an integer of at most 64 bits. A larger one plus 1 may not be writable."""
+    """Read an integer of limited size.
+
+    Python reads 4,300 digits, but does not write a sum that has more.
+
+    Raises:
+        ValueError: It has too many digits.
+    """
     if len(text) > _DIGITS:
         raise ValueError
     return int(text)

@@ -111,7 +111,7 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
         job.says("second 2")
         job.says(
             r"HPC115 on n10: the head node at 10\.10\.0\.1:\d+ has another agent of "
-            r"node 1 already. Node 0 names both\. Start torchrun_hpc once on each node"
+            r"node 1 already\. Node 0 names both\. Start torchrun_hpc once on each node"
         )
         job.says(
             r"warning: HPC229 refused an agent as n10 \(node 1\): "

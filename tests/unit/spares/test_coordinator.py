@@ -314,13 +314,15 @@ def ended_early(end):
     return job
 
 
-@pytest.mark.parametrize("end", ["finished", "failed"])
-def test_a_spare_that_comes_after_the_end_hears_of_it(end):
+@pytest.mark.parametrize(
+    ("end", "heard"), [("finished", "finished"), ("worker", "failed")]
+)
+def test_a_spare_that_comes_after_the_end_hears_of_it(end, heard):
     """Nobody else could tell it, and it would wait for the others."""
-    job = ended_early("finished" if end == "finished" else "worker")
+    job = ended_early(end)
     assert job.coordinator.expects_nodes
     assert not job.coordinator.all_informed
-    assert end in {name for each in job.request(3, 3)[3] for name in each}
+    assert heard in {name for each in job.request(3, 3)[3] for name in each}
     job.send(3, read=True)
     assert not job.coordinator.expects_nodes
     job.send(3, bye=True)
@@ -329,7 +331,6 @@ def test_a_spare_that_comes_after_the_end_hears_of_it(end):
 
 def test_a_spare_that_does_not_come_is_not_waited_for_forever():
     job = ended_early("finished")
-    job.coordinator._seconds = 0
     for _ in range(JOIN):
         assert not job.coordinator.all_informed
         job.coordinator.tick()
