@@ -179,8 +179,12 @@ def source_toward(address: Address) -> Address | None:
         return None
 
 
-def path_problem(address: str | None) -> tuple[str, bool]:
+def path_problem(address: str | None, host: str) -> tuple[str, bool]:
     """Return what on this node may be the reason that no other one answers.
+
+    Args:
+        address: This node's address for the job; ``None`` if it is not known.
+        host: The node that does not answer, by number or by name.
 
     Returns:
         The reason, empty if there is none to be seen; and whether it is certain,
@@ -188,16 +192,19 @@ def path_problem(address: str | None) -> tuple[str, bool]:
     """
     import psutil  # noqa: PLC0415 - slow to import
 
+    here = this_node()
     try:
-        interfaces = _interfaces()
+        interfaces = here.interfaces
     except (OSError, psutil.Error):
         return "", False
-    owners = (i for i in interfaces if address in [str(a.ip) for a in i.addresses])
-    owner = next(owners, None)
+    owner = here.owner(ipaddress.ip_address(address)) if address else None
+    if owner and not owner.up:
+        return f"interface {owner.name}, which has {address}, is down", True
+    if is_number(host):  # the route may take another interface than the job
+        source = here.address_toward(ipaddress.ip_address(host))
+        owner, address = here.owner(source) or owner, str(source or address)
     if owner is None:
         return "", False
-    if not owner.up:
-        return f"interface {owner.name}, which has {address}, is down", True
     others = [
         i.name
         for i in interfaces

@@ -21,6 +21,7 @@ from torchrun_hpc.schedulers.slurm import port_of_hook
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
+    from torchrun_hpc.network import Interface
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
@@ -190,11 +191,11 @@ def port_number(text: str, source: str) -> int:
 def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     """Return the machine where the launcher runs, which node 0 has to check.
 
-    Of several addresses it is the one that is nearest: another machine in a network
-    that this node has too.
+    Of several addresses it is the one in the network of this node's own address for
+    the job. That network is the one that gloo will use.
 
     Raises:
-        LaunchError: The launcher does not show any.
+        LaunchError: The launcher does not show any, or it is not clear which one.
     """
     if not job.head_candidates:
         raise LaunchError(
@@ -207,9 +208,36 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     numbers = [ipaddress.ip_address(h) for h in job.head_candidates if is_number(h)]
     if not numbers:
         return job.head_candidates[0]
-    others = [n for n in numbers if job.node_rank == 0 or not inputs.network.owner(n)]
-    near = (n for n in others if inputs.network.shares(n))
-    return str(next(near, numbers[0]))
+    here, is_first = inputs.network, job.node_rank == 0
+    others = [n for n in numbers if is_first or not here.owner(n)] or numbers
+    near = [n for n in others if here.shares(n)] or others
+    names = (inputs.rewrite(job.own_name), job.own_name)
+    own = next(filter(None, map(here.own_address, names)), None)
+    found = [n for n in near if own and here.address_toward(n) == own]
+    if len(near) > 1 and not (found or is_first):
+        raise LaunchError(
+            "HPC230",
+            f"{job.launcher.name} runs at {' and '.join(map(str, near))}, and the name "
+            f"of this node, {job.own_name}, does not tell which of these networks the "
+            f"job uses. {network_hint(job)}",
+        )
+    return str((found or near)[0])
+
+
+def network_hint(job: Job, interface: Interface | None = None) -> str:
+    """Say how to name the network if a launcher shows several; otherwise nothing.
+
+    Args:
+        job: The job.
+        interface: The one that has this node's address for the job.
+    """
+    if sum(map(is_number, job.head_candidates)) <= 1:
+        return ""
+    return (
+        f"Name the network: {job.launcher.name} -x {MASTER_ADDR}=HOST, or --mca "
+        f"oob_tcp_if_include {interface.name if interface else 'INTERFACE'}; in a PBS "
+        "job -x PBS_JOBID"
+    )
 
 
 def head_hint(inputs: Inputs, job: Job, host: str) -> str:

@@ -129,6 +129,7 @@ class Messages:
         advice: What is probably not meant; as good as the same on all nodes.
         warnings: What is wrong on this node, and was worked around.
         hint: What may help where nodes do not come.
+        network_hint: What may help where this node does not reach the head node.
     """
 
     title: str = ""
@@ -136,6 +137,7 @@ class Messages:
     advice: tuple[Message, ...] = ()
     warnings: tuple[Message, ...] = ()
     hint: str = ""
+    network_hint: str = ""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,9 @@ def plan(inputs: Inputs) -> LaunchPlan:
             advice=resources.advice(inputs, len(job.nodes)) + spares.advice(inputs),
             warnings=messages.warnings(inputs, here, hosts[rank]),
             hint=_hint(inputs, job),
+            network_hint=endpoints.network_hint(
+                job, inputs.network.owner(here.local_address)
+            ),
         ),
     )
 

@@ -144,10 +144,12 @@ def _search_problem(found: str, plan: LaunchPlan) -> str:
     """Say why the coordinator was not found: the cause, not what follows from it."""
     if NOBODY in found:  # its node is reached
         return f"{found}. Has the job started there? {plan.messages.hint}".rstrip()
-    problem, is_cause = path_problem(plan.rendezvous.local_address)
+    where = plan.rendezvous
+    problem, is_cause = path_problem(where.local_address, where.connect_host)
     if is_cause:
         return problem
-    return (found or "no answer yet") + (f"; {problem}" if problem else "")
+    parts = (found or "no answer yet", problem, plan.messages.network_hint)
+    return "; ".join(filter(None, parts))
 
 
 def refusal(

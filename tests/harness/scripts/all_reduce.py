@@ -21,8 +21,9 @@ dist.init_process_group("gloo")
 total = torch.tensor(float(dist.get_rank()))
 dist.all_reduce(total)
 slurm = [shutil.which("scontrol"), *map(str, Path("/etc/slurm").glob("*"))]
-if Path(os.environ["SLURM_CONF"]).exists():
-    slurm.append(os.environ["SLURM_CONF"])
+conf = os.environ.get("SLURM_CONF")
+if conf and Path(conf).exists():
+    slurm.append(conf)
 report = {
     **{name: os.environ.get(name, "") for name in NAMES},
     "total": total.item(),

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from commands import ALL_REDUCE, FORMS, JUELICH, column, launch, lines, own_lines
+from commands import (
+    ALL_REDUCE,
+    FORMS,
+    HPC,
+    JUELICH,
+    column,
+    launch,
+    lines,
+    own_lines,
+    require,
+)
+from launchers import OPENMPI_4, missing, once, run
 from testbed import Cluster
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -53,3 +64,30 @@ def test_an_interface_that_is_down(juelich):
     waits = [line for line in done.stderr.splitlines() if "1: " in line[:3]]
     waits = [line for line in waits if "HPC113" in line]
     assert all(line.endswith(f" s: {down}") for line in waits)
+
+
+# Open MPI's own ports are open.
+CLOSED = """
+table inet closed {
+chain closed {
+type filter hook input priority 0;
+iifname "eth0" tcp dport 20000-28999 drop
+}
+}
+"""
+
+
+def test_open_mpi_where_the_first_network_is_closed():
+    """As on a PBS without tm: no node but the first has the names of the others."""
+    require(missing(OPENMPI_4))
+    hosts = ("dec0001", "dec0002", "dec0003")
+    names = {"fast": "hsn0", "fast_names": str}
+    with Cluster(hosts, management="open", slurm=False, **names) as cluster:
+        for host in hosts:
+            cluster.configure(host, "nft", "-f", "-", lines=[CLOSED])
+        for tasks, options in ((3, once(OPENMPI_4)), (6, ["--map-by", "ppr:2:node"])):
+            words = ("-np", str(tasks), *options, *HPC, ALL_REDUCE)
+            done = run(cluster, OPENMPI_4, *words, hosts=hosts, on="dec0001")
+            assert done.returncode == 0
+            where = column(done, "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+            assert where == [("10.20.0.1", "hsn0")] * tasks

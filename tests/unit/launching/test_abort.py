@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import socket
@@ -98,6 +99,10 @@ PATHS = {
         "10.10.0.1",
         "tried from eth0 (10.10.0.1); up here, too: hsn0, hsn1",
     ),
+    "the route takes another one": (
+        "10.30.0.1",
+        "tried from eth0 (10.10.0.1); up here, too: hsn0, hsn1",
+    ),
 }
 
 
@@ -112,5 +117,12 @@ def test_what_keeps_others_away(monkeypatch, address, problem):
         Interface("docker0", ()),
     )
     monkeypatch.setattr(network, "_interfaces", lambda: here)
+    # To one node by eth0, and to another one from an address that is not its own.
+    sources = {"10.10.0.9": "10.10.0.1", "10.40.0.9": "192.0.2.9"}
+    monkeypatch.setattr(
+        network, "source_toward", lambda far: ipaddress.ip_address(sources[str(far)])
+    )
     is_down = address == "10.20.0.1"
-    assert network.path_problem(address) == (problem, is_down)
+    hosts = ["10.10.0.9"] if address == "10.30.0.1" else ["10.40.0.9", "jwb0001i"]
+    for host in hosts:
+        assert network.path_problem(address, host) == (problem, is_down)

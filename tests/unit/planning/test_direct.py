@@ -443,21 +443,80 @@ TWO_EACH_4 = "openmpi-4.1.4-2-nodes-2-each"
 TWO_EACH_5 = "openmpi-5.0.11-2-nodes-2-each"
 
 
-@pytest.mark.parametrize(
-    ("addresses", "expected"),
-    [
-        ("10.10.0.1,10.20.0.1", "10.10.0.1"),  # as recorded
-        ("10.20.0.1,10.10.0.1", "10.20.0.1"),
-        ("192.0.2.2,10.20.0.1", "10.20.0.1"),  # a network that no other node has
-        ("10.20.0.1", "10.20.0.1"),
-    ],
-)
-def test_open_mpi_4_shows_addresses(addresses, expected):
-    plans = all_planned(TWO_EACH_4, {URI: f"1.0;tcp://{addresses}:42367"})
+# Addresses of the machine of mpirun, and the one on the job's network: with the site
+# it is the one of the names with i, without it the one of the plain names.
+SHOWN = [
+    ("10.10.0.1,10.20.0.1", JSC, "10.20.0.1"),  # as recorded
+    ("10.10.0.1,10.20.0.1", None, "10.10.0.1"),
+    ("10.20.0.1,10.10.0.1", JSC, "10.20.0.1"),
+    ("10.20.0.1,10.10.0.1", None, "10.10.0.1"),
+    ("192.0.2.2,10.20.0.1", None, "10.20.0.1"),  # a network that no other node has
+    ("10.20.0.1", None, "10.20.0.1"),
+]
+
+
+@pytest.mark.parametrize(("addresses", "site", "expected"), SHOWN)
+def test_open_mpi_4_shows_addresses(addresses, site, expected):
+    changes = {URI: f"1.0;tcp://{addresses}:42367"}
+    plans = all_planned(TWO_EACH_4, changes, site=site)
     assert masters(plans) == {expected}
     assert len({master(plan) for plan in plans}) == 1
     listening = [plan.rendezvous.listen is not None for plan in plans]
     assert listening == [True, False, False, False]
+
+
+@pytest.mark.parametrize(("addresses", "site", "expected"), SHOWN)
+def test_open_mpi_4_shows_addresses_to_agents(addresses, site, expected):
+    """As on a real PBS, whose management network was closed between the nodes.
+
+    There the first address was that of the closed network.
+    """
+    changes = {URI: f"1.0;tcp://{addresses}:42367"}
+    plans = all_planned("openmpi-4.1.4-3-nodes", changes, site=site)
+    assert {plan.rendezvous.connect_host for plan in plans} == {expected}
+    (is_named,) = {bool(plan.messages.network_hint) for plan in plans}
+    assert is_named is ("," in addresses)
+
+
+HELP = (
+    "Name the network: mpirun -x MASTER_ADDR=HOST, or --mca oob_tcp_if_include "
+    "INTERFACE; in a PBS job -x PBS_JOBID"
+)
+
+
+@pytest.mark.parametrize("name", [TWO_EACH_4, "openmpi-4.1.4-3-nodes"])
+@pytest.mark.parametrize("known", ["", "127.0.1.1", "192.0.2.7"])
+def test_a_name_that_does_not_tell_the_network(name, known):
+    """The nodes could choose different ones."""
+    two = "10.10.0.1,10.20.0.1"
+    for addresses in (two, f"172.17.0.1,{two}"):
+        for job in jobs_of(name, {URI: f"1.0;tcp://{addresses}:42367"}):
+            network = juelich(job.node_rank, hosts={job.hostname: known})
+            inputs = make_inputs(job=job, network=network, site=None, workers=1)
+            if job.node_rank == 0:  # all of them are its own
+                assert make_plan(inputs).rendezvous.connect_host == "10.10.0.1"
+                continue
+            with pytest.raises(LaunchError) as caught:
+                make_plan(inputs)
+            assert caught.value.code == "HPC230"
+            assert str(caught.value) == (
+                "mpirun runs at 10.10.0.1 and 10.20.0.1, and the name of this node, "
+                f"{job.hostname}, does not tell which of these networks the job uses. "
+                f"{HELP}"
+            )
+            typed = replace(inputs, environ=exported("10.20.0.1"))
+            assert make_plan(typed).rendezvous.connect_host == "10.20.0.1"
+
+
+def test_a_network_that_is_reached_by_a_route():
+    """None of the addresses is in a network of this node."""
+    shown = "192.0.2.2,198.51.100.1"
+    routes = {"192.0.2.0/24": "10.10.0.2", "198.51.100.0/24": "10.20.0.2"}
+    job = jobs_of("openmpi-4.1.4-3-nodes", {URI: f"1.0;tcp://{shown}:42367"})[1]
+    for site, expected in ((None, "192.0.2.2"), (JSC, "198.51.100.1")):
+        network = juelich(1, routes=routes)
+        inputs = make_inputs(job=job, network=network, site=site, workers=1)
+        assert make_plan(inputs).rendezvous.connect_host == expected
 
 
 def test_an_address_that_every_node_has():

@@ -141,28 +141,25 @@ CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
 @pytest.mark.parametrize(
     ("found", "problem", "expected"),
     [
-        ("", "", "no answer yet"),
+        ("", "", "no answer yet; Name the network"),
         (
             FOUND,
             CLOSED,
             f"{FOUND}. Has the job started there? {KILL} ends all tasks when one fails",
         ),
-        (SILENT, "", SILENT),
-        (SILENT, CLOSED, f"{SILENT}; {CLOSED}"),
+        (SILENT, "", f"{SILENT}; Name the network"),
+        (SILENT, CLOSED, f"{SILENT}; {CLOSED}; Name the network"),
         (SILENT, DOWN, DOWN),
         ("", DOWN, DOWN),
     ],
 )
 def test_the_cause_is_named(monkeypatch, found, problem, expected):
     monkeypatch.setattr(
-        messages, "path_problem", lambda _address: (problem, problem == DOWN)
+        messages, "path_problem", lambda *_where: (problem, problem == DOWN)
     )
-    assert (
-        messages._search_problem(
-            found, plan(1, hint=f"{KILL} ends all tasks when one fails")
-        )
-        == expected
-    )
+    hint = f"{KILL} ends all tasks when one fails"
+    hints = plan(1, hint=hint, network_hint="Name the network")
+    assert messages._search_problem(found, hints) == expected
 
 
 @pytest.mark.parametrize(
