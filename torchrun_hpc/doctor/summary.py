@@ -98,6 +98,18 @@ def _absent(
     came = {node["rank"] for node in found.nodes}
     absent = [rank for rank in range(len(hosts)) if rank not in came]
     who = [(host(rank, hosts), [rank]) for rank in absent]
+    is_alone = 1 < len(absent) == len(hosts) - 1
+    if is_alone:  # they may be well, and not reach this one
+        where = here.plan.rendezvous.endpoint
+        where += f" (interface {here.plan.interface})" if here.plan.interface else ""
+        yield Finding(
+            code="HPC231",
+            text=f"no other node has reached {where}: its network may be closed",
+            remedy=here.plan.messages.network_hint
+            or "look at the firewall; or name another network: --rdzv_endpoint=HOST",
+            nodes=[],
+            is_suspect=True,
+        )
     if here.plan.mode.is_direct:
         who.append((f"a part of the tasks ({ranges(found.missing)})", []))
     for number, (what, nodes) in enumerate(who if found.missing else ()):
@@ -108,8 +120,8 @@ def _absent(
             text=f"{what} has not come within {timeout:.0f} s{seen}",
             remedy="see what it has printed itself; if nothing, the launcher has not "
             "started it there, or it is another release of torchrun_hpc",
-            nodes=nodes,
-            is_suspect=True,
+            nodes=[] if is_alone else nodes,
+            is_suspect=not is_alone,
         )
     for rank, when in found.hung.items():
         yield Finding(

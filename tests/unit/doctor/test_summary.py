@@ -15,14 +15,16 @@ from torchrun_hpc.schedulers.job import Task
 DIRECT = next(mode for mode in Mode if mode.is_direct)
 UNFIT = results.of_launcher("HPC080", "torch 9.9 has changed it", [])
 WRONG = results.of_launcher("HPC054", "no interface none0", [1], is_suspect=True)
+PLANNED = {"endpoint", "interface", "network_hint"}
 ADVICE = results.of_launcher("HPC092", "4 workers share 2 CPUs", [])
 
 
 def report_of(mode=Mode.SEVERAL_NODES, tasks=3, **found):
     """Return the report of three nodes, as task 0 writes it."""
     hosts = ("jwb0001", "jwb0002", "jwb0003")
+    changes = {name: found.pop(name) for name in PLANNED & found.keys()}
     # No names on the job's network: nobody looks for nodes of these names here.
-    plan = make_launch_plan(mode, nodes=3, launch_id="7.0", ports=(1,))
+    plan = make_launch_plan(mode, nodes=3, launch_id="7.0", ports=(1,), **changes)
     here = Place(plan, plan, Task(0, tasks), 0, 1, hosts[0], "Slurm")
     nodes = [make_node(rank) for rank in range(3)]
     return summary.report(Found(**{"nodes": nodes, **found}), here, 60)
@@ -36,7 +38,7 @@ def texts_of(report):
     ("mode", "tasks", "missing", "came", "texts"),
     [
         (Mode.SEVERAL_NODES, 3, [], [0, 1, 2], {}),
-        (Mode.SEVERAL_NODES, 3, [1, 2], [0], {"node 1": [1], "node 2": [2]}),
+        (Mode.SEVERAL_NODES, 3, [2], [0, 1], {"node 2": [2]}),
         # A node whose tasks have not come, or the first one of them.
         (DIRECT, 12, [4, 6, 7], [0, 2],
          {"node 1": [1], "a part of the tasks (4,6-7)": []}),
@@ -48,6 +50,28 @@ def test_who_has_not_come(mode, tasks, missing, came, texts):
     found = texts_of(report_of(mode, tasks, missing=missing, nodes=nodes))
     late = {f"{who} has not come within 60 s": nodes for who, nodes in texts.items()}
     assert found == late
+
+
+def test_that_no_other_node_has_come():
+    """They may be well, and not reach this one: its network is named, and no node."""
+    where = {"endpoint": "10.30.0.1:25592", "interface": "eth0"}
+    for hint in ("", "Name the network"):
+        report = report_of(
+            missing=[1, 2], nodes=[make_node(0)], **where, network_hint=hint
+        )
+        first, *others = report["findings"]
+        assert (first["code"], first["is_suspect"], first["text"]) == (
+            "HPC231",
+            True,
+            "no other node has reached 10.30.0.1:25592 (interface eth0): its network "
+            "may be closed",
+        )
+        assert (first["remedy"] == hint) is bool(hint)
+        texts = [each["text"].partition(" within")[0] for each in others]
+        assert texts == ["node 1 has not come", "node 2 has not come"]
+        assert not any(each["is_suspect"] for each in others)
+        assert not results.suspects(report)
+        assert results.exit_code(report) == 1
 
 
 def test_a_node_that_has_stopped_to_answer():
