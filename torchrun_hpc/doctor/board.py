@@ -108,6 +108,7 @@ def met(
     settings = Settings(
         job=plan.launch_id,
         run_id="doctor",
+        started=plan.started,
         nodes=plan.world.nodes,
         coordinator=plan.rendezvous.coordinator or 0,
         max_restarts=0,

@@ -150,6 +150,8 @@ class LaunchPlan:
         rendezvous: Where and how the nodes meet.
         messages: What a person reads about it.
         launch_id: Names this launch and no other; empty where one node needs none.
+        started: The command, in short, with a digest of all of it; empty if
+            ``launch_id`` tells two launches apart.
         site: Name of the computing centre whose rules are used, and why it is that.
         interface: Where gloo will be, for a person; empty if that is left to it.
         options: Options of torchrun to set, by their names in its parser.
@@ -168,6 +170,7 @@ class LaunchPlan:
     rendezvous: Rendezvous
     messages: Messages = field(default_factory=Messages)
     launch_id: str = ""
+    started: str = ""
     site: Setting | None = None
     interface: str = ""
     options: Mapping[str, Setting] = field(default_factory=dict)

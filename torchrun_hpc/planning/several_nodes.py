@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 # Python that is imported from a busy file system, on hundreds of nodes.
 READ_TIMEOUT = 600
 JOIN_TIMEOUT = 900
+
+_SHORT = 48  # characters of a command: its end has the script and its arguments
 
 
 def checked_plan(inputs: Inputs) -> LaunchPlan:
@@ -82,6 +85,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
     return LaunchPlan(
         mode=inputs.mode,
         launch_id=job.launch_id,
+        started="" if job.names_instance else _started(inputs.command),
         world=World(
             nodes=len(job.nodes),
             node_rank=rank,
@@ -109,6 +113,12 @@ def plan(inputs: Inputs) -> LaunchPlan:
             ),
         ),
     )
+
+
+def _started(command: str) -> str:
+    """Write a command in short, with a digest of all of it."""
+    digest = hashlib.sha256(command.encode(errors="replace")).hexdigest()
+    return f"{command[-_SHORT:]} [{digest[:8]}]" if command else ""
 
 
 def _may_grow(inputs: Inputs, job: Job) -> bool:

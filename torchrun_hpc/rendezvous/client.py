@@ -84,6 +84,7 @@ def request_of(plan: LaunchPlan, run_id: str) -> JoinRequest:
         agent=f"{_AGENT}.{os.getpid()}",
         site=str(plan.site.value) if plan.site else "",
         spares=plan.world.spares,
+        started=plan.started,
     )
 
 

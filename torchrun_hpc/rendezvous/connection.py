@@ -170,7 +170,8 @@ class Connection:
         address = search.CoordinatorAddress(host, ports, timeout, timeout)
         client = Client(request, address, lambda _: None)
         try:
-            client.connect()
+            client.connect()  # its own agent is yet to come
+            raise search.RefusedError(Refusal.TAKEN, ports[0])
         except search.RefusedError as refused:
             if refused.reason is not Refusal.UNKNOWN:
                 raise messages.refusal(refused, plan, request, self._environ) from None

@@ -36,11 +36,13 @@ SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 _WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
 
 _SHORT = 60  # characters of what is shown of an agent that is refused
+_COMPARED = (Refusal.STARTED, Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES)
 _DIFFERENT = {
     Refusal.VERSION: "torchrun_hpc {} instead of {}",
     Refusal.NODES: "{} nodes instead of {}",
     Refusal.RUN_ID: "--rdzv_id={} instead of {}",
     Refusal.SPARES: "--hpc-spares={} instead of {}",
+    Refusal.STARTED: "{} instead of {}",
     Refusal.TAKEN: "process {} on {} instead of process {} on {}",
 }
 
@@ -64,6 +66,7 @@ class Settings:
         silence_timeout: Seconds after which an agent that does not answer ends the
             job.
         spares: How many of the nodes wait to take the place of another one.
+        started: As in `JoinRequest`.
     """
 
     job: str
@@ -74,6 +77,7 @@ class Settings:
     join_timeout: int
     silence_timeout: int
     spares: int = 0
+    started: str = ""
 
 
 @dataclass
@@ -167,7 +171,8 @@ class Coordinator:
         agent.silent_for = 0
         if type(heartbeat := message.get("heartbeat")) is float:
             agent.heartbeat = heartbeat
-        self._refuse_candidate(rank)
+        if "bye" not in message:
+            self._refuse_candidate(rank)
         if "join" in message:
             self._join(agent, message)
         self._report_workers(agent, message)
@@ -182,6 +187,7 @@ class Coordinator:
             self._unread.discard(connection)
         if "bye" in message:
             self._remove(rank)
+            self._accept_candidate(rank)
 
     def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:  # noqa: ARG002
         """Handle the end of a connection.
@@ -199,11 +205,9 @@ class Coordinator:
             return
         had_joined = self._agents[rank].has_joined
         self._remove(rank)
-        next_one = self._candidates.pop(rank, None)
         if had_joined and not self.finished and rank not in self._done:
             self._agent_lost(rank)
-        if next_one is not None:
-            self._accept(next_one.connection, next_one.request)
+        self._accept_candidate(rank)
 
     def tick(self, seconds: int = 1) -> None:
         """Handle that a second has passed, however late.
@@ -267,7 +271,7 @@ class Coordinator:
             self._refuse(connection, Refusal.VERSION, rank, release, __version__)
             return
         request = protocol.join_request(message)
-        for reason in (Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES):
+        for reason in _COMPARED:
             theirs, own = (getattr(x, reason.value) for x in (request, self.settings))
             # Who only tells why its node cannot start does not know the id.
             if theirs != own and "" not in (theirs, own):
@@ -303,6 +307,11 @@ class Coordinator:
             second, first = self._candidates.pop(rank), self._agents[rank].request
             who = second.request.pid, second.request.host, first.pid, first.host
             self._refuse(second.connection, Refusal.TAKEN, rank, *who)
+
+    def _accept_candidate(self, rank: int) -> None:
+        """Accept the second agent of a node rank, of which the first has gone."""
+        if second := self._candidates.pop(rank, None):
+            self._accept(second.connection, second.request)
 
     def _accept(self, connection: Hashable, request: JoinRequest) -> None:
         if self.failure is None:
@@ -344,7 +353,9 @@ class Coordinator:
         text = _DIFFERENT[reason].format(*(printable(str(v), _SHORT) for v in values))
         nodes = (rank,) if type(rank) is int and 0 <= rank < self.settings.nodes else ()
         is_news = reason not in self._reported and not (self.failure or self.finished)
-        if nodes and not self._has_run and rank not in self._agents:
+        # The one of another command belongs to another launch: the right one will come.
+        is_awaited = not self._has_run and reason is not Refusal.STARTED
+        if nodes and is_awaited and rank not in self._agents:
             self.fail(Failure(Kind.REFUSED, nodes, text=text))
             self._informed.update(nodes)
         elif is_news and self._report({"stranger": nodes, "because": text}):

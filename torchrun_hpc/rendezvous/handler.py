@@ -350,6 +350,7 @@ def _settings(
         join_timeout=parameters.get_as_int("join_timeout") or 0,
         silence_timeout=silence,
         spares=plan.world.spares,
+        started=plan.started,
     )
 
 

@@ -30,6 +30,11 @@ _ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING, Kind.REFUSED)
 
 _SHORT = 50  # characters of the name of a site
 
+_PORTS = (
+    "To run two launches at once in one job, type another port for each, "
+    "--rdzv_endpoint=HOST:PORT, or start them with mpiexec"
+)
+
 # --- what happens meanwhile -------------------------------------------------------
 
 
@@ -176,8 +181,11 @@ def refusal(
         code, remedy = "HPC116", "Load the same environment on all nodes"
         text = f"torchrun_hpc {__version__} here, but another one on {node}"
     elif reason is Refusal.RUN_ID:
-        code, remedy = "HPC117", "Leave it out: $RANDOM differs on each node"
+        code, remedy = "HPC117", f"Leave it out if each node makes its own. {_PORTS}"
         text = f"--rdzv_id={request.run_id} here, but another one on {node}"
+    elif reason is Refusal.STARTED:
+        code, remedy = "HPC232", _PORTS
+        text = f"{request.started} here, but another command on {node}"
     elif reason is Refusal.SPARES:
         code = "HPC206"
         text = f"--hpc-spares={world.spares} here, but another number on {node}"

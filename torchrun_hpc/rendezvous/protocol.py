@@ -62,7 +62,7 @@ from torchrun_hpc.reporting.console import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VERSION = 4
+VERSION = 5
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
@@ -89,6 +89,7 @@ class Refusal(Enum):
     NODES = "nodes"  # number of nodes
     TAKEN = "taken"  # another agent has its node rank
     SPARES = "spares"  # --hpc-spares
+    STARTED = "started"  # it was started by another command
 
 
 class Kind(Enum):
@@ -122,6 +123,8 @@ class JoinRequest:
             process. The coordinator sends it to nobody.
         site: Name of the computing centre whose rules it uses; empty without.
         spares: How many of the nodes wait to take the place of another one.
+        started: The command, in short, with a digest of all of it, if the launch id
+            does not tell two launches apart; otherwise empty.
     """
 
     job: str
@@ -134,6 +137,7 @@ class JoinRequest:
     agent: str
     site: str = ""
     spares: int = 0
+    started: str = ""
 
 
 @dataclass(frozen=True)
@@ -272,7 +276,8 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     request = JoinRequest(**values)
     numbers = (request.nodes, request.rank, request.pid, request.spares)
     texts = (request.job, request.run_id, request.host, request.release, request.site)
-    is_right = _are(int, *numbers) and _are(str, *texts, request.agent)
+    texts += request.agent, request.started
+    is_right = _are(int, *numbers) and _are(str, *texts)
     if not (is_right and 0 <= request.rank < request.nodes):
         raise ProtocolError("not a join request")
     return request

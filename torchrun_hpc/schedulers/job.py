@@ -120,6 +120,8 @@ class Job:
             connection to their process manager (PMI) that is still open.
         host_file: File of hosts for a launcher that does not ask the scheduler; empty
             if each does, or if there is none.
+        names_instance: Whether ``launch_id`` differs between two launches that run at
+            the same time in one job.
         listed_at: Index of this node in ``nodes`` where these are in an order of
             their own, so that nobody knows the rank of another node; ``None`` where
             it is ``node_rank``.
@@ -139,6 +141,7 @@ class Job:
     nodelist_is_shared: bool = True
     pmi_is_open: bool = False
     host_file: str = ""
+    names_instance: bool = True
     listed_at: int | None = None
 
     @property

@@ -116,6 +116,7 @@ def _task(pbs: Variables, process: Process, job: Job) -> Job:
         context=LaunchContext.STEP,
         node_rank=rank,
         task=Task(rank, len(nodes)),
+        names_instance=False,
         provenance={
             **job.provenance,
             "tasks": source,

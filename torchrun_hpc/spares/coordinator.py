@@ -296,11 +296,9 @@ class SparesCoordinator(Coordinator):
         if silent_for > self.settings.silence_timeout + SUSPENDED:
             self._report({"suspended": silent_for})  # it has no time to end its workers
         self._remove(rank)
-        next_one = self._candidates.pop(rank, None)
         timeout = self.settings.silence_timeout
         self._lose(rank, Failure(Kind.SILENT, (rank,), code=timeout))
-        if next_one is not None:
-            self._accept(next_one.connection, next_one.request)
+        self._accept_candidate(rank)
 
     def _lose(self, member: int, failure: Failure) -> None:
         """Go on without a member."""

@@ -732,6 +732,29 @@ def test_who_has_no_node_rank_ends_nothing(case, rank):
     assert job.coordinator.failure is None
 
 
+def test_an_agent_of_another_command_ends_nothing():
+    """Of two launches in one job that nothing else tells apart: its own will come."""
+    job = Job(started="a.py [1]")
+    job.connect(0, started="a.py [1]")
+    text = "b.py [2] instead of a.py [1]"
+    expected = refusal("started") | stranger(text, 1)
+    assert job.send("new", **request_of(1) | {"started": "b.py [2]"}) == expected
+    assert job.lose("new") == {}
+    assert job.coordinator.failure is None
+    # Only where a launch id does not tell launches apart a command is sent.
+    for rank, started in (1, "a.py [1]"), (2, ""):
+        assert job.connect(rank, started=started)[rank] == [welcome()]
+
+
+def test_a_second_agent_whose_first_one_leaves():
+    """The first one has only looked whether there is a coordinator."""
+    job = Job()
+    job.connect(0)
+    assert "new" not in job.send("new", **request_of(0, agent="another one"))
+    assert job.send(0, bye=True)["new"] == [welcome()]
+    assert job.lose(0) == {}
+
+
 def test_one_line_that_names_the_job():
     """Of an old release, or of anybody: it ends nothing, at any time."""
     for job in (Job(), Job().all_there(), running(), restarting()):

@@ -339,6 +339,10 @@ def test_any_failure_is_one_line(failure, head):
 HEAD_NODE = "the head node at 10.20.0.1:25593"
 
 ONE_STEP = "Start one job step with the same command on all nodes"
+PORTS = (
+    "To run two launches at once in one job, type another port for each, "
+    "--rdzv_endpoint=HOST:PORT, or start them with mpiexec"
+)
 REFUSED = {
     Refusal.VERSION: (
         f"HPC116 torchrun_hpc {__version__} here, but another one on {HEAD_NODE}. Node "
@@ -346,7 +350,11 @@ REFUSED = {
     ),
     Refusal.RUN_ID: (
         f"HPC117 --rdzv_id=mine here, but another one on {HEAD_NODE}. Node 0 names "
-        "both. Leave it out: $RANDOM differs on each node"
+        f"both. Leave it out if each node makes its own. {PORTS}"
+    ),
+    Refusal.STARTED: (
+        f"HPC232 b.py [0badcafe] here, but another command on {HEAD_NODE}. Node 0 names "
+        f"both. {PORTS}"
     ),
     Refusal.NODES: (
         f"HPC118 3 nodes here, but another number on {HEAD_NODE}. Node 0 names both. "
@@ -366,7 +374,9 @@ REFUSED = {
     ),
 }
 THERE = JoinRequest(
-    "19.0", "mine", 3, 1, "jwb0002", 102, __version__, "agent 1", spares=1
+    *("19.0", "mine", 3, 1, "jwb0002", 102, __version__, "agent 1"),
+    spares=1,
+    started="b.py [0badcafe]",
 )
 
 

@@ -368,11 +368,11 @@ def test_what_cannot_be_printed_is_not_sent():
 
 def test_words_of_the_protocol_do_not_change():
     """Another version has to be another `VERSION`."""
-    assert protocol.VERSION == 4
+    assert protocol.VERSION == 5
     assert [kind.value for kind in Kind] == [
         *("worker", "signal", "agent", "lost"),
         *("silent", "missing", "refused", "unfit", "coordinator"),
     ]
     assert [refusal.value for refusal in protocol.Refusal] == [
-        *("unknown", "version", "run_id", "nodes", "taken", "spares"),
+        *("unknown", "version", "run_id", "nodes", "taken", "spares", "started"),
     ]

@@ -56,6 +56,7 @@ def test_a_process_manager_that_does_not_say_where_tasks_are(name):
             launch_id=f"{alone.launch_id}.0badcafe".removeprefix("mpiexec."),
             head_candidates=(first,),
             pmi_is_open=True,
+            names_instance=True,
             provenance={**alone.provenance, "head": "PMI", "launch_id": by},
         )
 

@@ -21,6 +21,7 @@ from nodes import (
 )
 
 from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.rendezvous.client import request_of
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
 
@@ -49,6 +50,30 @@ def test_a_node_file_that_only_the_first_node_can_read(name):
     assert len({job.launch_id for job in jobs}) == 1
     assert [job.nodes for job in jobs] == [THREE, NOBODY, NOBODY]
     assert [job.node_rank for job in jobs] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told_apart"),
+    [
+        ("pbs-pbsdsh", False),
+        ("pbs-mpich-4.0.2", False),  # if no process manager answers
+        ("pbs-openmpi-4.1.4-x", True),
+        ("slurm-srun-3-nodes", True),
+    ],
+)
+def test_two_launches_in_one_job(name, is_told_apart):
+    """If the launch id is the same, what an agent is sent names the command."""
+    environ, host = recorded(name)[0]
+    job = detected(Process(environ, host, read=READABLE.get))
+    network = make_network({"hsn0": "10.40.0.1/24"}, {host: "10.40.0.1"})
+    started = []
+    for command in ("x a.py", "x b.py", f"x {'a' * 99} b.py"):
+        inputs = make_inputs(job=job, network=network, site=None, command=command)
+        started.append(request_of(make_plan(inputs), "").started)
+    assert [each.partition(" [")[0] for each in started] == (
+        ["", "", ""] if is_told_apart else ["x a.py", "x b.py", f"{'a' * 43} b.py"]
+    )
+    assert len({*started}) == 3 - 2 * is_told_apart
 
 
 # --- the node file ------------------------------------------------------------------
