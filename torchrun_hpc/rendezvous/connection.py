@@ -169,16 +169,18 @@ class Connection:
         host = plan.rendezvous.connect_host
         address = search.CoordinatorAddress(host, ports, timeout, timeout)
         client = Client(request, address, lambda _: None)
+        # If it accepts this agent, its own one has not connected yet.
+        refused = search.RefusedError(Refusal.TAKEN, ports[0])
         try:
-            client.connect()  # its own agent is yet to come
-            raise search.RefusedError(Refusal.TAKEN, ports[0])
-        except search.RefusedError as refused:
-            if refused.reason is not Refusal.UNKNOWN:
-                raise messages.refusal(refused, plan, request, self._environ) from None
+            client.connect()
+        except search.RefusedError as error:
+            refused = error
         except (search.CoordinatorNotFoundError, JobFailedError):
-            pass
+            return
         finally:
             client.leave()
+        if refused.reason is not Refusal.UNKNOWN:
+            raise messages.refusal(refused, plan, request, self._environ)
 
 
 def _report_problem(reason: str) -> None:

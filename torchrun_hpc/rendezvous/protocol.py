@@ -276,8 +276,8 @@ def join_request(message: Mapping[str, Any]) -> JoinRequest:
     request = JoinRequest(**values)
     numbers = (request.nodes, request.rank, request.pid, request.spares)
     texts = (request.job, request.run_id, request.host, request.release, request.site)
-    texts += request.agent, request.started
-    is_right = _are(int, *numbers) and _are(str, *texts)
+    more = request.agent, request.started
+    is_right = _are(int, *numbers) and _are(str, *texts, *more)
     if not (is_right and 0 <= request.rank < request.nodes):
         raise ProtocolError("not a join request")
     return request

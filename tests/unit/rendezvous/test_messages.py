@@ -353,8 +353,8 @@ REFUSED = {
         f"both. Leave it out if each node makes its own. {PORTS}"
     ),
     Refusal.STARTED: (
-        f"HPC232 b.py [0badcafe] here, but another command on {HEAD_NODE}. Node 0 names "
-        f"both. {PORTS}"
+        f"HPC232 b.py [0badcafe] here, but another command on {HEAD_NODE}. Node 0 "
+        f"names both. {PORTS}"
     ),
     Refusal.NODES: (
         f"HPC118 3 nodes here, but another number on {HEAD_NODE}. Node 0 names both. "
