@@ -35,6 +35,7 @@ NODE_NUMBER = "PBS_NODENUM"
 
 # Where PBS writes it. pbsdsh does not set the variable on the first node.
 USUAL_FILE = "/var/spool/pbs/aux/{}"
+_JOB = r"[0-9]+(\[[0-9]*\])?\..+"  # a job's id, which is the name of its node file
 
 # A script does not show which one it will use. Hydra (MPICH, Intel MPI) takes PALS's
 # options, Open MPI does not; without tm it does not ask PBS either. To bind to no CPU,
@@ -78,7 +79,7 @@ def detect(process: Process) -> Job:
             "this with mpiexec, or type --standalone for one node",
         )
     job = found.job_of_script(process.hostname, ANY_MPIEXEC)
-    if re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)):
+    if _is_task(pbs):
         return _task(pbs, process, job)
     if pbs.first(ENVIRONMENT) == INTERACTIVE and job.node_rank is not None:
         context, here = LaunchContext.INTERACTIVE_STEP, job.nodes[job.node_rank]
@@ -127,16 +128,43 @@ def _task(pbs: Variables, process: Process, job: Job) -> Job:
 
 
 def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
-    """Return the lines of the node file, and which it is."""
-    usual = USUAL_FILE.format(pbs.first(JOB_ID))
-    shown = usual if usual.isprintable() else repr(usual)
-    for path, source in ((pbs.first(NODE_FILE), NODE_FILE), (usual, shown)):
-        text = process.read(path) if path else None
+    """Return the lines of the node file, and which it is.
+
+    On the first node, pbsdsh leaves the variable of another job in place that qsub -V
+    has handed on. So in a task of PBS the job's own file goes first.
+
+    Raises:
+        LaunchError: Only another job's file is named; or it lists something else.
+    """
+    named, job = pbs.first(NODE_FILE), pbs.first(JOB_ID)
+    folder, _, name = named.rpartition("/")
+    is_other = name != job and re.fullmatch(_JOB, name)
+    usual = USUAL_FILE.format(job)
+    own = [f"{folder}/{job}", usual] if folder else [usual]
+    paths = [*own, named] if _is_task(pbs) else [named, *own]
+    for path in filter(None, paths):
+        source = NODE_FILE if path == named else _shown(path)
+        text = None if path == named and is_other else process.read(path)
         lines = hosts_in((text or "").splitlines(), source)
         if lines:
             return lines, source
-    path = pbs.first(NODE_FILE) or usual
-    return [], path if path.isprintable() else repr(path)
+    if is_other:
+        raise LaunchError(
+            "HPC233",
+            f"{NODE_FILE}={_shown(named)} is the node file of another job than "
+            f"{JOB_ID}={job}, whose own one, {_shown(usual)}, cannot be read here. "
+            f"qsub -V has handed it on: unset {NODE_FILE} before qsub",
+        )
+    return [], _shown(named or usual)
+
+
+def _shown(path: str) -> str:
+    return path if path.isprintable() else repr(path)
+
+
+def _is_task(pbs: Variables) -> bool:
+    """Say whether PBS itself has started this task."""
+    return bool(re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)))
 
 
 DETECTOR = Detector(

@@ -191,8 +191,9 @@ def test_a_prolog_sets_the_variables_of_pbs_for_a_job_of_slurm(number, is_one):
     for real in "srun", "sbatch", "an array":
         for environ, hostname in JOBS[real].tasks:
             job_id = environ["SLURM_JOB_ID"] + number
-            pbs = {"PBS_JOBID": job_id, "PBS_NODEFILE": PBS_FILE}
-            read = reader({PBS_FILE: f"{hostname}\n"})
+            file = f"/var/spool/pbs/aux/{job_id}"
+            pbs = {"PBS_JOBID": job_id, "PBS_NODEFILE": file}
+            read = reader({file: f"{hostname}\n"})
             text = outcome(Process(pbs | environ, hostname, read=read))
             if is_one:
                 assert text == outcome(Process(environ, hostname)), real

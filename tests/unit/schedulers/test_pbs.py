@@ -112,6 +112,43 @@ def test_a_variable_that_names_no_file_gives_way_to_the_usual_one():
     assert (job.nodes, job.provenance["nodes"]) == (THREE, FILE)
 
 
+# Of a job in which `qsub -V` was typed, as PBS leaves it in the first task of pbsdsh.
+OLD = "/var/spool/pbs/aux/12.desched1"
+LEFT_OVER = {"PBS_NODEFILE": OLD}
+READABLE_TOO = READABLE | {OLD: "dec0007\n"}
+
+
+@pytest.mark.parametrize("files", [READABLE, READABLE_TOO])
+@pytest.mark.parametrize("name", ["pbs-pbsdsh", "pbs-script"])
+def test_a_node_file_of_another_job(name, files):
+    job = detected(process(name, 0, LEFT_OVER, files))
+    assert (job.nodes, job.node_rank, job.provenance["nodes"]) == (THREE, 0, FILE)
+
+
+@pytest.mark.parametrize("old", [OLD, "/x/17[0].desched1", "/x/17[].desched1"])
+@pytest.mark.parametrize("name", ["pbs-pbsdsh", "pbs-script", "pbs-mpich-4.0.2"])
+def test_a_node_file_of_another_job_and_no_other(name, old):
+    for task in range(len(recorded(name))):
+        changes, files = {"PBS_NODEFILE": old}, {old: "dec0001\ndec0002\ndec0003\n"}
+        assert outcome(process(name, task, changes, files)) == (
+            f"HPC233 PBS_NODEFILE={old} is the node file of another job than "
+            f"PBS_JOBID=0.desched1, whose own one, {FILE}, cannot be read here. "
+            "qsub -V has handed it on: unset PBS_NODEFILE before qsub"
+        )
+
+
+def test_a_task_of_pbs_has_a_node_file_beside_the_one_that_is_named():
+    """PBS may have another folder; and a list of the user's is of another job."""
+    for named, changes in (
+        ("/spool/aux/12.desched1", {}),
+        ("/spool/aux/hosts", {"/spool/aux/hosts": "dec0007\n"}),
+    ):
+        files = {"/spool/aux/0.desched1": READABLE[FILE], **changes}
+        job = detected(process("pbs-pbsdsh", 0, {"PBS_NODEFILE": named}, files))
+        assert job.nodes == THREE
+        assert job.provenance["nodes"] == "/spool/aux/0.desched1"
+
+
 NODE_FILES = {
     "several slots": ("dec0001 " * 4 + "dec0002 " * 4, ("dec0001", "dec0002")),
     "not side by side": ("dec0001 dec0002 dec0001", ("dec0001", "dec0002")),
@@ -189,8 +226,9 @@ def test_script_on_a_host_that_is_not_in_the_file(lines, start):
     ],
 )
 def test_launch_id(job_id, launch_id):
-    changes = {"PBS_JOBID": job_id}
-    job = detected(process("pbs-script", 0, changes))
+    file = f"/var/spool/pbs/aux/{job_id}"
+    changes = {"PBS_JOBID": job_id, "PBS_NODEFILE": file}
+    job = detected(process("pbs-script", 0, changes, {file: READABLE[FILE]}))
     assert job.launch_id == launch_id
 
 
