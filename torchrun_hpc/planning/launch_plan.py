@@ -150,6 +150,7 @@ class LaunchPlan:
         rendezvous: Where and how the nodes meet.
         messages: What a person reads about it.
         launch_id: Names this launch and no other; empty where one node needs none.
+        started_by: As in `Job`.
         started: The command, in short, with a digest of all of it; empty if
             ``launch_id`` tells two launches apart.
         site: Name of the computing centre whose rules are used, and why it is that.
@@ -170,6 +171,7 @@ class LaunchPlan:
     rendezvous: Rendezvous
     messages: Messages = field(default_factory=Messages)
     launch_id: str = ""
+    started_by: str = ""
     started: str = ""
     site: Setting | None = None
     interface: str = ""

@@ -85,6 +85,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
     return LaunchPlan(
         mode=inputs.mode,
         launch_id=job.launch_id,
+        started_by=job.started_by,
         started="" if job.names_instance else _started(inputs.command),
         world=World(
             nodes=len(job.nodes),

@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 _TICK = 1.0
 _REPORT_TIMEOUT = 5.0  # for node 0 to report them
 _LEAVE_TIMEOUT = 1.0
+_DECIDED_TIMEOUT = 3.0  # for the coordinator to decide which failure was the first
 # A signal that arrives just before a thread begins to wait for a lock does not end the
 # wait, and is handled after it: so no wait is longer.
 _SIGNAL_TIMEOUT = 0.5
@@ -286,7 +287,7 @@ class Client:
                 self.fail(Failure(Kind.AGENT, (self.request.rank,), text=text))
             if self.failure is not None and self.is_accepted:
                 with self._changed:
-                    self._wait_for(lambda: self._is_decided, _LEAVE_TIMEOUT)
+                    self._wait_for(lambda: self._is_decided, _DECIDED_TIMEOUT)
                     # Where one task ends with an error, some schedulers end all.
                     self._wait_for(
                         lambda: self._is_lost or not self.is_unreported, _REPORT_TIMEOUT

@@ -9,6 +9,7 @@ hour, and a clock that is set back or forth changes nothing.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 HEARTBEAT_INTERVAL = 5
 _RESTART_REPORT = 2  # until others have failed, of which one may have been the first
 CANDIDATE_TIMEOUT = 10  # for an agent whose node rank another one claims, to answer
+_BESIDE = 2  # between SIGTERM for all agents, and the loss that is the reason for it
 SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 
 # How a job may fail while some nodes have not connected yet.
@@ -67,6 +69,8 @@ class Settings:
             job.
         spares: How many of the nodes wait to take the place of another one.
         started: As in `JoinRequest`.
+        signals_on_loss: Whether what started the agents may send SIGTERM to all of them
+            because one is lost. PBS does not, and kills those of a job that is deleted.
     """
 
     job: str
@@ -78,6 +82,7 @@ class Settings:
     silence_timeout: int
     spares: int = 0
     started: str = ""
+    signals_on_loss: bool = True
 
 
 @dataclass
@@ -137,6 +142,9 @@ class Coordinator:
         self._worker_failures = Collection()  # of this round
         self._restart_reported_in = -1  # seconds; below 0 there is none to report
         self._is_reported = False  # to the user, which workers have failed
+        self._loss = -1 - _BESIDE, Failure(Kind.LOST)  # the last one, and its second
+        self._stopped: dict[int, Failure] = {}  # agents that have received SIGTERM
+        self._stopped_at = 0  # the second of the last one
         self._workers_store: Any = None
         self._waited = 0
         self._seconds = 0
@@ -205,7 +213,11 @@ class Coordinator:
             return
         had_joined = self._agents[rank].has_joined
         self._remove(rank)
-        if had_joined and not self.finished and rank not in self._done:
+        has_ended = self.finished or rank in {*self._done, *self._stopped}
+        if had_joined and not has_ended:
+            self._loss = self._seconds, Failure(Kind.LOST, (rank,))
+            if self._stopped:
+                self.fail(self._loss[1])
             self._agent_lost(rank)
         self._accept_candidate(rank)
 
@@ -238,6 +250,8 @@ class Coordinator:
             candidate.silent_for += 1
             if candidate.silent_for >= CANDIDATE_TIMEOUT:  # the first did not answer
                 self.disconnected(self._agents[rank].connection)
+        if self._stopped and self._seconds - self._stopped_at >= _BESIDE:
+            self.fail(next(iter(self._stopped.values())))
         if self.failure is not None or self.finished:
             return
         if silent:
@@ -373,7 +387,7 @@ class Coordinator:
 
     def _join(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         wanted = message["join"]
-        if self.finished:
+        if self.finished or self._stopped:
             return
         rank = agent.request.rank
         if self.running and wanted == self.round + 1:
@@ -418,7 +432,7 @@ class Coordinator:
             worker = protocol.unpacked_worker(message["died"])
             worker = replace(worker, node=agent.request.rank)
             self._worker_failures.add(worker)
-            if self.failure is None and self.running:
+            if self.failure is None and self.running and not self._stopped:
                 self._end_round(protocol.failure_of(worker))
         if "report" in message:
             summary = protocol.packed_summary(self._worker_failures.summary())
@@ -475,9 +489,21 @@ class Coordinator:
         if self.failure is None:
             self._report({"lost": rank})
 
-    def _agent_failed(self, _rank: int, failure: Failure) -> None:
-        """End the job: an agent gives up, or cannot start."""
-        self.fail(failure)
+    def _agent_failed(self, rank: int, failure: Failure) -> None:
+        """End the job: an agent gives up, or cannot start.
+
+        Launchers send SIGTERM to all agents if one is lost, which may be seen later.
+        """
+        is_stop = failure.kind is Kind.SIGNAL and failure.code == signal.SIGTERM
+        second, loss = self._loss
+        if is_stop and self._seconds - second <= _BESIDE:
+            self.fail(loss)
+        elif is_stop and self.running and self.settings.signals_on_loss:
+            self._stopped.setdefault(rank, failure)
+            self._stopped_at = self._seconds
+            if not self._agents.keys() <= self._stopped.keys():
+                return  # one of the others may be lost
+        self.fail(next(iter(self._stopped.values()), failure))
 
     def _agent_silent(self, rank: int) -> None:
         """End the job."""

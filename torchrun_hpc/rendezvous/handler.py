@@ -24,6 +24,7 @@ from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.schedulers.pbs import PBSDSH
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 
@@ -351,6 +352,7 @@ def _settings(
         silence_timeout=silence,
         spares=plan.world.spares,
         started=plan.started,
+        signals_on_loss=plan.started_by != PBSDSH,
     )
 
 

@@ -120,6 +120,8 @@ class Job:
             connection to their process manager (PMI) that is still open.
         host_file: File of hosts for a launcher that does not ask the scheduler; empty
             if each does, or if there is none.
+        started_by: The program that started the tasks, if its way to end them matters:
+            ``pbsdsh``, ``mpirun``.
         names_instance: Whether ``launch_id`` differs between two launches that run at
             the same time in one job.
         listed_at: Index of this node in ``nodes`` where these are in an order of
@@ -141,6 +143,7 @@ class Job:
     nodelist_is_shared: bool = True
     pmi_is_open: bool = False
     host_file: str = ""
+    started_by: str = ""
     names_instance: bool = True
     listed_at: int | None = None
 

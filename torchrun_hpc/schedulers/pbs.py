@@ -33,6 +33,8 @@ TASK_NUMBER = "PBS_TASKNUM"
 # script's environment forwards its 0.
 NODE_NUMBER = "PBS_NODENUM"
 
+PBSDSH = "pbsdsh"
+
 # Where PBS writes it. pbsdsh does not set the variable on the first node.
 USUAL_FILE = "/var/spool/pbs/aux/{}"
 _JOB = r"[0-9]+(\[[0-9]*\])?\..+"  # a job's id, which is the name of its node file
@@ -117,6 +119,7 @@ def _task(pbs: Variables, process: Process, job: Job) -> Job:
         context=LaunchContext.STEP,
         node_rank=rank,
         task=Task(rank, len(nodes)),
+        started_by=PBSDSH,
         names_instance=False,
         provenance={
             **job.provenance,

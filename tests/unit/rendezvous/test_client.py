@@ -86,7 +86,7 @@ def test_a_job_that_restarts(job):
 
 def test_the_first_failure_is_everybodys(job):
     made = job.at_work()
-    first = Failure(Kind.SIGNAL, (1,), code=15)
+    first = Failure(Kind.SIGNAL, (1,), code=2)
     made[1].fail(first)
     until(lambda: job.server.coordinator.failure)
     made[2].failure = None  # as if it was not informed yet
@@ -585,7 +585,8 @@ def signalled():
 
 
 def leave_at_once(client):
-    client.fail(Failure(Kind.SIGNAL, (client.request.rank,), code=15))
+    # After SIGTERM the coordinator looks for a lost agent first.
+    client.fail(Failure(Kind.SIGNAL, (client.request.rank,), code=signal.SIGINT))
     client.leave()
     client._thread.join(PATIENCE)
     assert not client._thread.is_alive()
@@ -630,7 +631,7 @@ def test_a_signal_while_others_are_at_work(job, signalled):
     with signalled(made[1]):
         made[1].finish()
     leave_at_once(made[1])
-    assert failure_of(made[2]) == Failure(Kind.SIGNAL, (1,), code=15)
+    assert failure_of(made[2]) == Failure(Kind.SIGNAL, (1,), code=signal.SIGINT)
 
 
 @pytest.mark.usefixtures("silent_coordinator")
@@ -641,5 +642,5 @@ def test_a_signal_and_a_coordinator_that_does_not_answer(job, signalled):
         client.join(None)
     client.fail(Failure(Kind.SIGNAL, (1,), code=15))
     left = leave([client])
-    job.clock.go_on(clients._LEAVE_TIMEOUT)
+    job.clock.go_on(clients._DECIDED_TIMEOUT)
     have_left(left)

@@ -883,7 +883,7 @@ def test_a_refusal_discloses_nothing(asked, phase):
 
 def test_an_agent_that_gives_up():
     job = Job(max_restarts=3).all_at_work()
-    gone = failure(Kind.SIGNAL, code=15)
+    gone = failure(Kind.SIGNAL, code=2)
     assert job.send(1, failed=protocol.packed(gone)) == job.failed(gone)
     assert not job.coordinator.all_informed
     job.send(0, read=True)
@@ -891,6 +891,72 @@ def test_an_agent_that_gives_up():
     assert not job.coordinator.all_informed
     job.lose(1)
     assert job.coordinator.all_informed
+
+
+STOP = failure(Kind.SIGNAL, code=15)
+
+
+def stop(job, *ranks):
+    """Let agents report SIGTERM; return what was sent then."""
+    for rank in ranks:
+        packed = protocol.packed(failure(Kind.SIGNAL, rank, code=15))
+        job.coordinator.receive(rank, {"failed": packed})
+    return job.sent()
+
+
+def test_sigterm_for_all_agents_ends_the_job_at_once():
+    job = Job(max_restarts=3).all_at_work()
+    assert stop(job, 1, 0) == {}
+    assert stop(job, 2) == job.failed(STOP)
+
+
+def test_sigterm_for_one_agent():
+    """What follows it, but for the loss of another agent, is no reason."""
+    job = Job(max_restarts=3).all_at_work()
+    assert stop(job, 1) == {}
+    assert job.died(worker_failure(9)) == {}
+    assert job.send(2, join=1) == {}
+    assert job.lose(1) == {1: ["close"]}  # the launcher has killed it
+    sent = job.wait(coordinator._BESIDE, 0, 2)
+    failed = {rank: [last_words(STOP, rank)] for rank in (0, 2)}
+    assert sent == {coordinator._BESIDE: [(r, m) for r in failed for m in failed[r]]}
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_another_failure_after_sigterm(gives_up):
+    """A loss was first, and is seen later; the others follow."""
+    job = Job(max_restarts=3).all_at_work()
+    stop(job, 1)
+    if gives_up:
+        job.send(2, failed=protocol.packed(failure(Kind.AGENT, 2)))
+    else:
+        job.lose(2)
+    expected = STOP if gives_up else failure(Kind.LOST, 2)
+    assert job.coordinator.failure == expected
+
+
+@pytest.mark.parametrize("seconds", [0, 2, 3])
+def test_sigterm_after_a_loss(seconds):
+    """Soon after it, its reason is the loss; much later it is another one."""
+    job = Job(max_restarts=3).all_at_work()
+    job.lose(2)
+    job.wait(seconds, 0, 1)
+    stop(job, 1)
+    assert job.coordinator.failure == (failure(Kind.LOST, 2) if seconds < 3 else STOP)
+
+
+def test_sigterm_of_pbs():
+    """It does not follow a loss; and PBS kills the tasks of other nodes by SIGKILL."""
+    job = Job(signals_on_loss=False).all_at_work()
+    assert stop(job, 1) == job.failed(STOP)
+    job.lose(2)
+    assert job.coordinator.failure == STOP
+
+
+def test_sigterm_while_a_job_starts():
+    job = Job()
+    job.connect(1)
+    assert stop(job, 1) == {1: [last_words(STOP, 1)]}
 
 
 def test_the_first_failure_counts():
