@@ -250,8 +250,7 @@ class Coordinator:
             candidate.silent_for += 1
             if candidate.silent_for >= CANDIDATE_TIMEOUT:  # the first did not answer
                 self.disconnected(self._agents[rank].connection)
-        if self._stopped and self._seconds - self._stopped_at >= _BESIDE:
-            self.fail(next(iter(self._stopped.values())))
+        self._stop_in_time()
         if self.failure is not None or self.finished:
             return
         if silent:
@@ -504,6 +503,11 @@ class Coordinator:
             if not self._agents.keys() <= self._stopped.keys():
                 return  # one of the others may be lost
         self.fail(next(iter(self._stopped.values()), failure))
+
+    def _stop_in_time(self) -> None:
+        """End the job after SIGTERM, if no agent was lost meanwhile."""
+        if self._stopped and self._seconds - self._stopped_at >= _BESIDE:
+            self.fail(next(iter(self._stopped.values())))
 
     def _agent_silent(self, rank: int) -> None:
         """End the job."""
