@@ -13,7 +13,7 @@ from torchrun_hpc.failures.collection import TERMINATED
 from torchrun_hpc.failures.worker import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.failures.relay import Relay
@@ -50,6 +50,7 @@ class Watch:
         relay: Has what they write.
 
     Attributes:
+        on_begin: Gets the workers of each attempt.
         on_failure: Gets each failure, the first one first; it is called from several
             threads, never from two at a time.
         has_failed: Whether a worker of this attempt has failed.
@@ -57,6 +58,7 @@ class Watch:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
+        self.on_begin: Callable[[Sequence[Worker]], object] = lambda _: None
         self.on_failure: Callable[[WorkerFailure, Attempt], object] = lambda *_: None
         self._lock = threading.RLock()
         self._workers: list[Worker] = []
@@ -78,6 +80,7 @@ class Watch:
             self._stopped_since = _NEVER
             self._known.clear()
             self._relay.forget_ended(but={worker.pid for worker in self._workers})
+        self.on_begin(self._workers)
         if self._attempt.number == 1:
             self._thread.start()
 

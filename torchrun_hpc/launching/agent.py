@@ -123,6 +123,7 @@ class AgentStarter(Starter):
             cpp_log.read_level()  # of this process, which has imported torch
         if not self.options.get("hpc_dry_run"):
             outcome.forget(plan)
+            self._observer.watch.on_begin = functools.partial(outcome.begin, plan)
         try:
             with self._rendezvous(plan):
                 observer = self._observer

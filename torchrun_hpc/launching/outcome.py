@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from torchrun_hpc import files
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.reporting import console
@@ -25,10 +25,12 @@ from torchrun_hpc.reporting.reporter import is_reporter
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.planning.launch_plan import LaunchPlan
 
 DONE, SCRIPT, NODES = "done", "script failed", "nodes failed"
 STOPPED, LAUNCHER = "stopped", "launcher failed"
+RUNNING = "running"  # also after the end of a launch that was killed
 
 _LARGEST = 2**22  # bytes of an outcome; a job of 10,000 nodes writes 0.5 MB
 _INERT = str.maketrans({"$": r"\u0024", "`": r"\u0060"})  # JSON's own escapes
@@ -86,8 +88,8 @@ def _hosts(ranks: set[int], plan: LaunchPlan) -> list[str]:
 def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
     """Write the outcome, if it is wanted: the whole file, or none.
 
-    The first one counts: a node that was cut off may come back after the end, and
-    take all others for lost.
+    The first one that is final counts: a node that was cut off may come back after the
+    end, and take all others for lost.
     """
     if not plan.outcome:
         return
@@ -104,20 +106,40 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
 
 
 def _launch_of(file: Path) -> str | None:
-    """Return the launch id of an outcome that is there."""
+    """Return the launch id of a final outcome that is there."""
     try:
         found = json.loads(files.read(file, _LARGEST, os.O_NOFOLLOW))
     except (OSError, ValueError, RecursionError):
         return None
-    return found.get("launch_id") if isinstance(found, dict) else None
+    is_final = isinstance(found, dict) and found.get("outcome") != RUNNING
+    return found.get("launch_id") if is_final else None
 
 
 def forget(plan: LaunchPlan) -> None:
-    """Remove the outcome of an earlier launch, which is not that of this one."""
-    if plan.outcome and is_reporter(plan.world.report_rank):
-        with contextlib.suppress(OSError):
-            if not files.is_of_system(file := Path(plan.outcome)):
-                file.unlink()
+    """Remove the outcome of an earlier launch, which is not that of this one.
+
+    Raises:
+        LaunchError: There is no folder for the outcome of this one.
+    """
+    file = Path(plan.outcome)
+    if not plan.outcome or not is_reporter(plan.world.report_rank):
+        return
+    if not file.parent.is_dir():
+        raise LaunchError(
+            "HPC234",
+            f"--hpc-outcome={plan.outcome}: there is no folder {file.parent}. Create "
+            "it where all nodes see it",
+        )
+    with contextlib.suppress(OSError):
+        if not files.is_of_system(file):
+            file.unlink()
+
+
+def begin(plan: LaunchPlan, workers: Sequence[Worker]) -> None:
+    """Write that a round has begun, on its first node; a file of the system is left."""
+    is_first = any(worker.node == 0 for worker in workers)
+    if is_first and not files.is_of_system(Path(plan.outcome)):
+        write({**outcome_of(None, plan), "outcome": RUNNING}, plan)
 
 
 @contextlib.contextmanager

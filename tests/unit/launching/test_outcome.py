@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
 )
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.launching import outcome
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
@@ -132,6 +133,7 @@ def test_the_first_one_of_a_launch_is_written(file, capsys):
 
 
 NO_OUTCOMES = {
+    "that it runs": json.dumps(expected("running")),
     "empty": "",
     "not JSON": "{",
     "a list": "[]",
@@ -281,10 +283,47 @@ def test_the_outcome_of_an_earlier_launch_is_removed_once(node_rank, is_there, f
 
 def test_there_is_no_earlier_launch(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for file in (tmp_path / "outcome.json", tmp_path, tmp_path / "a" / "b", ""):
+    for file in (tmp_path / "outcome.json", tmp_path, "outcome.json", ""):
         outcome.forget(plan(file))
     assert tmp_path.is_dir()
     assert capsys.readouterr().err == ""
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    """It is reported at the start, by the first node."""
+    for folder in (tmp_path / "a", Path("/dev/null")):
+        outcome.forget(plan(folder / "b", node_rank=1))
+        with pytest.raises(LaunchError) as caught:
+            outcome.forget(plan(folder / "b"))
+        assert f"{caught.value.code} {caught.value}" == (
+            f"HPC234 --hpc-outcome={folder / 'b'}: there is no folder {folder}. Create "
+            "it where all nodes see it"
+        )
+
+
+# --- that it runs -------------------------------------------------------------------
+
+
+def worker(node):
+    return Worker(5, 8, node, 1, 4711, lambda: None)
+
+
+def test_a_launch_that_runs(file):
+    """Its first node writes it; what is final is not written over."""
+    outcome.begin(plan(file), [worker(1)])
+    assert not file.exists()
+    for end in ("done", "stopped"):
+        outcome.begin(plan(file), [worker(0)])
+        assert read(file) == expected("running" if end == "done" else "done")
+        outcome.write(expected(end), plan(file))
+        assert read(file) == DONE
+    outcome.begin(plan(file, launch_id="20.0"), [worker(0)])
+    assert read(file) == expected("running", launch_id="20.0")
+
+
+def test_a_launch_that_runs_writes_nothing_to_a_file_of_the_system(capfd):
+    outcome.begin(plan("/dev/stdout"), [worker(0)])
+    assert capfd.readouterr() == ("", "")
 
 
 # --- where there is no scheduler rendezvous -----------------------------------------
