@@ -20,6 +20,8 @@ from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.reporting import console
+from torchrun_hpc.schedulers.openmpi import MPIRUN
+from torchrun_hpc.schedulers.pbs import PBSDSH
 from torchrun_hpc.spares.messages import bad_nodes
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 
 # Seconds for which an agent tries to reach the others, to report that it gives up.
 _REPORT_TIMEOUT = 10.0
+
+# What does not end while a task on a lost node has not ended.
+_WAITING, _LOST = (PBSDSH, MPIRUN.name), (Kind.LOST, Kind.SILENT)
+_END_SCRIPT = "Let the job script end when --hpc-outcome says how the job has ended"
 
 _KILLED = 128  # plus the number of the signal, as in a shell
 
@@ -201,16 +207,19 @@ def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
 def _conclude(
     plan: LaunchPlan, handler: SchedulerRendezvous, *, is_command: bool
 ) -> None:
-    """Name the nodes to do without, and write the outcome."""
-    if handler.out_at_end:
-        message = bad_nodes(handler.out_at_end, plan)
+    """Name the nodes to do without, and what may wait for them; write the outcome."""
+    failure, restarts = handler.failure, handler.restarts
+    notes = [bad_nodes(handler.out_at_end, plan)] if handler.out_at_end else []
+    if plan.started_by in _WAITING and (notes or (failure and failure.kind in _LOST)):
+        text = f"{plan.started_by} may wait for a lost node forever. {_END_SCRIPT}"
+        notes.append(Message("HPC235", text))
+    for note in notes:
         if is_command:
             # Registered first, written last: behind the reason.
-            atexit.register(console.write, message, "warning")
+            atexit.register(console.write, note, "warning")
         else:
-            console.write(message, "warning")
+            console.write(note, "warning")
     if handler.is_certain:
-        failure, restarts = handler.failure, handler.restarts
         outcome.write(
             outcome.outcome_of(failure, plan, handler.out_at_end, restarts), plan
         )

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PACKAGE = "torch.distributed.elastic.multiprocessing"
-_LOGGERS = (f"{_PACKAGE}.api", f"{_PACKAGE}.errors.error_handler")
+_PACKAGE = "torch.distributed.elastic"
+_LOGGERS = (
+    f"{_PACKAGE}.agent.server.api",
+    f"{_PACKAGE}.multiprocessing.api",
+    f"{_PACKAGE}.multiprocessing.errors.error_handler",
+)
 _WITHHELD = (
+    "Received %s death signal",
     "Sending process ",
     "failed (exitcode: ",
     "no error file defined for parent",
@@ -20,7 +25,7 @@ _WITHHELD = (
 
 @contextlib.contextmanager
 def withheld(*, is_quiet: bool) -> Iterator[None]:
-    """Withhold its lines about workers that it stops, and about the one that failed.
+    """Withhold its lines about a signal, and about workers that it stops or that fail.
 
     Args:
         is_quiet: Whether to do so.

@@ -234,7 +234,8 @@ def test_what_torch_is_to_handle_ends_the_job(launch: Callable[..., Launch]) -> 
         until(lambda one=one: one.got() == [1, 1], one.stderr)
         codes.append(one.end())
         assert one.got() == [1, 1]
-        assert "death signal, shutting down workers" in one.stderr()
+        # Ours says how the job has ended.
+        assert ("death signal, shutting down" in one.stderr()) is (one is both[1])
     assert codes == [1, 1]
 
 
@@ -286,7 +287,7 @@ def test_checkpoints_are_written_after_sigterm(launch: Callable[..., Launch]) ->
     assert one.alive() == []
     assert [lines[3:] for lines in one.written()] == [["SIGTERM", "checkpoint"]] * 2
     assert one.stderr().count("SignalException: ") == 1
-    assert "death signal, shutting down workers" in one.stderr()
+    assert "death signal, shutting down" not in one.stderr()
 
 
 def test_sigterm_while_workers_are_stopped_for_a_restart(
@@ -302,7 +303,7 @@ def test_sigterm_while_workers_are_stopped_for_a_restart(
     assert ours.process.wait(PATIENCE) == 1
     assert ours.written()[1][3:] == ["SIGTERM", "checkpoint"]
     assert len(ours.pids()) == 2
-    assert "death signal, shutting down workers" in ours.stderr()
+    assert "death signal, shutting down" not in ours.stderr()
 
 
 # --- SIGKILL --------------------------------------------------------------------------
