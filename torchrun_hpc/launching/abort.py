@@ -150,7 +150,12 @@ def meeting_place(known: Known) -> LaunchPlan | None:
         # What is typed may be the fault: then all that have it meet without it.
         rest = {k: v for k, v in options.items() if k not in _MAY_BE_WRONG}
         found = _planned(known, seen, job, options) or _planned(known, seen, job, rest)
-    if found is None or seen is None or found.rendezvous.backend != SCHEDULER:
+    if found is None or seen is None:
+        return None
+    conf, where = known.options.get("rdzv_conf"), found.rendezvous
+    is_dry = "hpc_dry_run" in known.options
+    meets = is_dry and several_nodes.meets_in_dry_run(where, conf)
+    if not meets and where.backend != SCHEDULER:
         return None
     setting = known.options.get("rdzv_id")
     run_id = found.launch_id if setting is None else str(setting.value)

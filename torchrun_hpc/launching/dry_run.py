@@ -1,7 +1,7 @@
 """The dry run: the nodes meet, tell each other what they would do, and do nothing.
 
-They meet in the store of the real rendezvous, on its endpoint and port, so that what
-would keep them apart shows. Node 0 prints; it is the only output on stdout that the
+They meet on the endpoint and port of the launch, so that what would keep them apart
+shows. Node 0 prints; it is the only output on stdout that the
 launcher ever makes, because there is no script to have it.
 """
 
@@ -13,17 +13,11 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
-    RendezvousParameters,
-    RendezvousTimeoutError,
-)
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
-from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
+from torchrun_hpc.planning import several_nodes
 from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.rendezvous.coordinator import ranks_by_site
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
@@ -69,16 +63,15 @@ def meet(
         environ: Environment of this process.
 
     Raises:
-        RendezvousError: The store of the rendezvous could not be reached, or is lost.
+        RendezvousError: The head node could not be reached, or is lost.
     """
     found = {plan.world.node_rank: own}
     missing: list[str] = []
-    if plan.world.nodes > 1 and plan.world.hosts and _has_store(args, plan):
-        try:
-            with _opened(args, plan, limit, environ) as store:
-                found = _exchange(store, plan, own, limit)
-        except RuntimeError as error:  # what stores raise, in each release
-            raise RendezvousConnectionError(str(error)) from None
+    conf = Setting(args.rdzv_conf, "--rdzv_conf")
+    has_others = plan.world.nodes > 1 and plan.world.hosts
+    if has_others and several_nodes.meets_in_dry_run(plan.rendezvous, conf):
+        with _opened(args, plan, limit, environ) as store:
+            found = _exchange(store, plan, own, limit)
         absent = (r for r in range(plan.world.nodes) if r not in found)
         missing = [plan.world.hosts[rank] or f"node {rank}" for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
@@ -96,29 +89,21 @@ def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Me
     return [messages.disagreement(by_site, plan)] if len(by_site) > 1 else []
 
 
-def _has_store(args: argparse.Namespace, plan: LaunchPlan) -> bool:
-    """Say whether the nodes meet in a store that is gone afterwards: not in a file."""
-    conf = Setting(args.rdzv_conf, "--rdzv_conf")
-    if plan.rendezvous.backend == C10D:
-        return not rdzv_conf.uses_file(conf)
-    return plan.rendezvous.backend in {SCHEDULER, STATIC}
-
-
 @contextlib.contextmanager
 def _opened(
     args: argparse.Namespace, plan: LaunchPlan, limit: int, environ: Mapping[str, str]
 ) -> Iterator[Any]:
-    """Open the store of the rendezvous."""
-    if plan.rendezvous.backend == SCHEDULER:
-        rendezvous = SchedulerRendezvous(
-            plan, handler.parameters(args, plan), args.max_restarts, environ
-        )
-        try:
-            yield AgentStore(rendezvous.connect(limit))
-        finally:
-            rendezvous.leave()
-    else:
-        yield create_backend(_parameters(args, plan, limit))[1]
+    """Open the store of our rendezvous, whichever one a launch would have.
+
+    There a node that refuses can tell the others.
+    """
+    rendezvous = SchedulerRendezvous(
+        plan, handler.parameters(args, plan), args.max_restarts, environ
+    )
+    try:
+        yield AgentStore(rendezvous.connect(limit))
+    finally:
+        rendezvous.leave()
 
 
 def _exchange(
@@ -155,25 +140,6 @@ def _exchange(
         answered = store.add(_ANSWERED, 0)
         _wait(lambda: store.add(_LEFT, 0) >= answered, _LAST)
     return found
-
-
-def _parameters(
-    args: argparse.Namespace, plan: LaunchPlan, limit: int
-) -> RendezvousParameters:
-    """Return those of torch's c10d; the static rendezvous has the same store."""
-    conf: dict[str, str] = {"is_host": str(int(plan.world.node_rank == 0))}
-    if plan.rendezvous.backend == C10D:
-        conf = rdzv_conf.parse(Setting(args.rdzv_conf, "--rdzv_conf"))
-    conf["read_timeout"] = str(limit)
-    return RendezvousParameters(
-        C10D,
-        args.rdzv_endpoint,
-        args.rdzv_id,
-        1,
-        plan.world.nodes,
-        plan.rendezvous.local_address,
-        **conf,
-    )
 
 
 def _wait(

@@ -238,6 +238,17 @@ def is_numbered(inputs: Inputs) -> bool:
     return inputs.is_c10d and low == high and is_wanted
 
 
+def meets_in_dry_run(where: Rendezvous, conf: Setting | None) -> bool:
+    """Say whether the nodes of a dry run can meet: by our rendezvous in any case.
+
+    Args:
+        where: Where they meet in a launch.
+        conf: ``--rdzv-conf``, which may name a file.
+    """
+    is_file = where.backend == C10D and rdzv_conf.uses_file(conf)
+    return where.backend in {SCHEDULER, C10D, STATIC} and not is_file
+
+
 def check_rendezvous(inputs: Inputs) -> None:
     """Check ``--hpc-rendezvous``.
 
