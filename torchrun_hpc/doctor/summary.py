@@ -97,31 +97,25 @@ def _absent(
     """Say which nodes have not come, and which have stopped to answer."""
     came = {node["rank"] for node in found.nodes}
     absent = [rank for rank in range(len(hosts)) if rank not in came]
-    who = [(host(rank, hosts), [rank]) for rank in absent]
-    is_alone = 1 < len(absent) == len(hosts) - 1
-    if is_alone:  # they may be well, and not reach this one
-        where = here.plan.rendezvous.endpoint
-        where += f" (interface {here.plan.interface})" if here.plan.interface else ""
-        yield Finding(
-            code="HPC231",
-            text=f"no other node has reached {where}: its network may be closed",
-            remedy=here.plan.messages.network_hint
-            or "look at the firewall; or name another network: --rdzv_endpoint=HOST",
-            nodes=[],
-            is_suspect=True,
-        )
+    who = [(f"{host(rank, hosts)} has not", [rank]) for rank in absent]
+    hint = closed = ""
+    if 1 < len(absent) == len(hosts) - 1:  # they may be well, and not reach this one
+        where, hint = here.plan.rendezvous.endpoint, here.plan.messages.network_hint
+        closed = f"; the network of {where} ({here.plan.interface}) may be closed"
+        who = [("no other node has", [])]
     if here.plan.mode.is_direct:
-        who.append((f"a part of the tasks ({ranges(found.missing)})", []))
+        who.append((f"a part of the tasks ({ranges(found.missing)}) has not", []))
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
-        seen = _seen_from_here(nodes[0], here) if is_probed else ""
+        seen = _seen_from_here(nodes[0], here) if is_probed else closed
         yield Finding(
             code="HPC178",
-            text=f"{what} has not come within {timeout:.0f} s{seen}",
-            remedy="see what it has printed itself; if nothing, the launcher has not "
-            "started it there, or it is another release of torchrun_hpc",
-            nodes=[] if is_alone else nodes,
-            is_suspect=not is_alone,
+            text=f"{what} come within {timeout:.0f} s{seen}",
+            remedy=hint
+            or "see what it has printed itself; if nothing, the launcher "
+            "has not started it there, or it is another release of torchrun_hpc",
+            nodes=nodes,
+            is_suspect=True,
         )
     for rank, when in found.hung.items():
         yield Finding(
