@@ -7,7 +7,6 @@ launcher ever makes, because there is no script to have it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import time
@@ -28,7 +27,7 @@ from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
@@ -36,14 +35,9 @@ if TYPE_CHECKING:
 # Seconds that node 0 waits for the others, where --rdzv-conf has no join_timeout.
 LIMIT = 60
 
-# Seconds that the host of the store stays for nodes that should be leaving.
-_LAST = 5
-
 _PAUSE = 0.05
 _PREFIX = "torchrun_hpc/dry_run"
-_ARRIVED, _ANSWERED, _LEFT = (
-    f"{_PREFIX}/{key}" for key in ("arrived", "answered", "left")
-)
+_ARRIVED, _ANSWERED = f"{_PREFIX}/arrived", f"{_PREFIX}/answered"
 
 
 def meet(
@@ -70,8 +64,15 @@ def meet(
     conf = Setting(args.rdzv_conf, "--rdzv_conf")
     has_others = plan.world.nodes > 1 and plan.world.hosts
     if has_others and several_nodes.meets_in_dry_run(plan.rendezvous, conf):
-        with _opened(args, plan, limit, environ) as store:
+        # Ours, whichever one a launch has: there a node that refuses tells the others.
+        rendezvous = SchedulerRendezvous(
+            plan, handler.parameters(args, plan), args.max_restarts, environ
+        )
+        try:
+            store = AgentStore(rendezvous.connect(limit))
             found = _exchange(store, plan, own, limit)
+        finally:
+            rendezvous.leave()
         absent = (r for r in range(plan.world.nodes) if r not in found)
         missing = [plan.world.hosts[rank] or f"node {rank}" for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
@@ -87,23 +88,6 @@ def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Me
         {rank: site["value"] if site else "" for rank, site in sites.items()}
     )
     return [messages.disagreement(by_site, plan)] if len(by_site) > 1 else []
-
-
-@contextlib.contextmanager
-def _opened(
-    args: argparse.Namespace, plan: LaunchPlan, limit: int, environ: Mapping[str, str]
-) -> Iterator[Any]:
-    """Open the store of our rendezvous, whichever one a launch would have.
-
-    There a node that refuses can tell the others.
-    """
-    rendezvous = SchedulerRendezvous(
-        plan, handler.parameters(args, plan), args.max_restarts, environ
-    )
-    try:
-        yield AgentStore(rendezvous.connect(limit))
-    finally:
-        rendezvous.leave()
 
 
 def _exchange(
@@ -134,11 +118,6 @@ def _exchange(
         else None,
     ):
         raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")
-    # The host leaves last: the others are connected to it.
-    store.add(_LEFT, 1)
-    if plan.rendezvous.is_coordinator:
-        answered = store.add(_ANSWERED, 0)
-        _wait(lambda: store.add(_LEFT, 0) >= answered, _LAST)
     return found
 
 
