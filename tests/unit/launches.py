@@ -130,7 +130,7 @@ def with_changes(process, changes):
 
 
 # Codes of faults that all nodes share.
-EVERYWHERE = {f"HPC{code:03}" for code in (20, 21, 22, 23, 24, 25, 26, 30, 36)}
+EVERYWHERE = {f"HPC{code:03}" for code in (*range(20, 27), 30, 36, 140)}
 
 
 def assert_refused(process, wrong):

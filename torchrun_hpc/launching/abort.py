@@ -8,6 +8,9 @@ accepts the others, and tells each. This needs no torch, which may be what is mi
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import os
 import socket
 import sys
 import threading
@@ -124,6 +127,8 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
             print_once(advice)
 
     if place is None:
+        if fault.everywhere and fault is seen.problem:
+            is_first = is_first and not _is_said(fault)
         if is_first or not fault.everywhere:
             print_once("" if fault.everywhere else advice)
         else:
@@ -135,6 +140,22 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
     limit = SHARED_LIMIT if fault.everywhere else LIMIT
     if tell(place, f"{fault.code} {fault}", limit, wait):
         print_once()
+
+
+def _is_said(fault: LaunchError) -> bool:
+    """Say whether another task of this node has just said the same.
+
+    pbsdsh gives the same number to all tasks of a node. The first of them takes a name,
+    and has it until the others have started.
+    """
+    text = f"{os.getuid()} {fault}".encode(errors="replace")
+    said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        said.bind(f"\0torchrun_hpc.{hashlib.sha256(text).hexdigest()}")
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    threading.Timer(_HEAD_START, said.close).start()
+    return False
 
 
 def meeting_place(known: Known) -> LaunchPlan | None:

@@ -95,6 +95,7 @@ def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list
                 f"on each line, {_MOST_LINES:,} at most; something else has written "
                 "this, or has set the variable: unset it, or type --standalone for one "
                 "node",
+                everywhere=True,
             )
         hosts.append(host)
     return hosts
