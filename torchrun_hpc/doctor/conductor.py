@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.doctor import judgement, pairs, summary
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.board import Board
     from torchrun_hpc.doctor.collectives import Settings
     from torchrun_hpc.doctor.examiner import Examiner
+    from torchrun_hpc.doctor.pairs import Pair
     from torchrun_hpc.doctor.results import Node, Report
 
 # Seconds.
@@ -107,7 +109,7 @@ class Conductor:
         members = [_peer(n) for n in self._found.nodes if n["address"] and n["port"]]
         board.put("members", members)
         wanted = pairs.rounds([each["rank"] for each in members])
-        number, links = sum(map(len, wanted)), dict[Any, Link]()
+        number, looks = sum(map(len, wanted)), defaultdict[Any, list[Link]](list)
         if number:
             again = (LOOKS - 1) * _ROUNDS_AGAIN * (len(members) // 2)
             most = (number + min(again, 2 * number)) * 2 * MOST_BYTES
@@ -117,7 +119,7 @@ class Conductor:
             )
         for turn in range(LOOKS):
             if turn:
-                doubtful = judgement.doubtful([*links.values()])
+                doubtful = judgement.doubtful(_best(looks))
                 wanted = pairs.disjoint(doubtful)[:_ROUNDS_AGAIN]
                 board.put(f"again/{turn}", wanted)
             if not wanted:
@@ -130,10 +132,11 @@ class Conductor:
             self._found.hung |= dict.fromkeys(hung, "while the pairs were measured")
             for pair in itertools.chain(*wanted):
                 key = f"link/{turn}/{pair[0]}/{pair[1]}"
-                link, before = _received(board.find(key), Link), links.get(pair)
+                link = _received(board.find(key), Link)
                 if link is not None:
-                    links[pair] = judgement.best_of(before, link) if before else link
-        self._found.links = [links[pair] for pair in sorted(links)]
+                    looks[pair].append(link)
+        self._found.links = _best(looks)
+        self._found.steady = judgement.steadiness(looks.values())
 
     def _run_collectives(self, board: Board, able: Sequence[TaskRecord]) -> None:
         """Let torch's collectives run on the tasks that are able to."""
@@ -246,6 +249,10 @@ class Conductor:
 
     def _progress(self, text: str) -> None:
         self._tell(Message("HPC177", text))
+
+
+def _best(looks: Mapping[Pair, Sequence[Link]]) -> list[Link]:
+    return [judgement.best_of(*looks[pair]) for pair in sorted(looks)]
 
 
 def _cause(failed: Sequence[tuple[str, Ended]]) -> dict[str, str]:

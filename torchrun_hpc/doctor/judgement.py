@@ -1,9 +1,10 @@
 """Which links, and which nodes, are suspect: a pure function of what was measured.
 
 Nothing is compared with a figure of a data sheet: a link is slow if it is much slower
-than most of this allocation. What is usual is the median, over the nodes, of the median
-that each has with its partners. Of up to four nodes, where one bad one makes half of
-the links bad, it is what each has with its best partner.
+than most of this allocation, and than its own repetitions differ. What is usual is the
+median, over the nodes, of the median that each has with its partners. Of up to four
+nodes, where one bad one makes half of the links bad, it is what each has with its best
+partner.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import (
         Callable,
         Collection,
+        Iterable,
         Iterator,
         Mapping,
         Sequence,
@@ -43,11 +45,12 @@ _GIGA, _MILLI = 1e9, 1e-3
 
 
 class Usual(NamedTuple):
-    """What is usual in this allocation; see `Link` for the units."""
+    """What is usual in this allocation; see `Link` for the units, and `steadiness`."""
 
     bandwidth: float
     latency_s: float
     lost: float
+    steady: float = 1.0
 
 
 def usual(links: Sequence[Link]) -> Usual:
@@ -86,35 +89,60 @@ def unusable(links: Sequence[Link]) -> list[int]:
 
 
 def doubtful(links: Sequence[Link]) -> list[Pair]:
-    """Return the pairs that are to be looked at again: noise passes, a fault stays."""
+    """Return the pairs that are to be looked at again: noise passes, a fault stays.
+
+    Of a few nodes it is all pairs, if any is bad: they show how large the noise is.
+    """
     than = usual(links)
-    return [_pair(link) for link in links if _is_bad(link, than)]
+    bad = [_pair(link) for link in links if _is_bad(link, than)]
+    is_few = len({node for link in links for node in _pair(link)}) <= _FEW
+    return [_pair(x) for x in links if is_measured(x)] if bad and is_few else bad
 
 
-def best_of(one: Link, other: Link) -> Link:
-    """Return the better figures of several looks at the same pair."""
-    looks = one["looks"] + other["looks"]
-    if not (is_measured(one) and is_measured(other)):
-        return {**(one if is_measured(one) else other), "looks": looks}
+def best_of(*looks: Link) -> Link:
+    """Return the best figures of several looks at the same pair."""
+    good = [look for look in looks if is_measured(look)] or looks
+    # On average: of a few hundred packets one in a hundred is often none.
+    lost = sum(x["lost"] * x["looks"] for x in good) / sum(x["looks"] for x in good)
     return {
-        **one,
-        "latency_s": min(one["latency_s"], other["latency_s"]),
-        "forward": max(one["forward"], other["forward"]),
-        "backward": max(one["backward"], other["backward"]),
-        # On average: of a few hundred packets one in a hundred is often none.
-        "lost": sum(x["lost"] * x["looks"] for x in (one, other)) / looks,
-        "looks": looks,
+        **good[0],
+        "latency_s": min(look["latency_s"] for look in good),
+        "forward": max(look["forward"] for look in good),
+        "backward": max(look["backward"] for look in good),
+        "lost": lost,
+        "looks": sum(look["looks"] for look in looks),
     }
 
 
-def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
+def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
+    """Return how steady the bandwidth of one pair is: its least look, by its best.
+
+    That is the steadiest pair, in its less steady direction: noise is in all pairs, and
+    a fault is not. It is 1 if no pair was looked at twice.
+
+    Args:
+        pairs: The looks at each pair.
+    """
+    shares = list[float]()
+    for looks in pairs:
+        known = [(x["forward"], x["backward"]) for x in looks if is_measured(x)]
+        if len(known) > 1:
+            shares.append(min(min(w) / max(w) for w in zip(*known, strict=True)))
+    return max(shares, default=1.0)
+
+
+def findings(
+    links: Sequence[Link], hosts: Sequence[str], steady: float = 1.0
+) -> Iterator[Finding]:
     """Yield what is wrong with the links, and which nodes explain it.
 
     Args:
         links: What was measured.
         hosts: Names of all nodes of the job, by rank.
+        steady: See `steadiness`.
     """
-    than, tried = usual(links), [_pair(link) for link in links]
+    than = usual(links)._replace(steady=steady)
+    tried = [_pair(link) for link in links]
     for code, (is_bad, text, remedy) in _KINDS.items():
         bad = {_pair(link): link for link in links if is_bad(link, than)}
         blamed = blame(bad, tried)
@@ -202,7 +230,7 @@ def _slowest(link: Link) -> float:
 
 
 def _is_slow(link: Link, than: Usual) -> bool:
-    return _slowest(link) < _BANDWIDTH * than.bandwidth
+    return _slowest(link) < min(_BANDWIDTH, than.steady) * than.bandwidth
 
 
 def _is_late(link: Link, than: Usual) -> bool:

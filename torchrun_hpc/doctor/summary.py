@@ -31,6 +31,7 @@ class Found:
     Attributes:
         nodes: What the nodes show of themselves.
         links: What is between them.
+        steady: How much the looks at one pair differ, see `judgement.steadiness`.
         rows: Torch's collectives.
         backend: Of these.
         problems: Why they did not end, by the name of the node.
@@ -41,6 +42,7 @@ class Found:
 
     nodes: list[Node] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
+    steady: float = 1.0
     rows: list[Collective] = field(default_factory=list)
     backend: str = ""
     problems: dict[str, str] = field(default_factory=dict)
@@ -68,7 +70,7 @@ def report(found: Found, here: Place, timeout: float) -> Report:
     links = [link for link in found.links if not found.has_hung(link)]
     findings = [
         *_absent(found, here, hosts, timeout),
-        *judgement.findings(links, hosts),
+        *judgement.findings(links, hosts, found.steady),
         *checks.findings(found.nodes, hosts),
         *_of_launcher(found.nodes, hosts, is_direct=plan.mode.is_direct),
         *judgement.of_collectives(found.rows, found.problems),

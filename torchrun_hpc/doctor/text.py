@@ -11,7 +11,7 @@ from collections import defaultdict
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc.doctor.judgement import duration, is_measured, rate
+from torchrun_hpc.doctor.judgement import duration, is_measured, rate, usual
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
 from torchrun_hpc.errors import count
 from torchrun_hpc.reporting.names import host, listed_hosts
@@ -94,10 +94,12 @@ def pair_lines(report: Report) -> list[str]:
     hosts, links, measured = report["hosts"], report["links"], ways(report)
     pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
     lines = [f"{len(measured) // 2} of {pairs} measured"] if links else []
+    than = usual(links)
+    known = {"latency": than.latency_s, "bandwidth": than.bandwidth}
     for what, (write, worst, _) in _FIGURES.items() if measured else ():
         way = worst(measured, key=lambda way: getattr(way, what))
         lines.append(
-            f"{what}: median {_usual(what, measured)}, worst "
+            f"{what}: {write(known[what])} is usual, worst "
             f"{write(getattr(way, what))} from {host(way.sender, hosts)} "
             f"to {host(way.receiver, hosts)}"
         )

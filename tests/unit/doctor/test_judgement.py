@@ -213,7 +213,10 @@ def test_only_what_may_be_noise_is_looked_at_again():
         link(0, 1), link(0, 2, **HALF), link(1, 2, **LATE), link(0, 3, **LARGE),
         link(1, 3, **NONE), link(2, 3, **LOSSY),
     ]  # fmt: skip
-    assert judgement.doubtful(links) == [(0, 2), (1, 2), (2, 3)]
+    few = [(0, 1), (0, 2), (1, 2), (2, 3)]  # all that can be: they show the noise
+    assert judgement.doubtful(links) == few
+    assert judgement.doubtful([*links, link(3, 4)]) == [(0, 2), (1, 2), (2, 3)]
+    assert judgement.doubtful([link(0, 1), link(0, 2), link(1, 2)]) == []
 
 
 def test_the_best_figures_count():
@@ -221,6 +224,38 @@ def test_the_best_figures_count():
     assert judgement.best_of(one, other) == link(0, 1, lost=0.01, looks=3)
     assert judgement.best_of(link(0, 1, **NONE), link(0, 1)) == link(0, 1, looks=2)
     assert judgement.best_of(link(0, 1), link(0, 1, **NONE)) == link(0, 1, looks=2)
+
+
+# What each look at a pair has shown, by pair: both directions. The first is what three
+# hosts of a PBS that nobody had shaped have shown, in about 31 and 62 Gbit/s.
+LOOKS = {
+    "noise": ({(0, 1): [31, 62, 33], (0, 2): [30, 31, 62], (1, 2): [31, 50, 33]}, []),
+    "one shaped": ({(0, 1): [60, 62, 61], (0, 2): [30, 31, 30], (1, 2): [31, 30, 31]},
+                   [("HPC191", [2])]),
+    "one that flaps": ({(0, 1): [60, 62, 61], (0, 2): [30, 9, 30], (1, 2): [31, 8, 3]},
+                       [("HPC191", [2])]),
+    "once": ({(0, 1): [62], (0, 2): [30], (1, 2): [31]}, [("HPC191", [2])]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOOKS)
+def test_pairs_that_differ_no_more_than_their_own_repetitions(case):
+    looks, expected = LOOKS[case]
+    pairs = [
+        [link(*pair, forward=rate * 1e8, backward=rate * 1.1e8) for rate in rates]
+        for pair, rates in looks.items()
+    ]
+    best = [judgement.best_of(*each) for each in pairs]
+    steady = judgement.steadiness(pairs)
+    findings = [*judgement.findings(best, HOSTS, steady)]
+    assert [(f["code"], f["nodes"]) for f in findings] == expected
+    if not expected:  # as it was before
+        assert [*judgement.findings(best, HOSTS)]
+
+
+def test_a_look_without_figures_says_nothing_of_steadiness():
+    assert judgement.steadiness([]) == 1
+    assert judgement.steadiness([[link(0, 1), link(0, 1, **NONE)]]) == 1
 
 
 def test_the_nodes_without_which_all_links_can_be_used():

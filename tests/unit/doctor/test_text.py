@@ -118,8 +118,8 @@ def test_the_worst_pairs():
     report["links"][2] = reports.make_link(1, 2, problem="no answer")
     assert text.pair_lines(report) == [
         "2 of 3 pairs measured",
-        "latency: median 31 us, worst 2.0 ms from jwb0001 to jwb0002",
-        "bandwidth: median 184.00 Gbit/s, worst 800 Mbit/s from jwb0003 to jwb0001",
+        "latency: 31 us is usual, worst 2.0 ms from jwb0001 to jwb0002",
+        "bandwidth: 192.00 Gbit/s is usual, worst 800 Mbit/s from jwb0003 to jwb0001",
     ]
 
 
