@@ -43,6 +43,8 @@ class Launcher:
             where it does so by itself, or has no such option.
         exclude: Option that keeps a job off some nodes, in front of their names; empty
             if there is none.
+        forward_option: Option that passes a variable on to other nodes, in front of its
+            name; empty if the launcher passes all on.
         unbound_option: Option with which no task is bound to CPUs, where
             ``cpu_option`` takes a number.
     """
@@ -55,6 +57,7 @@ class Launcher:
     fills_all_nodes: bool = False
     fail_together: str = ""
     exclude: str = ""
+    forward_option: str = ""
     unbound_option: str = ""
 
     @property

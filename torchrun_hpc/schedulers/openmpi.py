@@ -43,6 +43,7 @@ MPIRUN = Launcher(
     cpu_option="--bind-to none",
     block_option="--map-by ppr:{tasks}:node",
     host_file_option="--hostfile",
+    forward_option="-x",
 )
 
 

@@ -42,7 +42,9 @@ _JOB = r"[0-9]+(\[[0-9]*\])?\..+"  # a job's id, which is the name of its node f
 # A script does not show which one it will use. Hydra (MPICH, Intel MPI) takes PALS's
 # options, Open MPI does not; without tm it does not ask PBS either. To bind to no CPU,
 # PALS and Hydra have different options, and neither takes the other's.
-_TO_MPIRUN = MPIRUN.once_per_node("{nodes}", "{command}", f"${NODE_FILE}")
+# -x passes the job's number on, by which the other nodes find the node file.
+_WITH_NUMBER = f"${NODE_FILE} {MPIRUN.forward_option} {JOB_ID}"
+_TO_MPIRUN = MPIRUN.once_per_node("{nodes}", "{command}", _WITH_NUMBER)
 ANY_MPIEXEC = Launcher(
     name="mpiexec",
     template=f"{MPIEXEC.template}   (with Open MPI: {_TO_MPIRUN})",

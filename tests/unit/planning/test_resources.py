@@ -30,7 +30,7 @@ LAUNCHERS = {
     "PALS": (pals.MPIEXEC, "--cpu-bind none", "--cpu-bind none"),
     "flux": (flux.RUN, "-o cpu-affinity=off", "-o cpu-affinity=off"),
     "jsrun": (jsrun.JSRUN, "--bind=none", "--bind=none"),
-    "any mpiexec": (ANY_MPIEXEC, "--hostfile $PBS_NODEFILE --bind-to none", ""),
+    "any mpiexec": (ANY_MPIEXEC, "$PBS_NODEFILE -x PBS_JOBID --bind-to none", ""),
 }  # fmt: skip
 
 
