@@ -10,7 +10,8 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 \
     --hpc-spares=1 --max-restarts=20 --hpc-outcome="$outcome" \
     examples/requeue/checkpoint_ddp.py --checkpoint "checkpoint.$job.pt"
 
-if grep --quiet '"outcome": "nodes failed"' "$outcome" &&
+# "running" after the end: the launch was killed.
+if grep --quiet -e '"outcome": "nodes failed"' -e '"outcome": "running"' "$outcome" &&
     [ "${SLURM_RESTART_COUNT:-0}" -lt 5 ]; then
     # All nodes that were lost, in this run or an earlier one.
     bad=$(python -c 'import json, sys

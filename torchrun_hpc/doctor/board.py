@@ -108,7 +108,6 @@ def met(
     settings = Settings(
         job=plan.launch_id,
         run_id="doctor",
-        started=plan.started,
         nodes=plan.world.nodes,
         coordinator=plan.rendezvous.coordinator or 0,
         max_restarts=0,

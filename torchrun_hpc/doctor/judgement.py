@@ -117,18 +117,14 @@ def best_of(*looks: Link) -> Link:
 def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
     """Return how steady the bandwidth of one pair is: its least look, by its best.
 
-    That is the steadiest pair, in its less steady direction: noise is in all pairs, and
-    a fault is not. It is 1 if no pair was looked at twice.
+    That is the steadiest pair, in its slower direction: noise is in all pairs, and a
+    fault is not. It is 1 if no pair was looked at twice.
 
     Args:
         pairs: The looks at each pair.
     """
-    shares = list[float]()
-    for looks in pairs:
-        known = [(x["forward"], x["backward"]) for x in looks if is_measured(x)]
-        if len(known) > 1:
-            shares.append(min(min(w) / max(w) for w in zip(*known, strict=True)))
-    return max(shares, default=1.0)
+    rates = ([*map(_slowest, filter(is_measured, looks))] for looks in pairs)
+    return max((min(rate) / max(rate) for rate in rates if len(rate) > 1), default=1.0)
 
 
 def findings(

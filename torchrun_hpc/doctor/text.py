@@ -94,8 +94,7 @@ def pair_lines(report: Report) -> list[str]:
     hosts, links, measured = report["hosts"], report["links"], ways(report)
     pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
     lines = [f"{len(measured) // 2} of {pairs} measured"] if links else []
-    than = usual(links)
-    known = {"latency": than.latency_s, "bandwidth": than.bandwidth}
+    known = dict(zip(("bandwidth", "latency"), usual(links), strict=False))
     for what, (write, worst, _) in _FIGURES.items() if measured else ():
         way = worst(measured, key=lambda way: getattr(way, what))
         lines.append(

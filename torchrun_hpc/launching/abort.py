@@ -23,7 +23,7 @@ from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.planning import messages, several_nodes
-from torchrun_hpc.planning.inputs import SCHEDULER, Inputs
+from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
@@ -173,10 +173,7 @@ def meeting_place(known: Known) -> LaunchPlan | None:
         found = _planned(known, seen, job, options) or _planned(known, seen, job, rest)
     if found is None or seen is None:
         return None
-    conf, where = known.options.get("rdzv_conf"), found.rendezvous
-    is_dry = "hpc_dry_run" in known.options
-    meets = is_dry and several_nodes.meets_in_dry_run(where, conf)
-    if not meets and where.backend != SCHEDULER:
+    if not several_nodes.meets_by_ours(found.rendezvous, known.options):
         return None
     setting = known.options.get("rdzv_id")
     run_id = found.launch_id if setting is None else str(setting.value)

@@ -12,7 +12,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
+from torchrun_hpc.commandline import torchrun_parser, validation
 from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.report import LocalReport
@@ -223,9 +223,7 @@ class AgentStarter(Starter):
 
     def answers(self, plan: LaunchPlan, own: Description) -> Answers:
         """Meet the other nodes, and return what all would do."""
-        conf, backend = self.options.get("rdzv_conf"), plan.rendezvous.backend
-        limit = rdzv_conf.seconds(conf, backend, "join_timeout", dry_run.LIMIT)
-        return dry_run.meet(self._args, plan, own, limit, self._environ)
+        return dry_run.meet(self._args, plan, own, self.options, self._environ)
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""

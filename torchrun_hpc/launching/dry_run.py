@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
+from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
 from torchrun_hpc.planning import several_nodes
@@ -23,7 +24,6 @@ from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console, description, intervals
 from torchrun_hpc.reporting.reporter import reports_wait_for
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     import argparse
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
+    from torchrun_hpc.setting import Setting
 
 # Seconds that node 0 waits for the others, where --rdzv-conf has no join_timeout.
 LIMIT = 60
@@ -44,7 +45,7 @@ def meet(
     args: argparse.Namespace,
     plan: LaunchPlan,
     own: Description,
-    limit: int,
+    options: Mapping[str, Setting],
     environ: Mapping[str, str],
 ) -> Answers:
     """Meet the other nodes, and return what they would do, on the one that reports.
@@ -53,17 +54,18 @@ def meet(
         args: Arguments of torchrun, filled in.
         plan: What is planned on this node.
         own: Its description.
-        limit: Seconds to wait for other nodes.
+        options: What the user set: ``--rdzv-conf`` says how long to wait.
         environ: Environment of this process.
 
     Raises:
         RendezvousError: The head node could not be reached, or is lost.
     """
+    conf, backend = options.get("rdzv_conf"), plan.rendezvous.backend
+    limit = rdzv_conf.seconds(conf, backend, "join_timeout", LIMIT)
     found = {plan.world.node_rank: own}
     missing: list[str] = []
-    conf = Setting(args.rdzv_conf, "--rdzv_conf")
     has_others = plan.world.nodes > 1 and plan.world.hosts
-    if has_others and several_nodes.meets_in_dry_run(plan.rendezvous, conf):
+    if has_others and several_nodes.meets_by_ours(plan.rendezvous, options):
         # Ours, whichever one a launch has: there a node that refuses tells the others.
         rendezvous = SchedulerRendezvous(
             plan, handler.parameters(args, plan), args.max_restarts, environ
@@ -95,7 +97,6 @@ def _exchange(
 ) -> dict[int, Description]:
     """Return the descriptions of all nodes that answer, on node 0."""
     store.set(_key(plan.world.node_rank), json.dumps(own))
-    store.add(_there(plan.world.node_rank), 1)
     store.add(_ARRIVED, 1)
     found = {}
     if plan.world.node_rank == 0:
@@ -105,7 +106,7 @@ def _exchange(
             limit,
             lambda: f"{arrived()} of {plan.world.nodes} nodes have answered",
         )
-        ranks = [rank for rank in range(plan.world.nodes) if store.add(_there(rank), 0)]
+        ranks = [rank for rank in range(plan.world.nodes) if store.check([_key(rank)])]
         texts = {rank: store.get(_key(rank)) for rank in ranks}
         received = {r: description.received(t, r, plan) for r, t in texts.items()}
         found = {rank: node for rank, node in received.items() if node is not None}
@@ -148,7 +149,3 @@ def _wait(
 
 def _key(rank: int) -> str:
     return f"{_PREFIX}/{rank}"
-
-
-def _there(rank: int) -> str:
-    return f"{_key(rank)}/there"

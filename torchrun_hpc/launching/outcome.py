@@ -125,11 +125,8 @@ def forget(plan: LaunchPlan) -> None:
     if not plan.outcome or not is_reporter(plan.world.report_rank):
         return
     if not file.parent.is_dir():
-        raise LaunchError(
-            "HPC234",
-            f"--hpc-outcome={plan.outcome}: there is no folder {file.parent}. Create "
-            "it where all nodes see it",
-        )
+        text = f"--hpc-outcome={file}: there is no folder {file.parent}"
+        raise LaunchError("HPC234", f"{text}. Create it where all nodes see it")
     with contextlib.suppress(OSError):
         if not files.is_of_system(file):
             file.unlink()

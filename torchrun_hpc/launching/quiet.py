@@ -10,11 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PACKAGE = "torch.distributed.elastic"
-_LOGGERS = (
-    f"{_PACKAGE}.agent.server.api",
-    f"{_PACKAGE}.multiprocessing.api",
-    f"{_PACKAGE}.multiprocessing.errors.error_handler",
-)
+_LOGGERS = "agent.server.api multiprocessing.api multiprocessing.errors.error_handler"
 _WITHHELD = (
     "Received %s death signal",
     "Sending process ",
@@ -30,7 +26,8 @@ def withheld(*, is_quiet: bool) -> Iterator[None]:
     Args:
         is_quiet: Whether to do so.
     """
-    loggers = [logging.getLogger(name) for name in _LOGGERS if is_quiet]
+    names = _LOGGERS.split() if is_quiet else ()
+    loggers = [logging.getLogger(f"{_PACKAGE}.{name}") for name in names]
     for logger in loggers:
         logger.addFilter(_is_shown)
     try:

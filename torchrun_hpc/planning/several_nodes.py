@@ -238,15 +238,17 @@ def is_numbered(inputs: Inputs) -> bool:
     return inputs.is_c10d and low == high and is_wanted
 
 
-def meets_in_dry_run(where: Rendezvous, conf: Setting | None) -> bool:
-    """Say whether the nodes of a dry run can meet: by our rendezvous in any case.
+def meets_by_ours(where: Rendezvous, options: Mapping[str, Setting]) -> bool:
+    """Say whether the nodes meet by our rendezvous; in a dry run they do if they can.
 
     Args:
         where: Where they meet in a launch.
-        conf: ``--rdzv-conf``, which may name a file.
+        options: What the user set.
     """
+    conf = options.get("rdzv_conf")
     is_file = where.backend == C10D and rdzv_conf.uses_file(conf)
-    return where.backend in {SCHEDULER, C10D, STATIC} and not is_file
+    can_meet = where.backend in {C10D, STATIC} and not is_file
+    return where.backend == SCHEDULER or ("hpc_dry_run" in options and can_meet)
 
 
 def check_rendezvous(inputs: Inputs) -> None:

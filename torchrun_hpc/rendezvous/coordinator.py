@@ -250,7 +250,6 @@ class Coordinator:
             candidate.silent_for += 1
             if candidate.silent_for >= CANDIDATE_TIMEOUT:  # the first did not answer
                 self.disconnected(self._agents[rank].connection)
-        self._stop_in_time()
         if self.failure is not None or self.finished:
             return
         if silent:
@@ -504,11 +503,6 @@ class Coordinator:
                 return  # one of the others may be lost
         self.fail(next(iter(self._stopped.values()), failure))
 
-    def _stop_in_time(self) -> None:
-        """End the job after SIGTERM, if no agent was lost meanwhile."""
-        if self._stopped and self._seconds - self._stopped_at >= _BESIDE:
-            self.fail(next(iter(self._stopped.values())))
-
     def _agent_silent(self, rank: int) -> None:
         """End the job."""
         timeout = self.settings.silence_timeout
@@ -532,7 +526,10 @@ class Coordinator:
                 self._send(other, self._end())
 
     def _wait(self) -> None:
-        """Report which nodes are waited for, and give up in time."""
+        """Report which nodes are waited for, and give up in time; stop in time, too."""
+        if self._stopped and self._seconds - self._stopped_at >= _BESIDE:
+            self.fail(next(iter(self._stopped.values())))
+            return
         self._restart_reported_in -= 1
         if self._restart_reported_in == 0:
             self._report_restart()

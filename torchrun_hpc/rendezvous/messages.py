@@ -30,10 +30,7 @@ _ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING, Kind.REFUSED)
 
 _SHORT = 50  # characters of the name of a site
 
-_PORTS = (
-    "To run two launches at once in one job, type another port for each, "
-    "--rdzv_endpoint=HOST:PORT, or start them with mpiexec"
-)
+_PORTS = "Two launches at once need a port each, --rdzv_endpoint=HOST:PORT, or mpiexec"
 
 # --- what happens meanwhile -------------------------------------------------------
 

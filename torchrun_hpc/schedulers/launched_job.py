@@ -45,9 +45,7 @@ def launched_job(
     host_file = ""
     if launcher.host_file_option:
         host_file = allocation.host_file if allocation else HOST_FILE
-    if (
-        launcher.forward_option and allocation and host_file
-    ):  # all nodes find it by that
+    if launcher.forward_option and allocation and host_file:
         variable = allocation.provenance["launch_id"].partition(",")[0]
         host_file += f" {launcher.forward_option} {variable}"
     line = launcher.once_per_node("NODES", process.command, host_file)

@@ -136,10 +136,11 @@ def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
     """Return the lines of the node file, and which it is.
 
     On the first node, pbsdsh leaves the variable of another job in place that qsub -V
-    has handed on. So in a task of PBS the job's own file goes first.
+    has handed on. So in a task of PBS the job's own file goes first, and a file that is
+    named after another job does not count.
 
     Raises:
-        LaunchError: Only another job's file is named; or it lists something else.
+        LaunchError: It lists something else.
     """
     named, job = pbs.first(NODE_FILE), pbs.first(JOB_ID)
     folder, _, name = named.rpartition("/")
@@ -153,14 +154,10 @@ def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
         lines = hosts_in((text or "").splitlines(), source)
         if lines:
             return lines, source
+    shown = _shown(named or usual)
     if is_other:
-        raise LaunchError(
-            "HPC233",
-            f"{NODE_FILE}={_shown(named)} is the node file of another job than "
-            f"{JOB_ID}={job}, whose own one, {_shown(usual)}, cannot be read here. "
-            f"qsub -V has handed it on: unset {NODE_FILE} before qsub",
-        )
-    return [], _shown(named or usual)
+        shown = f"{_shown(usual)} ({NODE_FILE}={shown} is another job's)"
+    return [], shown
 
 
 def _shown(path: str) -> str:

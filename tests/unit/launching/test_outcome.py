@@ -296,8 +296,8 @@ def test_a_folder_that_does_not_exist(tmp_path):
         with pytest.raises(LaunchError) as caught:
             outcome.forget(plan(folder / "b"))
         assert f"{caught.value.code} {caught.value}" == (
-            f"HPC234 --hpc-outcome={folder / 'b'}: there is no folder {folder}. Create "
-            "it where all nodes see it"
+            f"HPC234 --hpc-outcome={folder / 'b'}: there is no folder {folder}. "
+            "Create it where all nodes see it"
         )
 
 

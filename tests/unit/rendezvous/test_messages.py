@@ -339,10 +339,7 @@ def test_any_failure_is_one_line(failure, head):
 HEAD_NODE = "the head node at 10.20.0.1:25593"
 
 ONE_STEP = "Start one job step with the same command on all nodes"
-PORTS = (
-    "To run two launches at once in one job, type another port for each, "
-    "--rdzv_endpoint=HOST:PORT, or start them with mpiexec"
-)
+PORTS = "Two launches at once need a port each, --rdzv_endpoint=HOST:PORT, or mpiexec"
 REFUSED = {
     Refusal.VERSION: (
         f"HPC116 torchrun_hpc {__version__} here, but another one on {HEAD_NODE}. Node "
