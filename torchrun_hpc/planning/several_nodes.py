@@ -21,6 +21,7 @@ from torchrun_hpc.planning import (
 from torchrun_hpc.planning.inputs import C10D, SCHEDULER, STATIC
 from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
 from torchrun_hpc.planning.mode import node_range
+from torchrun_hpc.schedulers.pbs import PBSDSH
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -363,6 +364,8 @@ def _notes(
 
 def _hint(inputs: Inputs, job: Job) -> str:
     """Say what may help if the nodes do not meet."""
+    if job.started_by == PBSDSH:
+        return "pbsdsh ends no other task: see what these have printed"
     if is_numbered(inputs) and not spares.number(inputs):
         return messages.fail_together(job.launcher)
     if inputs.is_static and "node_rank" in inputs.options:
