@@ -18,6 +18,10 @@ FAULTS = {
         *(0, NO_TORCH, NOT_IMPORTED),
         "--rdzv-endpoint=n10:24322",
     ),
+    "no torch on the head, in a dry run of c10d": (
+        *(0, NO_TORCH, NOT_IMPORTED),
+        *("--hpc-rendezvous=c10d", "--hpc-dry-run"),
+    ),
     "no interface": (
         1, "export GLOO_SOCKET_IFNAME=ib7", "GLOO_SOCKET_IFNAME=ib7: this node has no"
     ),

@@ -17,6 +17,7 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.network import Interface
+from torchrun_hpc.planning.preflight import Preflight
 from torchrun_hpc.rendezvous import server
 
 
@@ -24,6 +25,16 @@ def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     abort.give_up(LaunchError("HPC018", "no torch"), Known())
     assert capfd.readouterr().err == "torchrun_hpc: error: HPC018 no torch\n"
+
+
+def test_tasks_that_pbs_numbers_alike_say_the_same_once(capfd):
+    """Each of the first node has the number 0, with several lines in the node file."""
+    fault = LaunchError("HPC036", f"by process {os.getpid()}", everywhere=True)
+    seen = Preflight(None, fault, {}, "dec0001", "", 0)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: abort.give_up(fault, Known(seen)), range(3)))
+    expected = f"torchrun_hpc: error: HPC036 by process {os.getpid()}\n"
+    assert capfd.readouterr().err == expected
 
 
 def place(rank, port):

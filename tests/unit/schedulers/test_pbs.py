@@ -69,7 +69,12 @@ def test_two_launches_in_one_job(name, is_told_apart):
     started = []
     for command in ("x a.py", "x b.py", f"x {'a' * 99} b.py"):
         inputs = make_inputs(job=job, network=network, site=None, command=command)
-        started.append(request_of(make_plan(inputs), "").started)
+        plan = make_plan(inputs)
+        started.append(request_of(plan, "").started)
+        # Nobody ends the others, which may have said why they cannot start.
+        assert ("see what these have printed" in plan.messages.hint) is (
+            name == "pbs-pbsdsh"
+        )
     assert [each.partition(" [")[0] for each in started] == (
         ["", "", ""] if is_told_apart else ["x a.py", "x b.py", f"{'a' * 43} b.py"]
     )
