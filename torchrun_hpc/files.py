@@ -17,7 +17,7 @@ def is_of_system(path: Path) -> bool:
     No other user can have put a link there.
     """
     folder = os.path.realpath(path.parent)
-    return path.exists() and (folder == "/dev" or folder.startswith("/proc/"))
+    return os.path.exists(path) and (folder == "/dev" or folder.startswith("/proc/"))  # noqa: PTH110
 
 
 def opened(path: str, flags: int) -> int:

@@ -1,10 +1,10 @@
 """Which links, and which nodes, are suspect: a pure function of what was measured.
 
 Nothing is compared with a figure of a data sheet: a link is slow if it is much slower
-than most of this allocation, and than its own repetitions differ. What is usual is the
-median, over the nodes, of the median that each has with its partners. Of up to four
-nodes, where one bad one makes half of the links bad, it is what each has with its best
-partner.
+than most of this allocation, and if the looks at the same pair differ less. What is
+usual is the median, over the nodes, of the median that each has with its partners. Of
+up to four nodes, where one bad one makes half of the links bad, it is what each has
+with its best partner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torchrun_hpc.reporting.names import host, listed
 if TYPE_CHECKING:
     from collections.abc import (
         Callable,
-        Collection,
         Iterable,
         Iterator,
         Mapping,
@@ -61,7 +60,7 @@ def usual(links: Sequence[Link]) -> Usual:
         nodes = {node for link in measured for node in _pair(link)}
         return [[value(x) for x in measured if node in _pair(x)] for node in nodes]
 
-    rates = of_nodes(_fastest)
+    rates = of_nodes(lambda link: max(link["forward"], link["backward"]))
     is_few = len(rates) <= _FEW
     if not is_few:
         rates = of_nodes(_slowest)
@@ -118,13 +117,15 @@ def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
     """Return how steady the bandwidth of one pair is: its least look, by its best.
 
     That is the steadiest pair, in its slower direction: noise is in all pairs, and a
-    fault is not. It is 1 if no pair was looked at twice.
+    fault is not. It is 1 if some pairs were looked at once.
 
     Args:
         pairs: The looks at each pair.
     """
-    rates = ([*map(_slowest, filter(is_measured, looks))] for looks in pairs)
-    return max((min(rate) / max(rate) for rate in rates if len(rate) > 1), default=1.0)
+    rates = [[*map(_slowest, filter(is_measured, looks))] for looks in pairs]
+    if any(len(rate) == 1 for rate in rates):
+        return 1.0
+    return max((min(rate) / max(rate) for rate in rates if rate), default=1.0)
 
 
 def findings(
@@ -161,7 +162,7 @@ def findings(
             where = f"between {', between '.join(both)}"
         what = text([*bad.values()], than, max(max(bad)), hosts)
         # Of many nodes, a pair or two that are slow are no reason to do anything.
-        is_suspect = is_bad is not _is_bad or len(tried) == 1 or not _is_few(bad, tried)
+        is_suspect = is_bad is not _is_bad or 2 * len(bad) >= len(tried)
         of_pairs = _OF_PAIRS if is_bad is _is_bad else remedy
         yield _finding(code, f"{where}: {what}", of_pairs, [], is_suspect=is_suspect)
     yield from _networks(links, hosts)
@@ -181,10 +182,6 @@ def _is_acquitted(
     ]
     sends, receives = (max(rates) for rates in zip(*both, strict=True))
     return bool(min(sends, receives) >= _BANDWIDTH * than.bandwidth)
-
-
-def _is_few(bad: Collection[Pair], tried: Collection[Pair]) -> bool:
-    return 2 * len(bad) < len(tried)
 
 
 def of_collectives(
@@ -215,10 +212,6 @@ def of_collectives(
 
 def _pair(link: Link) -> Pair:
     return link["first"], link["second"]
-
-
-def _fastest(link: Link) -> float:
-    return max(link["forward"], link["backward"])
 
 
 def _slowest(link: Link) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import select
 import threading
@@ -24,6 +25,9 @@ _INTERVAL = 0.1  # between two looks at the workers, at most
 _PAUSE = 0.005  # at least: one has ended, and its exit code is not known yet
 _TEARDOWN = 5.0  # that a worker may take to end after its traceback
 _NEVER = float("inf")
+
+# Which of several failures comes first, by what is seen on this node.
+_ORDER = operator.attrgetter("was_stopped", "follows", "time")
 
 _EXCEPTION = 1  # the exit code of a Python that ends with a traceback
 
@@ -136,7 +140,7 @@ class Watch:
             codes = [(worker, worker.exit_code()) for worker in self._running]
             self._running = [worker for worker, code in codes if code is None]
             failed = [failure_of(w, code, self._relay) for w, code in codes if code]
-            for failure in sorted(map(self._as_it_ended, failed), key=_order):
+            for failure in sorted(map(self._as_it_ended, failed), key=_ORDER):
                 # Whatever else it is that they do when they are stopped.
                 is_late = failure.was_stopped or failure.time > self._stopped_since
                 if not (self.has_failed and is_late):
@@ -179,8 +183,3 @@ def _wait_for_one(pids: Iterable[int]) -> None:
                 files.callback(os.close, file)
                 ends.register(file, select.POLLIN)
         ends.poll(_INTERVAL * 1000)
-
-
-def _order(failure: WorkerFailure) -> tuple[bool, bool, float]:
-    """Say which of several failures comes first, by what is seen on this node."""
-    return failure.was_stopped, failure.follows, failure.time

@@ -28,6 +28,7 @@ from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers.job import LaunchContext
+from torchrun_hpc.schedulers.pbs import JOB_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -128,7 +129,7 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
 
     if place is None:
         if fault.everywhere and fault is seen.problem:
-            is_first = is_first and not _is_said(fault)
+            is_first = is_first and not _is_said(f"{seen.environ.get(JOB_ID)} {fault}")
         if is_first or not fault.everywhere:
             print_once("" if fault.everywhere else advice)
         else:
@@ -142,16 +143,16 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
         print_once()
 
 
-def _is_said(fault: LaunchError) -> bool:
-    """Say whether another task of this node has just said the same.
+def _is_said(text: str) -> bool:
+    """Return whether another task of this node has just said the same.
 
     pbsdsh gives the same number to all tasks of a node. The first of them takes a name,
     and has it until the others have started.
     """
-    text = f"{os.getuid()} {fault}".encode(errors="replace")
+    name = hashlib.sha256(f"{os.getuid()} {text}".encode(errors="replace")).hexdigest()
     said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        said.bind(f"\0torchrun_hpc.{hashlib.sha256(text).hexdigest()}")
+        said.bind(f"\0torchrun_hpc.{name}")
     except OSError as error:
         return error.errno == errno.EADDRINUSE
     threading.Timer(_HEAD_START, said.close).start()

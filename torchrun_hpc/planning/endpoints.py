@@ -214,7 +214,8 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     names = (inputs.rewrite(job.own_name), job.own_name)
     own = next(filter(None, map(here.own_address, names)), None)
     found = [n for n in near if own and here.address_toward(n) == own]
-    if len(near) > 1 and not (found or is_first):
+    differ = inputs.mode.is_direct and len({*map(here.address_toward, near)}) > 1
+    if differ and not (found or is_first):
         raise LaunchError(
             "HPC230",
             f"{job.launcher.name} runs at {' and '.join(map(str, near))}, and the name "

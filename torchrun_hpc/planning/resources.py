@@ -139,14 +139,9 @@ def task_advice(inputs: Inputs, job: Job) -> tuple[Message, ...]:
 
     The tasks of a node mostly find the same; its second one reports it.
     """
-    if not _is_second(job):
+    if (job.node_rank, job.task.local_rank) != (0, 1):  # the second of the first node
         return tuple(_about_threads(inputs)) if job.task.rank == 0 else ()
     return tuple(_about_placement(job)) + tuple(_about_own_gpu(inputs))
-
-
-def _is_second(job: Job) -> bool:
-    """Say whether this is the second task of the first node."""
-    return job.node_rank == 0 and job.task.local_rank == 1
 
 
 def _about_placement(job: Job) -> Iterator[Message]:

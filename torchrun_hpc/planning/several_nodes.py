@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 READ_TIMEOUT = 600
 JOIN_TIMEOUT = 900
 
+# Options that the nodes compare on their own, or that differ on each of them.
+_COMPARED_ITSELF = r" --(rdzv|hpc|node|local)[-_](id|spares|rank|addr)[= ]\S+"
 _SHORT = 48  # characters of a command: its end has the script and its arguments
 
 
@@ -119,6 +122,7 @@ def plan(inputs: Inputs) -> LaunchPlan:
 
 def _started(command: str) -> str:
     """Write a command in short, with a digest of all of it."""
+    command = re.sub(_COMPARED_ITSELF, "", command)
     digest = hashlib.sha256(command.encode(errors="replace")).hexdigest()
     return f"{command[-_SHORT:]} [{digest[:8]}]" if command else ""
 
@@ -365,7 +369,7 @@ def _notes(
 def _hint(inputs: Inputs, job: Job) -> str:
     """Say what may help if the nodes do not meet."""
     if job.started_by == PBSDSH:
-        return "pbsdsh ends no other task: see what these have printed"
+        return "pbsdsh ends no other task: see what these nodes have printed"
     if is_numbered(inputs) and not spares.number(inputs):
         return messages.fail_together(job.launcher)
     if inputs.is_static and "node_rank" in inputs.options:

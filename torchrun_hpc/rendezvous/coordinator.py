@@ -69,8 +69,8 @@ class Settings:
             job.
         spares: How many of the nodes wait to take the place of another one.
         started: As in `JoinRequest`.
-        signals_on_loss: Whether what started the agents may send SIGTERM to all of them
-            because one is lost. PBS does not, and kills those of a job that is deleted.
+        signals_on_loss: Whether what started the agents may send them SIGTERM because
+            one is lost. PBS itself does not. When a job is deleted, it kills agents.
     """
 
     job: str
@@ -143,8 +143,9 @@ class Coordinator:
         self._restart_reported_in = -1  # seconds; below 0 there is none to report
         self._is_reported = False  # to the user, which workers have failed
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)  # the last one, and its second
-        self._stopped: dict[int, Failure] = {}  # agents that have received SIGTERM
-        self._stopped_at = 0  # the second of the last one
+        # Agents that have received SIGTERM, or have failed since then.
+        self._stopped: dict[int, Failure] = {}
+        self._stopped_at = 0  # the second of the first
         self._workers_store: Any = None
         self._waited = 0
         self._seconds = 0
@@ -181,7 +182,7 @@ class Coordinator:
             agent.heartbeat = heartbeat
         if "bye" not in message:
             self._refuse_candidate(rank)
-        if "join" in message:
+        if "join" in message and not self._stopped:
             self._join(agent, message)
         self._report_workers(agent, message)
         self._pass_on(agent, message)
@@ -385,7 +386,7 @@ class Coordinator:
 
     def _join(self, agent: _Agent, message: Mapping[str, Any]) -> None:
         wanted = message["join"]
-        if self.finished or self._stopped:
+        if self.finished:
             return
         rank = agent.request.rank
         if self.running and wanted == self.round + 1:
@@ -492,13 +493,13 @@ class Coordinator:
 
         Launchers send SIGTERM to all agents if one is lost, which may be seen later.
         """
-        is_stop = failure.kind is Kind.SIGNAL and failure.code == signal.SIGTERM
-        second, loss = self._loss
+        stop, (second, loss) = (Kind.SIGNAL, signal.SIGTERM), self._loss
+        is_stop = self.settings.signals_on_loss and (failure.kind, failure.code) == stop
         if is_stop and self._seconds - second <= _BESIDE:
             self.fail(loss)
-        elif is_stop and self.running and self.settings.signals_on_loss:
+        elif self.running and (is_stop or self._stopped):
+            self._stopped_at = self._stopped_at if self._stopped else self._seconds
             self._stopped.setdefault(rank, failure)
-            self._stopped_at = self._seconds
             if not self._agents.keys() <= self._stopped.keys():
                 return  # one of the others may be lost
         self.fail(next(iter(self._stopped.values()), failure))

@@ -37,7 +37,7 @@ PBSDSH = "pbsdsh"
 
 # Where PBS writes it. pbsdsh does not set the variable on the first node.
 USUAL_FILE = "/var/spool/pbs/aux/{}"
-_JOB = r"[0-9]+(\[[0-9]*\])?\..+"  # a job's id, which is the name of its node file
+_NUMBER = r"[0-9]+(\[[0-9]*\])?"  # of a job: its file has the name NUMBER.SERVER
 
 # A script does not show which one it will use. Hydra (MPICH, Intel MPI) takes PALS's
 # options, Open MPI does not; without tm it does not ask PBS either. To bind to no CPU,
@@ -53,14 +53,18 @@ ANY_MPIEXEC = Launcher(
 )
 
 
-def allocation(process: Process) -> Allocation:
+def allocation(process: Process, *, own_first: bool = False) -> Allocation:
     """Return the nodes of the PBS job.
 
     The file has one line for each slot: a host may be there several times, also with
     others between. On the other nodes it need not be readable.
+
+    Args:
+        process: The process.
+        own_first: Whether the job's own file goes before the one that is named.
     """
     pbs = Variables(process.environ, "PBS", "PBS_*")
-    lines, source = _node_file(pbs, process)
+    lines, source = _node_file(pbs, process, own_first=own_first)
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",
@@ -74,7 +78,8 @@ def allocation(process: Process) -> Allocation:
 def detect(process: Process) -> Job:
     """Describe the job of a script, or of a task that PBS itself has started."""
     pbs = Variables(process.environ, "PBS", "PBS_*")
-    found = allocation(process)
+    is_task = bool(re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)))
+    found = allocation(process, own_first=is_task)
     if not found.nodes:
         raise LaunchError(
             "HPC035",
@@ -83,7 +88,7 @@ def detect(process: Process) -> Job:
             "this with mpiexec, or type --standalone for one node",
         )
     job = found.job_of_script(process.hostname, ANY_MPIEXEC)
-    if _is_task(pbs):
+    if is_task:
         return _task(pbs, process, job)
     if pbs.first(ENVIRONMENT) == INTERACTIVE and job.node_rank is not None:
         context, here = LaunchContext.INTERACTIVE_STEP, job.nodes[job.node_rank]
@@ -93,7 +98,7 @@ def detect(process: Process) -> Job:
 
 def _task(pbs: Variables, process: Process, job: Job) -> Job:
     """Describe a task of pbsdsh or pbs_tmrsh, which gets no rank and no size."""
-    lines, source = _node_file(pbs, process)
+    lines, source = _node_file(pbs, process, own_first=True)
     nodes = job.nodes
     most = max(lines.count(node) for node in nodes)
     if most > 1:
@@ -132,11 +137,13 @@ def _task(pbs: Variables, process: Process, job: Job) -> Job:
     )
 
 
-def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
+def _node_file(
+    pbs: Variables, process: Process, *, own_first: bool
+) -> tuple[list[str], str]:
     """Return the lines of the node file, and which it is.
 
     On the first node, pbsdsh leaves the variable of another job in place that qsub -V
-    has handed on. So in a task of PBS the job's own file goes first, and a file that is
+    has handed on. So in a task of PBS the job's own file goes first. A file that is
     named after another job does not count.
 
     Raises:
@@ -144,10 +151,11 @@ def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
     """
     named, job = pbs.first(NODE_FILE), pbs.first(JOB_ID)
     folder, _, name = named.rpartition("/")
-    is_other = name != job and re.fullmatch(_JOB, name)
+    (number, _, server), own_server = name.partition("."), job.partition(".")[2]
+    is_other = name != job and server == own_server and re.fullmatch(_NUMBER, number)
     usual = USUAL_FILE.format(job)
     own = [f"{folder}/{job}", usual] if folder else [usual]
-    paths = [*own, named] if _is_task(pbs) else [named, *own]
+    paths = [*own, named] if own_first else [named, *own]
     for path in filter(None, paths):
         source = NODE_FILE if path == named else _shown(path)
         text = None if path == named and is_other else process.read(path)
@@ -162,11 +170,6 @@ def _node_file(pbs: Variables, process: Process) -> tuple[list[str], str]:
 
 def _shown(path: str) -> str:
     return path if path.isprintable() else repr(path)
-
-
-def _is_task(pbs: Variables) -> bool:
-    """Say whether PBS itself has started this task."""
-    return bool(re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)))
 
 
 DETECTOR = Detector(

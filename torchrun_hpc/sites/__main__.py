@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("here", help="this machine's site, and why").set_defaults(run=_here)
     check = add("check", help="say what is wrong in files of sites")
     check.add_argument("files", metavar="FILE", nargs="+")
-    check.set_defaults(run=_check)
+    check.set_defaults(run=lambda args: max(map(_check_file, args.files)))
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
@@ -103,10 +103,6 @@ def _here(_: argparse.Namespace) -> int:
         looked_at += [f"{k}={v}" if v else f"{k} is not set" for k, v in values]
     _write(sites.NONE, looked_at)
     return NOT_FOUND
-
-
-def _check(args: argparse.Namespace) -> int:
-    return max(map(_check_file, args.files))
 
 
 def _check_file(file: str) -> int:

@@ -253,6 +253,12 @@ def test_pairs_that_differ_no_more_than_their_own_repetitions(case):
         assert [*judgement.findings(best, HOSTS)]
 
 
+def test_a_pair_that_flaps_does_not_excuse_itself():
+    """Of many nodes only some pairs are looked at again, which show no noise."""
+    pairs = [[link(0, 1)], [link(0, 2, **HALF), link(0, 2, forward=1e7)]]
+    assert judgement.steadiness(pairs) == 1
+
+
 def test_a_look_without_figures_says_nothing_of_steadiness():
     assert judgement.steadiness([]) == 1
     assert judgement.steadiness([[link(0, 1), link(0, 1, **NONE)]]) == 1

@@ -487,7 +487,7 @@ HELP = (
 @pytest.mark.parametrize("name", [TWO_EACH_4, "openmpi-4.1.4-3-nodes"])
 @pytest.mark.parametrize("known", ["", "127.0.1.1", "192.0.2.7"])
 def test_a_name_that_does_not_tell_the_network(name, known):
-    """The nodes could choose different ones."""
+    """The nodes could choose different ones. Agents can wait, and say what helps."""
     two = "10.10.0.1,10.20.0.1"
     for addresses in (two, f"172.17.0.1,{two}"):
         for job in jobs_of(name, {URI: f"1.0;tcp://{addresses}:42367"}):
@@ -495,6 +495,11 @@ def test_a_name_that_does_not_tell_the_network(name, known):
             inputs = make_inputs(job=job, network=network, site=None, workers=1)
             if job.node_rank == 0:  # all of them are its own
                 assert make_plan(inputs).rendezvous.connect_host == "10.10.0.1"
+                continue
+            if name != TWO_EACH_4:
+                plan = make_plan(inputs)
+                assert plan.rendezvous.connect_host == "10.10.0.1"
+                assert plan.messages.network_hint.startswith("Name the network: mpirun")
                 continue
             with pytest.raises(LaunchError) as caught:
                 make_plan(inputs)
@@ -506,6 +511,14 @@ def test_a_name_that_does_not_tell_the_network(name, known):
             )
             typed = replace(inputs, environ=exported("10.20.0.1"))
             assert make_plan(typed).rendezvous.connect_host == "10.20.0.1"
+
+
+def test_several_addresses_on_one_network():
+    """They are rails of one machine, or aliases: each will do."""
+    for job in jobs_of(TWO_EACH_4, {URI: "1.0;tcp://10.10.0.1,10.10.0.101:42367"})[2:]:
+        network = juelich(1, hosts={job.hostname: "127.0.1.1"})
+        inputs = make_inputs(job=job, network=network, site=None, workers=1)
+        assert make_plan(inputs).rendezvous.connect_host == "10.10.0.1"
 
 
 def test_a_network_that_is_reached_by_a_route():

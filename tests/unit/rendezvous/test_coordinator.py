@@ -922,17 +922,22 @@ def test_sigterm_for_one_agent():
     assert sent == {coordinator._BESIDE: [(r, m) for r in failed for m in failed[r]]}
 
 
-@pytest.mark.parametrize("gives_up", [False, True])
-def test_another_failure_after_sigterm(gives_up):
+@pytest.mark.parametrize("kind", [Kind.AGENT, Kind.WORKER])
+def test_another_failure_after_sigterm(kind):
     """A loss was first, and is seen later; the others follow."""
     job = Job(max_restarts=3).all_at_work()
     stop(job, 1)
-    if gives_up:
-        job.send(2, failed=protocol.packed(failure(Kind.AGENT, 2)))
-    else:
-        job.lose(2)
-    expected = STOP if gives_up else failure(Kind.LOST, 2)
-    assert job.coordinator.failure == expected
+    assert job.send(0, failed=protocol.packed(failure(kind, 0))) == {}
+    job.lose(2)
+    assert job.coordinator.failure == failure(Kind.LOST, 2)
+
+
+def test_sigterm_and_other_failures_of_all_agents():
+    job = Job(max_restarts=3).all_at_work()
+    stop(job, 1)
+    for rank in (0, 2):
+        job.send(rank, failed=protocol.packed(failure(Kind.WORKER, rank)))
+    assert job.coordinator.failure == STOP
 
 
 @pytest.mark.parametrize("seconds", [0, 2, 3])
@@ -945,11 +950,14 @@ def test_sigterm_after_a_loss(seconds):
     assert job.coordinator.failure == (failure(Kind.LOST, 2) if seconds < 3 else STOP)
 
 
-def test_sigterm_of_pbs():
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_sigterm_of_pbs(is_lost):
     """It does not follow a loss; and PBS kills the tasks of other nodes by SIGKILL."""
-    job = Job(signals_on_loss=False).all_at_work()
-    assert stop(job, 1) == job.failed(STOP)
-    job.lose(2)
+    job = Job(signals_on_loss=False, max_restarts=3).all_at_work()
+    if is_lost:
+        job.lose(2)
+    stop(job, 1)
+    job.lose(0)
     assert job.coordinator.failure == STOP
 
 

@@ -72,7 +72,7 @@ def test_two_launches_in_one_job(name, is_told_apart):
         plan = make_plan(inputs)
         started.append(request_of(plan, "").started)
         # Nobody ends the others, which may have said why they cannot start.
-        assert ("see what these have printed" in plan.messages.hint) is (
+        assert ("see what these nodes have printed" in plan.messages.hint) is (
             name == "pbs-pbsdsh"
         )
     assert [each.partition(" [")[0] for each in started] == (
@@ -128,6 +128,13 @@ READABLE_TOO = READABLE | {OLD: "dec0007\n"}
 def test_a_node_file_of_another_job(name, files):
     job = detected(process(name, 0, LEFT_OVER, files))
     assert (job.nodes, job.node_rank, job.provenance["nodes"]) == (THREE, 0, FILE)
+
+
+def test_a_list_of_the_users_own_that_has_a_number():
+    for name in ("0.desched1.uniq", "20260101.txt", "4.nodes"):
+        files = READABLE | {f"/x/{name}": "dec0001\ndec0003\n"}
+        job = detected(process("pbs-script", 0, {"PBS_NODEFILE": f"/x/{name}"}, files))
+        assert job.nodes == ("dec0001", "dec0003")
 
 
 @pytest.mark.parametrize("old", [OLD, "/x/17[0].desched1", "/x/17[].desched1"])
