@@ -174,7 +174,7 @@ def meeting_place(known: Known) -> LaunchPlan | None:
         found = _planned(known, seen, job, options) or _planned(known, seen, job, rest)
     if found is None or seen is None:
         return None
-    if not several_nodes.meets_by_ours(found.rendezvous, known.options):
+    if not several_nodes.meets_by_ours(found, known.options):
         return None
     setting = known.options.get("rdzv_id")
     run_id = found.launch_id if setting is None else str(setting.value)

@@ -64,8 +64,7 @@ def meet(
     limit = rdzv_conf.seconds(conf, backend, "join_timeout", LIMIT)
     found = {plan.world.node_rank: own}
     missing: list[str] = []
-    has_others = plan.world.nodes > 1 and plan.world.hosts
-    if has_others and several_nodes.meets_by_ours(plan.rendezvous, options):
+    if several_nodes.meets_by_ours(plan, options):
         # Ours, whichever one a launch has: there a node that refuses tells the others.
         rendezvous = SchedulerRendezvous(
             plan, handler.parameters(args, plan), args.max_restarts, environ

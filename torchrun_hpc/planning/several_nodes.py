@@ -243,17 +243,18 @@ def is_numbered(inputs: Inputs) -> bool:
     return inputs.is_c10d and low == high and is_wanted
 
 
-def meets_by_ours(where: Rendezvous, options: Mapping[str, Setting]) -> bool:
-    """Say whether the nodes meet by our rendezvous; in a dry run they do if they can.
+def meets_by_ours(plan: LaunchPlan, options: Mapping[str, Setting]) -> bool:
+    """Return whether the nodes meet by our rendezvous: in a dry run, if they can.
 
     Args:
-        where: Where they meet in a launch.
+        plan: What is planned on this node.
         options: What the user set.
     """
-    conf = options.get("rdzv_conf")
-    is_file = where.backend == C10D and rdzv_conf.uses_file(conf)
-    can_meet = where.backend in {C10D, STATIC} and not is_file
-    return where.backend == SCHEDULER or ("hpc_dry_run" in options and can_meet)
+    backend, conf = plan.rendezvous.backend, options.get("rdzv_conf")
+    is_file = backend == C10D and rdzv_conf.uses_file(conf)
+    can_meet = plan.world.nodes > 1 and plan.world.hosts and backend in {C10D, STATIC}
+    is_dry = "hpc_dry_run" in options and bool(can_meet) and not is_file
+    return backend == SCHEDULER or is_dry
 
 
 def check_rendezvous(inputs: Inputs) -> None:
