@@ -1,10 +1,10 @@
 """Which links, and which nodes, are suspect: a pure function of what was measured.
 
-Nothing is compared with a figure of a data sheet: a link is slow if it is much slower
-than most of this allocation, and if the looks at the same pair differ less. What is
-usual is the median, over the nodes, of the median that each has with its partners. Of
-up to four nodes, where one bad one makes half of the links bad, it is what each has
-with its best partner.
+No figure of a data sheet counts. A link is slow if it is much slower than most links of
+this allocation. Repeated looks at one pair must differ less than that. The usual value
+is the median over the nodes. Each node counts with the median of its partners. Of up to
+four nodes, one bad node makes half of the links bad: there each node counts with its
+best partner.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _GIGA, _MILLI = 1e9, 1e-3
 
 
 class Usual(NamedTuple):
-    """What is usual in this allocation; see `Link` for the units, and `steadiness`."""
+    """What is usual in this allocation; see `Link` for the units.
+
+    ``steady`` is the result of `steadiness`.
+    """
 
     bandwidth: float
     latency_s: float
@@ -90,7 +93,7 @@ def unusable(links: Sequence[Link]) -> list[int]:
 def doubtful(links: Sequence[Link]) -> list[Pair]:
     """Return the pairs that are to be looked at again: noise passes, a fault stays.
 
-    Of a few nodes it is all pairs, if any is bad: they show how large the noise is.
+    Up to four nodes, one bad pair makes all pairs doubtful: they show the noise.
     """
     than = usual(links)
     bad = [_pair(link) for link in links if _is_bad(link, than)]
@@ -114,10 +117,10 @@ def best_of(*looks: Link) -> Link:
 
 
 def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
-    """Return how steady the bandwidth of one pair is: its least look, by its best.
+    """Return the lowest rate of one pair as a share of its highest rate: 1 is steady.
 
-    That is the steadiest pair, in its slower direction: noise is in all pairs, and a
-    fault is not. It is 1 if some pairs were looked at once.
+    The steadiest pair counts, in its slower direction: noise is in all pairs, and a
+    fault is not. The result is 1 if a pair was looked at only once.
 
     Args:
         pairs: The looks at each pair.

@@ -31,7 +31,7 @@ class Found:
     Attributes:
         nodes: What the nodes show of themselves.
         links: What is between them.
-        steady: How much the looks at one pair differ, see `judgement.steadiness`.
+        steady: How steady one pair is, see `judgement.steadiness`.
         rows: Torch's collectives.
         backend: Of these.
         problems: Why they did not end, by the name of the node.

@@ -146,8 +146,8 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
 def _is_said(text: str) -> bool:
     """Return whether another task of this node has just said the same.
 
-    pbsdsh gives the same number to all tasks of a node. The first of them takes a name,
-    and has it until the others have started.
+    pbsdsh gives the same number to all tasks of a node. The first one binds a name, and
+    keeps it for two seconds, until the others have tried.
     """
     name = hashlib.sha256(f"{os.getuid()} {text}".encode(errors="replace")).hexdigest()
     said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -172,9 +172,7 @@ def meeting_place(known: Known) -> LaunchPlan | None:
         # What is typed may be the fault: then all that have it meet without it.
         rest = {k: v for k, v in options.items() if k not in _MAY_BE_WRONG}
         found = _planned(known, seen, job, options) or _planned(known, seen, job, rest)
-    if found is None or seen is None:
-        return None
-    if not several_nodes.meets_by_ours(found, known.options):
+    if not (found and seen and several_nodes.meets_by_ours(found, known.options)):
         return None
     setting = known.options.get("rdzv_id")
     run_id = found.launch_id if setting is None else str(setting.value)

@@ -1,8 +1,8 @@
 """The dry run: the nodes meet, tell each other what they would do, and do nothing.
 
 They meet on the endpoint and port of the launch, so that what would keep them apart
-shows. Node 0 prints; it is the only output on stdout that the
-launcher ever makes, because there is no script to have it.
+shows. Node 0 prints. It is the only output on stdout that the launcher ever makes,
+because there is no script to have it.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 # Seconds for which an agent tries to reach the others, to report that it gives up.
 _REPORT_TIMEOUT = 10.0
 
-# What waits for a task on a lost node. mpirun does if it is told not to end the job.
-_WAITING, _LOST = (PBSDSH, MPIRUN.name), (Kind.LOST, Kind.SILENT)
+_LOST = (Kind.LOST, Kind.SILENT)
 _END_SCRIPT = "Let the job script end when --hpc-outcome says how the job has ended"
 
 _KILLED = 128  # plus the number of the signal, as in a shell
@@ -211,7 +210,9 @@ def _conclude(
     failure, restarts = handler.failure, handler.restarts
     notes = [bad_nodes(handler.out_at_end, plan)] if handler.out_at_end else []
     is_lost = notes if failure is None else failure.kind in _LOST
-    if is_lost and plan.started_by in (_WAITING if failure is None else _WAITING[:1]):
+    # If the job has failed, mpirun has ended it.
+    waiting = (PBSDSH,) if failure else (PBSDSH, MPIRUN.name)
+    if is_lost and plan.started_by in waiting:
         text = f"{plan.started_by} may wait for a lost node forever. {_END_SCRIPT}"
         notes.append(Message("HPC235", text))
     for note in notes:

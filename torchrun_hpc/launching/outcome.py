@@ -133,9 +133,9 @@ def forget(plan: LaunchPlan) -> None:
 
 
 def begin(plan: LaunchPlan, workers: Sequence[Worker]) -> None:
-    """Write that a round has begun, on its first node; a file of the system is left."""
-    is_first = any(worker.node == 0 for worker in workers)
-    if is_first and not files.is_of_system(Path(plan.outcome)):
+    """Write on the first node that a round has begun, but not to a file in /dev."""
+    is_wanted = plan.outcome and any(worker.node == 0 for worker in workers)
+    if is_wanted and not files.is_of_system(Path(plan.outcome)):
         write({**outcome_of(None, plan), "outcome": RUNNING}, plan)
 
 

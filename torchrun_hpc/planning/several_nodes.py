@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 READ_TIMEOUT = 600
 JOIN_TIMEOUT = 900
 
-# Options that the nodes compare on their own, or that differ on each of them.
-_COMPARED_ITSELF = r" --(rdzv|hpc|node|local)[-_](id|spares|rank|addr)[= ]\S+"
+# Options that the coordinator compares by themselves, or that may differ per node.
+_NOT_IN_DIGEST = r" --(rdzv|hpc|node|local)[-_](id|spares|rank|addr)[= ]\S+"
 _SHORT = 48  # characters of a command: its end has the script and its arguments
 
 
@@ -121,8 +121,8 @@ def plan(inputs: Inputs) -> LaunchPlan:
 
 
 def _started(command: str) -> str:
-    """Write a command in short, with a digest of all of it."""
-    command = re.sub(_COMPARED_ITSELF, "", command)
+    """Return the end of a command, and a digest of the whole command."""
+    command = re.sub(_NOT_IN_DIGEST, "", command)
     digest = hashlib.sha256(command.encode(errors="replace")).hexdigest()
     return f"{command[-_SHORT:]} [{digest[:8]}]" if command else ""
 

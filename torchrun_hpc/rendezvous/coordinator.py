@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HEARTBEAT_INTERVAL = 5
 _RESTART_REPORT = 2  # until others have failed, of which one may have been the first
 CANDIDATE_TIMEOUT = 10  # for an agent whose node rank another one claims, to answer
-_BESIDE = 2  # between SIGTERM for all agents, and the loss that is the reason for it
+_BESIDE = 2  # at most, between the loss of an agent and SIGTERM for the others
 SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 
 # How a job may fail while some nodes have not connected yet.
@@ -69,8 +69,8 @@ class Settings:
             job.
         spares: How many of the nodes wait to take the place of another one.
         started: As in `JoinRequest`.
-        signals_on_loss: Whether what started the agents may send them SIGTERM because
-            one is lost. PBS itself does not. When a job is deleted, it kills agents.
+        signals_on_loss: Whether the launcher sends SIGTERM to all agents when one is
+            lost. PBS does not: it kills the agents of a job that is deleted.
     """
 
     job: str
@@ -142,10 +142,11 @@ class Coordinator:
         self._worker_failures = Collection()  # of this round
         self._restart_reported_in = -1  # seconds; below 0 there is none to report
         self._is_reported = False  # to the user, which workers have failed
-        self._loss = -1 - _BESIDE, Failure(Kind.LOST)  # the last one, and its second
+        # The second in which an agent was lost last, and which one.
+        self._loss = -1 - _BESIDE, Failure(Kind.LOST)
         # Agents that have received SIGTERM, or have failed since then.
         self._stopped: dict[int, Failure] = {}
-        self._stopped_at = 0  # the second of the first
+        self._stopped_at = 0  # the second in which the first has
         self._workers_store: Any = None
         self._waited = 0
         self._seconds = 0
@@ -366,7 +367,7 @@ class Coordinator:
         text = _DIFFERENT[reason].format(*(printable(str(v), _SHORT) for v in values))
         nodes = (rank,) if type(rank) is int and 0 <= rank < self.settings.nodes else ()
         is_news = reason not in self._reported and not (self.failure or self.finished)
-        # The one of another command belongs to another launch: the right one will come.
+        # An agent of another command belongs to another launch: ours is still to come.
         is_awaited = not self._has_run and reason is not Refusal.STARTED
         if nodes and is_awaited and rank not in self._agents:
             self.fail(Failure(Kind.REFUSED, nodes, text=text))
@@ -491,14 +492,17 @@ class Coordinator:
     def _agent_failed(self, rank: int, failure: Failure) -> None:
         """End the job: an agent gives up, or cannot start.
 
-        Launchers send SIGTERM to all agents if one is lost, which may be seen later.
+        A launcher that loses an agent sends SIGTERM to all others. The coordinator may
+        see the signal before it sees the loss. So it waits a moment for the loss.
         """
-        stop, (second, loss) = (Kind.SIGNAL, signal.SIGTERM), self._loss
-        is_stop = self.settings.signals_on_loss and (failure.kind, failure.code) == stop
+        is_stop = (failure.kind, failure.code) == (Kind.SIGNAL, signal.SIGTERM)
+        is_stop = is_stop and self.settings.signals_on_loss
+        second, loss = self._loss
         if is_stop and self._seconds - second <= _BESIDE:
             self.fail(loss)
         elif self.running and (is_stop or self._stopped):
-            self._stopped_at = self._stopped_at if self._stopped else self._seconds
+            if not self._stopped:
+                self._stopped_at = self._seconds
             self._stopped.setdefault(rank, failure)
             if not self._agents.keys() <= self._stopped.keys():
                 return  # one of the others may be lost
@@ -527,7 +531,7 @@ class Coordinator:
                 self._send(other, self._end())
 
     def _wait(self) -> None:
-        """Report which nodes are waited for, and give up in time; stop in time, too."""
+        """Report which nodes are waited for, and end the job when its time is up."""
         if self._stopped and self._seconds - self._stopped_at >= _BESIDE:
             self.fail(next(iter(self._stopped.values())))
             return

@@ -30,7 +30,7 @@ _ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING, Kind.REFUSED)
 
 _SHORT = 50  # characters of the name of a site
 
-_PORTS = "Two launches at once need a port each, --rdzv_endpoint=HOST:PORT, or mpiexec"
+_PORTS = "Give each launch its own port, --rdzv_endpoint=HOST:PORT, or use mpiexec"
 
 # --- what happens meanwhile -------------------------------------------------------
 

@@ -142,9 +142,9 @@ def _node_file(
 ) -> tuple[list[str], str]:
     """Return the lines of the node file, and which it is.
 
-    On the first node, pbsdsh leaves the variable of another job in place that qsub -V
-    has handed on. So in a task of PBS the job's own file goes first. A file that is
-    named after another job does not count.
+    ``qsub -V`` inside another job passes that job's variable on. PBS does not replace
+    it in the first task of pbsdsh. So the job's own file goes first there. A file that
+    is named after another job never counts.
 
     Raises:
         LaunchError: It lists something else.

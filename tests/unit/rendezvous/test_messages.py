@@ -339,7 +339,7 @@ def test_any_failure_is_one_line(failure, head):
 HEAD_NODE = "the head node at 10.20.0.1:25593"
 
 ONE_STEP = "Start one job step with the same command on all nodes"
-PORTS = "Two launches at once need a port each, --rdzv_endpoint=HOST:PORT, or mpiexec"
+PORTS = "Give each launch its own port, --rdzv_endpoint=HOST:PORT, or use mpiexec"
 REFUSED = {
     Refusal.VERSION: (
         f"HPC116 torchrun_hpc {__version__} here, but another one on {HEAD_NODE}. Node "
