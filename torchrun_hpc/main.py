@@ -112,7 +112,7 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
         command=seen.command,
         hostname=seen.hostname,
     )
-    if binding.wanted(options, known) is not None:
+    if not mode.is_direct and binding.wanted(options, known) is not None:
         inputs = replace(inputs, topology=topology.this_node())
     # Without a script, a program has called torch, and has imported it.
     planned = preload.plan(inputs, line.script) if line.script else None

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import network, schedulers
+from torchrun_hpc import network
 from torchrun_hpc.commandline import script
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import signals, topology
+from torchrun_hpc.launching import signals
 from torchrun_hpc.launching.start import Starter
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
 from torchrun_hpc.planning.messages import NO_SCHEDULER, RANK, RUN_ID
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.allocation import as_launch_id
-from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
-from torchrun_hpc.schedulers.slurm import SRUN
-from torchrun_hpc.worker import affinity
+from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,9 +29,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.reporting.description import Description
     from torchrun_hpc.setting import Setting
 
-
-# Names of variables, as the provenance of a launch id lists them.
-_VARIABLE = re.compile("[A-Z][A-Z0-9_]+")
+_NO_LAUNCHER = Launcher(name="", template="{command}", cpu_option="", block_option="")
 
 
 class WorkerStarter(Starter):
@@ -53,31 +48,18 @@ class WorkerStarter(Starter):
         self.job = job
         self.environ = preflight.environ
 
-    def measure(self, inputs: Inputs) -> dict[str, Any]:
+    def measure(self, _inputs: Inputs) -> dict[str, Any]:
         """Return the inputs of a plan that this node has to be asked for."""
         local_size = self.job.task.local_size
         cpus = len(os.sched_getaffinity(0))
         if cpus == os.cpu_count():  # not bound: they share
             cpus = max(cpus // local_size, 1)
-        masks: tuple[frozenset[int], ...] = ()
-        if inputs.topology.cores and local_size > 1:
-            rank = schedulers.rank_variable(self.environ)
-            launch = _VARIABLE.findall(self.job.provenance.get("launch_id", ""))
-            masks = topology.other_masks(rank, launch, self.environ, local_size)
         is_alone = self.job.task.size == 1 and not self.environ.get(MASTER_PORT)
         port = network.free_port(LOOPBACK) if is_alone else 0
-        return {
-            "workers": 1,
-            "cpus": cpus,
-            "gpus": 0,
-            "free_port": port,
-            "other_masks": masks,
-        }
+        return {"workers": 1, "cpus": cpus, "gpus": 0, "free_port": port}
 
-    def run(self, plan: LaunchPlan) -> None:
-        """Take the CPUs; let the process manager know when this process has ended."""
-        for share in plan.binding.shares if plan.binding else ():
-            affinity.bind_process(share, f"task {self.job.task.rank}")
+    def run(self, _plan: LaunchPlan) -> None:
+        """Let the process manager know when this process has ended."""
         if self.job.pmi_is_open:
             pmi.finalize_at_end(self.environ)
 
@@ -154,7 +136,7 @@ def job_of_nobody(hostname: str) -> Job:
         scheduler=NO_SCHEDULER,
         launch_id=as_launch_id(f"{hostname.partition('.')[0]}.{os.getpid()}"),
         context=LaunchContext.STEP,
-        launcher=SRUN,
+        launcher=_NO_LAUNCHER,
         nodes=(hostname,),
         node_rank=0,
         task=Task(),

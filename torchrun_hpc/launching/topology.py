@@ -9,7 +9,6 @@ GPUs the appendix "The /proc Filesystem Interface" of the driver's README, for A
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from torchrun_hpc.errors import ranges
 from torchrun_hpc.planning.topology import Core, Gpu, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 _CPUS = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
@@ -26,10 +25,6 @@ _NVIDIA = "proc/driver/nvidia/gpus"
 _AMD = "sys/class/kfd/kfd/topology/nodes"
 
 _L3 = "3"
-
-# Seconds until all tasks of a node have been started, and until the second look.
-_START_TIMEOUT = 5.0
-_FIRST_PAUSE = 0.05
 
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
@@ -149,51 +144,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def other_masks(
-    rank: str, launch: Collection[str], environ: Mapping[str, str], size: int
-) -> tuple[frozenset[int], ...]:
-    """Return the affinity masks of the other tasks of this node that can be seen.
-
-    Those that are not there yet are waited for.
-
-    Args:
-        rank: Variable that has a task's rank.
-        launch: Variables that have the same values in all tasks of this launch.
-        environ: Environment of this task.
-        size: How many tasks this node has.
-    """
-    end, pause = time.monotonic() + _START_TIMEOUT, _FIRST_PAUSE
-    while True:
-        masks = _masks(rank, launch, environ)
-        left = end - time.monotonic()
-        if len(masks) >= size - 1 or left <= 0:
-            return tuple(masks.values())
-        time.sleep(min(pause, left))
-        pause *= 2
-
-
-def _masks(
-    rank: str, launch: Collection[str], environ: Mapping[str, str]
-) -> Mapping[str, frozenset[int]]:
-    """Return the narrowest mask of each other task, by its rank.
-
-    A task may have several processes: a shell, and what it has started.
-    """
-    masks: dict[str, frozenset[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            text = os.fsdecode((folder / "environ").read_bytes())
-            if f"{rank}=" not in text:
-                continue
-            mask = frozenset(os.sched_getaffinity(int(folder.name)))
-        except (OSError, ValueError):  # another user's, or it has ended
-            continue
-        pairs = (pair.partition("=") for pair in text.split("\0"))
-        other = {name: value for name, _, value in pairs}
-        is_alike = all(other.get(name) == environ.get(name) for name in launch)
-        number = other.get(rank, "")
-        if number and is_alike and number != environ.get(rank):
-            masks[number] = min(masks.get(number, mask), mask, key=len)
-    return masks

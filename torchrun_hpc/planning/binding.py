@@ -15,7 +15,6 @@ from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message, choices, count, ranges
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.topology import Binding, Core, Share
-from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites.site import BIND_GPU, BIND_NONE, BINDINGS
 
@@ -69,102 +68,70 @@ def plan(inputs: Inputs) -> Binding | None:
     setting = wanted(inputs.options, inputs.site)
     if setting is None:
         return None
-    if "bind_workers" in inputs.without_patches and not inputs.mode.is_direct:
-        return Binding(setting, problem=str(inputs.options[WITHOUT_PATCHES]))
-    task = Task() if inputs.job is None else inputs.job.task
-    workers = task.local_size if inputs.mode.is_direct else inputs.workers
-    shares, own, instead = _divided(inputs, setting.value, task, workers)
-    problem = _problem(inputs, shares, task, own)
-    if not problem and len(inputs.topology.mask) < workers:
-        problem = f"{workers} workers have {count(len(inputs.topology.mask), 'CPU')}"
+    problem = _problem(inputs)
     if problem:
         return Binding(setting, problem=problem)
-    if inputs.mode.is_direct:
-        shares = (shares[own],)
+    shares, instead = _divided(inputs, setting.value)
     follows = resources.follows_cpus(inputs)
     return Binding(setting, shares, instead=instead, sets_threads=follows)
 
 
-def _divided(
-    inputs: Inputs, how: str, task: Task, workers: int
-) -> tuple[tuple[Share, ...], int, str]:
-    """Return the CPUs of each worker, which of them a task takes, and why not by GPU.
-
-    The second is an index, for direct mode; the third is empty if they are by GPU, or
-    need not be.
-    """
+def _divided(inputs: Inputs, how: str) -> tuple[tuple[Share, ...], str]:
+    """Return the CPUs of each worker, and why they are not by GPU although asked."""
     instead = ""
     if how == BIND_GPU:
         try:
-            gpus, own = _gpus_of_workers(inputs, task, workers)
-            return _near(inputs.topology, gpus), own, ""
+            return _near(inputs.topology, _gpus_of_workers(inputs)), ""
         except _NotByGpuError as reason:
             instead = str(reason)
-    parts = divide(inputs.topology.cores, workers)
+    parts = divide(inputs.topology.cores, inputs.workers)
     shares = [
-        _share(part, f"part {number} of {workers}")
+        _share(part, f"part {number} of {len(parts)}")
         for number, part in enumerate(parts, 1)
     ]
-    return tuple(shares), task.local_rank, instead
+    return tuple(shares), instead
 
 
-def _problem(inputs: Inputs, shares: Sequence[Share], task: Task, own: int) -> str:
-    """Say why this process must not divide its mask; empty if it may."""
-    mask, masks = inputs.topology.mask, inputs.other_masks
+def _problem(inputs: Inputs) -> str:
+    """Return why the mask cannot be divided; empty if it can."""
+    mask, workers = inputs.topology.mask, inputs.workers
+    agents = 1 if inputs.job is None else inputs.job.task.local_size
+    if inputs.mode.is_direct:
+        launcher = inputs.the_job.launcher
+        line = f". Type: {launcher.name} {launcher.bind_option}"
+        problem = "each task is a worker, which its launcher binds"
+        return problem + (line if launcher.bind_option else "")
+    if "bind_workers" in inputs.without_patches:
+        return str(inputs.options[WITHOUT_PATCHES])
     if inputs.explicit("run_path"):
         return f"{inputs.options['run_path'].source} starts functions, not commands"
-    if not inputs.mode.is_direct:
-        # If each had CPUs of its own, there would be as many.
-        if task.local_size * len(mask) > inputs.topology.online:
-            return f"{task.local_size} agents of this node share the same CPUs"
-        return ""
-    others = task.local_size - 1
-    if len(masks) != others:
-        return (
-            f"task {task.rank} sees {len(masks)} other tasks of its node, which has "
-            f"{others}: is each in a container of its own, or have some ended?"
-        )
-    # One that was faster may have taken its part; if it is that of this one, the two
-    # do not divide alike.
-    parts = [frozenset(s.cpus) for rank, s in enumerate(shares) if rank != own]
-    if all(m == mask or any(m <= part for part in parts) for m in masks):
-        return ""
-    launcher = inputs.the_job.launcher
-    return (
-        f"the launcher has bound each task itself, this one to CPUs {ranges(mask)}. To "
-        f"have them divided, type: {launcher.name} "
-        f"{launcher.unbound_option or launcher.cpu_option}"
-    )
+    # If each had CPUs of its own, there would be as many.
+    if agents * len(mask) > inputs.topology.online:
+        return f"{agents} agents of this node share the same CPUs"
+    if len(mask) < workers:
+        return f"{workers} workers have {count(len(mask), 'CPU')}"
+    return ""
 
 
 class _NotByGpuError(Exception):
     """Says why the CPUs cannot be divided by what is local to the GPUs."""
 
 
-def _gpus_of_workers(inputs: Inputs, task: Task, workers: int) -> tuple[list[Gpu], int]:
-    """Return the GPU of each worker, and the index of a task's own.
+def _gpus_of_workers(inputs: Inputs) -> list[Gpu]:
+    """Return the GPU of each worker.
 
     Raises:
         _NotByGpuError: It is not known.
     """
-    known = inputs.topology.gpus
+    known, workers = inputs.topology.gpus, inputs.workers
     if not known:
         raise _NotByGpuError("neither NVIDIA's nor AMD's driver shows a GPU here")
     visible = _visible(known, inputs.environ)
-    numbers = f"{count(workers, 'worker')} and {count(len(visible), 'visible GPU')}"
-    if not inputs.mode.is_direct:
-        if len(visible) < workers:
-            raise _NotByGpuError(numbers)
-        return visible[:workers], task.local_rank
-    # Each task has to come to the same, although it knows only what it sees itself.
-    if len(visible) == 1 and len(known) == workers:
-        return [*known], known.index(visible[0])
-    if len(visible) != workers or visible != [gpu for gpu in known if gpu.is_usable]:
+    if len(visible) < workers:
         raise _NotByGpuError(
-            f"{numbers}: each task has to see one GPU of {workers}, or all of them in "
-            "their order"
+            f"{count(workers, 'worker')} and {count(len(visible), 'visible GPU')}"
         )
-    return visible, task.local_rank
+    return visible[:workers]
 
 
 def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:

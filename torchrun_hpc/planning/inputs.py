@@ -76,8 +76,6 @@ class Inputs:
         preload: What is imported once for all workers; ``None`` if nothing is.
         resolver: Whether names of addresses are answered here.
         topology: Where the CPUs and GPUs are, if the workers are to be bound.
-        other_masks: The CPUs on which the other tasks of this node may run; of those
-            that can be seen, in direct mode, if they are to be bound.
         binding: Which worker gets which CPUs; ``None`` if they are not bound.
         unfit_patches: Names of changes inside torch that others need, and that do not
             fit this torch.
@@ -99,7 +97,6 @@ class Inputs:
     preload: Preload | None = None
     resolver: Resolver = Resolver.UNKNOWN
     topology: Topology = field(default_factory=Topology)
-    other_masks: tuple[frozenset[int], ...] = ()
     binding: Binding | None = None
     unfit_patches: tuple[str, ...] = ()
 

@@ -89,10 +89,6 @@ def task_rank(environ: Mapping[str, str]) -> int | None:
     Args:
         environ: Variables of which none is left over.
     """
-    rank = environ.get(rank_variable(environ), "")
+    variable = next((d.rank[0] for d in DETECTORS if d.has_rank(environ)), "")
+    rank = environ.get(variable, "")
     return int(rank) if re.fullmatch("[0-9]{1,9}", rank) else None
-
-
-def rank_variable(environ: Mapping[str, str]) -> str:
-    """Return the variable that has the rank of this task; empty without one."""
-    return next((d.rank[0] for d in DETECTORS if d.has_rank(environ)), "")

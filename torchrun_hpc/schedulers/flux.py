@@ -29,6 +29,7 @@ RUN = Launcher(
     cpu_option="-o cpu-affinity=off",
     block_option="--taskmap=block",
     fail_together="flux run -o exit-on-error",
+    bind_option="--cores-per-task=N -o cpu-affinity=per-task",
 )
 
 

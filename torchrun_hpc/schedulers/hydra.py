@@ -31,6 +31,7 @@ MPIEXEC = Launcher(
     cpu_option="-bind-to none",
     block_option="-ppn {tasks}",
     host_file_option="-f",
+    bind_option="-bind-to core:N",
 )
 
 

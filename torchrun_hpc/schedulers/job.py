@@ -45,8 +45,8 @@ class Launcher:
             if there is none.
         forward_option: Option that passes a variable on to other nodes, in front of its
             name; empty if the launcher passes all on.
-        unbound_option: Option with which no task is bound to CPUs, where
-            ``cpu_option`` takes a number.
+        bind_option: Options that give each task ``N`` CPUs of its own; empty if they
+            are not known.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Launcher:
     fail_together: str = ""
     exclude: str = ""
     forward_option: str = ""
-    unbound_option: str = ""
+    bind_option: str = ""
 
     @property
     def takes_number(self) -> bool:

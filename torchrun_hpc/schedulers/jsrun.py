@@ -32,6 +32,7 @@ JSRUN = Launcher(
     "--cpu_per_rs=ALL_CPUS --gpu_per_rs=ALL_GPUS {command}",
     cpu_option="--bind=none",
     block_option="--launch_distribution=packed",
+    bind_option="--cpu_per_rs=N --bind=packed:N",
 )
 
 

@@ -44,6 +44,7 @@ MPIRUN = Launcher(
     block_option="--map-by ppr:{tasks}:node",
     host_file_option="--hostfile",
     forward_option="-x",
+    bind_option="--map-by slot:PE=N --bind-to core",
 )
 
 

@@ -34,6 +34,7 @@ MPIEXEC = Launcher(
     template="mpiexec -n {nodes} --ppn 1 {command}",
     cpu_option="--cpu-bind none",
     block_option="--ppn {tasks}",
+    bind_option="--depth=N --cpu-bind depth",
 )
 
 

@@ -36,7 +36,7 @@ SRUN = Launcher(
     fills_all_nodes=True,
     fail_together="srun --kill-on-bad-exit=1",
     exclude="--exclude=",
-    unbound_option="--cpu-bind=none",
+    bind_option="--cpus-per-task=N --cpu-bind=cores",
 )
 
 JOB_ID = ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")

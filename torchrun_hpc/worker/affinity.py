@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torchrun_hpc.planning.topology import Share
-
-_THREADS = Path("/proc/self/task")
 
 
 @contextlib.contextmanager
@@ -28,24 +25,6 @@ def bound(share: Share, worker: str) -> Iterator[None]:
         worker: Names the worker in a message.
     """
     before = os.sched_getaffinity(0)
-    _bind(share, worker)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # the kernel has chosen others meanwhile
-            os.sched_setaffinity(0, before)
-
-
-def bind_process(share: Share, worker: str) -> None:
-    """Bind all threads of this process."""
-    if _bind(share, worker):
-        for thread in _THREADS.iterdir():
-            with contextlib.suppress(OSError):  # it has ended just now
-                os.sched_setaffinity(int(thread.name), share.cpus)
-
-
-def _bind(share: Share, worker: str) -> bool:
-    """Bind this thread, and return whether that was possible."""
     try:
         os.sched_setaffinity(0, share.cpus)
     except OSError as error:  # all of them are offline, or taken from this job
@@ -54,5 +33,8 @@ def _bind(share: Share, worker: str) -> bool:
             f"{share.cpu_list}, of which none is left to this job ({error.strerror})"
         )
         console.write(Message("HPC223", text), "warning")
-        return False
-    return True
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the kernel has chosen others meanwhile
+            os.sched_setaffinity(0, before)

@@ -124,49 +124,44 @@ def test_workers_divide_what_slurm_gives(bound):
     assert warnings(done.stderr) == []
 
 
-@pytest.mark.parametrize(
-    ("bind", "expected", "seen"),
-    [
-        ("--cpu-bind=none", 2, None),  # one mask for both tasks: each takes its part
-        ("--cpu-bind=cores", 2, "HPC222 --hpc_bind=even binds nothing: the launcher"),
-        ("--cpu-bind=mask_cpu:1,1", 1, "HPC222 --hpc_bind=even binds nothing: 2 wor"),
-    ],
-)
-def test_tasks_that_slurm_has_bound(bound, tmp_path, bind, expected, seen):
-    script = together(tmp_path, 4)  # is there while the others look for it
-    done = launch(bound, BIND, script=script, tasks=2, srun=[bind])
-    assert cpus(done) == 2 * (both() if expected == 2 else [both()[0]] * 2)
-    own = warnings(done.stderr)
-    assert [warning.startswith(str(seen)) for warning in own] == [True] * bool(seen)
+def assert_refused(ended, line):
+    """See that a launch says once how its tasks are bound."""
+    (own,) = warnings(ended.stderr)
+    assert own.startswith("HPC222 --hpc_bind=even binds nothing: each task is a worker")
+    assert own.endswith(line)
+
+
+def test_tasks_that_slurm_binds(bound):
+    done = launch(bound, BIND, tasks=2, nodes=1, srun=["--cpu-bind=none"])
+    assert cpus(done) == 2 * [sorted(os.sched_getaffinity(0))]
+    assert_refused(done, "Type: srun --cpus-per-task=N --cpu-bind=cores")
+    options = ["--cpus-per-task=1", "--cpu-bind=cores"]
+    done = launch(bound, nodes=1, tasks=2, srun=options)
+    assert (cpus(done), warnings(done.stderr)) == (both(), [])
 
 
 @pytest.mark.parametrize("launcher", [OPENMPI_5, MPICH_4], ids=str)
 @pytest.mark.parametrize("is_bound", [False, True], ids=["unbound", "bound"])
 def test_tasks_of_mpirun(bound, tmp_path, launcher, is_bound):
-    option = "--bind-to" if launcher in OPENMPI else "-bind-to"
-    words = [option, "core" if is_bound else "none"]
-    command = launcher.command(bound, "n1:2" if launcher in OPENMPI else "n1")
-    command += ["-np", "2", *words]
-    command += ["-x", "PATH"] if launcher in OPENMPI else []
+    """The options that the message names bind them, to a CPU each."""
+    is_openmpi = launcher in OPENMPI
+    line = "--map-by slot:PE=1 --bind-to core" if is_openmpi else "-bind-to core:1"
+    unbound = ["--bind-to" if is_openmpi else "-bind-to", "none"]
+    command = launcher.command(bound, "n1:2" if is_openmpi else "n1")
+    command += ["-np", "2", *(line.split() if is_bound else unbound)]
+    command += ["-x", "PATH"] if is_openmpi else []
 
     def start(limit):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        task = [*command, *HPC, BIND, *together(folder, 2)]
+        task = [*command, *HPC, *([] if is_bound else [BIND]), *together(folder, 2)]
         return bound.run(task, host="n1", env=ENVIRON, timeout=limit)
 
     done = unless_it_hangs(launcher, start)
-    assert cpus(done) == both(), done.stderr
-    own = warnings(done.stderr)
-    assert [warning[:7] for warning in own] == ["HPC222 "] * is_bound, own
-
-
-def test_each_task_in_processes_of_its_own(bound):
-    """As in a container for each task: no other task is to be seen."""
-    alone = ["--cpu-bind=none", "unshare", "--pid", "--fork", "--mount-proc"]
-    done = launch(bound, BIND, nodes=1, tasks=2, srun=alone)
-    assert cpus(done) == [[*os.sched_getaffinity(0)]] * 2
-    (own,) = warnings(done.stderr)
-    assert "sees 0 other tasks of its node, which has 1" in own
+    if is_bound:
+        assert (cpus(done), warnings(done.stderr)) == (both(), []), done.stderr
+    else:
+        assert cpus(done) == 2 * [sorted(os.sched_getaffinity(0))], done.stderr
+        assert_refused(done, line.replace("=1", "=N").replace(":1", ":N"))
 
 
 @pytest.fixture

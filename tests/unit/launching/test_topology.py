@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from trees import AMD, VIRTUAL, Machine, hiding, uuid, write
 
 from torchrun_hpc.errors import ranges
-from torchrun_hpc.launching import topology
 from torchrun_hpc.launching.topology import parse_cpus, this_node
 from torchrun_hpc.planning.topology import Core, Gpu, Topology
 
@@ -114,18 +112,3 @@ def test_this_machine():
     assert found.cpus >= len(found.mask)
     siblings = [cpu for core in found.cores for cpu in core.cpus]
     assert len(siblings) == len({*siblings})
-
-
-# --- other tasks ----------------------------------------------------------------------
-
-
-def test_others_are_waited_for_no_longer_than_documented(monkeypatch):
-    now = [0.0]
-
-    def sleep(seconds):
-        now[0] += seconds
-
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(topology, "time", clock)
-    assert topology.other_masks("NO_TASK_HAS_THIS", [], {}, 2) == ()
-    assert now == [topology._START_TIMEOUT]

@@ -28,7 +28,7 @@ from torchrun_hpc.planning import binding
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.planning.topology import Core, Gpu, Topology
-from torchrun_hpc.schedulers import flux, hydra, slurm
+from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, pbs, slurm
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.setting import Setting
@@ -401,122 +401,46 @@ def test_near_gpus_nothing_is_given_twice(data):
 
 # --- tasks that are workers (direct mode) ---------------------------------------------
 
-ALL = frozenset(range(16))
 LEFT = frozenset({*range(4), *range(8, 12)})
-RIGHT = ALL - LEFT
-
-
-def task(topology, rank, masks, how="even", **changes):
-    """Return the binding of one of two tasks, which finds these masks of others."""
-    inputs = make_inputs(
-        options={"hpc_bind": how},
-        topology=topology,
-        job=step(task=Task(rank=rank, size=2, local_rank=rank, local_size=2)),
-        other_masks=masks,
-        workers=1,
-        **changes,
-    )
-    return binding.plan(replace(inputs, mode=Mode.DIRECT))
-
-
-@pytest.mark.parametrize(
-    ("rank", "others", "expected"), [(0, RIGHT, "0-3,8-11"), (1, LEFT, "4-7,12-15")]
-)
-def test_tasks_with_one_mask_take_their_parts(rank, others, expected, tree):
-    """The other one may have taken its part already, or a part of that."""
-    for mask in ALL, others, frozenset({min(others)}):
-        found = task(tree(NONE), rank, (mask,))
-        assert (cpus_of(found), found.fewest) == (expected, 8), mask
-
-
-# The masks of the other tasks, and of this one; why none is bound.
-OF_THE_LAUNCHER = {
-    "bound": ((RIGHT,), LEFT, "the launcher has bound each task itself, this one to"),
-    "bound otherwise": ((frozenset(range(8)),), None, "the launcher has bound each"),
-    "the part of this one": ((LEFT,), None, "the launcher has bound each task itself"),
-    "hidden": ((), None, "task 0 sees 0 other tasks of its node, which has 1: is each"),
-    "another launch": ((ALL, ALL), None, "task 0 sees 2 other tasks of its node"),
-    "bound to one CPU": ((frozenset({1}),), {0}, "the launcher has bound each task"),
-    "on one CPU": ((frozenset({0}),), {0}, "2 workers have 1 CPU"),
-}
-
-
-@pytest.mark.parametrize("case", OF_THE_LAUNCHER)
-def test_tasks_that_must_not_divide_it(case, tree):
-    masks, mask, reason = OF_THE_LAUNCHER[case]
-    found = task(tree(NONE, mask), 0, masks)
-    assert reason in found.problem
-    assert (found.shares, found.fewest) == ((), 0)
-
-
-TWO_GPUS = replace(NONE, gpus={"0000:01:00.0": 1, "0000:02:00.0": 0})
-
-
-@pytest.mark.parametrize(
-    ("environ", "rank", "expected"),
-    [
-        ({}, 0, "4-7,12-15"),
-        ({}, 1, "0-3,8-11"),
-        # by a wrapper, or the scheduler: to each its GPU, not in their order
-        (visible(CUDA="1"), 0, "0-3,8-11"),
-        (visible(CUDA="0"), 1, "4-7,12-15"),
-    ],
-)
-def test_tasks_near_their_gpus(environ, rank, expected, tree):
-    found = task(tree(TWO_GPUS), rank, (ALL,), "gpu", environ=environ)
-    assert (cpus_of(found), found.instead) == (expected, "")
-
-
-# What a task sees; it must not divide otherwise than one that sees something else.
-SEEN_BY_A_TASK = {
-    "others first": (DGX_H100, visible(CUDA="1,0"), "2 visible GPUs"),
-    "more than one of several": (DGX_H100, {}, "8 visible GPUs"),
-    "one of more than tasks": (DGX_H100, visible(CUDA="1"), "1 visible GPU"),
-    "its own four": (hiding(DGX_H100, 4, 5, 6, 7), {}, "4 visible GPUs"),
-}
-
-
-@pytest.mark.parametrize("case", SEEN_BY_A_TASK)
-def test_tasks_that_may_see_other_gpus_divide_evenly(case, tree):
-    machine, environ, numbers = SEEN_BY_A_TASK[case]
-    mask = frozenset(machine.mask)
-    found = task(tree(machine), 1, (mask,), "gpu", environ=environ)
-    assert f"2 workers and {numbers}: each task has to see" in found.instead
-    assert cpus_of(found) == "56-111,168-223"
-
-
-def test_a_task_that_may_open_its_own_gpu_only(tree):
-    topology = tree(hiding(TWO_GPUS, 0))
-    found = task(topology, 1, (ALL,), "gpu", environ=visible(CUDA="0"))
-    assert cpus_of(found) == "0-3,8-11"
-
 
 BINDS_NOTHING = "HPC222 --hpc_bind=even binds nothing"
+
+
+def task(rank=0, launcher=slurm.SRUN, **changes):
+    """Return what the plan is made from in one of two tasks."""
+    of_two = Task(rank=rank, size=2, local_rank=rank, local_size=2)
+    job = step(task=of_two, launcher=launcher)
+    return replace(make_inputs(job=job, workers=1, **changes), mode=Mode.DIRECT)
 
 
 @pytest.mark.parametrize(
     ("launcher", "line"),
     [
-        (slurm.SRUN, "type: srun --cpu-bind=none"),
-        (MPIRUN, "type: mpirun --bind-to none"),
-        (hydra.MPIEXEC, "type: mpiexec -bind-to none"),
-        (flux.RUN, "type: flux run -o cpu-affinity=off"),
+        (slurm.SRUN, ". Type: srun --cpus-per-task=N --cpu-bind=cores"),
+        (MPIRUN, ". Type: mpirun --map-by slot:PE=N --bind-to core"),
+        (hydra.MPIEXEC, ". Type: mpiexec -bind-to core:N"),
+        (flux.RUN, ". Type: flux run --cores-per-task=N -o cpu-affinity=per-task"),
+        (pals.MPIEXEC, ". Type: mpiexec --depth=N --cpu-bind depth"),
+        (jsrun.JSRUN, ". Type: jsrun --cpu_per_rs=N --bind=packed:N"),
+        (pbs.ANY_MPIEXEC, ""),
     ],
 )
-def test_what_to_type_where_the_launcher_has_bound(launcher, line, tree):
-    inputs = make_inputs(
-        options={"hpc_bind": "even"},
-        topology=tree(NONE, LEFT),
-        job=step(task=Task(size=2, local_size=2), launcher=launcher),
-        other_masks=(RIGHT,),
-        workers=1,
-    )
-    plan = make_plan(replace(inputs, mode=Mode.DIRECT))
+def test_the_launcher_binds_its_tasks(launcher, line):
+    plan = make_plan(task(launcher=launcher, options={"hpc_bind": "even"}))
+    assert plan.binding.shares == ()
     (message,) = said(plan)
-    assert str(message) == (
-        f"{BINDS_NOTHING}: the launcher has bound each task itself, this one to CPUs "
-        f"0-3,8-11. To have them divided, {line}"
-    )
+    reason = "each task is a worker, which its launcher binds"
+    assert str(message) == f"{BINDS_NOTHING}: {reason}{line}"
+
+
+def test_only_the_first_task_says_that_it_is_not_bound():
+    assert said(make_plan(task(1, options={"hpc_bind": "even"}))) == []
+
+
+def test_a_site_does_not_bind_tasks():
+    inputs = task()
+    plan = make_plan(replace(inputs, site=replace(inputs.site, bind="gpu")))
+    assert (plan.binding.shares, said(plan)) == ((), [])
 
 
 def test_several_agents_on_a_node(tree):

@@ -1,4 +1,4 @@
-"""CPUs are given to a thread, to what it starts, and to a process."""
+"""CPUs are given to a thread, and to what it starts."""
 
 from __future__ import annotations
 
@@ -64,19 +64,3 @@ def test_some_that_are_offline(capsys):
     with affinity.bound(Share((max(ALL), 4000), "", ""), "worker"):
         assert os.sched_getaffinity(0) == {max(ALL)}
     assert not capsys.readouterr().err
-
-
-def test_all_threads_of_a_process(other_thread):
-    affinity.bind_process(LAST, "task 3")
-    assert os.sched_getaffinity(0) == set(LAST.cpus)
-    assert other_thread() == set(LAST.cpus)
-
-
-def test_a_process_whose_cpus_are_offline(other_thread, capsys):
-    affinity.bind_process(OFFLINE, "task 3")
-    assert os.sched_getaffinity(0) == ALL
-    assert other_thread() == ALL
-    assert (
-        f"task 3 on {socket.gethostname()} is not bound to CPUs 4000"
-        in capsys.readouterr().err
-    )
