@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import sites
 from torchrun_hpc.commandline.command_line import CommandLine
+from torchrun_hpc.host.network import Network, this_node
 from torchrun_hpc.launching.preflight import of_process
-from torchrun_hpc.network import Network, this_node
 from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.planning.plan import make_plan

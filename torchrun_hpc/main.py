@@ -15,12 +15,13 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import network, sites
+from torchrun_hpc import sites
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.commandline.options import options_of_setup
-from torchrun_hpc.launching import direct, environment, signals, topology
+from torchrun_hpc.host import network, topology
+from torchrun_hpc.launching import direct, environment, signals
 from torchrun_hpc.launching.abort import Known, faults_reported
-from torchrun_hpc.launching.preflight import gpu_files, preflight
+from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.launching.starters import count_workers, parse, starter_of
 from torchrun_hpc.planning import binding, preload
@@ -97,7 +98,7 @@ def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
     """
     cpus, options = len(os.sched_getaffinity(0)), line.options
     workers, site = options.get("nproc_per_node"), options.get("hpc_site")
-    gpus = 0 if mode.is_direct else gpu_files()  # torch counts them, later
+    gpus = 0 if mode.is_direct else topology.gpu_files()  # torch counts them, later
     known = sites.find(seen.environ, seen.site_host, site)
     inputs = Inputs(
         mode=mode,

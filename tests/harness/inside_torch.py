@@ -27,7 +27,7 @@ from torch.distributed.launcher import api as launcher_api
 from waiting import PATIENCE
 
 from torchrun_hpc.planning.inputs import Preload
-from torchrun_hpc.planning.topology import Binding, Share
+from torchrun_hpc.planning.shares import Binding, Share
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry

@@ -11,7 +11,7 @@ from pathlib import Path
 from torchrun_hpc import schedulers, sites
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.network import Interface, Network
+from torchrun_hpc.host.network import Interface, Network
 from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.planning.preflight import Preflight

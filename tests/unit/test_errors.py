@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_hpc.errors import LaunchError, Message, choices, count, ranges
-from torchrun_hpc.launching.topology import parse_cpus
+from torchrun_hpc.host.topology import parse_cpus
 
 
 @pytest.mark.parametrize(

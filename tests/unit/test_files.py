@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_hpc import files
-from torchrun_hpc.schedulers.process import BOOT_ID
+from torchrun_hpc.host.procfs import BOOT_ID
 
 VICTIM = "what must stay\n"
 

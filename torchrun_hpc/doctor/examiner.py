@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
-from torchrun_hpc import network
 from torchrun_hpc.doctor import node, pairs, results
 from torchrun_hpc.doctor.link import SILENT, Peer
 from torchrun_hpc.doctor.results import Collective, Node
+from torchrun_hpc.host import network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,7 +32,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrun_hpc.doctor.results import Link
-from torchrun_hpc.network import reach
+from torchrun_hpc.host.network import reach
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.protocol import ProtocolError
 from torchrun_hpc.rendezvous.server import listen

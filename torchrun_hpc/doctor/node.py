@@ -24,13 +24,12 @@ import psutil
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
 from torchrun_hpc.errors import ranges
-from torchrun_hpc.launching.resolver import ResolverCheck
-from torchrun_hpc.planning.inputs import Resolver
+from torchrun_hpc.host.resolver import Resolver, ResolverCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torchrun_hpc.network import Network
+    from torchrun_hpc.host.network import Network
 
 _LIMIT = 5.0  # seconds
 _RESOLVER_S = 1.0  # seconds that the resolver has: a Python must start, and ask

@@ -12,12 +12,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import main, network
+from torchrun_hpc import main
 from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor.results import of_launcher
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.host import network
+from torchrun_hpc.host.topology import gpu_files
 from torchrun_hpc.launching import abort
-from torchrun_hpc.launching.preflight import gpu_files
 from torchrun_hpc.launching.start import check_port
 from torchrun_hpc.planning.endpoints import LOOPBACK, split_endpoint
 from torchrun_hpc.planning.inputs import SCHEDULER

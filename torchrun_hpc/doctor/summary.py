@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import __version__, network
+from torchrun_hpc import __version__
 from torchrun_hpc.doctor import checks, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
 from torchrun_hpc.errors import ranges
+from torchrun_hpc.host import network
 from torchrun_hpc.reporting.names import host, listed_hosts
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ import tempfile
 import time
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from torchrun_hpc import network
 from torchrun_hpc.doctor.results import no_torch
 from torchrun_hpc.failures.collection import ending
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
+from torchrun_hpc.host import network
 from torchrun_hpc.planning.endpoints import LOOPBACK
 
 if TYPE_CHECKING:

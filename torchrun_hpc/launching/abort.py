@@ -18,9 +18,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import network, sites
+from torchrun_hpc import sites
 from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.host import network
 from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.planning import messages, several_nodes
 from torchrun_hpc.planning.inputs import Inputs

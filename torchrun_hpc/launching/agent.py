@@ -16,10 +16,11 @@ from torchrun_hpc.commandline import torchrun_parser, validation
 from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.report import LocalReport
+from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.launching import dry_run, exit_status, outcome, quiet, signals
 from torchrun_hpc.launching.observer import Observer
 from torchrun_hpc.launching.start import FAILED, Answers, Starter
-from torchrun_hpc.planning.inputs import SCHEDULER, Resolver
+from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torchrun_hpc.host.resolver import ResolverCheck
     from torchrun_hpc.launching.preloading import Preloaded
-    from torchrun_hpc.launching.resolver import ResolverCheck
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.launch_plan import LaunchPlan
     from torchrun_hpc.planning.preflight import Preflight

@@ -7,9 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import network
 from torchrun_hpc.commandline import script
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.host import network
 from torchrun_hpc.launching import signals
 from torchrun_hpc.launching.start import Starter
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT

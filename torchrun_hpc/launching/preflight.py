@@ -6,17 +6,17 @@ It starts nothing, and imports no torch.
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.host import procfs
 from torchrun_hpc.planning.preflight import Preflight
 from torchrun_hpc.planning.several_nodes import JOIN_TIMEOUT
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.schedulers.process import BOOT_ID, read, this_process
+from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,11 +52,6 @@ def of_process(process: Process) -> Preflight:
     return Preflight(job, problem, environ, process.hostname, process.command, rank)
 
 
-def gpu_files() -> int:
-    """Return for how many GPUs of NVIDIA's the system has files; no driver is used."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
 def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
     """Ask the process manager, and say so if others are late.
 
@@ -77,7 +72,8 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
             text = f"waiting {waited}; the limit is {JOIN_TIMEOUT} s"
             console.write(Message("HPC131", text))
 
-    boot = read(BOOT_ID) or ""  # for machines that are all called localhost
+    # Machines may all be called localhost.
+    boot = procfs.read(procfs.BOOT_ID) or ""
     exchanged = pmi.exchange(environ, socket.gethostname(), wait, boot)
     if exchanged is None and pmi.is_announced(environ):
         name = pmi.DESCRIPTOR if environ.get(pmi.DESCRIPTOR) else pmi.PORT

@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.host.network import is_number, join_endpoint, port_problem
 from torchrun_hpc.launching import environment
-from torchrun_hpc.network import is_number, join_endpoint, port_problem
 from torchrun_hpc.planning.endpoints import MASTER_PORT
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter

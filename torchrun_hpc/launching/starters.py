@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import command_line
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.host.resolver import ResolverCheck
 from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
-from torchrun_hpc.launching.resolver import ResolverCheck
 from torchrun_hpc.planning.mode import check_started_right
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi

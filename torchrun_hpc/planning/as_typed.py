@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.network import join_endpoint
+from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.planning import endpoints, messages, network_env, resources
 from torchrun_hpc.planning.endpoints import C10D_PORT, LOOPBACK, STATIC_PORT
 from torchrun_hpc.planning.inputs import C10D, STATIC
@@ -22,7 +22,7 @@ from torchrun_hpc.planning.mode import node_range
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from torchrun_hpc.network import Address
+    from torchrun_hpc.host.network import Address
     from torchrun_hpc.planning.inputs import Inputs
 
 

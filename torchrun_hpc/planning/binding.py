@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message, choices, count, ranges
 from torchrun_hpc.planning import resources
-from torchrun_hpc.planning.topology import Binding, Core, Share
+from torchrun_hpc.planning.shares import Binding, Share
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites.site import BIND_GPU, BIND_NONE, BINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torchrun_hpc.host.topology import Core, Gpu, Topology
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.topology import Gpu, Topology
     from torchrun_hpc.sites import Site
 
 OPTION = "hpc_bind"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.network import join_endpoint
+from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.planning import (
     endpoints,
     local_endpoint,

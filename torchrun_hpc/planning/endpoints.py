@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message, count
-from torchrun_hpc.network import is_number, join_endpoint
+from torchrun_hpc.host.network import is_number, join_endpoint
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
 from torchrun_hpc.schedulers.slurm import port_of_hook
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from torchrun_hpc.network import Interface
+    from torchrun_hpc.host.network import Interface
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.commandline.options import WITHOUT_PATCHES, names_in
+from torchrun_hpc.host.resolver import Resolver
+from torchrun_hpc.host.topology import Topology
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.planning.topology import Binding, Topology
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torchrun_hpc.network import Network
+    from torchrun_hpc.host.network import Network
+    from torchrun_hpc.planning.shares import Binding
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.sites import Site
 
@@ -24,15 +25,6 @@ STATIC = "static"
 C10D = "c10d"
 SCHEDULER = "scheduler"  # ours, for nodes that the scheduler has numbered
 DIRECT = "direct"  # none: each task is a worker
-
-
-class Resolver(Enum):
-    """Whether the resolver of this node answers."""
-
-    UNKNOWN = "unknown"  # nobody has asked, or not for long
-    ANSWERS = "answers"
-    SILENT = "silent"  # it has not answered, or says that it cannot
-    DOWN = "down"  # no name server can be reached
 
 
 @dataclass(frozen=True)

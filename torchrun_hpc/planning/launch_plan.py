@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.inputs import Preload
-    from torchrun_hpc.planning.topology import Binding
+    from torchrun_hpc.planning.shares import Binding
     from torchrun_hpc.setting import Setting
 
 

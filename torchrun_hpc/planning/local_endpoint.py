@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.network import is_number, join_endpoint
+from torchrun_hpc.host.network import is_number, join_endpoint
 from torchrun_hpc.planning.endpoints import MASTER_ADDR, head_hint, port_of
 from torchrun_hpc.schedulers.job import same_host
 
 if TYPE_CHECKING:
-    from torchrun_hpc.network import Address
+    from torchrun_hpc.host.network import Address
     from torchrun_hpc.planning.endpoints import Endpoint
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, choices
-from torchrun_hpc.planning.inputs import Resolver
+from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torchrun_hpc.network import Address, Network
+    from torchrun_hpc.host.network import Address, Network
     from torchrun_hpc.planning.inputs import Inputs
 
 GLOO = "GLOO_SOCKET_IFNAME"

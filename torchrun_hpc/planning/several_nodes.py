@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message, choices, count
-from torchrun_hpc.network import join_endpoint
+from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.planning import (
     endpoints,
     local_endpoint,

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.network import join_endpoint, port_holder
+from torchrun_hpc.host.network import join_endpoint, port_holder
 from torchrun_hpc.rendezvous import messages, open_files, search
 from torchrun_hpc.rendezvous.client import Client, JobFailedError, request_of
 from torchrun_hpc.rendezvous.coordinator import Coordinator

@@ -8,7 +8,7 @@ from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import signal_name
-from torchrun_hpc.network import join_endpoint, path_problem
+from torchrun_hpc.host.network import join_endpoint, path_problem
 from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked

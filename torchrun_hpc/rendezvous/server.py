@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchrun_hpc.network import bound_socket
+from torchrun_hpc.host.network import bound_socket
 from torchrun_hpc.rendezvous import coordinator, protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Coordinator, Settings
 from torchrun_hpc.rendezvous.end import End

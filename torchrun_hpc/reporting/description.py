@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torchrun_hpc
-from torchrun_hpc.network import join_endpoint
+from torchrun_hpc.host.network import join_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +64,7 @@ class DescribedJob(TypedDict):
 
 
 class DescribedShare(TypedDict):
-    """`torchrun_hpc.planning.topology.Share`; the CPUs as Linux writes them."""
+    """`torchrun_hpc.planning.shares.Share`; the CPUs as Linux writes them."""
 
     cpus: str
     domain: str

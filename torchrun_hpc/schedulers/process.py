@@ -1,4 +1,4 @@
-"""This process: its variables, its host, the processes above it, and files."""
+"""This process: its variables, its host, and the processes above it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,14 @@ import os
 import socket
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NewType
 
-from torchrun_hpc import files
+from torchrun_hpc.host import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.schedulers.pmi import Exchanged
-
-
-# Of this machine since it was started.
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-# The namespace that a machine starts with: PROC_UTS_INIT_INO in Linux's proc_ns.h.
-_MACHINES_UTS = 0xEFFFFFFE
-
-_MOST_ANCESTORS = 64
-
-# Characters of a file: many times what the hosts of the largest machine take.
-_LONGEST = 2**24
 
 
 @dataclass(frozen=True)
@@ -79,7 +66,7 @@ def this_process(
     command: str = "COMMAND",
 ) -> Process:
     """Look at this process; without ``exchange``, no process manager may be asked."""
-    names, pids = _ancestors(os.getppid())
+    names, pids = procfs.ancestors(os.getppid())
     return Process(
         environ=environment(),
         hostname=socket.gethostname(),
@@ -89,39 +76,7 @@ def this_process(
         command=command,
         ancestors=names,
         ancestor_pids=pids,
-        may_be_renamed=_may_be_renamed(),
-        read=read,
+        may_be_renamed=procfs.may_be_renamed(),
+        read=procfs.read,
         exchange=exchange or (lambda _environ: None),
     )
-
-
-def read(path: str) -> str | None:
-    """Return the text of a file, or its beginning; ``None`` if it cannot be read."""
-    try:
-        with open(
-            path, encoding="utf-8", errors="replace", opener=files.opened
-        ) as file:
-            return file.read(_LONGEST)
-    except (OSError, ValueError):
-        return None
-
-
-def _ancestors(pid: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and numbers of a process and of those above. Source: proc(5)."""
-    names, pids = [], [pid]
-    for _ in range(_MOST_ANCESTORS):
-        start, _, fields = (read(f"/proc/{pids[-1]}/stat") or "").rpartition(")")
-        parent = fields.split()[1:2]  # behind its name: its state, its parent
-        if not parent:
-            break
-        names.append(start.partition("(")[2])
-        pids.append(int(parent[0]))
-    return tuple(names), tuple(pids)
-
-
-def _may_be_renamed() -> bool:
-    """Say whether this is a namespace of host names beside the machine's own."""
-    try:
-        return Path("/proc/self/ns/uts").stat().st_ino != _MACHINES_UTS
-    except OSError:
-        return True

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 
 import torchrun_hpc
-from torchrun_hpc import network
+from torchrun_hpc.host import network
 from torchrun_hpc.reporting import description
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability

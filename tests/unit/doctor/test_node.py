@@ -17,8 +17,8 @@ from waiting import NEVER_S, PATIENCE
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor import node
 from torchrun_hpc.doctor.results import Node, printable
-from torchrun_hpc.network import this_node
-from torchrun_hpc.planning.inputs import Resolver
+from torchrun_hpc.host.network import this_node
+from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.reporting.description import check_form
 
 NETWORK = make_network(

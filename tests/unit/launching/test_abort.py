@@ -12,11 +12,11 @@ import pytest
 from plans import make_launch_plan
 from waiting import NEVER_S
 
-from torchrun_hpc import network
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.host import network
+from torchrun_hpc.host.network import Interface
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
-from torchrun_hpc.network import Interface
 from torchrun_hpc.planning.preflight import Preflight
 from torchrun_hpc.rendezvous import server
 

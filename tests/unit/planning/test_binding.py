@@ -23,11 +23,10 @@ from trees import (
     write,
 )
 
-from torchrun_hpc.launching.topology import parse_cpus, this_node
+from torchrun_hpc.host.topology import Core, Gpu, Topology, parse_cpus, this_node
 from torchrun_hpc.planning import binding
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.planning.topology import Core, Gpu, Topology
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, pbs, slurm
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN

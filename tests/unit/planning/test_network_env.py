@@ -9,8 +9,8 @@ import pytest
 from nodes import INTERACTIVE, changed, juelich, make_inputs, outside_a_step, step
 
 from torchrun_hpc.errors import Message
+from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.planning import network_env
-from torchrun_hpc.planning.inputs import Resolver
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import LaunchContext

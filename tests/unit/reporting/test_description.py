@@ -11,9 +11,9 @@ from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
 from plans import make_launch_plan
 
 from torchrun_hpc import __version__
+from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.planning.endpoints import port_of
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.planning.topology import Core, Topology
 from torchrun_hpc.reporting import description
 from torchrun_hpc.schedulers.job import LaunchContext
 

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.network import bound_socket, port_is_taken, port_problem
+from torchrun_hpc.host.network import bound_socket, port_is_taken, port_problem
 from torchrun_hpc.reporting import console, intervals
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.torch_compat import capabilities

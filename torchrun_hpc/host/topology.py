@@ -9,11 +9,11 @@ GPUs the appendix "The /proc Filesystem Interface" of the driver's README, for A
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import ranges
-from torchrun_hpc.planning.topology import Core, Gpu, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,6 +27,73 @@ _AMD = "sys/class/kfd/kfd/topology/nodes"
 _L3 = "3"
 
 
+@dataclass(frozen=True)
+class Core:
+    """A core, as far as this process may run on it.
+
+    Attributes:
+        cpus: Numbers of its CPUs (hardware threads), in ascending order.
+        node: Number of its NUMA node; 0 if that is not known.
+        cache: CPUs that share its L3 cache, as Linux writes them: ``0-7,64-71``; empty
+            if that is not known.
+    """
+
+    cpus: tuple[int, ...]
+    node: int = 0
+    cache: str = ""
+
+    @property
+    def domain(self) -> tuple[int, str]:
+        """The L3 cache, or what one NUMA node has of it."""
+        return self.node, self.cache
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of the node.
+
+    Attributes:
+        address: Its PCI address: ``0000:c1:00.0``.
+        cpus: Numbers of the CPUs that are local to it; empty if that is not known.
+        uuid: Its name in a list of visible devices: ``GPU-...``; empty if not known.
+        is_usable: Whether this process may open it.
+        is_amd: Whether it is AMD's; else it is NVIDIA's.
+        model: Its name, if the driver says.
+    """
+
+    address: str
+    cpus: frozenset[int]
+    uuid: str = ""
+    is_usable: bool = True
+    is_amd: bool = False
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The node, as this process sees it.
+
+    Attributes:
+        cores: Those of the affinity mask.
+        gpus: All GPUs of the node, in the order in which CUDA or ROCm numbers them.
+        cpus: Number of CPUs of the node that are online; 0 if that is not known.
+    """
+
+    cores: tuple[Core, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    cpus: int = 0
+
+    @property
+    def mask(self) -> frozenset[int]:
+        """The CPUs that this process may run on."""
+        return frozenset(cpu for core in self.cores for cpu in core.cpus)
+
+    @property
+    def online(self) -> int:
+        """Number of CPUs of the node; if that is not known, of the mask."""
+        return max(self.cpus, len(self.mask))
+
+
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
     """Look at this node.
 
@@ -37,6 +104,11 @@ def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topo
     cpus = sorted(os.sched_getaffinity(0) if mask is None else mask)
     online = len(_cpus(root / _CPUS / "online"))
     return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)), online)
+
+
+def gpu_files() -> int:
+    """Return for how many GPUs of NVIDIA's the system has files; no driver is used."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def parse_cpus(text: str) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from torchrun_hpc.schedulers.process import read
+from torchrun_hpc.host.procfs import read
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

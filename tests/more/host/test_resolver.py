@@ -8,9 +8,8 @@ import pytest
 from nodes import make_network
 from waiting import NEVER_S, until
 
-from torchrun_hpc.launching import resolver
-from torchrun_hpc.launching.resolver import ResolverCheck
-from torchrun_hpc.planning.inputs import Resolver
+from torchrun_hpc.host import resolver
+from torchrun_hpc.host.resolver import Resolver, ResolverCheck
 
 LOOPBACK = ("lo", "127.0.0.1/8")
 

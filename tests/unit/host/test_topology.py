@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from trees import AMD, VIRTUAL, Machine, hiding, uuid, write
 
 from torchrun_hpc.errors import ranges
-from torchrun_hpc.launching.topology import parse_cpus, this_node
-from torchrun_hpc.planning.topology import Core, Gpu, Topology
+from torchrun_hpc.host.topology import Core, Gpu, Topology, parse_cpus, this_node
 
 
 @given(st.sets(st.integers(0, 1000)))

@@ -9,7 +9,7 @@ import pytest
 from nodes import make_network
 from waiting import PATIENCE
 
-from torchrun_hpc.network import (
+from torchrun_hpc.host.network import (
     bound_socket,
     port_holder,
     port_problem,

@@ -9,13 +9,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from enum import Enum
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.planning.inputs import Resolver
-
 if TYPE_CHECKING:
-    from torchrun_hpc.network import Network
+    from torchrun_hpc.host.network import Network
+
+
+class Resolver(Enum):
+    """Whether the resolver of this node answers."""
+
+    UNKNOWN = "unknown"  # nobody has asked, or not for long
+    ANSWERS = "answers"
+    SILENT = "silent"  # it has not answered, or says that it cannot
+    DOWN = "down"  # no name server can be reached
+
 
 _ASK = """
 import socket, sys
