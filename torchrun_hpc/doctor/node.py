@@ -19,8 +19,6 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
 from torchrun_hpc.errors import ranges
@@ -153,14 +151,13 @@ def _ask(questions: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
 
 
 def _interfaces(network: Network) -> list[Interface]:
-    states: Mapping[str, Any] = psutil.net_if_stats()
     return [
         Interface(
             name=interface.name,
             addresses=[str(own.ip) for own in interface.addresses],
             is_up=interface.up,
-            mtu=getattr(states.get(interface.name), "mtu", 0),
-            speed_mbit=getattr(states.get(interface.name), "speed", 0),
+            mtu=interface.mtu,
+            speed_mbit=interface.speed_mbit,
         )
         for interface in network.interfaces
         if not any(own.ip.is_loopback for own in interface.addresses)

@@ -31,11 +31,15 @@ class Interface:
             gives one.
         addresses: Its addresses, each with the length of its network's prefix.
         up: Whether it is up and running.
+        mtu: Bytes of a packet; 0 if that is not known.
+        speed_mbit: Megabits in a second, as its driver says; 0 if that is not known.
     """
 
     name: str
     addresses: tuple[ipaddress.IPv4Interface | ipaddress.IPv6Interface, ...]
     up: bool = True
+    mtu: int = 0
+    speed_mbit: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,8 @@ def _interfaces() -> tuple[Interface, ...]:
         state = stats.get(name) or stats.get(name.partition(":")[0])
         ip = [e for e in entries if e.family in (socket.AF_INET, socket.AF_INET6)]
         addresses = tuple(_with_prefix(e.address, e.netmask) for e in ip)
-        found.append(Interface(name, addresses, up=state is None or state.isup))
+        known = (state.isup, state.mtu, state.speed) if state else ()
+        found.append(Interface(name, addresses, *known))
     return tuple(found)
 
 

@@ -1,7 +1,9 @@
-"""What Linux says of processes and of this machine in ``/proc``."""
+"""What Linux says of processes and of this machine in ``/proc``: see proc(5)."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 from torchrun_hpc import files
@@ -29,16 +31,65 @@ def read(path: str) -> str | None:
         return None
 
 
+def status(pid: int, thread: int | None = None) -> dict[str, str]:
+    """Return the status of a process or of one of its threads; empty if it is gone."""
+    folder = f"/proc/{pid}" if thread is None else f"/proc/{pid}/task/{thread}"
+    pairs = (
+        line.partition(":") for line in (read(f"{folder}/status") or "").splitlines()
+    )
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _stat(pid: int) -> tuple[str, list[str]]:
+    """Return the name of a process, and the fields behind it; empty if it is gone.
+
+    The first of the fields is its state, the third one of proc(5). The name, in
+    brackets, may hold anything.
+    """
+    start, _, fields = (read(f"/proc/{pid}/stat") or "").rpartition(")")
+    return start.partition("(")[2], fields.split()
+
+
+def age(pid: int) -> float:
+    """Return the age of a process in seconds; 0 if it is gone."""
+    _, fields = _stat(pid)
+    if not fields:
+        return 0.0
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return since_boot - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def threads(pid: int | str = "self") -> list[int]:
+    """Return the numbers of the threads of a process; empty if it is gone."""
+    try:
+        return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
+def open_files() -> set[int]:
+    """Return the numbers of all open files of this process."""
+    found = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    return {number for number in found if target(number)}  # the folder is not, now
+
+
+def target(number: int) -> str:
+    """Return what an open file of this process is; empty if it is not open."""
+    try:
+        return str(Path(f"/proc/self/fd/{number}").readlink())
+    except OSError:
+        return ""
+
+
 def ancestors(pid: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and numbers of a process and of those above. Source: proc(5)."""
+    """Return names and numbers of a process and of those above."""
     names, pids = [], [pid]
     for _ in range(_MOST_ANCESTORS):
-        start, _, fields = (read(f"/proc/{pids[-1]}/stat") or "").rpartition(")")
-        parent = fields.split()[1:2]  # behind its name: its state, its parent
-        if not parent:
+        name, fields = _stat(pids[-1])
+        if not fields:
             break
-        names.append(start.partition("(")[2])
-        pids.append(int(parent[0]))
+        names.append(name)
+        pids.append(int(fields[1]))
     return tuple(names), tuple(pids)
 
 

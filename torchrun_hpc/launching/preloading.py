@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from torchrun_hpc.errors import Message
+from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.launching import environment, signals
 from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, not_used
 from torchrun_hpc.reporting import console, intervals, streams
@@ -29,7 +30,6 @@ from torchrun_hpc.schedulers import process
 from torchrun_hpc.worker import SplitOff, imports, requests
 from torchrun_hpc.worker.fork_server import READY, ForkServer
 from torchrun_hpc.worker.imports import ForkError
-from torchrun_hpc.worker.process import open_files
 from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
 
 if TYPE_CHECKING:

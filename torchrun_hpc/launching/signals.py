@@ -21,10 +21,10 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
+from torchrun_hpc.host import procfs
 from torchrun_hpc.reporting import console, intervals
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 # Seconds within which a scheduler signals all processes of a task.
 _TOGETHER = 0.2
-
-_PROC = Path("/proc")
 
 
 @dataclass(eq=False)
@@ -176,7 +174,7 @@ class _Forwarder:
         alive: set[int] = set()
         parents = {str(os.getpid()), str(self._fork_server)}
         for rank, pid in workers.items():
-            status = _status(pid)
+            status = procfs.status(pid)
             # If this worker has been reaped, another process may have its number.
             if status.get("PPid") not in parents or status["State"][0] in "ZX":
                 continue
@@ -205,7 +203,7 @@ class _Forwarder:
         now: float,
     ) -> None:
         """Deliver signals of one number to a worker, as one signal."""
-        age = _age(pid)
+        age = procfs.age(pid)
         missing = []
         for received in undelivered:
             if received.workers_have_it and age > now - received.when:
@@ -272,21 +270,9 @@ def _bit(number: int) -> int:
     return 1 << (number - 1)
 
 
-def _status(pid: int, thread: int | None = None) -> dict[str, str]:
-    """Read the status of a process or of one of its threads; empty if it is gone."""
-    path = _PROC / str(pid)
-    path = path / "status" if thread is None else path / f"task/{thread}/status"
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines)
-    return {name: value.strip() for name, _, value in pairs}
-
-
 def _pending(pid: int) -> int:
     """Return the signals that are pending for a process, one bit each."""
-    return int(_status(pid).get("ShdPnd", "0"), 16)
+    return int(procfs.status(pid).get("ShdPnd", "0"), 16)
 
 
 def _survives(pid: int, status: Mapping[str, str], number: int) -> bool:
@@ -297,24 +283,9 @@ def _survives(pid: int, status: Mapping[str, str], number: int) -> bool:
     handled = int(status["SigCgt"], 16) | int(status["SigIgn"], 16)
     if handled & _bit(number):
         return True
-    try:
-        threads = [int(entry.name) for entry in (_PROC / str(pid) / "task").iterdir()]
-    except OSError:
-        return False
-    blocked = [_status(pid, thread).get("SigBlk", "0") for thread in threads]
-    return all(int(mask, 16) & _bit(number) for mask in blocked)
-
-
-def _age(pid: int) -> float:
-    """Return the age of a process in seconds; 0 if it is gone."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0.0
-    # The name, in brackets, may hold anything; the 22nd field is 20 behind it.
-    ticks = int(text.rpartition(")")[2].split()[19])
-    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return since_boot - ticks / os.sysconf("SC_CLK_TCK")
+    threads = procfs.threads(pid)
+    blocked = [procfs.status(pid, thread).get("SigBlk", "0") for thread in threads]
+    return bool(blocked) and all(int(mask, 16) & _bit(number) for mask in blocked)
 
 
 # A process has one handler for each signal.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
-
 from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.host import procfs
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.launch_plan import LaunchPlan
@@ -39,7 +38,7 @@ def need(plan: LaunchPlan, *, has_store: bool) -> Need:
         has_store: Whether the workers' store is in the process of node 0's agent.
     """
     world, workers = plan.world, plan.world.workers
-    own = psutil.Process().num_fds() + _AGENT + _LOGS * workers
+    own = len(procfs.open_files()) + _AGENT + _LOGS * workers
     own += workers if plan.preload else 0  # of each, the fork server's answers
     if plan.rendezvous.is_coordinator or world.spares:  # any may become it
         own += _COORDINATOR + world.nodes

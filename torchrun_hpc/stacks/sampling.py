@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from torchrun_hpc.failures.last_words import LAUNCHER
+from torchrun_hpc.host import procfs
 from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _OF_A_LOOK = 2
 _WORKING = 0.001
 
 _SCHEDSTAT = "/proc/{pid}/task/{pid}/schedstat"  # of the main thread
-_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
 _IMPORTS = "<frozen importlib"  # Python's own frames of an import
 _KILL_TIMEOUT = 0.5  # seconds
@@ -154,20 +153,16 @@ def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
 
 def _activity(pid: int) -> tuple[int, float]:
     """Return how often the main thread has waited, and its CPU time in seconds."""
-    with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
-        waits = psutil.Process(pid).num_ctx_switches().voluntary
-        text = Path(_SCHEDSTAT.format(pid=pid)).read_text(encoding="ascii")
-        return waits, int(text.split()[0]) / 1e9
-    return 0, 0.0
+    waits = procfs.status(pid).get("voluntary_ctxt_switches", "0")
+    used, *_ = (procfs.read(_SCHEDSTAT.format(pid=pid)) or "0").split()
+    return int(waits), int(used) / 1e9
 
 
 def _forbidden(errors: str) -> str:
     """Say which setting forbids to look, if py-spy says that it may not."""
     if not any(word in errors.lower() for word in _NOT_ALLOWED):
         return ""
-    scope = "0"
-    with contextlib.suppress(OSError):
-        scope = _PTRACE_SCOPE.read_text(encoding="ascii").strip()
+    scope = (procfs.read(_PTRACE_SCOPE) or "").strip()
     if scope in ("2", "3"):
         return f"{_PTRACE_SCOPE} is {scope}: only the administrator may look"
     return (

@@ -14,15 +14,16 @@ import socket
 import struct
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.host import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _PREFIX = "torchrun_hpc.stacks"
 _LONGEST_ID = 60  # characters of a launch id: a name has 107 bytes
-_SOCKETS = Path("/proc/net/unix")
+_SOCKETS = "/proc/net/unix"
 _LISTENS = "00010000"  # among its flags: __SO_ACCEPTCON, linux/net.h
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _PAUSE = 0.1  # seconds, where there can be no more open files
@@ -78,7 +79,7 @@ class Service:
 def launches() -> Iterator[tuple[str, str]]:
     """Yield launch id and name of the socket of each launch of this user here."""
     wanted = f"@{_PREFIX}/{os.getuid()}/"
-    for line in _SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (procfs.read(_SOCKETS) or "").splitlines():
         _, found, rest = line.partition(wanted)
         launch_id, _, end = rest.rpartition("/")
         if found and end and _LISTENS in line.split():

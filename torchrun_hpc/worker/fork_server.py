@@ -19,6 +19,7 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.worker import imports, process, requests, script
 from torchrun_hpc.worker.imports import ForkError
@@ -89,7 +90,7 @@ class ForkServer:
             ForkError: There can be no forks.
         """
         script.prepare(self._words)
-        before = process.open_files()
+        before = procfs.open_files()
         gc.disable()
         process.set_variables(self._variables)
         environ = dict(environment())
@@ -97,7 +98,7 @@ class ForkServer:
         now = environment().items()
         self._changed = {k: v for k, v in now if environ.get(k) != v}
         gc.freeze()  # what the workers do not look at, they need not copy
-        self._files |= process.open_files() - before
+        self._files |= procfs.open_files() - before
         imports.check_gpus(self._files)
         imports.check_threads()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrun_hpc.errors import count
+from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
-from torchrun_hpc.worker.process import OPEN_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +27,6 @@ _OF_A_WORKER = frozenset(
 
 # Files of the drivers of NVIDIA, AMD and Intel.
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
-
-_THREADS = Path("/proc/self/task")
 
 
 class ForkError(Exception):
@@ -89,9 +87,7 @@ def check_gpus(files: Iterable[int]) -> None:
     Raises:
         ForkError: One was.
     """
-    links = (OPEN_FILES / str(number) for number in files)
-    names = [str(link.readlink()) for link in links]
-    found = [name for name in names if name.startswith(_GPUS)]
+    found = [name for name in map(procfs.target, files) if name.startswith(_GPUS)]
     torch: Any = sys.modules.get("torch")
     devices = ("cuda", "xpu") if torch is not None else ()
     found += [
@@ -125,4 +121,4 @@ def check_threads() -> None:
 
 
 def _other_threads() -> int:
-    return len(list(_THREADS.iterdir())) - 1
+    return len(procfs.threads()) - 1

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc.host import procfs
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.preload import FAULT_HANDLER
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
 _UNBUFFERED = 2  # stdio.h: _IONBF
-OPEN_FILES, _NAME = Path("/proc/self/fd"), Path("/proc/self/comm")
+_NAME = Path("/proc/self/comm")
 _THREADS = "OMP_NUM_THREADS"
 _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
@@ -42,7 +43,7 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     """
     for number, file in enumerate(files):
         os.dup2(file, number)
-    for number in open_files() - {0, 1, 2, *kept}:
+    for number in procfs.open_files() - {0, 1, 2, *kept}:
         os.close(number)
     for number, soft, hard in request.limits:
         if resource.getrlimit(number) != (soft, hard):
@@ -78,20 +79,6 @@ def _renew_threads(before: str | None) -> None:
 def set_variables(variables: Mapping[str, str]) -> None:
     """Set variables of this process."""
     os.environ.update(variables)
-
-
-def open_files() -> set[int]:
-    """Return the numbers of all open files."""
-    found = [int(entry.name) for entry in OPEN_FILES.iterdir()]
-    return {number for number in found if _is_open(number)}  # the folder is not, now
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def set_title(title: str) -> None:

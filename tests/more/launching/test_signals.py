@@ -16,6 +16,7 @@ import pytest
 from programs import run_python
 from waiting import NEVER_S, until
 
+from torchrun_hpc.host import procfs
 from torchrun_hpc.launching import signals
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
@@ -40,7 +41,7 @@ BLOCK = "signal.pthread_sigmask(signal.SIG_BLOCK, [USR1])"
 PERIOD = 0.05
 SETTLED = 2 * signals._TOGETHER
 
-age_of = signals._age
+age_of = procfs.age
 
 
 class Clock:
@@ -105,7 +106,7 @@ def worker(monkeypatch):
         started[one.pid] = one
         return one
 
-    monkeypatch.setattr(signals, "_age", lambda pid: clock.now - started[pid].born)
+    monkeypatch.setattr(procfs, "age", lambda pid: clock.now - started[pid].born)
     yield start
     for one in started.values():
         one.end()
@@ -357,6 +358,7 @@ def test_it_takes_no_signal_and_has_nothing_of_the_agent(agent):
 
 PROGRAM = f"""
 import time
+from torchrun_hpc.host import procfs
 from torchrun_hpc.launching import signals
 signals.install()
 signals.begin(scheduled=True)
@@ -372,7 +374,7 @@ def test_it_ends_with_an_agent_that_is_killed():
         probe = Path(f"/proc/{int(process.stdout.readline())}")
         assert probe.exists()
         process.kill()
-    until(lambda: signals._status(int(probe.name)).get("State", "Z")[0] in "ZX")
+    until(lambda: procfs.status(int(probe.name)).get("State", "Z")[0] in "ZX")
 
 
 def test_the_age_of_a_process(worker):
@@ -400,6 +402,7 @@ def test_what_torch_is_to_handle(agent, worker):
 def test_what_came_before_torch_could_handle_it():
     program = """
 import os, signal
+from torchrun_hpc.host import procfs
 from torchrun_hpc.launching import signals
 signals.install()
 os.kill(os.getpid(), signal.SIGUSR1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from waiting import PATIENCE
@@ -77,5 +78,5 @@ def test_root_may_ask_everybody(beside_nobody):
 
     with beside_nobody(serve):
         prefix = f"{service._PREFIX}/{NOBODY}/19.0/"
-        number = service._SOCKETS.read_text().partition(prefix)[2].splitlines()[0]
+        number = Path(service._SOCKETS).read_text().partition(prefix)[2].splitlines()[0]
         assert json.loads(bytes_of(f"\0{prefix}{number}")) == {"user": NOBODY}

@@ -109,10 +109,15 @@ def test_limits(monkeypatch):
 # --- the network ----------------------------------------------------------------------
 
 
-def test_interfaces(monkeypatch):
-    states = {"ib0": SimpleNamespace(mtu=4092, speed=200000)}
-    monkeypatch.setattr("psutil.net_if_stats", lambda: states)
-    assert [tuple(each.values()) for each in examined()["interfaces"]] == [
+def test_interfaces():
+    known = [
+        replace(interface, mtu=4092, speed_mbit=200000)
+        if interface.name == "ib0"
+        else interface
+        for interface in NETWORK.interfaces
+    ]
+    found = examined(network=replace(NETWORK, list_interfaces=lambda: tuple(known)))
+    assert [tuple(each.values()) for each in found["interfaces"]] == [
         ("eth0", ["10.10.0.1"], True, 0, 0),
         ("ib0", ["10.20.0.1", "fd00::1"], True, 4092, 200000),
         ("ib1", [], False, 0, 0),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -208,6 +209,16 @@ def test_this_node_has_a_loopback_interface():
 def test_this_node_lists_what_psutil_lists():
     names = [interface.name for interface in this_node().interfaces]
     assert names == list(psutil.net_if_addrs())
+
+
+def test_what_the_driver_of_an_interface_says(monkeypatch):
+    state = SimpleNamespace(isup=False, mtu=4092, speed=200000)
+    entry = SimpleNamespace(family=socket.AF_INET, address="10.20.0.1", netmask=None)
+    entries = {name: [entry] for name in ("ib0", "ib0:1", "unknown")}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: entries)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"ib0": state})
+    found = [(each.up, each.mtu, each.speed_mbit) for each in this_node().interfaces]
+    assert found == [(False, 4092, 200000), (False, 4092, 200000), (True, 0, 0)]
 
 
 def test_this_node_resolves_and_routes():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import resource
 
-import psutil
 import pytest
 from plans import make_launch_plan
 
+from torchrun_hpc.host import procfs
 from torchrun_hpc.rendezvous import open_files
 
 
@@ -53,7 +53,7 @@ NEEDS = {
 
 @pytest.mark.parametrize("case", NEEDS)
 def test_what_a_node_needs(case, monkeypatch):
-    monkeypatch.setattr(psutil.Process, "num_fds", lambda _: 10)
+    monkeypatch.setattr(procfs, "open_files", lambda: set(range(10)))
     changes, has_store, expected = NEEDS[case]
     found = open_files.need(plan(**changes), has_store=has_store)
     assert found == tuple(10 + number for number in expected)
