@@ -116,9 +116,7 @@ def met(
         if plan.rendezvous.is_coordinator and plan.world.node_rank == 0
         else max(_SILENCE, int(timeout)),
     )
-    connection = Connection(
-        plan, settings, environ, show, has_store=False, segment=_SEGMENT
-    )
+    connection = Connection(plan, settings, environ, show, segment=_SEGMENT)
     try:
         yield Board(connection.open(timeout))
     finally:

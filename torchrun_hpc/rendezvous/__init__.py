@@ -14,7 +14,6 @@ same connection then carries what concerns all: a restart, the end, a failure.
 `search`           how an agent finds the coordinator
 `client`           an agent's connection to the coordinator, in a thread of its own
 `connection`       both of these, as a node opens and closes them
-`open_files`       how many open files that takes
 `messages`         what the user reads about it
 `handler`          what torch's agent asks; it imports torch, and so does
 `store`            the store that torch's agents share

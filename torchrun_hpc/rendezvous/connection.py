@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import resource
 import socket
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import join_endpoint, port_holder
-from torchrun_hpc.rendezvous import messages, open_files, search
+from torchrun_hpc.rendezvous import messages, search
 from torchrun_hpc.rendezvous.client import Client, JobFailedError, request_of
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.protocol import Refusal
-from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, CoordinatorServer, listen
+from torchrun_hpc.rendezvous.server import CoordinatorServer, listen
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
@@ -37,21 +38,19 @@ class Connection:
         settings: What all agents agree on.
         environ: Environment of this process.
         on_event: See `Client`.
-        has_store: Whether the workers' store is in the process of node 0's agent.
         segment: Bytes of TCP's segments at most; 0 for what the interface takes.
 
     Attributes:
         client: The connection, once it is opened.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a thing of its own
+    def __init__(
         self,
         plan: LaunchPlan,
         settings: Settings,
         environ: Mapping[str, str],
         on_event: Callable[[Mapping[str, Any]], None],
         *,
-        has_store: bool,
         segment: int = 0,
     ) -> None:
         self.client: Client | None = None
@@ -59,7 +58,6 @@ class Connection:
         self._settings = settings
         self._environ = environ
         self._on_event = on_event
-        self._has_store = has_store
         self._segment = segment
         self._server: CoordinatorServer | None = None
 
@@ -70,26 +68,22 @@ class Connection:
             timeout: Seconds to look for it.
 
         Raises:
-            LaunchError: The coordinator cannot listen, or refuses this agent; or there
-                are too few open files.
+            LaunchError: The coordinator cannot listen, or refuses this agent.
             CoordinatorNotFoundError: It was not found in time.
             JobFailedError: The job has failed already.
         """
         plan, settings, where = self._plan, self._settings, self._plan.rendezvous
         request = request_of(plan, settings.run_id)
-        needed = open_files.need(plan, has_store=self._has_store)
-        peers = UNKNOWN_PEERS if where.is_coordinator else 0
-        limit, ports = open_files.raise_limit(needed.all + peers), where.ports
-        opened = self._listen(request)
+        _allow_open_files()
+        opened, ports = self._listen(request), where.ports
         if opened is not None:
             if self._segment:  # for both sides of each connection
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
-            peers = min(max(limit - needed.all, 0), peers)
             port = opened.getsockname()[1]
             if where.is_coordinator:
                 ports = (port,)
             self._server = CoordinatorServer(
-                opened, self._coordinator(port), peers, _report_problem
+                opened, self._coordinator(port), on_problem=_report_problem
             )
             self._server.start()
         address = search.CoordinatorAddress(
@@ -104,10 +98,6 @@ class Connection:
             self.client.connect()
         except search.RefusedError as refused:
             raise messages.refusal(refused, plan, request, self._environ) from None
-        # Only now: so the other nodes are informed if the limit is too low.
-        warning = open_files.check_limit(limit, needed, plan)
-        if warning is not None:
-            console.write(warning, "warning")
         return self.client
 
     def close(self) -> None:
@@ -181,6 +171,16 @@ class Connection:
             client.leave()
         if refused.reason is not Refusal.UNKNOWN:
             raise messages.refusal(refused, plan, request, self._environ)
+
+
+def _allow_open_files() -> None:
+    """Allow this process as many open files as the system does.
+
+    The head node has a connection to each node, node 0 one to each worker.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError):  # the kernel allows fewer by now
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _report_problem(reason: str) -> None:

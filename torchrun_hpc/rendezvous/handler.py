@@ -205,19 +205,14 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             timeout: Seconds to look for it; by default those of ``join_timeout``.
 
         Raises:
-            LaunchError: The coordinator cannot listen, or refuses this agent; or there
-                are too few open files.
+            LaunchError: The coordinator cannot listen, or refuses this agent.
             CoordinatorMissingError: It was not found in time.
             JobFailedError: The job has failed already.
         """
         if self._client is not None:
             return self._client
         self._connection = self._new_connection(
-            self._plan,
-            self._settings,
-            self._environ,
-            self._report,
-            has_store=self._shares_store,
+            self._plan, self._settings, self._environ, self._report
         )
         limit = self._settings.join_timeout if timeout is None else timeout
         try:

@@ -34,7 +34,7 @@ LATE_NODES_TIMEOUT = 30.0  # for nodes that connect when the job has failed alre
 
 # Connections of unknown peers, which have sent no join request yet, beside one for each
 # node.
-UNKNOWN_PEERS = 1024
+UNKNOWN_PEERS = 256
 
 # Errors of accept(2) where no other file can be opened.
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

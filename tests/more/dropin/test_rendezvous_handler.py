@@ -539,53 +539,25 @@ def test_stacks_that_cannot_be_taken_are_taken_again(
 # --- open files ---------------------------------------------------------------------
 
 
-# For two nodes with a worker each: agent, logs, coordinator, nodes, store, workers.
-_NEEDS = 8 + 2 + 4 + 2 + 12 + 2
-
-
-@shares_store
-@pytest.mark.parametrize(
-    ("case", "kind"),
-    [
-        ((2000, 1), None),
-        ((0, 1), None),
-        ((-1, 1), "warning"),
-        ((-2, 1), "error"),
-        ((-20, 1), "error"),
-        ((1198, 400), "warning"),
-    ],
-)
-def test_a_limit_of_open_files(
-    job: Job,
-    case: tuple[int, int],
-    kind: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """One number is compared with the limit: what this node needs."""
-    used, (spare, workers) = 20, case
-    monkeypatch.setattr(psutil.Process, "num_fds", lambda _: used)
-    limit = used + _NEEDS + spare
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    made = [job.handler(rank, workers=workers) for rank in (0, 1)]
+def test_the_limit_of_open_files_is_raised(job: Job) -> None:
+    number = resource.RLIMIT_NOFILE
+    before = resource.getrlimit(number)
+    resource.setrlimit(number, (before[1] - 1, before[1]))
     try:
-        made[0].connect()
-        said = capsys.readouterr().err
-    except LaunchError as error:
-        said = f"torchrun_hpc: error: {error.code} {error}\n"
-    needed = used + _NEEDS + 4 * (workers - 1)
-    counted = "1 worker" if workers == 1 else f"{workers} workers"
-    expected = (
-        f"torchrun_hpc: {kind}: HPC122 this node may have {limit} open files "
-        f"(ulimit -Hn), and needs {needed} for 2 nodes with {counted} each: "
-        "ask for more\n"
-    )
-    assert said == (expected if kind else "")
-    if kind == "error":  # and the others are informed
-        made[0].give_up(Failure(Kind.AGENT, text=said))
-        with pytest.raises(JobFailedError):
-            made[1].next_rendezvous()
+        job.handler(0).connect()
+        assert resource.getrlimit(number) == (before[1], before[1])
+    finally:
+        resource.setrlimit(number, before)
+
+
+def test_a_limit_of_open_files_that_stays(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    job.handler(0).connect()
 
 
 def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
