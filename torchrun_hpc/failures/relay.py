@@ -14,13 +14,13 @@ import fcntl
 import os
 import select
 import subprocess
-import sys
 import termios
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import programs
 from torchrun_hpc.failures.last_words import KEPT
 from torchrun_hpc.reporting import streams
 
@@ -31,18 +31,6 @@ _SIZE = 256 * 1024  # bytes: of the pipe, and of a piece
 _REST_TIMEOUT = 0.1  # seconds to wait for the rest of a line
 _PAUSE = 0.01  # seconds
 _INTERVAL = 0.5  # seconds until the reader sees what `read_rest` has read
-
-# For what workers leave behind: it copies until the last of these processes has ended.
-_COPY = f"""
-import os, select
-while piece := os.read(0, {_SIZE}):
-    while piece:
-        select.select([], [1], [])
-        try:
-            piece = piece[os.write(1, piece):]
-        except BlockingIOError:
-            pass
-"""
 
 
 def reason_not_to_read() -> str:
@@ -201,12 +189,8 @@ class _Pipe:
             if self._is_open and self.thread.is_alive():
                 self._is_open = False
                 with contextlib.suppress(OSError):
-                    subprocess.Popen(  # noqa: S603
-                        [sys.executable, "-ISc", _COPY],
-                        stdin=self._reader,
-                        stdout=2 if self._is_shown else subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
+                    output = 2 if self._is_shown else subprocess.DEVNULL
+                    programs.start("pass_on", stdin=self._reader, stdout=output)
                 os.close(self._reader)
         while self._is_writing or self._unwritten:
             self.thread.join(_PAUSE)

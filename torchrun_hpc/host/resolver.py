@@ -6,14 +6,16 @@ no name server answers, each worker waits for it, and prints a warning.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from enum import Enum
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import programs
+
 if TYPE_CHECKING:
+    import subprocess
+
     from torchrun_hpc.host.network import Network
 
 
@@ -26,41 +28,8 @@ class Resolver(Enum):
     DOWN = "down"  # no name server can be reached
 
 
-_ASK = """
-import socket, sys
-
-def is_reached(server):
-    family = socket.AF_INET6 if ":" in server else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(1)
-        try:
-            asking.connect((server, 53))
-            asking.send(b"\\0\\1\\1\\0\\0\\1" + bytes(6) + b"\\0\\0\\2\\0\\1")
-            asking.recv(512)
-        except TimeoutError:
-            return True  # it may be slow
-        except OSError:
-            return False
-    return True
-
-try:
-    socket.getnameinfo((sys.argv[1], 0, 0, 0), socket.NI_NUMERICSERV)
-except socket.gaierror as error:
-    if error.errno != socket.EAI_AGAIN:
-        sys.exit(0)
-else:
-    sys.exit(0)
-try:
-    with open("/etc/resolv.conf") as file:
-        words = [line.split() for line in file]
-except OSError:
-    words = []
-servers = [line[1] for line in words if line[:1] == ["nameserver"] and line[1:]]
-sys.exit(4 if any(map(is_reached, servers or ["127.0.0.1"])) else 3)
-"""
-
 _SLOW = 0.5  # seconds: before these it is not known whether an answer is late
-_RESULTS = {0: Resolver.ANSWERS, 3: Resolver.DOWN, 4: Resolver.SILENT}  # exit codes
+_RESULTS = {0: Resolver.ANSWERS, 3: Resolver.DOWN, 4: Resolver.SILENT}  # of the program
 
 
 class ResolverCheck:
@@ -85,13 +54,7 @@ class ResolverCheck:
         if address is None:
             return
         try:
-            self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-ISc", _ASK, f"::ffff:{address}"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._process = programs.start("ask_resolver", f"::ffff:{address}")
         except OSError:  # no more processes: it is not worth a message
             return
 

@@ -11,19 +11,12 @@ import os
 import subprocess
 import sys
 
+from torchrun_hpc import programs
 from torchrun_hpc.launching import environment
 from torchrun_hpc.planning.network_env import DEBUG_VARIABLES
 from torchrun_hpc.reporting import streams
 
 _STDERR = 2
-_COPY = """
-import os, sys
-for line in sys.stdin.buffer:
-    try:
-        os.write(1, os.fsencode(sys.argv[1]) + line)
-    except OSError:
-        pass  # a writer must not die of SIGPIPE
-"""
 
 _copier: subprocess.Popen[bytes] | None = None
 
@@ -41,12 +34,10 @@ def switch_on(host: str, rank: int | None) -> None:
     environment.set_unset(DEBUG_VARIABLES)
     node = "" if rank is None else f" node {rank}"
     streams.flush(sys.stderr)
-    # In a session of its own: Ctrl-C is not for it, it ends with the last writer.
-    _copier = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-ISc", _COPY, f"{host.partition('.')[0]}{node}: "],
-        stdin=subprocess.PIPE,
-        stdout=_STDERR,
-        start_new_session=True,
+    prefix = f"{host.partition('.')[0]}{node}: "
+    # It ends with the last writer.
+    _copier = programs.start(
+        "write_prefix", prefix, stdin=subprocess.PIPE, stdout=_STDERR
     )
     if _copier.stdin is not None:
         os.dup2(_copier.stdin.fileno(), _STDERR)

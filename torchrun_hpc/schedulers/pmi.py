@@ -23,11 +23,11 @@ import os
 import re
 import select
 import socket
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from torchrun_hpc import programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,31 +184,12 @@ def finalize_at_end(environ: Mapping[str, str]) -> None:
         manager = int(environ[DESCRIPTOR])
         process = os.pidfd_open(os.getpid())
         try:
-            subprocess.Popen(  # noqa: S603
-                [sys.executable, "-ISc", _AT_END, str(manager), str(process)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(manager, process),
-                start_new_session=True,
-            )
+            files = manager, process
+            programs.start("finalize_pmi", *map(str, files), pass_fds=files)
         finally:
             os.close(process)
     except (ValueError, OSError):  # an old kernel, a container
         finalize(environ)
-
-
-# The manager hangs up when the script has called MPI_Finalize.
-_AT_END = """
-import os, select, sys
-manager, process = map(int, sys.argv[1:])
-poll = select.poll()
-poll.register(manager, 0)
-poll.register(process, select.POLLIN)
-if manager not in dict(poll.poll()):
-    os.write(manager, b"cmd=finalize\\n")
-    os.read(manager, 1000)
-"""
 
 
 def parse_mapping(text: str, size: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import pytest
 from nodes import make_network
 from waiting import NEVER_S, until
 
+from torchrun_hpc import programs
 from torchrun_hpc.host import resolver
 from torchrun_hpc.host.resolver import Resolver, ResolverCheck
 
@@ -21,14 +22,15 @@ def network_of(*interfaces, **changes):
 ETHERNET = ("eth0", "10.20.0.1/24")
 
 
-def asked(monkeypatch, program):
+def asked(monkeypatch, folder, program):
     """Return what asks by a program."""
-    monkeypatch.setattr(resolver, "_ASK", program)
+    monkeypatch.setattr(programs, "FOLDER", folder)
+    (folder / "ask_resolver.py").write_text(program)
     return ResolverCheck(network_of(ETHERNET))
 
 
-def result_of(monkeypatch, program):
-    check = asked(monkeypatch, program)
+def result_of(monkeypatch, folder, program):
+    check = asked(monkeypatch, folder, program)
     until(lambda: check._process.poll() is not None)
     return check.result()
 
@@ -44,23 +46,23 @@ def result_of(monkeypatch, program):
         ("import os; os._exit(5)", Resolver.UNKNOWN),
     ],
 )
-def test_an_answer(monkeypatch, program, result):
-    assert result_of(monkeypatch, program) is result
+def test_an_answer(monkeypatch, tmp_path, program, result):
+    assert result_of(monkeypatch, tmp_path, program) is result
 
 
-def test_it_asks_for_the_address_that_torch_asks_for(monkeypatch):
+def test_it_asks_for_the_address_that_torch_asks_for(monkeypatch, tmp_path):
     program = "import sys; sys.exit(3 * (sys.argv[1] == '::ffff:10.20.0.1'))"
-    assert result_of(monkeypatch, program) is Resolver.DOWN
+    assert result_of(monkeypatch, tmp_path, program) is Resolver.DOWN
 
 
 @pytest.mark.parametrize(
     ("seconds", "result"), [(0, Resolver.UNKNOWN), (1, Resolver.SILENT)]
 )
-def test_nobody_waits_for_an_answer(monkeypatch, seconds, result):
+def test_nobody_waits_for_an_answer(monkeypatch, tmp_path, seconds, result):
     times = iter([0, seconds])
     clock = SimpleNamespace(monotonic=lambda: next(times))
     monkeypatch.setattr(resolver, "time", clock)
-    check = asked(monkeypatch, f"import time; time.sleep({NEVER_S})")
+    check = asked(monkeypatch, tmp_path, f"import time; time.sleep({NEVER_S})")
     process = check._process
     assert check.result() is result
     assert process.returncode == -9  # nor does it ask on

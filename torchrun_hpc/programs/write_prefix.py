@@ -1,0 +1,10 @@
+"""Copies stdin to stdout, with the argument in front of each line."""
+
+import os
+import sys
+
+for line in sys.stdin.buffer:
+    try:
+        os.write(1, os.fsencode(sys.argv[1]) + line)
+    except OSError:
+        pass  # a writer must not die of SIGPIPE
