@@ -1,7 +1,7 @@
 """The value of ``--rdzv-conf``, read and written as torch does.
 
 Whether a value can be used is a matter of the backend that reads it. What that one does
-not read may be anything, and so may all that somebody else's backend reads.
+not read may be anything. What etcd, or somebody else's backend, reads is checked there.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def _since(text: str) -> datetime:
 _Reader = tuple["Callable[[str], object]", str]
 
 # The second is what to say of a value that cannot be read, behind it.
-_WHOLE: _Reader = (int, " is not a whole number")
 _SECONDS: _Reader = (_seconds, " is not a number of seconds")
-_PROTOCOL: _Reader = (("http", "https").index, ": type one of http, https")
 
 # torch's dynamic_rendezvous.create_handler. The last two may be 0 there, or less, and
 # the nodes never meet.
@@ -87,12 +85,6 @@ _READERS: dict[str, dict[str, _Reader]] = {
     "c10d": _C10D,
     "scheduler": _C10D,  # it stands in for that
     "static": {"timeout": _SECONDS},
-    "etcd": {"timeout": _WHOLE, "last_call_timeout": _WHOLE, "protocol": _PROTOCOL},
-    "etcd-v2": {
-        "read_timeout": (_positive, _SECONDS[1]),
-        "protocol": (lambda text: _PROTOCOL[0](text.lower()), _PROTOCOL[1]),
-        **_DYNAMIC,
-    },
 }
 
 
@@ -114,13 +106,13 @@ def parse(setting: Setting | None) -> dict[str, str]:
         if key and value:
             conf[key] = value
         elif part.strip():
-            raise _error(
+            raise unusable(
                 setting,
                 f"{part!r} is not of the form key=value. Type pairs with commas "
                 "between them: join_timeout=900,read_timeout=600",
             )
     for key in sorted(_TAKEN.keys() & conf.keys()):
-        raise _error(setting, f"{key} is set by {_TAKEN[key]}. Leave it out here")
+        raise unusable(setting, f"{key} is set by {_TAKEN[key]}. Leave it out here")
     return conf
 
 
@@ -137,11 +129,14 @@ def check(setting: Setting | None, backend: str) -> None:
         try:
             read(conf[key])
         except (ValueError, OverflowError):
-            raise _error(setting, f"{key}={conf[key]}{fault}") from None
+            raise unusable(setting, f"{key}={conf[key]}{fault}") from None
 
 
-def _error(setting: Setting | None, fault: str) -> LaunchError:
-    return LaunchError("HPC019", f"{setting}: {fault}", everywhere=True)
+def unusable(
+    setting: Setting | None, fault: str, *, everywhere: bool = True
+) -> LaunchError:
+    """Return the error for a value that cannot be used; see `LaunchError`."""
+    return LaunchError("HPC019", f"{setting}: {fault}", everywhere=everywhere)
 
 
 def seconds(setting: Setting | None, backend: str, key: str, default: int) -> int:

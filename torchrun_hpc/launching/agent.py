@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ import torch
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import registry as backends
 
-from torchrun_hpc.commandline import torchrun_parser, validation
+from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.report import LocalReport
@@ -140,12 +142,6 @@ class AgentStarter(Starter):
             if self._is_quiet and self._observer.watch.has_failed:
                 raise SystemExit(FAILED) from error
             raise
-        except ImportError as error:  # a backend's package; torch has a stub for one
-            raise LaunchError(
-                "HPC017",
-                f"--rdzv_backend={args.rdzv_backend} needs a package that is not "
-                f"installed: {error.name or error}",
-            ) from None
         except client.JobFailedError as error:  # in a dry run
             _fail(messages.failed(error.failure, plan), error)
         except handler.CoordinatorMissingError as error:
@@ -237,11 +233,36 @@ class AgentStarter(Starter):
         has_report = registry.is_applied(self._outcomes or (), watch_workers)
         is_quiet = self._is_quiet and has_report
         try:
-            with self._observer.at_work(plan), quiet.withheld(is_quiet=is_quiet):
+            with (
+                self._observer.at_work(plan),
+                quiet.withheld(is_quiet=is_quiet),
+                _backend_faults(self._args.rdzv_backend, self.options.get("rdzv_conf")),
+            ):
                 record(self._run)(self._args)
         finally:
             if self._preloaded is not None:
                 self._preloaded.end()
+
+
+@contextlib.contextmanager
+def _backend_faults(backend: str, conf: Setting | None) -> Iterator[None]:
+    """Turn what a backend lacks, or cannot use, into one message.
+
+    Raises:
+        LaunchError: Its package is missing, or it cannot use ``--rdzv-conf``.
+    """
+    try:
+        yield
+    except ImportError as error:  # torch has a stub for one
+        text = f"needs a package that is not installed: {error.name or error}"
+        raise LaunchError("HPC017", f"--rdzv_backend={backend} {text}") from None
+    except (ValueError, OverflowError) as error:
+        code = backends.get_rendezvous_handler.__code__
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if conf is None or all(frame.f_code is not code for frame in frames):
+            raise  # not raised when torch made the handler
+        fault = f"--rdzv_backend={backend} cannot use it: {error}"
+        raise rdzv_conf.unusable(conf, fault, everywhere=False) from None
 
 
 def _fail(message: Message, error: Exception) -> None:

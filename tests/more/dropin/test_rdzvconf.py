@@ -27,6 +27,8 @@ from torchrun_hpc.setting import Setting
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from side_by_side import Result
+
 # Those that need no package beside torch.
 BACKENDS = ("c10d", "static")
 KEYS = (
@@ -139,21 +141,87 @@ CONF = {"connect_timeout": "1.5", "store_type": "redis", "join_timeout": "soon"}
 """
 
 
-@pytest.mark.skipif(
+takes_others = pytest.mark.skipif(
     not hasattr(registry, "_register_out_of_tree_handlers"),
     reason="this torch knows its own backends only",
 )
-@pytest.mark.parametrize("which", [STOCK, OURS])
-def test_somebodys_own_backend(which: str, tmp_path: Path) -> None:
+
+
+def _launch_with_theirs(
+    which: str, tmp_path: Path, module: str, *options: str
+) -> Result:
+    """Launch with somebody's own backend, as a package that is installed."""
     package = tmp_path / "theirs-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
     entry = "[torchrun.handlers]\ntheirs = theirs:get_handler\n"
     (package / "entry_points.txt").write_text(entry)
-    (tmp_path / "theirs.py").write_text(THEIRS)
+    (tmp_path / "theirs.py").write_text(module)
     environ = clean_environ()
     environ["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    words = ["--rdzv-backend=theirs", *options, "--no-python", "echo", "started"]
+    return run([*COMMANDS[which], *words], env=environ)
+
+
+@takes_others
+@pytest.mark.parametrize("which", [STOCK, OURS])
+def test_somebodys_own_backend(which: str, tmp_path: Path) -> None:
     conf = "--rdzv-conf=connect_timeout=1.5,store_type=redis,join_timeout=soon"
-    options = ["--rdzv-backend=theirs", conf, "--no-python"]
-    done = run([*COMMANDS[which], *options, "echo", "started"], env=environ)
+    done = _launch_with_theirs(which, tmp_path, THEIRS, conf)
     assert (done.code, done.out) == (0, "started\n"), done.err
+
+
+# It cannot be made, or fails when the nodes meet.
+REFUSES = """
+def get_handler():
+    return create
+
+
+def create(given):
+    {in_create}
+    class Handler:
+        use_agent_store = False
+        def get_backend(self):
+            return "theirs"
+        def next_rendezvous(self):
+            raise ValueError("later")
+        def shutdown(self):
+            return True
+    return Handler()
+"""
+
+
+@takes_others
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("given.get_as_int('interval')", "The rendezvous configuration option 'inter"),
+        ("10.0 ** given.get_as_int('power')", "(34, 'Numerical result out of range')"),
+    ],
+)
+def test_a_value_that_a_backend_cannot_use(
+    line: str, fault: str, tmp_path: Path
+) -> None:
+    module = REFUSES.format(in_create=line)
+    conf = "--rdzv-conf=interval=1.5,power=999"
+    done = _launch_with_theirs(OURS, tmp_path, module, conf)
+    *_, error = done.err.splitlines()
+    assert "Traceback" not in done.err
+    said = "HPC019 --rdzv_conf=interval=1.5,power=999: --rdzv_backend=theirs"
+    assert error.startswith(f"torchrun_hpc: error: {said} cannot use it: {fault}")
+    assert done.code == 2
+
+
+@takes_others
+@pytest.mark.parametrize(
+    ("line", "options"), [("", ["--rdzv-conf=a=1"]), ("int('no number')", [])]
+)
+def test_a_fault_that_is_not_of_a_value(
+    line: str, options: list[str], tmp_path: Path
+) -> None:
+    """It is raised later, or without the option: torch's traceback shows where."""
+    module = REFUSES.format(in_create=line)
+    done = _launch_with_theirs(OURS, tmp_path, module, *options)
+    assert done.code == 1
+    assert "ValueError: " in done.err
+    assert "HPC019" not in done.err

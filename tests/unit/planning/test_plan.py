@@ -109,8 +109,6 @@ BACKENDS = {
         ("scheduler", "is_host=maybe"),
         ("c10d", "is_host=maybe"),
         ("static", "timeout=0"),
-        ("etcd", "protocol=HTTP"),
-        ("etcd-v2", "read_timeout=0"),
     ],
 )
 def test_what_a_backend_reads_is_checked(backend, conf):
