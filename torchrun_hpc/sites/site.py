@@ -15,7 +15,7 @@ BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", "none")
 
 
 def is_module(name: str) -> bool:
-    """Say whether this can be the name of a module, as it stands behind ``import``."""
+    """Return whether this can be a module's name, as it stands after ``import``."""
     return all(map(str.isidentifier, name.split(".")))
 
 
@@ -65,11 +65,11 @@ class Site:
         pattern: Regular expression that finds the part of a node's name to rewrite;
             empty if names stay as they are.
         replacement: Its replacement, as for ``re.sub``.
+        examples: Node names, and their names on the fast network.
         variables: The variables that the centre documents, to be set where unset.
         preload: Modules that each node imports once for all workers, as
             ``--hpc-preload``.
         bind: How the workers are bound to CPUs, as ``--hpc-bind``.
-        examples: Node names, and their names on the fast network.
         found_by: By what it was recognised or chosen: ``SYSTEMNAME=juwels``.
     """
 
@@ -81,10 +81,10 @@ class Site:
     signs: tuple[Sign, ...] = ()
     pattern: str = ""
     replacement: str = ""
+    examples: Mapping[str, str] = field(default_factory=dict, hash=False)
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
     preload: tuple[str, ...] = ()
     bind: str = "none"
-    examples: Mapping[str, str] = field(default_factory=dict, hash=False)
     found_by: str = ""
 
     def rewrite(self, host: str) -> str:
