@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
+from torchrun_hpc import waiting
 from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
@@ -22,7 +22,7 @@ from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.rendezvous.coordinator import ranks_by_site
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.store import AgentStore
-from torchrun_hpc.reporting import console, description, intervals
+from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # Seconds that node 0 waits for the others, where --rdzv-conf has no join_timeout.
 LIMIT = 60
 
-_PAUSE = 0.05
 _PREFIX = "torchrun_hpc/dry_run"
 _ARRIVED, _ANSWERED = f"{_PREFIX}/arrived", f"{_PREFIX}/answered"
 
@@ -122,28 +121,16 @@ def _exchange(
 
 
 def _wait(
-    condition: Callable[[], bool], limit: float, state: Callable[[], str] | None = None
+    condition: Callable[[], bool], limit: float, state: Callable[[], str] | None
 ) -> bool:
-    """Wait in steps, so that signals are acted on; say whether it came true.
+    """Wait, and report how far it is, if that is known; return whether it came true."""
 
-    Args:
-        condition: What is waited for.
-        limit: Seconds to wait.
-        state: Says how far it is, for whoever watches.
-    """
-    start = time.monotonic()
-    times = intervals.report_times()
-    report_at = next(times)
-    while not condition():
-        waited = time.monotonic() - start
-        if waited > limit:
-            return False
-        if state is not None and waited > report_at:
-            report_at = next(times)
+    def report(waited: float) -> None:
+        if state is not None:
             text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
             console.write(Message("HPC100", text))
-        time.sleep(_PAUSE)
-    return True
+
+    return waiting.until(condition, limit, report)
 
 
 def _key(rank: int) -> str:

@@ -16,16 +16,16 @@ import select
 import signal
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.launching import environment, signals
 from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, not_used
-from torchrun_hpc.reporting import console, intervals, streams
+from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.worker import SplitOff, imports, requests
 from torchrun_hpc.worker.fork_server import READY, ForkServer
@@ -219,13 +219,17 @@ def _split_off(server: ForkServer) -> tuple[socket.socket, int]:
 
 def _answer(connection: socket.socket, preload: Preload, *, is_reporter: bool) -> str:
     """Wait until all is imported; return why there can be no forks, if so."""
-    start = time.monotonic()
-    for due in intervals.report_times(is_reporter=is_reporter):
-        rest = max(start + due - time.monotonic(), 0)
-        if select.select([connection], [], [], rest)[0]:
-            break
-        text = f"waiting for the import of {preload.setting}, for {due} s"
+
+    def report(waited: float) -> None:
+        text = f"waiting for the import of {preload.setting}, for {waited} s"
         console.write(Message("HPC170", text))
+
+    waiting.until(
+        lambda: select.select([connection], [], [], waiting.PAUSE)[0],
+        report=report,
+        is_reporter=is_reporter,
+        pause=0,
+    )
     answer = connection.recv(_LONGEST)
     if answer == READY:
         return ""

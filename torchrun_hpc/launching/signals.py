@@ -23,9 +23,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import procfs
-from torchrun_hpc.reporting import console, intervals
+from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -220,7 +221,7 @@ class _Forwarder:
                 received.delivered_to.add(pid)
             return
         waited = min(age, now - missing[0].when)
-        if waited >= intervals.FIRST_REPORT and not self._reported:
+        if waited >= waiting.FIRST_REPORT and not self._reported:
             self._reported = True
             text = (
                 f"{number.name} is held back from the worker of local rank {rank} "

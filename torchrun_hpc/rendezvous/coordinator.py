@@ -13,12 +13,11 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__
+from torchrun_hpc import __version__, waiting
 from torchrun_hpc.failures.collection import Collection
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError, Refusal
-from torchrun_hpc.reporting import intervals
 from torchrun_hpc.reporting.console import printable
 
 if TYPE_CHECKING:
@@ -543,7 +542,7 @@ class Coordinator:
             return
         self._waited += 1
         missing = [rank for rank in self._in_round if rank not in ready]
-        if intervals.is_report_due(self._waited):
+        if waiting.is_report_due(self._waited):
             key = "finishing" if self.running else "waiting"
             self._report({key: missing, "seconds": self._waited})
         timeout = self.settings.join_timeout

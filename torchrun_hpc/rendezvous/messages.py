@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__
+from torchrun_hpc import __version__, waiting
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import signal_name
@@ -13,7 +13,7 @@ from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked
 from torchrun_hpc.rendezvous.search import NOBODY
-from torchrun_hpc.reporting import console, intervals
+from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.names import nodes as names
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 
@@ -91,7 +91,7 @@ def _wait_for_coordinator(event: Mapping[str, Any], plan: LaunchPlan) -> Message
     node = f"the head node at {where.endpoint}"
     match event:
         case {"looking": waited}:
-            if intervals.is_report_due(waited, is_reporter=is_reporter):
+            if waiting.is_report_due(waited, is_reporter=is_reporter):
                 problem = _search_problem(event["found"], plan)
                 text = f"{node} ({where.connect_host}) for {waited} s: {problem}"
                 return Message("HPC113", f"waiting for {text}")

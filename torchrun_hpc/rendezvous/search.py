@@ -9,10 +9,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import waiting
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.end import End
 from torchrun_hpc.rendezvous.protocol import VERSION, ProtocolError, Refusal
-from torchrun_hpc.reporting import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -165,7 +165,7 @@ class Search:
                 while reported + 1 < waited:
                     reported += 1
                     self._on_event({"looking": reported, "found": self._summary()})
-                await asyncio.sleep(intervals.backoff(waited))
+                await asyncio.sleep(waiting.backoff(waited))
         finally:
             for task in self._attempts:
                 task.cancel()

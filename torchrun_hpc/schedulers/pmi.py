@@ -19,15 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import select
 import socket
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import programs
+from torchrun_hpc import programs, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +53,6 @@ MOST_TASKS = 2**22
 # Seconds without an answer after which the connection counts as dead. The barrier may
 # take as long as the slowest task, and is reported.
 _ANSWER = 30.0
-_REPORT = 10.0
 _LONGEST = 2**16
 
 
@@ -267,15 +266,16 @@ class _Manager:
 
     def read(self, wait: Callable[[float], None] | None = None) -> str:
         """Read a line, which has to come soon if nothing is called while waiting."""
-        line = b""
-        start = time.monotonic()
+        line, sources = b"", [self._descriptor]
+        limit = math.inf if wait else _ANSWER
         while not line.endswith(b"\n"):
-            limit = _REPORT if wait else _ANSWER
-            if not select.select([self._descriptor], [], [], limit)[0]:
-                if wait is None:
-                    raise PmiError("no answer")
-                wait(time.monotonic() - start)
-                continue
+            if not waiting.until(
+                lambda: select.select(sources, [], [], waiting.PAUSE)[0],
+                limit,
+                wait,
+                pause=0,
+            ):
+                raise PmiError("no answer")
             byte = os.read(self._descriptor, 1)
             if not byte or len(line) > _LONGEST:
                 raise PmiError("no line")

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torchrun_hpc import waiting
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
-from torchrun_hpc.reporting import intervals
 from torchrun_hpc.reporting.console import printable
 from torchrun_hpc.spares import record as records
 
@@ -499,7 +499,7 @@ class SparesCoordinator(Coordinator):
             return
         if self._was_strong and not was_strong:
             self._formed_for = 0  # now it can form one
-        is_due = self._was_strong and intervals.is_report_due(self._formed_for)
+        is_due = self._was_strong and waiting.is_report_due(self._formed_for)
         if self._may_run and is_due:
             nodes, left = sorted(self._may_run), max(self._may_run.values())
             self._report({"may_run": nodes, "left": left})
@@ -536,7 +536,7 @@ class SparesCoordinator(Coordinator):
         late = set(self.record.active) - self._confirmed
         if late:
             self._share("prepare", late)
-        if late and intervals.is_report_due(self._formed_for):
+        if late and waiting.is_report_due(self._formed_for):
             self._report({"waiting": sorted(late), "seconds": self._formed_for})
 
     def _give_up(self) -> None:

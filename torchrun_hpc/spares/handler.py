@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import waiting
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, workers_address
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # Seconds that an agent may take to see that its workers are to end, and to kill them.
 _MARGIN = 10
-_PAUSE = 0.05
 
 
 class MemberConnection(Connection):
@@ -176,8 +175,7 @@ class SparesRendezvous(SchedulerRendezvous):
             client.be_unfit(f"its health check cannot be started: {error.strerror}")
             return
         try:
-            while not check.has_ended and client.failure is None:
-                time.sleep(_PAUSE)
+            waiting.until(lambda: check.has_ended or client.failure is not None)
         finally:
             problem = check.end()
         if problem and client.failure is None:

@@ -8,8 +8,8 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.messages import cause
 from torchrun_hpc.rendezvous.protocol import unpacked
-from torchrun_hpc.reporting.intervals import is_report_due
 from torchrun_hpc.reporting.names import host, nodes
+from torchrun_hpc.waiting import is_report_due
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,9 +19,10 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+
+from torchrun_hpc import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -151,11 +152,10 @@ class ForkedWorker:
         Raises:
             TimeoutExpired: It still runs.
         """
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        while (code := self.returncode) is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            time.sleep(_PAUSE)
+        limit = math.inf if timeout is None else timeout
+        waiting.until(lambda: self.returncode is not None, limit, pause=_PAUSE)
+        if (code := self.returncode) is None:
+            raise subprocess.TimeoutExpired(self.args, limit)
         return code
 
     def send_signal(self, number: int) -> None:

@@ -316,8 +316,8 @@ def test_an_import_that_takes_long(run):
     """It lasts until that has been said."""
     done = run(
         f"""
-        preloading.intervals.FIRST_REPORT = 0.2
-        preloading.intervals.NEXT_REPORT = {NEVER_S}
+        preloading.waiting.FIRST_REPORT = 0.2
+        preloading.waiting.NEXT_REPORT = {NEVER_S}
         write = preloading.console.write
         preloading.console.write = lambda *args: (write(*args), open("said", "x"))
         print(start("slow").problem)

@@ -10,7 +10,7 @@ from inside_torch import Handler, make_plan
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from waiting import NEVER_S, until
 
-from torchrun_hpc.reporting import intervals
+from torchrun_hpc import waiting
 from torchrun_hpc.torch_compat.patches import report_missing_nodes
 
 SUSPICION = "is it --node_rank=0 on every node?"
@@ -46,7 +46,7 @@ def test_node_0_says_that_it_waits_for_others(
         raise RendezvousTimeoutError
 
     if not waits:
-        monkeypatch.setattr(intervals, "FIRST_REPORT", NEVER_S)
+        monkeypatch.setattr(waiting, "FIRST_REPORT", NEVER_S)
     monkeypatch.setattr(Handler, "next_rendezvous", meet)
     report_missing_nodes.apply(make_plan(**values))
     before = threading.enumerate()

@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import PATIENCE
 
+from torchrun_hpc import waiting
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import preflight
 from torchrun_hpc.schedulers import pmi
@@ -247,7 +248,8 @@ def test_an_answer_may_come_in_pieces(manager, monkeypatch):
 
 
 def test_late_tasks_are_waited_for_and_reported(manager, monkeypatch):
-    monkeypatch.setattr(pmi, "_REPORT", 0.05)
+    monkeypatch.setattr(waiting, "FIRST_REPORT", 0.05)
+    monkeypatch.setattr(waiting, "NEXT_REPORT", 0.05)
     asked = manager(tasks=2)
     reported = []
     found = []
@@ -269,7 +271,8 @@ def test_late_tasks_are_waited_for_and_reported(manager, monkeypatch):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, rank):
-    monkeypatch.setattr(pmi, "_REPORT", 0.05)
+    monkeypatch.setattr(waiting, "FIRST_REPORT", 0.05)
+    monkeypatch.setattr(waiting, "NEXT_REPORT", 0.05)
     asked = manager(tasks=2)
     environs = [environ | {"MPI_LOCALRANKID": "0"} for environ in asked.environs]
     thread = threading.Thread(target=preflight._exchange, args=(environs[rank],))
@@ -295,7 +298,8 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
 
 
 def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
-    monkeypatch.setattr(pmi, "_REPORT", 0.05)
+    monkeypatch.setattr(waiting, "FIRST_REPORT", 0.05)
+    monkeypatch.setattr(waiting, "NEXT_REPORT", 0.05)
     monkeypatch.setattr(preflight, "JOIN_TIMEOUT", 0.2)
     (tmp_path / "nodes").write_text("dec0001\ndec0002\n")
     monkeypatch.setenv("PBS_JOBID", "1.desched1")

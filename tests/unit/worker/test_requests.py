@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrun_hpc import waiting
 from torchrun_hpc.worker import requests
 from torchrun_hpc.worker.requests import ForkedWorker, Request, request_of
 
@@ -89,7 +90,7 @@ def test_a_worker_that_ends(answered, monkeypatch):
     assert (worker.pid, worker.poll(), worker.returncode) == (4711, None, None)
     passed = []
     clock = SimpleNamespace(monotonic=lambda: sum(passed), sleep=passed.append)
-    monkeypatch.setattr(requests, "time", clock)
+    monkeypatch.setattr(waiting, "time", clock)
     with pytest.raises(requests.subprocess.TimeoutExpired):
         worker.wait(20)
     assert 20 < sum(passed) < 21

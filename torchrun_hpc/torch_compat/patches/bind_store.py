@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import socket
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,10 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 
+from torchrun_hpc import waiting
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import bound_socket, port_is_taken, port_problem
-from torchrun_hpc.reporting import console, intervals
+from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import host_exits_last
@@ -146,26 +146,26 @@ def _check_free(address: str, port: int, reason: str = "") -> None:
 def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
     """Wait ``limit`` seconds for the head node to listen, with plain sockets."""
     place = f"{plan.rendezvous.endpoint} ({host})"
-    start = time.monotonic()
-    # One node reports for all at first; one that waits longer may be the only one.
-    is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
-    times = intervals.report_times(is_reporter=is_first)
-    report_at = next(times)
-    while True:
-        waited = time.monotonic() - start
+    problem: OSError | None = None
+
+    def is_reached() -> bool:
+        nonlocal problem
         try:
             socket.create_connection((host, port), timeout=_PROBE_TIMEOUT).close()
         except OSError as error:
-            if waited > limit:
-                raise RendezvousConnectionError(
-                    f"HPC082 the head node did not answer at {place} within "
-                    f"{limit:.0f} s (read_timeout): {error}"
-                ) from None
-            if waited > report_at:
-                report_at = next(times)
-                since = f"for {waited:.0f} s: {error}"
-                text = f"waiting for the head node at {place} {since}"
-                console.write(Message("HPC083", text))
-            time.sleep(intervals.backoff(waited))
-        else:
-            return
+            problem = error
+            return False
+        return True
+
+    def report(waited: float) -> None:
+        since = f"for {waited:.0f} s: {problem}"
+        text = f"waiting for the head node at {place} {since}"
+        console.write(Message("HPC083", text))
+
+    # One node reports for all at first; one that waits longer may be the only one.
+    is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
+    if not waiting.until(is_reached, limit, report, is_reporter=is_first, pause=None):
+        raise RendezvousConnectionError(
+            f"HPC082 the head node did not answer at {place} within "
+            f"{limit:.0f} s (read_timeout): {problem}"
+        )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import waiting
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 from torchrun_hpc.torch_compat.patches.report_missing_nodes import HANDLERS
@@ -26,9 +26,7 @@ IS_FOR = capabilities.EVERY
 
 _KEY = "torchrun_hpc/left"
 
-# Seconds.
-_LIMIT = 5.0
-_PAUSE = 0.02
+_LIMIT = 5.0  # seconds
 
 # The stores whose servers are in this process; only torch knows, when it makes them.
 _hosted: list[Any] = []
@@ -63,10 +61,8 @@ def _shutdown(plan: LaunchPlan, original: Any, handler: Any) -> Any:
     with contextlib.suppress(Exception):  # the store is gone: nothing to wait for
         store.add(_KEY, 1)
         if went_well and any(store is hosted for hosted in _hosted):
-            end = time.monotonic() + _LIMIT
             holder = getattr(handler, "_state_holder", None)
             # There may be fewer than planned in an elastic range.
             nodes = len(holder.state.participants) if holder else plan.world.nodes
-            while store.add(_KEY, 0) < nodes and time.monotonic() < end:
-                time.sleep(_PAUSE)
+            waiting.until(lambda: store.add(_KEY, 0) >= nodes, _LIMIT)
     return closed

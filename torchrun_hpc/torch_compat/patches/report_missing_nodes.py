@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import (
@@ -12,8 +11,9 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 
+from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
-from torchrun_hpc.reporting import console, intervals
+from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, wrap
@@ -56,9 +56,9 @@ def _meet(plan: LaunchPlan, original: Any, handler: Any) -> Any:
 def _report(met: threading.Event, plan: LaunchPlan) -> None:
     place = f"{plan.rendezvous.endpoint} for other nodes of {plan.world.nodes}"
     hint = f"; {plan.messages.hint}" if plan.messages.hint else ""
-    start = time.monotonic()
-    for waited in intervals.report_times():
-        if met.wait(start + waited - time.monotonic()):
-            return
+
+    def report(waited: float) -> None:
         text = f"waiting at {place}, for {waited:.0f} s{hint}"
         console.write(Message("HPC084", text))
+
+    waiting.until(met.is_set, report=report)

@@ -1,0 +1,72 @@
+"""Waiting in steps, when a wait is reported, and when to try again. In seconds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A wait is reported for the first time, and then again and again.
+FIRST_REPORT = 10
+NEXT_REPORT = 30
+FIRST_REPORT_OF_OTHERS = 60  # by a node that does not report for all
+
+PAUSE = 0.05
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+def until(
+    condition: Callable[[], object],
+    limit: float = math.inf,
+    report: Callable[[float], None] | None = None,
+    *,
+    is_reporter: bool = True,
+    pause: float | None = PAUSE,
+) -> bool:
+    """Wait in steps, so that signals are acted on; return whether it came true.
+
+    Args:
+        condition: What is waited for.
+        limit: Seconds to wait.
+        report: Reports the wait; gets the seconds that it has taken.
+        is_reporter: Whether this node reports for all.
+        pause: Seconds between two looks; 0 if the condition itself waits, ``None`` for
+            those of `backoff`.
+    """
+    start = time.monotonic()
+    times = itertools.count(_first_report(is_reporter=is_reporter), NEXT_REPORT)
+    due = next(times)
+    while not condition():
+        waited = time.monotonic() - start
+        if waited > limit:
+            return False
+        if report is not None and waited > due:
+            report(due)
+            due = next(times)
+        time.sleep(backoff(waited) if pause is None else pause)
+    return True
+
+
+def is_report_due(waited: int, *, is_reporter: bool = True) -> bool:
+    """Return whether a wait is reported in this second of it."""
+    since_first = waited - _first_report(is_reporter=is_reporter)
+    return since_first >= 0 and since_first % NEXT_REPORT == 0
+
+
+def _first_report(*, is_reporter: bool) -> float:
+    return FIRST_REPORT if is_reporter else FIRST_REPORT_OF_OTHERS
+
+
+def backoff(waited: float) -> float:
+    """Return how long to pause before the next attempt to connect.
+
+    Short at first, when all nodes start together, and spread among the nodes.
+    """
+    pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+    return pause * random.uniform(0.5, 1)  # noqa: S311 - no secret
