@@ -31,8 +31,8 @@ from torchrun_hpc.doctor.link import Links
 from torchrun_hpc.doctor.place import Place
 from torchrun_hpc.doctor.results import no_torch
 from torchrun_hpc.planning.inputs import SCHEDULER
-from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import LaunchPlan, Rendezvous, World
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:

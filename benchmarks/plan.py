@@ -16,12 +16,12 @@ import time
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import sites
-from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.host.network import Network, this_node
-from torchrun_hpc.launching.preflight import of_process
+from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.preflight import of_process
 from torchrun_hpc.schedulers.process import Process
 from torchrun_hpc.setting import Setting
 
@@ -80,7 +80,7 @@ def plan_once(options: Mapping[str, Setting]) -> float:
     )
     plan = make_plan(inputs)
     seconds = time.perf_counter() - start
-    if (plan.world.nodes, plan.world.node_rank) != (NODES, NODES // 2):
+    if (plan.meeting.nodes, plan.meeting.node_rank) != (NODES, NODES // 2):
         sys.exit("this is not the plan of that node")
     return seconds
 

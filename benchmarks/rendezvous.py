@@ -63,14 +63,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # no threads here before the fork
 from measured import record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-from torchrun_hpc.planning.inputs import C10D, SCHEDULER
 from torchrun_hpc.planning.launch_plan import (
     LaunchPlan,
     Rendezvous,
     Spares,
     World,
 )
+
+from torchrun_hpc.options.values import C10D, SCHEDULER
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, register
 from torchrun_hpc.spares.handler import SparesRendezvous
@@ -137,13 +137,13 @@ def make_handler(job: Job, plan: LaunchPlan) -> RendezvousHandler:
     """Make the handler of one node; only torch's own connects already."""
     parameters = RendezvousParameters(
         backend=job.kind,
-        endpoint=plan.rendezvous.endpoint,
-        run_id=plan.launch_id,
+        endpoint=plan.meeting.endpoint,
+        run_id=plan.meeting.launch_id,
         min_nodes=job.nodes,
         max_nodes=job.nodes,
         local_addr=HOST,
         join_timeout=job.bound + 60,
-        is_host=int(plan.rendezvous.is_coordinator),  # only torch's own asks
+        is_host=int(plan.meeting.is_coordinator),  # only torch's own asks
     )
     if job.kind == STOCK:
         return get_rendezvous_handler(parameters)
@@ -242,7 +242,7 @@ def run_nodes(job: Job, ranks: range, parent: Connection) -> None:
             handler = make_handler(job, plan)
             kept.append(handler.next_rendezvous())
         except Exception as error:  # noqa: BLE001 - is reported
-            problems.append(f"node {plan.world.node_rank}: {error!r}")
+            problems.append(f"node {plan.meeting.node_rank}: {error!r}")
         else:
             times.append(time.monotonic())
             handlers.append(handler)

@@ -7,7 +7,7 @@ import os
 import textwrap
 from pathlib import Path
 
-from torchrun_hpc.commandline import torchrun_parser
+from torchrun_hpc.options import torchrun_parser
 
 FILE = Path(__file__).with_name("options.md")
 

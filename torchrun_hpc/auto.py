@@ -21,17 +21,19 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import run as torch_run
 
 from torchrun_hpc import main
-from torchrun_hpc.commandline import torchrun_parser
-from torchrun_hpc.commandline.command_line import CommandLine
-from torchrun_hpc.commandline.options import WITHOUT_PATCHES, names_in, variable_of
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 from torchrun_hpc.launching import abort, environment, signals
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.launching.agent import AgentStarter
-from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.launching.starters import prepare_agent
+from torchrun_hpc.options import torchrun_parser, values
+from torchrun_hpc.options.arguments import variable_of
+from torchrun_hpc.options.command_line import CommandLine
+from torchrun_hpc.options.options import read
 from torchrun_hpc.planning.mode import choose_mode
+from torchrun_hpc.planning.plan import meet
+from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.torch_compat import capabilities
@@ -89,19 +91,19 @@ def _run(args: argparse.Namespace) -> None:
     with _signals_noted(), _faults_raised(known):
         environment.drop_empty_options()
         command = shlex.join(["python", *sys.argv])
-        seen = known.preflight = preflight(command, exchange=True)
-        options = getattr(args, _OPTIONS, None)
-        if options is None:
+        seen = known.preflight = preflight(command, console.write)
+        given = getattr(args, _OPTIONS, None)
+        if given is None:
             torchrun_parser.add_ours(args, seen.environ)
-            options = torchrun_parser.changed(args, seen.environ)
-        known.options = options
-        line = CommandLine(options)
+            given = torchrun_parser.changed(args, seen.environ)
+        line = CommandLine(read(given, has_job=seen.job is not None))
+        known.options = line.options
         mode = known.mode = choose_mode(seen, line, has_agent=True)
-        prepare_agent(seen, options)
-        starter = AgentStarter(seen, args, options, run=_original_run)
-        inputs, plan = main.plan_of(main.inputs_of(mode, seen, line), starter)
-        known.plan = plan
-        start(inputs, plan, starter)
+        prepare_agent(seen, line.options)
+        inputs = main.planned_from(mode, seen, line)
+        meeting = known.meeting = meet(inputs)
+        starter = AgentStarter(seen, args, inputs.options, run=_original_run)
+        start(main.plan_of(inputs, meeting, starter), starter)
 
 
 @contextlib.contextmanager
@@ -119,7 +121,9 @@ try:
 except LaunchError as _error:
     raise ImportError(f"{_error.code} {_error}") from None
 # A name that no patch has is refused by each launch.
-_without = names_in(process.environment().get(variable_of(WITHOUT_PATCHES)))
+_without = values.split_names(
+    process.environment().get(variable_of("hpc_without_patches"), "")
+)
 for _message in registry.left_out(registry.apply_patches(without=_without)):
     console.write(_message, "warning")
 torch_run.parse_args = _parse_args

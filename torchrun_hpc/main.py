@@ -9,32 +9,28 @@ imported after the mode is chosen, and not at all in direct mode.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import sites
-from torchrun_hpc.commandline.command_line import CommandLine
-from torchrun_hpc.commandline.options import options_of_setup
-from torchrun_hpc.host import network, topology
-from torchrun_hpc.launching import direct, environment, signals
+from torchrun_hpc.launching import direct, environment, signals, starters
 from torchrun_hpc.launching.abort import Known, faults_reported
-from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.launching.inputs import inputs_of, node_of
 from torchrun_hpc.launching.start import start
-from torchrun_hpc.launching.starters import count_workers, parse, starter_of
-from torchrun_hpc.planning import binding, preload
-from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.options import arguments, command_line
+from torchrun_hpc.options.command_line import CommandLine
+from torchrun_hpc.options.options import read
+from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.mode import (
     Mode,
     check_started_right,
     choose_mode,
     direct_mode,
 )
-from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.planning.resources import likely_workers
-from torchrun_hpc.reporting import streams
+from torchrun_hpc.planning.plan import make_plan, meet
+from torchrun_hpc.preflight import preflight
+from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.worker import SplitOff
 
@@ -42,8 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.launching.start import Starter
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
-    from torchrun_hpc.planning.preflight import Preflight
+    from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.meeting import Meeting
+    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.reporting.description import Description
 
 
@@ -77,60 +75,69 @@ def _launch(argv: Sequence[str], *, may_split_off: bool) -> None:
     with faults_reported(known):
         environment.drop_empty_options()
         command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
-        seen = known.preflight = preflight(command, exchange=True)
+        seen = known.preflight = preflight(command, console.write)
         line = parse(argv, seen)
         known.options = line.options
-        mode = known.mode = choose_mode(seen, line, count_workers)
-        inputs = inputs_of(mode, seen, line)
+        mode = known.mode = choose_mode(seen, line, starters.count_workers)
+        inputs = planned_from(mode, seen, line)
+        meeting = known.meeting = meet(inputs)
         if not may_split_off:
             inputs = replace(inputs, preload=None)
-        starter = starter_of(inputs, seen, line, argv)
-        inputs, plan = plan_of(inputs, starter)
-        known.plan = plan
-        start(inputs, plan, starter)
+        starter = starters.starter_of(inputs, seen, line, argv)
+        start(plan_of(inputs, meeting, starter), starter)
 
 
-def inputs_of(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
+def parse(argv: Sequence[str], seen: Preflight) -> CommandLine:
+    """Parse the command line, without torch if that is possible.
+
+    It is not for help, nor for what is not understood here: an option may be newer, or
+    an abbreviation that only an older release accepts.
+
+    Raises:
+        LaunchError: It is wrong; or there is no torch.
+        SystemExit: It asks for help.
+    """
+    has_job = seen.job is not None
+    line = command_line.parse(argv, seen.environ, has_job=has_job)
+    may_be_direct = seen.job is not None and seen.job.has_several_tasks
+    if line.unknown and any(word.startswith(("--nn", "--stand")) for word in argv):
+        may_be_direct = False  # what follows an unknown option may be its value
+    is_clear = not (line.unknown or line.problem)
+    if not line.wants_help and (may_be_direct or is_clear):
+        return line
+    if line.problem:
+        check_started_right(seen)  # rather than a wrong word, and without torch
+    starters.prepare_to_debug(seen, line.options)
+    starters.import_torch()
+    from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
+
+    _, given = torchrun_parser.parse(argv, seen.environ)
+    return replace(line, options=read(given, has_job=has_job), problem=None)
+
+
+def planned_from(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
     """Collect what a plan is made from, as far as it is known without torch.
 
     Raises:
-        LaunchError: There is no such site, or what is to be preloaded is no module.
+        LaunchError: There is no such site.
     """
-    cpus, options = len(os.sched_getaffinity(0)), line.options
-    workers, site = options.get("nproc_per_node"), options.get("hpc_site")
-    gpus = 0 if mode.is_direct else topology.gpu_files()  # torch counts them, later
-    known = sites.find(seen.environ, seen.site_host, site)
-    inputs = Inputs(
-        mode=mode,
-        job=seen.job,
-        site=known,
-        network=network.this_node(),
-        options=options,
-        environ=seen.environ,
-        workers=likely_workers(workers, seen.environ, cpus, gpus),
-        cpus=cpus,
-        gpus=0,
-        command=seen.command,
-        hostname=seen.hostname,
-    )
-    if not mode.is_direct and binding.wanted(options, known) is not None:
-        inputs = replace(inputs, topology=topology.this_node())
+    inputs = inputs_of(mode, seen, line.options, seen.command)
+    inputs = replace(inputs, node=node_of(inputs))
     # Without a script, a program has called torch, and has imported it.
     planned = preload.plan(inputs, line.script) if line.script else None
     return replace(inputs, preload=planned)
 
 
-def plan_of(inputs: Inputs, starter: Starter) -> tuple[Inputs, LaunchPlan]:
-    """Make the plan, and return it with what it was made from.
+def plan_of(inputs: Inputs, meeting: Meeting, starter: Starter) -> LaunchPlan:
+    """Make the plan; torch is imported, if there is to be an agent.
 
     Raises:
         LaunchError: Something that the user typed, or set, cannot work.
     """
-    # Workers, GPUs, and what else there is.
-    inputs = replace(inputs, options=starter.options, **starter.measure(inputs))
-    plan = make_plan(inputs)
+    inputs = replace(inputs, node=starter.measured(inputs))
+    plan = make_plan(inputs, meeting)
     starter.apply_options(plan)
-    return inputs, plan
+    return plan
 
 
 def describe(argv: Sequence[str]) -> Description:
@@ -139,11 +146,11 @@ def describe(argv: Sequence[str]) -> Description:
     with environment.without_empty_options():
         seen = preflight(shlex.join(["python", "-m", "torchrun_hpc", *argv]))
         line = parse(argv, seen)
-        mode = choose_mode(seen, line, count_workers)
-        inputs = inputs_of(mode, seen, line)
-        starter = starter_of(inputs, seen, line, argv, is_launch=False)
-        inputs, plan = plan_of(inputs, starter)
-        return starter.describe(inputs, plan)
+        mode = choose_mode(seen, line, starters.count_workers)
+        inputs = planned_from(mode, seen, line)
+        meeting = meet(inputs)
+        starter = starters.starter_of(inputs, seen, line, argv, is_launch=False)
+        return starter.describe(plan_of(inputs, meeting, starter))
 
 
 def setup_environment() -> Mapping[str, str]:
@@ -151,7 +158,7 @@ def setup_environment() -> Mapping[str, str]:
     if direct.is_set_up(process.environment()):
         return {}
     streams.open_closed()
-    seen = preflight(shlex.join(["python", *sys.argv]), exchange=True)
+    seen = preflight(shlex.join(["python", *sys.argv]), console.write)
     check_started_right(seen)
     return set_up_worker(seen)
 
@@ -162,10 +169,13 @@ def set_up_worker(seen: Preflight) -> Mapping[str, str]:
     Raises:
         LaunchError: It cannot work.
     """
-    job = seen.job or direct.job_of_nobody(seen.hostname)
+    job = seen.job or direct.local_job(seen.hostname)
     seen = replace(seen, job=job)
-    line = CommandLine(options_of_setup(seen.environ))
-    starter = direct.WorkerStarter(seen, job, line.options)
-    inputs, plan = plan_of(inputs_of(direct_mode(job), seen, line), starter)
-    start(inputs, plan, starter)
+    line = CommandLine(arguments.of_setup(seen.environ))
+    if line.options.problem is not None:
+        raise line.options.problem
+    inputs = planned_from(direct_mode(job), seen, line)
+    starter = direct.WorkerStarter(seen, job)
+    plan = plan_of(inputs, meet(inputs), starter)
+    start(plan, starter)
     return {name: str(value.value) for name, value in plan.environment.items()}

@@ -26,14 +26,14 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api as launcher_api
 from waiting import PATIENCE
 
-from torchrun_hpc.planning.inputs import Preload
-from torchrun_hpc.planning.shares import Binding, Share
+from torchrun_hpc.planning.workers import Preload
+from torchrun_hpc.planning.workers import Binding, Share
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 Executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor

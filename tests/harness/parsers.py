@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 
-from torchrun_hpc.commandline import torchrun_parser
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options import torchrun_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ipaddress
 import json
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from torchrun_hpc import schedulers, sites
-from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host.network import Interface, Network
-from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.options.command_line import CommandLine
+from torchrun_hpc.options.options import read
+from torchrun_hpc.planning.inputs import Inputs, Node
 from torchrun_hpc.planning.mode import Mode, choose_mode
-from torchrun_hpc.planning.preflight import Preflight
+from torchrun_hpc.preflight import Preflight
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.slurm import SRUN
 from torchrun_hpc.setting import Setting
@@ -210,24 +211,36 @@ def mode_of(inputs, **how):
     """Choose the mode as the command does; with ``has_agent=True`` as for auto."""
     seen = Preflight(inputs.job, None, inputs.environ, "", inputs.command)
     line = CommandLine(inputs.options, "train.py")
-    return choose_mode(seen, line, lambda setting: int(setting.value), **how)
+    return choose_mode(seen, line, lambda options: options.nproc_per_node, **how)
+
+
+_OF_NODE = {each.name for each in fields(Node)}
 
 
 def make_inputs(rank=0, *, options=None, network=None, **changes):
-    """Return the inputs of a plan; by default, Jülich's as seen from one node."""
+    """Return the inputs of a plan; by default, Jülich's as seen from one node.
+
+    Args:
+        rank: Rank of the node.
+        options: Values as typed, by the names of the options.
+        network: The node's network.
+        changes: Other fields of the inputs, or of what the node has.
+    """
+    node = {"workers": 2, "cpus": 8} | {
+        name: changes.pop(name) for name in _OF_NODE.intersection(changes)
+    }
+    job = changes.setdefault("job", step(rank))
+    site = changes.setdefault("site", JSC)
+    typed = read(explicit(options or {}), has_job=job is not None)
+    if site is not None:
+        typed = typed.with_site(site.name, site.options)
     inputs = Inputs(
         mode=Mode.SEVERAL_NODES,
-        job=step(rank),
-        site=JSC,
         network=network or juelich(rank),
-        options=explicit(options or {}),
-        environ={},
-        workers=2,
-        cpus=8,
-        gpus=0,
-        command=COMMAND,
+        options=typed,
+        node=Node(**node),
+        **{"environ": {}, "command": COMMAND} | changes,
     )
-    inputs = replace(inputs, **changes)
     with suppress(LaunchError):  # what is refused has no mode
         inputs = replace(inputs, mode=mode_of(inputs))
     return inputs

@@ -18,9 +18,12 @@ from nodes import (
 )
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning import plan as planning
+from torchrun_hpc.planning.meeting import Meeting, Spares
 from torchrun_hpc.planning.mode import Mode, direct_mode
-from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.plan import LaunchPlan, Messages
+from torchrun_hpc.planning.workers import Workers
 from torchrun_hpc.schedulers.job import LaunchContext
 
 # sha256("19.0") begins with 0xdccc79b9ce9e3780; mod 9000, and 20000 on top.
@@ -85,6 +88,11 @@ ALIASES = {
 }
 
 
+def make_plan(inputs):
+    """Make a plan by both stages."""
+    return planning.make_plan(inputs, planning.meet(inputs))
+
+
 def planned(rank=0, *, options=None, network=None, **changes):
     """Plan a launch; by default, Jülich's three nodes as seen from one of them."""
     inputs = make_inputs(rank, options=options, network=network, **changes)
@@ -137,20 +145,32 @@ def make_direct_plan(inputs):
     return make_plan(replace(inputs, mode=direct_mode(inputs.job)))
 
 
+_PARTS = {"messages": Messages, "meeting": Meeting, "asked": Options}
+_OF_PLAN = {"options", "environment"}
+_RENAMED = {
+    name: f"hpc_{name}" for name in ("outcome", "stall_report", "without_patches")
+}
+
+
 def make_launch_plan(mode=Mode.SEVERAL_NODES, **changes):
     """Return a plan from the fields of its parts, whichever part they are in."""
-    given = {"nodes": 1, "node_rank": 0, "workers": 1, "backend": "c10d"} | changes
+    given = {_RENAMED.get(k, k): v for k, v in changes.items()}
+    given = {"workers": 1, "backend": "c10d"} | given
+    if isinstance(given.get("spares"), int):
+        given["spares"] = Spares(given["spares"])
+    own = {f.name: given.pop(f.name) for f in fields(Workers) if f.name in given}
+    own["number"] = given.pop("workers")
     parts = {
         name: part(
-            **{f.name: given.pop(f.name) for f in fields(part) if f.name in given}
+            **{
+                f.name: given.pop(f.name)
+                for f in fields(part)
+                if f.name in given and f.name not in _OF_PLAN
+            }
         )
-        for name, part in (
-            ("world", World),
-            ("rendezvous", Rendezvous),
-            ("messages", Messages),
-        )
+        for name, part in _PARTS.items()
     }
-    return LaunchPlan(mode=mode, **parts, **given)
+    return LaunchPlan(mode=mode, workers=Workers(**own), **parts, **given)
 
 
 # --- tasks that are workers, on Jülich's nodes ---------------------------------------

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from torchrun_hpc import files
-from torchrun_hpc.commandline import command_line
-from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor import text as reports
 from torchrun_hpc.doctor.examination import COMMAND, examine, unwritable
@@ -22,6 +20,8 @@ from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.abort import WRONG_USE, Known, faults_reported
 from torchrun_hpc.launching.start import INTERRUPTED
+from torchrun_hpc.options import command_line
+from torchrun_hpc.options.arguments import wrong_line
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.description import check_form
 

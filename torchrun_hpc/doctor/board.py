@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torchrun_hpc.errors import Message
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
 
 # Seconds of an examination: a coordinator on task 0 gives up nobody for being silent,
@@ -81,7 +81,7 @@ class Board:
 
 @contextlib.contextmanager
 def met(
-    plan: LaunchPlan,
+    meeting: Meeting,
     environ: Mapping[str, str],
     timeout: float,
     tell: Callable[[Message], None],
@@ -89,7 +89,7 @@ def met(
     """Meet the others.
 
     Args:
-        plan: Where; its nodes are the tasks.
+        meeting: Where the tasks meet.
         environ: Environment of this process.
         timeout: Seconds to look for the coordinator.
         tell: Shows a person what is waited for.
@@ -101,22 +101,22 @@ def met(
     """
 
     def show(event: Mapping[str, Any]) -> None:
-        message = messages.render(event, plan) if "looking" in event else None
+        message = messages.render(event, meeting) if "looking" in event else None
         if message is not None:
             tell(message)
 
     settings = Settings(
-        job=plan.launch_id,
+        job=meeting.launch_id,
         run_id="doctor",
-        nodes=plan.world.nodes,
-        coordinator=plan.rendezvous.coordinator or 0,
+        nodes=meeting.nodes,
+        coordinator=meeting.coordinator or 0,
         max_restarts=0,
         join_timeout=_LONGEST,
         silence_timeout=_LONGEST
-        if plan.rendezvous.is_coordinator and plan.world.node_rank == 0
+        if meeting.is_coordinator and meeting.node_rank == 0
         else max(_SILENCE, int(timeout)),
     )
-    connection = Connection(plan, settings, environ, show, segment=_SEGMENT)
+    connection = Connection(meeting, settings, environ, show, segment=_SEGMENT)
     try:
         yield Board(connection.open(timeout))
     finally:

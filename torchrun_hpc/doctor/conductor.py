@@ -79,7 +79,7 @@ class Conductor:
         return (
             task is not None
             and task["rank"] == rank
-            and task["node_rank"] in range(self._here.plan.world.nodes)
+            and task["node_rank"] in range(self._here.meeting.nodes)
             and (task["node"] is None or task["node"]["rank"] == task["node_rank"])
         )
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files
-from torchrun_hpc.commandline import command_line
-from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.doctor import place, summary
 from torchrun_hpc.doctor.board import met
 from torchrun_hpc.doctor.conductor import Conductor
@@ -23,12 +21,15 @@ from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.doctor.workers import Workers
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching import environment
-from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.options import command_line
+from torchrun_hpc.options.arguments import wrong_line
 from torchrun_hpc.planning.endpoints import LOOPBACK
+from torchrun_hpc.preflight import preflight
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
+from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
@@ -64,10 +65,12 @@ def examine(
     """
     command = shlex.join([*COMMAND.split(), *(argv if words is None else words)])
     with environment.without_empty_options():
-        seen = known.preflight = preflight(command, exchange=True)
+        seen = known.preflight = preflight(command, console.write)
         if seen.job is not None and seen.job.pmi_is_open:
             pmi.finalize(seen.environ)  # the workers have no way to it
-        line = command_line.parse([*argv, "SCRIPT"], seen.environ)
+        line = command_line.parse(
+            [*argv, "SCRIPT"], seen.environ, has_job=seen.job is not None
+        )
         if line.unknown:
             raise wrong_line(
                 f"{line.unknown[0]} is no option of the doctor or torchrun"
@@ -81,21 +84,21 @@ def examine(
         # Nobody waits for it: a file system may hang.
         files = [options.files, tell]
         threading.Thread(target=_try_files, args=files, daemon=True).start()
-    variables = {k: str(v.value) for k, v in here.plan.environment.items()}
+    variables = {k: str(v.value) for k, v in here.environment.items()}
     environ = {**seen.environ, **variables}
-    if here.plan.world.nodes == 2:  # noqa: PLR2004
+    if here.meeting.nodes == 2:  # noqa: PLR2004
         # A tree of two nodes exceeds what the interface carries: nccl-tests#196.
         environ.setdefault("NCCL_ALGO", "Ring")
     is_alone = here.task.size == 1
     address = LOOPBACK if is_alone else here.address or LOOPBACK
     with (
-        contextlib.closing(Links(here.plan.launch_id, here.address)) as links,
+        contextlib.closing(Links(here.meeting.launch_id, here.address)) as links,
         Workers(here.workers, environ, address) as workers,
     ):
         examiner = Examiner(here, options, links, workers)
         conductor = Conductor(examiner, tell)  # it knows when all began
         try:
-            with met(here.tasks_plan, environ, options.timeout, tell) as board:
+            with met(here.tasks_meeting, environ, options.timeout, tell) as board:
                 examiner.introduce(board, seen.environ)
                 if here.task.rank == 0:
                     return conductor.conduct(board)
@@ -142,11 +145,11 @@ def _problem_of(file: str) -> Message | None:
 def _why(error: Exception, here: Place, options: Options) -> Message:
     if isinstance(error, CoordinatorNotFoundError):
         return messages.coordinator_missing(
-            str(error), options.timeout, here.tasks_plan, "--timeout"
+            str(error), options.timeout, here.tasks_meeting, "--timeout"
         )
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
-        return messages.failed(failure, here.tasks_plan)
-    rank = here.tasks_plan.rendezvous.coordinator
+        return messages.failed(failure, here.tasks_meeting)
+    rank = here.tasks_meeting.coordinator
     text = f"node {rank} does not answer any more, so that this is all there is"
     return Message("HPC198", text)

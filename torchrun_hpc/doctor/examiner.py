@@ -129,7 +129,7 @@ class Examiner:
         """Look at this task, and, if it is the first one there, at its node."""
         here, shown = self.here, None
         if here.task.local_rank == 0:
-            fast = here.plan.world.fast_hosts or (here.hostname,)
+            fast = here.meeting.fast_hosts or (here.hostname,)
             following = fast[(here.node_rank + 1) % len(fast)]
             shown = node.examine(
                 rank=here.node_rank,

@@ -64,8 +64,8 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         here: Where this task is.
         timeout: Seconds that the nodes had to come.
     """
-    plan = here.plan
-    hosts = [*plan.world.hosts] or [""] * plan.world.nodes
+    where = here.meeting
+    hosts = [*where.hosts] or [""] * where.nodes
     for node in found.nodes:
         hosts[node["rank"]] = node["host"] or hosts[node["rank"]]
     links = [link for link in found.links if not found.has_hung(link)]
@@ -73,14 +73,14 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         *_absent(found, here, hosts, timeout),
         *judgement.findings(links, hosts, found.steady),
         *checks.findings(found.nodes, hosts),
-        *_of_launcher(found.nodes, hosts, is_direct=plan.mode.is_direct),
+        *_of_launcher(found.nodes, hosts, is_direct=here.mode.is_direct),
         *judgement.of_collectives(found.rows, found.problems),
     ]
     started = datetime.fromtimestamp(found.started, timezone.utc)
     return Report(
         schema=SCHEMA,
-        launch_id=plan.launch_id,
-        site=str(plan.site.value) if plan.site else "",
+        launch_id=where.launch_id,
+        site=str(where.site.value) if where.site else "",
         scheduler=here.scheduler,
         started=started.isoformat(timespec="seconds"),
         seconds=time.time() - found.started,
@@ -103,10 +103,10 @@ def _absent(
     who = [(f"{host(rank, hosts)} has not", [rank]) for rank in absent]
     hint = closed = ""
     if 1 < len(absent) == len(hosts) - 1:  # they may be well, and not reach this one
-        where, hint = here.plan.rendezvous.endpoint, here.plan.messages.network_hint
-        closed = f"; the network of {where} ({here.plan.interface}) may be closed"
+        where, hint = here.meeting.endpoint, here.meeting.network_hint
+        closed = f"; the network of {where} ({here.meeting.interface}) may be closed"
         who = [("no other node has", [])]
-    if here.plan.mode.is_direct:
+    if here.mode.is_direct:
         who.append((f"a part of the tasks ({ranges(found.missing)}) has not", []))
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
@@ -132,7 +132,7 @@ def _absent(
 
 def _seen_from_here(rank: int, here: Place) -> str:
     """Say whether a node that has not come is reached, on each network."""
-    world, port = here.plan.world, here.tasks_plan.rendezvous.ports[0]
+    world, port = here.meeting, here.tasks_meeting.ports[0]
     if not world.hosts:
         return ""
     texts, own = [], network.this_node()

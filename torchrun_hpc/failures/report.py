@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.collection import Summary, WorkerFailure
     from torchrun_hpc.failures.watch import Attempt
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
 
 # Seconds for other failures of workers to arrive: they may be the cause, or the same.
 COLLECT_TIMEOUT = 1.0
@@ -35,23 +35,23 @@ def restarted(number: int, cause: str) -> Message:
 
 
 def worker_failed(  # noqa: D417 - the others are those of `WorkerFailure`
-    plan: LaunchPlan, *, rank: int, node: int, code: int, cause: str = ""
+    meeting: Meeting, *, rank: int, node: int, code: int, cause: str = ""
 ) -> str:
     """Say how a worker failed.
 
     Args:
-        plan: Has the names of the nodes.
+        meeting: Where the nodes meet.
     """
     text = f"worker {rank}"
-    if plan.world.nodes > 1 or plan.world.hosts:
-        text += f" on {names.nodes([node], plan) if node >= 0 else 'another node'}"
+    if meeting.nodes > 1 or meeting.hosts:
+        text += f" on {names.nodes([node], meeting) if node >= 0 else 'another node'}"
     return f"{text} {ending(code)}" + (f": {cause}" if cause else "")
 
 
-def cause_of(failure: WorkerFailure, plan: LaunchPlan) -> str:
+def cause_of(failure: WorkerFailure, meeting: Meeting) -> str:
     """Say how a worker failed, and why, in one line."""
     return worker_failed(
-        plan,
+        meeting,
         rank=failure.rank,
         node=failure.node,
         code=failure.code,
@@ -59,15 +59,15 @@ def cause_of(failure: WorkerFailure, plan: LaunchPlan) -> str:
     )
 
 
-def write(summary: Summary, plan: LaunchPlan) -> None:
+def write(summary: Summary, meeting: Meeting) -> None:
     """Write the report: the first failure, and how many others there are.
 
     Args:
         summary: What there is to report.
-        plan: Has the names of the nodes.
+        meeting: Where the nodes meet.
     """
     first = summary.first
-    how = worker_failed(plan, rank=first.rank, node=first.node, code=first.code)
+    how = worker_failed(meeting, rank=first.rank, node=first.node, code=first.code)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.time))
     log = f", log file {first.log}" if first.log else ""
     message = failed(f"{how} (local rank {first.local_rank}, at {when}{log})")
@@ -94,11 +94,11 @@ class LocalReport:
     """Reports the failures of one node, where it has no coordinator that collects them.
 
     Args:
-        plan: Has the names of the nodes.
+        meeting: Where the nodes meet.
     """
 
-    def __init__(self, plan: LaunchPlan) -> None:
-        self._plan = plan
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
         self._collection = Collection()
         self._attempt = 0
         self._restarts = 0
@@ -120,7 +120,7 @@ class LocalReport:
         self._collection.add(failure)
         if is_first and attempt.restarts_left:
             self._restarts += 1
-            console.write(restarted(self._restarts, cause_of(failure, self._plan)))
+            console.write(restarted(self._restarts, cause_of(failure, self._meeting)))
         elif is_first:
             self._timer = threading.Timer(COLLECT_TIMEOUT, self._write)
             self._timer.daemon = True
@@ -132,12 +132,12 @@ class LocalReport:
             return None
         self._timer.cancel()
         summary = self._write()
-        return failed(cause_of(summary.first, self._plan)) if summary else None
+        return failed(cause_of(summary.first, self._meeting)) if summary else None
 
     def _write(self) -> Summary | None:
         with self._lock:
             if self._reported is None:
                 self._reported = self._collection.summary()
                 if self._reported is not None:
-                    write(self._reported, self._plan)
+                    write(self._reported, self._meeting)
             return self._reported

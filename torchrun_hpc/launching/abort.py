@@ -18,26 +18,24 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import sites
-from torchrun_hpc.commandline.command_line import CommandLine
+from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.host import network
-from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.launching.inputs import inputs_of
+from torchrun_hpc.options.command_line import CommandLine
+from torchrun_hpc.options.options import Options
 from torchrun_hpc.planning import messages, several_nodes
-from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import Mode, choose_mode
+from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers.job import LaunchContext
-from torchrun_hpc.schedulers.pbs import JOB_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
-    from torchrun_hpc.planning.preflight import Preflight
+    from torchrun_hpc.planning.meeting import Meeting
+    from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
-    from torchrun_hpc.setting import Setting
 
 # Seconds to tell the others, who may be slow to start: a fault that probably all have,
 # and one that is this node's own.
@@ -51,13 +49,6 @@ _HEAD_START = 2.0
 # Seconds without a coordinator after which the user reads the message in any case.
 _SOON = 5
 
-# The options that say whether nodes meet, and where; and those that may be wrong.
-_WHERE = (
-    *("standalone", "nnodes", "node_rank", "master_addr", "master_port", "hpc_site"),
-    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "hpc_rendezvous"),
-)
-_MAY_BE_WRONG = ("nnodes", "rdzv_conf", "rdzv_endpoint")
-
 WRONG_USE = 2  # exit code
 
 
@@ -69,13 +60,13 @@ class Known:
         preflight: What this process shows.
         options: What the user set, once it is parsed.
         mode: How the workers are started, once it is chosen.
-        plan: The plan, once it is made.
+        meeting: Where the nodes meet, once it is decided.
     """
 
     preflight: Preflight | None = None
-    options: Mapping[str, Setting] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
     mode: Mode | None = None
-    plan: LaunchPlan | None = None
+    meeting: Meeting | None = None
 
     @property
     def job(self) -> Job | None:
@@ -130,14 +121,15 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
 
     if place is None:
         if fault.everywhere and fault is seen.problem:
-            is_first = is_first and not _is_said(f"{seen.environ.get(JOB_ID)} {fault}")
+            number = schedulers.job_number(seen.environ)
+            is_first = is_first and not _is_said(f"{number} {fault}")
         if is_first or not fault.everywhere:
             print_once("" if fault.everywhere else advice)
         else:
             with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(_HEAD_START)
         return
-    if is_first or place.rendezvous.is_coordinator:
+    if is_first or place.is_coordinator:
         print_once()
     limit = SHARED_LIMIT if fault.everywhere else LIMIT
     if tell(place, f"{fault.code} {fault}", limit, wait):
@@ -160,54 +152,38 @@ def _is_said(text: str) -> bool:
     return False
 
 
-def meeting_place(known: Known) -> LaunchPlan | None:
-    """Return where the nodes meet, as a plan; ``None`` if nothing can be told there.
+def meeting_place(known: Known) -> Meeting | None:
+    """Return where the nodes meet; ``None`` if nothing can be told there.
 
-    Before there is a plan, one is made from the options that say where, and from
-    nothing else: the fault may be in the rest.
+    If it is not decided yet, the fault may be in the endpoint that is typed: then all
+    that have it meet without it.
     """
-    found, seen = known.plan, known.preflight
-    job = known.job
+    found, seen, job = known.meeting, known.preflight, known.job
     if found is None and seen and job and job.context is LaunchContext.STEP:
-        options = {k: v for k, v in known.options.items() if k in _WHERE}
-        # What is typed may be the fault: then all that have it meet without it.
-        rest = {k: v for k, v in options.items() if k not in _MAY_BE_WRONG}
-        found = _planned(known, seen, job, options) or _planned(known, seen, job, rest)
-    if not (found and seen and several_nodes.meets_by_ours(found, known.options)):
+        endpoint = ("rdzv_endpoint", "master_addr", "master_port")
+        found = _meeting(known, seen, known.options.without("local_addr"))
+        found = found or _meeting(
+            known, seen, known.options.without("local_addr", *endpoint)
+        )
+    if not (found and seen and found.uses_ours(known.options)):
         return None
-    setting = known.options.get("rdzv_id")
-    run_id = found.launch_id if setting is None else str(setting.value)
+    run_id = known.options.rdzv_id or found.launch_id
     return None if messages.nested(seen.environ, run_id) else found
 
 
-def _planned(
-    known: Known, seen: Preflight, job: Job, options: Mapping[str, Setting]
-) -> LaunchPlan | None:
+def _meeting(known: Known, seen: Preflight, options: Options) -> Meeting | None:
     try:
-        mode = known.mode or choose_mode(seen, CommandLine(options), has_agent=True)
+        line = CommandLine(options)
+        mode = known.mode or choose_mode(seen, line, has_agent=True)
         if mode is not Mode.SEVERAL_NODES:
             return None
-        return several_nodes.plan(
-            Inputs(
-                mode=mode,
-                job=job,
-                site=sites.find(seen.environ, seen.site_host, options.get("hpc_site")),
-                network=network.this_node(),
-                options=options,
-                environ=seen.environ,
-                workers=1,
-                cpus=1,
-                gpus=0,
-                command="",
-                hostname=seen.hostname,
-            )
-        )
+        return several_nodes.meet_anyway(inputs_of(mode, seen, options))
     except (LaunchError, OSError):
         return None
 
 
 def tell(
-    place: LaunchPlan,
+    place: Meeting,
     reason: str,
     limit: float,
     wait: Callable[[Mapping[str, Any]], None] = lambda _: None,
@@ -233,12 +209,12 @@ def tell(
         unpacked,
     )
 
-    own = (place.world.node_rank,)
+    own = (place.node_rank,)
     failure = unpacked(packed(Failure(Kind.AGENT, own, text=reason)))  # as it is sent
     heard = None
     # Ctrl-C: the user has read enough. No more files: nobody can be told.
     with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):
-        if place.rendezvous.is_coordinator:
+        if place.is_coordinator:
             server.serve_failure(place, failure, limit)
         else:
             heard = client.send_failure(place, failure, limit, wait)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import traceback
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import run as torch_run
@@ -14,15 +14,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous import registry as backends
 
-from torchrun_hpc.commandline import rdzv_conf, torchrun_parser, validation
-from torchrun_hpc.commandline.options import WITHOUT_PATCHES
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.report import LocalReport
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.launching import dry_run, exit_status, outcome, quiet, signals
 from torchrun_hpc.launching.observer import Observer
 from torchrun_hpc.launching.start import FAILED, Answers, Starter
-from torchrun_hpc.planning.inputs import SCHEDULER
+from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
+from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
@@ -38,15 +37,15 @@ from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torchrun_hpc.host.resolver import ResolverCheck
     from torchrun_hpc.launching.preloading import Preloaded
-    from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
-    from torchrun_hpc.planning.preflight import Preflight
+    from torchrun_hpc.options.options import Options
+    from torchrun_hpc.planning.inputs import Inputs, Node
+    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.reporting.description import Description
-    from torchrun_hpc.setting import Setting
 
 
 class AgentStarter(Starter):
@@ -55,7 +54,7 @@ class AgentStarter(Starter):
     Args:
         preflight: What this process shows.
         args: Arguments of torchrun; filled in.
-        options: Of these, what the user set.
+        options: What the user set.
         run: ``torch.distributed.run.run``, or what a program has in its place.
         preloaded: Leads to the fork server; ``None`` without ``--hpc-preload``.
         resolver: Finds out whether the resolver answers.
@@ -67,39 +66,40 @@ class AgentStarter(Starter):
         self,
         preflight: Preflight,
         args: argparse.Namespace,
-        options: Mapping[str, Setting],
+        options: Options,
         *,
         run: Callable[[argparse.Namespace], None] = torch_run.run,
         preloaded: Preloaded | None = None,
         resolver: ResolverCheck | None = None,
         is_command: bool = False,
     ) -> None:
-        super().__init__(options)
         self._preloaded = preloaded
         self._resolver = resolver
         logs = preflight.environ.get("TORCH_LOGS") or preflight.environ.get("LOGLEVEL")
         self._is_command = is_command
-        self._is_quiet = is_command and not (logs or "hpc_debug" in options)
+        self._is_quiet = is_command and not (logs or options.hpc_debug)
         self._observer = Observer()
         self._args = args
         self._run = run
         self._environ = preflight.environ
-        self._is_scheduled = preflight.job is not None
+        self._job = preflight.job
+        self._options = options
         self._outcomes: Sequence[registry.Outcome] | None = None
 
-    def measure(self, _inputs: Inputs) -> dict[str, Any]:
-        """Return the inputs of a plan that this node, and torch, have to be asked for.
+    def measured(self, inputs: Inputs) -> Node:
+        """Return what this node has, when torch has been asked too.
 
         Raises:
             LaunchError: The number of workers is none.
         """
-        return {
-            "workers": validation.number_of_workers(self._args, self.options),
-            "gpus": validation.number_of_gpus(),
-            "of_release": capabilities.variables(),
-            "resolver": self._resolver.result() if self._resolver else Resolver.UNKNOWN,
-            "unfit_patches": registry.unfit(),
-        }
+        return replace(
+            inputs.node,
+            workers=validation.number_of_workers(self._options),
+            gpus=validation.number_of_gpus(),
+            of_release=capabilities.variables(),
+            resolver=self._resolver.result() if self._resolver else Resolver.UNKNOWN,
+            unfit_patches=registry.unfit(),
+        )
 
     def apply_options(self, plan: LaunchPlan) -> None:
         """Fill the plan into the arguments of torchrun, and look at all of them.
@@ -109,9 +109,8 @@ class AgentStarter(Starter):
         """
         for name, option in plan.options.items():
             setattr(self._args, name, option.value)
-        validation.check_options(self._args, self.options)
-        typed = self.options.get(WITHOUT_PATCHES)
-        registry.check_names(plan.without_patches, typed)
+        validation.check_options(self._args, plan.asked)
+        registry.check_names(plan.asked)
 
     @contextlib.contextmanager
     def ready(self, plan: LaunchPlan) -> Iterator[None]:
@@ -124,7 +123,7 @@ class AgentStarter(Starter):
         args = self._args
         if CPP_LOG_LEVEL in plan.environment:
             cpp_log.read_level()  # of this process, which has imported torch
-        if not self.options.get("hpc_dry_run"):
+        if not plan.asked.hpc_dry_run:
             outcome.forget(plan)
             self._observer.watch.on_begin = functools.partial(outcome.begin, plan)
         try:
@@ -132,18 +131,18 @@ class AgentStarter(Starter):
                 observer = self._observer
                 hooks = Hooks(signals.forward, observer.relay, observer.watch)
                 if self._preloaded is not None:
-                    is_first = is_reporter(plan.world.report_rank)
+                    is_first = is_reporter(plan.meeting.report_rank)
                     self._preloaded.check(self._environ, is_reporter=is_first)
                     hooks = replace(hooks, fork=self._preloaded.fork)
                 self._outcomes = registry.apply_patches(plan, hooks)
-                validation.check_configuration(args, self._environ)
+                validation.check_configuration(args, plan.asked, self._environ)
                 yield
         except ChildFailedError as error:
             if self._is_quiet and self._observer.watch.has_failed:
                 raise SystemExit(FAILED) from error
             raise
         except client.JobFailedError as error:  # in a dry run
-            _fail(messages.failed(error.failure, plan), error)
+            _fail(messages.failed(error.failure, plan.meeting), error)
         except handler.CoordinatorMissingError as error:
             _fail(error.message, error)
         except RendezvousError as error:
@@ -158,11 +157,11 @@ class AgentStarter(Starter):
     def _rendezvous(self, plan: LaunchPlan) -> Iterator[None]:
         """Let torch find our rendezvous, if it is the one; report failures there."""
         observer = self._observer
-        if plan.rendezvous.backend != SCHEDULER or self.options.get("hpc_dry_run"):
-            own = LocalReport(plan)
+        if not plan.meeting.is_ours or plan.asked.hpc_dry_run:
+            own = LocalReport(plan.meeting)
             observer.watch.on_failure = own.add
             try:
-                is_launch = not self.options.get("hpc_dry_run")
+                is_launch = not plan.asked.hpc_dry_run
                 with outcome.recorded(plan) if is_launch else contextlib.nullcontext():
                     yield
             finally:
@@ -172,13 +171,13 @@ class AgentStarter(Starter):
             return
         args = self._args
         kind: Callable[..., handler.SchedulerRendezvous] = handler.SchedulerRendezvous
-        if plan.spares is not None:
+        if plan.meeting.spares.number:
             kill = args.monitor_interval + capabilities.shutdown_timeout(args)
             kind = functools.partial(
-                SparesRendezvous, plan.spares, kill, observer.end_workers
+                SparesRendezvous, plan.meeting.spares, kill, observer.end_workers
             )
         creator = handler.register(
-            plan, args.max_restarts, self._environ, observer.sample, kind
+            plan.meeting, args.max_restarts, self._environ, observer.sample, kind
         )
         observer.watch.on_failure = creator.worker_failed
         observer.ask_all, observer.is_first = creator.stacks, creator.is_first
@@ -194,33 +193,35 @@ class AgentStarter(Starter):
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return what this torch cannot do: on this node, and on all."""
-        where = plan.rendezvous
-        opens_store = where.listen is not None and where.backend != SCHEDULER
-        is_shared = plan.world.nodes > 1 or plan.world.may_grow
+        where = plan.meeting
+        opens_store = where.listen is not None and not where.is_ours
+        is_shared = where.nodes > 1 or where.may_grow
         own = []
         if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
             own.append(capabilities.warning_of_all_interfaces())
         shared = registry.left_out(self._outcomes or ())
         if self._preloaded is not None and self._preloaded.problem is not None:
             # If it is the site's wish, each of its jobs is told once.
-            is_explicit = "hpc_preload" in self.options
+            is_explicit = "hpc_preload" in plan.asked
             (own if is_explicit else shared).append(self._preloaded.problem)
         return own, shared
 
-    def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
+    def describe(self, plan: LaunchPlan) -> Description:
         """Describe what this node would do."""
-        options = {**self.options, **plan.options}
+        options = {**plan.asked.given, **plan.options}
         command = torchrun_parser.plain_command(self._args, options, self._environ)
         patches = registry.patches_for(plan)
-        outcomes = self._outcomes or registry.examine(patches, plan.without_patches)
+        outcomes = self._outcomes or registry.examine(
+            patches, plan.asked.hpc_without_patches
+        )
         described = [registry.described(outcome) for outcome in outcomes]
         return description.description(
-            inputs, plan, torch.__version__, described, command
+            self._job, plan, torch.__version__, described, command
         )
 
     def answers(self, plan: LaunchPlan, own: Description) -> Answers:
         """Meet the other nodes, and return what all would do."""
-        return dry_run.meet(self._args, plan, own, self.options, self._environ)
+        return dry_run.meet(self._args, plan, own, self._environ)
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""
@@ -229,14 +230,14 @@ class AgentStarter(Starter):
             names += [number.name for number in signals.FORWARDED]
         signals.leave_to_torch(names)
         server = self._preloaded.server if self._preloaded is not None else 0
-        signals.begin(scheduled=self._is_scheduled, fork_server=server)
+        signals.begin(scheduled=self._job is not None, fork_server=server)
         has_report = registry.is_applied(self._outcomes or (), watch_workers)
         is_quiet = self._is_quiet and has_report
         try:
             with (
                 self._observer.at_work(plan),
                 quiet.withheld(is_quiet=is_quiet),
-                _backend_faults(self._args.rdzv_backend, self.options.get("rdzv_conf")),
+                _backend_faults(self._args.rdzv_backend, plan.asked),
             ):
                 record(self._run)(self._args)
         finally:
@@ -245,7 +246,7 @@ class AgentStarter(Starter):
 
 
 @contextlib.contextmanager
-def _backend_faults(backend: str, conf: Setting | None) -> Iterator[None]:
+def _backend_faults(backend: str, asked: Options) -> Iterator[None]:
     """Turn what a backend lacks, or cannot use, into one message.
 
     Raises:
@@ -259,9 +260,12 @@ def _backend_faults(backend: str, conf: Setting | None) -> Iterator[None]:
     except (ValueError, OverflowError) as error:
         code = backends.get_rendezvous_handler.__code__
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        if conf is None or all(frame.f_code is not code for frame in frames):
+        if "rdzv_conf" not in asked or all(
+            frame.f_code is not code for frame in frames
+        ):
             raise  # not raised when torch made the handler
         fault = f"--rdzv_backend={backend} cannot use it: {error}"
+        conf = asked["rdzv_conf"]
         raise rdzv_conf.unusable(conf, fault, everywhere=False) from None
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline import script
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.host import network
 from torchrun_hpc.launching import signals
 from torchrun_hpc.launching.start import Starter
-from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
+from torchrun_hpc.options import script
 from torchrun_hpc.planning.messages import NO_SCHEDULER, RANK, RUN_ID
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
@@ -22,12 +20,10 @@ from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torchrun_hpc.commandline.command_line import CommandLine
-    from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
-    from torchrun_hpc.planning.preflight import Preflight
+    from torchrun_hpc.options.command_line import CommandLine
+    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.reporting.description import Description
-    from torchrun_hpc.setting import Setting
 
 _NO_LAUNCHER = Launcher(name="", template="{command}", cpu_option="", block_option="")
 
@@ -38,25 +34,11 @@ class WorkerStarter(Starter):
     Args:
         preflight: What this process shows.
         job: What the launcher says.
-        options: What the user set.
     """
 
-    def __init__(
-        self, preflight: Preflight, job: Job, options: Mapping[str, Setting]
-    ) -> None:
-        super().__init__(options)
+    def __init__(self, preflight: Preflight, job: Job) -> None:
         self.job = job
         self.environ = preflight.environ
-
-    def measure(self, _inputs: Inputs) -> dict[str, Any]:
-        """Return the inputs of a plan that this node has to be asked for."""
-        local_size = self.job.task.local_size
-        cpus = len(os.sched_getaffinity(0))
-        if cpus == os.cpu_count():  # not bound: they share
-            cpus = max(cpus // local_size, 1)
-        is_alone = self.job.task.size == 1 and not self.environ.get(MASTER_PORT)
-        port = network.free_port(LOOPBACK) if is_alone else 0
-        return {"workers": 1, "cpus": cpus, "gpus": 0, "free_port": port}
 
     def run(self, _plan: LaunchPlan) -> None:
         """Let the process manager know when this process has ended."""
@@ -74,7 +56,7 @@ class DirectStarter(WorkerStarter):
     """
 
     def __init__(self, preflight: Preflight, job: Job, line: CommandLine) -> None:
-        super().__init__(preflight, job, line.options)
+        super().__init__(preflight, job)
         self._line = line
 
     @contextlib.contextmanager
@@ -84,10 +66,10 @@ class DirectStarter(WorkerStarter):
         Raises:
             LaunchError: There is not.
         """
-        script.check(self._line.script, self.options, self.environ)
+        script.check(self._line.script, self._line.options, self.environ)
         yield
 
-    def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
+    def describe(self, plan: LaunchPlan) -> Description:
         """Describe what this task would do."""
         # Slow to import, both.
         from importlib import metadata  # noqa: PLC0415
@@ -98,15 +80,15 @@ class DirectStarter(WorkerStarter):
             torch = metadata.version("torch")
         except metadata.PackageNotFoundError:
             torch = "unknown"
-        return description.description(inputs, plan, torch, [], self.command())
+        return description.description(self.job, plan, torch, [], self.command())
 
     def command(self) -> list[str]:
         """Return what is run, as torchrun writes it."""
         words = [self._line.script, *self._line.arguments]
-        if "no_python" in self.options:
+        if self._line.options.no_python:
             return words
         python = [self.environ.get("PYTHON_EXEC") or sys.executable, "-u"]
-        return [*python, *(["-m"] if "module" in self.options else []), *words]
+        return [*python, *(["-m"] if self._line.options.module else []), *words]
 
     def run(self, plan: LaunchPlan) -> None:
         """Become the script.
@@ -130,7 +112,7 @@ def is_set_up(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(RUN_ID) and environ.get(RANK))
 
 
-def job_of_nobody(hostname: str) -> Job:
+def local_job(hostname: str) -> Job:
     """Describe a process that nobody has started but a person."""
     return Job(
         scheduler=NO_SCHEDULER,

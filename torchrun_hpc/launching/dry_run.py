@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from torchrun_hpc import waiting
-from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
-from torchrun_hpc.planning import several_nodes
 from torchrun_hpc.rendezvous import handler, messages
 from torchrun_hpc.rendezvous.coordinator import ranks_by_site
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
@@ -29,9 +27,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
-    from torchrun_hpc.setting import Setting
 
 # Seconds that node 0 waits for the others, where --rdzv-conf has no join_timeout.
 LIMIT = 60
@@ -44,7 +41,6 @@ def meet(
     args: argparse.Namespace,
     plan: LaunchPlan,
     own: Description,
-    options: Mapping[str, Setting],
     environ: Mapping[str, str],
 ) -> Answers:
     """Meet the other nodes, and return what they would do, on the one that reports.
@@ -53,28 +49,29 @@ def meet(
         args: Arguments of torchrun, filled in.
         plan: What is planned on this node.
         own: Its description.
-        options: What the user set: ``--rdzv-conf`` says how long to wait.
         environ: Environment of this process.
 
     Raises:
         RendezvousError: The head node could not be reached, or is lost.
     """
-    conf, backend = options.get("rdzv_conf"), plan.rendezvous.backend
-    limit = rdzv_conf.seconds(conf, backend, "join_timeout", LIMIT)
-    found = {plan.world.node_rank: own}
+    meeting = plan.meeting
+    limit = plan.asked.rdzv_conf.join_timeout or LIMIT
+    found = {meeting.node_rank: own}
     missing: list[str] = []
-    if several_nodes.meets_by_ours(plan, options):
-        # Ours, whichever one a launch has: there a node that refuses tells the others.
+    if meeting.uses_ours(plan.asked):
         rendezvous = SchedulerRendezvous(
-            plan, handler.parameters(args, plan), args.max_restarts, environ
+            meeting,
+            handler.parameters(args, meeting, plan.asked.rdzv_conf.pairs),
+            args.max_restarts,
+            environ,
         )
         try:
             store = AgentStore(rendezvous.connect(limit))
             found = _exchange(store, plan, own, limit)
         finally:
             rendezvous.leave()
-        absent = (r for r in range(plan.world.nodes) if r not in found)
-        missing = [plan.world.hosts[rank] or f"node {rank}" for rank in absent]
+        absent = (r for r in range(meeting.nodes) if r not in found)
+        missing = [meeting.hosts[rank] or f"node {rank}" for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
     if nodes:  # on the one that reports
         nodes[0]["plan"]["advice"] += description.as_data(_disagreement(found, plan))
@@ -87,24 +84,26 @@ def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Me
     by_site = ranks_by_site(
         {rank: site["value"] if site else "" for rank, site in sites.items()}
     )
-    return [messages.disagreement(by_site, plan)] if len(by_site) > 1 else []
+    return [messages.disagreement(by_site, plan.meeting)] if len(by_site) > 1 else []
 
 
 def _exchange(
     store: Any, plan: LaunchPlan, own: Description, limit: int
 ) -> dict[int, Description]:
     """Return the descriptions of all nodes that answer, on node 0."""
-    store.set(_key(plan.world.node_rank), json.dumps(own))
+    store.set(_key(plan.meeting.node_rank), json.dumps(own))
     store.add(_ARRIVED, 1)
     found = {}
-    if plan.world.node_rank == 0:
+    if plan.meeting.node_rank == 0:
         arrived = functools.partial(store.add, _ARRIVED, 0)
         _wait(
-            lambda: arrived() >= plan.world.nodes,
+            lambda: arrived() >= plan.meeting.nodes,
             limit,
-            lambda: f"{arrived()} of {plan.world.nodes} nodes have answered",
+            lambda: f"{arrived()} of {plan.meeting.nodes} nodes have answered",
         )
-        ranks = [rank for rank in range(plan.world.nodes) if store.check([_key(rank)])]
+        ranks = [
+            rank for rank in range(plan.meeting.nodes) if store.check([_key(rank)])
+        ]
         texts = {rank: store.get(_key(rank)) for rank in ranks}
         received = {r: description.received(t, r, plan) for r, t in texts.items()}
         found = {rank: node for rank, node in received.items() if node is not None}
@@ -113,7 +112,7 @@ def _exchange(
         lambda: store.add(_ANSWERED, 0) > 0,
         2 * limit,
         (lambda: "node 0 has not answered")
-        if reports_wait_for(plan.world.node_rank, 0)
+        if reports_wait_for(plan.meeting.node_rank, 0)
         else None,
     ):
         raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")

@@ -20,14 +20,12 @@ from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.reporting import console
-from torchrun_hpc.schedulers.openmpi import MPIRUN
-from torchrun_hpc.schedulers.pbs import PBSDSH
 from torchrun_hpc.spares.messages import bad_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.rendezvous.handler import Creator, SchedulerRendezvous
 
 # Seconds for which an agent tries to reach the others, to report that it gives up.
@@ -102,7 +100,7 @@ def _reason(
         return None  # it ends the program
     failure = creator.handler.failure if creator.handler else None
     if failure is not None and (problem is None or isinstance(problem, JobFailedError)):
-        return RendezvousError(str(messages.failed(failure, plan)))
+        return RendezvousError(str(messages.failed(failure, plan.meeting)))
     return problem
 
 
@@ -122,7 +120,7 @@ def _judge(
     if isinstance(problem, OSError):
         text = str(problem.strerror or problem)
         text += f": {problem.filename}" if problem.filename else ""
-        where = plan.world.hosts[plan.world.node_rank]
+        where = plan.meeting.hosts[plan.meeting.node_rank]
         console.write(Message("HPC127", f"on {where}: {text}"), "error")
         return Failure(Kind.AGENT, text=text), FAILED
     name = type(problem).__name__
@@ -170,7 +168,7 @@ def _give_up(
         problem,
         LaunchError | CoordinatorMissingError,
     ):
-        abort.tell(plan, failure.text, _REPORT_TIMEOUT)
+        abort.tell(plan.meeting, failure.text, _REPORT_TIMEOUT)
 
 
 def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
@@ -192,9 +190,9 @@ def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
         return
     is_worker = failure.kind is Kind.WORKER
     if handler.reports:
-        message = messages.failed(failure, plan)
-    elif handler.is_unreported and failure.nodes == (plan.world.node_rank,):
-        message, is_worker = messages.unreported(failure, plan), False
+        message = messages.failed(failure, plan.meeting)
+    elif handler.is_unreported and failure.nodes == (plan.meeting.node_rank,):
+        message, is_worker = messages.unreported(failure, plan.meeting), False
     else:
         return
     if is_command:
@@ -208,12 +206,11 @@ def _conclude(
 ) -> None:
     """Name the nodes to do without, and what may wait for them; write the outcome."""
     failure, restarts = handler.failure, handler.restarts
-    notes = [bad_nodes(handler.out_at_end, plan)] if handler.out_at_end else []
+    notes = [bad_nodes(handler.out_at_end, plan.meeting)] if handler.out_at_end else []
     is_lost = notes if failure is None else failure.kind in _LOST
-    # If the job has failed, mpirun has ended it.
-    waiting = (PBSDSH,) if failure else (PBSDSH, MPIRUN.name)
-    if is_lost and plan.started_by in waiting:
-        text = f"{plan.started_by} may wait for a lost node forever. {_END_SCRIPT}"
+    by = plan.meeting.started_by
+    if is_lost and by and by.may_wait and not (failure and by.ends_others):
+        text = f"{by.name} may wait for a lost node forever. {_END_SCRIPT}"
         notes.append(Message("HPC235", text))
     for note in notes:
         if is_command:

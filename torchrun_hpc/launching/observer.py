@@ -15,7 +15,7 @@ from torchrun_hpc.stacks.inspection import Inspection
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 _REST_TIMEOUT = 1.0  # seconds for what the workers' processes still write
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.failures.worker import Worker
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 DONE, SCRIPT, NODES = "done", "script failed", "nodes failed"
 STOPPED, LAUNCHER = "stopped", "launcher failed"
@@ -70,8 +70,8 @@ def outcome_of(
     bad = {*out, *(about if kind == NODES else ())}
     return {
         "outcome": kind,
-        "launch_id": plan.launch_id,
-        "reason": messages.cause(failure, plan) if failure else "",
+        "launch_id": plan.meeting.launch_id,
+        "reason": messages.cause(failure, plan.meeting) if failure else "",
         "rank": failure.rank if failure and is_worker else None,
         "code": failure.code if failure and is_worker else None,
         "nodes": _hosts(about, plan),
@@ -81,7 +81,7 @@ def outcome_of(
 
 
 def _hosts(ranks: set[int], plan: LaunchPlan) -> list[str]:
-    hosts = dict(enumerate(plan.world.hosts))
+    hosts = dict(enumerate(plan.meeting.hosts))
     return [hosts[rank] for rank in sorted(ranks) if hosts.get(rank)]
 
 
@@ -91,10 +91,10 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
     The first one that is final counts: a node that was cut off may come back after the
     end, and take all others for lost.
     """
-    if not plan.outcome:
+    if not plan.asked.hpc_outcome:
         return
-    file = Path(plan.outcome)
-    if _launch_of(file) == plan.launch_id:
+    file = Path(plan.asked.hpc_outcome)
+    if _launch_of(file) == plan.meeting.launch_id:
         return
     # Also for a script that sources it: the reason may have come over the network.
     written = json.dumps(outcome, indent=2).translate(_INERT)
@@ -121,8 +121,8 @@ def forget(plan: LaunchPlan) -> None:
     Raises:
         LaunchError: There is no folder for the outcome of this one.
     """
-    file = Path(plan.outcome)
-    if not plan.outcome or not is_reporter(plan.world.report_rank):
+    file = Path(plan.asked.hpc_outcome)
+    if not plan.asked.hpc_outcome or not is_reporter(plan.meeting.report_rank):
         return
     if not os.path.isdir(file.parent):  # noqa: PTH112 - it raises nothing
         text = f"--hpc-outcome={file}: there is no folder {file.parent}"
@@ -134,8 +134,8 @@ def forget(plan: LaunchPlan) -> None:
 
 def begin(plan: LaunchPlan, workers: Sequence[Worker]) -> None:
     """Write on the first node that a round has begun, but not to a file in /dev."""
-    is_wanted = plan.outcome and any(worker.node == 0 for worker in workers)
-    if is_wanted and not files.is_of_system(Path(plan.outcome)):
+    is_wanted = plan.asked.hpc_outcome and any(worker.node == 0 for worker in workers)
+    if is_wanted and not files.is_of_system(Path(plan.asked.hpc_outcome)):
         write({**outcome_of(None, plan), "outcome": RUNNING}, plan)
 
 
@@ -147,15 +147,17 @@ def recorded(plan: LaunchPlan) -> Iterator[None]:
         yield
     except ChildFailedError as error:
         rank, worker = error.get_first_failure()
-        own = (plan.world.node_rank,)
+        own = (plan.meeting.node_rank,)
         failure = Failure(Kind.WORKER, own, rank, worker.exitcode)
         raise
     except SignalException as error:
-        failure = Failure(Kind.SIGNAL, (plan.world.node_rank,), code=int(error.sigval))
+        failure = Failure(
+            Kind.SIGNAL, (plan.meeting.node_rank,), code=int(error.sigval)
+        )
         raise
     except BaseException as error:
-        failure = Failure(Kind.AGENT, (plan.world.node_rank,), text=str(error))
+        failure = Failure(Kind.AGENT, (plan.meeting.node_rank,), text=str(error))
         raise
     finally:
-        if is_reporter(plan.world.report_rank):
+        if is_reporter(plan.meeting.report_rank):
             write(outcome_of(failure, plan), plan)

@@ -35,7 +35,7 @@ from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.planning.inputs import Preload
+    from torchrun_hpc.planning.workers import Preload
 
 # Libraries read these when they are loaded: OpenMP's, MKL, OpenBLAS.
 _READ_AT_IMPORT = (*READ_AT_START, "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import is_number, join_endpoint, port_problem
@@ -18,13 +18,12 @@ from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.reporting.start_line import start_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.inputs import Inputs, Node
+    from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
-    from torchrun_hpc.setting import Setting
 
 FAILED = 1
 INTERRUPTED = 130  # as a shell says it: 128 and SIGINT
@@ -45,18 +44,11 @@ class Answers(NamedTuple):
 
 
 class Starter:
-    """Starts the workers in one way: by torch's agent, or by becoming one.
+    """Starts the workers in one way: by torch's agent, or by becoming one."""
 
-    Args:
-        options: What the user set.
-    """
-
-    def __init__(self, options: Mapping[str, Setting]) -> None:
-        self.options = options
-
-    def measure(self, _inputs: Inputs) -> dict[str, Any]:
-        """Return those fields of `Inputs` for which this node has to be asked."""
-        raise NotImplementedError
+    def measured(self, inputs: Inputs) -> Node:
+        """Return what this node has, when torch has been asked too."""
+        return inputs.node
 
     def apply_options(self, plan: LaunchPlan) -> None:
         """Complete the command line by the options of the plan, and check it.
@@ -73,7 +65,7 @@ class Starter:
         """Return what else is wrong: on this node, and on all."""
         return [], []
 
-    def describe(self, inputs: Inputs, plan: LaunchPlan) -> Description:
+    def describe(self, _plan: LaunchPlan) -> Description:
         """Describe what this process would do."""
         raise NotImplementedError
 
@@ -86,11 +78,10 @@ class Starter:
         raise NotImplementedError
 
 
-def start(inputs: Inputs, plan: LaunchPlan, starter: Starter) -> None:
+def start(plan: LaunchPlan, starter: Starter) -> None:
     """Start what is planned.
 
     Args:
-        inputs: What the plan was made from.
         plan: The plan, which the starter has checked.
         starter: Starts the workers.
 
@@ -101,9 +92,8 @@ def start(inputs: Inputs, plan: LaunchPlan, starter: Starter) -> None:
     check_port(plan)
     environment.write(plan)
     with starter.ready(plan):
-        form = inputs.explicit("hpc_dry_run")
-        if form:
-            sys.exit(_dry_run(form, inputs, plan, starter))
+        if plan.asked.hpc_dry_run:
+            sys.exit(_dry_run(plan, starter))
         _announce(plan, *starter.findings(plan))
         starter.run(plan)
 
@@ -114,7 +104,7 @@ def check_port(plan: LaunchPlan) -> None:
     Raises:
         LaunchError: It cannot.
     """
-    where = plan.rendezvous
+    where = plan.meeting
     if where.listen is None or where.may_join or len(where.ports) > 1:
         return
     address, port = where.listen
@@ -133,17 +123,17 @@ def check_port(plan: LaunchPlan) -> None:
         )
 
 
-def _dry_run(form: str, inputs: Inputs, plan: LaunchPlan, starter: Starter) -> int:
+def _dry_run(plan: LaunchPlan, starter: Starter) -> int:
     """Print what would be done, and return the exit code."""
     try:
-        answers = starter.answers(plan, starter.describe(inputs, plan))
+        answers = starter.answers(plan, starter.describe(plan))
     except KeyboardInterrupt:
         return INTERRUPTED
-    if not is_reporter(plan.world.report_rank):
+    if not is_reporter(plan.meeting.report_rank):
         return 0
     from torchrun_hpc.reporting import tables  # noqa: PLC0415 - slow to import
 
-    tables.print_dry_run(form, *answers)
+    tables.print_dry_run(plan.asked.hpc_dry_run, *answers)
     return FAILED if answers.missing else 0
 
 
@@ -151,7 +141,7 @@ def _announce(
     plan: LaunchPlan, own: Sequence[Message], shared: Sequence[Message]
 ) -> None:
     """Print the start line, and what is probably wrong."""
-    is_first = is_reporter(plan.world.report_rank)
+    is_first = is_reporter(plan.meeting.report_rank)
     warnings = [*plan.messages.warnings, *own]
     if is_first:
         console.write(start_line(plan))

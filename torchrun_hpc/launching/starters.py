@@ -1,61 +1,28 @@
-"""Which starter a mode has, and where torch is imported: as late as possible."""
+"""Make the starter of a mode; import torch as late as possible."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
-import re
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline import command_line
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host.resolver import ResolverCheck
 from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
-from torchrun_hpc.planning.mode import check_started_right
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from torchrun_hpc.commandline.command_line import CommandLine
     from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.launching.start import Starter
+    from torchrun_hpc.options.command_line import CommandLine
+    from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.preflight import Preflight
-    from torchrun_hpc.setting import Setting
-
-
-def parse(argv: Sequence[str], preflight: Preflight) -> CommandLine:
-    """Parse the command line, without torch if that is possible.
-
-    It is not for help, nor for what is not understood here: an option may be newer, or
-    an abbreviation that only an older release accepts.
-
-    Raises:
-        LaunchError: It is wrong; or there is no torch.
-        SystemExit: It asks for help.
-    """
-    line = command_line.parse(argv, preflight.environ)
-    job = preflight.job
-    may_be_direct = job is not None and job.has_several_tasks
-    if line.unknown and any(word.startswith(("--nn", "--stand")) for word in argv):
-        may_be_direct = False  # what follows an unknown option may be its value
-    is_clear = not (line.unknown or line.problem)
-    if not line.wants_help and (may_be_direct or is_clear):
-        return line
-    if line.problem:
-        check_started_right(preflight)  # rather than a wrong word, and without torch
-    _switch_debug_on(preflight, line.options)
-    import_torch()
-    from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
-
-    _, options = torchrun_parser.parse(argv, preflight.environ)
-    return replace(line, options=options, problem=None)
+    from torchrun_hpc.preflight import Preflight
 
 
 def starter_of(
@@ -89,16 +56,16 @@ def starter_of(
     with _without_garbage_collection():
         preloaded = _preloaded(inputs, line) if is_launch else None
         import_torch()
-        from torchrun_hpc.commandline import torchrun_parser  # noqa: PLC0415
         from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
+        from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
 
-    args, options = torchrun_parser.parse(argv, preflight.environ)
+    args, _ = torchrun_parser.parse(argv, preflight.environ)
     if is_launch:
         streams.forgive_at_exit(sys.stdout)  # but for --help
     return AgentStarter(
         preflight,
         args,
-        options,
+        inputs.options,
         preloaded=preloaded,
         resolver=check,
         is_command=True,
@@ -108,43 +75,42 @@ def starter_of(
 def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:
     """Preload what is to be preloaded, unless this is a dry run, or it is useless."""
     preload = inputs.preload
-    if preload is None or preload.problem or "hpc_dry_run" in inputs.options:
+    if preload is None or preload.problem or inputs.options.hpc_dry_run:
         return None
     from torchrun_hpc.launching.preloading import Preloaded  # noqa: PLC0415
 
     preloaded = Preloaded(preload)
-    option = ["-m"] if "module" in inputs.options else []
+    option = ["-m"] if inputs.options.module else []
     preloaded.start([*option, line.script, *line.arguments])
     return preloaded
 
 
-def prepare_agent(preflight: Preflight, options: Mapping[str, Setting]) -> None:
+def prepare_agent(preflight: Preflight, options: Options) -> None:
     """Prepare this process to be an agent: leave PMI, and switch ``--hpc-debug`` on."""
     if preflight.job is not None and preflight.job.pmi_is_open:
         pmi.finalize(preflight.environ)  # the workers have no way to it
-    _switch_debug_on(preflight, options)
+    prepare_to_debug(preflight, options)
 
 
-def _switch_debug_on(preflight: Preflight, options: Mapping[str, Setting]) -> None:
+def prepare_to_debug(preflight: Preflight, options: Options) -> None:
     """Switch ``--hpc-debug`` on before torch is imported, which reads variables."""
-    if "hpc_debug" in options:
+    if options.hpc_debug:
         job = preflight.job
         debug.switch_on(preflight.hostname, job.node_rank if job else None)
 
 
-def count_workers(setting: Setting) -> int:
+def count_workers(options: Options) -> int:
     """Return how many workers ``--nproc-per-node`` means on this node.
 
     Raises:
-        LaunchError: It is no number, or counts what is not there.
+        LaunchError: It counts what is not there.
     """
-    if re.fullmatch("[1-9][0-9]{0,5}", setting.value):
-        return int(setting.value)
+    if isinstance(options.nproc_per_node, int):
+        return options.nproc_per_node
     import_torch()  # to count
-    from torchrun_hpc.commandline import validation  # noqa: PLC0415
+    from torchrun_hpc.options import validation  # noqa: PLC0415
 
-    args = argparse.Namespace(nproc_per_node=setting.value)
-    return validation.number_of_workers(args, {"nproc_per_node": setting})
+    return validation.number_of_workers(options)
 
 
 def import_torch() -> None:

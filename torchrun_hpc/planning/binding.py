@@ -11,80 +11,46 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline.options import WITHOUT_PATCHES
-from torchrun_hpc.errors import LaunchError, Message, choices, count, ranges
+from torchrun_hpc.errors import Message, count, ranges
+from torchrun_hpc.options.values import BIND_GPU, BIND_NONE
 from torchrun_hpc.planning import resources
-from torchrun_hpc.planning.shares import Binding, Share
-from torchrun_hpc.setting import Setting
-from torchrun_hpc.sites.site import BIND_GPU, BIND_NONE, BINDINGS
+from torchrun_hpc.planning.workers import Binding, Share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.host.topology import Core, Gpu, Topology
-    from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.sites import Site
-
-OPTION = "hpc_bind"
-_NUMA = "numa_binding"  # torch's own
+    from torchrun_hpc.planning.inputs import Inputs, Node
 
 # By default CUDA puts fast GPUs first.
 _ORDER, _BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 
-def wanted(options: Mapping[str, Setting], site: Site | None) -> Setting | None:
-    """Return how the workers are to be bound; ``None`` if they are not.
-
-    Raises:
-        LaunchError: It is no way to bind, or torch is to do it too.
-    """
-    setting = options.get(OPTION)
-    if setting is None and site is not None and _NUMA not in options:
-        setting = Setting(site.bind, f"site {site.name}: bind")
-    if setting is None or setting.value == BIND_NONE:
-        return None
-    if setting.value not in BINDINGS:
-        raise LaunchError(
-            "HPC219",
-            f"{setting}: this is no way to bind. {choices(setting.value, BINDINGS)}",
-            everywhere=True,
-        )
-    if _NUMA in options:
-        raise LaunchError(
-            "HPC220",
-            f"{setting} and {options[_NUMA]}: both bind the workers to CPUs. Leave one "
-            "of them out",
-            everywhere=True,
-        )
-    return setting
-
-
 def plan(inputs: Inputs) -> Binding | None:
-    """Divide the CPUs of this node; ``None`` if nobody has asked for it.
-
-    Raises:
-        LaunchError: What was typed, or set, cannot be followed.
-    """
-    setting = wanted(inputs.options, inputs.site)
-    if setting is None:
+    """Divide the CPUs of this node; ``None`` if nobody has asked for it."""
+    how = inputs.options.hpc_bind
+    if how == BIND_NONE:
         return None
+    setting = inputs.options["hpc_bind"]
     problem = _problem(inputs)
     if problem:
         return Binding(setting, problem=problem)
-    shares, instead = _divided(inputs, setting.value)
+    shares, instead = _divided(inputs.node, how, inputs.environ)
     follows = resources.follows_cpus(inputs)
     return Binding(setting, shares, instead=instead, sets_threads=follows)
 
 
-def _divided(inputs: Inputs, how: str) -> tuple[tuple[Share, ...], str]:
+def _divided(
+    node: Node, how: str, environ: Mapping[str, str]
+) -> tuple[tuple[Share, ...], str]:
     """Return the CPUs of each worker, and why they are not by GPU although asked."""
     instead = ""
     if how == BIND_GPU:
         try:
-            return _near(inputs.topology, _gpus_of_workers(inputs)), ""
+            return _near(node.topology, _gpus_of_workers(node, environ)), ""
         except _NotByGpuError as reason:
             instead = str(reason)
-    parts = divide(inputs.topology.cores, inputs.workers)
+    parts = divide(node.topology.cores, node.workers)
     shares = [
         _share(part, f"part {number} of {len(parts)}")
         for number, part in enumerate(parts, 1)
@@ -94,19 +60,20 @@ def _divided(inputs: Inputs, how: str) -> tuple[tuple[Share, ...], str]:
 
 def _problem(inputs: Inputs) -> str:
     """Return why the mask cannot be divided; empty if it can."""
-    mask, workers = inputs.topology.mask, inputs.workers
+    options, node = inputs.options, inputs.node
+    mask, workers = node.topology.mask, node.workers
     agents = 1 if inputs.job is None else inputs.job.task.local_size
     if inputs.mode.is_direct:
         launcher = inputs.the_job.launcher
         line = f". Type: {launcher.name} {launcher.bind_option}"
         problem = "each task is a worker, which its launcher binds"
         return problem + (line if launcher.bind_option else "")
-    if "bind_workers" in inputs.without_patches:
-        return str(inputs.options[WITHOUT_PATCHES])
-    if inputs.explicit("run_path"):
-        return f"{inputs.options['run_path'].source} starts functions, not commands"
+    if "bind_workers" in options.hpc_without_patches:
+        return str(options["hpc_without_patches"])
+    if options.run_path:
+        return f"{options['run_path'].source} starts functions, not commands"
     # If each had CPUs of its own, there would be as many.
-    if agents * len(mask) > inputs.topology.online:
+    if agents * len(mask) > node.topology.online:
         return f"{agents} agents of this node share the same CPUs"
     if len(mask) < workers:
         return f"{workers} workers have {count(len(mask), 'CPU')}"
@@ -117,16 +84,16 @@ class _NotByGpuError(Exception):
     """Says why the CPUs cannot be divided by what is local to the GPUs."""
 
 
-def _gpus_of_workers(inputs: Inputs) -> list[Gpu]:
+def _gpus_of_workers(node: Node, environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPU of each worker.
 
     Raises:
         _NotByGpuError: It is not known.
     """
-    known, workers = inputs.topology.gpus, inputs.workers
+    known, workers = node.topology.gpus, node.workers
     if not known:
         raise _NotByGpuError("neither NVIDIA's nor AMD's driver shows a GPU here")
-    visible = _visible(known, inputs.environ)
+    visible = _visible(known, environ)
     if len(visible) < workers:
         raise _NotByGpuError(
             f"{count(workers, 'worker')} and {count(len(visible), 'visible GPU')}"
@@ -250,16 +217,15 @@ def _share(cores: Sequence[Core], reason: str) -> Share:
     return Share(cpus, domain, reason)
 
 
-def advice(inputs: Inputs) -> tuple[Message, ...]:
+def advice(inputs: Inputs, binding: Binding | None) -> tuple[Message, ...]:
     """Say what became of it, if the user has asked for it and gets something else."""
-    binding = inputs.binding
     is_other_task = inputs.mode.is_direct and inputs.the_job.task.rank > 0
-    if binding is None or OPTION not in inputs.options or is_other_task:
+    if binding is None or "hpc_bind" not in inputs.options or is_other_task:
         return ()
     if binding.instead:
         text = f"{binding.setting} divides the CPUs evenly: {binding.instead}"
         return (Message("HPC221", text),)
     # Where workers are started, that they have too few CPUs is HPC092.
-    if not binding.problem or (inputs.cpus < inputs.workers):
+    if not binding.problem or (inputs.node.cpus < inputs.node.workers):
         return ()
     return (Message("HPC222", f"{binding.setting} binds nothing: {binding.problem}"),)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host.network import join_endpoint
-from torchrun_hpc.planning import (
-    endpoints,
-    local_endpoint,
-    messages,
-    network_env,
-    resources,
-)
+from torchrun_hpc.options.values import DIRECT
+from torchrun_hpc.planning import endpoints, local_endpoint, messages, network_env
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_ADDR, MASTER_PORT
-from torchrun_hpc.planning.inputs import DIRECT
-from torchrun_hpc.planning.launch_plan import LaunchPlan, Messages, Rendezvous, World
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
@@ -30,37 +22,25 @@ _ROLE = "default"
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
-@dataclass(frozen=True)
-class _WorkerEndpoint:
-    """Where the workers of a step meet, and what follows from it."""
-
-    host: str  # of rank 0, by its address or its name
-    port: int
-    endpoint: str  # the same for a person
-    source: str  # of host and port
-    site: Setting | None = None
-    environment: Mapping[str, Setting] = field(default_factory=dict)
-    notes: tuple[Message, ...] = ()
-    warnings: tuple[Message, ...] = ()
-
-
-def one_node_plan(inputs: Inputs) -> LaunchPlan:
-    """Plan for a task of a step whose tasks are all on one node.
+def meet_on_one_node(inputs: Inputs) -> Meeting:
+    """Return where the tasks of a step meet that are all on one node.
 
     Raises:
         LaunchError: Something that the user typed, or set, cannot work.
     """
     job = inputs.the_job
-    inputs, notes = _with_exported(inputs, job)
     port = inputs.free_port or endpoints.port_of(job.launch_id)
-    host, port, _ = endpoints.explicit_endpoint(inputs, LOOPBACK, port)
     source = "alone" if inputs.free_port else "one node"
-    where = _WorkerEndpoint(host, port, join_endpoint(host, port), source, notes=notes)
-    return _plan(inputs, job, where)
+    exported, notes = endpoints.exported_endpoint(inputs, job)
+    host, port, _ = exported or (LOOPBACK, port, None)
+    where = Meeting(
+        DIRECT, endpoint=join_endpoint(host, port), connect_host=host, ports=(port,)
+    )
+    return _completed(inputs, job, replace(where, notes=notes), source)
 
 
-def several_nodes_plan(inputs: Inputs) -> LaunchPlan:
-    """Plan for a task of a step on several nodes.
+def meet_on_several(inputs: Inputs) -> Meeting:
+    """Return where the tasks of a step on several nodes meet.
 
     Raises:
         LaunchError: Something that the user typed, or set, cannot work.
@@ -68,8 +48,8 @@ def several_nodes_plan(inputs: Inputs) -> LaunchPlan:
     job = inputs.the_job
     if job.node_rank is None or job.index is None:
         raise messages.outside()
-    inputs, notes = _with_exported(inputs, job)
-    endpoint = endpoints.endpoint_of(inputs, job)
+    exported, notes = endpoints.exported_endpoint(inputs, job)
+    endpoint = endpoints.endpoint_of(inputs, job, exported)
     endpoints.check_first_is_known(job, endpoint, f"export {MASTER_ADDR}=")
     here = local_endpoint.local_endpoint(inputs, job, job.index, endpoint)
     if not here.connect_host:
@@ -83,86 +63,66 @@ def several_nodes_plan(inputs: Inputs) -> LaunchPlan:
             "a network of its own has to use the host's",
         )
     name = endpoints.hosts_of(job)[job.node_rank]
-    where = _WorkerEndpoint(
-        host=here.connect_host,
-        port=here.port,
-        endpoint=str(here),
-        source=local_endpoint.source_of(inputs, job, endpoint, here),
+    where = Meeting(
+        DIRECT,
         site=inputs.site_setting,
+        endpoint=str(here),
+        connect_host=here.connect_host,
+        ports=(here.port,),
         environment=network_env.network(inputs, here.local_address),
         notes=notes,
-        warnings=messages.warnings(inputs, here, name),
+        # The tasks of a node find the same: its first one reports it.
+        warnings=() if job.task.local_rank else messages.warnings(inputs, here, name),
     )
-    return _plan(inputs, job, where)
+    source = local_endpoint.source_of(inputs, job, endpoint, here)
+    return _completed(inputs, job, where, source)
 
 
-def _with_exported(inputs: Inputs, job: Job) -> tuple[Inputs, tuple[Message, ...]]:
-    """Take the endpoint that the user has exported for one that was typed."""
-    exported, notes = endpoints.exported_endpoint(inputs, job)
-    if exported is None:
-        return inputs, notes
-    options = {**inputs.options, "rdzv_endpoint": exported}
-    return replace(inputs, options=options), notes
+def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting:
+    """Add what is the same on one node and on several.
 
-
-def _plan(inputs: Inputs, job: Job, where: _WorkerEndpoint) -> LaunchPlan:
-    task = job.task
+    Args:
+        inputs: What the plan is made from.
+        job: The job of ``inputs``.
+        where: Where the tasks meet.
+        source: How that came about.
+    """
     problem = messages.nested(inputs.environ, job.launch_id)
     if problem is not None:
         raise problem
     if job.node_rank is None:
         raise messages.outside()
-    environment = {**where.environment, **_agents_variables(inputs, job, where)}
-    is_first = task.rank == 0
-    hosts = endpoints.hosts_of(job)
-    return LaunchPlan(
-        mode=inputs.mode,
+    environment = {**where.environment, **_agents_variables(inputs, job, where, source)}
+    hosts, is_first = endpoints.hosts_of(job), job.task.rank == 0
+    # A port that was free a moment ago needs no second look.
+    listens = is_first and not inputs.free_port
+    return replace(
+        where,
         launch_id=job.launch_id,
-        world=World(
-            nodes=len(job.nodes),
-            node_rank=job.node_rank,
-            workers=task.local_size,
-            report_rank=task.rank,
-            hosts=hosts,
-            fast_hosts=tuple(map(inputs.rewrite, hosts)),
-            size=task.size,
-        ),
-        rendezvous=Rendezvous(
-            backend=DIRECT,
-            endpoint=where.endpoint,
-            connect_host=where.host,
-            ports=(where.port,),
-            local_address=where.host if is_first else None,
-            # A port that was free a moment ago needs no second look.
-            listen=(where.host, where.port)
-            if is_first and not inputs.free_port
-            else None,
-        ),
-        site=where.site,
+        nodes=len(job.nodes),
+        node_rank=job.node_rank,
+        report_rank=job.task.rank,
+        hosts=hosts,
+        fast_hosts=tuple(map(inputs.rewrite, hosts)),
+        local_address=where.connect_host if is_first else None,
+        listen=(where.connect_host, where.ports[0]) if listens else None,
         interface=network_env.interface_name(inputs.environ, environment),
         environment=environment,
-        messages=Messages(
-            title=messages.title(inputs, len(job.nodes)),
-            notes=(
-                *where.notes,
-                *messages.unused(inputs, "direct mode", ("hpc_rendezvous",)),
-            ),
-            advice=resources.task_advice(inputs, job),
-            # The tasks of a node find the same: its first one reports it.
-            warnings=where.warnings if task.local_rank == 0 else (),
+        notes=(
+            *where.notes,
+            *messages.unused(inputs, "direct mode", ("hpc_rendezvous",)),
         ),
     )
 
 
 def _agents_variables(
-    inputs: Inputs, job: Job, where: _WorkerEndpoint
+    inputs: Inputs, job: Job, where: Meeting, source: str
 ) -> dict[str, Setting]:
     """Return what torchrun's agent sets: LocalElasticAgent._start_workers."""
     task, provenance = job.task, job.provenance
     size, rank = provenance.get("tasks", ""), provenance.get("task", "")
     local_rank = (task.local_rank, provenance.get("local_rank", rank))
-    virtual = inputs.explicit("virtual_local_rank")
-    if virtual:
+    if inputs.options.virtual_local_rank:
         local_rank = (0, "--virtual-local-rank")
     found = {
         "RANK": (task.rank, rank),
@@ -174,15 +134,12 @@ def _agents_variables(
         "ROLE_RANK": (task.rank, rank),
         "ROLE_WORLD_SIZE": (task.size, size),
         "ROLE_NAME": (_ROLE, "default"),
-        MASTER_ADDR: (where.host, where.source),
-        MASTER_PORT: (where.port, where.source),
+        MASTER_ADDR: (where.connect_host, source),
+        MASTER_PORT: (where.ports[0], source),
         messages.RUN_ID: (job.launch_id, provenance.get("launch_id", "")),
         "TORCHELASTIC_RESTART_COUNT": (0, "no agent"),
         "TORCHELASTIC_MAX_RESTARTS": (0, "no agent"),
     }
     if not inputs.environ.get(_ASYNC_ERRORS):
         found[_ASYNC_ERRORS] = (1, "as torchrun")
-    threads = resources.worker_threads(inputs)  # of one worker
-    gpu = resources.own_gpu(inputs, job) if virtual else {}
-    settings = {k: Setting(str(v), source) for k, (v, source) in found.items()}
-    return settings | threads | gpu
+    return {name: Setting(str(value), by) for name, (value, by) in found.items()}

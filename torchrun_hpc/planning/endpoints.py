@@ -12,22 +12,21 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.host.network import is_number, join_endpoint
+from torchrun_hpc.options.values import PORTS_END
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
-from torchrun_hpc.schedulers.slurm import port_of_hook
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from torchrun_hpc.host.network import Interface
+    from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
 # Below Linux's ephemeral ports (32768 and up), which any program may be given.
 PORTS = range(20000, 29000)
-_PORTS_END = 2**16
 
 LOOPBACK = "127.0.0.1"
 
@@ -53,6 +52,8 @@ class Endpoint:
         port: Its port.
         node: Index of the node that it names; ``None`` if it names none.
         setting: What the user typed; ``None`` if the host was derived.
+        ports: The ports of the launch, by its id.
+        notice_ports: Those on which a coordinator tells that it found none to use.
     """
 
     host: str
@@ -60,6 +61,8 @@ class Endpoint:
     port: int
     node: int | None
     setting: Setting | None
+    ports: tuple[int, ...]
+    notice_ports: tuple[int, ...]
 
 
 def port_of(launch_id: str) -> int:
@@ -68,80 +71,66 @@ def port_of(launch_id: str) -> int:
     return PORTS[int.from_bytes(digest[:8], "big") % len(PORTS)]
 
 
-def ports_of(launch_id: str) -> tuple[int, ...]:
-    """Derive the ports of a launch: its own, and those to try if that is taken."""
-    return _derived_ports(launch_id)[:_TRIES]
+def ports_of(launch_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Derive the ports of a launch: its own, and those to try if that is taken.
 
-
-def notice_ports(launch_id: str) -> tuple[int, ...]:
-    """Derive the ports on which a coordinator tells that it found none to use."""
-    return _derived_ports(launch_id)[_TRIES:]
-
-
-def _derived_ports(launch_id: str) -> tuple[int, ...]:
+    The second ones are those on which a coordinator tells that it found none to use.
+    """
     numbers = range(1, _TRIES + _NOTICES)
     names = [launch_id, *(f"{launch_id} {number}" for number in numbers)]
-    return tuple(dict.fromkeys(port_of(name) for name in names))
+    ports = tuple(dict.fromkeys(map(port_of, names)))
+    return ports[:_TRIES], ports[_TRIES:]
 
 
 def explicit_endpoint(
-    inputs: Inputs, host: str, port: int
+    options: Options, host: str, port: int
 ) -> tuple[str, int, Setting | None]:
-    """Read ``--rdzv-endpoint``, else ``--master-addr`` and ``--master-port``.
+    """Return host and port as typed, and what the host came from.
 
     Args:
-        inputs: What the plan is made from.
-        host: The host if none was typed.
+        options: What the user set.
+        host: The host if none was typed; then it came from nothing.
         port: The port if none was typed.
-
-    Returns:
-        Host and port, and what the host came from; ``None`` if it was not typed.
-
-    Raises:
-        LaunchError: What was typed is not an endpoint.
     """
-    master_port = inputs.options.get("master_port")
-    if master_port is not None:
-        port = master_port.value
-        if not 0 <= port < _PORTS_END:
-            raise LaunchError(
-                "HPC050",
-                f"{master_port} is not a port: type one from 1 to 65535",
-                everywhere=True,
-            )
-    setting = inputs.options.get("rdzv_endpoint") or inputs.options.get("master_addr")
-    if setting is None or not (inputs.is_static or inputs.is_c10d):
+    port = port if options.master_port is None else options.master_port
+    typed = options.endpoint
+    if typed is None:
         return host, port, None
-    host, explicit_port = split_endpoint(setting)
-    return host, port if explicit_port is None else explicit_port, setting
+    port = port if typed.port is None else typed.port
+    return typed.host, port, options.endpoint_setting
 
 
-def endpoint_of(inputs: Inputs, job: Job) -> Endpoint:
-    """Say where the nodes are to meet: a function of names.
+def endpoint_of(
+    inputs: Inputs, job: Job, exported: tuple[str, int, Setting] | None = None
+) -> Endpoint:
+    """Return where the nodes are to meet: a function of names.
 
     That is what was typed, else the scheduler's first node, else ``MASTER_ADDR``, else
     what the launcher itself shows.
 
+    Args:
+        inputs: What the plan is made from.
+        job: The job of ``inputs``.
+        exported: What the user has exported, for a task that is a worker.
+
     Raises:
-        LaunchError: What was typed is not an endpoint, or there is no other.
+        LaunchError: The port is one that nobody knows, or there is no host.
     """
-    port = port_of(job.launch_id)
+    options, ports = inputs.options, ports_of(job.launch_id)
     # The only node of a launch is this one, also where the launcher does not name it.
     first = job.nodes[0] or (job.hostname if len(job.nodes) == 1 else "")
-    host, port, setting = explicit_endpoint(inputs, first, port)
+    host, port, setting = exported or explicit_endpoint(options, first, ports[0][0])
     if setting is None and not (host and job.nodelist_is_shared):
         master, port, setting = _exported_host(inputs, port, job)
         host = master or host
     host = host or _shown_by_launcher(inputs, job)
     if port == 0:
-        zero = inputs.options.get("master_port")
-        if setting is not None and split_endpoint(setting)[1] == 0:
-            zero = setting
+        is_typed = options.endpoint is not None and options.endpoint.port == 0
         raise LaunchError(
             "HPC051",
-            f"{zero}: port 0 is another port at every "
-            "start, which the other nodes could not know. Leave it out, or type one: "
-            f"--rdzv_endpoint={join_endpoint(host, C10D_PORT)}",
+            f"{setting if is_typed else options['master_port']}: port 0 is another "
+            "port at every start, which the other nodes could not know. Leave it out, "
+            f"or type one: --rdzv_endpoint={join_endpoint(host, C10D_PORT)}",
             everywhere=True,
         )
     node: int | None = 0
@@ -153,7 +142,7 @@ def endpoint_of(inputs: Inputs, job: Job) -> Endpoint:
         )
         node = None if is_number(host) else next(named, None)
     fast = host if node is None or is_number(host) else inputs.rewrite(host)
-    return Endpoint(fast, host, port, node, setting)
+    return Endpoint(fast, host, port, node, setting, *ports)
 
 
 def _exported_host(
@@ -179,7 +168,7 @@ def port_number(text: str, source: str) -> int:
     Raises:
         LaunchError: It is none.
     """
-    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < _PORTS_END:
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < PORTS_END:
         raise LaunchError(
             "HPC129",
             f"{source}={text} is not a port: set one from 1 to 65535, or unset it",
@@ -234,11 +223,8 @@ def network_hint(job: Job, interface: Interface | None = None) -> str:
     """
     if sum(map(is_number, job.head_candidates)) <= 1:
         return ""
-    return (
-        f"Name the network: {job.launcher.name} -x {MASTER_ADDR}=HOST, or --mca "
-        f"oob_tcp_if_include {interface.name if interface else 'INTERFACE'}; in a PBS "
-        "job -x PBS_JOBID"
-    )
+    name = interface.name if interface else "INTERFACE"
+    return f"Name the network: {job.launcher.network_hint.format(interface=name)}"
 
 
 def head_hint(inputs: Inputs, job: Job, host: str) -> str:
@@ -248,8 +234,8 @@ def head_hint(inputs: Inputs, job: Job, host: str) -> str:
     if job.nodes[0] and not is_direct:
         return option
     variable = f"export {MASTER_ADDR}={host}"
-    if job.launcher.name == "mpirun":  # which does not pass the environment on
-        variable = f"mpirun -x {MASTER_ADDR}={host} …"
+    if option_of := job.launcher.forward_option:
+        variable = f"{job.launcher.name} {option_of} {MASTER_ADDR}={host} …"
     return variable if is_direct else f"{variable}   (or {option})"
 
 
@@ -276,43 +262,20 @@ def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
     )
 
 
-def split_endpoint(setting: Setting) -> tuple[str, int | None]:
-    """Split ``host``, ``host:port``, ``[address]:port``.
-
-    Raises:
-        LaunchError: It is none of these.
-    """
-    text = str(setting.value).strip()
-    if is_number(text):
-        return text, None
-    match = re.fullmatch(
-        r"(?:\[(?P<number>[^\]]+)\]|(?P<name>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?", text
-    )
-    if match and (match["name"] or is_number(match["number"])):
-        port = None if match["port"] is None else int(match["port"])
-        if port is None or port < _PORTS_END:
-            return match["name"] or match["number"], port
-    raise LaunchError(
-        "HPC053",
-        f"{setting} is not an endpoint: type HOST:PORT (an IPv6 address in brackets, a "
-        "port up to 65535)",
-        everywhere=True,
-    )
-
-
 # --- what the user has exported, in direct mode ---------------------------------------
 
 
 def exported_endpoint(
     inputs: Inputs, job: Job
-) -> tuple[Setting | None, tuple[Message, ...]]:
+) -> tuple[tuple[str, int, Setting] | None, tuple[Message, ...]]:
     """Read ``MASTER_ADDR`` and ``MASTER_PORT`` for tasks that are workers.
 
     In a script without a launcher they are how a user says where rank 0 is. But hooks
     of containers export them too, for another step.
 
     Returns:
-        The endpoint, if there is one that counts; and what to say of one that does not.
+        Host, port and source of the endpoint, or ``None``; a note on one that does not
+        count.
 
     Raises:
         LaunchError: The port is none.
@@ -320,7 +283,7 @@ def exported_endpoint(
     address = inputs.environ.get(MASTER_ADDR, "")
     port = inputs.free_port or port_of(job.launch_id)
     exported_port = inputs.environ.get(MASTER_PORT, "")
-    if exported_port == port_of_hook(inputs.environ) or not job.nodelist_is_shared:
+    if exported_port == inputs.promise.hook_port or not job.nodelist_is_shared:
         exported_port = ""  # the same for all steps of a job; or not on all nodes
     if address and not _may_be_first_node(inputs, job, address):
         first = job.nodes[0] or "this one"
@@ -338,7 +301,8 @@ def exported_endpoint(
         address = LOOPBACK if inputs.mode is Mode.DIRECT_ONE_NODE else job.nodes[0]
     if not address or (source == MASTER_PORT and not job.is_ranked):
         return None, ()  # only the launcher knows where rank 0 is
-    return Setting(join_endpoint(address, port), source), ()
+    setting = Setting(join_endpoint(address, port), source)
+    return (address, port, setting), ()
 
 
 def _may_be_first_node(inputs: Inputs, job: Job, address: str) -> bool:
@@ -387,9 +351,11 @@ def may_join(inputs: Inputs) -> bool:
 
     As in torch's c10d, unless the user says who is the host.
     """
-    conf = rdzv_conf.parse(inputs.options.get("rdzv_conf"))
+    is_typed = "rdzv_endpoint" in inputs.options
     return (
-        inputs.is_c10d and "rdzv_endpoint" in inputs.options and "is_host" not in conf
+        inputs.options.is_c10d
+        and is_typed
+        and (inputs.options.rdzv_conf.is_host is None)
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import is_number, join_endpoint
-from torchrun_hpc.planning.endpoints import MASTER_ADDR, head_hint, port_of
+from torchrun_hpc.planning.endpoints import MASTER_ADDR, head_hint
 from torchrun_hpc.schedulers.job import same_host
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def local_endpoint(
     neighbour = next(neighbours, endpoint.plain)
     named = _named_address(inputs, endpoint, host, name, neighbour)
     own = named
-    if "local_addr" in inputs.options:
+    if inputs.options.local_addr:
         own = explicit_local_address(inputs)
     connect_host = _connect_host(inputs, host)
     if endpoint.node == index and not is_number(endpoint.host):
@@ -100,15 +100,14 @@ def explicit_local_address(inputs: Inputs) -> Address:
     Raises:
         LaunchError: No interface of this node has it.
     """
-    setting = inputs.options["local_addr"]
-    address = inputs.network.local_address(str(setting.value))
+    address = inputs.network.local_address(inputs.options.local_addr)
     if address is not None:
         return address
     own = [str(a.ip) for i in inputs.network.interfaces for a in i.addresses]
     raise LaunchError(
         "HPC052",
-        f"{setting} is not an address of this node, which has {', '.join(own)}. Leave "
-        "the option out",
+        f"{inputs.options['local_addr']} is not an address of this node, which has "
+        f"{', '.join(own)}. Leave the option out",
     )
 
 
@@ -246,6 +245,6 @@ def source_of(inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint)
         parts.append(f"{here.host} by site {inputs.site.name}")
     if here.connect_host != here.host:
         parts.append("its address")
-    if endpoint.port == port_of(job.launch_id):
+    if endpoint.port == endpoint.ports[0]:
         parts.append(f"port by hash of {job.launch_id}")
     return ", ".join(parts)

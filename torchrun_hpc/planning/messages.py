@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning import network_env
-from torchrun_hpc.planning.inputs import SCHEDULER
 from torchrun_hpc.schedulers.job import LaunchContext, Launcher
-from torchrun_hpc.sites.site import BIND_NONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,10 +58,9 @@ def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, .
 
 def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
     """Name the options of ours that only nodes of a job can follow."""
-    site = inputs.site
-    is_useless = site is not None and not site.preload and site.bind == BIND_NONE
+    is_useless = inputs.site is not None and not inputs.site.options
     useless = ("hpc_site",) if is_useless else ()
-    numbered = inputs.explicit("hpc_rendezvous") == SCHEDULER
+    numbered = inputs.options.hpc_rendezvous == SCHEDULER
     return unused(inputs, where, useless + (("hpc_rendezvous",) if numbered else ()))
 
 

@@ -6,21 +6,20 @@ same. The later stages are given the mode, and do not ask again.
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline.options import DRY_RUN, OURS, wrong_line
 from torchrun_hpc.errors import LaunchError, count
+from torchrun_hpc.options.arguments import OURS, wrong_line
 from torchrun_hpc.schedulers.job import LaunchContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torchrun_hpc.commandline.command_line import CommandLine
-    from torchrun_hpc.planning.preflight import Preflight
+    from torchrun_hpc.options.command_line import CommandLine
+    from torchrun_hpc.options.options import Options
+    from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
-    from torchrun_hpc.setting import Setting
 
 # How many node names a message quotes.
 _SHOWN = 3
@@ -49,7 +48,7 @@ class Mode(Enum):
 def choose_mode(
     preflight: Preflight,
     line: CommandLine,
-    count_workers: Callable[[Setting], int] = lambda _: 1,
+    count_workers: Callable[[Options], int] = lambda _: 1,
     *,
     has_agent: bool = False,
 ) -> Mode:
@@ -66,23 +65,26 @@ def choose_mode(
         LaunchError: The launch is refused, with the line to type instead.
     """
     job, options = preflight.job, line.options
-    if asks_for_one_node(options):
-        return Mode.ONE_NODE
-    check_started_right(preflight)
-    most = node_range(options)[1]
-    if job is None:
-        return Mode.ONE_NODE if most == 1 else Mode.AS_TYPED
-    if job.has_several_tasks:
-        workers = options.get("nproc_per_node")
+    is_one_node = options.asks_for_one_node
+    if not is_one_node:
+        check_started_right(preflight)
+    if job is not None and job.has_several_tasks and not is_one_node:
         if has_agent:
-            raise _several_agents(job, preflight.command, workers)
+            raise _several_agents(job, preflight.command, options)
         agents_command = job.once_per_node(preflight.command)
         problem = direct_mode_problem(line, preflight.environ, agents_command)
         if problem is not None:
             raise problem
-        if workers is not None and count_workers(workers) > 1:
-            raise _several_agents(job, preflight.command, workers)
+        if "nproc_per_node" in options and count_workers(options) > 1:
+            raise _several_agents(job, preflight.command, options)
         return direct_mode(job)
+    if options.problem is not None:
+        raise options.problem
+    if is_one_node:
+        return Mode.ONE_NODE
+    most = options.nnodes.high
+    if job is None:
+        return Mode.ONE_NODE if most == 1 else Mode.AS_TYPED
     return Mode.ONE_NODE if len(job.nodes) == most == 1 else Mode.SEVERAL_NODES
 
 
@@ -117,9 +119,6 @@ def direct_mode_problem(
     """
     if line.problem is not None:
         return line.problem
-    form = line.options.get("hpc_dry_run")
-    if form is not None and form.value not in DRY_RUN:
-        return wrong_line(f"{form}: type one of {', '.join(DRY_RUN)}")
     variables = ((k, v) for k, v in environ.items() if k.startswith("PET_"))
     by_variable = ((k.removeprefix("PET_").lower(), f"{k}={v}") for k, v in variables)
     refused = [
@@ -140,39 +139,7 @@ def direct_mode_problem(
         )
     if not line.script:
         return wrong_line("the script is missing")
-    return None
-
-
-def asks_for_one_node(options: Mapping[str, Setting]) -> bool:
-    """Say whether the user asks for a world of one node, whatever the scheduler."""
-    standalone = options.get("standalone")
-    if standalone is not None and standalone.value:
-        return True
-    return "nnodes" in options and node_range(options) == (1, 1)
-
-
-def node_range(options: Mapping[str, Setting]) -> tuple[int, int]:
-    """Return the lowest and highest number of nodes that were typed; 1 by default.
-
-    Raises:
-        LaunchError: ``--nnodes`` is neither a number nor a range.
-    """
-    setting = options.get("nnodes")
-    if setting is None:
-        return 1, 1
-    # Spaces and a plus sign: torch's int() takes them too.
-    number = r"\s*\+?([0-9]{1,9})\s*"
-    match = re.fullmatch(f"{number}(?::{number})?", str(setting.value))
-    low = int(match[1]) if match else 0
-    high = int(match[2] or match[1]) if match else 0
-    if not 0 < low <= high:
-        raise LaunchError(
-            "HPC063",
-            f"{setting} is not a number of nodes: type a number (4), or a range with "
-            "the lower number first (2:4)",
-            everywhere=True,
-        )
-    return low, high
+    return line.options.problem
 
 
 def _outside_of_nodes(job: Job, command: str) -> LaunchError:
@@ -197,9 +164,10 @@ def _in_batch_script(job: Job, command: str) -> LaunchError:
     )
 
 
-def _several_agents(job: Job, command: str, workers: Setting | None) -> LaunchError:
+def _several_agents(job: Job, command: str, options: Options) -> LaunchError:
     """Return why several tasks on a node cannot start workers of their own."""
-    wanted = f"{workers}" if workers else "an agent"
+    is_typed = "nproc_per_node" in options
+    wanted = options["nproc_per_node"] if is_typed else "an agent"
     tasks = count(job.task.size, "task")
     return LaunchError(
         "HPC062",

@@ -81,11 +81,11 @@ def of_resolver(inputs: Inputs) -> dict[str, Setting]:
     source = {
         Resolver.DOWN: "no name server can be reached",
         Resolver.SILENT: "no answer of the resolver",
-    }.get(inputs.resolver)
+    }.get(inputs.node.resolver)
     if source is None:
         return {}
     found = {CPP_LOG_LEVEL: "ERROR"}
-    if inputs.resolver is Resolver.DOWN:
+    if inputs.node.resolver is Resolver.DOWN:
         found[RESOLVER_OPTIONS] = "timeout:1 attempts:1"
     return {
         name: Setting(value, source)
@@ -97,7 +97,9 @@ def of_resolver(inputs: Inputs) -> dict[str, Setting]:
 def of_release(inputs: Inputs) -> dict[str, Setting]:
     """Return the variables of torch's release that are not set."""
     return {
-        name: v for name, v in inputs.of_release.items() if not inputs.environ.get(name)
+        name: value
+        for name, value in inputs.node.of_release.items()
+        if not inputs.environ.get(name)
     }
 
 

@@ -1,6 +1,6 @@
-"""The plan: a pure function of job, site, network and what the user set.
+"""The plan: a pure function of job, site, network, node and what the user set.
 
-Precedence for each value: command line, ``PET_*``, derived. Only what is unset is
+Precedence for each value: command line, ``PET_*``, site, derived. Only what is unset is
 filled in, with two exceptions: an endpoint host that is the plain name of one of the
 job's nodes is rewritten to its name on the fast network, and a node rank that c10d
 ignores is taken back.
@@ -8,13 +8,11 @@ ignores is taken back.
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline import rdzv_conf
-from torchrun_hpc.commandline.options import WITHOUT_PATCHES
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import Message
+from torchrun_hpc.options.values import C10D, STATIC
 from torchrun_hpc.planning import (
     as_typed,
     binding,
@@ -23,100 +21,170 @@ from torchrun_hpc.planning import (
     network_env,
     one_node,
     preload,
+    resources,
     several_nodes,
     spares,
 )
-from torchrun_hpc.planning.inputs import C10D
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.workers import Workers
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
 
-STALL_REPORT = "hpc_stall_report"
-_OF_AGENTS = (STALL_REPORT, "hpc_outcome", WITHOUT_PATCHES)
+_OF_AGENTS = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches")
 
-_PLANS = {
-    Mode.ONE_NODE: one_node.plan,
-    Mode.SEVERAL_NODES: several_nodes.checked_plan,
-    Mode.AS_TYPED: as_typed.plan,
-    Mode.DIRECT: direct.several_nodes_plan,
-    Mode.DIRECT_ONE_NODE: direct.one_node_plan,
+_MEETINGS = {
+    Mode.ONE_NODE: one_node.meet,
+    Mode.SEVERAL_NODES: several_nodes.meet,
+    Mode.AS_TYPED: as_typed.meet,
+    Mode.DIRECT: direct.meet_on_several,
+    Mode.DIRECT_ONE_NODE: direct.meet_on_one_node,
 }
 
 
-def make_plan(inputs: Inputs) -> LaunchPlan:
-    """Decide everything that can be decided before the nodes have met.
+@dataclass(frozen=True)
+class Messages:
+    """What a person reads about the plan.
+
+    Attributes:
+        title: What was started by whom, for the start line.
+        notes: What was corrected, the same on all nodes.
+        advice: What is probably not meant; as good as the same on all nodes.
+        warnings: What is wrong on this node, and was worked around.
+    """
+
+    title: str = ""
+    notes: tuple[Message, ...] = ()
+    advice: tuple[Message, ...] = ()
+    warnings: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that is decided before anything is started.
+
+    Attributes:
+        mode: How this launch starts its workers.
+        asked: What the user and the site have set.
+        meeting: Who takes part, and where the nodes meet.
+        workers: The workers of this node.
+        options: Options of torchrun to set, by their names in its parser.
+        environment: Environment variables to set.
+        messages: What a person reads about it.
+    """
+
+    mode: Mode
+    asked: Options
+    meeting: Meeting
+    workers: Workers
+    options: Mapping[str, Setting] = field(default_factory=dict)
+    environment: Mapping[str, Setting] = field(default_factory=dict)
+    messages: Messages = field(default_factory=Messages)
+
+    @property
+    def ranks_follow_scheduler(self) -> bool:
+        """Whether nodes are ranked by ``node_rank``, and torch may rank otherwise."""
+        is_static = self.meeting.backend == STATIC
+        return self.mode is Mode.SEVERAL_NODES and not is_static
+
+
+def meet(inputs: Inputs) -> Meeting:
+    """Decide where the nodes meet; torch does not have to be imported.
 
     Raises:
         LaunchError: Something that the user typed, or set, cannot work.
     """
     network_env.check_gloo(inputs.environ, inputs.network)
-    if not inputs.mode.is_direct:
-        several_nodes.check_rendezvous(inputs)
-    waiting = spares.plan(inputs)
-    inputs = replace(inputs, binding=binding.plan(inputs))
-    plan = _PLANS[inputs.mode](inputs)
-    rdzv_conf.check(inputs.options.get("rdzv_conf"), plan.rendezvous.backend)
-    options, environment = {**plan.options}, {**plan.environment}
-    if plan.rendezvous.backend == C10D:
+    several_nodes.check_rendezvous(inputs)
+    spares.check(inputs)
+    return _MEETINGS[inputs.mode](inputs)
+
+
+def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
+    """Decide everything that can be decided before the nodes have met.
+
+    Raises:
+        LaunchError: This torch cannot do what the user typed, or set.
+    """
+    meeting = _with_torch(inputs, meeting)
+    own, typed = _workers(inputs), inputs.options
+    options = {**meeting.options}
+    environment = {**own.environment, **meeting.environment}
+    if meeting.backend == C10D:
         environment |= network_env.of_release(inputs)
     # An empty one is the user's, as Python reads it: off.
-    if not (plan.mode.is_direct or preload.FAULT_HANDLER in inputs.environ):
+    if not (inputs.mode.is_direct or preload.FAULT_HANDLER in inputs.environ):
         environment[preload.FAULT_HANDLER] = Setting("1", "for the report of a crash")
     environment |= network_env.of_resolver(inputs)
-    if inputs.explicit("hpc_debug"):
+    if typed.hpc_debug:
         environment |= network_env.debugging(inputs.environ)
-        has_logs = {"tee", "redirects"}.intersection(inputs.options)
+        has_logs = "tee" in typed or "redirects" in typed
         if not has_logs and not inputs.mode.is_direct:
             # The workers' stderr, with the rank on each line.
             options["tee"] = Setting("2", "--hpc-debug")
-    about = replace(
-        plan.messages,
+    return LaunchPlan(
+        mode=inputs.mode,
+        asked=typed,
+        meeting=meeting,
+        workers=own,
+        options=options,
+        environment=environment,
+        messages=_messages(inputs, meeting, own),
+    )
+
+
+def _with_torch(inputs: Inputs, meeting: Meeting) -> Meeting:
+    """Return the meeting as this torch can do it.
+
+    Raises:
+        LaunchError: The user wants what it cannot do.
+    """
+    if not (meeting.is_ours and inputs.node.unfit_patches):
+        return meeting
+    several_nodes.check_rendezvous(inputs)
+    by_ours = several_nodes.meets_by_ours(inputs)
+    if meeting.spares.number and (inputs.lacks("watch_workers") or not by_ours):
+        raise spares.not_possible(inputs)
+    return meeting if by_ours else meeting.by_torch()
+
+
+def _workers(inputs: Inputs) -> Workers:
+    bound = binding.plan(inputs)
+    threads = resources.worker_threads(inputs, bound)
+    if not inputs.mode.is_direct:
+        return Workers(inputs.node.workers, 0, threads, bound, inputs.preload)
+    task = inputs.the_job.task
+    gpu = resources.own_gpu(inputs) if inputs.options.virtual_local_rank else {}
+    return Workers(task.local_size, task.size, threads | gpu, bound)
+
+
+def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
+    of_node = (
+        resources.task_advice(inputs, own)
+        if inputs.mode.is_direct
+        else resources.advice(inputs, own, meeting.nodes)
+    )
+    return Messages(
+        title=messages.title(inputs, meeting.nodes),
         notes=(
-            *plan.messages.notes,
+            *meeting.notes,
             *preload.notes(inputs),
             *_unused(inputs),
             *_left_out(inputs),
         ),
         advice=(
-            *plan.messages.advice,
+            *meeting.advice,
+            *of_node,
             *preload.advice(inputs),
-            *binding.advice(inputs),
+            *binding.advice(inputs, own.binding),
         ),
+        warnings=meeting.warnings,
     )
-    return replace(
-        plan,
-        spares=waiting,
-        outcome=str(inputs.explicit("hpc_outcome") or ""),
-        without_patches=inputs.without_patches,
-        options=options,
-        environment=environment,
-        messages=about,
-        preload=inputs.preload,
-        binding=inputs.binding,
-        stall_report=_stall_report(inputs),
-    )
-
-
-def _stall_report(inputs: Inputs) -> float:
-    """Return after how many seconds a stall is reported; 0 if it is not.
-
-    Raises:
-        LaunchError: What was typed, or set, is no number of seconds.
-    """
-    setting = inputs.options.get(STALL_REPORT)
-    if setting is None or inputs.mode.is_direct:
-        return 0
-    if not re.fullmatch(r"[1-9]\d{0,6}", str(setting.value)):
-        raise LaunchError(
-            "HPC174",
-            f"{setting}: type whole seconds, longer than any pause of the training: "
-            "--hpc-stall-report=600",
-            everywhere=True,
-        )
-    return float(setting.value)
 
 
 def _unused(inputs: Inputs) -> tuple[Message, ...]:
@@ -125,13 +193,13 @@ def _unused(inputs: Inputs) -> tuple[Message, ...]:
         return messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENTS)
     if inputs.lacks("watch_workers"):
         where = "workers that are not watched"
-        return messages.unused(inputs, where, (STALL_REPORT,))
+        return messages.unused(inputs, where, ("hpc_stall_report",))
     return ()
 
 
 def _left_out(inputs: Inputs) -> tuple[Message, ...]:
     """Say that torch is not changed everywhere, so that nobody forgets it."""
-    if inputs.mode.is_direct or not inputs.without_patches:
+    if inputs.mode.is_direct or not inputs.options.hpc_without_patches:
         return ()
-    setting = inputs.options[WITHOUT_PATCHES]
+    setting = inputs.options["hpc_without_patches"]
     return (Message("HPC089", f"{setting} leaves torch as it is there"),)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.commandline.options import WITHOUT_PATCHES
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import binding, messages, resources
-from torchrun_hpc.planning.inputs import Preload
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.setting import Setting
-from torchrun_hpc.sites import NONE, is_module
+from torchrun_hpc.planning.workers import Preload
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
 
-OPTION = "hpc_preload"
 PYTHON_EXEC = "PYTHON_EXEC"  # torchrun's: another interpreter for the workers
 
 # Lets Python write the frames of a process that crashes; forks do it by themselves.
@@ -32,25 +27,10 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
     Args:
         inputs: What is known without torch; the number of workers may be a guess.
         script: What the workers run.
-
-    Raises:
-        LaunchError: What was typed, or set, is no list of modules.
     """
-    setting = inputs.options.get(OPTION)
-    if setting is None and inputs.site is not None and inputs.site.preload:
-        modules = ",".join(inputs.site.preload)
-        setting = Setting(modules, f"preload of site {inputs.site.name}")
-    if setting is None or setting.value == NONE or inputs.mode.is_direct:
+    modules = inputs.options.hpc_preload
+    if not modules or inputs.mode.is_direct:
         return None
-    names = [name.strip() for name in setting.value.split(",")]
-    for name in names:
-        if not is_module(name):
-            raise LaunchError(
-                "HPC168",
-                f"{setting}: {name!r} is no name of a module. Type names with commas "
-                f"between them, --hpc-preload=torch,numpy, or {NONE}",
-                everywhere=True,
-            )
     has_say = inputs.mode is Mode.SEVERAL_NODES  # else a launch sets none
     site = inputs.site.variables if inputs.site and has_say else {}
     variables = {
@@ -58,22 +38,22 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
         for name, value in site.items()
         if not (inputs.environ.get(name) or name.startswith(READ_AT_START))
     }
-    bound = replace(inputs, binding=binding.plan(inputs))
-    for name, threads in resources.worker_threads(bound).items():
-        variables[name] = str(threads.value)
-    return Preload(tuple(names), setting, variables, _problem(inputs, script))
+    threads = resources.worker_threads(inputs, binding.plan(inputs))
+    variables |= {name: str(value.value) for name, value in threads.items()}
+    setting = inputs.options["hpc_preload"]
+    return Preload(modules, setting, variables, _problem(inputs, script))
 
 
 def _problem(inputs: Inputs, script: str) -> str:
     """Say why no worker can be a fork."""
-    interpreter = inputs.environ.get(PYTHON_EXEC)
+    options, interpreter = inputs.options, inputs.environ.get(PYTHON_EXEC)
     if interpreter:
         return f"{PYTHON_EXEC}={interpreter} is another interpreter"
     for name in ("no_python", "numa_binding", "run_path"):
-        if inputs.explicit(name):
-            return f"{inputs.options[name].source} needs an exec"
-    if "fork_workers" in inputs.without_patches:
-        return str(inputs.options[WITHOUT_PATCHES])
+        if getattr(options, name):
+            return f"{options[name].source} needs an exec"
+    if "fork_workers" in options.hpc_without_patches:
+        return str(options["hpc_without_patches"])
     if script.startswith("-"):
         return f"{script} is an option of Python, or standard input"
     return ""
@@ -81,18 +61,18 @@ def _problem(inputs: Inputs, script: str) -> str:
 
 def notes(inputs: Inputs) -> tuple[Message, ...]:
     """Say that the option has no effect, where no agent of ours starts the workers."""
-    if inputs.preload is not None or inputs.explicit(OPTION) == NONE:
+    if inputs.preload is not None or not inputs.options.hpc_preload:
         return ()
     where = "an agent that a program has started"
     if inputs.mode.is_direct:
         where = messages.DIRECT_MODE
-    return messages.unused(inputs, where, (OPTION,))
+    return messages.unused(inputs, where, ("hpc_preload",))
 
 
 def advice(inputs: Inputs) -> tuple[Message, ...]:
     """Say why the workers are not forked, if it is the user who has asked for it."""
     preload = inputs.preload
-    if preload is None or not preload.problem or OPTION not in inputs.options:
+    if preload is None or not preload.problem or "hpc_preload" not in inputs.options:
         return ()
     return (not_used(preload, preload.problem),)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.failures.collection import Summary, WorkerFailure
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.search import Channel
 
 _log = logging.getLogger(__name__)
@@ -71,26 +71,26 @@ class RoundOverError(Exception):
     """The round ended before the workers could start: join the next one."""
 
 
-def request_of(plan: LaunchPlan, run_id: str) -> JoinRequest:
+def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
     """Return what the agent of this node tells of itself."""
-    rank = plan.world.node_rank
+    rank = meeting.node_rank
     return JoinRequest(
-        job=plan.launch_id,
+        job=meeting.launch_id,
         run_id=run_id,
-        nodes=plan.world.nodes,
+        nodes=meeting.nodes,
         rank=rank,
-        host=plan.world.hosts[rank],
+        host=meeting.hosts[rank],
         pid=os.getpid(),
         release=__version__,
         agent=f"{_AGENT}.{os.getpid()}",
-        site=str(plan.site.value) if plan.site else "",
-        spares=plan.world.spares,
-        started=plan.started,
+        site=str(meeting.site.value) if meeting.site else "",
+        spares=meeting.spares.number,
+        started=meeting.started,
     )
 
 
 def send_failure(
-    plan: LaunchPlan,
+    meeting: Meeting,
     failure: Failure,
     limit: float,
     on_event: Callable[[Mapping[str, Any]], None],
@@ -98,7 +98,7 @@ def send_failure(
     """Connect to the coordinator only to inform it why this agent cannot start.
 
     Args:
-        plan: Where the coordinator is.
+        meeting: Where the nodes meet.
         failure: Why this agent cannot start.
         limit: Seconds to look for it.
         on_event: See `Client`.
@@ -106,7 +106,7 @@ def send_failure(
     Returns:
         Why the job failed, as the coordinator has it; ``None`` if it was not found.
     """
-    where = plan.rendezvous
+    where = meeting
     address = CoordinatorAddress(
         host=where.connect_host,
         ports=where.ports,
@@ -114,7 +114,7 @@ def send_failure(
         silence_timeout=int(limit),
         notice_ports=where.notice_ports,
     )
-    agent = Client(request_of(plan, ""), address, on_event, own_failure=failure)
+    agent = Client(request_of(meeting, ""), address, on_event, own_failure=failure)
     try:
         agent.connect()
         agent.fail(failure)  # if it was let in as one that had been there before

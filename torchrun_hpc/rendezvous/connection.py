@@ -20,7 +20,7 @@ from torchrun_hpc.reporting import console
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.coordinator import Settings
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import CoordinatorAddress
@@ -34,7 +34,7 @@ class Connection:
     """The coordinator, if this is its node, and this node's connection to it.
 
     Args:
-        plan: What is planned on this node.
+        meeting: Where the nodes meet.
         settings: What all agents agree on.
         environ: Environment of this process.
         on_event: See `Client`.
@@ -46,7 +46,7 @@ class Connection:
 
     def __init__(
         self,
-        plan: LaunchPlan,
+        meeting: Meeting,
         settings: Settings,
         environ: Mapping[str, str],
         on_event: Callable[[Mapping[str, Any]], None],
@@ -54,7 +54,7 @@ class Connection:
         segment: int = 0,
     ) -> None:
         self.client: Client | None = None
-        self._plan = plan
+        self._meeting = meeting
         self._settings = settings
         self._environ = environ
         self._on_event = on_event
@@ -72,8 +72,8 @@ class Connection:
             CoordinatorNotFoundError: It was not found in time.
             JobFailedError: The job has failed already.
         """
-        plan, settings, where = self._plan, self._settings, self._plan.rendezvous
-        request = request_of(plan, settings.run_id)
+        meeting, settings, where = self._meeting, self._settings, self._meeting
+        request = request_of(meeting, settings.run_id)
         _allow_open_files()
         opened, ports = self._listen(request), where.ports
         if opened is not None:
@@ -97,7 +97,7 @@ class Connection:
         try:
             self.client.connect()
         except search.RefusedError as refused:
-            raise messages.refusal(refused, plan, request, self._environ) from None
+            raise messages.refusal(refused, meeting, request, self._environ) from None
         return self.client
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Connection:
         Raises:
             LaunchError: There is none, or the job has a coordinator already.
         """
-        where, problems, opened = self._plan.rendezvous, {}, None
+        where, problems, opened = self._meeting, {}, None
         if not where.is_coordinator:
             return None
         address = where.listen[0] if where.listen else None
@@ -155,8 +155,8 @@ class Connection:
         Raises:
             LaunchError: It is, and this agent is the second one of its node.
         """
-        plan, timeout = self._plan, _CHECK_TIMEOUT
-        host = plan.rendezvous.connect_host
+        meeting, timeout = self._meeting, _CHECK_TIMEOUT
+        host = meeting.connect_host
         address = search.CoordinatorAddress(host, ports, timeout, timeout)
         client = Client(request, address, lambda _: None)
         # If it accepts this agent, its own one has not connected yet.
@@ -170,7 +170,7 @@ class Connection:
         finally:
             client.leave()
         if refused.reason is not Refusal.UNKNOWN:
-            raise messages.refusal(refused, plan, request, self._environ)
+            raise messages.refusal(refused, meeting, request, self._environ)
 
 
 def _allow_open_files() -> None:

@@ -11,10 +11,9 @@ from torch import distributed
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
-from torchrun_hpc.planning.inputs import SCHEDULER
+from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.rendezvous import messages, search
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.connection import Connection
@@ -24,8 +23,6 @@ from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
-from torchrun_hpc.schedulers.pbs import PBSDSH
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
     from torchrun_hpc.failures.collection import WorkerFailure
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
 
 _torch: Any = distributed
@@ -65,7 +62,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     """The rendezvous of a job whose nodes are known.
 
     Args:
-        plan: What is planned on this node.
+        meeting: Where the nodes meet.
         parameters: Torch's: the id, ``join_timeout``, and, if set, the two numbers
             that say how long an agent may be silent.
         max_restarts: How often the job may restart.
@@ -75,16 +72,16 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def __init__(
         self,
-        plan: LaunchPlan,
+        meeting: Meeting,
         parameters: RendezvousParameters,
         max_restarts: int,
         environ: Mapping[str, str],
         sample: Callable[[], Any] = list,
     ) -> None:
-        self._plan = plan
+        self._meeting = meeting
         self._sample = sample
         self._parameters = parameters
-        self._settings = _settings(plan, parameters, max_restarts)
+        self._settings = _settings(meeting, parameters, max_restarts)
         self._environ = environ
         # As torch's c10d does it.
         self._shares_store = (
@@ -120,7 +117,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             JobFailedError: There is no next round.
             LaunchError: This node cannot take part.
         """
-        client, world = self.connect(), self._plan.world
+        client, world = self.connect(), self._meeting
         own = self._open_workers_store() if world.node_rank == 0 else None
         address, port = workers_address(client.join(own))
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
@@ -135,7 +132,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         Raises:
             JobFailedError: The job has failed on another node, or for all.
         """
-        failure, own = self.failure, (self._plan.world.node_rank,)
+        failure, own = self.failure, (self._meeting.node_rank,)
         # Torch's agent itself reports the failure of its own workers.
         if failure is not None and not (failure.rank >= 0 and failure.nodes == own):
             raise JobFailedError(failure)
@@ -166,12 +163,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """Whether this node reports how the job has ended."""
         if self.failure is None:
             return self.is_first
-        return messages.reports_failure(self.failure, self._plan)
+        return messages.reports_failure(self.failure, self._meeting)
 
     @property
     def is_first(self) -> bool:
         """Whether this node does what one of them does while the job runs."""
-        return is_reporter(self._plan.world.node_rank)
+        return is_reporter(self._meeting.node_rank)
 
     @property
     def is_certain(self) -> bool:
@@ -212,13 +209,13 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         if self._client is not None:
             return self._client
         self._connection = self._new_connection(
-            self._plan, self._settings, self._environ, self._report
+            self._meeting, self._settings, self._environ, self._report
         )
         limit = self._settings.join_timeout if timeout is None else timeout
         try:
             return self._connection.open(limit)
         except search.CoordinatorNotFoundError as error:
-            message = messages.coordinator_missing(str(error), limit, self._plan)
+            message = messages.coordinator_missing(str(error), limit, self._meeting)
             raise CoordinatorMissingError(message) from None
 
     def worker_failed(self, failure: WorkerFailure) -> None:
@@ -242,7 +239,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def give_up(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
         if self._client is not None:
-            self._client.fail(replace(failure, nodes=(self._plan.world.node_rank,)))
+            self._client.fail(replace(failure, nodes=(self._meeting.node_rank,)))
 
     def leave(self) -> None:
         """Disconnect; the coordinator ends once all others know how the job ended."""
@@ -275,7 +272,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         address = str(self._parameters.local_addr)
         if not self._shares_store:
             return address, int(get_free_port())  # type: ignore[no-untyped-call]
-        own = self._plan.rendezvous.local_address
+        own = self._meeting.local_address
         opened = listen(own, 0)
         port = opened.getsockname()[1]
         # It serves before it returns: where no name server answers, that takes long.
@@ -317,19 +314,19 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
-            report.write(event["report"], self._plan)
+            report.write(event["report"], self._meeting)
             return
         if (asks := event.get("stacks")) is not None:
             if self._samples.acquire(blocking=False):
                 threading.Thread(target=self._answer, args=[asks], daemon=True).start()
             return
-        message = messages.render(event, self._plan)
+        message = messages.render(event, self._meeting)
         if message is not None:
             console.write(message, "warning" if event.keys() & _WARNINGS else "")
 
 
 def _settings(
-    plan: LaunchPlan, parameters: RendezvousParameters, max_restarts: int
+    meeting: Meeting, parameters: RendezvousParameters, max_restarts: int
 ) -> Settings:
     interval = parameters.get_as_int("keep_alive_interval")
     attempts = parameters.get_as_int("keep_alive_max_attempt")
@@ -338,16 +335,16 @@ def _settings(
         # Torch's defaults; and agents must have time to answer.
         silence = max((interval or 5) * (attempts or 3), _SHORTEST_SILENCE)
     return Settings(
-        job=plan.launch_id,
+        job=meeting.launch_id,
         run_id=str(parameters.run_id),
-        nodes=plan.world.nodes,
-        coordinator=plan.world.node_rank if plan.rendezvous.is_coordinator else -1,
+        nodes=meeting.nodes,
+        coordinator=meeting.node_rank if meeting.is_coordinator else -1,
         max_restarts=max_restarts,
         join_timeout=parameters.get_as_int("join_timeout") or 0,
         silence_timeout=silence,
-        spares=plan.world.spares,
-        started=plan.started,
-        signals_on_loss=plan.started_by != PBSDSH,
+        spares=meeting.spares.number,
+        started=meeting.started,
+        signals_on_loss=meeting.started_by is None or meeting.started_by.ends_others,
     )
 
 
@@ -371,7 +368,7 @@ class Creator:
     creator of a name, unless the other one is equal: all of ours are.
     """
 
-    plan: LaunchPlan
+    meeting: Meeting
     max_restarts: int
     environ: Mapping[str, str]
     sample: Callable[[], Any] = list
@@ -394,7 +391,7 @@ class Creator:
     def __call__(self, parameters: RendezvousParameters) -> SchedulerRendezvous:
         """Make the handler."""
         self.handler = self.kind(
-            self.plan, parameters, self.max_restarts, self.environ, self.sample
+            self.meeting, parameters, self.max_restarts, self.environ, self.sample
         )
         return self.handler
 
@@ -405,23 +402,24 @@ class Creator:
 
 
 def register(
-    plan: LaunchPlan,
+    meeting: Meeting,
     max_restarts: int,
     environ: Mapping[str, str],
     sample: Callable[[], Any] = list,
     kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous,
 ) -> Creator:
     """Let torch find this rendezvous, of some kind, under its name."""
-    creator = Creator(plan, max_restarts, environ, sample, kind)
+    creator = Creator(meeting, max_restarts, environ, sample, kind)
     rendezvous.rendezvous_handler_registry.register(SCHEDULER, creator)
     return creator
 
 
-def parameters(args: argparse.Namespace, plan: LaunchPlan) -> RendezvousParameters:
-    """Return what torch makes of its arguments."""
-    conf = rdzv_conf.parse(Setting(args.rdzv_conf, "--rdzv_conf"))
+def parameters(
+    args: argparse.Namespace, meeting: Meeting, conf: Mapping[str, object]
+) -> RendezvousParameters:
+    """Return what torch makes of its arguments, and of the pairs of ``--rdzv-conf``."""
     endpoint, local = args.rdzv_endpoint, getattr(args, "local_addr", None)
-    nodes = plan.world.nodes
+    nodes = meeting.nodes
     return rendezvous.RendezvousParameters(
         SCHEDULER, endpoint, args.rdzv_id, nodes, nodes, local, **conf
     )

@@ -20,7 +20,7 @@ from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import RefusedError
 
@@ -35,64 +35,64 @@ _PORTS = "Give each launch its own port, --rdzv_endpoint=HOST:PORT, or use mpiex
 # --- what happens meanwhile -------------------------------------------------------
 
 
-def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
     """Write what the coordinator or this node's client reports; it may be nothing."""
-    total = plan.world.active
+    total = meeting.active
     match event:
         case {"waiting": ranks}:
             code = "HPC114"
             text = (
                 f"{total - len(ranks)} of {total} nodes are there after "
-                f"{event['seconds']} s; waiting for {names(ranks, plan)}. "
-                f"{plan.messages.hint}"
+                f"{event['seconds']} s; waiting for {names(ranks, meeting)}. "
+                f"{meeting.hint}"
             ).rstrip(". ")
         case {"finishing": ranks}:
             code = "HPC120"
             text = (
                 f"{total - len(ranks)} of {total} nodes have finished, the last one "
-                f"{event['seconds']} s ago; still at work: {names(ranks, plan)}"
+                f"{event['seconds']} s ago; still at work: {names(ranks, meeting)}"
             )
         case {"silent": ranks}:
             code = "HPC121"
             text = (
-                f"no sign of {names(ranks, plan)} for {SILENCE_REPORT} s; the job "
+                f"no sign of {names(ranks, meeting)} for {SILENCE_REPORT} s; the job "
                 f"ends in {event['left']} s if it stays so"
             )
         case {"answering": ranks}:
             verb = "answers" if len(ranks) == 1 else "answer"
-            code, text = "HPC160", f"{names(ranks, plan)} {verb} again"
+            code, text = "HPC160", f"{names(ranks, meeting)} {verb} again"
         case {"lost": rank}:
             code = "HPC123"
             text = (
-                f"the agent on {names([rank], plan)} is gone; waiting for it to be "
+                f"the agent on {names([rank], meeting)} is gone; waiting for it to be "
                 "started again"
             )
         case {"restart": number}:
-            because = cause(unpacked(event["because"]), plan)
+            because = cause(unpacked(event["because"]), meeting)
             return report.restarted(number, because)
         case {"stranger": ranks}:
-            code, who = "HPC229", names(ranks, plan) or "another node"
+            code, who = "HPC229", names(ranks, meeting) or "another node"
             because = event["because"]
             text = f"refused an agent as {who}: {because}. This job continues"
         case {"sites": by_site}:
-            return disagreement(by_site, plan)
+            return disagreement(by_site, meeting)
         case _:
-            return _wait_for_coordinator(event, plan)
+            return _wait_for_coordinator(event, meeting)
     return Message(code, text)
 
 
-def _wait_for_coordinator(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+def _wait_for_coordinator(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
     """Report that the coordinator is not found, does not answer, or answers again.
 
     The first from one node soon, and later from any; the others from one node.
     """
-    where = plan.rendezvous
-    is_reporter = reports_wait_for(plan.world.node_rank, where.coordinator)
+    where = meeting
+    is_reporter = reports_wait_for(meeting.node_rank, where.coordinator)
     node = f"the head node at {where.endpoint}"
     match event:
         case {"looking": waited}:
             if waiting.is_report_due(waited, is_reporter=is_reporter):
-                problem = _search_problem(event["found"], plan)
+                problem = _search_problem(event["found"], meeting)
                 text = f"{node} ({where.connect_host}) for {waited} s: {problem}"
                 return Message("HPC113", f"waiting for {text}")
         case {"coordinator_silent": seconds} if is_reporter:
@@ -103,16 +103,16 @@ def _wait_for_coordinator(event: Mapping[str, Any], plan: LaunchPlan) -> Message
     return None
 
 
-def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Message:
+def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Message:
     """Say that not all nodes use the same site.
 
     Args:
         by_site: Name of each site, empty for none, and the ranks of its nodes.
-        plan: What is planned on this node.
+        meeting: Where the nodes meet.
     """
     names_of = {console.printable(site, _SHORT): site for site in by_site}
     who = "; ".join(
-        f"{name or 'none'} on {names(by_site[site], plan)}"
+        f"{name or 'none'} on {names(by_site[site], meeting)}"
         for name, site in names_of.items()
     )
     text = (
@@ -127,42 +127,42 @@ def disagreement(by_site: Mapping[str, Sequence[int]], plan: LaunchPlan) -> Mess
 
 
 def coordinator_missing(
-    found: str, timeout: float, plan: LaunchPlan, option: str = "join_timeout"
+    found: str, timeout: float, meeting: Meeting, option: str = "join_timeout"
 ) -> Message:
     """Say what was found on the coordinator's ports.
 
     Args:
         found: That.
         timeout: Seconds that it was looked for.
-        plan: Where.
+        meeting: Where the nodes meet.
         option: What has set the timeout.
     """
-    node = f"{plan.rendezvous.endpoint} ({plan.rendezvous.connect_host})"
+    node = f"{meeting.endpoint} ({meeting.connect_host})"
     text = f"no head node at {node} within {timeout:.0f} s ({option}): "
-    return Message("HPC112", text + _search_problem(found, plan))
+    return Message("HPC112", text + _search_problem(found, meeting))
 
 
-def _search_problem(found: str, plan: LaunchPlan) -> str:
+def _search_problem(found: str, meeting: Meeting) -> str:
     """Say why the coordinator was not found: the cause, not what follows from it."""
     if NOBODY in found:  # its node is reached
-        return f"{found}. Has the job started there? {plan.messages.hint}".rstrip()
-    where = plan.rendezvous
+        return f"{found}. Has the job started there? {meeting.hint}".rstrip()
+    where = meeting
     problem, is_cause = path_problem(where.local_address, where.connect_host)
     if is_cause:
         return problem
-    parts = (found or "no answer yet", problem, plan.messages.network_hint)
+    parts = (found or "no answer yet", problem, meeting.network_hint)
     return "; ".join(filter(None, parts))
 
 
 def refusal(
     refused: RefusedError,
-    plan: LaunchPlan,
+    meeting: Meeting,
     request: JoinRequest,
     environ: Mapping[str, str],
 ) -> LaunchError:
     """Say why the coordinator refuses this agent."""
-    world = plan.world
-    endpoint = join_endpoint(plan.rendezvous.connect_host, refused.port)
+    world = meeting
+    endpoint = join_endpoint(meeting.connect_host, refused.port)
     node = f"the head node at {endpoint}"
     reason, outer = refused.reason, environ.get(RUN_ID, "")
     # The coordinator does not say its own id.
@@ -185,7 +185,7 @@ def refusal(
         text = f"{request.started} here, but another command on {node}"
     elif reason is Refusal.SPARES:
         code = "HPC206"
-        text = f"--hpc-spares={world.spares} here, but another number on {node}"
+        text = f"--hpc-spares={world.spares.number} here, but another number on {node}"
     elif reason is Refusal.NODES:
         code, text = "HPC118", f"{world.nodes} nodes here, but another number on {node}"
     else:
@@ -196,32 +196,32 @@ def refusal(
     return LaunchError(code, f"{text}. {remedy}", others_know=others_know)
 
 
-def failed(failure: Failure, plan: LaunchPlan) -> Message:
+def failed(failure: Failure, meeting: Meeting) -> Message:
     """Say why the job failed: the last line of node 0."""
-    return report.failed(cause(failure, plan))
+    return report.failed(cause(failure, meeting))
 
 
-def unreported(failure: Failure, plan: LaunchPlan) -> Message:
+def unreported(failure: Failure, meeting: Meeting) -> Message:
     """Say why the job failed where node 0 has not: the last line of this node."""
-    text = f"{cause(failure, plan)}; {names([0], plan)} has not reported it"
+    text = f"{cause(failure, meeting)}; {names([0], meeting)} has not reported it"
     return report.failed(text)
 
 
-def cause(failure: Failure, plan: LaunchPlan) -> str:
+def cause(failure: Failure, meeting: Meeting) -> str:
     """Say why the job has failed, or why a round is over."""
-    where, code = names(failure.nodes, plan) or "another node", failure.code
+    where, code = names(failure.nodes, meeting) or "another node", failure.code
     who, is_gone = f"the agent on {where}", "is gone without a word: it was killed, or "
     if is_many := len(failure.nodes) > 1:
         who = f"the agents on {where}"
         is_gone = "are gone without a word: they were killed, or "
     is_gone += "the nodes are lost" if is_many else "the node is lost"
     missing = count(len(failure.nodes), "node")
-    rank = failure.nodes[0] if failure.nodes else plan.rendezvous.coordinator
-    host = plan.rendezvous.endpoint if rank is None else names([rank], plan)
+    rank = failure.nodes[0] if failure.nodes else meeting.coordinator
+    host = meeting.endpoint if rank is None else names([rank], meeting)
     end = f"did not answer for {code} s" if code else "is gone"
     text = {
         Kind.WORKER: report.worker_failed(
-            plan,
+            meeting,
             rank=failure.rank,
             node=failure.nodes[0] if failure.nodes else -1,
             code=code,
@@ -242,11 +242,11 @@ def cause(failure: Failure, plan: LaunchPlan) -> str:
     return text
 
 
-def reports_failure(failure: Failure, plan: LaunchPlan) -> bool:
+def reports_failure(failure: Failure, meeting: Meeting) -> bool:
     """Say whether this node reports the failure."""
-    world = plan.world
+    world = meeting
     if failure.kind is Kind.COORDINATOR:
-        return reports_wait_for(world.node_rank, plan.rendezvous.coordinator)
+        return reports_wait_for(world.node_rank, meeting.coordinator)
     is_absent = failure.kind in _ABSENT
     absent = {r for r in failure.nodes if is_absent and 0 <= r < world.nodes}
     return is_reporter(world.node_rank, absent if len(absent) < world.nodes else ())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from concurrent.futures import Future
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.key_value_store import Answer
     from torchrun_hpc.rendezvous.protocol import Failure
 
@@ -67,26 +67,26 @@ def listen(address: str | None, port: int) -> socket.socket:
     return opened
 
 
-def serve_failure(plan: LaunchPlan, failure: Failure, limit: float) -> None:
+def serve_failure(meeting: Meeting, failure: Failure, limit: float) -> None:
     """Accept the other nodes only to inform them why this one cannot start.
 
     Args:
-        plan: Where they look for the coordinator, which is this node.
+        meeting: Where the nodes meet.
         failure: Why it cannot start.
         limit: Seconds to wait for nodes that have not connected.
     """
-    address = plan.rendezvous.listen[0] if plan.rendezvous.listen else None
+    address = meeting.listen[0] if meeting.listen else None
     settings = Settings(
-        job=plan.launch_id,
+        job=meeting.launch_id,
         run_id="",
-        nodes=plan.world.nodes,
-        coordinator=plan.world.node_rank,
+        nodes=meeting.nodes,
+        coordinator=meeting.node_rank,
         max_restarts=0,
         join_timeout=0,
         silence_timeout=coordinator.SILENCE_REPORT,
-        spares=plan.world.spares,
+        spares=meeting.spares.number,
     )
-    for port in (*plan.rendezvous.ports, *plan.rendezvous.notice_ports):
+    for port in (*meeting.ports, *meeting.notice_ports):
         with contextlib.suppress(OSError):
             server = CoordinatorServer(listen(address, port), Coordinator(settings))
             break

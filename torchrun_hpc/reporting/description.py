@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torchrun_hpc.errors import Message
-    from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.setting import Setting
 
@@ -135,21 +134,21 @@ class Description(TypedDict):
 
 
 def description(
-    inputs: Inputs,
+    job: Job | None,
     plan: LaunchPlan,
     torch: str,
     patches: Iterable[DescribedPatch],
     command: Sequence[str],
 ) -> Description:
     """Describe a launch, with torch's version, the patches, and the plain command."""
-    options = {**inputs.options, **plan.options}
+    options = {**plan.asked.given, **plan.options}
     options.pop("hpc_dry_run", None)  # of that, not of the launch
     environment = plan.environment.items()
     return {
         "torchrun_hpc": torchrun_hpc.__version__,
         "torch": torch,
         "python": platform.python_version(),
-        "job": _job(inputs.job) if inputs.job else None,
+        "job": _job(job) if job else None,
         "plan": _plan(plan),
         "options": _settings(options),
         "patches": list(patches),
@@ -172,23 +171,25 @@ def _job(job: Job) -> DescribedJob:
 
 
 def _plan(plan: LaunchPlan) -> DescribedPlan:
-    world, where = plan.world, plan.rendezvous
+    world, where = plan.meeting, plan.meeting
     return {
         "title": plan.messages.title,
         "nodes": world.nodes,
-        "spares": world.spares,
+        "spares": world.spares.number,
         "hosts": list(world.hosts),
         "fast_hosts": list(world.fast_hosts),
         "node_rank": world.node_rank,
-        "workers": world.workers,
+        "workers": plan.workers.number,
         "backend": where.backend,
         "endpoint": where.endpoint,
-        "site": _settings({"site": plan.site})["site"] if plan.site else None,
+        "site": _settings({"site": plan.meeting.site})["site"]
+        if plan.meeting.site
+        else None,
         "preload": _preload(plan),
         "binding": _binding(plan),
         "cpus": _cpus(plan),
         "address": where.local_address,
-        "interface": plan.interface,
+        "interface": plan.meeting.interface,
         "listen": join_endpoint(*where.listen) if where.listen else None,
         "options": _settings(plan.options),
         "environment": _settings(plan.environment),
@@ -199,28 +200,28 @@ def _plan(plan: LaunchPlan) -> DescribedPlan:
 
 
 def _preload(plan: LaunchPlan) -> DescribedSetting | None:
-    if plan.preload is None or plan.preload.problem:
+    if plan.workers.preload is None or plan.workers.preload.problem:
         return None
-    return _settings({"preload": plan.preload.setting})["preload"]
+    return _settings({"preload": plan.workers.preload.setting})["preload"]
 
 
 def _binding(plan: LaunchPlan) -> DescribedSetting | None:
-    if plan.binding is None:
+    if plan.workers.binding is None:
         return None
-    described = _settings({"binding": plan.binding.setting})["binding"]
-    reason = plan.binding.problem or plan.binding.instead
-    word = "binds nothing" if plan.binding.problem else "divided evenly"
+    described = _settings({"binding": plan.workers.binding.setting})["binding"]
+    reason = plan.workers.binding.problem or plan.workers.binding.instead
+    word = "binds nothing" if plan.workers.binding.problem else "divided evenly"
     if reason:
         described["source"] += f"; {word}: {reason}"
     return described
 
 
 def _cpus(plan: LaunchPlan) -> list[DescribedShare]:
-    if plan.binding is None:
+    if plan.workers.binding is None:
         return []
     return [
         {"cpus": share.cpu_list, "domain": share.domain, "reason": share.reason}
-        for share in plan.binding.shares
+        for share in plan.workers.binding.shares
     ]
 
 
@@ -252,7 +253,7 @@ def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
         check_form(found, Description)
         is_valid = (
             found["plan"]["node_rank"] == rank
-            and _agree(found["plan"]["hosts"], plan.world.hosts)
+            and _agree(found["plan"]["hosts"], plan.meeting.hosts)
             and found["command"][:1] == ["torchrun"]
             and all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"])
         )

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
 
 _THINGS = 10
 
 
-def nodes(ranks: Sequence[int], plan: LaunchPlan) -> str:
+def nodes(ranks: Sequence[int], meeting: Meeting) -> str:
     """Write nodes by name: ``n9 (node 0), n10 (node 1)``."""
-    hosts = dict(enumerate(plan.world.hosts))
+    hosts = dict(enumerate(meeting.hosts))
     return listed(
         f"{hosts[rank]} (node {rank})" if hosts.get(rank) else f"node {rank}"
         for rank in ranks

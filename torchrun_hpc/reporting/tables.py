@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.planning.inputs import DIRECT
+from torchrun_hpc.options.values import DIRECT
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.description import shell_lines
 

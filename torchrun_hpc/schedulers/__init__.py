@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import flux, hydra, jsrun, lsf, openmpi, pals, pbs, slurm
 from torchrun_hpc.schedulers.evidence import without_leftovers
+from torchrun_hpc.schedulers.job import Promise
 from torchrun_hpc.schedulers.launched_job import launched_job
 from torchrun_hpc.schedulers.process import WeighedProcess
 
@@ -81,6 +82,19 @@ def nodes_of_job(process: WeighedProcess) -> tuple[str, ...]:
     except LaunchError:
         return ()
     return allocation.nodes if allocation else ()
+
+
+def promise(process: WeighedProcess) -> Promise:
+    """Return what the scheduler promises, whoever started this process."""
+    environ = process.environ
+    found = (d.promise(environ) for d in DETECTORS if d.promise and d.is_set(environ))
+    return next(found, Promise())
+
+
+def job_number(environ: Mapping[str, str]) -> str:
+    """Return the number of the scheduler's job; empty without one."""
+    signs = (name for d in DETECTORS if d.detect for name in d.signs)
+    return next(filter(None, map(environ.get, signs)), "")
 
 
 def task_rank(environ: Mapping[str, str]) -> int | None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.schedulers.allocation import Allocation
-    from torchrun_hpc.schedulers.job import Job, Launcher
+    from torchrun_hpc.schedulers.job import Job, Launcher, Promise
     from torchrun_hpc.schedulers.process import Process
     from torchrun_hpc.schedulers.task_layout import TaskLayout
 
@@ -45,6 +45,8 @@ class Detector:
             ``signs`` is set.
         allocation: Returns the job's nodes; ``None`` if there is no job. Called if one
             of ``signs`` is set.
+        promise: Returns what the job has of CPUs, GPUs and threads. Called if one of
+            ``signs`` is set, whoever started this process.
 
     Raises:
         TypeError: A part is missing.
@@ -59,6 +61,7 @@ class Detector:
     task_layout: Callable[[Process], TaskLayout] | None = None
     detect: Callable[[Process], Job | None] | None = None
     allocation: Callable[[Process], Allocation | None] | None = None
+    promise: Callable[[Mapping[str, str]], Promise] | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts belong together."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.setting import Setting
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -21,6 +23,28 @@ class LaunchContext(Enum):
     BATCH_SCRIPT = "batch script"  # once, on the job's first node
     INTERACTIVE_STEP = "interactive step"  # a shell on one of the job's nodes
     ALLOCATION_SHELL = "allocation shell"  # a shell outside the job's nodes
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a scheduler promises on this node, with the variable that says so.
+
+    Attributes:
+        cpus_per_task: CPUs of each task, where the launcher may not have been told; 0
+            if there is no such number.
+        cpus_on_node: CPUs of the job on the node that has the fewest; 0 if not known.
+        gpus_on_node: GPUs of the job on this node; 0 if not known.
+        threads: The ``OMP_NUM_THREADS`` that the scheduler sets by itself; empty if it
+            sets none. The source says whose it is.
+        hook_port: The ``MASTER_PORT`` that a container's hook exports, which is the
+            same for all steps of a job; empty if there is no such hook.
+    """
+
+    cpus_per_task: Setting = Setting(0, "")
+    cpus_on_node: Setting = Setting(0, "")
+    gpus_on_node: Setting = Setting(0, "")
+    threads: Setting = Setting("", "")
+    hook_port: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +71,16 @@ class Launcher:
             name; empty if the launcher passes all on.
         bind_option: Options that give each task ``N`` CPUs of its own; empty if they
             are not known.
+        all_gpus_option: Option with which a task sees all GPUs of its node; empty if
+            there is none.
+        forgets_cpus: Why a task may have fewer CPUs than the scheduler promises, and
+            what to type; empty if it cannot.
+        takes_from: The commands that make a job and take ``cpu_option``, too; empty if
+            the job's CPUs are no limit.
+        network_hint: How to name the network of the nodes, with ``{interface}``; empty
+            if it shows one address at most.
+        ends_others: Whether it ends all tasks of a job that has failed.
+        may_wait: Whether it may wait forever for a node that is lost.
     """
 
     name: str
@@ -59,6 +93,12 @@ class Launcher:
     exclude: str = ""
     forward_option: str = ""
     bind_option: str = ""
+    all_gpus_option: str = ""
+    forgets_cpus: str = ""
+    takes_from: str = ""
+    network_hint: str = ""
+    ends_others: bool = True
+    may_wait: bool = False
 
     @property
     def takes_number(self) -> bool:
@@ -123,8 +163,7 @@ class Job:
             connection to their process manager (PMI) that is still open.
         host_file: File of hosts for a launcher that does not ask the scheduler; empty
             if each does, or if there is none.
-        started_by: The program that started the tasks, if its way to end them matters:
-            ``pbsdsh``, ``mpirun``.
+        started_by: The program that started the tasks, if it is known.
         names_instance: Whether ``launch_id`` differs between two launches that run at
             the same time in one job.
         listed_at: Index of this node in ``nodes`` where these are in an order of
@@ -146,7 +185,7 @@ class Job:
     nodelist_is_shared: bool = True
     pmi_is_open: bool = False
     host_file: str = ""
-    started_by: str = ""
+    started_by: Launcher | None = None
     names_instance: bool = True
     listed_at: int | None = None
 

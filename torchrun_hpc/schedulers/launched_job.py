@@ -81,7 +81,7 @@ def launched_job(
         nodelist_is_shared=layout.nodelist_is_shared,
         pmi_is_open=layout.pmi_is_open,
         host_file=host_file,
-        started_by=launcher.name,
+        started_by=launcher,
         names_instance=bool(layout.instance),
     )
 

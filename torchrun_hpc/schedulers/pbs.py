@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
 from torchrun_hpc.schedulers.detector import Detector
-from torchrun_hpc.schedulers.job import BY_NAME, LaunchContext, Launcher, Task
+from torchrun_hpc.schedulers.job import BY_NAME, LaunchContext, Launcher, Promise, Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pals import MPIEXEC
 from torchrun_hpc.schedulers.variables import Variables
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
@@ -33,7 +36,18 @@ TASK_NUMBER = "PBS_TASKNUM"
 # script's environment forwards its 0.
 NODE_NUMBER = "PBS_NODENUM"
 
-PBSDSH = "pbsdsh"
+PBSDSH = Launcher(
+    name="pbsdsh",
+    template="pbsdsh -- {command}",
+    cpu_option="",
+    block_option="",
+    ends_others=False,
+    may_wait=True,
+)
+
+# PBS sets both to the chunk's ompthreads, or else to its ncpus, whatever mpiprocs is.
+# Source: OpenPBS's src/resmom/start_exec.c; seen with 23.06.
+THREADS = "NCPUS"  # and OMP_NUM_THREADS
 
 # Where PBS writes it. pbsdsh does not set the variable on the first node.
 USUAL_FILE = "/var/spool/pbs/aux/{}"
@@ -94,6 +108,11 @@ def detect(process: Process) -> Job:
         context, here = LaunchContext.INTERACTIVE_STEP, job.nodes[job.node_rank]
         return replace(job, context=context, nodes=(here,), node_rank=0)
     return job
+
+
+def promise(environ: Mapping[str, str]) -> Promise:
+    """Return what PBS promises."""
+    return Promise(threads=Setting(environ.get(THREADS, ""), f"{THREADS} is PBS's"))
 
 
 def _task(pbs: Variables, process: Process, job: Job) -> Job:
@@ -181,4 +200,5 @@ DETECTOR = Detector(
     launcher=ANY_MPIEXEC,
     detect=detect,
     allocation=allocation,
+    promise=promise,
 )

@@ -15,8 +15,9 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import hostlist
 from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
 from torchrun_hpc.schedulers.detector import Detector
-from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
+from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Promise, Task
 from torchrun_hpc.schedulers.variables import Variables
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
 
 NAME = "Slurm"
+
+# srun(1): since 22.05 srun does not read SLURM_CPUS_PER_TASK, which sbatch sets, but
+# SRUN_CPUS_PER_TASK, which it does not; 23.11 took that back.
+CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
+SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
+JOB_CPUS = "SLURM_JOB_CPUS_PER_NODE"
+GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 
 # All three: srun takes what is not typed from what sbatch was told, and with more
 # tasks than nodes ignores the third.
@@ -37,6 +45,10 @@ SRUN = Launcher(
     fail_together="srun --kill-on-bad-exit=1",
     exclude="--exclude=",
     bind_option="--cpus-per-task=N --cpu-bind=cores",
+    all_gpus_option="--gpu-bind=none",
+    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Put in front of "
+    f"srun: export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
+    takes_from="sbatch, salloc or srun",
 )
 
 JOB_ID = ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")
@@ -112,13 +124,29 @@ def allocation(process: Process) -> Allocation | None:
     return _allocation(slurm, "")
 
 
-def port_of_hook(environ: Mapping[str, str]) -> str:
-    """Return the ``MASTER_PORT`` that a hook of enroot exports; empty without a job.
+def promise(environ: Mapping[str, str]) -> Promise:
+    """Return what Slurm promises; numbers that are none do not count.
 
-    Source: NVIDIA's enroot, ``50-slurm-pytorch.sh``.
+    Enroot's hook makes a port of the job's number. Source: NVIDIA's enroot,
+    ``50-slurm-pytorch.sh``.
     """
-    job = next((environ[name] for name in JOB_ID[1:] if environ.get(name)), "")
-    return str(61000 + int(job) % 4536) if re.fullmatch("[0-9]{1,9}", job) else ""
+
+    def number(name: str) -> int | None:
+        value = environ.get(name, "")
+        return int(value) if re.fullmatch("[0-9]{1,9}", value) else None
+
+    try:
+        fewest = min(hostlist.expand_counts(environ.get(JOB_CPUS, "")), default=0)
+    except hostlist.HostlistError:
+        fewest = 0
+    forgotten = None if environ.get(SRUN_CPUS_PER_TASK) else number(CPUS_PER_TASK)
+    job = number(next(filter(environ.get, JOB_ID[1:]), ""))
+    return Promise(
+        cpus_per_task=Setting(forgotten or 0, CPUS_PER_TASK),
+        cpus_on_node=Setting(fewest, JOB_CPUS),
+        gpus_on_node=Setting(number(GPUS_ON_NODE) or 0, GPUS_ON_NODE),
+        hook_port="" if job is None else str(61000 + job % 4536),
+    )
 
 
 class _Variables(Variables):
@@ -364,4 +392,5 @@ DETECTOR = Detector(
     launcher=SRUN,
     detect=detect,
     allocation=allocation,
+    promise=promise,
 )

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, choices
-from torchrun_hpc.sites.reading import NONE, REMEDY, read
-from torchrun_hpc.sites.site import Sign, Site, is_module
+from torchrun_hpc.options.values import NONE
+from torchrun_hpc.sites.reading import REMEDY, read
+from torchrun_hpc.sites.site import Sign, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torchrun_hpc.setting import Setting
 
-__all__ = ["NONE", "Sign", "Site", "find", "is_module", "load"]
+__all__ = ["NONE", "Sign", "Site", "find", "load"]
 
 OURS = Path(__file__).parent
 ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")

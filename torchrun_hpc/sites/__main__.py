@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import sites
-from torchrun_hpc.commandline.options import options_of_setup
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.options.arguments import of_setup
+from torchrun_hpc.options.values import BIND_NONE
+from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites.reading import read
-from torchrun_hpc.sites.site import BIND_NONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -105,7 +105,7 @@ def _look() -> tuple[Mapping[str, str], str, Setting | None, sites.Site | None]:
     if seen.problem is not None:
         raise seen.problem
     environ, host = seen.environ, seen.site_host
-    setting = options_of_setup(environ).get("hpc_site")
+    setting = of_setup(environ).given.get("hpc_site")
     return environ, host, setting, sites.find(environ, host, setting)
 
 

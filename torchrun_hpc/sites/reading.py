@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import files
 from torchrun_hpc.errors import LaunchError, choices
-from torchrun_hpc.sites.site import BINDINGS, Sign, Site, is_module
+from torchrun_hpc.options.values import BINDINGS, NONE, is_module
+from torchrun_hpc.sites.site import Sign, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     Reader = Callable[[str, Any], Any]
     # The keys of a table: whether each is required, and how its value is read.
     Keys = Mapping[str, tuple[bool, Reader]]
-
-# With this name the user switches all sites off: no site can have it.
-NONE = "none"
 
 REMEDY = f"or type --hpc-site={NONE}"
 
@@ -89,7 +87,10 @@ def _site(key: str, table: Any) -> dict[str, Any]:
     """Read the fields of a `Site`."""
     site = _table(_SITE, key, table)
     signs, rule = site.pop("recognise", ()), site.pop("hosts", {})
-    return {"signs": signs, **rule, **site}
+    options = {
+        f"hpc_{key}": site.pop(key) for key in ("preload", "bind") if key in site
+    }
+    return {"signs": signs, "options": options, **rule, **site}
 
 
 def _sign(key: str, table: Any) -> Sign:
@@ -123,6 +124,10 @@ def _variables(key: str, table: Any) -> dict[str, str]:
     if _GLOO in variables:
         _GLOO_VALUE(f"{key}.{_GLOO}", variables[_GLOO])
     return variables
+
+
+def _modules(key: str, value: Any) -> str:
+    return ",".join(_list(_MODULE, key, value))
 
 
 def _table(keys: Keys, key: str, table: Any, dot: str = ".") -> dict[str, Any]:
@@ -190,7 +195,7 @@ _SITE: Keys = {
     "recognise": (False, partial(_list, _sign)),
     "hosts": (False, _rule),
     "variables": (False, _variables),
-    "preload": (False, partial(_list, _MODULE)),
+    "preload": (False, _modules),
     "bind": (False, _BINDING),
 }
 _HOSTS: Keys = {

@@ -10,15 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# How workers can be bound to CPUs.
-BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", "none")
-
-
-def is_module(name: str) -> bool:
-    """Return whether this can be a module's name, as it stands after ``import``."""
-    return all(map(str.isidentifier, name.split(".")))
-
-
 @dataclass(frozen=True)
 class Sign:
     """A sign by which a site is recognised: a variable's value, or a host name.
@@ -67,9 +58,7 @@ class Site:
         replacement: Its replacement, as for ``re.sub``.
         examples: Node names, and their names on the fast network.
         variables: The variables that the centre documents, to be set where unset.
-        preload: Modules that each node imports once for all workers, as
-            ``--hpc-preload``.
-        bind: How the workers are bound to CPUs, as ``--hpc-bind``.
+        options: Defaults of options, as text: of ``hpc_preload`` and ``hpc_bind``.
         found_by: By what it was recognised or chosen: ``SYSTEMNAME=juwels``.
     """
 
@@ -83,8 +72,7 @@ class Site:
     replacement: str = ""
     examples: Mapping[str, str] = field(default_factory=dict, hash=False)
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
-    preload: tuple[str, ...] = ()
-    bind: str = "none"
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
     found_by: str = ""
 
     def rewrite(self, host: str) -> str:

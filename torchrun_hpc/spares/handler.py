@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from torchrun_hpc.planning.launch_plan import Spares
+    from torchrun_hpc.planning.meeting import Spares
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import CoordinatorAddress
 
@@ -55,19 +55,21 @@ class MemberConnection(Connection):
             LaunchError: It is the first coordinator, and cannot listen.
         """
         opened = super()._listen(request)
-        where = self._plan.rendezvous
+        where = self._meeting
         for port in () if opened else (where.ports[0], 0):
             with suppress(OSError):
                 return listen(where.local_address, port)
         return opened or listen(where.local_address, 0)
 
     def _coordinator(self, port: int) -> Standby:
-        world, where = self._plan.world, self._plan.rendezvous
+        world, where = self._meeting, self._meeting
         own, first_port = world.node_rank, where.ports[0]
         member = Member(
             own,
             (where.local_address or world.fast_hosts[own], port),
-            record.first_record(world.nodes, world.spares, where.coordinator or 0),
+            record.first_record(
+                world.nodes, world.spares.number, where.coordinator or 0
+            ),
             {r: (host, first_port) for r, host in enumerate(world.fast_hosts) if host},
         )
         settings = replace(self._settings, coordinator=own)
@@ -184,7 +186,7 @@ class SparesRendezvous(SchedulerRendezvous):
     def _report(self, event: Any) -> None:
         if "suspended" in event:
             self._end_workers()
-        message = messages.render(event, self._plan)
+        message = messages.render(event, self._meeting)
         if message is None:
             super()._report(event)
         else:

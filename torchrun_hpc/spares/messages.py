@@ -14,20 +14,23 @@ from torchrun_hpc.waiting import is_report_due
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.meeting import Meeting
 
 
-def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
     """Write what the coordinator or this member reports; ``None`` if it is not ours."""
-    own = host(plan.world.node_rank, plan.world.hosts)
+    own = host(meeting.node_rank, meeting.hosts)
     match event:
         case {"replaced": replaced, "round": number}:
-            code, text = "HPC207", _replaced(replaced, number, event["because"], plan)
+            code, text = (
+                "HPC207",
+                _replaced(replaced, number, event["because"], meeting),
+            )
         case {"excluded": node, "because": reason}:
-            code, text = "HPC208", f"{nodes([node], plan)} is out: {reason}"
+            code, text = "HPC208", f"{nodes([node], meeting)} is out: {reason}"
             if not reason:
                 text = (
-                    f"{nodes([node], plan)} is a spare again: the script has failed on "
+                    f"{nodes([node], meeting)} is a spare again: the script has failed on "
                     "another node, too"
                 )
         case {"out": reason}:
@@ -37,23 +40,23 @@ def render(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         case {"takes_over": old}:
             code = "HPC212"
             text = (
-                f"{own} does not reach the coordinator on {nodes([old], plan)}, and "
+                f"{own} does not reach the coordinator on {nodes([old], meeting)}, and "
                 "takes over if enough nodes follow"
             )
         case {"may_run": ranks, "left": left}:
             code = "HPC214"
             text = (
-                f"workers may still run on {nodes(ranks, plan)}, which cannot be asked:"
+                f"workers may still run on {nodes(ranks, meeting)}, which cannot be asked:"
                 f" the next round begins in {left} s"
             )
         case _:
-            return _silence(event, plan)
+            return _silence(event, meeting)
     return Message(code, text)
 
 
-def _silence(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
+def _silence(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
     """Write who has not been heard of for how long."""
-    own = host(plan.world.node_rank, plan.world.hosts)
+    own = host(meeting.node_rank, meeting.hosts)
     match event:
         case {"suspended": seconds}:
             code = "HPC210"
@@ -61,7 +64,7 @@ def _silence(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         case {"silent": ranks, "left": left}:
             code = "HPC217"
             text = (
-                f"no sign of {nodes(ranks, plan)} for {SILENCE_REPORT} s; lost in "
+                f"no sign of {nodes(ranks, meeting)} for {SILENCE_REPORT} s; lost in "
                 f"{left} s if it stays so"
             )
         case {"seeks": waited, "left": left} if is_report_due(waited):
@@ -73,7 +76,7 @@ def _silence(event: Mapping[str, Any], plan: LaunchPlan) -> Message | None:
         case {"coordinator_silent": seconds, "left": left, "of": coordinator}:
             code = "HPC211"
             text = (
-                f"no sign of the coordinator on {nodes([coordinator], plan)} for "
+                f"no sign of the coordinator on {nodes([coordinator], meeting)} for "
                 f"{seconds} s; another node takes over in {left} s if it stays so"
             )
         case _:
@@ -85,24 +88,24 @@ def _replaced(
     replaced: Sequence[tuple[int, int, int]],
     number: int,
     because: Mapping[str, Any] | None,
-    plan: LaunchPlan,
+    meeting: Meeting,
 ) -> str:
     """Say who takes whose place, and why."""
     who = "; ".join(
-        f"{nodes([new], plan)} takes the place of {nodes([old], plan)} as node rank "
+        f"{nodes([new], meeting)} takes the place of {nodes([old], meeting)} as node rank "
         f"{rank}"
         for rank, old, new in replaced
     )
     if not number:
         return who
-    why = f"{cause(unpacked(because), plan)}. " if because else ""
+    why = f"{cause(unpacked(because), meeting)}. " if because else ""
     return f"restart {number} of all workers: {why}{who}"
 
 
-def bad_nodes(ranks: Sequence[int], plan: LaunchPlan) -> Message:
+def bad_nodes(ranks: Sequence[int], meeting: Meeting) -> Message:
     """Name the nodes that the next job had better do without."""
-    text = f"lost, or out: {nodes(ranks, plan)}"
-    if plan.spares is not None and plan.spares.exclude:
-        hosts = ",".join(filter(None, (plan.world.hosts[rank] for rank in ranks)))
-        text += f". For the next job: {plan.spares.exclude}{hosts}"
+    text = f"lost, or out: {nodes(ranks, meeting)}"
+    if meeting.spares is not None and meeting.spares.exclude:
+        hosts = ",".join(filter(None, (meeting.hosts[rank] for rank in ranks)))
+        text += f". For the next job: {meeting.spares.exclude}{hosts}"
     return Message("HPC213", text)

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.launching.preflight import preflight
+from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.stacks import service, tree
 from torchrun_hpc.stacks.sampling import received

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.failures.watch import Watch
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 # Seconds: for one node, and for all of them.
 _NODE_TIMEOUT = 3.0
@@ -61,11 +61,13 @@ class Inspection:
         self._watch = watch
         self._ask_all = ask_all
         self._is_first = is_first
-        self._hosts = dict(enumerate(plan.world.hosts))
-        self._service = Service(plan.launch_id, self._answer)
+        self._hosts = dict(enumerate(plan.meeting.hosts))
+        self._service = Service(plan.meeting.launch_id, self._answer)
         self._stall: StallReport | None = None
-        if plan.stall_report:
-            self._stall = StallReport(plan.stall_report, self._if_complete, self._hosts)
+        if plan.asked.hpc_stall_report:
+            self._stall = StallReport(
+                plan.asked.hpc_stall_report, self._if_complete, self._hosts
+            )
 
     def start(self) -> None:
         """Start to answer."""
@@ -82,7 +84,7 @@ class Inspection:
     def _collect(self) -> tuple[list[WorkerStack], list[int]]:
         """Return the stacks of all workers, and the nodes that have not answered."""
         answers = {} if self._ask_all is None else {**self._ask_all(_TIMEOUT)}
-        own = self._plan.world.node_rank
+        own = self._plan.meeting.node_rank
         if own not in answers:
             answers[own] = sample(self._watch)
         found = [
@@ -90,7 +92,7 @@ class Inspection:
             for node, answer in answers.items()
             for stack in sampling.received(answer)
         ]
-        nodes = range(self._plan.world.nodes)
+        nodes = range(self._plan.meeting.nodes)
         missing = [node for node in nodes if node not in answers]
         return sorted(found, key=lambda stack: stack.rank), missing
 
@@ -103,8 +105,8 @@ class Inspection:
     def _answer(self) -> dict[str, Any]:
         stacks, missing = self._collect()
         return {
-            "launch": self._plan.launch_id,
-            "missing": names.nodes(missing, self._plan) if missing else "",
+            "launch": self._plan.meeting.launch_id,
+            "missing": names.nodes(missing, self._plan.meeting) if missing else "",
             "workers": [
                 {**asdict(stack), "host": self._hosts.get(stack.node, "")}
                 for stack in stacks

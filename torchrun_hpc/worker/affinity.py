@@ -13,7 +13,7 @@ from torchrun_hpc.reporting import console
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torchrun_hpc.planning.shares import Share
+    from torchrun_hpc.planning.workers import Share
 
 
 @contextlib.contextmanager

@@ -32,9 +32,9 @@ from torch.distributed.argparse_util import env
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc import main
-from torchrun_hpc.commandline import command_line, options, torchrun_parser
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import signals
+from torchrun_hpc.options import command_line, torchrun_parser
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat.patches import replacing

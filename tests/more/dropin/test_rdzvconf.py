@@ -20,8 +20,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
-from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options import rdzv_conf
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torchrun_hpc.failures.collection import WorkerFailure
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 HERE = "127.0.0.2"
 

@@ -11,7 +11,7 @@ import contextlib, ctypes, resource
 with contextlib.suppress(OSError):
     ctypes.CDLL("libgcc_s.so.1")
 from torchrun_hpc.launching import abort
-from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.planning.plan import LaunchPlan, Rendezvous, World
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.rendezvous import server, client, protocol
 

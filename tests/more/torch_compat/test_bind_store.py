@@ -208,7 +208,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchrun_hpc.torch_compat.patches import registry
-from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.planning.plan import LaunchPlan, Rendezvous, World
 from torchrun_hpc.planning.mode import Mode
 
 plan = LaunchPlan(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from inside_torch import HANDLER_TAKES, make_plan, start_worker
 
-from torchrun_hpc.planning.shares import Binding, Share
+from torchrun_hpc.planning.workers import Binding, Share
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat.patches import bind_workers
 

@@ -25,13 +25,13 @@ from torch.distributed.elastic.agent.server import api
 from waiting import PATIENCE
 
 import torchrun_hpc
-from torchrun_hpc.commandline import torchrun_parser
-from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.launching import start
 from torchrun_hpc.launching.agent import AgentStarter
-from torchrun_hpc.launching.preflight import preflight
 from torchrun_hpc.main import inputs_of, plan_of
+from torchrun_hpc.options import torchrun_parser
+from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.planning.mode import choose_mode
+from torchrun_hpc.preflight import preflight
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
 from torchrun_hpc.torch_compat.patches import registry
@@ -306,7 +306,7 @@ def _warned(
     starter = AgentStarter(seen, args, explicit)
     line = CommandLine(explicit)
     _, plan = plan_of(inputs_of(choose_mode(seen, line), seen, line), starter)
-    plan = replace(plan, world=replace(plan.world, nodes=nodes))
+    plan = replace(plan, world=replace(plan.meeting, nodes=nodes))
     start._announce(plan, *starter.findings(plan))
     return [message.code for message in messages[1:]]
 

@@ -345,7 +345,7 @@ delattr(dynamic_rendezvous, sys.argv[1])
 
 from torchrun_hpc.launching import agent  # it imports all that torch is asked for
 from torchrun_hpc.torch_compat.patches import registry
-from torchrun_hpc.planning.launch_plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.planning.plan import LaunchPlan, Rendezvous, World
 from torchrun_hpc.planning.mode import Mode
 
 plan = LaunchPlan(

@@ -17,7 +17,7 @@ from torchrun_hpc.host import network
 from torchrun_hpc.host.network import Interface
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
-from torchrun_hpc.planning.preflight import Preflight
+from torchrun_hpc.preflight import Preflight
 from torchrun_hpc.rendezvous import server
 
 

@@ -9,12 +9,12 @@ from nodes import COMMAND, explicit, juelich, make_inputs, mode_of
 from plans import BLOCK, job_at, make_direct_plan, planned_at, worker_environment
 
 from torchrun_hpc import main
-from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import direct, start
+from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.planning.preflight import Preflight
+from torchrun_hpc.preflight import Preflight
 
 PORT = "25592"  # of 19.0, as in test_plan.py
 
@@ -51,7 +51,7 @@ def test_a_worker_does_not_become_one_once_more(rank):
         job=job_at(BLOCK, rank), environ=environ, options={"standalone": True}
     )
     assert mode_of(inputs) is Mode.ONE_NODE
-    assert make_plan(inputs).world.nodes == 1
+    assert make_plan(inputs).meeting.nodes == 1
 
 
 @pytest.mark.parametrize(

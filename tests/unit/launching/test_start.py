@@ -11,7 +11,7 @@ from plans import BLOCK, job_at, planned_at, worker_environment
 from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import environment, start
-from torchrun_hpc.planning.preflight import Preflight
+from torchrun_hpc.preflight import Preflight
 
 
 def test_the_environment_is_written(monkeypatch):

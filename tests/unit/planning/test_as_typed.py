@@ -15,8 +15,8 @@ from torchrun_hpc.reporting.reporter import is_reporter
 def test_typed_by_hand_on_each_machine():
     options = {"nnodes": "2", "node_rank": 1, "master_addr": "10.10.10.11"}
     plan = planned(job=None, options=options)
-    assert (plan.world.nodes, plan.world.node_rank, plan.options) == (2, 1, {})
-    assert plan.rendezvous.endpoint == "10.10.10.11:29500"
+    assert (plan.meeting.nodes, plan.meeting.node_rank, plan.options) == (2, 1, {})
+    assert plan.meeting.endpoint == "10.10.10.11:29500"
     assert plan.messages.title == "no scheduler"
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
 
@@ -34,8 +34,8 @@ def test_typed_c10d_on_each_machine(rank, host, own, interface):
     assert (conf and conf.value) == ("is_host=1" if is_told else None)
     assert plan.options["local_addr"].value == f"10.{own}.0.{rank + 1}"
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == interface
-    assert plan.rendezvous.listen == ((f"10.{own}.0.1", 1) if is_told else None)
-    assert is_reporter(plan.world.report_rank) is (rank == 0)
+    assert plan.meeting.listen == ((f"10.{own}.0.1", 1) if is_told else None)
+    assert is_reporter(plan.meeting.report_rank) is (rank == 0)
 
 
 def test_typed_static_on_each_machine_gets_the_interface():
@@ -43,7 +43,7 @@ def test_typed_static_on_each_machine_gets_the_interface():
     plan = planned(1, job=None, options=options)
     assert plan.options == {}
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
-    assert (plan.interface, is_reporter(plan.world.report_rank)) == ("ib0", False)
+    assert (plan.meeting.interface, is_reporter(plan.meeting.report_rank)) == ("ib0", False)
 
 
 def test_static_node_0_is_on_another_machine():
@@ -92,4 +92,4 @@ def test_suspicion_of_a_node_rank_that_is_0_everywhere():
 
 def test_head_whose_fast_name_resolves_elsewhere_only_takes_what_comes():
     network = juelich(0, hosts={"jwb0001i": ""})
-    assert planned(0, network=network).rendezvous.listen is None
+    assert planned(0, network=network).meeting.listen is None

@@ -426,7 +426,7 @@ def task(rank=0, launcher=slurm.SRUN, **changes):
 )
 def test_the_launcher_binds_its_tasks(launcher, line):
     plan = make_plan(task(launcher=launcher, options={"hpc_bind": "even"}))
-    assert plan.binding.shares == ()
+    assert plan.workers.binding.shares == ()
     (message,) = said(plan)
     reason = "each task is a worker, which its launcher binds"
     assert str(message) == f"{BINDS_NOTHING}: {reason}{line}"
@@ -439,7 +439,7 @@ def test_only_the_first_task_says_that_it_is_not_bound():
 def test_a_site_does_not_bind_tasks():
     inputs = task()
     plan = make_plan(replace(inputs, site=replace(inputs.site, bind="gpu")))
-    assert (plan.binding.shares, said(plan)) == ((), [])
+    assert (plan.workers.binding.shares, said(plan)) == ((), [])
 
 
 def test_several_agents_on_a_node(tree):
@@ -450,7 +450,7 @@ def test_several_agents_on_a_node(tree):
     assert str(message) == f"{BINDS_NOTHING}: 2 agents of this node share the same CPUs"
     plan = planned(options=options, topology=tree(NONE, LEFT), cpus=8, job=job)
     assert said(plan) == []
-    assert [share.cpu_list for share in plan.binding.shares] == ["0-1,8-9", "2-3,10-11"]
+    assert [share.cpu_list for share in plan.workers.binding.shares] == ["0-1,8-9", "2-3,10-11"]
 
 
 # --- who asks for it, and what is said ------------------------------------------------
@@ -522,7 +522,7 @@ def test_too_few_cpus(tree):
     (message,) = said(plan)
     assert message.code == "HPC092"
     assert "--hpc_bind=even binds no worker: each needs a CPU" in message.text
-    assert plan.binding.shares == ()
+    assert plan.workers.binding.shares == ()
 
 
 def test_workers_that_are_functions(tree):
@@ -551,7 +551,7 @@ def test_threads_follow_the_cpus_of_a_worker(options, environ, expected, tree):
         workers=3,
         environ=environ,
     )
-    assert [len(share.cpus) for share in plan.binding.shares] == [4, 4, 8]
+    assert [len(share.cpus) for share in plan.workers.binding.shares] == [4, 4, 8]
     threads = plan.environment.get("OMP_NUM_THREADS")
     value = None if threads is None else threads.value
-    assert (value, plan.binding.sets_threads) == expected
+    assert (value, plan.workers.binding.sets_threads) == expected

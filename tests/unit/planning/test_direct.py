@@ -71,10 +71,10 @@ def test_variables_of_all_workers(places):
     found = [environment(each) for each in plans]
     assert found == [worker_environment(rank, places) for rank in range(len(places))]
     others = len(places) - 1
-    assert [each.world.report_rank == 0 for each in plans] == [True] + [False] * others
-    listening = [each.rendezvous.listen for each in plans]
+    assert [each.meeting.report_rank == 0 for each in plans] == [True] + [False] * others
+    listening = [each.meeting.listen for each in plans]
     assert listening == [("10.20.0.1", PORT)] + [None] * others
-    assert {each.rendezvous.endpoint for each in plans} == {f"jwb0001i:{PORT}"}
+    assert {each.meeting.endpoint for each in plans} == {f"jwb0001i:{PORT}"}
     assert all(value.source for each in plans for value in each.environment.values())
 
 
@@ -133,8 +133,8 @@ def test_one_node(rank):
         for name, value in worker_environment(rank, [0] * 4).items()
         if name != "GLOO_SOCKET_IFNAME"
     } | {"MASTER_ADDR": "127.0.0.1"}
-    assert (plan.rendezvous.endpoint, plan.site) == (f"127.0.0.1:{PORT}", None)
-    assert plan.rendezvous.listen == (("127.0.0.1", PORT) if rank == 0 else None)
+    assert (plan.meeting.endpoint, plan.meeting.site) == (f"127.0.0.1:{PORT}", None)
+    assert plan.meeting.listen == (("127.0.0.1", PORT) if rank == 0 else None)
 
 
 def test_one_node_needs_no_network():
@@ -331,7 +331,7 @@ def test_what_names_the_first_node_is_kept(case):
         plan = planned_at(BLOCK, rank, environ=environ, network=network)
         assert (master(plan), plan.messages.notes) == (expected, ()), rank
         listens = (address, int(port)) if rank == 0 else None
-        assert plan.rendezvous.listen == listens, rank
+        assert plan.meeting.listen == listens, rank
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_open_mpi_4_shows_addresses(addresses, site, expected):
     plans = all_planned(TWO_EACH_4, changes, site=site)
     assert masters(plans) == {expected}
     assert len({master(plan) for plan in plans}) == 1
-    listening = [plan.rendezvous.listen is not None for plan in plans]
+    listening = [plan.meeting.listen is not None for plan in plans]
     assert listening == [True, False, False, False]
 
 
@@ -473,7 +473,7 @@ def test_open_mpi_4_shows_addresses_to_agents(addresses, site, expected):
     """
     changes = {URI: f"1.0;tcp://{addresses}:42367"}
     plans = all_planned("openmpi-4.1.4-3-nodes", changes, site=site)
-    assert {plan.rendezvous.connect_host for plan in plans} == {expected}
+    assert {plan.meeting.connect_host for plan in plans} == {expected}
     (is_named,) = {bool(plan.messages.network_hint) for plan in plans}
     assert is_named is ("," in addresses)
 
@@ -494,11 +494,11 @@ def test_a_name_that_does_not_tell_the_network(name, known):
             network = juelich(job.node_rank, hosts={job.hostname: known})
             inputs = make_inputs(job=job, network=network, site=None, workers=1)
             if job.node_rank == 0:  # all of them are its own
-                assert make_plan(inputs).rendezvous.connect_host == "10.10.0.1"
+                assert make_plan(inputs).meeting.connect_host == "10.10.0.1"
                 continue
             if name != TWO_EACH_4:
                 plan = make_plan(inputs)
-                assert plan.rendezvous.connect_host == "10.10.0.1"
+                assert plan.meeting.connect_host == "10.10.0.1"
                 assert plan.messages.network_hint.startswith("Name the network: mpirun")
                 continue
             with pytest.raises(LaunchError) as caught:
@@ -510,7 +510,7 @@ def test_a_name_that_does_not_tell_the_network(name, known):
                 f"{HELP}"
             )
             typed = replace(inputs, environ=exported("10.20.0.1"))
-            assert make_plan(typed).rendezvous.connect_host == "10.20.0.1"
+            assert make_plan(typed).meeting.connect_host == "10.20.0.1"
 
 
 def test_several_addresses_on_one_network():
@@ -518,7 +518,7 @@ def test_several_addresses_on_one_network():
     for job in jobs_of(TWO_EACH_4, {URI: "1.0;tcp://10.10.0.1,10.10.0.101:42367"})[2:]:
         network = juelich(1, hosts={job.hostname: "127.0.1.1"})
         inputs = make_inputs(job=job, network=network, site=None, workers=1)
-        assert make_plan(inputs).rendezvous.connect_host == "10.10.0.1"
+        assert make_plan(inputs).meeting.connect_host == "10.10.0.1"
 
 
 def test_a_network_that_is_reached_by_a_route():
@@ -529,7 +529,7 @@ def test_a_network_that_is_reached_by_a_route():
     for site, expected in ((None, "192.0.2.2"), (JSC, "198.51.100.1")):
         network = juelich(1, routes=routes)
         inputs = make_inputs(job=job, network=network, site=site, workers=1)
-        assert make_plan(inputs).rendezvous.connect_host == expected
+        assert make_plan(inputs).meeting.connect_host == expected
 
 
 def test_an_address_that_every_node_has():
@@ -577,7 +577,7 @@ def test_mpirun_on_a_login_node(case):
         if isinstance(plan, str):  # its name need not resolve here
             assert plan.startswith("HPC059 the head node's name login01")
         else:
-            assert plan.rendezvous.connect_host == "10.10.0.254"
+            assert plan.meeting.connect_host == "10.10.0.254"
 
 
 @pytest.mark.parametrize("case", FROM_LOGIN)
@@ -585,10 +585,10 @@ def test_mpirun_on_a_login_node_with_a_head(case):
     name, changes = FROM_LOGIN[case]
     plans = all_planned(name, changes, exported("jwb0001", "29500"), site=None)
     assert not [text for text in plans if isinstance(text, str)]
-    assert {plan.rendezvous.connect_host for plan in plans} == {"10.10.0.1"}
-    (port,) = {plan.rendezvous.ports[0] for plan in plans}
+    assert {plan.meeting.connect_host for plan in plans} == {"10.10.0.1"}
+    (port,) = {plan.meeting.ports[0] for plan in plans}
     assert port != 29500  # a port that some nodes may not have been told
-    assert [plan.rendezvous.listen for plan in plans] == [
+    assert [plan.meeting.listen for plan in plans] == [
         ("10.10.0.1", port),
         *[None] * (len(plans) - 1),
     ]
@@ -623,8 +623,8 @@ def test_a_head_that_was_exported_or_that_the_tasks_have_told_each_other(case):
         ("10.20.0.1", {"exchange": Exchanged("jwb0001", "0badcafe")}),
     ):
         plans = all_planned(NO_HEAD[case][0], **how)
-        assert {plan.rendezvous.connect_host for plan in plans} == {address}
-        assert len({plan.rendezvous.ports[0] for plan in plans}) == 1
+        assert {plan.meeting.connect_host for plan in plans} == {address}
+        assert len({plan.meeting.ports[0] for plan in plans}) == 1
 
 
 def test_a_bad_port_for_agents():

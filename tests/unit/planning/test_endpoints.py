@@ -25,26 +25,26 @@ def test_typed_endpoint(endpoint):
         )
         for rank in range(3)
     ]
-    assert {m.rendezvous.endpoint for m in plan} == {expected.endpoint}
+    assert {m.meeting.endpoint for m in plan} == {expected.endpoint}
     assert {m.options["rdzv_endpoint"].value for m in plan} == {expected.number}
     hosts = [rank for rank in range(3) if conf_of(plan[rank])["is_host"] == "1"]
     assert hosts == [expected.host]
     listening = {
-        rank: plan[rank].rendezvous.listen
+        rank: plan[rank].meeting.listen
         for rank in range(3)
-        if plan[rank].rendezvous.listen
+        if plan[rank].meeting.listen
     }
     host, port = expected.number.rsplit(":", 1)
     owned = "99" not in host
     assert listening == ({expected.host: (host, int(port))} if owned else {})
-    coordinators = [rank for rank in range(3) if plan[rank].rendezvous.is_coordinator]
+    coordinators = [rank for rank in range(3) if plan[rank].meeting.is_coordinator]
     assert coordinators == [expected.host]
     # Whose address is nobody's name is known to its owner only.
-    assert {m.rendezvous.coordinator for m in plan} <= {None, expected.host}
-    assert {m.rendezvous.connect_host for m in plan} == {host}
+    assert {m.meeting.coordinator for m in plan} <= {None, expected.host}
+    assert {m.meeting.connect_host for m in plan} == {host}
     # Who types a port means that one.
     ports = endpoints.ports_of("19.0") if int(port) == PORT else (int(port),)
-    assert {m.rendezvous.ports for m in plan} == {ports}
+    assert {m.meeting.ports for m in plan} == {ports}
     notes = {m.messages.notes for m in plan}
     assert len(notes) == 1
     assert bool(notes.pop()) is expected.note
@@ -90,7 +90,7 @@ def test_ipv6(rank, endpoint):
     assert plan.options["rdzv_endpoint"].value == f"[fd00::1]:{port}"
     assert plan.options["local_addr"].value == f"fd00::{rank + 1}"
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
-    assert plan.rendezvous.listen == (("fd00::1", port) if rank == 0 else None)
+    assert plan.meeting.listen == (("fd00::1", port) if rank == 0 else None)
     assert conf_of(plan)["is_host"] == "10"[rank]
 
 
@@ -168,8 +168,8 @@ def test_file_store_has_a_path_for_an_endpoint(rank):
     }
     plan = planned(rank, options=options)
     assert plan.options.keys() == {"nnodes", "rdzv_id", "local_addr", "node_rank"}
-    assert plan.rendezvous.endpoint == "/scratch/rendezvous"
-    assert plan.rendezvous.listen is None
+    assert plan.meeting.endpoint == "/scratch/rendezvous"
+    assert plan.meeting.listen is None
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
 
 
@@ -207,5 +207,5 @@ def test_ports_spread():
 def test_two_steps_of_a_job_do_not_meet():
     plan = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
     assert len({m.options["rdzv_id"].value for m in plan}) == 2
-    assert len({m.rendezvous.listen for m in plan}) == 2
-    assert set(plan[0].rendezvous.ports).isdisjoint(plan[1].rendezvous.ports)
+    assert len({m.meeting.listen for m in plan}) == 2
+    assert set(plan[0].meeting.ports).isdisjoint(plan[1].meeting.ports)

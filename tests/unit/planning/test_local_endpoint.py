@@ -19,7 +19,7 @@ def test_own_entry_in_hosts_is_loopback(rank):
     plan = planned(rank, site=None, network=juelich(rank, hosts=hosts))
     assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
     assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
-    assert plan.rendezvous.listen == (("10.10.0.1", PORT) if rank == 0 else None)
+    assert plan.meeting.listen == (("10.10.0.1", PORT) if rank == 0 else None)
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
     assert plan.messages.warnings == ()
 
@@ -28,7 +28,7 @@ def test_name_with_several_addresses():
     hosts = {"jwb0001i": "127.0.1.1 10.20.0.1 fd00::1 10.20.0.200"}
     plan = planned(0, network=juelich(0, hosts=hosts))
     assert plan.options["local_addr"].value == "10.20.0.1"
-    assert plan.rendezvous.listen == ("10.20.0.1", PORT)
+    assert plan.meeting.listen == ("10.20.0.1", PORT)
     other = planned(1, network=juelich(1, hosts=hosts))
     assert other.options["rdzv_endpoint"].value == f"jwb0001i:{PORT}"
 
@@ -44,7 +44,7 @@ def test_name_with_an_address_that_its_node_does_not_have():
     """All must meet where the head node listens, or be left to try each address."""
     hosts = {"jwb0001i": "10.19.0.7 10.20.0.1"}
     plan = [planned(rank, network=juelich(rank, hosts=hosts)) for rank in range(2)]
-    assert plan[0].rendezvous.listen == ("10.20.0.1", PORT)
+    assert plan[0].meeting.listen == ("10.20.0.1", PORT)
     endpoint = plan[1].options["rdzv_endpoint"].value
     assert endpoint in {f"10.20.0.1:{PORT}", f"jwb0001i:{PORT}"}
 
@@ -55,7 +55,7 @@ def test_fast_name_that_does_not_resolve(rank):
     plan = planned(rank, network=juelich(rank, hosts=hosts))
     assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
     assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
-    assert plan.rendezvous.endpoint == f"jwb0001:{PORT}"
+    assert plan.meeting.endpoint == f"jwb0001:{PORT}"
     names = dict.fromkeys(["jwb0001", THREE[rank]])
     assert plan.messages.warnings == tuple(
         Message(
@@ -84,7 +84,7 @@ def test_no_address_that_other_nodes_could_reach(rank):
     plan = planned(rank, network=juelich(rank, interfaces=nat))
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
     assert plan.options["local_addr"].value == f"{THREE[rank]}i"
-    assert (plan.rendezvous.local_address, plan.rendezvous.listen) == (None, None)
+    assert (plan.meeting.local_address, plan.meeting.listen) == (None, None)
     assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
     assert conf_of(plan)["is_host"] == ("1" if rank == 0 else "0")
     (warning,) = plan.messages.warnings
@@ -99,7 +99,7 @@ def test_head_node_reaches_itself_under_a_name_that_is_loopback(known):
     hosts = {"jwb0001i": known}
     plan = planned(network=juelich(hosts=hosts, interfaces=nat))
     assert plan.options["rdzv_endpoint"].value == f"{known.split()[0]}:{PORT}"
-    assert (plan.rendezvous.local_address, plan.rendezvous.listen) == (None, None)
+    assert (plan.meeting.local_address, plan.meeting.listen) == (None, None)
     assert conf_of(plan)["is_host"] == "1"
     assert [warning.code for warning in plan.messages.warnings] == ["HPC057"]
 
@@ -108,7 +108,7 @@ def test_route_of_a_container_decides_where_names_do_not():
     own = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
     network = juelich(1, interfaces=own, routes={"10.20.0.0/24": "172.17.0.2"})
     plan = planned(1, network=network)
-    assert plan.rendezvous.local_address == "172.17.0.2"
+    assert plan.meeting.local_address == "172.17.0.2"
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
     (warning,) = plan.messages.warnings
     assert warning.code == "HPC136"

@@ -18,8 +18,8 @@ from nodes import (
 )
 from plans import planned, refusal, refused
 
-from torchrun_hpc.commandline import command_line
-from torchrun_hpc.commandline.options import TORCHRUN, names_of
+from torchrun_hpc.options import command_line
+from torchrun_hpc.options.arguments import TORCHRUN, names_of
 from torchrun_hpc.planning.mode import Mode, asks_for_one_node, direct_mode_problem
 from torchrun_hpc.schedulers import flux, hydra, openmpi, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext, Task
@@ -154,9 +154,9 @@ def test_too_many_tasks_on_the_first_of_the_jobs_nodes(case):
 def test_one_node_may_be_typed_in_a_refused_mode(mode):
     for options in FREED_BY:
         plan = planned(job=REFUSED[mode][0], options=options)
-        world = (plan.world.nodes, plan.world.node_rank, plan.world.workers)
+        world = (plan.meeting.nodes, plan.meeting.node_rank, plan.workers.number)
         assert world == (1, 0, 2), options
-        assert plan.rendezvous.listen == ("127.0.0.1", 0), options
+        assert plan.meeting.listen == ("127.0.0.1", 0), options
         assert not plan.ranks_follow_scheduler, options
 
 
@@ -173,7 +173,7 @@ ACCEPTED = {
 def test_accepted_mode(mode):
     job = ACCEPTED[mode]
     assert refusal(job) is None
-    assert planned(job=job).world.nodes == len(job.nodes)
+    assert planned(job=job).meeting.nodes == len(job.nodes)
 
 
 # --- how many workers ---------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_several_nodes_get_the_variables_of_their_site():
         "NCCL_IB_TIMEOUT": "20",
     }
     assert [message.code for message in plan.messages.warnings] == ["HPC076"]
-    assert plan.interface == "eth0 (NCCL: ib0)"
+    assert plan.meeting.interface == "eth0 (NCCL: ib0)"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_several_nodes_get_the_variables_of_their_site():
 def test_one_node_and_nothing_of_the_site(job, options):
     plan = make_plan(make_inputs(job=job, options=options, site=FULL))
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
-    assert (plan.messages.warnings, plan.site, plan.interface) == ((), None, "")
+    assert (plan.messages.warnings, plan.meeting.site, plan.meeting.interface) == ((), None, "")
 
 
 def test_no_scheduler_and_nothing_of_the_site_but_the_interface():

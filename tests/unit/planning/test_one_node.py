@@ -32,12 +32,12 @@ def test_one_node_of_a_job(job, network):
         "rdzv_id": job.launch_id,
     }
     assert values(plan.environment) == {"OMP_NUM_THREADS": "1", FAULT_HANDLER: "1"}
-    assert plan.rendezvous.endpoint == "localhost"
-    assert plan.rendezvous.local_address == "127.0.0.1"
-    assert (plan.world.nodes, plan.ranks_follow_scheduler) == (1, False)
-    assert plan.rendezvous.listen == ("127.0.0.1", 0)
+    assert plan.meeting.endpoint == "localhost"
+    assert plan.meeting.local_address == "127.0.0.1"
+    assert (plan.meeting.nodes, plan.ranks_follow_scheduler) == (1, False)
+    assert plan.meeting.listen == ("127.0.0.1", 0)
     assert plan.messages.warnings == ()
-    assert is_reporter(plan.world.report_rank)
+    assert is_reporter(plan.meeting.report_rank)
 
 
 @pytest.mark.parametrize("options", [{}, {"nnodes": "1"}, {"nnodes": "1:1"}])
@@ -48,7 +48,7 @@ def test_laptop(options):
         name: value for name, value in expected.items() if name not in options
     }
     assert (plan.messages.title, plan.messages.warnings) == ("no scheduler", ())
-    assert is_reporter(plan.world.report_rank)
+    assert is_reporter(plan.meeting.report_rank)
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
 
 
@@ -57,8 +57,8 @@ def test_laptop(options):
 def test_one_world_per_task(task, options):
     job = step(task // 2, task=Task(task, 6, task % 2, 2))
     plan = planned(task // 2, job=job, options=options)
-    assert plan.world.nodes == 1
-    assert is_reporter(plan.world.report_rank) is (task == 0)
+    assert plan.meeting.nodes == 1
+    assert is_reporter(plan.meeting.report_rank) is (task == 0)
     assert "GLOO_SOCKET_IFNAME" not in plan.environment
     assert set(options).isdisjoint(plan.options)
 
@@ -94,8 +94,8 @@ def test_typed_endpoint_for_one_node_is_hosted_here(conf, expected):
     options = {"rdzv_endpoint": "jwb0001:29400"} | ({"rdzv_conf": conf} if conf else {})
     plan = planned(job=ONE_NODE_JOBS["step"], options=options)
     assert plan.options["rdzv_conf"].value == expected
-    assert plan.rendezvous.endpoint == "jwb0001:29400"
-    assert plan.rendezvous.listen == ("10.10.0.1", 29400)
+    assert plan.meeting.endpoint == "jwb0001:29400"
+    assert plan.meeting.listen == ("10.10.0.1", 29400)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_one_node_and_a_rendezvous_without_endpoint(options):
 )
 def test_one_node_may_be_the_guest_of_a_store_elsewhere(options):
     plan = planned(job=ONE_NODE_JOBS["step"], options=options)
-    assert plan.rendezvous.listen is None
+    assert plan.meeting.listen is None
     assert "rdzv_conf" not in plan.options
 
 
@@ -138,9 +138,9 @@ def test_interactive_step_of_a_job_of_one_node_says_nothing():
 def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     plan = planned(job=job, options={"nnodes": "1:2"})
     assert "nnodes" not in plan.options
-    assert (plan.world.nodes, plan.world.may_grow) == (1, True)
+    assert (plan.meeting.nodes, plan.meeting.may_grow) == (1, True)
     port = endpoints.port_of(job.launch_id)
-    rendezvous = plan.rendezvous
+    rendezvous = plan.meeting
     assert (rendezvous.backend, rendezvous.may_join) == ("c10d", False)
     assert rendezvous.endpoint == f"jwb0001i:{port}"
     assert rendezvous.listen == ("10.20.0.1", port)
@@ -169,11 +169,11 @@ def test_an_agent_that_joins_by_hand(case, with_job):
     job = step(nodes=(THREE[rank],)) if with_job else None
     options = options | {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "19.1"}
     plan = planned(rank, job=job, options=options, hostname=THREE[rank])
-    assert plan.world.may_grow
-    assert plan.rendezvous.may_join
-    assert plan.rendezvous.listen == (("10.20.0.1", 7) if is_here else None)
+    assert plan.meeting.may_grow
+    assert plan.meeting.may_join
+    assert plan.meeting.listen == (("10.20.0.1", 7) if is_here else None)
     assert plan.options.keys().isdisjoint({"nnodes", "rdzv_id"})
-    assert plan.rendezvous.local_address == f"10.20.0.{rank + 1}"
+    assert plan.meeting.local_address == f"10.20.0.{rank + 1}"
     if with_job:
         assert conf_of(plan)["is_host"] == str(int(is_here))
 
@@ -182,14 +182,14 @@ def test_an_agent_that_joins_by_hand(case, with_job):
 def test_who_says_that_it_is_the_host_does_not_join(job):
     options = {"nnodes": "1:2", "rdzv_backend": "c10d"}
     options |= {"rdzv_endpoint": "jwb0001i:7", "rdzv_conf": "is_host=1"}
-    assert not planned(job=job, options=options).rendezvous.may_join
+    assert not planned(job=job, options=options).meeting.may_join
 
 
 def test_nobody_joins_a_number_of_nodes():
-    assert not planned(options={"rdzv_endpoint": "jwb0001:7"}).rendezvous.may_join
-    assert not planned().world.may_grow
-    assert not planned(options={"nnodes": "1:3"}).world.may_grow
-    assert planned(options={"nnodes": "1:4"}).world.may_grow
+    assert not planned(options={"rdzv_endpoint": "jwb0001:7"}).meeting.may_join
+    assert not planned().meeting.may_grow
+    assert not planned(options={"nnodes": "1:3"}).meeting.may_grow
+    assert planned(options={"nnodes": "1:4"}).meeting.may_grow
 
 
 @pytest.mark.parametrize("job", [None, step(), ONE_NODE_JOBS["step"]])
@@ -213,8 +213,8 @@ def test_static_waits_for_the_highest_number(options, nodes, nnodes):
 def test_one_node_whose_name_no_launcher_tells():
     job = step(nodes=("",), hostname="jwb0001")
     plan = planned(job=job, options={"nnodes": "1:2"}, hostname="jwb0001")
-    assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
-    assert plan.rendezvous.local_address == "10.20.0.1"
+    assert plan.meeting.endpoint == f"jwb0001i:{PORT}"
+    assert plan.meeting.local_address == "10.20.0.1"
 
 
 @pytest.mark.parametrize("options", [{"rdzv_backend": "static"}, {"master_port": 1}])
@@ -250,12 +250,12 @@ def test_id_that_names_no_folder_is_left_to_torch_on_one_node(run_id, taken):
 @pytest.mark.parametrize("nnodes", [" 1", "+1", "1 ", "1 : +1", "01"])
 def test_numbers_of_nodes_as_torch_reads_them(nnodes):
     plan = planned(job=None, options={"nnodes": nnodes})
-    assert (plan.world.nodes, "nnodes" in plan.options) == (1, False)
+    assert (plan.meeting.nodes, "nnodes" in plan.options) == (1, False)
 
 
 def test_backend_of_standalone_is_torchs_own():
     plan = planned(job=None, options={"standalone": True, "rdzv_backend": "etcd"})
-    assert plan.rendezvous.backend == "c10d"
+    assert plan.meeting.backend == "c10d"
     assert values(plan.options)["rdzv_backend"] == "c10d"
 
 

@@ -88,8 +88,8 @@ def test_typed_conf_is_kept(conf, expected):
 def test_typed_host_wins(rank, is_host, is_coordinator, listens):
     plan = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
     assert conf_of(plan)["is_host"] == is_host
-    assert plan.rendezvous.is_coordinator is is_coordinator
-    assert (plan.rendezvous.listen is not None) is listens
+    assert plan.meeting.is_coordinator is is_coordinator
+    assert (plan.meeting.listen is not None) is listens
 
 
 # What is typed for a backend, and from where.
@@ -150,8 +150,8 @@ def test_the_backend_in_force_reads_them(job, options, read):
 def test_static_does_not_read_who_hosts(rank):
     options = {"rdzv_backend": "static", "rdzv_conf": f"is_host={rank}"}
     plan = planned(rank, options=options)
-    assert plan.rendezvous.is_coordinator is (rank == 0)
-    assert (plan.rendezvous.listen is not None) is (rank == 0)
+    assert plan.meeting.is_coordinator is (rank == 0)
+    assert (plan.meeting.listen is not None) is (rank == 0)
 
 
 # --- variables ----------------------------------------------------------------------
@@ -420,7 +420,7 @@ def test_agents_of_torchs_own_meet_in_its_own_rendezvous(name, backend):
     for why, changes in LACKING.items():
         for rank in 0, 1:
             plan = planned(rank, **changes(name))
-            assert plan.rendezvous.backend == backend, (why, rank)
+            assert plan.meeting.backend == backend, (why, rank)
 
 
 @pytest.mark.parametrize("why", LACKING)
@@ -498,16 +498,16 @@ def test_nodes_agree(nodes, site, data):
     for name in ("nnodes", "rdzv_id", "rdzv_backend", "rdzv_endpoint", "node_rank"):
         found = [m.options.get(name) for m in plan]
         assert len({option and option.value for option in found}) == 1, name
-    assert len({m.rendezvous.endpoint for m in plan}) == 1
+    assert len({m.meeting.endpoint for m in plan}) == 1
     assert len({m.messages.notes for m in plan}) == 1
-    assert len({m.world.nodes for m in plan}) == 1
-    assert [m.world.node_rank for m in plan] == list(range(len(nodes)))
+    assert len({m.meeting.nodes for m in plan}) == 1
+    assert [m.meeting.node_rank for m in plan] == list(range(len(nodes)))
     assert sum(conf_of(m)["is_host"] == "1" for m in plan) == 1
-    assert len({m.rendezvous.local_address for m in plan}) == len(nodes)
+    assert len({m.meeting.local_address for m in plan}) == len(nodes)
     for m in plan:
         host, _, port = m.options["rdzv_endpoint"].value.rpartition(":")
-        assert m.rendezvous.listen in (None, (host, int(port)))
-        assert m.rendezvous.listen is None or conf_of(m)["is_host"] == "1"
+        assert m.meeting.listen in (None, (host, int(port)))
+        assert m.meeting.listen is None or conf_of(m)["is_host"] == "1"
 
 
 text = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=10)
@@ -560,7 +560,7 @@ def test_anything_typed_is_planned_or_refused(job, options, environ):
         plan = planned(
             rank, job=job, options=options, environ=environ, network=juelich(rank)
         )
-        assert plan.world.nodes in ({1, 3} if job else range(1, 10))
+        assert plan.meeting.nodes in ({1, 3} if job else range(1, 10))
 
 
 REFUSED_LAUNCHES = {
@@ -585,6 +585,6 @@ def test_recorded_launch_is_planned(name):
     for rank, (environ, hostname) in enumerate(recorded(name)):
         job = schedulers.detect(Process(environ, hostname))
         plan = planned(job=job, network=juelich(int(hostname[-1]) - 1))
-        assert (plan.world.nodes, plan.world.node_rank) == (len(job.nodes), rank)
-        assert (plan.rendezvous.listen is not None) is (rank == 0)
+        assert (plan.meeting.nodes, plan.meeting.node_rank) == (len(job.nodes), rank)
+        assert (plan.meeting.listen is not None) is (rank == 0)
         assert plan.messages.warnings == ()

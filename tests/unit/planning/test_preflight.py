@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from nodes import step
 
-from torchrun_hpc.planning.preflight import Preflight
+from torchrun_hpc.preflight import Preflight
 
 STEP = step(1)
 

@@ -117,7 +117,7 @@ def test_what_python_does_not_take_for_a_script(script):
 @pytest.mark.parametrize("places", [BLOCK, [0, 0]])
 def test_direct_mode_has_one_process_for_each_task(changes, has_note, places):
     plan = planned_at(places, 0, options={**TORCH, **changes})
-    assert plan.preload is None
+    assert plan.workers.preload is None
     assert ("HPC077" in codes(plan.messages.notes)) is has_note
 
 

@@ -43,10 +43,10 @@ def test_three_nodes_at_juelich(rank, address, is_host, listen):
         FAULT_HANDLER: "1",
         "GLOO_SOCKET_IFNAME": "ib0",
     }
-    assert (plan.world.nodes, plan.world.node_rank, plan.world.workers) == (3, rank, 2)
-    assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
-    assert (plan.rendezvous.local_address, plan.rendezvous.listen) == (address, listen)
-    assert is_reporter(plan.world.report_rank) is (rank == 0)
+    assert (plan.meeting.nodes, plan.meeting.node_rank, plan.workers.number) == (3, rank, 2)
+    assert plan.meeting.endpoint == f"jwb0001i:{PORT}"
+    assert (plan.meeting.local_address, plan.meeting.listen) == (address, listen)
+    assert is_reporter(plan.meeting.report_rank) is (rank == 0)
     assert plan.ranks_follow_scheduler
     assert plan.messages.title == "Slurm 19.0"
     assert plan.messages.notes == ()
@@ -77,7 +77,7 @@ def test_without_a_site_the_plain_names_are_used(rank):
     assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
     assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
-    assert plan.rendezvous.endpoint == f"jwb0001:{PORT}"
+    assert plan.meeting.endpoint == f"jwb0001:{PORT}"
     assert plan.messages.notes == ()
 
 
@@ -90,7 +90,7 @@ def test_subset_of_the_jobs_nodes():
     )
     assert plan.messages.title == "Slurm 22.0 (2 of 3 nodes)"
     assert plan.options["nnodes"].value == "2"
-    assert plan.rendezvous.listen == ("10.20.0.2", 20706)
+    assert plan.meeting.listen == ("10.20.0.2", 20706)
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -100,9 +100,9 @@ def test_ranks_follow_the_scheduler_where_names_sort_otherwise(rank):
     plan = planned(
         rank, site=None, job=step(rank, nodes=nodes), network=juelich(rank, hosts=hosts)
     )
-    assert (plan.world.node_rank, plan.ranks_follow_scheduler) == (rank, True)
-    assert plan.rendezvous.endpoint == f"n9:{PORT}"
-    assert (plan.rendezvous.listen is not None) is (rank == 0)
+    assert (plan.meeting.node_rank, plan.ranks_follow_scheduler) == (rank, True)
+    assert plan.meeting.endpoint == f"n9:{PORT}"
+    assert (plan.meeting.listen is not None) is (rank == 0)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_is_typed_stays_as_typed(name, value):
 @pytest.mark.parametrize("rank", range(3))
 def test_typed_local_address_chooses_the_interface(rank):
     plan = planned(rank, options={"local_addr": f"10.10.0.{rank + 1}"})
-    assert plan.rendezvous.local_address == f"10.10.0.{rank + 1}"
+    assert plan.meeting.local_address == f"10.10.0.{rank + 1}"
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
 
 
@@ -134,7 +134,7 @@ def test_typed_local_address_does_not_move_the_endpoint():
     """The other nodes cannot know what was typed on this one."""
     plan = planned(0, options={"local_addr": "10.10.0.1"})
     assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
-    assert plan.rendezvous.listen == ("10.20.0.1", PORT)
+    assert plan.meeting.listen == ("10.20.0.1", PORT)
 
 
 # --- static and etcd ----------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_static_stays_static_with_host_and_interface_corrected(given):
         assert "rdzv_conf" not in plan.options, rank
         assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0", rank
         listens = ("10.20.0.1", PORT) if rank == 0 else None
-        assert plan.rendezvous.listen == listens, rank
+        assert plan.meeting.listen == listens, rank
         assert not plan.ranks_follow_scheduler, rank
         is_noted = options.get("master_addr") == "jwb0001"
         assert bool(plan.messages.notes) is is_noted, rank
@@ -222,7 +222,7 @@ def test_etcd_is_left_alone(rank, backend):
         "local_addr": f"10.20.0.{rank + 1}",
         "node_rank": 0,
     }
-    assert (plan.rendezvous.endpoint, plan.rendezvous.listen) == ("keeper:2379", None)
+    assert (plan.meeting.endpoint, plan.meeting.listen) == ("keeper:2379", None)
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
 
 
@@ -245,7 +245,7 @@ def test_numbers_of_nodes_that_fit(nnodes, said):
     assert "nnodes" not in plan.options
     line = start_line(plan).text
     assert line.startswith(f"{said}, 2 workers on this one, Slurm")
-    assert plan.world.nodes == 3
+    assert plan.meeting.nodes == 3
 
 
 WORKER = {"TORCHELASTIC_RUN_ID": "19.0", "RANK": "5"}
@@ -281,7 +281,7 @@ def test_a_launch_inside_a_worker_that_does_not_meet_the_same(changes):
 )
 def test_one_node_says_that_another_is_late(late, reporters):
     plans = [planned(rank) for rank in range(3)]
-    ranks = [plan.world.node_rank for plan in plans]
+    ranks = [plan.meeting.node_rank for plan in plans]
     assert [rank for rank in ranks if reports_wait_for(rank, late)] == reporters
 
 
@@ -352,7 +352,7 @@ def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
     plan = planned(rank, options={"rdzv_backend": "c10d", "node_rank": 5})
     text = "--node_rank=5 is ignored, nodes are ranked as the scheduler numbers them"
     assert plan.messages.notes == (Message("HPC075", text),)
-    assert (plan.world.node_rank, plan.options["node_rank"].value) == (rank, 0)
+    assert (plan.meeting.node_rank, plan.options["node_rank"].value) == (rank, 0)
     assert plan.ranks_follow_scheduler
 
 
@@ -362,13 +362,13 @@ def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
 @pytest.mark.parametrize("rank", range(3))
 def test_nodes_that_the_scheduler_has_numbered_meet_by_their_numbers(rank):
     plan = planned(rank)
-    assert plan.rendezvous.backend == "scheduler"
-    assert (plan.launch_id, plan.rendezvous.coordinator) == ("19.0", 0)
-    assert plan.rendezvous.connect_host == "10.20.0.1"
-    assert plan.rendezvous.ports == endpoints.ports_of("19.0")
-    assert plan.rendezvous.ports[0] == PORT
-    assert plan.rendezvous.is_coordinator is (rank == 0)
-    assert plan.rendezvous.endpoint == f"jwb0001i:{PORT}"
+    assert plan.meeting.backend == "scheduler"
+    assert (plan.meeting.launch_id, plan.meeting.coordinator) == ("19.0", 0)
+    assert plan.meeting.connect_host == "10.20.0.1"
+    assert plan.meeting.ports == endpoints.ports_of("19.0")
+    assert plan.meeting.ports[0] == PORT
+    assert plan.meeting.is_coordinator is (rank == 0)
+    assert plan.meeting.endpoint == f"jwb0001i:{PORT}"
 
 
 # What becomes of what is typed.
@@ -405,11 +405,11 @@ KINDS = {
 def test_kind_of_rendezvous(expected):
     for options, rank in product(KINDS[expected], [0, 2]):
         plan = planned(rank, options=options)
-        assert plan.rendezvous.backend == expected, (options, rank)
+        assert plan.meeting.backend == expected, (options, rank)
         # Torch's has one port, and so has who types one.
         tries_all = expected == "scheduler" and "rdzv_endpoint" not in options
         number = 8 if tries_all else 1
-        assert len(plan.rendezvous.ports) == number, (options, rank)
+        assert len(plan.meeting.ports) == number, (options, rank)
         # torchrun itself is told c10d: that is what it would be without us.
         if expected == "scheduler" and "rdzv_backend" not in options:
             assert plan.options["rdzv_backend"].value == "c10d", (options, rank)
@@ -513,5 +513,5 @@ def test_a_typed_kind_of_rendezvous_that_has_no_effect(changes, noted):
         notes = [str(note) for note in plan.messages.notes]
         expected = f"HPC077 --hpc_rendezvous=scheduler has no effect on {noted}"
         assert notes == ([expected] if value == "scheduler" else [])
-        assert plan.rendezvous.backend != "scheduler"
-        assert not plan.rendezvous.is_coordinator
+        assert plan.meeting.backend != "scheduler"
+        assert not plan.meeting.is_coordinator

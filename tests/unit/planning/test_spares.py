@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from nodes import juelich, step
 from plans import BLOCK, ONE_NODE_JOBS, planned, planned_at, values
+from torchrun_hpc.planning.launch_plan import Spares
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning.launch_plan import Spares
 from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 
@@ -46,14 +46,14 @@ def refusal(function, *args, **kwargs):
 @pytest.mark.parametrize("rank", [0, 2])
 def test_some_of_the_nodes_wait(nodes, number, active, rank):
     plan = planned_on(nodes, rank, hpc_spares=number)
-    world = plan.world
+    world = plan.meeting
     assert (world.nodes, world.spares, world.active) == (nodes, int(number), active)
     assert plan.spares == Spares(60, "", 60, "--exclude=")
     assert plan.options["nnodes"].value == str(active)
     assert plan.options["nnodes"].source == (
         f"SLURM_STEP_NODELIST - --hpc_spares={number}"
     )
-    assert plan.rendezvous.backend == "scheduler"
+    assert plan.meeting.backend == "scheduler"
     assert plan.messages.warnings == ()
 
 
@@ -61,7 +61,7 @@ def test_some_of_the_nodes_wait(nodes, number, active, rank):
 def test_no_node_waits(number):
     options = {} if number is None else {SPARES: number}
     plan = planned_on(3, **options)
-    assert (plan.world.spares, plan.world.active, plan.spares) == (0, 3, None)
+    assert (plan.meeting.spares.number, plan.meeting.active, plan.spares) == (0, 3, None)
     assert plan.options["nnodes"].value == "3"
     assert plan.options["nnodes"].source == "SLURM_STEP_NODELIST"
     assert values(plan.options) == values(planned_on(3).options)
@@ -137,7 +137,7 @@ def test_tasks_that_end_when_one_fails_are_no_hint():
 def test_nnodes_is_the_number_of_nodes_that_have_workers(nnodes):
     plan = planned_on(4, hpc_spares="1", nnodes=nnodes)
     assert "nnodes" not in plan.options
-    assert (plan.world.nodes, plan.world.active) == (4, 3)
+    assert (plan.meeting.nodes, plan.meeting.active) == (4, 3)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_nnodes_is_the_number_of_nodes_that_have_workers(nnodes):
     ],
 )
 def test_what_may_be_typed_with_it(options):
-    assert planned_on(4, hpc_spares="1", **options).world.spares == 1
+    assert planned_on(4, hpc_spares="1", **options).meeting.spares == 1
 
 
 # --- what cannot be -----------------------------------------------------------------

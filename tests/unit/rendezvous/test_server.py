@@ -91,7 +91,7 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
             notice_ports=notice_ports(job_id), spares=spares,
         )  # fmt: skip
         where = {"notice_ports": notice_ports(job_id), "timeout": FOREVER}
-        ports = plan.rendezvous.ports
+        ports = plan.meeting.ports
         others = [
             job.client(rank, ports, where=where, job=job_id, spares=spares)
             for rank in (1, 2)

@@ -71,7 +71,7 @@ LAUNCHES = {
 @pytest.mark.parametrize("inputs", LAUNCHES.values(), ids=LAUNCHES)
 def test_another_node_gets_all_values_and_their_sources(inputs):
     plan, found = make_plan(inputs), described(inputs)
-    text, rank = json.dumps(found).encode(), plan.world.node_rank
+    text, rank = json.dumps(found).encode(), plan.meeting.node_rank
     assert description.received(text, rank, plan) == found
     assert description.received(text, rank + 1, plan) is None
     of_another = make_launch_plan(nodes=1, hosts=("n1",))
@@ -112,7 +112,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("theirs", "ours", "agree"), NAMES)
 def test_names_are_compared_where_both_are_known(theirs, ours, agree):
-    here = replace(HERE, world=replace(HERE.world, hosts=ours))
+    here = replace(HERE, world=replace(HERE.meeting, hosts=ours))
     assert (heard(in_plan(hosts=theirs), here) is not None) is agree
 
 

@@ -12,7 +12,7 @@ from launches import launch
 from nodes import RECORDED, changed, detected, outcome, recorded, recordings
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.launching.preflight import of_process
+from torchrun_hpc.preflight import of_process
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers import (
     flux,

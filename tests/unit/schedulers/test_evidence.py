@@ -11,11 +11,11 @@ from launches import launch
 from nodes import detected, node_file, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.commandline.command_line import CommandLine
 from torchrun_hpc.launching.direct import WorkerStarter
-from torchrun_hpc.launching.preflight import of_process, preflight
 from torchrun_hpc.main import inputs_of, plan_of
+from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.planning.mode import direct_mode
+from torchrun_hpc.preflight import of_process, preflight
 from torchrun_hpc.schedulers.process import Process, this_process
 from torchrun_hpc.sites.__main__ import main
 

@@ -321,8 +321,8 @@ def test_open_mpi_over_ssh_meets_although_one_node_knows_the_list(told):
         here = make_network({"eth0": f"10.30.0.{rank + 1}/24"}, DECS)
         inputs = make_inputs(job=job, site=None, network=here, environ=told)
         plan = make_plan(inputs)
-        meeting = plan.rendezvous
-        found.add((meeting.ports[0], plan.launch_id))
+        meeting = plan.meeting
+        found.add((meeting.ports[0], plan.meeting.launch_id))
         assert meeting.connect_host == "10.30.0.1"
         assert meeting.is_coordinator is (rank == 0)
         assert meeting.listen is None or meeting.listen[0] == "10.30.0.1"

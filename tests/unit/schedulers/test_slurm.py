@@ -11,8 +11,8 @@ from plans import make_direct_plan
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching.preflight import of_process
 from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.preflight import of_process
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers import slurm
 from torchrun_hpc.schedulers.hostlist import expand_hostlist
@@ -210,13 +210,13 @@ def test_all_agents_meet_in_an_order_of_the_users_own(case):
     ports = set()
     for rank, job in enumerate(arbitrary(case)):
         plan = make_plan(inputs_at(job))
-        meeting = plan.rendezvous
+        meeting = plan.meeting
         ports.add(meeting.ports)
-        assert plan.world.node_rank == rank
+        assert plan.meeting.node_rank == rank
         assert meeting.is_coordinator is (places[rank] == 0)
         assert (meeting.connect_host, meeting.coordinator) == ("10.20.0.1", None)
         only_own = [host if host == hosts[rank] else "" for host in hosts]
-        assert plan.world.hosts == tuple(only_own)
+        assert plan.meeting.hosts == tuple(only_own)
     assert len(ports) == 1
 
 
@@ -255,15 +255,15 @@ def test_the_static_rendezvous_in_an_order_of_the_users_own():
         text = refusal(make_plan, inputs_at(job, options={"rdzv_backend": "static"}))
         assert "Tell the others: --master_addr=" in text
         plan = make_plan(inputs_at(job, options={"master_addr": "jwb0003"}))
-        assert plan.rendezvous.connect_host == "10.20.0.3"
-        assert plan.rendezvous.is_coordinator is (plan.world.node_rank == 0)
+        assert plan.meeting.connect_host == "10.20.0.3"
+        assert plan.meeting.is_coordinator is (plan.meeting.node_rank == 0)
 
 
 @pytest.mark.parametrize("host", ["jwb0002", "jwb0002i", "10.20.0.2"])
 def test_a_typed_endpoint_in_an_order_of_the_users_own(host):
     for job in arbitrary("reversed"):
         options = {"rdzv_endpoint": f"{host}:29400"}
-        meeting = make_plan(inputs_at(job, options=options)).rendezvous
+        meeting = make_plan(inputs_at(job, options=options)).meeting
         assert meeting.connect_host == "10.20.0.2"
         assert meeting.is_coordinator is (job.own_name == "jwb0002")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from plans import make_launch_plan
-
 from torchrun_hpc.planning.launch_plan import Spares
+
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, packed
 from torchrun_hpc.spares import messages
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from torchrun_hpc.planning.shares import Share
+from torchrun_hpc.planning.workers import Share
 from torchrun_hpc.worker import affinity
 
 ALL = os.sched_getaffinity(0)

@@ -30,7 +30,7 @@ from torchrun_hpc.torch_compat.patches import host_exits_last
 from torchrun_hpc.torch_compat.patches.replacing import has, takes, wrap
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 TARGET = "TCPStore of torch.distributed.elastic.rendezvous"
 REASON = "stores listen on all interfaces (pytorch#155741, #173909)"
@@ -66,7 +66,7 @@ def apply(plan: LaunchPlan, *_: object) -> None:
     """Open the stores of this process on the plan's addresses."""
     for module in _MODULES:
         wrap(module, _STORE, functools.partial(_open_or_connect, plan))
-    address = plan.rendezvous.local_address
+    address = plan.meeting.local_address
     takes_socket = capabilities.LISTENING_SOCKET.present
     if address is not None and takes_socket and has(_Handler, _SERVER):
         wrap(_Handler, _SERVER, functools.partial(_open_for_workers, address))
@@ -87,9 +87,9 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
         try:
             store = _open(original, host, port, plan, options)
         except LaunchError as error:
-            listen = plan.rendezvous.listen
+            listen = plan.meeting.listen
             is_taken = listen is not None and port_is_taken(listen[0], port)
-            if not (plan.rendezvous.may_join and is_taken):
+            if not (plan.meeting.may_join and is_taken):
                 raise
             text = f"{error}: taken for an agent of this world, and joined"
             console.write(Message("HPC156", text))
@@ -103,7 +103,7 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
 def _open(
     original: Any, host: str, port: int, plan: LaunchPlan, options: dict[str, Any]
 ) -> Any:
-    listen = plan.rendezvous.listen
+    listen = plan.meeting.listen
     if listen is not None and listen[1] == 0:
         port = 0  # torch's own may be fixed, as with --standalone in 2.0
     if listen is not None and capabilities.LISTENING_SOCKET.present:
@@ -145,7 +145,7 @@ def _check_free(address: str, port: int, reason: str = "") -> None:
 
 def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
     """Wait ``limit`` seconds for the head node to listen, with plain sockets."""
-    place = f"{plan.rendezvous.endpoint} ({host})"
+    place = f"{plan.meeting.endpoint} ({host})"
     problem: OSError | None = None
 
     def is_reached() -> bool:
@@ -163,7 +163,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         console.write(Message("HPC083", text))
 
     # One node reports for all at first; one that waits longer may be the only one.
-    is_first = reports_wait_for(plan.world.node_rank, plan.rendezvous.coordinator)
+    is_first = reports_wait_for(plan.meeting.node_rank, plan.meeting.coordinator)
     if not waiting.until(is_reached, limit, report, is_reporter=is_first, pause=None):
         raise RendezvousConnectionError(
             f"HPC082 the head node did not answer at {place} within "

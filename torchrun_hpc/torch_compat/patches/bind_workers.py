@@ -17,7 +17,7 @@ from torchrun_hpc.torch_compat.patches.replacing import takes, wrap
 from torchrun_hpc.worker import affinity
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 TARGET = "SubprocessHandler._popen"
 REASON = "workers share the CPUs of their agent (pytorch#115305)"
@@ -33,7 +33,7 @@ def fits() -> bool:
 
 def apply(plan: LaunchPlan, _hooks: object) -> None:
     """Bind the thread that starts a worker."""
-    binding: Any = plan.binding
+    binding: Any = plan.workers.binding
 
     def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
         # LOCAL_RANK may be 0 for all, with --virtual-local-rank, but not before 2.3.

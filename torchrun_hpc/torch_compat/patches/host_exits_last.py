@@ -18,7 +18,7 @@ from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 from torchrun_hpc.torch_compat.patches.report_missing_nodes import HANDLERS
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 TARGET = "RendezvousHandler.shutdown"
 REASON = "nodes may print errors at the end of a job that went well (pytorch#69520)"
@@ -48,7 +48,7 @@ def fits() -> bool:
 def apply(plan: LaunchPlan, *_: object) -> None:
     """Count the nodes that have left, and let the host wait for all."""
     _hosted.clear()
-    if plan.world.nodes == 1 and not plan.world.may_grow:
+    if plan.meeting.nodes == 1 and not plan.meeting.may_grow:
         return
     for handler in HANDLERS:
         wrap(handler, "shutdown", functools.partial(_shutdown, plan))
@@ -63,6 +63,6 @@ def _shutdown(plan: LaunchPlan, original: Any, handler: Any) -> Any:
         if went_well and any(store is hosted for hosted in _hosted):
             holder = getattr(handler, "_state_holder", None)
             # There may be fewer than planned in an elastic range.
-            nodes = len(holder.state.participants) if holder else plan.world.nodes
+            nodes = len(holder.state.participants) if holder else plan.meeting.nodes
             waiting.until(lambda: store.add(_KEY, 0) >= nodes, _LIMIT)
     return closed

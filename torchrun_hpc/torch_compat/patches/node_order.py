@@ -23,7 +23,7 @@ from torchrun_hpc.torch_compat.patches.replacing import has, replace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 TARGET = "DynamicRendezvousHandler._node_desc_generator"
 REASON = "nodes are ranked by the text of their addresses (pytorch#137402, #191190)"
@@ -97,7 +97,7 @@ def apply(plan: LaunchPlan, *_: object) -> None:
     """Rank the nodes in the order of the plan, if it has one."""
     if plan.ranks_follow_scheduler:
         original = _Handler._node_desc_generator.generate
-        generate = functools.partial(_generate, plan.world.node_rank, original)
+        generate = functools.partial(_generate, plan.meeting.node_rank, original)
         ranking = SimpleNamespace(generate=generate)
         replace(_Handler, "_node_desc_generator", ranking)
 

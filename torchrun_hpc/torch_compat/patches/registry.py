@@ -38,9 +38,9 @@ from torchrun_hpc.torch_compat.patches import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.options.options import Options
+    from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import DescribedPatch
-    from torchrun_hpc.setting import Setting
     from torchrun_hpc.torch_compat.capabilities import Capability
     from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
@@ -97,22 +97,19 @@ class Outcome:
     state: State
 
 
-def check_names(names: Sequence[str], setting: Setting | None) -> None:
-    """Check the names of patches to leave out.
-
-    Args:
-        names: As they were typed.
-        setting: Where; ``None`` if nowhere.
+def check_names(options: Options) -> None:
+    """Check the names of the patches that the user leaves out.
 
     Raises:
         LaunchError: There is no such patch.
     """
     known = [_name(patch) for patch in PATCHES]
-    for name in names:
+    for name in options.hpc_without_patches:
         if name not in known:
             raise LaunchError(
                 "HPC088",
-                f"{setting}: {name!r} is no patch. {choices(name, known)}",
+                f"{options['hpc_without_patches']}: {name!r} is no patch. "
+                f"{choices(name, known)}",
                 everywhere=True,
             )
 
@@ -138,7 +135,7 @@ def apply_patches(
     if plan is None:
         outcomes = examine(ALWAYS, without)
     else:
-        outcomes = examine(patches_for(plan), plan.without_patches)
+        outcomes = examine(patches_for(plan), plan.asked.hpc_without_patches)
     for outcome in outcomes:
         if outcome.state is State.APPLIED:
             outcome.patch.apply(plan, hooks)
@@ -148,9 +145,9 @@ def apply_patches(
 def patches_for(plan: LaunchPlan) -> tuple[Patch, ...]:
     """Return the patches for a launch: some are for an option of ours only."""
     left_out = set()
-    if plan.preload is None:
+    if plan.workers.preload is None:
         left_out.add(fork_workers)
-    if plan.binding is None or not plan.binding.shares:
+    if plan.workers.binding is None or not plan.workers.binding.shares:
         left_out.add(bind_workers)
     return tuple(patch for patch in PATCHES if patch not in left_out)
 

@@ -19,7 +19,7 @@ from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, wrap
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.launch_plan import LaunchPlan
+    from torchrun_hpc.planning.plan import LaunchPlan
 
 TARGET = "RendezvousHandler.next_rendezvous"
 REASON = "it does not say that it waits for other nodes (pytorch#76287)"
@@ -39,7 +39,7 @@ def fits() -> bool:
 
 def apply(plan: LaunchPlan, *_: object) -> None:
     """Report from node 0 of several for as long as the nodes have not met."""
-    if is_reporter(plan.world.report_rank) and plan.world.nodes > 1:
+    if is_reporter(plan.meeting.report_rank) and plan.meeting.nodes > 1:
         for handler in HANDLERS:
             wrap(handler, "next_rendezvous", functools.partial(_meet, plan))
 
@@ -54,8 +54,8 @@ def _meet(plan: LaunchPlan, original: Any, handler: Any) -> Any:
 
 
 def _report(met: threading.Event, plan: LaunchPlan) -> None:
-    place = f"{plan.rendezvous.endpoint} for other nodes of {plan.world.nodes}"
-    hint = f"; {plan.messages.hint}" if plan.messages.hint else ""
+    place = f"{plan.meeting.endpoint} for other nodes of {plan.meeting.nodes}"
+    hint = f"; {plan.meeting.hint}" if plan.meeting.hint else ""
 
     def report(waited: float) -> None:
         text = f"waiting at {place}, for {waited:.0f} s{hint}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import signal
 import tempfile
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,37 +12,36 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from torchrun_hpc.commandline import script
-from torchrun_hpc.commandline.options import DRY_RUN, LONGEST_ID, names_folder
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options import script
+from torchrun_hpc.options.arguments import LONGEST_ID, names_folder
+from torchrun_hpc.options.values import wrong_value
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
 
-    from torchrun_hpc.setting import Setting
-
-_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
+    from torchrun_hpc.options.options import Options
 
 
-def number_of_workers(args: argparse.Namespace, options: Mapping[str, Setting]) -> int:
+def number_of_workers(options: Options) -> int:
     """Return the number of workers on this node.
 
     Raises:
         LaunchError: ``--nproc-per-node`` is no number, or counts what is not there.
     """
-    name = options.get("nproc_per_node") or f"--nproc_per_node={args.nproc_per_node}"
+    workers = options.nproc_per_node
+    if isinstance(workers, int):
+        return workers
     try:
-        workers = int(torch_run.determine_local_world_size(args.nproc_per_node))
+        return int(torch_run.determine_local_world_size(workers))
     except ValueError as error:
         raise LaunchError(
             "HPC012",
-            f"{name}: {str(error).rstrip('.')}. Type a number, or gpu, cpu, auto",
+            f"{options['nproc_per_node']}: {str(error).rstrip('.')}. Type a number, or "
+            "gpu, cpu, auto",
         ) from None
-    if workers < 1:
-        raise LaunchError("HPC013", f"{name} starts no worker")
-    return workers
 
 
 def number_of_gpus() -> int:
@@ -52,50 +49,39 @@ def number_of_gpus() -> int:
     return int(torch.cuda.device_count() or capabilities.number_of_xpus())
 
 
-def check_options(args: argparse.Namespace, options: Mapping[str, Setting]) -> None:
-    """Look at the options that torch uses without checking them.
+def check_options(args: argparse.Namespace, options: Options) -> None:
+    """Look at the options of which only this torch knows what it takes.
+
+    What torch only warns of, or ignores, is no problem.
 
     Raises:
         LaunchError: A value cannot be used.
     """
     for dest, problem in _problems(args):
-        name = options.get(dest) or f"--{dest}={getattr(args, dest)}"
+        name = options.given.get(dest) or f"--{dest}={getattr(args, dest)}"
         # The GPUs may be others on each node.
-        everywhere = dest != "numa_binding"
-        raise LaunchError("HPC014", f"{name}: {problem}", everywhere=everywhere)
+        raise wrong_value(name, problem, everywhere=dest != "numa_binding")
 
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield the names of options, and what is wrong with them.
-
-    Torchrun ends of each of these. What it only warns of, such as a signal that there
-    is not, or ignores, is no problem.
-    """
-    if getattr(args, "hpc_dry_run", None) not in {None, *DRY_RUN}:
-        yield "hpc_dry_run", f"type one of {', '.join(DRY_RUN)}"
+    """Yield the names of options, and what is wrong with them."""
     backends = getattr(rendezvous_handler_registry, "_registry", {})
     # With --standalone torch takes a backend and an id of its own.
     if backends and not args.standalone and args.rdzv_backend not in backends:
         known = ", ".join(sorted(backends))
         yield "rdzv_backend", f"this torch has only {known}; or leave the option out"
-    if args.max_restarts < 0:
-        yield "max_restarts", "type 0 or more"
-    if not 0 < args.monitor_interval < threading.TIMEOUT_MAX:
-        yield "monitor_interval", "type seconds, above 0"
     if not args.standalone and not names_folder(args.rdzv_id):
         yield "rdzv_id", f"type at most {LONGEST_ID} characters, without /"
     handlers = getattr(event_handlers, "_log_handlers", {})
     if handlers and capabilities.option(args, "event_log_handler") not in handlers:
         yield "event_log_handler", f"type one of {', '.join(sorted(handlers))}"
-    for name in capabilities.option(args, "signals_to_handle").split(","):
-        number = getattr(signal, name.strip(), signal.SIGTERM)
-        if number in _UNCATCHABLE or not isinstance(number, int):
-            yield "signals_to_handle", f"{name.strip()} cannot be handled"
     if capabilities.option(args, "numa_binding") and not torch.cuda.is_available():
         yield "numa_binding", "no GPU is visible here, and torch binds by GPU"
 
 
-def check_configuration(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
+def check_configuration(
+    args: argparse.Namespace, options: Options, environ: Mapping[str, str]
+) -> None:
     """Let torch read all arguments once, and look at the script, before the start.
 
     Raises:
@@ -116,4 +102,4 @@ def check_configuration(args: argparse.Namespace, environ: Mapping[str, str]) ->
             if isinstance(error, OSError):
                 fault = "torchrun cannot make its folder for logs"
             raise LaunchError("HPC015", f"{fault}: {error}") from None
-    script.check(args.training_script, vars(args), environ)
+    script.check(args.training_script, options, environ)

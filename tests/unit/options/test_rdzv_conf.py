@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from torchrun_hpc.commandline import rdzv_conf
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options import rdzv_conf
 from torchrun_hpc.setting import Setting
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import check_env, env
 
-from torchrun_hpc.commandline import options
-from torchrun_hpc.commandline.command_line import SCRIPT_ARGS, split
+from torchrun_hpc.options import arguments
+from torchrun_hpc.options.command_line import SCRIPT_ARGS, split
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -41,18 +41,18 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """
     try:
         torchrun = torch_run.get_args_parser()
-        options.add_ours(torchrun, environ)
+        arguments.add_ours(torchrun, environ)
     except ValueError as error:
-        raise options.wrong_variable(error, environ) from None
+        raise arguments.wrong_variable(error, environ) from None
     # --h was an abbreviation of --help before there were two options with an h.
     torchrun.add_argument("--h", action="help", help=argparse.SUPPRESS)
-    torchrun.prog = options.PROGRAM
+    torchrun.prog = arguments.PROGRAM
     torchrun.error = _refuse  # type: ignore[method-assign]
     return torchrun
 
 
 def _refuse(message: str) -> NoReturn:
-    raise options.wrong_line(message)
+    raise arguments.wrong_line(message)
 
 
 def parse(
@@ -158,7 +158,7 @@ def _by_variable(
     """Return the options set by ``PET_*`` variables, but ours that these switch off."""
     found = {}
     for action in _options_of(torchrun):
-        variable = options.variable_of(action.dest)
+        variable = arguments.variable_of(action.dest)
         if reads_variable(action) and environ.get(variable):
             value = getattr(args, action.dest, environ[variable])
             if value or not action.dest.startswith(_OURS):

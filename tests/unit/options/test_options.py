@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_hpc.commandline import options
+from torchrun_hpc.options import arguments as options
 
 
 @pytest.mark.parametrize(

@@ -5,54 +5,95 @@ It starts nothing, and imports no torch.
 
 from __future__ import annotations
 
+import functools
 import socket
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.host import procfs
-from torchrun_hpc.planning.preflight import Preflight
-from torchrun_hpc.planning.several_nodes import JOIN_TIMEOUT
-from torchrun_hpc.reporting import console
-from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.schedulers.job import Promise
 from torchrun_hpc.schedulers.process import this_process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
+
+# Seconds in which all tasks have to start, and all nodes to join. Torch's 600 are too
+# few for a container that is pulled, or a Python that is imported from a busy file
+# system, on hundreds of nodes.
+JOIN_TIMEOUT = 900
 
 # How many names of nodes a message quotes.
 _SHOWN = 10
 
 
-def preflight(command: str, *, exchange: bool = False) -> Preflight:
+@dataclass(frozen=True)
+class Preflight:
+    """What this process shows: its environment, and the job that started it.
+
+    Attributes:
+        job: What the scheduler says; ``None`` without one.
+        problem: Why the job could not be found out; not raised yet, because a user who
+            asks for one node needs no job.
+        environ: Environment of this process, without the variables that another job
+            or launcher has left over.
+        hostname: Name of this machine.
+        command: The command as typed, for messages.
+        promise: What the scheduler promises, also if it did not start this process.
+        task_rank: Rank of this task; ``None`` without one, and where it is unclear.
+    """
+
+    job: Job | None
+    problem: LaunchError | None
+    environ: Mapping[str, str]
+    hostname: str
+    command: str
+    promise: Promise = field(default_factory=Promise)
+    task_rank: int | None = None
+
+    @property
+    def site_host(self) -> str:
+        """Name by which the site is recognised: all nodes of a job have the same."""
+        return self.job.a_node if self.job else self.hostname
+
+
+def preflight(command: str, tell: Callable[[Message], None] | None = None) -> Preflight:
     """Look at this process.
 
     Args:
         command: The command as typed, for messages.
-        exchange: Whether to exchange names with the other tasks, where they have a
-            process manager (PMI). All of them have to, and wait for each other, so it
-            is for a launch only.
+        tell: Reports that other tasks are waited for. With it, the tasks exchange names
+            if they have a process manager (PMI): all of them have to, so it is for a
+            launch only.
     """
-    return of_process(this_process(_exchange if exchange else None, command))
+    exchange = functools.partial(_exchange, tell) if tell else None
+    return of_process(this_process(exchange, command))
 
 
 def of_process(process: Process) -> Preflight:
     """Find out to which job a process belongs, if to any."""
-    job, problem, environ, rank = None, None, process.environ, None
+    seen = Preflight(None, None, process.environ, process.hostname, process.command)
     try:
         weighed = schedulers.weigh(process)
-        environ = weighed.environ
-        rank = schedulers.task_rank(environ)
-        job = schedulers.detect(weighed)
+        seen = replace(
+            seen,
+            environ=weighed.environ,
+            promise=schedulers.promise(weighed),
+            task_rank=schedulers.task_rank(weighed.environ),
+        )
+        return replace(seen, job=schedulers.detect(weighed))
     except LaunchError as fault:
-        problem = fault
-    return Preflight(job, problem, environ, process.hostname, process.command, rank)
+        return replace(seen, problem=fault)
 
 
-def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
+def _exchange(
+    tell: Callable[[Message], None], environ: Mapping[str, str]
+) -> pmi.Exchanged | None:
     """Ask the process manager, and say so if others are late.
 
     Raises:
@@ -68,9 +109,9 @@ def _exchange(environ: Mapping[str, str]) -> pmi.Exchanged | None:
                 "Look at what each node said. The launcher has to start torchrun_hpc "
                 "in all of its tasks",
             )
-        if is_reporter(schedulers.task_rank(environ) or 0):
+        if not schedulers.task_rank(environ):
             text = f"waiting {waited}; the limit is {JOIN_TIMEOUT} s"
-            console.write(Message("HPC131", text))
+            tell(Message("HPC131", text))
 
     # Machines may all be called localhost.
     boot = procfs.read(procfs.BOOT_ID) or ""

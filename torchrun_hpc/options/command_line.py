@@ -11,9 +11,10 @@ import argparse
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from torchrun_hpc.commandline import options
-from torchrun_hpc.commandline.options import wrong_line
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options import arguments
+from torchrun_hpc.options.arguments import wrong_line
+from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ class CommandLine:
     """What the user asks for.
 
     Attributes:
-        options: The options that are set, by their names in torchrun's parsed
-            arguments. A value is text, a number where torchrun's parser returns one, or
-            True. An empty value, or 0 in the variable of a flag, counts as not set.
+        options: The options that are set. An empty value, or 0 in the variable of a
+            flag, counts as not set.
         script: The script, the module or the program; empty if there is none.
         arguments: Those of the script.
         unknown: Words in front of the script that are an option of no known release.
@@ -47,7 +47,7 @@ class CommandLine:
             nothing else is known.
     """
 
-    options: Mapping[str, Setting] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
     script: str = ""
     arguments: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -56,8 +56,16 @@ class CommandLine:
     problem: LaunchError | None = None
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
-    """Parse a command line, which has no name of a program in front."""
+def parse(
+    argv: Sequence[str], environ: Mapping[str, str], *, has_job: bool = True
+) -> CommandLine:
+    """Parse a command line, which has no name of a program in front.
+
+    Args:
+        argv: Arguments, without the program's name.
+        environ: Environment of this process.
+        has_job: As for `Options`.
+    """
     try:
         parser = _parser(environ)
         own, script_args = split(parser, argv)
@@ -71,7 +79,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     found.pop(SCRIPT_ARGS, None)
     settings, words = dict[str, Setting](), dict[str, str]()
     for dest, value in found.items():
-        setting = Setting(value, options.variable_of(dest))
+        setting = Setting(value, arguments.variable_of(dest))
         if isinstance(value, _Word):
             setting = Setting(value.value, f"--{dest}")
             words[dest] = str(value)
@@ -80,7 +88,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
         if setting.value not in {None, ""} and setting.value is not False:
             settings[dest] = setting
     unknown = tuple(word for word in others if word != "--")
-    return CommandLine(settings, script, tuple(script_args), unknown, words)
+    options = read(settings, has_job=has_job)
+    return CommandLine(options, script, tuple(script_args), unknown, words)
 
 
 def split(
@@ -162,23 +171,25 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     Raises:
         LaunchError: The variable of a flag is not a number.
     """
-    parser = _Parser(options.PROGRAM, add_help=False)
+    parser = _Parser(arguments.PROGRAM, add_help=False)
     group = parser.add_argument_group()  # of one, argparse tries no help texts
     # --h was an abbreviation of --help before there were two options with an h.
     group.add_argument("-h", "--help", "--h", action=_Help, nargs=0)
     try:
-        for dest, kind in options.TORCHRUN.items():
-            has_variable = dest not in options.WITHOUT_VARIABLE
+        for dest, kind in arguments.TORCHRUN.items():
+            has_variable = dest not in arguments.WITHOUT_VARIABLE
             group.add_argument(
-                *options.names_of(dest),
+                *arguments.names_of(dest),
                 action=_Help if dest == "print_completion" else _Option,
                 const=kind is bool or None,
                 type=kind,
-                default=options.default_of(dest, kind, environ if has_variable else {}),
+                default=arguments.default_of(
+                    dest, kind, environ if has_variable else {}
+                ),
             )
-        options.add_ours(parser, environ, _Option)
+        arguments.add_ours(parser, environ, _Option)
     except ValueError as error:
-        raise options.wrong_variable(error, environ) from None
+        raise arguments.wrong_variable(error, environ) from None
     script = group.add_argument(SCRIPT, default=argparse.SUPPRESS)
     rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
     script.required = rest.required = False

@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from torchrun_hpc.commandline.script import check, check_program, check_script
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options.script import check, check_program, check_script
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The options of torchrun, and our own: the ``--hpc-*`` group.
+"""Options as argparse takes them: torchrun's, and our own group, ``--hpc-*``.
 
 Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_SITE``.
 """
@@ -6,9 +6,12 @@ Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_S
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options.options import Options, read
+from torchrun_hpc.options.values import DRY_RUN
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -40,116 +43,11 @@ TORCHRUN: dict[str, type] = {
 WITHOUT_VARIABLE = ("logs_specs", "numa_binding", "print_completion")
 _SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
 
-WITHOUT_PATCHES = "hpc_without_patches"
-
-# Ours but --hpc-dry-run: how the value is written in the help, None for a flag; and the
-# help.
-_OURS = {
-    "hpc_site": (
-        "NAME|FILE|none",
-        (
-            "Computing centre whose rules for host names and variables to use, or a "
-            "file with them, or 'none'. By default it is recognised by the "
-            "environment. python -m torchrun_hpc.sites lists them."
-        ),
-    ),
-    "hpc_omp_threads": (
-        "auto|NUMBER",
-        (
-            "OMP_NUM_THREADS of each worker where it is not set; 'auto' divides the "
-            "CPUs of this process by the workers, or follows --hpc-bind. By default 1, "
-            "as torchrun does."
-        ),
-    ),
-    "hpc_bind": (
-        "gpu|even|none",
-        (
-            "Divide the CPUs that this node has for the job among its workers: 'gpu' "
-            "gives each those near its GPU, 'even' as many as the others. By default "
-            "the site's, or none."
-        ),
-    ),
-    "hpc_rendezvous": (
-        "auto|scheduler|c10d",
-        (
-            "How the nodes of a job meet where torchrun would use c10d: 'scheduler' "
-            "by the ranks that the scheduler gave them, 'c10d' as torch does. By "
-            "default 'auto': the first if the number of nodes is fixed."
-        ),
-    ),
-    "hpc_preload": (
-        "MODULE[,MODULE]|none",
-        (
-            "Modules that each node imports once, for all of its workers: 'torch'. A "
-            "worker is a fork then, and starts much faster. By default the site's, "
-            "or none."
-        ),
-    ),
-    "hpc_stall_report": (
-        "SECONDS",
-        (
-            "When all workers of the job have shown the same stacks for so long, print "
-            "what they are doing, once; nothing is ended. Off by default; needs "
-            "py-spy: pip install 'torchrun_hpc[stacks]'."
-        ),
-    ),
-    "hpc_spares": (
-        "NUMBER",
-        (
-            "How many of the nodes wait, to take the place of one that is lost; the "
-            "world has as many fewer. Needs --no-kill of sbatch and srun, "
-            "--kill-on-bad-exit=0 and --wait=0 of srun, and --max-restarts. By default "
-            "0."
-        ),
-    ),
-    "hpc_spare_after": (
-        "SECONDS",
-        ("When a spare takes the place of a node that has not come. By default 60."),
-    ),
-    "hpc_health_check": (
-        "COMMAND",
-        (
-            "A shell command that each node runs before its workers start, also after "
-            "a restart; where it fails, a spare takes the node's place."
-        ),
-    ),
-    "hpc_health_check_timeout": (
-        "SECONDS",
-        "How long it may take; longer is a failure. By default 60.",
-    ),
-    "hpc_outcome": (
-        "FILE",
-        (
-            "Write how the job ended into a file, as JSON: done, the script failed, or "
-            "nodes failed, and which ones."
-        ),
-    ),
-    WITHOUT_PATCHES: (
-        "NAME[,NAME]",
-        (
-            "Changes inside torch to leave out, by their names in docs/patches.md; the "
-            "same on all nodes. By default none."
-        ),
-    ),
-    "hpc_debug": (
-        None,
-        (
-            "Log what torch and the launcher do, on every node, with host name and "
-            "rank before each line."
-        ),
-    ),
-}
-# Not an option with a value: that would take the script for it.
-DRY_RUN = {
-    "table": "Start nothing: meet the other nodes, and print on node 0 what would be "
-    "done, value by value with its source, and the same with plain torchrun.",
-    "json": "The same for machines.",
-}
-
 # Those of which the variable counts in a script that calls setup_environment().
 _OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind")
 
-OURS = (*_OURS, "hpc_dry_run")
+_OURS = tuple(each for each in fields(Options) if "help" in each.metadata)
+OURS = (*(each.name for each in _OURS), "hpc_dry_run")
 
 # Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
 LONGEST_ID = 246
@@ -161,20 +59,16 @@ def names_of(dest: str) -> tuple[str, ...]:
     return (*short, *dict.fromkeys((f"--{dest.replace('_', '-')}", f"--{dest}")))
 
 
-def names_in(text: str | None) -> tuple[str, ...]:
-    """Return the names in a list with commas, such as that of `WITHOUT_PATCHES`."""
-    names = (name.strip() for name in (text or "").split(","))
-    return tuple(name for name in names if name)
-
-
-def options_of_setup(environ: Mapping[str, str]) -> dict[str, Setting]:
+def of_setup(environ: Mapping[str, str]) -> Options:
     """Return the options that a script has that calls ``setup_environment()``."""
     variables = {dest: variable_of(dest) for dest in _OF_SETUP}
-    return {
-        dest: Setting(environ[name], name)
-        for dest, name in variables.items()
-        if environ.get(name)
-    }
+    return read(
+        {
+            dest: Setting(environ[name], name)
+            for dest, name in variables.items()
+            if environ.get(name)
+        }
+    )
 
 
 def variable_of(dest: str) -> str:
@@ -209,13 +103,14 @@ def add_ours(
         ValueError: The variable of a flag is not a number.
     """
     group = parser.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
-    for dest, (metavar, text) in _OURS.items():
+    for each in _OURS:
+        metavar = each.metadata["metavar"]
         value: dict[str, Any] = {"type": str, "metavar": metavar}
         group.add_argument(
-            *names_of(dest),
+            *names_of(each.name),
             action=action or ("store" if metavar else "store_const"),
-            default=default_of(dest, str if metavar else bool, environ),
-            help=text,
+            default=default_of(each.name, str if metavar else bool, environ),
+            help=each.metadata["help"],
             **(value if metavar else {"const": True}),
         )
     by_variable = default_of("hpc_dry_run", str, environ)

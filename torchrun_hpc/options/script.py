@@ -5,25 +5,25 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torchrun_hpc.options.options import Options
 
-def check(name: str, options: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+
+def check(name: str, options: Options, environ: Mapping[str, str]) -> None:
     """See that what is to be run is there: a script, a module or a program.
-
-    An option, torchrun's or ours, that is missing or false is not set.
 
     Raises:
         LaunchError: It is not.
     """
-    if options.get("no_python"):
+    if options.no_python:
         check_program(name, environ)
-    elif not (options.get("module") or options.get("hpc_dry_run")):
+    elif not (options.module or options.hpc_dry_run):
         check_script(name, environ)  # a dry run needs none
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_hpc.commandline import command_line, options
+from torchrun_hpc.options import command_line
 
 # --- what is set --------------------------------------------------------------------
 

@@ -1,0 +1,65 @@
+"""What a plan is made from, collected on this node, without torch."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from torchrun_hpc import sites
+from torchrun_hpc.host import network, topology
+from torchrun_hpc.options.values import BIND_NONE
+from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
+from torchrun_hpc.planning.inputs import Inputs, Node
+from torchrun_hpc.planning.resources import likely_workers
+
+if TYPE_CHECKING:
+    from torchrun_hpc.options.options import Options
+    from torchrun_hpc.planning.mode import Mode
+    from torchrun_hpc.preflight import Preflight
+
+
+def inputs_of(
+    mode: Mode, seen: Preflight, options: Options, command: str = ""
+) -> Inputs:
+    """Look up the site, and this node's network.
+
+    Args:
+        mode: How the workers are started.
+        seen: What this process shows.
+        options: What the user set; the site's are added.
+        command: The command as typed, for messages.
+
+    Raises:
+        LaunchError: There is no such site, or its file is wrong.
+    """
+    site = sites.find(seen.environ, seen.site_host, options.given.get("hpc_site"))
+    if site is not None:
+        options = options.with_site(site.name, site.options)
+    is_alone = mode.is_direct and seen.job is not None and seen.job.task.size == 1
+    has_port = not is_alone or seen.environ.get(MASTER_PORT)
+    return Inputs(
+        mode=mode,
+        job=seen.job,
+        site=site,
+        network=network.this_node(),
+        options=options,
+        environ=seen.environ,
+        command=command,
+        hostname=seen.hostname,
+        free_port=0 if has_port else network.free_port(LOOPBACK),
+        promise=seen.promise,
+    )
+
+
+def node_of(inputs: Inputs) -> Node:
+    """Look at the CPUs and GPUs of this node, as far as that needs no driver."""
+    cpus, options = len(os.sched_getaffinity(0)), inputs.options
+    if inputs.mode.is_direct:
+        if cpus == os.cpu_count():  # not bound: they share
+            cpus = max(cpus // inputs.the_job.task.local_size, 1)
+        return Node(1, cpus)
+    gpus = inputs.promise.gpus_on_node.value or topology.gpu_files()
+    workers = likely_workers(options, inputs.environ, cpus, gpus)
+    if options.hpc_bind == BIND_NONE:
+        return Node(workers, cpus)
+    return Node(workers, cpus, topology=topology.this_node())

@@ -1,0 +1,135 @@
+"""The value of ``--rdzv-conf``, read and written as torch does.
+
+Whether a value can be used is a matter of the backend that reads it. What that one does
+not read may be anything, and so may all that somebody else's backend reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options.values import C10D, STATIC
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torchrun_hpc.setting import Setting
+
+# torch's RendezvousParameters.get_as_bool
+_BOOLEANS = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
+}
+
+# What torch passes to RendezvousParameters beside the keys, and what sets it.
+_TAKEN = {
+    "self": "torch",
+    "backend": "--rdzv-backend",
+    "endpoint": "--rdzv-endpoint",
+    "run_id": "--rdzv-id",
+    "min_nodes": "--nnodes",
+    "max_nodes": "--nnodes",
+    "local_addr": "--local-addr",
+}
+
+_MOST_SECONDS = 10**10  # torch adds them to the date
+
+# torch's dynamic_rendezvous.create_handler and c10d_rendezvous_backend.create_backend.
+# With 0 keep-alives, torch accepts the value, and the nodes never meet.
+_OF_C10D = (
+    *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"),
+    *("keep_alive_interval", "keep_alive_max_attempt", "store_type"),
+    *("is_host", "read_timeout"),  # not of a store that is a file
+)
+_READ_BY = {C10D: _OF_C10D, STATIC: ("timeout",)}
+
+
+@dataclass(frozen=True)
+class RdzvConf:
+    """The pairs of ``--rdzv-conf``.
+
+    Attributes:
+        pairs: Keys and values as typed.
+        uses_file: Whether the store of c10d is a file, so that the endpoint is a path.
+        is_host: Whether this node is said to host c10d; ``None`` if nothing is said.
+        join_timeout: Seconds in which the nodes have to come; ``None`` if not typed.
+    """
+
+    pairs: Mapping[str, str] = field(default_factory=dict)
+    uses_file: bool = False
+    is_host: bool | None = None
+    join_timeout: int | None = None
+
+    def filled(self, **defaults: object) -> str:
+        """Write it again, with defaults for keys that are not there."""
+        missing = {k: v for k, v in defaults.items() if k not in self.pairs}
+        pairs = {**self.pairs, **missing}
+        return ",".join(f"{key}={value}" for key, value in pairs.items())
+
+
+def read(setting: Setting, backend: str) -> RdzvConf:
+    """Read ``key=value,key=value``.
+
+    Args:
+        setting: What the user set.
+        backend: The kind of the rendezvous that reads it.
+
+    Raises:
+        LaunchError: It has another form, a key that is an option, or a value that the
+            backend could not read.
+    """
+    pairs = _pairs(setting)
+    uses_file = backend == C10D and pairs.get("store_type", "").lower() == "file"
+    keys = _OF_C10D[:-2] if uses_file else _READ_BY.get(backend, ())
+    found = {k: _value(setting, k, pairs[k]) for k in sorted({*keys} & pairs.keys())}
+    is_host, seconds = found.get("is_host"), found.get("join_timeout")
+    return RdzvConf(
+        pairs,
+        uses_file,
+        None if is_host is None else bool(is_host),
+        None if seconds is None else int(seconds),
+    )
+
+
+def _pairs(setting: Setting) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for part in str(setting.value).split(","):
+        key, _, value = (text.strip() for text in part.partition("="))
+        if key and value:
+            pairs[key] = value
+        elif part.strip():
+            raise unusable(
+                setting,
+                f"{part!r} is not of the form key=value. Type pairs with commas "
+                "between them: join_timeout=900,read_timeout=600",
+            )
+    for key in sorted(_TAKEN.keys() & pairs.keys()):
+        raise unusable(setting, f"{key} is set by {_TAKEN[key]}. Leave it out here")
+    return pairs
+
+
+def _value(setting: Setting, key: str, text: str) -> bool | int | str:
+    """Read the value of a key."""
+    if key == "is_host":
+        if text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
+        raise unusable(setting, f"{key}={text} is neither true nor false")
+    if key == "store_type":
+        if text.lower() in {"tcp", "file"}:
+            return text.lower()
+        raise unusable(setting, f"{key}={text}: type one of tcp, file")
+    try:
+        seconds = int(text)
+    except ValueError:
+        seconds = 0
+    if 0 < seconds < _MOST_SECONDS:
+        return seconds
+    kind = "a whole number above 0" if "keep" in key else "a number of seconds"
+    raise unusable(setting, f"{key}={text} is not {kind}")
+
+
+def unusable(setting: Setting, fault: str, *, everywhere: bool = True) -> LaunchError:
+    """Return the refusal of the option; ``everywhere`` as of `LaunchError`."""
+    return LaunchError("HPC019", f"{setting}: {fault}", everywhere=everywhere)
