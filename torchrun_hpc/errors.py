@@ -7,13 +7,10 @@ remedy, and a test compares the two.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-_RANGES = 12
+    from collections.abc import Collection
 
 
 @dataclass(frozen=True)
@@ -82,21 +79,3 @@ def choices(wanted: str, known: Collection[str]) -> str:
 def count(number: int, noun: str) -> str:
     """Write a number and what it counts: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def ranges(numbers: Iterable[int], most: int = _RANGES) -> str:
-    """Write numbers, such as ranks of workers or CPUs: ``0-3,5``.
-
-    Args:
-        numbers: They need not be in order.
-        most: How many ranges are written; of the rest it says how many there are.
-    """
-    runs: list[list[int]] = []
-    pairs = enumerate(sorted(numbers))
-    for _, run in groupby(pairs, lambda pair: pair[1] - pair[0]):
-        runs.append([number for _, number in run])
-    known = [
-        f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:most]
-    ]
-    more = sum(map(len, runs[most:]))
-    return ",".join(known) + (f" and {more} more" if more else "")

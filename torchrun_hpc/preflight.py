@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.host import procfs
+from torchrun_hpc.names import fold
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.job import Promise
 from torchrun_hpc.schedulers.process import this_process
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 # few for a container that is pulled, or a Python that is imported from a busy file
 # system, on hundreds of nodes.
 JOIN_TIMEOUT = 900
-
-# How many names of nodes a message quotes.
-_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,4 @@ def _other_tasks(environ: Mapping[str, str]) -> str:
     """Say how many other tasks there are, and on which nodes they may be."""
     tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
     nodes = schedulers.nodes_of_job(schedulers.weigh(this_process()))
-    if not nodes:
-        return tasks
-    shown = ", ".join(nodes[:_SHOWN]) + (", ..." if len(nodes) > _SHOWN else "")
-    return f"{tasks} on the nodes of the job ({shown})"
+    return f"{tasks} on the nodes of the job ({fold(nodes)})" if nodes else tasks

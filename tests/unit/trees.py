@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torchrun_hpc.errors import ranges
+from torchrun_hpc.names import ranges
 
 NVIDIA, AMD = "NVIDIA", "AMD"
 

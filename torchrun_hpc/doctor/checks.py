@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchrun_hpc.doctor import differences
 from torchrun_hpc.doctor.differences import torch_of
 from torchrun_hpc.doctor.results import Finding
-from torchrun_hpc.errors import count, ranges
-from torchrun_hpc.reporting.names import listed_hosts
+from torchrun_hpc.errors import count
+from torchrun_hpc.names import fold_ranks, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
                 groups[fault].append(node["rank"])
         for fault, ranks in _merged(groups):
             have_all = len(ranks) == len(nodes) > 1
-            where = listed_hosts(ranks, hosts)
+            where = fold_ranks(ranks, hosts)
             if have_all:
                 where = f"all {len(nodes)} nodes"
             if have_all and len(nodes) < len(hosts):

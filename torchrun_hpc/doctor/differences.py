@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import count
-from torchrun_hpc.reporting.names import listed_hosts
+from torchrun_hpc.names import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
             others = sorted(chain.from_iterable(ranks for _, ranks in groups[:-1]))
             if not others:
                 continue
-            where = [listed_hosts(ranks, hosts) for _, ranks in groups]
+            where = [fold_ranks(ranks, hosts) for _, ranks in groups]
             has_majority = len(groups[-1][1]) > len(others)
             if has_majority:
                 where[-1] = count(len(groups[-1][1]), "other")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchrun_hpc.doctor.pairs import blame
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import count
-from torchrun_hpc.reporting.names import host, listed
+from torchrun_hpc.names import host, listed
 
 if TYPE_CHECKING:
     from collections.abc import (

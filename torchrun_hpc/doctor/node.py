@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
-from torchrun_hpc.errors import ranges
 from torchrun_hpc.host.resolver import Resolver, ResolverCheck
+from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ from matplotlib.ticker import EngFormatter
 from torchrun_hpc.doctor import text
 from torchrun_hpc.doctor.judgement import is_measured, usual
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
-from torchrun_hpc.reporting.names import host, listed_hosts
+from torchrun_hpc.names import fold_ranks, host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ def _map(
     axes.set_yticks(shown, labels)
     axes.xaxis.tick_top()
     caption += "; x has no figures" if silent else ""
-    caption += f"; suspect: {listed_hosts(blamed, hosts)}" if blamed else ""
+    caption += f"; suspect: {fold_ranks(blamed, hosts)}" if blamed else ""
     return _figure(caption, figure)
 
 

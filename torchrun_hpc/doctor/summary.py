@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor import checks, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
-from torchrun_hpc.errors import ranges
 from torchrun_hpc.host import network
-from torchrun_hpc.reporting.names import host, listed_hosts
+from torchrun_hpc.names import fold_ranks, host, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -165,7 +164,7 @@ def _of_launcher(
     found = []
     for key, finding in texts.items():
         is_of_all = len(ranks[key]) in {0, len(hosts)}
-        where = listed_hosts(ranks[key], hosts)
+        where = fold_ranks(ranks[key], hosts)
         text = finding["text"] if is_of_all else f"on {where}: {finding['text']}"
         found.append(Finding(**{**finding, "text": text, "nodes": []}))
     return found

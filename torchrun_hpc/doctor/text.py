@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchrun_hpc.doctor.judgement import duration, is_measured, rate, usual
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
 from torchrun_hpc.errors import count
-from torchrun_hpc.reporting.names import host, listed_hosts
+from torchrun_hpc.names import fold_ranks, host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def verdict(report: Report) -> str:
         )
     share = f"{len(blamed)} of {count(len(hosts), 'node')}"
     cause = "; look for what they share" if 1 < len(hosts) < 2 * len(blamed) else ""
-    return f"suspect: {listed_hosts(blamed, hosts)} ({share}){cause}"
+    return f"suspect: {fold_ranks(blamed, hosts)} ({share}){cause}"
 
 
 def ways(report: Report) -> list[Way]:

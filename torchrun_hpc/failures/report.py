@@ -6,9 +6,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message, count, ranges
+from torchrun_hpc.errors import Message, count
 from torchrun_hpc.failures.collection import Collection, ending
-from torchrun_hpc.reporting import console, names
+from torchrun_hpc.names import nodes, ranges
+from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ def worker_failed(  # noqa: D417 - the others are those of `WorkerFailure`
     """
     text = f"worker {rank}"
     if meeting.nodes > 1 or meeting.hosts:
-        text += f" on {names.nodes([node], meeting) if node >= 0 else 'another node'}"
+        text += f" on {nodes([node], meeting.hosts) if node >= 0 else 'another node'}"
     return f"{text} {ending(code)}" + (f": {cause}" if cause else "")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import ranges
+from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -62,9 +62,7 @@ class Options:
     endpoint: HostPort | None = None
     rdzv_conf: RdzvConf = field(default_factory=RdzvConf)
 
-    nnodes: NodeRange = field(
-        default=_ONE_NODE, metadata={"read": values.node_range}
-    )
+    nnodes: NodeRange = field(default=_ONE_NODE, metadata={"read": values.node_range})
     nproc_per_node: int | str = _torchruns(1, values.workers)
     rdzv_backend: str = _torchruns("")
     rdzv_endpoint: str = _torchruns("")
@@ -208,7 +206,7 @@ class Options:
         return self.standalone or ("nnodes" in self and self.nnodes == (1, 1))
 
     def without(self, *names: str) -> Options:
-        """Return the options as if the user had not set some, or those with a problem."""
+        """Return the options as if the user had not set some of them."""
         given = {k: v for k, v in self.given.items() if k not in names}
         defaults: dict[str, Any] = {
             each.name: each.default for each in fields(self) if each.name in names

@@ -11,7 +11,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message, count, ranges
+from torchrun_hpc.errors import Message, count
+from torchrun_hpc.names import ranges
 from torchrun_hpc.options.values import BIND_GPU, BIND_NONE
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.workers import Binding, Share

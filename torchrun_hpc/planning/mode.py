@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, count
+from torchrun_hpc.names import fold
 from torchrun_hpc.options.arguments import OURS, wrong_line
 from torchrun_hpc.schedulers.job import LaunchContext
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
-
-# How many node names a message quotes.
-_SHOWN = 3
 
 # The options of torchrun that direct mode takes. PET_STANDALONE may be 0.
 _OF_DIRECT_MODE = (
@@ -143,11 +141,10 @@ def direct_mode_problem(
 
 
 def _outside_of_nodes(job: Job, command: str) -> LaunchError:
-    more = ",…" if len(job.nodes) > _SHOWN else ""
     return LaunchError(
         "HPC060",
         f"this shell is not on the job's {count(len(job.nodes), 'node')} "
-        f"({','.join(job.nodes[:_SHOWN])}{more} by {job.provenance['nodes']}). "
+        f"({fold(job.nodes)} by {job.provenance['nodes']}). "
         f"Type: {job.once_per_node(command)}",
         everywhere=True,
     )

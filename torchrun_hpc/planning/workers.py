@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import ranges
+from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,12 +9,12 @@ from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import signal_name
 from torchrun_hpc.host.network import join_endpoint, path_problem
+from torchrun_hpc.names import nodes
 from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked
 from torchrun_hpc.rendezvous.search import NOBODY
 from torchrun_hpc.reporting import console
-from torchrun_hpc.reporting.names import nodes as names
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 
 if TYPE_CHECKING:
@@ -79,6 +79,11 @@ def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
         case _:
             return _wait_for_coordinator(event, meeting)
     return Message(code, text)
+
+
+def names(ranks: Sequence[int], meeting: Meeting) -> str:
+    """Write nodes of the job by name and rank."""
+    return nodes(ranks, meeting.hosts)
 
 
 def _wait_for_coordinator(event: Mapping[str, Any], meeting: Meeting) -> Message | None:

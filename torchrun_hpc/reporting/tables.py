@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.names import fold
 from torchrun_hpc.options.values import DIRECT
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.description import shell_lines
@@ -51,7 +52,7 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
             "Each task is a worker: only this one is shown, no other was asked"
         )
     if missing:
-        parts.append(f"No answer within {limit} s from: {', '.join(missing)}")
+        parts.append(f"No answer within {limit} s from: {fold(missing)}")
     bound = [*_bound(nodes)]
     if bound:
         parts.append(_table(("worker", "CPUs", "where", "because"), bound))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import Message
+from torchrun_hpc.names import host
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
-from torchrun_hpc.rendezvous.messages import cause
+from torchrun_hpc.rendezvous.messages import cause, names
 from torchrun_hpc.rendezvous.protocol import unpacked
-from torchrun_hpc.reporting.names import host, nodes
 from torchrun_hpc.waiting import is_report_due
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
                 _replaced(replaced, number, event["because"], meeting),
             )
         case {"excluded": node, "because": reason}:
-            code, text = "HPC208", f"{nodes([node], meeting)} is out: {reason}"
+            code, text = "HPC208", f"{names([node], meeting)} is out: {reason}"
             if not reason:
                 text = (
-                    f"{nodes([node], meeting)} is a spare again: the script has failed on "
-                    "another node, too"
+                    f"{names([node], meeting)} is a spare again: the script has failed "
+                    "on another node, too"
                 )
         case {"out": reason}:
             code, text = "HPC209", f"{own} is a spare again"
@@ -40,14 +40,14 @@ def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
         case {"takes_over": old}:
             code = "HPC212"
             text = (
-                f"{own} does not reach the coordinator on {nodes([old], meeting)}, and "
+                f"{own} does not reach the coordinator on {names([old], meeting)}, and "
                 "takes over if enough nodes follow"
             )
         case {"may_run": ranks, "left": left}:
             code = "HPC214"
             text = (
-                f"workers may still run on {nodes(ranks, meeting)}, which cannot be asked:"
-                f" the next round begins in {left} s"
+                f"workers may still run on {names(ranks, meeting)}, which cannot be "
+                f"asked: the next round begins in {left} s"
             )
         case _:
             return _silence(event, meeting)
@@ -64,7 +64,7 @@ def _silence(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
         case {"silent": ranks, "left": left}:
             code = "HPC217"
             text = (
-                f"no sign of {nodes(ranks, meeting)} for {SILENCE_REPORT} s; lost in "
+                f"no sign of {names(ranks, meeting)} for {SILENCE_REPORT} s; lost in "
                 f"{left} s if it stays so"
             )
         case {"seeks": waited, "left": left} if is_report_due(waited):
@@ -76,7 +76,7 @@ def _silence(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
         case {"coordinator_silent": seconds, "left": left, "of": coordinator}:
             code = "HPC211"
             text = (
-                f"no sign of the coordinator on {nodes([coordinator], meeting)} for "
+                f"no sign of the coordinator on {names([coordinator], meeting)} for "
                 f"{seconds} s; another node takes over in {left} s if it stays so"
             )
         case _:
@@ -92,8 +92,8 @@ def _replaced(
 ) -> str:
     """Say who takes whose place, and why."""
     who = "; ".join(
-        f"{nodes([new], meeting)} takes the place of {nodes([old], meeting)} as node rank "
-        f"{rank}"
+        f"{names([new], meeting)} takes the place of {names([old], meeting)} as node "
+        f"rank {rank}"
         for rank, old, new in replaced
     )
     if not number:
@@ -104,7 +104,7 @@ def _replaced(
 
 def bad_nodes(ranks: Sequence[int], meeting: Meeting) -> Message:
     """Name the nodes that the next job had better do without."""
-    text = f"lost, or out: {nodes(ranks, meeting)}"
+    text = f"lost, or out: {names(ranks, meeting)}"
     if meeting.spares is not None and meeting.spares.exclude:
         hosts = ",".join(filter(None, (meeting.hosts[rank] for rank in ranks)))
         text += f". For the next job: {meeting.spares.exclude}{hosts}"

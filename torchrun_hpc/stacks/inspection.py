@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.reporting import names
+from torchrun_hpc import names
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
 from torchrun_hpc.stacks.service import Service
@@ -106,7 +106,7 @@ class Inspection:
         stacks, missing = self._collect()
         return {
             "launch": self._plan.meeting.launch_id,
-            "missing": names.nodes(missing, self._plan.meeting) if missing else "",
+            "missing": names.nodes(missing, self._plan.meeting.hosts),
             "workers": [
                 {**asdict(stack), "host": self._hosts.get(stack.node, "")}
                 for stack in stacks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchrun_hpc.errors import count, ranges
+from torchrun_hpc.errors import count
+from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

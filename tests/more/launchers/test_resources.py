@@ -24,7 +24,7 @@ from launchers import MPICH_4, OPENMPI, OPENMPI_5, unless_it_hangs
 from testbed import Cluster
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc.errors import ranges
+from torchrun_hpc.names import ranges
 
 pytestmark = pytest.mark.usefixtures("machine")
 

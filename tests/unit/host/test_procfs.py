@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+from waiting import until
+
 from torchrun_hpc.host import procfs
 from torchrun_hpc.host.procfs import read
 
@@ -41,7 +43,7 @@ def test_a_thread_of_this_process():
     assert procfs.status(os.getpid(), thread.native_id)["Pid"] == str(thread.native_id)
     ends.set()
     thread.join()
-    assert thread.native_id not in procfs.threads()
+    until(lambda: thread.native_id not in procfs.threads())
 
 
 def test_a_process_that_is_gone():

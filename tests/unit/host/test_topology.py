@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import AMD, VIRTUAL, Machine, hiding, uuid, write
 
-from torchrun_hpc.errors import ranges
 from torchrun_hpc.host.topology import Core, Gpu, Topology, parse_cpus, this_node
+from torchrun_hpc.names import ranges
 
 
 @given(st.sets(st.integers(0, 1000)))

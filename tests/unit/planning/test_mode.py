@@ -78,18 +78,18 @@ def test_refused_mode(mode):
     ("job", "variable"),
     [
         (BATCH, "SLURM_JOB_NODELIST"),
-        (SHELL, "(jwb0001,jwb0002,jwb0003 by SLURM_JOB_NODELIST)"),
+        (SHELL, "(jwb[0001-0003] by SLURM_JOB_NODELIST)"),
     ],
 )
 def test_refusal_names_the_variable(job, variable):
     assert variable in str(refusal(job))
 
 
-def test_refusal_quotes_a_few_of_many_nodes():
+def test_refusal_folds_many_nodes():
     many = tuple(f"n{number}" for number in range(500))
     job = outside_a_step(LaunchContext.ALLOCATION_SHELL, many, None)
     message = str(refusal(job))
-    assert "500 nodes (n0,n1,n2,… by SLURM_JOB_NODELIST)" in message
+    assert "500 nodes (n[0-499] by SLURM_JOB_NODELIST)" in message
     assert "srun --nodes=500 " in message
 
 

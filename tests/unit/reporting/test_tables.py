@@ -195,7 +195,7 @@ def test_dry_run_shows_the_cpus_of_a_task():
 def test_dry_run_names_the_nodes_that_did_not_answer():
     nodes = [described(0, 5), described(3, 5)]
     found = paragraphs(nodes, ["n1", "n2", "n4"], 7)
-    assert found[3] == ["No answer within 7 s from: n1, n2, n4"]
+    assert found[3] == ["No answer within 7 s from: n[1-2,4]"]
     assert [line.split()[:2] for line in found[2][1:]] == [["0", "n0"], ["3", "n3"]]
     assert not [x for y in paragraphs(nodes) for x in y if "No answer" in x]
 

@@ -1,0 +1,101 @@
+"""Ranks and hosts in messages: folded, and not too many of them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_MOST = 12  # ranges, names or texts that are written
+_IN_FULL = 2  # hosts that are not folded
+
+# A name, the last number in its first part, and the rest, with a domain.
+_NUMBERED = re.compile(
+    r"([A-Za-z0-9_-]*[A-Za-z_-])([0-9]+)([A-Za-z_-]*(?:\.[A-Za-z0-9._-]*)?)"
+)
+
+
+def ranges(numbers: Iterable[int], most: int = _MOST) -> str:
+    """Write numbers, such as ranks of workers or CPUs: ``0-3,5``.
+
+    Args:
+        numbers: In any order.
+        most: How many ranges are written; of the rest it says how many there are.
+    """
+    runs = _runs(map(str, numbers))
+    return _joined(runs[:most]) + _and_more(sum(map(len, runs[most:])))
+
+
+def fold(hosts: Iterable[str]) -> str:
+    """Write names of hosts as Slurm does: ``jwb[0001-0004,0007]``; one or two in full.
+
+    Of each kind of name, the numbers are in ascending order.
+    """
+    known = [*dict.fromkeys(hosts)]
+    if len(known) <= _IN_FULL:
+        return ", ".join(known)
+    kinds: dict[tuple[str, str | None], list[str]] = defaultdict(list)
+    for host in known:
+        match = _NUMBERED.fullmatch(host)
+        kinds[(match[1], match[3]) if match else (host, None)].append(
+            match[2] if match else ""
+        )
+    texts, room, more = [], _MOST, 0
+    for (start, end), numbers in kinds.items():
+        runs = _runs(numbers)
+        if shown := runs[:room]:
+            text = _joined(shown)
+            text = f"[{text}]" if {"-", ","} & {*text} else text
+            texts.append(f"{start}{text}{end or ''}")
+        more += sum(map(len, runs[room:]))
+        room -= len(shown)
+    return ", ".join(texts) + _and_more(more)
+
+
+def _runs(numbers: Iterable[str]) -> list[list[str]]:
+    """Split numbers into runs without a gap, padded as the first one of the run is."""
+    runs: list[list[str]] = []
+    for number in sorted(numbers, key=lambda text: (int(text or 0), len(text))):
+        if runs and number == f"{int(runs[-1][-1]) + 1:0{len(runs[-1][0])}}":
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
+def _joined(runs: Iterable[Sequence[str]]) -> str:
+    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else r[0] for r in runs)
+
+
+def _and_more(number: int) -> str:
+    return f" and {number} more" if number else ""
+
+
+def host(rank: int, hosts: Sequence[str]) -> str:
+    """Return the name of a node, or its rank if it has none."""
+    return hosts[rank] or f"node {rank}"
+
+
+def fold_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
+    """Write the names of nodes: ``n[9-14], node 20``."""
+    return fold(host(rank, hosts) for rank in ranks)
+
+
+def nodes(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Write nodes by name and rank: ``n9 (node 0)``, ``n[9-14] (nodes 0-5)``."""
+    known = {rank: hosts[rank] if 0 <= rank < len(hosts) else "" for rank in ranks}
+    if len(known) <= _IN_FULL:
+        return ", ".join(
+            f"{name} (node {rank})" if name else f"node {rank}"
+            for rank, name in known.items()
+        )
+    text, names = f"nodes {ranges(known)}", fold(filter(None, known.values()))
+    return f"{names} ({text})" if names else text
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Write some texts, not too many."""
+    return ", ".join(texts[:_MOST]) + _and_more(len(texts[_MOST:]))
