@@ -27,7 +27,7 @@ def python(tmp_path):
 
 
 BEFORE_TORCH = [
-    *("main", "launching.direct", "schedulers", "sites", "network"),
+    *("main", "launching.direct", "schedulers", "sites", "host.network"),
     *("planning.plan", "reporting.tables"),
     *("rendezvous.server", "rendezvous.client", "rendezvous.messages"),
 ]
