@@ -71,5 +71,5 @@ def test_a_site_of_a_file(tmp_path):
     found = [line for line in lines(done.stderr) if "hpc: error" in line]
     assert len(found) == 2
     for line in found:
-        assert f"{file}, line 15" in line
+        assert f"{file}, ours.variables" in line
         assert "NCCL_SOCKET_IFNAME" in line
