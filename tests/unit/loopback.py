@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 
 from waiting import PATIENCE, until
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
@@ -266,7 +267,7 @@ class Raw:
         self._socket.sendall(data)
 
     def send_message(self, **message):
-        self.send(protocol.encode(message))
+        self.send(wire.to_line(message))
 
     def request(self, rank, **changes):
         self.send_message(**request_of(rank, **changes))
@@ -322,7 +323,7 @@ def other_program(answer):
 
 
 def line(**message):
-    return lambda _: protocol.encode(message)
+    return lambda _: wire.to_line(message)
 
 
 VERSION = protocol.VERSION

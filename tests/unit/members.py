@@ -16,13 +16,14 @@ from collections import deque
 
 from loopback import request_of, worker_failure
 
-from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares import record
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.member import Member, answer_of
 from torchrun_hpc.spares.standby import Standby
+from torchrun_hpc.wire import WireError
 
 # Seconds.
 SILENCE, KILL, SPARE_AFTER, JOIN, CHECK = 24, 4, 6, 150, 3
@@ -246,7 +247,7 @@ class Agent:
         active = self.member.record.active  # without it, if it is replaced already
         if self.workers is not None and self.runs and self.number in active:
             rank = active.index(self.number)
-            died = protocol.packed_worker(worker_failure(rank))
+            died = wire.encode(worker_failure(rank))
             self.send({"died": died, "round": self.workers})
 
     def workers_finish(self):
@@ -258,7 +259,7 @@ class Agent:
     def give_up(self):
         if self.runs and not self.leaves:
             failure = Failure(Kind.AGENT, (self.number,), text="no disk")
-            self.send({"failed": protocol.packed(failure)})
+            self.send({"failed": wire.encode(failure)})
             self.leaves, self.member.is_ready = True, False
             self.end_workers(self.job.draw(KILL))
 
@@ -533,7 +534,7 @@ class Job:
         else:
             try:
                 agent.standby.receive(link, message)
-            except ProtocolError:
+            except WireError:
                 self.reset(link, 1)
                 agent.standby.disconnected(link)
         self.flush(agent)
@@ -557,7 +558,7 @@ class Job:
                 return
             try:
                 agent.handle(message)
-            except ProtocolError:
+            except WireError:
                 agent.lose()
         elif agent.trial is link:
             if "welcome" in message or "failed" in message:

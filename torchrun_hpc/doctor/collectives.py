@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from torchrun_hpc.doctor.results import no_torch, of_launcher
 from torchrun_hpc.rendezvous.server import listen
-from torchrun_hpc.reporting.console import printable
+from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,10 +31,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.host.network import reach
-from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.protocol import ProtocolError
 from torchrun_hpc.rendezvous.server import listen
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ _PACKET_TIMEOUT = 0.3
 _POLL = 0.02
 
 # What may be wrong with a connection, and with what comes on it.
-_ERRORS = (OSError, ValueError, KeyError, TypeError, OverflowError, ProtocolError)
+_ERRORS = (OSError, ValueError, KeyError, TypeError, OverflowError)
 
 _PINGS, _PINGING = 200, 0.1  # at most so many, and so many seconds
 _PING = struct.Struct("!d24x")
@@ -106,13 +105,13 @@ class _Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self._lines = protocol.Lines(_LONGEST_LINE)
+        self._lines = wire.Lines(_LONGEST_LINE)
         self._messages: list[dict[str, Any]] = []
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_MESSAGE_TIMEOUT)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        self.socket.sendall(protocol.encode(message))
+        self.socket.sendall(wire.to_line(message))
 
     def has_arrived(self, timeout: float = 0) -> bool:
         """Say whether there is something to receive, or the end."""
@@ -222,7 +221,7 @@ class Links:
             request = channel.receive()
             key = request["rank"], request["for"]
             if request["job"] != self._job or [*map(type, key)] != [int, str]:
-                raise ProtocolError("from no node of the launch")
+                raise wire.WireError("from no node of the launch")
             channel.send({"hello": True})
         except _ERRORS:
             channel.socket.close()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
+from typing import Annotated
+
+from torchrun_hpc.wire import short_text
 
 # As the process ended, and as a shell says it of a process that it has started.
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -12,6 +15,12 @@ TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 _CAUSES = 5  # that a report lists
 _LONGEST = 150  # characters of each
+
+# What other nodes may send.
+ShortText = Annotated[str, short_text(500)]
+_LINES = 50
+_WORKERS, _CODES = 2**24, 2**32  # at most
+_LATEST = 2**36  # seconds since 1970
 
 # What a worker reports whose peer has gone: gloo, NCCL, and torch's stores.
 _FOLLOWS = re.compile(
@@ -49,10 +58,17 @@ class WorkerFailure:
     local_rank: int
     code: int
     time: float
-    cause: str = ""
-    lines: tuple[str, ...] = ()
-    log: str = ""
-    unread: str = ""
+    cause: ShortText = ""
+    lines: tuple[ShortText, ...] = ()
+    log: ShortText = ""
+    unread: ShortText = ""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if another node cannot have sent this."""
+        if len(self.lines) > _LINES or not 0 <= self.time < _LATEST:
+            raise ValueError("too many lines, or not a time")
+        if not 0 <= self.rank < self.size <= _WORKERS or abs(self.code) > _CODES:
+            raise ValueError("not a rank, or not an exit code")
 
     @property
     def follows(self) -> bool:

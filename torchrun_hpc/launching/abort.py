@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import schedulers
+from torchrun_hpc import schedulers, wire
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.options.command_line import CommandLine
@@ -202,15 +202,11 @@ def tell(
     """
     # Most launches need none of these, and direct mode has no time for them.
     from torchrun_hpc.rendezvous import client, server  # noqa: PLC0415
-    from torchrun_hpc.rendezvous.protocol import (  # noqa: PLC0415
-        Failure,
-        Kind,
-        packed,
-        unpacked,
-    )
+    from torchrun_hpc.rendezvous.protocol import Failure, Kind  # noqa: PLC0415
 
     own = (place.node_rank,)
-    failure = unpacked(packed(Failure(Kind.AGENT, own, text=reason)))  # as it is sent
+    sent = wire.encode(Failure(Kind.AGENT, own, text=reason))
+    failure = wire.decode(Failure, sent)
     heard = None
     # Ctrl-C: the user has read enough. No more files: nobody can be told.
     with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):

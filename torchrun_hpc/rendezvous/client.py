@@ -16,7 +16,8 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__
+from torchrun_hpc import __version__, wire
+from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.report import COLLECT_TIMEOUT
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import (
@@ -24,10 +25,6 @@ from torchrun_hpc.rendezvous.protocol import (
     JoinRequest,
     Kind,
     failure_of,
-    packed,
-    packed_worker,
-    unpacked,
-    unpacked_summary,
 )
 from torchrun_hpc.rendezvous.search import (
     CoordinatorAddress,
@@ -39,7 +36,7 @@ from torchrun_hpc.rendezvous.search import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torchrun_hpc.failures.collection import Summary, WorkerFailure
+    from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.search import Channel
 
@@ -269,7 +266,7 @@ class Client:
     def worker_failed(self, failure: WorkerFailure) -> None:
         """Inform the coordinator that a worker has failed; the first ends the round."""
         self._own_failure = self._own_failure or failure_of(failure)
-        self.send({"died": packed_worker(failure), "round": self._round})
+        self.send({"died": wire.encode(failure), "round": self._round})
 
     def fail(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
@@ -277,7 +274,7 @@ class Client:
             if failure.kind is Kind.WORKER:  # torch does not know why
                 failure = self._own_failure or failure
             self.failure = failure
-            self.send({"failed": packed(failure)})
+            self.send({"failed": wire.encode(failure)})
 
     def leave(self) -> None:
         """Disconnect; after a failure, once it is known which one was the first."""
@@ -443,7 +440,7 @@ class Client:
             self._change(finished=True)
         elif "failed" in message:
             self._send({"read": True})
-            failure = unpacked(message["failed"])
+            failure = wire.decode(Failure, message["failed"])
             self._change(failure=failure, _is_decided=True)
             if "reports" in message and failure.kind is Kind.WORKER:
                 self._loop.call_later(COLLECT_TIMEOUT, self._send, {"report": True})
@@ -453,7 +450,8 @@ class Client:
     def _handle_workers(self, message: Mapping[str, Any]) -> None:
         """Handle a message about workers, or one for the user."""
         if "report" in message:
-            self._report(unpacked_summary(message["report"]))
+            found = message["report"]
+            self._report(None if found is None else wire.decode(Summary, found))
         elif "printed" in message:
             self._change(_is_reported=True)
         elif "sampled" in message:

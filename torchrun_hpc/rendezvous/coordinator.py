@@ -13,18 +13,17 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__, waiting
-from torchrun_hpc.failures.collection import Collection
+from torchrun_hpc import __version__, waiting, wire
+from torchrun_hpc.failures.collection import Collection, WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError, Refusal
-from torchrun_hpc.reporting.console import printable
+from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, Refusal
+from torchrun_hpc.wire import WireError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from torchrun_hpc.rendezvous.key_value_store import Answer
-    from torchrun_hpc.rendezvous.protocol import JoinRequest
 
 # Seconds.
 HEARTBEAT_INTERVAL = 5
@@ -170,7 +169,7 @@ class Coordinator:
         """Handle a message.
 
         Raises:
-            ProtocolError: It is not valid; the connection is to be closed.
+            WireError: It is not valid; the connection is to be closed.
         """
         rank = self._ranks.get(connection)
         if rank is None:
@@ -187,7 +186,7 @@ class Coordinator:
         self._report_workers(agent, message)
         self._pass_on(agent, message)
         if "failed" in message:
-            self._agent_failed(rank, protocol.unpacked(message["failed"]))
+            self._agent_failed(rank, wire.decode(Failure, message["failed"]))
         if "done" in message:
             self._node_done(rank, message["done"])
         if "ask" in message:
@@ -275,7 +274,7 @@ class Coordinator:
         version = message.get("protocol")
         candidates = (each.connection for each in self._candidates.values())
         if type(version) is not int or connection in candidates:
-            raise ProtocolError("not a join request, or the second one")
+            raise WireError("not a join request, or the second one")
         if message.get("job") != self.settings.job:
             self._refuse(connection, Refusal.UNKNOWN)  # whoever asks
             return
@@ -283,7 +282,7 @@ class Coordinator:
         if version != protocol.VERSION:
             self._refuse(connection, Refusal.VERSION, rank, release, __version__)
             return
-        request = protocol.join_request(message)
+        request = wire.decode(JoinRequest, message)
         for reason in _COMPARED:
             theirs, own = (getattr(x, reason.value) for x in (request, self.settings))
             # Who only tells why its node cannot start does not know the id.
@@ -299,7 +298,7 @@ class Coordinator:
         first = self._agents.get(request.rank)
         if first is None:
             if failure is not None:
-                self._agent_failed(request.rank, protocol.unpacked(failure))
+                self._agent_failed(request.rank, wire.decode(Failure, failure))
             self._accept(connection, request)
         elif first.request.agent == request.agent:
             # It has closed its first connection, of which the end is yet to come.
@@ -395,7 +394,7 @@ class Coordinator:
         if self.failure is not None:
             return
         if self.running or wanted != self.round:
-            raise ProtocolError(f"join of round {wanted} in round {self.round}")
+            raise WireError(f"join of round {wanted} in round {self.round}")
         agent.has_joined = True
         self._joined.add(rank)
         if rank == 0:
@@ -428,14 +427,14 @@ class Coordinator:
         # Of a round that has just ended, too: it may have been the first.
         own_round = self.round if self.running else self.round - 1
         if "died" in message and message.get("round") == own_round:
-            worker = protocol.unpacked_worker(message["died"])
+            worker = wire.decode(WorkerFailure, message["died"])
             worker = replace(worker, node=agent.request.rank)
             self._worker_failures.add(worker)
             if self.failure is None and self.running and not self._stopped:
                 self._end_round(protocol.failure_of(worker))
         if "report" in message:
-            summary = protocol.packed_summary(self._worker_failures.summary())
-            self._send(agent, {"report": summary})
+            summary = self._worker_failures.summary()
+            self._send(agent, {"report": summary and wire.encode(summary)})
         if "printed" in message:
             self._is_reported = True
             for other in self._agents.values():
@@ -475,8 +474,7 @@ class Coordinator:
         self._restart_reported_in = -1
         if summary is not None and cause.kind is Kind.WORKER:
             cause = protocol.failure_of(summary.first)
-        because = protocol.packed(cause)
-        self._report({"restart": self.round, "because": because})
+        self._report({"restart": self.round, "because": wire.encode(cause)})
 
     def _agent_lost(self, rank: int) -> None:
         """Wait for an agent to be started again, if the job may restart."""
@@ -579,7 +577,7 @@ class Coordinator:
 
     def _inform(self, rank: int, connection: Hashable, failure: Failure) -> None:
         """Send the failure to an agent, which is to confirm it."""
-        message = {"failed": protocol.packed(failure), **self._last_words()}
+        message = {"failed": wire.encode(failure), **self._last_words()}
         if rank == self._reporter:
             message["reports"] = True
         self.outbox.append((connection, message))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc.rendezvous.protocol import ProtocolError
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
@@ -43,7 +43,7 @@ class KeyValueStore:
         """Answer a question, and others that waited for what it sets.
 
         Raises:
-            ProtocolError: It is no question, or there would be too many values.
+            WireError: It is no question, or there would be too many values.
         """
         number = message["ask"]
         answers: list[Answer] = []
@@ -62,8 +62,10 @@ class KeyValueStore:
                 keys = [*dict.fromkeys(map(str, message["get"]))]
                 self.forget(connection)
                 return list(self._get(_Get(connection, number, keys)))
+        except WireError:
+            raise
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-            raise ProtocolError("not a question to the store") from None
+            raise WireError("not a question to the store") from None
         return [*answers, (connection, {"answer": number, "value": value})]
 
     def forget(self, connection: Hashable) -> None:
@@ -79,7 +81,7 @@ class KeyValueStore:
             old = len(key) + len(self._values[key]) if key in self._values else 0
             size = self._size + len(key) + len(value) - old
             if size > LIMIT:
-                raise ProtocolError("too much for the store")
+                raise WireError("too much for the store")
             self._size = size
             self._values[key] = value
         for key in values:

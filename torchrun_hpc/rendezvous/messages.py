@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__, waiting
+from torchrun_hpc import __version__, waiting, wire
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import signal_name
@@ -12,9 +12,8 @@ from torchrun_hpc.host.network import join_endpoint, path_problem
 from torchrun_hpc.names import nodes
 from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal, unpacked
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal
 from torchrun_hpc.rendezvous.search import NOBODY
-from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
                 "started again"
             )
         case {"restart": number}:
-            because = cause(unpacked(event["because"]), meeting)
+            because = cause(wire.decode(Failure, event["because"]), meeting)
             return report.restarted(number, because)
         case {"stranger": ranks}:
             code, who = "HPC229", names(ranks, meeting) or "another node"
@@ -115,7 +114,7 @@ def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Mess
         by_site: Name of each site, empty for none, and the ranks of its nodes.
         meeting: Where the nodes meet.
     """
-    names_of = {console.printable(site, _SHORT): site for site in by_site}
+    names_of = {wire.printable(site, _SHORT): site for site in by_site}
     who = "; ".join(
         f"{name or 'none'} on {names(by_site[site], meeting)}"
         for name, site in names_of.items()

@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import errno
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import waiting
-from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc import waiting, wire
 from torchrun_hpc.rendezvous.end import End
-from torchrun_hpc.rendezvous.protocol import VERSION, ProtocolError, Refusal
+from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, VERSION, Failure, Refusal
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
 
     Answered = tuple["Channel", Mapping[str, Any]]  # who, and the first message
 
@@ -78,7 +78,7 @@ class Channel(End):
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
         self._messages: list[Mapping[str, Any]] = []
         self._arrived = asyncio.Event()
-        self._lines = protocol.Lines(protocol.LINE_LIMIT)
+        self._lines = wire.Lines(LINE_LIMIT)
 
     def connection_made(self, transport: Any) -> None:
         """Keep the transport."""
@@ -89,7 +89,7 @@ class Channel(End):
         self.has_received = True
         try:
             self._messages += self._lines.feed(data)
-        except ProtocolError:
+        except WireError:
             self.abort()
             return
         self._arrived.set()
@@ -100,7 +100,7 @@ class Channel(End):
         try:
             while self.on_message is not None and self._messages:
                 self.on_message(self._messages.pop(0))
-        except (ProtocolError, KeyError, TypeError):
+        except (WireError, KeyError, TypeError):
             self.abort()
 
     async def first(self) -> Mapping[str, Any]:
@@ -117,7 +117,7 @@ class Channel(End):
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, unless the connection has ended."""
         if not self._transport.is_closing():
-            self._transport.write(protocol.encode(message))
+            self._transport.write(wire.to_line(message))
 
     def close(self) -> None:
         """Close the connection."""
@@ -135,9 +135,9 @@ class Search:
         own_failure: Failure | None = None,
     ) -> None:
         self._job = request.job
-        self._first_line: dict[str, Any] = {"protocol": VERSION, **asdict(request)}
+        self._first_line: dict[str, Any] = {"protocol": VERSION, **wire.encode(request)}
         if own_failure is not None:
-            self._first_line["failed"] = protocol.packed(own_failure)
+            self._first_line["failed"] = wire.encode(own_failure)
         self._address = address
         self._on_event = on_event
         self._attempts: dict[asyncio.Task[Answered], int] = {}
@@ -267,8 +267,8 @@ class Search:
             if "round" in answer:
                 return
         elif "failed" in answer:
-            with contextlib.suppress(ProtocolError):
-                protocol.unpacked(answer["failed"])
+            with contextlib.suppress(WireError):
+                wire.decode(Failure, answer["failed"])
                 return
         elif "refused" in answer:
             with contextlib.suppress(ValueError):

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torchrun_hpc import wire
 from torchrun_hpc.host.network import bound_socket
 from torchrun_hpc.rendezvous import coordinator, protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Coordinator, Settings
@@ -286,7 +287,7 @@ class CoordinatorServer:
                 connection.abort()
             elif connection is not None:
                 if message is not last:  # else all get the same
-                    last, line = message, protocol.encode(message)
+                    last, line = message, wire.to_line(message)
                 connection.send(line)
         self._expects_nodes = self.coordinator.expects_nodes
         if self._is_closing and self.coordinator.all_informed:
@@ -314,7 +315,7 @@ class _Connection(End):
 
     def __init__(self, server: CoordinatorServer) -> None:
         self._server = server
-        self._lines = protocol.Lines(protocol.JOIN_REQUEST_LIMIT)
+        self._lines = wire.Lines(protocol.JOIN_REQUEST_LIMIT)
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -336,7 +337,7 @@ class _Connection(End):
                     self._server.identified(self)
                 self._server.coordinator.receive(self, message)
                 self._server.flush()
-        except protocol.ProtocolError:
+        except wire.WireError:
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.reporting import streams
+from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,16 +34,6 @@ def write(message: Message, kind: str = "", details: Sequence[str] = ()) -> None
     lines = (f"{PREFIX}{label}{message}", *details)
     written = (printable(line, _LONGEST) for line in lines)
     streams.write("".join(f"{line}\n" for line in written), sys.stderr)
-
-
-def printable(text: str, longest: int) -> str:
-    """Return what others have written, without what a terminal would act on.
-
-    Args:
-        text: Anything.
-        longest: Characters, after which it is cut.
-    """
-    return "".join(c if c.isprintable() else " " for c in text[:longest])
 
 
 def output(text: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.client import Client, RoundOverError
 from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
@@ -71,7 +72,7 @@ class MemberClient(Client):
         self.reports = self.is_certain = False
         self.out_at_end: tuple[int, ...] = ()
         self._server, self._standby = server, standby
-        self._first_line = {"protocol": VERSION, **asdict(request)}
+        self._first_line = {"protocol": VERSION, **wire.encode(request)}
         self._prepared: Record | None = None  # and not confirmed yet
         self._confirmation: dict[str, Any] = {}  # of the latest round
         # When it sent the last answer that the coordinator has received.

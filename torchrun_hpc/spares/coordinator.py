@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc import waiting
-from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc import waiting, wire
 from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
-from torchrun_hpc.reporting.console import printable
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares import record as records
+from torchrun_hpc.spares.record import MemberState
+from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -142,7 +142,7 @@ class SparesCoordinator(Coordinator):
         """Handle a message.
 
         Raises:
-            ProtocolError: It is not valid; the connection is to be closed.
+            WireError: It is not valid; the connection is to be closed.
         """
         member = self._ranks.get(connection)
         if member is not None and "present" in message:
@@ -182,29 +182,24 @@ class SparesCoordinator(Coordinator):
 
     def _handle_present(self, member: int, value: Any) -> None:
         """Take note where a member can be asked, and what it knows."""
-        try:
-            address = records.address_of(value["address"])
-            takeovers, coordinator = map(int, value["term"])
-            round_known, known = int(value["round"]), value.get("record")
-            gone, gone_in = map(int, value.get("gone") or (-1, -1))
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-            raise ProtocolError("not a member") from None
-        self._term = max(self._term, (takeovers, coordinator))
-        if known is not None:
-            self._learn(records.unpacked(known))
-        self.addresses[member] = address
+        state = wire.decode(MemberState, value)
+        gone, gone_in = state.gone or (-1, -1)
+        self._term = max(self._term, state.term)
+        if state.record is not None:
+            self._learn(state.record)
+        self.addresses[member] = state.address
         self._present.add(member)
         self._gone.pop(member, None)
         is_gone = gone in range(self.settings.nodes) and gone not in self._agents
         if is_gone and gone_in >= self.record.round:
             self._end_of(gone, gone_in)
-        if self.record.round > round_known:
-            self._send(self._agents[member], {"record": records.packed(self.record)})
+        if self.record.round > state.round:
+            self._send(self._agents[member], {"record": wire.encode(self.record)})
         if self._has_run and member in self.record.active:
             self._lost.pop(member, None)
             self._agents[member].has_joined = True  # its loss counts
-        if value.get("done"):
-            self._came_done(member, round_known)
+        if state.done:
+            self._came_done(member, state.round)
         elif self.record.losses.get(member, 0) >= records.LOSSES:
             self._put_out(member, f"it was lost {records.LOSSES} times")
         elif member in self.record.out:
@@ -424,8 +419,8 @@ class SparesCoordinator(Coordinator):
         """
         known = {member: self.addresses[member] for member in self._present}
         self.record = replace(self.record, addresses=known)
-        everything = {key: records.packed(self.record)}
-        rest = {key: records.packed(replace(self.record, addresses=self._next_ones))}
+        everything = {key: wire.encode(self.record)}
+        rest = {key: wire.encode(replace(self.record, addresses=self._next_ones))}
         for member in sorted(members & self._agents.keys()):
             message = everything if member in self._next_ones else rest
             self._send(self._agents[member], message)
@@ -482,7 +477,7 @@ class SparesCoordinator(Coordinator):
         """Report a restart in which nodes have been lost, or replaced."""
         lost = next(iter(self._lost.values()), None)
         cause = lost or self._cause
-        because = protocol.packed(cause) if cause else None
+        because = wire.encode(cause) if cause else None
         if self._replaced:
             is_news = lost is not None or self._restart_reported_in >= 0
             self._restart_reported_in = -1

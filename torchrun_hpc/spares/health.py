@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from torchrun_hpc.failures.collection import ending
 from torchrun_hpc.failures.worker import end_of, exit_code_of
-from torchrun_hpc.reporting.console import printable
+from torchrun_hpc.wire import printable
 
 _LONGEST = 150  # characters of its last line
 _KILL_TIMEOUT = 5  # seconds for a killed command to end

@@ -13,13 +13,14 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.rendezvous.protocol import ProtocolError
-from torchrun_hpc.spares import record as records
+from torchrun_hpc import wire
+from torchrun_hpc.spares.record import MemberState, Record
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torchrun_hpc.spares.record import Address, Record
+    from torchrun_hpc.spares.record import Address
 
 
 @dataclass(frozen=True)
@@ -97,16 +98,16 @@ class Member:
         """
         self.follows = answer.get("coordinator")
         number, term = answer["age"][0], tuple(answer["age"][1])
-        present = {
-            "address": self._address,
-            "done": self.is_done,
-            "term": self.record.term,
-            "round": self.record.round,
-            "gone": self._gone,
-        }
-        if self.record.age > (number, term) or self.record.term > term:
-            present["record"] = records.packed(self.record)
-        yield {"present": present}
+        is_newer = self.record.age > (number, term) or self.record.term > term
+        state = MemberState(
+            address=self._address,
+            done=self.is_done,
+            term=self.record.term,
+            round=self.record.round,
+            gone=self._gone,
+            record=self.record if is_newer else None,
+        )
+        yield {"present": wire.encode(state)}
         if self.unfit:
             yield {"unfit": self.unfit}
         elif self.is_ready:
@@ -114,15 +115,15 @@ class Member:
 
     def prepared(self, message: Mapping[str, Any]) -> Record | None:
         """Return the record of a round that this member is to confirm, if it is."""
-        record = records.unpacked(message["prepare"])
+        record = wire.decode(Record, message["prepare"])
         if record.age < self.record.age:
-            raise ProtocolError("a round of a lower term")
+            raise WireError("a round of a lower term")
         self.record = record
         return record if self._own in record.active else None
 
     def informed(self, message: Mapping[str, Any]) -> None:
         """Take note of what has changed since the round was prepared."""
-        record = records.unpacked(message["record"])
+        record = wire.decode(Record, message["record"])
         if record.age >= self.record.age:
             addresses = {**self.record.addresses, **record.addresses}
             self.record = replace(record, addresses=addresses)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
-
-from torchrun_hpc.rendezvous.protocol import ProtocolError
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
 LOSSES = 2  # of a member, after which it is out
 
 _LONGEST = 253  # characters of a host's name (RFC 1035)
 
-Address = tuple[str, int]
+
+def _looked_for(address: tuple[str, int]) -> tuple[str, int]:
+    """Return an address that `socket.getaddrinfo` can look for.
+
+    Raises:
+        ValueError: It is none, or has no port.
+    """
+    host, port = address
+    if not (0 < len(host) <= _LONGEST and " " not in host and 0 < port < 2**16):
+        raise ValueError("not an address")
+    host.encode("idna")  # or UnicodeError, which is a ValueError
+    return address
+
+
+Address = Annotated[tuple[str, int], _looked_for]
 
 
 @dataclass(frozen=True)
@@ -54,59 +67,30 @@ class Record:
         return self.round, self.term
 
 
+@dataclass(frozen=True)
+class MemberState:
+    """What a member tells a coordinator that has accepted it.
+
+    Attributes:
+        address: Where it can be asked.
+        done: Whether its workers have finished.
+        term: Of the record that it knows.
+        round: The same.
+        gone: The last coordinator that has ended, and in which round.
+        record: All that it knows, if that is more than the coordinator's.
+    """
+
+    address: Address
+    done: bool
+    term: tuple[int, int]
+    round: int
+    gone: tuple[int, int] | None
+    record: Record | None
+
+
 def first_record(nodes: int, spares: int, coordinator: int) -> Record:
     """Return the record of a job that has not begun: the last members are spares."""
     return Record((0, coordinator), -1, tuple(range(nodes - spares)))
-
-
-def packed(record: Record) -> dict[str, Any]:
-    """Write a record as plain data."""
-    return {
-        item.name: list(value.items()) if isinstance(value, dict) else value
-        for item in fields(Record)
-        for value in [getattr(record, item.name)]
-    }
-
-
-def address_of(value: Any) -> Address:
-    """Read where a member can be asked: what `socket.getaddrinfo` can look for.
-
-    Raises:
-        ValueError: It is no address, or no port.
-    """
-    match value:
-        case [str(host), int(port)] if port is not True and 0 < port < 2**16:
-            if 0 < len(host) <= _LONGEST and host.isprintable() and " " not in host:
-                host.encode("idna")  # or UnicodeError, which is a ValueError
-                return host, port
-    raise ValueError("not an address")
-
-
-def unpacked(value: Any) -> Record:
-    """Read a record.
-
-    Raises:
-        ProtocolError: It is none.
-    """
-    try:
-        number, member = value["term"]
-        record = Record(
-            term=(int(number), int(member)),
-            round=int(value["round"]),
-            active=tuple(map(int, value["active"])),
-            addresses={int(m): address_of(where) for m, where in value["addresses"]},
-            may_run=tuple(map(int, value["may_run"])),
-            losses={int(m): int(n) for m, n in value["losses"]},
-            out={int(m): str(why) for m, why in value["out"]},
-            suspect=int(value["suspect"]),
-            moved={int(rank): int(m) for rank, m in value["moved"]},
-            excused=tuple(map(int, value["excused"])),
-        )
-    except (KeyError, OverflowError, TypeError, ValueError):
-        raise ProtocolError("not a record") from None
-    if not all(why.isprintable() for why in record.out.values()):
-        raise ProtocolError("not a record")
-    return record
 
 
 def assigned(

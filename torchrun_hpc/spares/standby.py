@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET
-from torchrun_hpc.rendezvous.protocol import ProtocolError
 from torchrun_hpc.spares.coordinator import Limits, SparesCoordinator
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -94,7 +94,7 @@ class Standby:
         """Handle a message.
 
         Raises:
-            ProtocolError: It is not valid; the connection is to be closed.
+            WireError: It is not valid; the connection is to be closed.
         """
         coordinator = self.coordinator
         if coordinator is not None and not message.get("asks"):
@@ -102,7 +102,7 @@ class Standby:
             coordinator.receive(connection, message)
             return
         if message.get("job") != self.settings.job:
-            raise ProtocolError("not a member of this job")
+            raise WireError("not a member of this job")
         is_strong = coordinator is not None and coordinator.is_strong
         standby = [self.member.follows, coordinator is not None, is_strong]
         self._outbox += [(connection, {"standby": standby}), (connection, CLOSE)]

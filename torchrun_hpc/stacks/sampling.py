@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.failures.last_words import LAUNCHER
 from torchrun_hpc.host import procfs
-from torchrun_hpc.reporting.console import printable
+from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -43,7 +43,10 @@ def test_typed_static_on_each_machine_gets_the_interface():
     plan = planned(1, job=None, options=options)
     assert plan.options == {}
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "ib0"
-    assert (plan.meeting.interface, is_reporter(plan.meeting.report_rank)) == ("ib0", False)
+    assert (plan.meeting.interface, is_reporter(plan.meeting.report_rank)) == (
+        "ib0",
+        False,
+    )
 
 
 def test_static_node_0_is_on_another_machine():

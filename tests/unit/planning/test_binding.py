@@ -450,7 +450,10 @@ def test_several_agents_on_a_node(tree):
     assert str(message) == f"{BINDS_NOTHING}: 2 agents of this node share the same CPUs"
     plan = planned(options=options, topology=tree(NONE, LEFT), cpus=8, job=job)
     assert said(plan) == []
-    assert [share.cpu_list for share in plan.workers.binding.shares] == ["0-1,8-9", "2-3,10-11"]
+    assert [share.cpu_list for share in plan.workers.binding.shares] == [
+        "0-1,8-9",
+        "2-3,10-11",
+    ]
 
 
 # --- who asks for it, and what is said ------------------------------------------------

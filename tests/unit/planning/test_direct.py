@@ -71,7 +71,9 @@ def test_variables_of_all_workers(places):
     found = [environment(each) for each in plans]
     assert found == [worker_environment(rank, places) for rank in range(len(places))]
     others = len(places) - 1
-    assert [each.meeting.report_rank == 0 for each in plans] == [True] + [False] * others
+    assert [each.meeting.report_rank == 0 for each in plans] == [True] + [
+        False
+    ] * others
     listening = [each.meeting.listen for each in plans]
     assert listening == [("10.20.0.1", PORT)] + [None] * others
     assert {each.meeting.endpoint for each in plans} == {f"jwb0001i:{PORT}"}

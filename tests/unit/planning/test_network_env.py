@@ -179,7 +179,11 @@ def test_several_nodes_get_the_variables_of_their_site():
 def test_one_node_and_nothing_of_the_site(job, options):
     plan = make_plan(make_inputs(job=job, options=options, site=FULL))
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
-    assert (plan.messages.warnings, plan.meeting.site, plan.meeting.interface) == ((), None, "")
+    assert (plan.messages.warnings, plan.meeting.site, plan.meeting.interface) == (
+        (),
+        None,
+        "",
+    )
 
 
 def test_no_scheduler_and_nothing_of_the_site_but_the_interface():

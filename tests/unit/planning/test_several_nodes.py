@@ -43,7 +43,11 @@ def test_three_nodes_at_juelich(rank, address, is_host, listen):
         FAULT_HANDLER: "1",
         "GLOO_SOCKET_IFNAME": "ib0",
     }
-    assert (plan.meeting.nodes, plan.meeting.node_rank, plan.workers.number) == (3, rank, 2)
+    assert (plan.meeting.nodes, plan.meeting.node_rank, plan.workers.number) == (
+        3,
+        rank,
+        2,
+    )
     assert plan.meeting.endpoint == f"jwb0001i:{PORT}"
     assert (plan.meeting.local_address, plan.meeting.listen) == (address, listen)
     assert is_reporter(plan.meeting.report_rank) is (rank == 0)

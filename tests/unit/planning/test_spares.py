@@ -61,7 +61,11 @@ def test_some_of_the_nodes_wait(nodes, number, active, rank):
 def test_no_node_waits(number):
     options = {} if number is None else {SPARES: number}
     plan = planned_on(3, **options)
-    assert (plan.meeting.spares.number, plan.meeting.active, plan.spares) == (0, 3, None)
+    assert (plan.meeting.spares.number, plan.meeting.active, plan.spares) == (
+        0,
+        3,
+        None,
+    )
     assert plan.options["nnodes"].value == "3"
     assert plan.options["nnodes"].source == "SLURM_STEP_NODELIST"
     assert values(plan.options) == values(planned_on(3).options)

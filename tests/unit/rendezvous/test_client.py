@@ -30,6 +30,7 @@ from loopback import (
 from plans import make_launch_plan
 from waiting import PATIENCE, until
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import coordinator, protocol
@@ -174,7 +175,7 @@ def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(job):
     job.clock.go_on(2 * clients.COLLECT_TIMEOUT)
     assert [client.failure for client in made] == [None] * 3
     ((event,), *others) = job.events  # no report
-    assert (event["restart"], protocol.unpacked(event["because"])) == (1, WHY)
+    assert (event["restart"], wire.decode(Failure, event["because"])) == (1, WHY)
     assert others == [[], []]
 
 
@@ -466,7 +467,7 @@ def test_an_agent_that_does_not_answer(job, raw):
     assert reported == [{"silent": [2], "left": 30}]
 
 
-WELCOME = protocol.encode({"welcome": protocol.VERSION, "job": "19.0", "round": 0})
+WELCOME = wire.to_line({"welcome": protocol.VERSION, "job": "19.0", "round": 0})
 
 
 @pytest.fixture

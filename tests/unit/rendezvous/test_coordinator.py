@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from loopback import request_of, worker_failure
 
-from torchrun_hpc import __version__
-from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc import __version__, wire
+from torchrun_hpc.failures.collection import Summary, WorkerFailure
 from torchrun_hpc.rendezvous import coordinator, protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Coordinator
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.wire import WireError
 
 SETTINGS = replace(loopback.SETTINGS, join_timeout=900)
 STORE = ["10.20.0.1", 40000]
@@ -42,7 +43,7 @@ def go(number=0):
 
 def last_words(value, rank):
     """Return what an agent is sent after a failure: that of node 0 reports it."""
-    return {"failed": protocol.packed(value), **({} if rank else {"reports": True})}
+    return {"failed": wire.encode(value), **({} if rank else {"reports": True})}
 
 
 KILLED = worker_failure(5, code=-9)
@@ -87,12 +88,12 @@ class Job:
     def died(self, worker, number=0, connection=None):
         """Let the agent of a worker's node report that it has failed in a round."""
         agent = worker.node if connection is None else connection
-        return self.send(agent, died=protocol.packed_worker(worker), round=number)
+        return self.send(agent, died=wire.encode(worker), round=number)
 
     def reported(self):
         """Let node 0 ask which workers have failed, and return the answer."""
         ((message,),) = self.send(0, report=True).values()
-        return protocol.unpacked_summary(json.loads(json.dumps(message["report"])))
+        return wire.decode(Summary | None, json.loads(json.dumps(message["report"])))
 
     def lose(self, connection):
         self.coordinator.disconnected(connection)
@@ -190,7 +191,7 @@ def test_nodes_that_use_different_sites_are_named_once(sites, reported):
 @pytest.mark.parametrize("wanted", [1, 2, -1, None, "0", [], 0.5])
 def test_nobody_joins_another_round_than_the_next(wanted):
     job = Job(max_restarts=9).all_there()
-    with pytest.raises(ProtocolError):
+    with pytest.raises(WireError):
         job.send(1, join=wanted)
 
 
@@ -273,7 +274,7 @@ def test_a_restart_is_reported_with_its_cause():
     job.died(KILLED)
     assert job.news == []  # another one may have been the first
     job.wait(3)
-    assert job.news == [(0, {"restart": 1, "because": protocol.packed(DIED)})]
+    assert job.news == [(0, {"restart": 1, "because": wire.encode(DIED)})]
 
 
 def test_a_restart_is_reported_with_the_failure_that_was_the_first():
@@ -281,7 +282,7 @@ def test_a_restart_is_reported_with_the_failure_that_was_the_first():
     job.died(worker_failure(9, cause=CLOSED.format(2)))
     job.died(KILLED)
     job.join(0, 1, 2)
-    because = protocol.packed(protocol.failure_of(KILLED))
+    because = wire.encode(protocol.failure_of(KILLED))
     assert job.news == [(0, {"restart": 1, "because": because})]
     job.wait(5)
     assert len(job.news) == 1
@@ -431,7 +432,7 @@ nearly = st.tuples(st.integers(0, 2), json_values).map(list)
 @given(st.sampled_from(["stacks", "sampled"]), json_values | nearly)
 def test_whatever_is_asked_or_answered(key, value):
     job = Job().all_at_work()
-    with suppress(ProtocolError):
+    with suppress(WireError):
         job.send(1, **{key: value}, of=value)
     assert job.coordinator.running
 
@@ -512,7 +513,7 @@ def test_an_agent_that_is_started_again_after_it_has_finished():
     job.lose(2)
     sent = job.send("again", **request_of(2, agent="second"))
     expected = Failure(Kind.LOST, (2,), finished=1)
-    assert sent["again"][0]["failed"] == protocol.packed(expected)
+    assert sent["again"][0]["failed"] == wire.encode(expected)
 
 
 def test_the_last_agents_of_a_job_that_has_finished():
@@ -520,7 +521,7 @@ def test_the_last_agents_of_a_job_that_has_finished():
     job = Job(max_restarts=1).all_at_work()
     job.finish()
     assert job.lose(2) == {2: ["close"]}
-    assert job.send(1, failed=protocol.packed(DIED)) == {}
+    assert job.send(1, failed=wire.encode(DIED)) == {}
     assert job.send(1, join=1) == {}
     assert job.coordinator.failure is None
     assert job.connect(2) == {2: [welcome(), {"finished": 0}]}
@@ -610,7 +611,7 @@ def test_two_containers_of_one_host_are_two_agents():
 def test_a_connection_does_not_claim_a_second_node_rank(rank):
     job = Job(max_restarts=1).all_at_work()
     job.send("second", **request_of(1, agent="second"))
-    with pytest.raises(ProtocolError):
+    with pytest.raises(WireError):
         job.send("second", **request_of(rank, agent="second"))
     job.lose("second")  # as the server does then
     job.lose(rank)
@@ -667,7 +668,7 @@ UNFIT = {
         f"--rdzv_id={'x' * 60} instead of mine",
     ),
     "a failure": (
-        {"nodes": 4, "failed": protocol.packed(failure(Kind.AGENT))},
+        {"nodes": 4, "failed": wire.encode(failure(Kind.AGENT))},
         "nodes",
         "4 nodes instead of 3",
     ),
@@ -723,7 +724,7 @@ def test_who_has_no_node_rank_ends_nothing(case, rank):
     request = request_of(1) | changes | {"rank": rank}
     try:
         sent = job.send("new", **request)
-    except ProtocolError:
+    except WireError:
         assert request["protocol"] == protocol.VERSION
         assert rank != 3 or request["nodes"] < 4
     else:
@@ -789,7 +790,7 @@ def test_when_a_job_has_ended_a_stranger_is_only_refused(end):
     for changes, reason, _ in UNFIT.values():
         job = running()
         if end == "failed":
-            job.send(2, failed=protocol.packed(DIED))
+            job.send(2, failed=wire.encode(DIED))
         else:
             job.finish()
         assert job.send("new", **request_of(1) | changes) == refusal(reason)
@@ -818,7 +819,7 @@ def test_who_cannot_know_the_id_fits(own, theirs):
     job = Job(run_id=own)
     assert job.connect(0, run_id=theirs) == {0: [welcome()]}
     cannot = failure(Kind.AGENT, text="no torch")
-    packed = protocol.packed(cannot)
+    packed = wire.encode(cannot)
     sent = job.send("new", **request_of(1, run_id=theirs), failed=packed)
     assert sent == {0: [last_words(cannot, 0)], "new": [last_words(cannot, 1)]}
     assert job.connect(2, run_id=theirs) == {2: [last_words(cannot, 2)]}
@@ -839,7 +840,7 @@ requests = st.fixed_dictionaries(
         "spares": st.sampled_from([1147, 0]) | st.integers(),
         "rank": st.integers(-2, 4) | st.just(4711) | st.integers(),
         "pid": st.just(101) | st.integers(),
-        "failed": st.just(protocol.packed(DIED)),
+        "failed": st.just(wire.encode(DIED)),
     },
 )
 
@@ -857,7 +858,7 @@ def test_a_refusal_discloses_nothing(asked, phase):
     job.coordinator._has_run = phase != "starts"
     job.coordinator.finished = phase == "finished"
     if phase == "failed":
-        job.send(1, failed=protocol.packed(DIED))
+        job.send(1, failed=wire.encode(DIED))
     for number, changes in enumerate(asked):
         request = request_of(1, agent="second") | fit | changes
         is_fit = request["protocol"] == protocol.VERSION and (
@@ -867,7 +868,7 @@ def test_a_refusal_discloses_nothing(asked, phase):
         new = f"new {number}"
         try:
             sent = job.send(new, **request)
-        except ProtocolError:
+        except WireError:
             continue
         for messages in sent.values():  # what others hear is short
             assert len(json.dumps(messages)) < 1000
@@ -884,7 +885,7 @@ def test_a_refusal_discloses_nothing(asked, phase):
 def test_an_agent_that_gives_up():
     job = Job(max_restarts=3).all_at_work()
     gone = failure(Kind.SIGNAL, code=2)
-    assert job.send(1, failed=protocol.packed(gone)) == job.failed(gone)
+    assert job.send(1, failed=wire.encode(gone)) == job.failed(gone)
     assert not job.coordinator.all_informed
     job.send(0, read=True)
     job.send(2, bye=True)
@@ -899,7 +900,7 @@ STOP = failure(Kind.SIGNAL, code=15)
 def stop(job, *ranks):
     """Let agents report SIGTERM; return what was sent then."""
     for rank in ranks:
-        packed = protocol.packed(failure(Kind.SIGNAL, rank, code=15))
+        packed = wire.encode(failure(Kind.SIGNAL, rank, code=15))
         job.coordinator.receive(rank, {"failed": packed})
     return job.sent()
 
@@ -927,7 +928,7 @@ def test_another_failure_after_sigterm(kind):
     """A loss was first, and is seen later; the others follow."""
     job = Job(max_restarts=3).all_at_work()
     stop(job, 1)
-    assert job.send(0, failed=protocol.packed(failure(kind, 0))) == {}
+    assert job.send(0, failed=wire.encode(failure(kind, 0))) == {}
     job.lose(2)
     assert job.coordinator.failure == failure(Kind.LOST, 2)
 
@@ -936,7 +937,7 @@ def test_sigterm_and_other_failures_of_all_agents():
     job = Job(max_restarts=3).all_at_work()
     stop(job, 1)
     for rank in (0, 2):
-        job.send(rank, failed=protocol.packed(failure(Kind.WORKER, rank)))
+        job.send(rank, failed=wire.encode(failure(Kind.WORKER, rank)))
     assert job.coordinator.failure == STOP
 
 
@@ -969,9 +970,9 @@ def test_sigterm_while_a_job_starts():
 
 def test_the_first_failure_counts():
     job = Job(max_restarts=3).all_at_work()
-    job.send(1, failed=protocol.packed(DIED))
+    job.send(1, failed=wire.encode(DIED))
     other = failure(Kind.SIGNAL, 2, code=15)
-    assert job.send(2, failed=protocol.packed(other)) == {}
+    assert job.send(2, failed=wire.encode(other)) == {}
     assert job.died(worker_failure(9)) == {}
     assert job.send(2, join=1) == {}
     assert job.finish() == {}
@@ -986,7 +987,7 @@ def test_a_late_agent_is_informed_of_the_failure():
     job = Job()
     job.connect(0)
     job.connect(1)
-    job.send(1, failed=protocol.packed(DIED))
+    job.send(1, failed=wire.encode(DIED))
     assert job.connect(2) == {2: [last_words(DIED, 2)]}
     for rank in range(3):
         assert not job.coordinator.all_informed
@@ -1006,16 +1007,16 @@ def test_nobody_is_there():
     [
         {"failed": None},
         {"failed": {}},
-        {"failed": {**protocol.packed(DIED), "kind": "bored"}},
+        {"failed": {**wire.encode(DIED), "kind": "bored"}},
         {"died": "worker", "round": 0},
         {"died": None, "round": 0},
-        {"died": protocol.packed(DIED), "round": 0},  # as of the first protocol
-        {"died": {**protocol.packed_worker(KILLED), "cause": "\x1b[2J"}, "round": 0},
+        {"died": wire.encode(DIED), "round": 0},  # as of the first protocol
+        {"died": {**wire.encode(KILLED), "cause": "\x1b[2J"}, "round": 0},
     ],
 )
 def test_a_failure_that_is_none(message):
     job = Job(max_restarts=1).all_at_work()
-    with pytest.raises(ProtocolError):
+    with pytest.raises(WireError):
         job.send(1, **message)
     assert job.coordinator.failure is None
     assert job.coordinator.running
@@ -1155,7 +1156,7 @@ def test_agents_share_values():
         1: [{"answer": 4, "value": ["1"]}],
         0: [{"answer": 1, "value": True}],
     }
-    with pytest.raises(ProtocolError):
+    with pytest.raises(WireError):
         job.send(1, ask=1)
 
 
@@ -1174,12 +1175,12 @@ def test_a_question_of_an_agent_that_is_gone():
 def test_each_node_receives_the_same_amount_in_a_job_of_any_size(nodes):
     job = Job(nodes=nodes, max_restarts=1)
     sent = defaultdict(int)
-    died = protocol.packed_worker(KILLED)
+    died = wire.encode(KILLED)
 
     def count():
         for connection, messages in job.sent().items():
             for message in messages:
-                sent[connection] += len(protocol.encode(message))
+                sent[connection] += len(wire.to_line(message))
 
     for rank in range(nodes):
         job.coordinator.receive(rank, request_of(rank, nodes=nodes))
@@ -1220,14 +1221,14 @@ verbs = st.sampled_from(
 )
 failures = st.builds(
     Failure, st.sampled_from(Kind), st.lists(st.integers(-1, 3)).map(tuple)
-).map(protocol.packed)
+).map(wire.encode)
 worker_failures = st.builds(
     WorkerFailure,
     **dict.fromkeys(("rank", "size", "node", "local_rank"), st.integers(-1, 12)),
     code=st.sampled_from([1, 255, -9, -15]),
     time=st.floats(),
     cause=st.sampled_from(["", BAD.format(17), BAD.format(18), CLOSED.format(1)]),
-).map(protocol.packed_worker)
+).map(wire.encode)
 
 
 ODD = {0: {"nodes": 4}, 1: {"run_id": "x"}, 2: {"job": "x"}, 3: {"protocol": 5}}
@@ -1251,7 +1252,7 @@ class AnyCoordinator(RuleBasedStateMachine):
         """Do what the server does."""
         try:
             self.coordinator.receive(connection, json.loads(json.dumps(message)))
-        except ProtocolError:
+        except WireError:
             self.lose(connection)
         self.read_outbox()
 
@@ -1273,7 +1274,7 @@ class AnyCoordinator(RuleBasedStateMachine):
         outbox, self.coordinator.outbox = self.coordinator.outbox, []
         closed = []
         for connection, message in outbox:
-            protocol.encode(message)
+            wire.to_line(message)
             if connection not in self.open:
                 continue
             if message is CLOSE or message is RESET:
@@ -1288,11 +1289,11 @@ class AnyCoordinator(RuleBasedStateMachine):
             elif "failed" in message:
                 assert connection not in self.informed
                 self.informed.add(connection)
-                read = protocol.unpacked(message["failed"])
+                read = wire.decode(Failure, message["failed"])
                 assert self.first in (None, read)
                 self.first = read
             elif "report" in message:
-                summary = protocol.unpacked_summary(message["report"])
+                summary = wire.decode(Summary | None, message["report"])
                 assert summary is None or summary.first.node in range(3)
         for connection in closed:
             if connection in self.open:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchrun_hpc.rendezvous import key_value_store
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
-from torchrun_hpc.rendezvous.protocol import ProtocolError
+from torchrun_hpc.wire import WireError
 
 
 def answer(store, **question):
@@ -152,7 +152,7 @@ NO_QUESTIONS = [
 def test_what_is_no_question(question):
     store = KeyValueStore()
     answer(store, set={"text": "x"})
-    with pytest.raises(ProtocolError):
+    with pytest.raises(WireError):
         store.ask(1, {"ask": 1, **question})
 
 
@@ -161,6 +161,6 @@ def test_the_store_has_its_limit(monkeypatch):
     store = KeyValueStore()
     for value in ("12345678", "x", "1234567"):  # a value that was replaced is gone
         assert answer(store, set={"a": value}) is True
-    with pytest.raises(ProtocolError, match="too much"):
+    with pytest.raises(WireError, match="too much"):
         store.ask(0, {"ask": 1, "set": {"b": "123"}})
     assert answer(store, set={"b": "1"}) is True  # others may go on

@@ -9,8 +9,9 @@ import pytest
 from loopback import SETTINGS, STORE, request_of
 from plans import planned
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc.failures.collection import Summary, WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 
@@ -45,7 +46,7 @@ def failure(rank, cause):
 
 def as_sent(message):
     """Return a message as it arrives, if it is short enough to be sent."""
-    (arrived,) = protocol.Lines(protocol.LINE_LIMIT).feed(protocol.encode(message))
+    (arrived,) = wire.Lines(protocol.LINE_LIMIT).feed(wire.to_line(message))
     return arrived
 
 
@@ -66,12 +67,12 @@ def test_the_report_of_many_failures(name, capsys):
     for each in failures:
         lines = () if (each.node, each.likeness) in known else LINES
         known.add((each.node, each.likeness))
-        died = protocol.packed_worker(replace(each, lines=lines))
+        died = wire.encode(replace(each, lines=lines))
         coordinator.receive(each.node, as_sent({"died": died, "round": 0}))
     coordinator.receive(0, {"report": True})
     connection, message = coordinator.outbox[-1]
     assert connection == 0
-    summary = protocol.unpacked_summary(as_sent(message)["report"])
+    summary = wire.decode(Summary | None, as_sent(message)["report"])
     report.write(summary, planned())
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) + 1 <= 40  # and the last line

@@ -5,14 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import make_launch_plan
 
-from torchrun_hpc import __version__
-from torchrun_hpc.rendezvous import messages, protocol
+from torchrun_hpc import __version__, wire
+from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.protocol import (
     Failure,
     JoinRequest,
     Kind,
     Refusal,
-    packed,
 )
 from torchrun_hpc.rendezvous.search import RefusedError
 
@@ -83,7 +82,10 @@ EVENTS = {
         f"HPC123 the agent on {N2} is gone; waiting for it to be started again",
     ),
     "a restart": (
-        {"restart": 1, "because": packed(Failure(Kind.WORKER, (1,), rank=5, code=3))},
+        {
+            "restart": 1,
+            "because": wire.encode(Failure(Kind.WORKER, (1,), rank=5, code=3)),
+        },
         f"HPC128 restart 1 of all workers: worker 5 on {N1} ended with exit code 3",
     ),
     "sites that differ": (
@@ -326,7 +328,7 @@ def test_a_failure_of_all_nodes_is_no_flood(kind):
     st.sampled_from([None, 0, 2]),
 )
 def test_any_failure_is_one_line(failure, head):
-    failure = protocol.unpacked(protocol.packed(failure))
+    failure = wire.decode(Failure, wire.encode(failure))
     message = messages.failed(failure, plan(coordinator=head))
     assert str(message).isprintable()
     assert [

@@ -1,24 +1,22 @@
 from __future__ import annotations
 
-import json
-import time
-from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary, WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.protocol import (
     Failure,
     JoinRequest,
     Kind,
-    Lines,
-    ProtocolError,
 )
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,108 +47,13 @@ values = st.recursive(
 )
 
 
-def as_sent(value):
-    """Return a value as it arrives on the other side."""
-    (message,) = Lines(10**6).feed(protocol.encode({"value": value}))
-    return message["value"]
-
-
-# --- lines --------------------------------------------------------------------------
-
-# What arrives, and what it means; None if it is refused.
-LINES = {
-    "nothing": (b"", []),
-    "a message": (b'{"join":0}\n', [{"join": 0}]),
-    "two": (b'{"join":0}\n{"bye":true}\n', [{"join": 0}, {"bye": True}]),
-    "half a message": (b'{"join":', []),
-    "one and a half": (b'{"join":0}\n{"b', [{"join": 0}]),
-    "an empty object": (b"{}\n", [{}]),
-    "blanks around it": (b' {"join": 0}\r\n', [{"join": 0}]),
-    "letters beyond ASCII": ('{"host":"jülich"}\n'.encode(), [{"host": "jülich"}]),
-    "an empty line": (b"\n", None),
-    "a number": (b"1\n", None),
-    "a list": (b"[]\n", None),
-    "null": (b"null\n", None),
-    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", None),
-    "no UTF-8": (b'{"a":"\xff"}\n', None),
-    "a NUL": (b"\0\n", None),
-    "deep": (b"[" * 90 + b"\n", None),
-    "64 bits": (b'{"a":-9223372036854775808}\n', [{"a": -(2**63)}]),
-    "many digits": (b'{"a":' + b"9" * 21 + b"}\n", None),
-    "as long as may be": (b'{"a":"' + b"x" * 92 + b'"}\n', [{"a": "x" * 92}]),
-    "too long": (b'{"a":"' + b"x" * 93 + b'"}\n', None),
-    "too long without an end": (b"x" * 101, None),
-    "not yet too long": (b"x" * 100, []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", LINES)
-def test_what_arrives(case):
-    data, expected = LINES[case]
-    lines = Lines(100)
-    if expected is None:
-        with pytest.raises(ProtocolError):
-            lines.feed(data)
-    else:
-        assert lines.feed(data) == expected
-
-
-@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000])
-def test_what_would_be_too_much_for_json(line):
-    with pytest.raises(ProtocolError):
-        Lines(10**6).feed(line + b"\n")
-
-
-def test_the_limit_may_grow_between_two_messages():
-    """It is small until the other side has sent who it is."""
-    lines = Lines(protocol.JOIN_REQUEST_LIMIT)
-    long = protocol.encode({"set": "x" * protocol.JOIN_REQUEST_LIMIT})
-    with pytest.raises(ProtocolError, match="more than 4096 bytes"):
-        lines.feed(long)
-    lines = Lines(protocol.JOIN_REQUEST_LIMIT)
-    assert len(lines.feed(protocol.encode({"protocol": 1}))) == 1
-    lines.limit = protocol.LINE_LIMIT
-    assert lines.feed(long) == [{"set": "x" * protocol.JOIN_REQUEST_LIMIT}]
-
-
-def test_a_long_line_in_small_pieces():
-    """Each byte is looked at once, however long the line is by then."""
-
-    def cost(rest):
-        lines = Lines(protocol.LINE_LIMIT)
-        lines.feed(b"x" * rest)
-        start = time.process_time()
-        for _ in range(300):
-            lines.feed(b"x")
-        return time.process_time() - start
-
-    # A search of all that has arrived costs some hundred times as much.
-    assert min(cost(2**20) for _ in range(3)) < 20 * min(cost(1) for _ in range(3))
-
-
 messages = st.dictionaries(st.text(), values, max_size=3)
 
 
-@settings(deadline=None)
-@given(st.lists(messages, max_size=5), st.data())
-def test_lines_cut_anywhere_give_the_same_messages(sent, data):
-    written = b"".join(map(protocol.encode, sent))
-    assert written.count(b"\n") == len(sent)  # one line each, whatever is in it
-    cuts = data.draw(st.lists(st.integers(0, len(written)), max_size=8).map(sorted))
-    lines, arrived = Lines(10**6), []
-    for begin, end in zip([0, *cuts], [*cuts, len(written)], strict=True):
-        arrived += lines.feed(written[begin:end])
-    # Text, because NaN is not itself.
-    assert json.dumps(arrived) == json.dumps(sent)
-
-
-@given(st.lists(st.binary(max_size=60) | st.just(b"\n") | st.just(b'{"a":[0]}\n')))
-def test_any_bytes(pieces):
-    lines = Lines(100)
-    with suppress(ProtocolError):
-        for piece in pieces:
-            for message in lines.feed(piece):
-                assert type(message) is dict
+def as_sent(value):
+    """Return a value as it arrives on the other side."""
+    (message,) = wire.Lines(10**6).feed(wire.to_line({"value": value}))
+    return message["value"]
 
 
 # --- what is in a message -----------------------------------------------------------
@@ -181,8 +84,8 @@ class Part(NamedTuple):
 PARTS = {
     "a join request": Part(
         sent=[REQUEST],
-        write=asdict,
-        read=protocol.join_request,
+        write=wire.encode,
+        read=partial(wire.decode, JoinRequest),
         why="not a join request",
         none=[{}],
         wrong={
@@ -192,8 +95,8 @@ PARTS = {
     ),
     "a failure": Part(
         sent=[FAILURE, *map(Failure, Kind)],
-        write=protocol.packed,
-        read=protocol.unpacked,
+        write=wire.encode,
+        read=partial(wire.decode, Failure),
         why="not a failure",
         none=[None, "worker", 1, ["worker"], {}],
         wrong={
@@ -209,8 +112,8 @@ PARTS = {
         sent=[
             *(WORKER, WorkerFailure(5, 12, 1, 1, -9, 0), replace(WORKER, cause="中")),
         ],
-        write=protocol.packed_worker,
-        read=protocol.unpacked_worker,
+        write=wire.encode,
+        read=partial(wire.decode, WorkerFailure),
         why="not a",
         none=[None, "worker", 1, ["worker"], {}],
         wrong={
@@ -231,12 +134,12 @@ PARTS = {
     ),
     "a summary": Part(
         sent=[SUMMARY, Summary(WORKER), None],
-        write=protocol.packed_summary,
-        read=protocol.unpacked_summary,
+        write=lambda value: value and wire.encode(value),
+        read=partial(wire.decode, Summary | None),
         why="not a",
         none=["worker", 0, [], {}],
         wrong={
-            "first": [None, {}, protocol.packed_worker(WORKER) | {"cause": "\x1b[2J"}],
+            "first": [None, {}, wire.encode(WORKER) | {"cause": "\x1b[2J"}],
             "alike": [3, None, ["1"]],
             "others": [
                 *([["\x1b[2J", [1]]], [["KeyError: 1", "12"]], [["KeyError: 1"]]),
@@ -266,7 +169,7 @@ def test_what_is_none(name):
         for value in values
     ]
     for data in [*part.none, *without, *wrong]:
-        with pytest.raises(ProtocolError, match=part.why):
+        with pytest.raises(WireError, match=part.why):
             pytest.fail(f"{data} is read as {part.read(data)}")
 
 
@@ -279,8 +182,8 @@ def test_what_is_none(name):
 )
 def test_any_join_request(message):
     try:
-        request = protocol.join_request(message)
-    except ProtocolError:
+        request = wire.decode(JoinRequest, message)
+    except WireError:
         return
     assert asdict(request).items() <= message.items()
 
@@ -300,13 +203,13 @@ def test_any_join_request(message):
     )
 )
 def test_any_failure_arrives_and_is_one_line(failure):
-    read = protocol.unpacked(as_sent(protocol.packed(failure)))
+    read = wire.decode(Failure, as_sent(wire.encode(failure)))
     assert replace(read, text="") == replace(failure, text="")
     assert read.text.isprintable()
     assert len(read.text) == min(len(failure.text), 500)
     if failure.text.isprintable():
         assert failure.text.startswith(read.text)
-    assert protocol.unpacked(protocol.packed(read)) == read
+    assert wire.decode(Failure, wire.encode(read)) == read
 
 
 @given(
@@ -319,10 +222,10 @@ def test_any_failure_arrives_and_is_one_line(failure):
 )
 def test_anything_for_a_failure(value):
     try:
-        failure = protocol.unpacked(value)
-    except ProtocolError:
+        failure = wire.decode(Failure, value)
+    except WireError:
         return
-    assert protocol.unpacked(protocol.packed(failure)) == failure or (
+    assert wire.decode(Failure, wire.encode(failure)) == failure or (
         len(failure.text) > 500
     )
 
@@ -344,21 +247,21 @@ def changes_of(kind):
 @given(values | changes_of(WORKER))
 def test_anything_for_a_failure_of_a_worker(value):
     if isinstance(value, dict):
-        value = protocol.packed_worker(WORKER) | value
+        value = wire.encode(WORKER) | value
     try:
-        failure = protocol.unpacked_worker(value)
-    except ProtocolError:
+        failure = wire.decode(WorkerFailure, value)
+    except WireError:
         return
     texts = (failure.cause, failure.log, failure.unread, *failure.lines)
     assert all(text.isprintable() for text in texts)
-    again = protocol.unpacked_worker(as_sent(protocol.packed_worker(failure)))
+    again = wire.decode(WorkerFailure, as_sent(wire.encode(failure)))
     # Text, because NaN is not itself.
     assert repr(again) == repr(failure)
 
 
 def test_what_cannot_be_printed_is_not_sent():
     odd = replace(WORKER, cause="\x1b[2J", log="/logs/\xa0x", lines=("\a",))
-    failure = protocol.unpacked_worker(as_sent(protocol.packed_worker(odd)))
+    failure = wire.decode(WorkerFailure, as_sent(wire.encode(odd)))
     assert (failure.cause, failure.log) == (" [2J", "/logs/ x")
     assert failure.lines == (" ",)
 

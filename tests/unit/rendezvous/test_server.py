@@ -26,6 +26,7 @@ from loopback import (
 from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE, until
 
+from torchrun_hpc import wire
 from torchrun_hpc.planning.endpoints import notice_ports
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
@@ -116,9 +117,7 @@ NO_AGENTS = {
     "a number": b"1\n",
     "an empty message": b"{}\n",
     "a verb of an agent": b'{"join":0}\n',
-    "half a join request": protocol.encode(
-        {"protocol": protocol.VERSION, "job": "19.0"}
-    ),
+    "half a join request": wire.to_line({"protocol": protocol.VERSION, "job": "19.0"}),
     "a long line": b"x" * (protocol.JOIN_REQUEST_LIMIT + 1),
     "a deep line": b"[" * 4000 + b"\n",
 }
@@ -184,7 +183,7 @@ def test_two_join_requests_on_one_connection(job, raw, case, caplog):
     messages, expected = TWICE[case]
     made = job.connected(0, 2)
     peer = raw()
-    peer.send(b"".join(map(protocol.encode, messages)))
+    peer.send(b"".join(map(wire.to_line, messages)))
     assert [next(iter(each)) for each in iter(peer.receive, None)] == expected
     job.clock.go_on(20)
     assert job.server.coordinator._agents.keys() == {0, 2}

@@ -11,8 +11,7 @@ import pytest
 from loopback import HERE, listening
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc import __version__
-from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc import __version__, wire
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.coordinator import Settings
 from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
@@ -89,7 +88,7 @@ def client(events, monkeypatch):
 
 
 def as_prepared(record=PREPARED):
-    return {"prepare": records.packed(record)}
+    return {"prepare": wire.encode(record)}
 
 
 def take_part(client, *messages):
@@ -195,7 +194,7 @@ def test_the_lease_runs_from_the_last_answer_that_was_received(accepted, clock):
     accepted._handle({"heartbeat": 1000.0})
     assert accepted.sent == [{"heartbeat": 1000.0}, {"heartbeat": 1010.0}]
     clock.now = 1000.0 + SILENCE - 0.1
-    accepted._handle({"record": records.packed(PREPARED)})
+    accepted._handle({"record": wire.encode(PREPARED)})
     assert not accepted._check_lease()
     clock.now = 1000.0 + SILENCE
     assert accepted._check_lease()
@@ -246,7 +245,7 @@ def test_nothing_counts_that_arrives_together_behind_the_end(accepted, clock):
     channel.on_message = accepted._handle
     clock.now += 2 * SILENCE
     messages = {"heartbeat": 1000.0}, {"go": 0, "store": [*STORE]}
-    channel.data_received(b"".join(map(protocol.encode, messages)))
+    channel.data_received(b"".join(map(wire.to_line, messages)))
     assert accepted._go is None
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from loopback import request_of, worker_failure
 
+from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import (
     CLOSE,
@@ -16,10 +17,10 @@ from torchrun_hpc.rendezvous.coordinator import (
     RESET,
     Settings,
 )
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
-from torchrun_hpc.spares import record as records
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares.coordinator import Limits, SparesCoordinator
 from torchrun_hpc.spares.record import Record, first_record
+from torchrun_hpc.wire import WireError
 
 SILENCE, KILL, SPARE_AFTER, JOIN = 40, 5, 60, 200
 LEASE = SILENCE + KILL
@@ -168,6 +169,7 @@ class Job:
                 "address": address(witness),
                 "term": [*self.record.term],
                 "round": self.record.round,
+                "done": False,
                 "gone": [member, self.record.round if number is None else number],
             }
             self.coordinator.receive(witness, {"present": present})
@@ -190,7 +192,7 @@ class Job:
         worker = worker_failure(rank, **changes)
         return self.send(
             member,
-            died=protocol.packed_worker(worker),
+            died=wire.encode(worker),
             round=self.coordinator.round,
         )
 
@@ -236,7 +238,7 @@ def prepared(sent):
 
 def shared(key, sent):
     """Return the record that was sent, in all its parts to those that need them."""
-    found = [records.unpacked(message[key]) for (message,) in sent.values()]
+    found = [wire.decode(Record, message[key]) for (message,) in sent.values()]
     most = max(found, key=lambda record: len(record.addresses))
     for each in found:
         assert replace(each, addresses=most.addresses) == most
@@ -245,7 +247,7 @@ def shared(key, sent):
 
 
 def replaced(number, *who, because=None):
-    cause = None if because is None else as_sent(protocol.packed(because))
+    cause = None if because is None else as_sent(wire.encode(because))
     return {"replaced": [[*each] for each in who], "because": cause, "round": number}
 
 
@@ -272,7 +274,7 @@ def failed(job, sent):
     message, *others = heard.values()
     assert all(other == message for other in others)
     failure = message.pop("failed")
-    return protocol.unpacked(failure), message
+    return wire.decode(Failure, failure), message
 
 
 # --- a job that goes well -----------------------------------------------------------
@@ -356,7 +358,7 @@ def test_it_starts_without_the_spare():
     assert job.confirm() == to((0, 1, 2), go(0))
     assert job.request(3, 3) == {3: [welcome(0, (0, (0, 0)))]}
     (message,) = job.present(3)[3]
-    assert records.unpacked(message["record"]) == job.record
+    assert wire.decode(Record, message["record"]) == job.record
     assert job.join(3) == {}
     assert job.coordinator.running
 
@@ -430,7 +432,9 @@ def test_a_member_that_comes_while_workers_of_others_may_run():
 def test_those_that_may_have_to_take_over_know_where_all_are():
     job = Job(spares=2, nodes=7)
     sent = job.come(*range(7))
-    found = {m: records.unpacked(message["prepare"]) for m, (message,) in sent.items()}
+    found = {
+        m: wire.decode(Record, message["prepare"]) for m, (message,) in sent.items()
+    }
     for member, record in found.items():
         known = range(7) if member < 3 else range(3)
         assert record.addresses == addresses(*known)
@@ -471,7 +475,7 @@ WRONG = {
 def test_what_no_member_says(name, value):
     job = Job()
     job.request(1, 1)
-    with pytest.raises(ProtocolError):
+    with pytest.raises(WireError):
         job.present(1, **{name: value})
 
 
@@ -479,7 +483,7 @@ def test_what_no_member_says(name, value):
 def test_what_is_no_member(value):
     job = Job()
     job.request(1, 1)
-    with pytest.raises(ProtocolError, match="not a member"):
+    with pytest.raises(WireError, match="not a member"):
         job.send(1, present=value)
 
 
@@ -801,7 +805,7 @@ def test_too_many_are_not_well():
     expected = Failure(Kind.UNFIT, (1, 3), text=UNFIT)
     assert job.coordinator.failure == expected
     (message,) = sent[2]
-    assert protocol.unpacked(message["failed"]) == expected
+    assert wire.decode(Failure, message["failed"]) == expected
     assert message["out_at_end"] == [1, 3]
 
 
@@ -855,7 +859,7 @@ def test_a_worker_that_fails_is_a_restart_for_all():
     assert job.died(1) == to(range(4), {"over": 0})
     assert prepared(job.join(3, 0, 1, 2)).active == (0, 1, 2)
     assert job.confirm() == to((0, 1, 2), go(1))
-    because = as_sent(protocol.packed(Failure(Kind.WORKER, (1,), 4, 1)))
+    because = as_sent(wire.encode(Failure(Kind.WORKER, (1,), 4, 1)))
     assert job.events == [{"restart": 1, "because": because}]
 
 
@@ -905,7 +909,7 @@ def test_the_first_worker_that_fails_counts():
         job.died(2, cause="RuntimeError: Connection closed by peer")
         worker = worker_failure(4, cause="ValueError: bad batch 17")
         number = job.coordinator.round - 1
-        job.send(1, died=protocol.packed_worker(worker), round=number)
+        job.send(1, died=wire.encode(worker), round=number)
         job.restart(3, 0, 1, 2)
     assert (job.active, job.record.out) == ((0, 3, 2), {1: BLAMED})
 
@@ -984,7 +988,7 @@ def test_nodes_that_were_never_there_are_not_bad():
     job = Job()
     job.connect(0, 1)
     given_up = Failure(Kind.AGENT, (0,), text="why")
-    sent = job.send(0, failed=protocol.packed(given_up))
+    sent = job.send(0, failed=wire.encode(given_up))
     assert failed(job, sent) == (given_up, certain())
 
 
@@ -1137,7 +1141,7 @@ def test_a_later_round_hides_no_earlier_one_that_another_coordinator_may_begin()
     job.coordinator.record = replace(job.record, round=another.round + 1)
     for member in (3, 4):
         job.request(member, member)
-        record = as_sent(records.packed(another))
+        record = as_sent(wire.encode(another))
         job.present(member, term=[1, 2], round=another.round, record=record)
     sent = job.join(3, 4)
     assert prepared(sent).may_run == (1, 2)
@@ -1198,7 +1202,7 @@ def test_a_member_comes_when_the_job_has_ended():
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_node_that_gives_up_is_replaced(is_new):
     """Its own fault: a full disk, a GPU that is missing."""
-    given_up = protocol.packed(Failure(Kind.AGENT, (1,), text="HPC012 no GPU"))
+    given_up = wire.encode(Failure(Kind.AGENT, (1,), text="HPC012 no GPU"))
     job = Job()
     job.connect(0, 2, 3)
     if is_new:  # it connects only to say so
@@ -1216,7 +1220,7 @@ def test_two_nodes_give_up_and_there_is_one_spare():
     job = Job().all_at_work()
     for member in (3, 2):
         given_up = Failure(Kind.AGENT, (member,), text="no space left")
-        job.send(member, failed=protocol.packed(given_up))
+        job.send(member, failed=wire.encode(given_up))
     assert job.coordinator.failure == given_up
 
 
@@ -1256,7 +1260,7 @@ def test_a_member_knows_of_a_newer_round():
     """This one was cut off while it began."""
     newer = replace(BEFORE, term=(2, 3), round=4, active=(1, 3, 2), losses={1: 1, 0: 1})
     job = taken_over(1)
-    job.connect(3, term=[2, 3], round=4, record=as_sent(records.packed(newer)))
+    job.connect(3, term=[2, 3], round=4, record=as_sent(wire.encode(newer)))
     assert replace(job.record, losses=newer.losses) == newer
     job.connect(2, term=[2, 3], round=4)
     record = prepared(job.join(1, 2, 3))
@@ -1268,7 +1272,7 @@ def test_a_member_knows_of_a_newer_round():
 def test_members_of_a_newer_round_have_time_to_end_their_workers():
     newer = replace(BEFORE, term=(2, 3), round=4, active=(0, 3, 1))
     job = taken_over(1, 2)
-    job.connect(3, term=[2, 3], round=4, record=as_sent(records.packed(newer)))
+    job.connect(3, term=[2, 3], round=4, record=as_sent(wire.encode(newer)))
     assert prepared(job.join(1, 2, 3)).active == (2, 3, 1)
     assert job.confirm() == {}  # member 0 may be at work in the newer one
     assert job.wait(2 * LEASE) == (LEASE, to((2, 3, 1), go(5)))
@@ -1279,7 +1283,7 @@ def test_a_record_that_is_not_newer_changes_nothing(known):
     job = taken_over(1, 2)
     before = job.record
     assert before.losses == {1: 1, 0: 1}
-    job.connect(3, round=known.round, record=as_sent(records.packed(known)))
+    job.connect(3, round=known.round, record=as_sent(wire.encode(known)))
     assert replace(job.record, addresses=before.addresses) == before
 
 
@@ -1287,7 +1291,7 @@ def test_a_member_that_knows_less_hears_of_it():
     job = taken_over()
     job.request(2, 2)
     (message,) = job.present(2, round=0)[2]
-    known = records.unpacked(message["record"])
+    known = wire.decode(Record, message["record"])
     assert replace(known, addresses={}) == replace(job.record, addresses={})
 
 
@@ -1349,7 +1353,7 @@ def test_an_end_of_file_is_the_end_of_a_process_and_a_reset_is_silence(is_end, w
 
 def test_a_member_that_says_good_bye_has_no_workers():
     job = Job().all_at_work()
-    job.send(1, failed=protocol.packed(Failure(Kind.AGENT, (1,), text="no disk")))
+    job.send(1, failed=wire.encode(Failure(Kind.AGENT, (1,), text="no disk")))
     job.send(1, bye=True)
     assert job.restart(0, 2, 3) == to((0, 3, 2), go(1))
 
@@ -1360,7 +1364,7 @@ def test_an_end_that_was_seen_counts_no_more_when_a_later_round_is_known():
     assert job.coordinator.absent == {2, 3}
     later = replace(BEFORE, round=2, active=(0, 3, 2))
     job.request(2, 2)
-    job.present(2, round=2, record=as_sent(records.packed(later)))
+    job.present(2, round=2, record=as_sent(wire.encode(later)))
     assert job.coordinator.absent == {0, 3}
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from torchrun_hpc.rendezvous.protocol import ProtocolError
-from torchrun_hpc.spares import record as records
+from torchrun_hpc import wire
 from torchrun_hpc.spares.member import Answer, Member, answer_of
 from torchrun_hpc.spares.record import Record, first_record
+from torchrun_hpc.wire import WireError
 
 RECORD = Record((1, 2), 3, (0, 1, 2))
 GONE = None  # no answer
@@ -217,6 +217,7 @@ PRESENT = {
     "term": (0, 0),
     "round": -1,
     "gone": None,
+    "record": None,
 }
 UNFIT = [{"present": PRESENT}, {"unfit": "why"}]
 
@@ -252,9 +253,8 @@ def test_it_tells_what_the_coordinator_does_not_know(age, is_wanted):
     member = Member(1, address(1), RECORD)
     (message,) = member.accepted(welcome(age=age, coordinator=3))
     assert message["present"]["term"] == RECORD.term
-    assert ("record" in message["present"]) is is_wanted
-    if is_wanted:
-        assert message["present"]["record"] == records.packed(RECORD)
+    expected = wire.encode(RECORD) if is_wanted else None
+    assert message["present"]["record"] == expected
     assert member.follows == 3
 
 
@@ -270,7 +270,7 @@ def test_it_tells_the_next_coordinator_that_it_saw_the_end_of_the_last_one():
 @pytest.mark.parametrize(("own", "is_active"), [(1, True), (3, False)])
 def test_it_takes_part_in_a_round_that_is_prepared(own, is_active):
     member = make_member(own)
-    prepared = member.prepared({"prepare": records.packed(RECORD)})
+    prepared = member.prepared({"prepare": wire.encode(RECORD)})
     assert prepared == (RECORD if is_active else None)
     assert member.record == RECORD
 
@@ -280,8 +280,8 @@ def test_it_takes_part_in_a_round_that_is_prepared(own, is_active):
 )
 def test_it_confirms_no_round_that_is_older_than_its_own(older):
     member = Member(1, address(1), RECORD)
-    message = {"prepare": records.packed(replace(RECORD, **older))}
-    with pytest.raises(ProtocolError, match="a round of a lower term"):
+    message = {"prepare": wire.encode(replace(RECORD, **older))}
+    with pytest.raises(WireError, match="a round of a lower term"):
         member.prepared(message)
     assert member.record == RECORD
 
@@ -292,12 +292,12 @@ def test_it_confirms_no_round_that_is_older_than_its_own(older):
 def test_it_confirms_a_round_that_is_newer(newer):
     member = Member(1, address(1), RECORD)
     record = replace(RECORD, **newer)
-    assert member.prepared({"prepare": records.packed(record)}) == record
+    assert member.prepared({"prepare": wire.encode(record)}) == record
 
 
 def test_what_is_no_round():
     member = make_member(1)
-    with pytest.raises(ProtocolError, match="not a record"):
+    with pytest.raises(WireError, match="not a record"):
         member.prepared({"prepare": {}})
 
 
@@ -314,7 +314,7 @@ def test_what_is_no_round():
 def test_it_takes_note_of_what_has_changed(changes, is_used):
     member = Member(1, address(1), RECORD)
     record = replace(RECORD, **changes)
-    member.informed({"record": records.packed(record)})
+    member.informed({"record": wire.encode(record)})
     assert member.record == (record if is_used else RECORD)
 
 

@@ -11,20 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrun_hpc.rendezvous.protocol import ProtocolError
-from torchrun_hpc.reporting.console import printable
+from torchrun_hpc import wire
 from torchrun_hpc.spares.record import (
     LOSSES,
+    Address,
     Record,
-    address_of,
     assigned,
     blamed,
     first_record,
     lost,
-    packed,
     put_out,
-    unpacked,
 )
+from torchrun_hpc.wire import WireError, printable
 
 # Five members, of which two are spares, in the second round.
 RECORD = Record((1, 2), 1, (0, 1, 2))
@@ -206,7 +204,7 @@ records = st.builds(
 @settings(deadline=None, max_examples=50)
 @given(records)
 def test_a_record_arrives_as_it_was_sent(record):
-    assert unpacked(as_sent(packed(record))) == record
+    assert wire.decode(Record, as_sent(wire.encode(record))) == record
 
 
 NUMBERS = [None, "n1", [1], float("nan"), float("inf")]
@@ -248,24 +246,26 @@ NO_ADDRESSES = [
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_an_address(address):
-    assert address_of(as_sent(address)) == tuple(address)
-    value = as_sent(packed(RECORD)) | {"addresses": [[1, address]]}
-    assert unpacked(value).addresses == {1: tuple(address)}
+    assert wire.decode(Address, as_sent(address)) == tuple(address)
+    value = as_sent(wire.encode(RECORD)) | {"addresses": [[1, address]]}
+    assert wire.decode(Record, value).addresses == {1: tuple(address)}
 
 
 @pytest.mark.parametrize("address", NO_ADDRESSES, ids=lambda each: repr(each)[:40])
 def test_what_is_no_address(address):
     with pytest.raises(ValueError):  # noqa: PT011 - any, which may be a codec's
-        address_of(address)
-    with pytest.raises(ProtocolError, match="not a record"):
-        unpacked(as_sent(packed(RECORD)) | {"addresses": [[1, address]]})
+        wire.decode(Address, address)
+    with pytest.raises(WireError, match="not a record"):
+        wire.decode(
+            Record, as_sent(wire.encode(RECORD)) | {"addresses": [[1, address]]}
+        )
 
 
 @given(st.text() | st.from_regex(r"[\w.%:-]{0,80}"), st.integers())
 def test_an_address_can_be_looked_for(host, port):
     """Whatever is one, the system's own functions take it, or say that it is none."""
     try:
-        address = address_of([host, port])
+        address = wire.decode(Address, [host, port])
     except ValueError:
         return
     assert address == (host, port)
@@ -276,21 +276,21 @@ def test_an_address_can_be_looked_for(host, port):
 
 @pytest.mark.parametrize("value", [None, "record", 1, [1], {}])
 def test_what_is_no_record(value):
-    with pytest.raises(ProtocolError, match="not a record"):
-        unpacked(value)
+    with pytest.raises(WireError, match="not a record"):
+        wire.decode(Record, value)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]]
 )
 def test_what_a_record_cannot_have(name, value):
-    with pytest.raises(ProtocolError, match="not a record"):
-        unpacked(as_sent(packed(RECORD)) | {name: value})
+    with pytest.raises(WireError, match="not a record"):
+        wire.decode(Record, as_sent(wire.encode(RECORD)) | {name: value})
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Record)])
 def test_a_record_without(name):
-    value = as_sent(packed(RECORD))
+    value = as_sent(wire.encode(RECORD))
     del value[name]
-    with pytest.raises(ProtocolError, match="not a record"):
-        unpacked(value)
+    with pytest.raises(WireError, match="not a record"):
+        wire.decode(Record, value)

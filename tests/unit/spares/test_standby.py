@@ -5,13 +5,15 @@ from __future__ import annotations
 import loopback
 import pytest
 
+from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, ProtocolError
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.member import Member
 from torchrun_hpc.spares.record import Record, first_record
 from torchrun_hpc.spares.standby import Standby
+from torchrun_hpc.wire import WireError
 
 SETTINGS = Settings("19.0", "mine", 4, 1, 9, 200, 40, 1)
 FAILURE = Failure(Kind.SIGNAL, (1,), code=15)
@@ -51,8 +53,8 @@ def sent(standby):
 def connect(standby, member):
     """Let a member connect, as a coordinator of which this one knows nothing."""
     standby.receive(member, request_of(member))
-    present = {"address": address(member), "term": [0, 0], "round": -1}
-    standby.receive(member, {"present": present})
+    where = {"address": address(member), "done": False}
+    standby.receive(member, {"present": {**where, "term": [0, 0], "round": -1}})
     return sent(standby)
 
 
@@ -74,7 +76,7 @@ def test_it_answers_whom_it_follows(asks, follows):
 @pytest.mark.parametrize("asks", [True, False])
 def test_it_answers_no_other_job(message, asks):
     standby = make_standby()
-    with pytest.raises(ProtocolError, match="not a member of this job"):
+    with pytest.raises(WireError, match="not a member of this job"):
         standby.receive("peer", message | {"asks": asks})
     assert sent(standby) == []
 
@@ -118,7 +120,7 @@ def test_who_asks_for_another_job_is_refused():
     standby.receive("peer", request_of(2, job="20.0"))
     refused = {"refused": "unknown"}
     assert sent(standby) == [("peer", refused), ("peer", CLOSE)]
-    with pytest.raises(ProtocolError):
+    with pytest.raises(WireError):
         standby.receive("peer", request_of(2, job="20.0", asks=True))
 
 
@@ -151,7 +153,7 @@ def test_it_ends_the_job():
     standby = coordinating(2)
     standby.fail(FAILURE)
     ((_, message),) = sent(standby)
-    assert message["failed"] == protocol.packed(FAILURE)
+    assert message["failed"] == wire.encode(FAILURE)
     assert not standby.all_informed
     standby.receive(2, {"read": True})
     assert standby.all_informed
