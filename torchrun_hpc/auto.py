@@ -79,7 +79,8 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     with _faults_raised():
         torchrun_parser.parser(environ)  # torch reads variables here
     with abort.faults_reported(Known()):  # and argparse ends the program
-        parsed, options = torchrun_parser.parse(argv, environ)
+        parsed = torchrun_parser.parse(argv, environ)
+        options = torchrun_parser.explicit(parsed, argv, environ)
     setattr(parsed, _OPTIONS, options)
     return parsed
 

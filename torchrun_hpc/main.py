@@ -111,7 +111,8 @@ def parse(argv: Sequence[str], seen: Preflight) -> CommandLine:
     starters.import_torch()
     from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
 
-    _, given = torchrun_parser.parse(argv, seen.environ)
+    args = torchrun_parser.parse(argv, seen.environ)
+    given = torchrun_parser.explicit(args, argv, seen.environ)
     return replace(line, options=read(given, has_job=has_job), problem=None)
 
 

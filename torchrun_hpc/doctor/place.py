@@ -184,9 +184,8 @@ def _workers(options: Options, seen: Preflight) -> int:
 
 def _is_of_variable(fault: LaunchError, line: CommandLine) -> bool:
     """Say whether a fault is about an option that a variable has set."""
-    options = line.options.given.items()
-    variables = (str(setting) for name, setting in options if name not in line.words)
-    return any(variable in str(fault) for variable in variables)
+    options = line.options.given.values()
+    return any(s.source in str(fault) for s in options if s.source.startswith("PET_"))
 
 
 def _is_etcd(meeting: Meeting) -> bool:

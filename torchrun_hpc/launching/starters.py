@@ -59,7 +59,7 @@ def starter_of(
         from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
         from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
 
-    args, _ = torchrun_parser.parse(argv, preflight.environ)
+    args = torchrun_parser.parse(argv, preflight.environ)
     if is_launch:
         streams.forgive_at_exit(sys.stdout)  # but for --help
     return AgentStarter(

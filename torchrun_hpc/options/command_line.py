@@ -38,8 +38,6 @@ class CommandLine:
         arguments: Those of the script.
         unknown: Words in front of the script that are an option of no known release.
             If one takes a value, that value is mistaken for the script.
-        words: The options of the command line as they are written there, by the same
-            names.
         wants_help: Whether torchrun is to print something and end. Then nothing else is
             known.
         problem: Why the command line cannot be parsed: a value is wrong or missing, an
@@ -51,7 +49,6 @@ class CommandLine:
     script: str = ""
     arguments: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    words: Mapping[str, str] = field(default_factory=dict)
     wants_help: bool = False
     problem: LaunchError | None = None
 
@@ -77,19 +74,18 @@ def parse(
     found = vars(args)
     script = found.pop(SCRIPT, "")
     found.pop(SCRIPT_ARGS, None)
-    settings, words = dict[str, Setting](), dict[str, str]()
+    settings = dict[str, Setting]()
     for dest, value in found.items():
         setting = Setting(value, arguments.variable_of(dest))
-        if isinstance(value, _Word):
+        if isinstance(value, _Typed):
             setting = Setting(value.value, f"--{dest}")
-            words[dest] = str(value)
         if isinstance(setting.value, list):  # Python makes one of --hpc-site=--
             return CommandLine(problem=wrong_line(f"{dest} has no value"))
         if setting.value not in {None, ""} and setting.value is not False:
             settings[dest] = setting
     unknown = tuple(word for word in others if word != "--")
     options = read(settings, has_job=has_job)
-    return CommandLine(options, script, tuple(script_args), unknown, words)
+    return CommandLine(options, script, tuple(script_args), unknown)
 
 
 def split(
@@ -137,14 +133,10 @@ class _Parser(argparse.ArgumentParser):
         raise wrong_line(message)
 
 
-class _Word(NamedTuple):
+class _Typed(NamedTuple):
     """An option of the command line; of a variable, the parser has the plain value."""
 
     value: Any
-    spelling: str
-
-    def __str__(self) -> str:
-        return self.spelling if self.value is True else f"{self.spelling}={self.value}"
 
 
 class _Option(argparse.Action):
@@ -154,10 +146,10 @@ class _Option(argparse.Action):
         super().__init__(nargs=None if const is None else 0, const=const, **kwargs)
 
     def __call__(
-        self, _parser: Any, namespace: Any, values: Any, spelling: Any = None
+        self, _parser: Any, namespace: Any, values: Any, _spelling: Any = None
     ) -> None:
         value = values if self.const is None else self.const
-        setattr(namespace, self.dest, _Word(value, spelling))
+        setattr(namespace, self.dest, _Typed(value))
 
 
 class _Help(argparse.Action):

@@ -55,14 +55,8 @@ def _refuse(message: str) -> NoReturn:
     raise arguments.wrong_line(message)
 
 
-def parse(
-    argv: Sequence[str], environ: Mapping[str, str]
-) -> tuple[argparse.Namespace, dict[str, Setting]]:
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
     """Parse a command line, which has no name of a program in front.
-
-    Returns:
-        The arguments as torch.distributed.run takes them, and of these the ones that
-        the user set, each with the option or the variable that set it.
 
     Raises:
         LaunchError: The command line is wrong, or a ``PET_*`` variable cannot be read.
@@ -75,16 +69,29 @@ def parse(
         if dest.startswith(_OURS) and isinstance(value, list):
             _refuse(f"{dest} has no value")  # of --hpc-site=-- Python makes a list
     setattr(args, SCRIPT_ARGS, list(script_args))
-    settings = _by_variable(torchrun, args, environ)
+    return args
+
+
+def explicit(
+    args: argparse.Namespace, argv: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, Setting]:
+    """Return the options that the user set, each with the option or variable.
+
+    Args:
+        args: What ``argv`` was parsed to.
+        argv: Arguments, without the program's name.
+        environ: Environment of this process.
+    """
+    torchrun = parser(environ)
+    found = _by_variable(torchrun, args, environ)
     for action in _options_of(torchrun):
         action.default = argparse.SUPPRESS
-    bare = vars(torchrun.parse_args(own))
-    settings |= {
-        action.dest: Setting(bare[action.dest], action.option_strings[-1])
-        for action in _options_of(torchrun)
-        if action.dest in bare
-    }
-    return args, {k: setting for k, setting in settings.items() if setting.value != ""}
+    bare = vars(torchrun.parse_args(split(torchrun, argv)[0]))
+    for action in _options_of(torchrun):
+        if action.dest in bare:
+            setting = Setting(bare[action.dest], action.option_strings[-1])
+            found[action.dest] = setting
+    return {name: setting for name, setting in found.items() if setting.value != ""}
 
 
 def add_ours(args: argparse.Namespace, environ: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from torchrun_hpc.options.arguments import OURS, wrong_line
 from torchrun_hpc.schedulers.job import LaunchContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.options.options import Options
@@ -70,7 +70,7 @@ def choose_mode(
         if has_agent:
             raise _several_agents(job, preflight.command, options)
         agents_command = job.once_per_node(preflight.command)
-        problem = direct_mode_problem(line, preflight.environ, agents_command)
+        problem = direct_mode_problem(line, agents_command)
         if problem is not None:
             raise problem
         if "nproc_per_node" in options and count_workers(options) > 1:
@@ -108,25 +108,16 @@ def direct_mode(job: Job) -> Mode:
     return Mode.DIRECT if len(job.nodes) > 1 else Mode.DIRECT_ONE_NODE
 
 
-def direct_mode_problem(
-    line: CommandLine, environ: Mapping[str, str], agents_command: str
-) -> LaunchError | None:
+def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError | None:
     """Say why a command line cannot be one of direct mode, which has few options.
 
     The message says how to start an agent instead, once on each node.
     """
     if line.problem is not None:
         return line.problem
-    variables = ((k, v) for k, v in environ.items() if k.startswith("PET_"))
-    by_variable = ((k.removeprefix("PET_").lower(), f"{k}={v}") for k, v in variables)
-    refused = [
-        *line.unknown,
-        *(
-            word
-            for dest, word in (*line.words.items(), *by_variable)
-            if dest not in OURS and dest not in _OF_DIRECT_MODE
-        ),
-    ]
+    known = {*OURS, *_OF_DIRECT_MODE}
+    given = line.options.given.items()
+    refused = [*line.unknown, *(str(s) for name, s in given if name not in known)]
     if refused:
         return LaunchError(
             "HPC134",
