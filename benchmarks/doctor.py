@@ -30,9 +30,9 @@ from torchrun_hpc.doctor.examiner import Examiner, Options, TaskRecord
 from torchrun_hpc.doctor.link import Links
 from torchrun_hpc.doctor.place import Place
 from torchrun_hpc.doctor.results import no_torch
-from torchrun_hpc.planning.inputs import SCHEDULER
+from torchrun_hpc.options.values import SCHEDULER
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.planning.plan import LaunchPlan, Rendezvous, World
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
@@ -114,22 +114,29 @@ class Timed(Conductor):
 def place_of(nodes: int, rank: int) -> Place:
     """Return where a node is, and where all meet."""
     hosts = tuple(f"n{number:04}" for number in range(nodes))
-    plan = LaunchPlan(
-        mode=Mode.SEVERAL_NODES,
-        world=World(nodes=nodes, node_rank=rank, workers=1, hosts=hosts),
-        rendezvous=Rendezvous(
-            backend=SCHEDULER,
-            endpoint=f"{HOST}:{PORT}",
-            connect_host=HOST,
-            ports=(PORT,),
-            coordinator=0,
-            is_coordinator=rank == 0,
-            local_address=HOST,
-            listen=(HOST, PORT) if rank == 0 else None,
-        ),
+    meeting = Meeting(
+        backend=SCHEDULER,
+        nodes=nodes,
+        node_rank=rank,
         launch_id="benchmark",
+        hosts=hosts,
+        endpoint=f"{HOST}:{PORT}",
+        connect_host=HOST,
+        ports=(PORT,),
+        coordinator=0,
+        is_coordinator=rank == 0,
+        local_address=HOST,
+        listen=(HOST, PORT) if rank == 0 else None,
     )
-    return Place(plan, plan, Task(rank, nodes), rank, 1, hosts[rank])
+    return Place(
+        mode=Mode.SEVERAL_NODES,
+        meeting=meeting,
+        tasks_meeting=meeting,
+        task=Task(rank, nodes),
+        node_rank=rank,
+        workers=1,
+        hostname=hosts[rank],
+    )
 
 
 @contextlib.contextmanager
@@ -138,7 +145,7 @@ def introduced(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Counted]]
     here, nobody = place_of(nodes, rank), cast("Workers", NoWorkers())
     with (
         contextlib.closing(Links("benchmark", HOST)) as links,
-        met(here.tasks_plan, {}, 120, lambda _: None) as board,
+        met(here.tasks_meeting, {}, 120, lambda _: None) as board,
     ):
         node = SimulatedNode(here, Options(), links, nobody)
         counted = Counted(board._client)  # noqa: SLF001

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import sites
 from torchrun_hpc.host.network import Network, this_node
 from torchrun_hpc.options.command_line import CommandLine
-from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.options.options import read
+from torchrun_hpc.planning.inputs import Inputs, Node
 from torchrun_hpc.planning.mode import choose_mode
-from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.plan import make_plan, meet
 from torchrun_hpc.preflight import of_process
 from torchrun_hpc.schedulers.process import Process
 from torchrun_hpc.setting import Setting
@@ -62,10 +63,11 @@ def resolve(host: str) -> tuple[ipaddress.IPv4Address, ...]:
     return (ipaddress.IPv4Address(host),)
 
 
-def plan_once(options: Mapping[str, Setting]) -> float:
+def plan_once(given: Mapping[str, Setting]) -> float:
     """Return the seconds from the environment to the plan."""
     start = time.perf_counter()
     seen = of_process(Process(ENVIRON, ENVIRON["SLURMD_NODENAME"]))
+    options = read(given)
     inputs = Inputs(
         mode=choose_mode(seen, CommandLine(options)),
         job=seen.job,
@@ -73,12 +75,10 @@ def plan_once(options: Mapping[str, Setting]) -> float:
         network=Network(this_node().list_interfaces, resolve, lambda _address: None),
         options=options,
         environ=ENVIRON,
-        workers=4,
-        cpus=48,
-        gpus=0,
         command="python -m torchrun_hpc main.py",
+        node=Node(workers=4, cpus=48),
     )
-    plan = make_plan(inputs)
+    plan = make_plan(inputs, meet(inputs))
     seconds = time.perf_counter() - start
     if (plan.meeting.nodes, plan.meeting.node_rank) != (NODES, NODES // 2):
         sys.exit("this is not the plan of that node")
@@ -95,8 +95,8 @@ def main() -> None:
 
     sys.addaudithook(note)
     slow = False
-    for name, options in CASES.items():
-        times = [plan_once(options) for _ in range(ROUNDS)]
+    for name, given in CASES.items():
+        times = [plan_once(given) for _ in range(ROUNDS)]
         median = statistics.median(times)
         slow |= median > LIMIT
         print(

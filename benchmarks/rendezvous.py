@@ -63,15 +63,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # no threads here before the fork
 from measured import record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-from torchrun_hpc.planning.launch_plan import (
-    LaunchPlan,
-    Rendezvous,
-    Spares,
-    World,
-)
 
 from torchrun_hpc.options.values import C10D, SCHEDULER
-from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.meeting import Meeting, Spares
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, register
 from torchrun_hpc.spares.handler import SparesRendezvous
 
@@ -133,29 +127,29 @@ class Job:
 _registry = threading.Lock()  # ours is registered anew for each node
 
 
-def make_handler(job: Job, plan: LaunchPlan) -> RendezvousHandler:
+def make_handler(job: Job, meeting: Meeting) -> RendezvousHandler:
     """Make the handler of one node; only torch's own connects already."""
     parameters = RendezvousParameters(
         backend=job.kind,
-        endpoint=plan.meeting.endpoint,
-        run_id=plan.meeting.launch_id,
+        endpoint=meeting.endpoint,
+        run_id=meeting.launch_id,
         min_nodes=job.nodes,
         max_nodes=job.nodes,
         local_addr=HOST,
         join_timeout=job.bound + 60,
-        is_host=int(plan.meeting.is_coordinator),  # only torch's own asks
+        is_host=int(meeting.is_coordinator),  # only torch's own asks
     )
     if job.kind == STOCK:
         return get_rendezvous_handler(parameters)
     kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous
     if job.spares:
-        kind = partial(SparesRendezvous, Spares(job.bound), 30, lambda: None)
+        kind = partial(SparesRendezvous, meeting.spares, 30, lambda: None)
     with _registry:
-        register(plan, 1, os.environ, kind=kind)
+        register(meeting, 1, os.environ, kind=kind)
         return get_rendezvous_handler(parameters)
 
 
-def make_plans(job: Job, ranks: Iterable[int]) -> list[LaunchPlan]:
+def make_meetings(job: Job, ranks: Iterable[int]) -> list[Meeting]:
     """Return what is planned on some nodes, before they meet."""
     hosts = tuple(f"n{number:04}" for number in range(job.nodes))
     # Members listen, too: each on an address of its own.
@@ -163,27 +157,21 @@ def make_plans(job: Job, ranks: Iterable[int]) -> list[LaunchPlan]:
         f"127.0.{rank // 250}.{rank % 250 + 1}" for rank in range(job.nodes)
     )
     return [
-        LaunchPlan(
-            mode=Mode.SEVERAL_NODES,
-            world=World(
-                nodes=job.nodes,
-                node_rank=rank,
-                workers=1,
-                hosts=hosts,
-                fast_hosts=addresses,
-                spares=job.spares,
-            ),
-            rendezvous=Rendezvous(
-                backend=SCHEDULER,
-                endpoint=f"{HOST}:{job.port}",
-                connect_host=HOST,
-                ports=(job.port,),
-                coordinator=0,
-                is_coordinator=rank == 0,
-                local_address=addresses[rank] if job.spares else HOST,
-                listen=(HOST, job.port) if rank == 0 else None,
-            ),
+        Meeting(
+            backend=SCHEDULER,
+            nodes=job.nodes,
+            node_rank=rank,
             launch_id="benchmark",
+            hosts=hosts,
+            fast_hosts=addresses,
+            spares=Spares(job.spares, after=job.bound),
+            endpoint=f"{HOST}:{job.port}",
+            connect_host=HOST,
+            ports=(job.port,),
+            coordinator=0,
+            is_coordinator=rank == 0,
+            local_address=addresses[rank] if job.spares else HOST,
+            listen=(HOST, job.port) if rank == 0 else None,
         )
         for rank in ranks
     ]
@@ -236,19 +224,19 @@ def run_nodes(job: Job, ranks: range, parent: Connection) -> None:
     times: list[float] = []
     problems: list[str] = []
 
-    def join(plan: LaunchPlan) -> None:
+    def join(meeting: Meeting) -> None:
         start.wait()
         try:
-            handler = make_handler(job, plan)
+            handler = make_handler(job, meeting)
             kept.append(handler.next_rendezvous())
         except Exception as error:  # noqa: BLE001 - is reported
-            problems.append(f"node {plan.meeting.node_rank}: {error!r}")
+            problems.append(f"node {meeting.node_rank}: {error!r}")
         else:
             times.append(time.monotonic())
             handlers.append(handler)
 
-    plans = make_plans(job, ranks)
-    threads = [threading.Thread(target=join, args=[plan]) for plan in plans]
+    meetings = make_meetings(job, ranks)
+    threads = [threading.Thread(target=join, args=[meeting]) for meeting in meetings]
     for thread in threads:
         thread.start()
     parent.send("ready")
@@ -312,8 +300,8 @@ def run_members(job: Job, ranks: range, parent: Connection) -> None:
             thread.start()
         return threads
 
-    plans = make_plans(job, ranks)
-    handlers = [make_handler(job, plan) for plan in plans]
+    meetings = make_meetings(job, ranks)
+    handlers = [make_handler(job, meeting) for meeting in meetings]
     parent.send("ready")
     parent.recv()
     wait = job.nodes - job.spares

@@ -291,7 +291,7 @@ def port_taken(job: Job) -> Seconds:
     first = 'until test -e "$0/go.$SLURM_NODEID"; do sleep 0.05; done'
     job.start(BRIEF, words="saves", first=first, attempt=None)
     job.wait(job.launch_id)
-    ports = endpoints.ports_of(job.launch_id())
+    ports, _ = endpoints.ports_of(job.launch_id())
     with STARTING:
         _occupy(job, ports[0])
         for node in 1, 2:

@@ -139,7 +139,7 @@ class Job:
             node: The one.
             by: The node of the coordinator.
         """
-        port = endpoints.ports_of(self.launch_id())[0]
+        port = endpoints.port_of(self.launch_id())
         address = self.address(by)
         answered = f"ss -Htin state established dst {address} and dport = :{port}"
         return "bytes_received:" in self.run(node, answered)

@@ -16,6 +16,7 @@ from torchrun_hpc.options.options import read
 from torchrun_hpc.planning.inputs import Inputs, Node
 from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.preflight import Preflight
+from torchrun_hpc.schedulers import pbs, slurm
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.slurm import SRUN
 from torchrun_hpc.setting import Setting
@@ -231,6 +232,9 @@ def make_inputs(rank=0, *, options=None, network=None, **changes):
     }
     job = changes.setdefault("job", step(rank))
     site = changes.setdefault("site", JSC)
+    environ = changes.setdefault("environ", {})
+    of = pbs if environ.get("PBS_JOBID") else slurm
+    changes.setdefault("promise", of.promise(environ))
     typed = read(explicit(options or {}), has_job=job is not None)
     if site is not None:
         typed = typed.with_site(site.name, site.options)
@@ -239,7 +243,7 @@ def make_inputs(rank=0, *, options=None, network=None, **changes):
         network=network or juelich(rank),
         options=typed,
         node=Node(**node),
-        **{"environ": {}, "command": COMMAND} | changes,
+        **{"command": COMMAND} | changes,
     )
     with suppress(LaunchError):  # what is refused has no mode
         inputs = replace(inputs, mode=mode_of(inputs))

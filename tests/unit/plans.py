@@ -89,7 +89,9 @@ ALIASES = {
 
 
 def make_plan(inputs):
-    """Make a plan by both stages."""
+    """Make a plan by both stages; what is typed wrong is refused before."""
+    if inputs.options.problem is not None:
+        raise inputs.options.problem
     return planning.make_plan(inputs, planning.meet(inputs))
 
 

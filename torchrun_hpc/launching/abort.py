@@ -161,10 +161,9 @@ def meeting_place(known: Known) -> Meeting | None:
     found, seen, job = known.meeting, known.preflight, known.job
     if found is None and seen and job and job.context is LaunchContext.STEP:
         endpoint = ("rdzv_endpoint", "master_addr", "master_port")
-        found = _meeting(known, seen, known.options.without("local_addr"))
-        found = found or _meeting(
-            known, seen, known.options.without("local_addr", *endpoint)
-        )
+        options = known.options.without("local_addr", *known.options.wrong)
+        found = _meeting(known, seen, options)
+        found = found or _meeting(known, seen, options.without(*endpoint))
     if not (found and seen and found.uses_ours(known.options)):
         return None
     run_id = known.options.rdzv_id or found.launch_id

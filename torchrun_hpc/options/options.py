@@ -48,8 +48,7 @@ class Options:
         given: What the user has set, also options that have no field, by their names
             in torchrun's parsed arguments.
         of_site: What the site has set, by the same names.
-        problem: Why one of them cannot be used; that one has its default here. ``None``
-            if all can.
+        wrong: Why some of them cannot be used; these have their defaults here.
         backend: The kind of the rendezvous that torchrun itself would take.
         endpoint: Where c10d or the static rendezvous is; ``None`` if it is not typed.
         rdzv_conf: ``--rdzv-conf``.
@@ -57,7 +56,7 @@ class Options:
 
     given: Mapping[str, Setting] = field(default_factory=dict)
     of_site: Mapping[str, Setting] = field(default_factory=dict)
-    problem: LaunchError | None = None
+    wrong: Mapping[str, LaunchError] = field(default_factory=dict)
     backend: str = C10D
     endpoint: HostPort | None = None
     rdzv_conf: RdzvConf = field(default_factory=RdzvConf)
@@ -184,6 +183,11 @@ class Options:
         return self.given[name] if name in self.given else self.of_site[name]
 
     @property
+    def problem(self) -> LaunchError | None:
+        """The first of what is wrong; ``None`` if nothing is."""
+        return next(iter(self.wrong.values()), None)
+
+    @property
     def is_static(self) -> bool:
         """Whether torchrun would take its static rendezvous."""
         return self.backend == STATIC
@@ -203,17 +207,21 @@ class Options:
     @property
     def asks_for_one_node(self) -> bool:
         """Whether the user asks for a world of one node, whatever the scheduler."""
-        return self.standalone or ("nnodes" in self and self.nnodes == (1, 1))
+        is_typed = "nnodes" in self and "nnodes" not in self.wrong
+        return self.standalone or (is_typed and self.nnodes == (1, 1))
 
     def without(self, *names: str) -> Options:
         """Return the options as if the user had not set some of them."""
         given = {k: v for k, v in self.given.items() if k not in names}
         defaults: dict[str, Any] = {
-            each.name: each.default for each in fields(self) if each.name in names
+            each.name: each.default
+            for each in fields(self)
+            if each.metadata and each.name in names
         }
         if {"rdzv_endpoint", "master_addr"}.intersection(names):
             defaults["endpoint"] = None
-        return replace(self, given=given, problem=None, **defaults)
+        wrong = {k: v for k, v in self.wrong.items() if k not in names}
+        return replace(self, given=given, wrong=wrong, **defaults)
 
     def with_site(self, site: str, defaults: Mapping[str, str]) -> Options:
         """Return the options with a site's defaults for what the user has not set.
@@ -250,15 +258,14 @@ def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
             default for several nodes is the static rendezvous.
     """
     found: dict[str, Any] = {}
-    problems: list[LaunchError] = []
-    right = dict(given)
+    problems: dict[str, LaunchError] = {}
 
     def add(name: str, option: str, reader: Callable[..., Any], *args: Any) -> None:
         try:
             found[name] = reader(given[option], *args)
         except LaunchError as problem:
-            problems.append(problem)
-            del right[option]
+            problems[option] = problem
+            found.pop(option, None)
 
     for name in filter(_FIELDS.__contains__, given):
         add(name, name, READERS.get(name, _value))
@@ -270,8 +277,8 @@ def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
     if where and (is_tcp or backend == STATIC) and not found.get("standalone"):
         add("endpoint", where, values.endpoint)
     if "numa_binding" in given and found.get("hpc_bind", NONE) != NONE:
-        problems.append(_bound_twice(given))
-    return Options(right, {}, next(iter(problems), None), backend, **found)
+        problems["hpc_bind"] = _bound_twice(given)
+    return Options(given, wrong=problems, backend=backend, **found)
 
 
 def _backend(

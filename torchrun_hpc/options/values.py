@@ -140,9 +140,9 @@ def _matching(pattern: str, read: Callable[[str], _Value]) -> Callable[[str], _V
     """Return a function that reads what matches a pattern."""
 
     def read_matching(value: str) -> _Value:
-        if not re.fullmatch(pattern, value):
+        if not re.fullmatch(pattern, str(value)):
             raise ValueError
-        return read(value)
+        return read(str(value))
 
     return read_matching
 

@@ -25,6 +25,9 @@ class LaunchContext(Enum):
     ALLOCATION_SHELL = "allocation shell"  # a shell outside the job's nodes
 
 
+_NONE, _UNSET = Setting(0, ""), Setting("", "")
+
+
 @dataclass(frozen=True)
 class Promise:
     """What a scheduler promises on this node, with the variable that says so.
@@ -40,10 +43,10 @@ class Promise:
             same for all steps of a job; empty if there is no such hook.
     """
 
-    cpus_per_task: Setting = Setting(0, "")
-    cpus_on_node: Setting = Setting(0, "")
-    gpus_on_node: Setting = Setting(0, "")
-    threads: Setting = Setting("", "")
+    cpus_per_task: Setting = _NONE
+    cpus_on_node: Setting = _NONE
+    gpus_on_node: Setting = _NONE
+    threads: Setting = _UNSET
     hook_port: str = ""
 
 

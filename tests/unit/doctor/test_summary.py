@@ -26,7 +26,8 @@ def report_of(mode=Mode.SEVERAL_NODES, tasks=3, **found):
     changes = {name: found.pop(name) for name in PLANNED & found.keys()}
     # No names on the job's network: nobody looks for nodes of these names here.
     plan = make_launch_plan(mode, nodes=3, launch_id="7.0", ports=(1,), **changes)
-    here = Place(plan, plan, Task(0, tasks), 0, 1, hosts[0], "Slurm")
+    where = plan.meeting
+    here = Place(mode, where, where, Task(0, tasks), 0, 1, hosts[0], "Slurm")
     nodes = [make_node(rank) for rank in range(3)]
     return summary.report(Found(**{"nodes": nodes, **found}), here, 60)
 

@@ -16,7 +16,7 @@ from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.report import LocalReport
 from torchrun_hpc.failures.watch import Attempt
 
-PLAN = planned()
+MEETING = planned().meeting
 LAST = Attempt(1, 0)
 LINES = ("Traceback (most recent call last):", CAUSE)
 FIRST = worker_failure(5, cause=CAUSE, lines=LINES)
@@ -26,8 +26,8 @@ HEAD = (
 )
 
 
-def written(capsys, summary, plan=PLAN):
-    report.write(summary, plan)
+def written(capsys, summary, meeting=MEETING):
+    report.write(summary, meeting)
     return capsys.readouterr().err.splitlines()
 
 
@@ -64,7 +64,7 @@ def test_in_one_line():
     assert report.cause_of(FIRST, PLAN) == f"{where} ended with exit code 1: {CAUSE}"
     killed = replace(FIRST, code=-11, cause="")
     assert report.cause_of(killed, PLAN) == f"{where} was killed by SIGSEGV (11)"
-    alone = report.cause_of(FIRST, planned(job=None))
+    alone = report.cause_of(FIRST, planned(job=None).meeting)
     assert alone == f"worker 5 ended with exit code 1: {CAUSE}"
 
 

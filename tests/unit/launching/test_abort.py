@@ -45,7 +45,7 @@ def place(rank, port):
         endpoint="n9", launch_id="19.0", backend="scheduler", connect_host="127.0.0.1",
         ports=(port,), coordinator=0, is_coordinator=rank == 0, hosts=("n9", "n10"),
         listen=("127.0.0.1", port) if rank == 0 else None,
-    )  # fmt: skip
+    ).meeting  # fmt: skip
 
 
 @pytest.fixture

@@ -6,14 +6,21 @@ import re
 
 import pytest
 from nodes import COMMAND, explicit, juelich, make_inputs, mode_of
-from plans import BLOCK, job_at, make_direct_plan, planned_at, worker_environment
+from plans import (
+    BLOCK,
+    job_at,
+    make_direct_plan,
+    make_plan,
+    planned_at,
+    worker_environment,
+)
 
 from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import direct, start
 from torchrun_hpc.options.command_line import CommandLine
+from torchrun_hpc.options.options import read
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.preflight import Preflight
 
 PORT = "25592"  # of 19.0, as in test_plan.py
@@ -24,7 +31,7 @@ def starter(options, script, arguments=(), environ=None):
     environ = {"PATH": "/usr/bin:/bin"} if environ is None else environ
     job = job_at(BLOCK, 0)
     seen = Preflight(job, None, environ, "jwb0001", COMMAND)
-    line = CommandLine(explicit(options), script, arguments)
+    line = CommandLine(read(explicit(options)), script, arguments)
     return direct.DirectStarter(seen, job, line)
 
 
@@ -99,9 +106,8 @@ def test_a_program_that_cannot_be_run(monkeypatch, tmp_path):
     monkeypatch.setattr("os.environ", {"PATH": "/usr/bin"})
     worker = starter({"no_python": True}, str(program))
     plan = planned_at([0, 0], 1)
-    inputs = make_inputs(job=job_at([0, 0], 1))
     with pytest.raises(LaunchError, match="cannot be run: ") as caught:
-        start.start(inputs, plan, worker)
+        start.start(plan, worker)
     assert caught.value.code == "HPC133"
     assert str(program) in str(caught.value)
 
@@ -165,7 +171,7 @@ def test_a_description_of_a_task(environ):
     job = job_at(BLOCK, 5)
     inputs = make_inputs(1, job=job, network=juelich(1), workers=1)
     worker = starter({}, "train.py", ("--lr",), environ)
-    found = worker.describe(inputs, make_direct_plan(inputs))
+    found = worker.describe(make_direct_plan(inputs))
     assert found["command"] == ["/usr/bin/python", "-u", "train.py", "--lr"]
     assert found["exports"] == worker_environment(5, BLOCK)
     assert found["plan"]["backend"] == "direct"

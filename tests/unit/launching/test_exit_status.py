@@ -9,6 +9,7 @@ from plans import make_launch_plan
 
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.schedulers import hydra, openmpi, pbs
 
 LOST = Failure(Kind.LOST, (1,))
 STOP = Failure(Kind.SIGNAL, (1,), code=15)
@@ -17,14 +18,14 @@ STOP = Failure(Kind.SIGNAL, (1,), code=15)
 @pytest.mark.parametrize(
     ("started_by", "failure", "out", "waits"),
     [
-        ("pbsdsh", None, (1,), True),
-        ("pbsdsh", LOST, (), True),
-        ("pbsdsh", STOP, (), False),
-        ("pbsdsh", None, (), False),
-        ("mpirun", None, (1,), True),  # with --enable-recovery
-        ("mpirun", LOST, (1,), False),  # it has ended the job
-        ("mpiexec", None, (1,), False),
-        ("", LOST, (), False),
+        (pbs.PBSDSH, None, (1,), True),
+        (pbs.PBSDSH, LOST, (), True),
+        (pbs.PBSDSH, STOP, (), False),
+        (pbs.PBSDSH, None, (), False),
+        (openmpi.MPIRUN, None, (1,), True),  # with --enable-recovery
+        (openmpi.MPIRUN, LOST, (1,), False),  # it has ended the job
+        (hydra.MPIEXEC, None, (1,), False),
+        (None, LOST, (), False),
     ],
 )
 def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
@@ -35,7 +36,8 @@ def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
         failure=failure, restarts=0, out_at_end=out, is_certain=True
     )
     exit_status._conclude(plan, ended, is_command=False)
+    name = started_by.name if started_by else ""
     written = capsys.readouterr().err
-    text = f"warning: HPC235 {started_by} may wait for a lost node forever. Let the job"
+    text = f"warning: HPC235 {name} may wait for a lost node forever. Let the job"
     assert (text in written) is waits
     assert ("HPC213" in written) is bool(out)

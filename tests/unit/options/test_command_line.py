@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_hpc.options import command_line
+from torchrun_hpc.options import arguments, command_line
+from torchrun_hpc.options.options import Options
 
 # --- what is set --------------------------------------------------------------------
 
@@ -36,7 +37,7 @@ EXPLICIT = {
 
 
 def values_of(line, environ):
-    found = command_line.parse(line.split(), environ).options
+    found = command_line.parse(line.split(), environ).options.given
     return {name: option.value for name, option in found.items()}
 
 
@@ -63,19 +64,18 @@ def test_variables_beside_an_option():
 )
 def test_variables(environ, expected):
     found = command_line.parse(["main.py"], environ)
-    values = {k: v.value for k, v in found.options.items() if k != "hpc_debug"}
-    assert (values, found.problem, found.words) == (expected, None, {})
-    assert {v.source for v in found.options.values()} <= environ.keys()
+    values = {k: v.value for k, v in found.options.given.items() if k != "hpc_debug"}
+    assert (values, found.problem) == (expected, None)
+    assert {v.source for v in found.options.given.values()} <= environ.keys()
 
 
 def test_what_was_typed_beats_its_variable():
     environ = {"PET_NODE_RANK": "x", "PET_ROLE": "b"}
     found = command_line.parse(["--node-r=1", "--role=a", "main.py"], environ)
-    assert {k: str(v) for k, v in found.options.items()} == {
+    assert {k: str(v) for k, v in found.options.given.items()} == {
         "node_rank": "--node_rank=1",
         "role": "--role=a",
     }
-    assert found.words == {"node_rank": "--node-rank=1", "role": "--role=a"}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_problem(argv, environ, code):
     assert (problem.code, problem.everywhere) == (code, True)
 
 
-NAMES = [name for dest in options.TORCHRUN for name in options.names_of(dest)]
+NAMES = [name for dest in arguments.TORCHRUN for name in arguments.names_of(dest)]
 WORDS = st.one_of(
     st.text(max_size=5),
     st.sampled_from([*NAMES, "--hpc", "--hpc-site", "-h", "--", "-", "-1", "main.py"]),
@@ -132,15 +132,17 @@ WORDS = st.one_of(
         lambda name: st.integers(1, len(name)).map(lambda end: name[:end])
     ),
 )
-VARIABLES = st.sampled_from([options.variable_of(dest) for dest in options.TORCHRUN])
+VARIABLES = st.sampled_from(
+    [arguments.variable_of(dest) for dest in arguments.TORCHRUN]
+)
 
 
 @given(st.lists(WORDS), st.dictionaries(VARIABLES, st.sampled_from(["", "1", "x"])))
 def test_no_command_line_is_too_wrong(argv, environ):
     found = command_line.parse(argv, environ)
     if found.problem or found.wants_help:
-        assert found.options == {}
+        assert found.options == Options()
         assert (found.script, found.unknown) == ("", ())
-    assert found.options.keys() <= {*options.TORCHRUN, "hpc_site"}
+    assert found.options.given.keys() <= {*arguments.TORCHRUN, "hpc_site"}
     rest = len(found.arguments)
     assert tuple(argv[len(argv) - rest :]) == found.arguments

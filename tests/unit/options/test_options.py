@@ -1,93 +1,282 @@
-"""The options of torchrun, and ours."""
+"""What the user has set, read once."""
 
 from __future__ import annotations
 
-import argparse
-import textwrap
-from pathlib import Path
-
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nodes import JSC, explicit, juelich, make_inputs, step
+from plans import make_plan
 
-from torchrun_hpc.options import arguments as options
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options import rdzv_conf, values
+from torchrun_hpc.options.arguments import OURS, TORCHRUN
+from torchrun_hpc.options.options import Options, read
+from torchrun_hpc.setting import Setting
+
+
+def of(_has_job=True, **typed):  # noqa: FBT002
+    return read(explicit(typed), has_job=_has_job)
+
+
+# --- what is set ----------------------------------------------------------------------
+
+
+def test_nothing_is_set():
+    assert of() == Options()
+    assert of().problem is None
+    assert "nnodes" not in of()
+    assert of().nnodes == (1, 1)
+
+
+def test_an_option_and_how_it_was_written():
+    found = read({"nnodes": Setting("2:4", "PET_NNODES")})
+    assert ("nnodes" in found, "rdzv_id" in found) == (True, False)
+    assert str(found["nnodes"]) == "PET_NNODES=2:4"
+    assert found.nnodes == (2, 4)
+    with pytest.raises(KeyError):
+        found["rdzv_id"]
+
+
+def test_what_has_no_field_is_still_set():
+    found = of(role="trainer", log_dir="/logs")
+    assert found.given == explicit({"role": "trainer", "log_dir": "/logs"})
+
+
+def test_of_several_problems_the_first_is_told():
+    typed = {"master_port": -1, "nnodes": "two", "hpc_bind": "x", "rdzv_id": "mine"}
+    found = of(**typed)
+    assert found.problem.code == "HPC050"
+    assert found.given == explicit({"rdzv_id": "mine"})
+    assert of(**dict(reversed(typed.items()))).problem.code == "HPC219"
+
+
+# --- the site, and the user -----------------------------------------------------------
+
+SITE = {"hpc_bind": "even", "hpc_preload": "torch, numpy"}
+
+
+def test_a_site_sets_what_the_user_has_not():
+    found = of(nnodes="2").with_site("here", SITE)
+    assert (found.hpc_bind, found.hpc_preload) == ("even", ("torch", "numpy"))
+    assert str(found["hpc_bind"]) == "site here: bind=even"
+    assert str(found["hpc_preload"]) == "site here: preload=torch, numpy"
+    assert "hpc_bind" not in found  # nobody has typed it
+    assert (found.nnodes, found.given) == ((2, 2), explicit({"nnodes": "2"}))
+
+
+@pytest.mark.parametrize("typed", ["gpu", "none"])
+def test_the_user_is_stronger_than_a_site(typed):
+    found = of(hpc_bind=typed).with_site("here", SITE)
+    assert (found.hpc_bind, str(found["hpc_bind"])) == (typed, f"--hpc_bind={typed}")
+    assert found.of_site.keys() == {"hpc_preload"}
+    assert found.hpc_preload == ("torch", "numpy")
+
+
+def test_a_site_does_not_bind_what_torch_is_to_bind():
+    found = of(numa_binding="node").with_site("here", SITE)
+    assert (found.hpc_bind, found.problem) == ("none", None)
+    assert found.of_site.keys() == {"hpc_preload"}
+
+
+def test_a_site_without_defaults():
+    assert of(nnodes="2").with_site("here", {}) == of(nnodes="2")
+
+
+def test_a_problem_of_the_user_stays():
+    found = of(nnodes="two").with_site("here", SITE)
+    assert found.problem.code == "HPC063"
+
+
+# --- how the nodes meet ---------------------------------------------------------------
+
+FILE = "store_type=file"
+BACKENDS = [
+    # with a job, and without
+    ({}, "c10d", "c10d"),
+    ({"nnodes": "1"}, "c10d", "c10d"),
+    ({"nnodes": "2"}, "c10d", "static"),
+    ({"nnodes": "1:2"}, "c10d", "static"),
+    ({"nnodes": "two"}, "c10d", "c10d"),
+    *(
+        (typed, "static", "static")
+        for typed in ({"node_rank": 0}, {"master_addr": "n1"}, {"master_port": 1})
+    ),
+    *(
+        ({"rdzv_backend": name, "nnodes": "2", "master_port": 1}, name, name)
+        for name in ("c10d", "static", "etcd", "theirs")
+    ),
+    # torchrun ignores what is typed
+    ({"standalone": True, "rdzv_backend": "static"}, "c10d", "c10d"),
+    ({"standalone": True, "node_rank": 1, "nnodes": "2"}, "c10d", "c10d"),
+    ({"rdzv_conf": FILE}, "c10d", "c10d"),
+]
+
+
+@pytest.mark.parametrize(("typed", "in_job", "alone"), BACKENDS)
+def test_backend(typed, in_job, alone):
+    for has_job, expected in ((True, in_job), (False, alone)):
+        found = read(explicit(typed), has_job=has_job)
+        assert found.backend == expected
+        assert found.is_static is (expected == "static")
+        by_tcp = expected == "c10d" and "rdzv_conf" not in typed
+        assert found.is_c10d is by_tcp
+
+
+ENDPOINTS = [
+    ({}, None, None),
+    ({"rdzv_endpoint": "n1:7"}, ("n1", 7), "--rdzv_endpoint=n1:7"),
+    ({"master_addr": "n1"}, ("n1", None), "--master_addr=n1"),
+    (
+        {"master_addr": "n1", "rdzv_endpoint": "n2:7"},
+        ("n2", 7),
+        "--rdzv_endpoint=n2:7",
+    ),
+    (
+        {"rdzv_backend": "c10d", "master_addr": "n1", "master_port": 7},
+        ("n1", None),
+        "--master_addr=n1",
+    ),
+    ({"rdzv_backend": "static", "rdzv_endpoint": "n1"}, ("n1", None), None),
+    # what another backend, or nobody, reads may be anything
+    ({"rdzv_backend": "etcd", "rdzv_endpoint": "http://n1"}, None, None),
+    ({"rdzv_conf": FILE, "rdzv_endpoint": "/a/file"}, None, None),
+    ({"standalone": True, "rdzv_endpoint": "/a/file"}, None, None),
+    ({"master_port": 7}, None, None),
+]
+
+
+@pytest.mark.parametrize(("typed", "expected", "written"), ENDPOINTS)
+def test_endpoint(typed, expected, written):
+    found = of(**typed)
+    assert (found.endpoint, found.problem) == (expected, None)
+    if expected is None:
+        assert found.endpoint_setting is None
+    elif written is not None:
+        assert str(found.endpoint_setting) == written
+
+
+def test_the_static_rendezvous_has_no_store_in_a_file():
+    found = of(rdzv_backend="static", rdzv_conf=FILE, rdzv_endpoint="/a/file")
+    assert found.problem.code == "HPC053"
+    assert not found.rdzv_conf.uses_file
 
 
 @pytest.mark.parametrize(
-    ("dest", "expected"),
+    ("typed", "expected"),
     [
-        ("nnodes", ("--nnodes",)),
-        ("rdzv_id", ("--rdzv-id", "--rdzv_id")),
-        ("module", ("-m", "--module")),
+        ({}, False),
+        *(({"nnodes": text}, True) for text in ("1", "1:1", "01")),
+        *(({"nnodes": text}, False) for text in ("2", "1:2", "two")),
+        ({"standalone": True}, True),
+        ({"standalone": True, "nnodes": "2"}, True),
+        ({"standalone": False}, False),
     ],
 )
-def test_names(dest, expected):
-    assert options.names_of(dest) == expected
+def test_one_node_that_is_asked_for(typed, expected):
+    assert of(**typed).asks_for_one_node is expected
 
 
-def ours(environ, *words):
-    parser = argparse.ArgumentParser()
-    options.add_ours(parser, environ)
-    return vars(parser.parse_args(words))
+# --- without some of them -------------------------------------------------------------
 
 
-def test_ours_are_not_set_by_default():
-    assert ours({"PET_HPC_SITE_X": "y"}) == {
-        **dict.fromkeys(("hpc_site", "hpc_omp_threads", "hpc_rendezvous")),
-        "hpc_dry_run": None,
-        **dict.fromkeys(("hpc_bind", "hpc_preload", "hpc_stall_report")),
-        **dict.fromkeys(("hpc_spares", "hpc_spare_after")),
-        **dict.fromkeys(("hpc_health_check", "hpc_health_check_timeout")),
-        **dict.fromkeys(("hpc_outcome", "hpc_without_patches")),
-        "hpc_debug": False,
+def test_without():
+    typed = {"nnodes": "2", "local_addr": "n1", "rdzv_endpoint": "n1:7", "role": "a"}
+    found = of(**typed)
+    assert found.without() == found
+    assert found.without("rdzv_id") == found  # it was not set
+    less = found.without("local_addr", "rdzv_endpoint", "role")
+    assert less.given == explicit({"nnodes": "2"})
+    assert (less.local_addr, less.rdzv_endpoint, less.endpoint) == ("", "", None)
+    assert less.nnodes == (2, 2)
+    assert found.without("nnodes").nnodes == (1, 1)
+    assert found.without("nnodes").endpoint == ("n1", 7)
+
+
+@pytest.mark.parametrize("name", ["rdzv_endpoint", "master_addr"])
+def test_without_a_wrong_endpoint(name):
+    found = of(**{name: "a b", "master_port": 7}).without(name, "master_port")
+    assert (found.endpoint, found.master_port, found.problem) == (None, None, None)
+
+
+def test_without_leaves_what_the_site_has_set():
+    found = of(local_addr="n1").with_site("here", SITE).without("local_addr")
+    assert found.hpc_bind == "even"
+    assert str(found["hpc_bind"]) == "site here: bind=even"
+
+
+# --- anything, and how often ----------------------------------------------------------
+
+text = st.text(st.characters(), max_size=9)  # an environment may have any bytes
+usual = st.sampled_from(
+    [
+        *("1", "2", "2:3", "n1", "n1:7", "[::1]:7", "static", "c10d", "etcd", "auto"),
+        *("is_host=1", "join_timeout=5", FILE, "SIGTERM,SIGKILL", "none", "torch,a.b"),
+        *("9" * 5000, "is_host=2", "join_timeout=0", "a=b,c", "timeout=0", "٣", "gpu"),
+    ]
+)
+KINDS = {
+    bool: st.just(value=True),
+    int: st.integers(-2, 70000) | st.integers(),
+    float: st.floats(),
+    str: usual | text,
+}
+anything = st.fixed_dictionaries(
+    {},
+    optional={name: KINDS[kind] for name, kind in TORCHRUN.items()}
+    | {name: KINDS[bool if name == "hpc_debug" else str] for name in OURS},
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(anything, st.booleans())
+def test_anything_typed_is_read_or_refused(typed, has_job):
+    options = read(explicit(typed), has_job=has_job)
+    assert options.problem is None or isinstance(options.problem, LaunchError)
+    assert options.given.items() <= explicit(typed).items()
+    wrong = typed.keys() - options.given.keys()
+    assert not wrong or options.problem is not None
+    for name in wrong - {"rdzv_endpoint", "master_addr", "rdzv_conf"}:
+        assert getattr(options, name) == getattr(Options(), name)
+
+
+def counted(kind, made):
+    """Return a kind that counts how often it is made."""
+
+    class Counted(kind):
+        def __new__(cls, *args, **kwargs):
+            made.append(kind.__name__)
+            if issubclass(kind, tuple):
+                return super().__new__(cls, *args, **kwargs)
+            return super().__new__(cls)
+
+    return Counted
+
+
+def test_each_option_is_read_once_for_a_plan(monkeypatch):
+    made = []
+    for module, name in (
+        (values, "NodeRange"),
+        (values, "HostPort"),
+        (rdzv_conf, "RdzvConf"),
+    ):
+        monkeypatch.setattr(module, name, counted(getattr(module, name), made))
+    nodes = tuple(f"jwb000{number}" for number in range(1, 5))
+    hosts = {"jwb0004": "10.10.0.4", "jwb0004i": "10.20.0.4"}
+    typed = {
+        "nnodes": "4",
+        "rdzv_endpoint": "jwb0001:29400",
+        "rdzv_conf": "join_timeout=5",
     }
-
-
-def test_ours_are_in_the_documentation():
-    page = (Path(__file__).parents[3] / "docs" / "options.md").read_text("utf-8")
-    parser = argparse.ArgumentParser(add_help=False)
-    options.add_ours(parser, {})
-    found = parser._actions
-    assert page.count("\n### ") == len(found)
-    for action in found:
-        text = textwrap.fill(action.help, 88, break_on_hyphens=False)
-        assert f"\n{text}\nVariable: `{options.variable_of(action.dest)}`." in page
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"PET_HPC_SITE": "jsc"}, {"hpc_site": "jsc"}),
-        ({"PET_HPC_DEBUG": "1"}, {"hpc_debug": True}),
-        ({"PET_HPC_DEBUG": ""}, {"hpc_debug": False}),
-        ({"PET_HPC_DRY_RUN": "1"}, {"hpc_dry_run": "table"}),
-        ({"PET_HPC_DRY_RUN": "0"}, {"hpc_dry_run": None}),
-        ({"PET_HPC_DRY_RUN": "json"}, {"hpc_dry_run": "json"}),
-    ],
-)
-def test_variables_of_ours(environ, expected):
-    assert ours(environ).items() >= expected.items()
-
-
-@pytest.mark.parametrize("form", ["", "=table", "=json"])
-@pytest.mark.parametrize("name", ["--hpc-dry-run", "--hpc_dry_run"])
-def test_a_dry_run_takes_no_word_behind_it(name, form):
-    found = ours({"PET_HPC_DRY_RUN": "x"}, f"{name}{form}", "--hpc-debug")
-    assert found["hpc_dry_run"] == (form[1:] or "table")
-    assert found["hpc_debug"]
-
-
-def test_a_flag_that_is_no_number():
-    with pytest.raises(ValueError, match="yes") as caught:
-        ours({"PET_HPC_DEBUG": "yes"})
-    environ = {"HOME": "/root", "PET_HPC_DEBUG": "yes", "PET_MODULE": "1"}
-    refused = options.wrong_variable(caught.value, environ)
-    assert (refused.code, refused.everywhere) == ("HPC011", True)
-    assert "PET_HPC_DEBUG=yes, PET_MODULE=1. Flags" in str(refused)
-
-
-@pytest.mark.parametrize(
-    ("run_id", "expected"),
-    [("", True), ("x" * 246, True), ("x" * 247, False), ("ü" * 124, False)],
-)
-def test_names_of_folders(run_id, expected):
-    assert options.names_folder(run_id) is expected
-    assert not options.names_folder(f"a/{run_id}")
+    plan = make_plan(
+        make_inputs(
+            3,
+            job=step(3, nodes=nodes),
+            site=JSC,
+            network=juelich(3, hosts=hosts),
+            options=typed,
+        )
+    )
+    assert plan.meeting.endpoint == "jwb0001i:29400"
+    assert "join_timeout=5" in plan.options["rdzv_conf"].value
+    assert sorted(made) == ["HostPort", "NodeRange", "RdzvConf"]

@@ -27,15 +27,16 @@ def conf(text):
     ],
 )
 def test_pairs(text, expected):
-    assert rdzv_conf.parse(conf(text)) == expected
-    assert rdzv_conf.parse(conf(rdzv_conf.join(expected))) == expected
+    found = rdzv_conf.read(conf(text), "theirs")
+    assert found.pairs == expected
+    assert rdzv_conf.read(conf(found.filled()), "theirs") == found
 
 
 def test_not_set():
-    assert rdzv_conf.parse(None) == {}
-    assert not rdzv_conf.uses_file(None)
-    assert rdzv_conf.filled(None, is_host=1) == {"is_host": "1"}
-    rdzv_conf.check(None, "c10d")
+    found = rdzv_conf.RdzvConf()
+    assert (found.pairs, found.uses_file) == ({}, False)
+    assert (found.is_host, found.join_timeout) == (None, None)
+    assert found.filled(is_host=1) == "is_host=1"
 
 
 @pytest.mark.parametrize(
@@ -64,11 +65,10 @@ def test_not_set():
     ],
 )
 def test_what_torch_could_not_read(text, message):
-    for backend in ("scheduler", "c10d"):
-        with pytest.raises(LaunchError, match=re.escape(message)) as caught:
-            rdzv_conf.check(conf(text), backend)
-        assert (caught.value.code, caught.value.everywhere) == ("HPC019", True)
-        assert str(caught.value).startswith(f"--rdzv_conf={text}: ")
+    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
+        rdzv_conf.read(conf(text), "c10d")
+    assert (caught.value.code, caught.value.everywhere) == ("HPC019", True)
+    assert str(caught.value).startswith(f"--rdzv_conf={text}: ")
 
 
 # What is typed, and which backends read it, so that they could not.
@@ -80,22 +80,22 @@ READ_BY = {
     "foo_timeout=1.5": set(),
     "connect_timeout=1.5": set(),
     "rank=first": set(),
-    "is_host=maybe": {"scheduler", "c10d"},
-    "store_type=redis": {"scheduler", "c10d"},
+    "is_host=maybe": {"c10d"},
+    "store_type=redis": {"c10d"},
     "store_type=file,is_host=maybe": set(),
     "store_type=file,read_timeout=0": set(),
-    "read_timeout=0": {"scheduler", "c10d"},
-    "join_timeout=1.5": {"scheduler", "c10d"},
-    "heartbeat_timeout=x": {"scheduler", "c10d"},
-    "keep_alive_interval=0": {"scheduler", "c10d"},
-    "last_call_timeout=0": {"scheduler", "c10d"},
-    "last_call_timeout=x": {"scheduler", "c10d"},
+    "read_timeout=0": {"c10d"},
+    "join_timeout=1.5": {"c10d"},
+    "heartbeat_timeout=x": {"c10d"},
+    "keep_alive_interval=0": {"c10d"},
+    "last_call_timeout=0": {"c10d"},
+    "last_call_timeout=x": {"c10d"},
     "protocol=ftp": set(),
     # As Python reads a number.
     "join_timeout=+1_0,read_timeout=٣": set(),
     "timeout= 5 ": set(),
 }
-BACKENDS = ["scheduler", "c10d", "static", "etcd", "etcd-v2", "theirs"]
+BACKENDS = ["c10d", "static", "etcd", "etcd-v2", "theirs"]
 
 
 @pytest.mark.parametrize("text", READ_BY)
@@ -104,12 +104,13 @@ def test_what_a_backend_does_not_read_may_be_anything(text):
         is_read = backend in READ_BY[text]
         error = pytest.raises(LaunchError, match=re.escape(f"--rdzv_conf={text}: "))
         with error if is_read else contextlib.nullcontext():
-            rdzv_conf.check(conf(text), backend)
+            rdzv_conf.read(conf(text), backend)
 
 
 def test_what_is_set_stays():
-    filled = rdzv_conf.filled(conf("is_host=0, x = y"), is_host=1, join_timeout=900)
-    assert rdzv_conf.join(filled) == "is_host=0,x=y,join_timeout=900"
+    found = rdzv_conf.read(conf("is_host=0, x = y"), "c10d")
+    filled = found.filled(is_host=1, join_timeout=900)
+    assert filled == "is_host=0,x=y,join_timeout=900"
 
 
 @pytest.mark.parametrize(
@@ -117,13 +118,28 @@ def test_what_is_set_stays():
     [("store_type=FILE", True), ("store_type=tcp", False), ("x=file", False)],
 )
 def test_a_store_in_a_file(text, expected):
-    assert rdzv_conf.uses_file(conf(text)) is expected
+    assert rdzv_conf.read(conf(text), "c10d").uses_file is expected
+    assert not rdzv_conf.read(conf(text), "static").uses_file
 
 
 @pytest.mark.parametrize(
-    ("backend", "expected"), [("c10d", 12), ("scheduler", 12), ("static", 60)]
+    ("backend", "expected"), [("c10d", 12), ("static", None), ("theirs", None)]
 )
 def test_a_number_of_seconds_that_a_backend_reads(backend, expected):
-    seconds = conf("join_timeout=12")
-    assert rdzv_conf.seconds(seconds, backend, "join_timeout", 60) == expected
-    assert rdzv_conf.seconds(None, backend, "join_timeout", 60) == 60
+    found = rdzv_conf.read(conf("join_timeout=12"), backend)
+    assert found.join_timeout == expected
+    assert rdzv_conf.read(conf("x=y"), backend).join_timeout is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((f"is_host={word}", True) for word in ("1", "true", "T", "yes", "Y")),
+        *((f"is_host={word}", False) for word in ("0", "False", "f", "no", "n")),
+        ("x=1", None),
+        ("is_host=1,store_type=file", None),
+    ],
+)
+def test_who_hosts(text, expected):
+    assert rdzv_conf.read(conf(text), "c10d").is_host is expected
+    assert rdzv_conf.read(conf(text), "static").is_host is None

@@ -8,6 +8,7 @@ import zipfile
 import pytest
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.script import check, check_program, check_script
 
 
@@ -97,7 +98,7 @@ def test_programs(folder):
     ("options", "code"),
     [
         ({}, "HPC150"),
-        ({"no_python": False, "module": False, "hpc_dry_run": None}, "HPC150"),
+        ({"no_python": False, "module": False, "hpc_dry_run": ""}, "HPC150"),
         ({"no_python": True}, "HPC016"),
         ({"no_python": True, "hpc_dry_run": "table"}, "HPC016"),
         ({"module": True}, None),
@@ -107,8 +108,8 @@ def test_programs(folder):
 def test_what_is_checked(options, code):
     environ = {"PATH": "/nowhere"}
     if code is None:
-        check("not-there", options, environ)
+        check("not-there", Options(**options), environ)
         return
     with pytest.raises(LaunchError) as caught:
-        check("not-there", options, environ)
+        check("not-there", Options(**options), environ)
     assert caught.value.code == code

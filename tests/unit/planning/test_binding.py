@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import THREE, make_inputs, step
-from plans import planned, refused, visible
+from nodes import JSC, THREE, make_inputs, step
+from plans import make_plan, planned, visible
 from trees import (
     DGX_H100,
     FRONTIER,
@@ -26,7 +26,6 @@ from trees import (
 from torchrun_hpc.host.topology import Core, Gpu, Topology, parse_cpus, this_node
 from torchrun_hpc.planning import binding
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, pbs, slurm
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
@@ -437,8 +436,7 @@ def test_only_the_first_task_says_that_it_is_not_bound():
 
 
 def test_a_site_does_not_bind_tasks():
-    inputs = task()
-    plan = make_plan(replace(inputs, site=replace(inputs.site, bind="gpu")))
+    plan = make_plan(task(site=with_bind("gpu")))
     assert (plan.workers.binding.shares, said(plan)) == ((), [])
 
 
@@ -470,22 +468,8 @@ def test_the_patch_that_binds_is_left_out():
     assert (found.shares, found.problem) == ((), "--hpc_without_patches=bind_workers")
 
 
-@pytest.mark.parametrize("value", ["GPU", "gpus", "cores", "0-3"])
-def test_no_way_to_bind(value):
-    error = refused("HPC219", f"--hpc_bind={value}", options={"hpc_bind": value})
-    assert "There are: gpu, even, none" in str(error)
-    assert error.everywhere
-
-
-def test_torch_is_to_bind_too():
-    options = {"hpc_bind": "gpu", "numa_binding": "node"}
-    error = refused("HPC220", "--hpc_bind=gpu and --numa_binding=node", options=options)
-    assert error.everywhere
-
-
-def with_site(bind, **changes):
-    inputs = make_inputs(**changes)
-    return replace(inputs, site=replace(inputs.site, bind=bind))
+def with_bind(how):
+    return replace(JSC, options={"hpc_bind": how})
 
 
 @pytest.mark.parametrize(
@@ -498,8 +482,9 @@ def with_site(bind, **changes):
     ],
 )
 def test_a_site_may_ask_for_it(options, expected):
-    inputs = with_site("even", options=options)
-    assert binding.wanted(inputs.options, inputs.site) == expected
+    inputs = make_inputs(site=with_bind("even"), options=options)
+    found = binding.plan(inputs)
+    assert (found and found.setting) == expected
 
 
 def said(plan):

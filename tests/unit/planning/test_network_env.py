@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import replace
 
 import pytest
 from nodes import INTERACTIVE, changed, juelich, make_inputs, outside_a_step, step
+from plans import make_plan
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.planning import network_env
-from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
@@ -235,7 +234,7 @@ LEVEL, SHORT = "TORCH_CPP_LOG_LEVEL", "RES_OPTIONS"
     ],
 )
 def test_a_resolver_that_does_not_answer(resolver, environ, expected):
-    inputs = replace(make_inputs(environ=environ), resolver=resolver)
+    inputs = make_inputs(environ=environ, resolver=resolver)
     found = network_env.of_resolver(inputs)
     assert {name: setting.value for name, setting in found.items()} == expected
     assert all(setting.source for setting in found.values())

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nodes import JSC, make_inputs
-from plans import BLOCK, planned_at
+from nodes import JSC, explicit, make_inputs
+from plans import BLOCK, make_plan, planned_at
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options.options import read
 from torchrun_hpc.planning import preload
-from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.planning.resources import likely_workers
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.schedulers import slurm
 
 OPTION = "hpc_preload"
 TORCH = {OPTION: "torch"}
-SITE = replace(JSC, preload=("torch", "numpy"))
+SITE = replace(JSC, options={OPTION: "torch,numpy"})
 
 
 def planned(script="train.py", **inputs):
@@ -42,20 +41,10 @@ def test_modules(typed, modules):
     assert (found.modules if found else None) == modules
 
 
-@pytest.mark.parametrize(
-    "typed", ["torch,", "torch;numpy", "torch numpy", "1a", "a..b", "./train.py", ","]
-)
-def test_what_is_no_module(typed):
-    with pytest.raises(LaunchError) as found:
-        planned(options={OPTION: typed})
-    assert (found.value.code, found.value.everywhere) == ("HPC168", True)
-    assert str(found.value).startswith(f"--hpc_preload={typed}: ")
-
-
 def test_a_site_may_set_it():
     found = planned(site=SITE)
     assert found.modules == ("torch", "numpy")
-    assert str(found.setting) == "preload of site jsc=torch,numpy"
+    assert str(found.setting) == "site jsc: preload=torch,numpy"
     assert planned(site=SITE, options=TORCH).modules == ("torch",)
     assert planned(site=SITE, options={OPTION: "none"}) is None
 
@@ -93,11 +82,11 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize("case", IMPOSSIBLE)
 def test_what_needs_an_exec(case):
     options, environ, reason = IMPOSSIBLE[case]
-    for site, explicit, expected in (
+    for site, typed, expected in (
         (JSC, TORCH, ["HPC169"]),
         (SITE, {}, []),  # nobody has asked for it
     ):
-        inputs = make_inputs(options=options | explicit, environ=environ, site=site)
+        inputs = make_inputs(options=options | typed, environ=environ, site=site)
         inputs = replace(inputs, preload=preload.plan(inputs, "train.py"))
         assert inputs.preload.problem == reason
         found = [m for m in make_plan(inputs).messages.advice if m.code == "HPC169"]
@@ -135,19 +124,27 @@ def test_a_program_that_calls_torch_has_imported_it():
         (3, {}, 3),
         ("cpu", {"CUDA_VISIBLE_DEVICES": "0"}, 8),
         ("gpu", {"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+        ("gpu", {}, 8),
         ("gpu", {"SLURM_GPUS_ON_NODE": "1"}, 1),
         ("auto", {"ROCR_VISIBLE_DEVICES": "3", "SLURM_GPUS_ON_NODE": "4"}, 1),
-        ("gpu", {}, 8),
         ("auto", {"CUDA_VISIBLE_DEVICES": ""}, 8),
         ("many", {}, 8),
     ],
 )
 def test_workers_that_torch_has_not_counted(typed, environ, workers):
-    setting = None if typed is None else Setting(typed, "--nproc-per-node")
-    assert likely_workers(setting, environ, 8, 0) == workers
+    options = {} if typed is None else {"nproc_per_node": typed}
+    gpus = slurm.promise(environ).gpus_on_node.value
+    assert likely_workers(read(explicit(options)), environ, 8, gpus) == workers
 
 
-def test_gpus_that_no_variable_names():
-    setting = Setting("gpu", "--nproc-per-node")
-    assert likely_workers(setting, {}, 8, 1) == 1
-    assert likely_workers(setting, {"CUDA_VISIBLE_DEVICES": "0,1"}, 8, 4) == 2
+@pytest.mark.parametrize(
+    ("typed", "environ", "gpus", "workers"),
+    [
+        ("gpu", {}, 1, 1),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "0,1"}, 4, 2),
+        ("cpu", {}, 4, 8),
+    ],
+)
+def test_gpus_that_no_variable_names(typed, environ, gpus, workers):
+    options = read(explicit({"nproc_per_node": typed}))
+    assert likely_workers(options, environ, 8, gpus) == workers

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nodes import BATCH, COMMAND, INTERACTIVE, make_inputs, outside_a_step, step
+from plans import make_plan, refused
 
-from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning import resources
-from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.workers import Workers
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
@@ -19,6 +19,13 @@ from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
 from torchrun_hpc.setting import Setting
 
 OMP = "OMP_NUM_THREADS"
+
+
+def advice(inputs, nodes):
+    """Return what is said of workers that are not bound."""
+    threads = resources.worker_threads(inputs, None)
+    workers = Workers(inputs.node.workers, environment=threads)
+    return resources.advice(inputs, workers, nodes)
 
 
 # --- the launchers' lines -------------------------------------------------------------
@@ -43,7 +50,7 @@ def test_who_types_what_a_message_tells_gets_all_cpus(case):
     line = job.once_per_node(COMMAND)
     assert everywhere in line
     assert len(binding.findall(line)) == bool(everywhere)
-    (said,) = resources.advice(make_inputs(job=job, cpus=1, workers=2), 3)
+    (said,) = advice(make_inputs(job=job, cpus=1, workers=2), 3)
     assert said.code == "HPC092"
     assert when_told in said.text
     assert len(binding.findall(said.text.partition("Type: ")[2])) == bool(when_told)
@@ -78,7 +85,7 @@ def worker_threads(text, workers, cpus, environ=None):
     inputs = make_inputs(
         options=threads(text), workers=workers, cpus=cpus, environ=environ or {}
     )
-    return resources.worker_threads(inputs)
+    return resources.worker_threads(inputs, None)
 
 
 @pytest.mark.parametrize("case", THREADS)
@@ -129,9 +136,9 @@ def test_threads_that_pbs_has_set(case):
         job=step(**changes), options=threads(text), workers=workers, cpus=cpus,
         environ=PBS | variables,
     )  # fmt: skip
-    plan = {name: v.value for name, v in resources.worker_threads(inputs).items()}
+    plan = {name: v.value for name, v in resources.worker_threads(inputs, None).items()}
     assert (variables | plan)[OMP] == expected
-    assert resources.advice(inputs, 3) == ()
+    assert advice(inputs, 3) == ()
 
 
 @pytest.mark.parametrize(
@@ -140,34 +147,19 @@ def test_threads_that_pbs_has_set(case):
 )
 def test_threads_that_pbs_has_not_set(environ):
     inputs = make_inputs(environ=environ, workers=4, cpus=64)
-    assert resources.worker_threads(inputs) == {}
-    assert [message.code for message in resources.advice(inputs, 3)] == ["HPC094"]
+    assert resources.worker_threads(inputs, None) == {}
+    assert [message.code for message in advice(inputs, 3)] == ["HPC094"]
     explicit = make_inputs(environ=environ, options=threads("auto"), workers=4, cpus=64)
-    assert [m.code for m in resources.advice(explicit, 3)] == ["HPC093", "HPC094"]
-
-
-BAD_THREADS = ["0", "-1", "1.5", "two", "AUTO", "auto ", " 2", "2,3", "1234567", "٣"]
-
-
-@pytest.mark.parametrize("text", BAD_THREADS)
-@pytest.mark.parametrize("environ", [{}, {OMP: "2"}])
-def test_what_is_no_number_of_threads(text, environ):
-    """Also where it would be ignored: it is wrong in any case."""
-    with pytest.raises(LaunchError) as caught:
-        worker_threads(text, 2, 8, environ)
-    assert (caught.value.code, caught.value.everywhere) == ("HPC090", True)
-    assert str(caught.value) == (
-        f"--hpc_omp_threads={text}: type a number of threads for each worker, or auto, "
-        "which divides the 8 CPUs of this process by the workers"
-    )
+    assert [m.code for m in advice(explicit, 3)] == ["HPC093", "HPC094"]
 
 
 @pytest.mark.parametrize("job", [None, step(), INTERACTIVE])
 def test_threads_of_every_plan(job):
     inputs = make_inputs(job=job, options=threads("auto"))
     assert make_plan(inputs).environment[OMP].value == "4"
-    with pytest.raises(LaunchError, match="--hpc_omp_threads=0: type a number"):
-        make_plan(make_inputs(job=job, options=threads("0")))
+    for environ in {}, {OMP: "2"}:  # also where it would be ignored
+        wrong = make_inputs(job=job, options=threads("0"), environ=environ)
+        refused("HPC090", "--hpc_omp_threads=0: type a number", wrong, by=make_plan)
 
 
 # --- what is said -------------------------------------------------------------------
@@ -175,7 +167,7 @@ def test_threads_of_every_plan(job):
 
 def said(nodes=3, **changes):
     """Return what is said, each as ``HPC... text``."""
-    return [str(message) for message in resources.advice(make_inputs(**changes), nodes)]
+    return [str(message) for message in advice(make_inputs(**changes), nodes)]
 
 
 SRUN = "srun --nodes=3 --ntasks=3 --ntasks-per-node=1"
@@ -453,9 +445,9 @@ usual = st.sampled_from(
 )
 READ = [
     OMP,
-    resources.CPUS_PER_TASK,
-    resources.SRUN_CPUS_PER_TASK,
-    resources.GPUS_ON_NODE,
+    slurm.CPUS_PER_TASK,
+    slurm.SRUN_CPUS_PER_TASK,
+    slurm.GPUS_ON_NODE,
     *resources.VISIBLE,
 ]
 numbers = st.integers(1, 16)

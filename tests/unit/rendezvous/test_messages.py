@@ -16,7 +16,7 @@ from torchrun_hpc.rendezvous.protocol import (
 from torchrun_hpc.rendezvous.search import RefusedError
 
 
-def plan(node_rank=0, **changes):
+def meeting(node_rank=0, **changes):
     values = {
         "title": "Slurm 19.0",
         "nodes": 3,
@@ -28,11 +28,11 @@ def plan(node_rank=0, **changes):
         "hosts": ("jwb0001", "jwb0002", "jwb0003"),
         "coordinator": 0,
     }
-    return make_launch_plan(**values | changes)
+    return make_launch_plan(**values | changes).meeting
 
 
 def many(number=1500, **changes):
-    return plan(nodes=number, hosts=tuple(f"n{i}" for i in range(number)), **changes)
+    return meeting(nodes=number, hosts=tuple(f"n{i}" for i in range(number)), **changes)
 
 
 N0, N1, N2 = (f"jwb000{n + 1} (node {n})" for n in range(3))
@@ -114,7 +114,7 @@ EVENTS = {
 def test_an_event_is_written_where_it_arrives(case, node_rank):
     message, expected = EVENTS[case]
     spares = int(case.endswith("of a job with spares"))
-    written = messages.render(message, plan(node_rank, spares=spares))
+    written = messages.render(message, meeting(node_rank, spares=spares))
     assert (written and str(written)) == expected
 
 
@@ -124,7 +124,7 @@ def test_an_event_is_written_where_it_arrives(case, node_rank):
 )
 def test_looking_for_the_head_node_is_reported_soon_by_one_node(node_rank, seconds):
     written = {
-        second: messages.render({"looking": second, "found": FOUND}, plan(node_rank))
+        second: messages.render({"looking": second, "found": FOUND}, meeting(node_rank))
         for second in range(1, 101)
     }
     assert [second for second, message in written.items() if message] == seconds
@@ -160,7 +160,7 @@ def test_the_cause_is_named(monkeypatch, found, problem, expected):
         messages, "path_problem", lambda *_where: (problem, problem == DOWN)
     )
     hint = f"{KILL} ends all tasks when one fails"
-    hints = plan(1, hint=hint, network_hint="Name the network")
+    hints = meeting(1, hint=hint, network_hint="Name the network")
     assert messages._search_problem(found, hints) == expected
 
 
@@ -192,7 +192,7 @@ def test_the_cause_is_named(monkeypatch, found, problem, expected):
 )
 def test_one_node_reports_what_the_coordinator_cannot(head, reporters, message, text):
     written = [
-        messages.render(message, plan(rank, coordinator=head)) for rank in range(3)
+        messages.render(message, meeting(rank, coordinator=head)) for rank in range(3)
     ]
     expected = [text if rank in reporters else None for rank in range(3)]
     assert [message and str(message) for message in written] == expected
@@ -296,7 +296,7 @@ FAILED = {
 @pytest.mark.parametrize("case", FAILED)
 def test_why_a_job_failed(case):
     failure, expected = FAILED[case]
-    message = messages.failed(failure, plan())
+    message = messages.failed(failure, meeting())
     assert str(message) == f"HPC125 the job has failed: {expected}"
 
 
@@ -305,7 +305,7 @@ def test_every_kind_of_failure_is_written():
 
 
 def test_the_head_node_where_only_its_address_is_known():
-    message = messages.failed(Failure(Kind.COORDINATOR), plan(1, coordinator=None))
+    message = messages.failed(Failure(Kind.COORDINATOR), meeting(1, coordinator=None))
     assert message.text.endswith("the agent on the head node, jwb0001i:25592, is gone")
 
 
@@ -329,10 +329,10 @@ def test_a_failure_of_all_nodes_is_no_flood(kind):
 )
 def test_any_failure_is_one_line(failure, head):
     failure = wire.decode(Failure, wire.encode(failure))
-    message = messages.failed(failure, plan(coordinator=head))
+    message = messages.failed(failure, meeting(coordinator=head))
     assert str(message).isprintable()
     assert [
-        messages.reports_failure(failure, plan(r, coordinator=head)) for r in range(3)
+        messages.reports_failure(failure, meeting(r, coordinator=head)) for r in range(3)
     ].count(True)
 
 
@@ -381,7 +381,7 @@ THERE = JoinRequest(
 
 def refused(reason, environ):
     """Return what an agent says that is refused."""
-    known = RefusedError(reason, 25593), plan(1, spares=1), THERE
+    known = RefusedError(reason, 25593), meeting(1, spares=1), THERE
     return messages.refusal(*known, environ)
 
 
@@ -438,6 +438,6 @@ def test_the_first_node_that_is_connected_reports(failure, head, expected):
     reporters = [
         rank
         for rank in range(3)
-        if messages.reports_failure(failure, plan(rank, coordinator=head))
+        if messages.reports_failure(failure, meeting(rank, coordinator=head))
     ]
     assert reporters == expected

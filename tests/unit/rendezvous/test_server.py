@@ -27,7 +27,7 @@ from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc import wire
-from torchrun_hpc.planning.endpoints import notice_ports
+from torchrun_hpc.planning.endpoints import ports_of
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import JobFailedError
@@ -86,19 +86,20 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
     """On a port of its own if those of the job are taken."""
     job_id = f"19.{os.getpid()}"  # its ports for notices are no other test's
     with listening() as taken:
-        plan = make_launch_plan(
+        _, notices = ports_of(job_id)
+        meeting = make_launch_plan(
             nodes=3, node_rank=0, workers=1,
             launch_id=job_id, ports=(taken.getsockname()[1],), listen=(HERE, 1),
-            notice_ports=notice_ports(job_id), spares=spares,
-        )  # fmt: skip
-        where = {"notice_ports": notice_ports(job_id), "timeout": FOREVER}
-        ports = plan.meeting.ports
+            notice_ports=notices, spares=spares,
+        ).meeting  # fmt: skip
+        where = {"notice_ports": notices, "timeout": FOREVER}
+        ports = meeting.ports
         others = [
             job.client(rank, ports, where=where, job=job_id, spares=spares)
             for rank in (1, 2)
         ]
         failures = job.clock.passes_while(
-            lambda: servers.serve_failure(plan, FAILURE_BEFORE, NEVER_S),
+            lambda: servers.serve_failure(meeting, FAILURE_BEFORE, NEVER_S),
             *(lambda client=client: failure_after(client) for client in others),
         )
     assert failures == [None, FAILURE_BEFORE, FAILURE_BEFORE]

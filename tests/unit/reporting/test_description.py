@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
-from plans import make_launch_plan
+from plans import make_launch_plan, make_plan
 
 from torchrun_hpc import __version__
 from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.planning.endpoints import port_of
-from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import description
 from torchrun_hpc.schedulers.job import LaunchContext
 
@@ -30,7 +29,7 @@ COMMAND = ["torchrun", "--nnodes=3", "train.py", "--lr", "0.1"]
 
 def described(inputs):
     plan = make_plan(inputs)
-    return description.description(inputs, plan, "2.13.0", [PATCH], COMMAND)
+    return description.description(inputs.job, plan, "2.13.0", [PATCH], COMMAND)
 
 
 THREE_NODES = make_inputs()
@@ -76,7 +75,7 @@ def test_another_node_gets_all_values_and_their_sources(inputs):
     assert description.received(text, rank + 1, plan) is None
     of_another = make_launch_plan(nodes=1, hosts=("n1",))
     assert description.received(text, rank, of_another) is None
-    assert set(found["options"]) == {*inputs.options, *plan.options}
+    assert set(found["options"]) == {*inputs.options.given, *plan.options}
     for name, option in found["options"].items():
         # What is derived in spite of what was typed is what torchrun gets.
         expected = plan.options.get(name) or inputs.options[name]

@@ -11,8 +11,7 @@ from launches import launch
 from nodes import detected, node_file, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.launching.direct import WorkerStarter
-from torchrun_hpc.main import inputs_of, plan_of
+from torchrun_hpc.main import planned_from
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.planning.mode import direct_mode
 from torchrun_hpc.preflight import of_process, preflight
@@ -331,9 +330,7 @@ def with_leftovers(monkeypatch, tmp_path):
 def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
     assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
     job = detected(this_process())
-    starter = WorkerStarter(preflight("COMMAND"), job, {})
-    known = inputs_of(direct_mode(job), preflight("COMMAND"), CommandLine())
-    inputs, _ = plan_of(known, starter)
+    inputs = planned_from(direct_mode(job), preflight("COMMAND"), CommandLine())
     assert (job.scheduler, inputs.site) == ("PBS", None)
     assert not [name for name in inputs.environ if name.startswith("SLURM")]
 

@@ -19,8 +19,8 @@ from nodes import (
     recorded,
     recordings,
 )
+from plans import make_plan
 
-from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.rendezvous.client import request_of
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
@@ -70,9 +70,9 @@ def test_two_launches_in_one_job(name, is_told_apart):
     for command in ("x a.py", "x b.py", f"x {'a' * 99} b.py"):
         inputs = make_inputs(job=job, network=network, site=None, command=command)
         plan = make_plan(inputs)
-        started.append(request_of(plan, "").started)
+        started.append(request_of(plan.meeting, "").started)
         # Nobody ends the others, which may have said why they cannot start.
-        assert ("see what these nodes have printed" in plan.messages.hint) is (
+        assert ("see what these nodes have printed" in plan.meeting.hint) is (
             name == "pbs-pbsdsh"
         )
     assert [each.partition(" [")[0] for each in started] == (

@@ -14,10 +14,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import PATIENCE
 
-from torchrun_hpc import waiting
+from torchrun_hpc import preflight, waiting
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import preflight
+from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
+
+
+def exchange_in_launch(environ):
+    return preflight._exchange(console.write, environ)
+
 
 MAPPING = "(vector,(0,3,1))"
 
@@ -275,7 +280,7 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
     monkeypatch.setattr(waiting, "NEXT_REPORT", 0.05)
     asked = manager(tasks=2)
     environs = [environ | {"MPI_LOCALRANKID": "0"} for environ in asked.environs]
-    thread = threading.Thread(target=preflight._exchange, args=(environs[rank],))
+    thread = threading.Thread(target=exchange_in_launch, args=(environs[rank],))
     real, waits = pmi.exchange, threading.Event()
 
     def exchange(environ, host, wait, boot):
@@ -306,7 +311,7 @@ def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
     environ = manager(tasks=3).environs[1] | {"MPI_LOCALRANKID": "0"}
     with pytest.raises(LaunchError) as caught:
-        preflight._exchange(environ)
+        exchange_in_launch(environ)
     assert caught.value.code == "HPC166"
     tasks = (
         "waited for 2 other tasks on the nodes of the job (dec0001, dec0002) to start"
@@ -585,7 +590,7 @@ def test_a_process_manager_that_does_not_answer_is_named(name):
     value = {"PMI_FD": "99", "PMI_PORT": "127.0.0.1:1"}[name]
     environ = {"PMI_RANK": "0", "PMI_SIZE": "2", name: value}
     with pytest.raises(LaunchError, match=f"^{name}={value} does not") as caught:
-        preflight._exchange(environ)
+        exchange_in_launch(environ)
     assert caught.value.code == "HPC138"
-    assert preflight._exchange(environ | {"PMI_SIZE": "1"}) is None  # nobody to talk to
-    assert preflight._exchange({"PMI_RANK": "0", "PMI_SIZE": "2"}) is None
+    assert exchange_in_launch(environ | {"PMI_SIZE": "1"}) is None  # nobody to talk to
+    assert exchange_in_launch({"PMI_RANK": "0", "PMI_SIZE": "2"}) is None

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from launches import assert_refusal, assert_refused, with_changes
 from nodes import RECORDED, changed, detected, juelich, make_inputs, recorded
-from plans import make_direct_plan
+from plans import make_direct_plan, make_plan
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.preflight import of_process
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers import slurm

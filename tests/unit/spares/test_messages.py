@@ -18,7 +18,7 @@ LOST = wire.encode(Failure(Kind.LOST, (1,)))
 WORKER = wire.encode(Failure(Kind.WORKER, (1,), rank=5, code=1, text="ValueError: bad"))
 
 
-def plan(node_rank=1, **changes):
+def meeting(node_rank=1, **changes):
     values = {
         "nodes": 4,
         "spares": 1,
@@ -30,7 +30,7 @@ def plan(node_rank=1, **changes):
         "hosts": HOSTS,
         "coordinator": 0,
     }
-    return make_launch_plan(**values | changes)
+    return make_launch_plan(**values | changes).meeting
 
 
 def replaced(*who, number=1, because=None):
@@ -124,7 +124,7 @@ EVENTS = {
 @pytest.mark.parametrize("case", EVENTS)
 def test_an_event(case):
     event, expected = EVENTS[case]
-    message = messages.render(event, plan())
+    message = messages.render(event, meeting())
     assert (message and str(message)) == expected
 
 
@@ -137,11 +137,11 @@ def test_an_event(case):
     ],
 )
 def test_nodes_that_the_next_job_had_better_do_without(ranks, exclude, expected):
-    known = replace(plan(), spares=Spares(60, exclude=exclude))
+    known = replace(meeting(), spares=Spares(1, 60, exclude=exclude))
     message = messages.bad_nodes(ranks, known)
     assert str(message) == f"HPC213 lost, or out: {expected}"
 
 
 def test_nodes_where_the_scheduler_cannot_exclude_them():
-    message = messages.bad_nodes((1,), plan())
+    message = messages.bad_nodes((1,), meeting())
     assert str(message) == f"HPC213 lost, or out: {N1}"

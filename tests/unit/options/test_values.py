@@ -1,0 +1,209 @@
+"""The value of each option: how it is read, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import pytest
+from nodes import explicit
+
+from torchrun_hpc.options.options import READERS, read
+
+# What is typed, and what it means.
+GOOD = {
+    "nnodes": {
+        **dict.fromkeys(("1", "01", " 1", "+1", "1 ", "1:1", "1 : +1"), (1, 1)),
+        "4": (4, 4),
+        "2:4": (2, 4),
+        "999999999": (999999999, 999999999),
+    },
+    "nproc_per_node": {
+        "1": 1,
+        "16": 16,
+        16: 16,
+        **{word: word for word in ("gpu", "cpu", "auto", "many", "1.5", "")},
+    },
+    "max_restarts": {0: 0, 3: 3, 10**20: 10**20},
+    "monitor_interval": {0.1: 0.1, 5: 5.0, 1e-9: 1e-9, 1e6: 1e6},
+    "master_port": {0: 0, 1: 1, 29500: 29500, 65535: 65535},
+    "signals_to_handle": {
+        "": (),
+        "SIGTERM": ("SIGTERM",),
+        "SIGTERM, SIGUSR1,": ("SIGTERM", "SIGUSR1"),
+        "SIGNONE": ("SIGNONE",),  # of which torch warns
+    },
+    "hpc_site": {"jsc": "jsc", "none": "none", "./a.toml": "./a.toml"},
+    "hpc_omp_threads": {"auto": "auto", "1": 1, "3": 3, "999999": 999999},
+    "hpc_bind": {word: word for word in ("gpu", "even", "none")},
+    "hpc_rendezvous": {word: word for word in ("auto", "scheduler", "c10d")},
+    "hpc_preload": {
+        "none": (),
+        "torch": ("torch",),
+        "torch,torch.nn, numpy": ("torch", "torch.nn", "numpy"),
+        "größe": ("größe",),
+    },
+    "hpc_stall_report": {"1": 1, "600": 600, "9999999": 9999999},
+    **{
+        name: {"0": 0, "00": 0, "4": 4, "004": 4, "999999": 999999}
+        for name in ("hpc_spares", "hpc_spare_after", "hpc_health_check_timeout")
+    },
+    "hpc_health_check": {"dcgmi diag -r 1": "dcgmi diag -r 1"},
+    "hpc_outcome": {"/a b/c": "/a b/c"},
+    "hpc_without_patches": {
+        "": (),
+        "agent": ("agent",),
+        " agent, host_name ,": ("agent", "host_name"),
+    },
+    "hpc_dry_run": {"table": "table", "json": "json"},
+}
+
+NO_WHOLE = ("", "x", "-1", "+1", "1.5", "1 ", "2:3", "0x1", "²", "٣", "1234567")
+NO_NODES = ("", "0", "0:3", "3:2", "-1", "1:", ":3", "1:2:3", "two", "1.0", "٣", "3 4")
+NO_THREADS = ("", "0", "-1", "1.5", "two", "AUTO", "auto ", " 2", "2,3", "1234567", "٣")
+NO_SECONDS = (
+    *("0", "00600", "-1", "+5", "1.5", "1e3", "10s", "ten", "", " 5", "10000000"),
+)
+NO_MODULES = ("", "torch,", "torch;numpy", "torch numpy", "1a", "a..b", "./a.py", ",")
+NO_ENDPOINTS = (
+    *("jwb0001:port", "jwb0001:65536", "jwb0001:29400x", "jwb0001:", ":29400"),
+    *("a b:29400", "http://jwb0001:29400", "[jwb0001]:29400", "[10.20.0.1"),
+    *("fd00::1]:29400", "jwb0001:٢٩٤٠٠", "jwb0001:000080", "a:1:2", " "),
+)
+ENDPOINT = (
+    " is not an endpoint: type HOST:PORT (an IPv6 address in brackets, a port up to "
+    "65535)"
+)
+NODES = (
+    " is not a number of nodes: type a number (4), or a range with the lower number "
+    "first (2:4)"
+)
+THREADS = (
+    ": type a number of threads for each worker, or auto, which divides the CPUs of "
+    "this process by the workers"
+)
+SECONDS = (
+    ": type whole seconds, longer than any pause of the training: "
+    "--hpc-stall-report=600"
+)
+NO_MODULE = (
+    " is no name of a module. Type names with commas between them, "
+    "--hpc-preload=torch,numpy, or none"
+)
+# What is wrong, the code, and what the message says behind the option.
+BAD = [
+    ("nnodes", NO_NODES, "HPC063", NODES),
+    ("nproc_per_node", ("0", "-1", 0, "-٣"), "HPC013", " starts no worker"),
+    ("max_restarts", (-1, -(10**20)), "HPC014", ": type 0 or more"),
+    (
+        *("monitor_interval", (0, -1, -0.1, 1e300, float("inf"), float("nan"))),
+        *("HPC014", ": type seconds, above 0"),
+    ),
+    (
+        *("master_port", (-1, 65536, 99999), "HPC050"),
+        " is not a port: type one from 1 to 65535",
+    ),
+    *(
+        (
+            *("signals_to_handle", (f"SIGTERM, {name}",), "HPC014"),
+            f": {name} cannot be handled",
+        )
+        for name in ("SIGKILL", "SIGSTOP", "signal", "__doc__")
+    ),
+    ("rdzv_endpoint", NO_ENDPOINTS, "HPC053", ENDPOINT),
+    ("master_addr", NO_ENDPOINTS, "HPC053", ENDPOINT),
+    ("hpc_omp_threads", NO_THREADS, "HPC090", THREADS),
+    (
+        *("hpc_bind", ("GPU", "gpus"), "HPC219"),
+        ": Did you mean gpu? There are: gpu, even, none",
+    ),
+    ("hpc_bind", ("cores", "0-3"), "HPC219", ": There are: gpu, even, none"),
+    (
+        *("hpc_rendezvous", ("c10",), "HPC110"),
+        ": Did you mean c10d? There are: auto, scheduler, c10d",
+    ),
+    (
+        *("hpc_rendezvous", ("Scheduler",), "HPC110"),
+        ": Did you mean scheduler? There are: auto, scheduler, c10d",
+    ),
+    (
+        *("hpc_rendezvous", ("static", "etcd"), "HPC110"),
+        ": There are: auto, scheduler, c10d",
+    ),
+    *(
+        (
+            *("hpc_preload", (value,), "HPC168"),
+            f": {value.rpartition(',')[2]!r}{NO_MODULE}",
+        )
+        for value in NO_MODULES
+    ),
+    ("hpc_stall_report", NO_SECONDS, "HPC174", SECONDS),
+    (
+        *("hpc_spares", NO_WHOLE, "HPC205"),
+        ": type a number of nodes: --hpc-spares=2",
+    ),
+    *(
+        (name, NO_WHOLE, "HPC205", f": type whole seconds: --{typed}=60")
+        for name, typed in (
+            ("hpc_spare_after", "hpc-spare-after"),
+            ("hpc_health_check_timeout", "hpc-health-check-timeout"),
+        )
+    ),
+    ("hpc_dry_run", ("x",), "HPC014", ": There are: table, json"),
+    ("hpc_dry_run", ("jso",), "HPC014", ": Did you mean json? There are: table, json"),
+]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_can_be_used(name):
+    for typed, expected in GOOD[name].items():
+        found = read(explicit({name: typed}))
+        assert (getattr(found, name), found.problem) == (expected, None), typed
+        assert name in found, typed
+        assert str(found[name]) == f"--{name}={typed}", typed
+
+
+@pytest.mark.parametrize(("name", "wrong", "code", "text"), BAD)
+def test_what_cannot_be_used(name, wrong, code, text):
+    """It is the same in all modes, with a job and without."""
+    default = getattr(read({}), name, None)
+    for typed in wrong:
+        for has_job in True, False:
+            found = read(explicit({name: typed}), has_job=has_job)
+            problem = found.problem
+            assert problem is not None, typed
+            assert (problem.code, problem.everywhere) == (code, True), typed
+            assert str(problem) == f"--{name}={typed}{text}", typed
+            assert name not in found, typed
+            assert getattr(found, name, None) in (default, ""), typed
+
+
+def test_every_reader_has_good_values():
+    assert READERS.keys() <= GOOD.keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("n1", ("n1", None)),
+        ("n1:0", ("n1", 0)),
+        (" n1.site:29400 ", ("n1.site", 29400)),
+        ("n_1-x:65535", ("n_1-x", 65535)),
+        ("10.20.0.1", ("10.20.0.1", None)),
+        ("10.20.0.1:00001", ("10.20.0.1", 1)),
+        ("fd00::1", ("fd00::1", None)),
+        ("[fd00::1]", ("fd00::1", None)),
+        ("[fd00::1]:29400", ("fd00::1", 29400)),
+    ],
+)
+def test_endpoints(typed, expected):
+    for name in "rdzv_endpoint", "master_addr":
+        found = read(explicit({name: typed}))
+        assert (found.endpoint, found.problem) == (expected, None)
+        assert str(found.endpoint_setting) == f"--{name}={typed}"
+
+
+def test_workers_are_bound_once():
+    options = {"hpc_bind": "gpu", "numa_binding": "node"}
+    found = read(explicit(options)).problem
+    assert (found.code, found.everywhere) == ("HPC220", True)
+    start = "--hpc_bind=gpu and --numa_binding=node: both bind the workers to CPUs"
+    assert str(found).startswith(start)
+    assert read(explicit(options | {"hpc_bind": "none"})).problem is None
