@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from torchrun_hpc.setting import Setting
+
 SCRIPT = "train.py"
 
 
@@ -81,7 +83,13 @@ def _as_stock_says(error: LaunchError) -> dict[str, Any]:
 
 
 def ours(argv: Sequence[str]) -> argparse.Namespace:
-    return torchrun_parser.parse(argv, os.environ)[0]
+    return torchrun_parser.parse(argv, os.environ)
+
+
+def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Setting]]:
+    """Return the arguments, and of these what the user set."""
+    args = ours(argv)
+    return args, torchrun_parser.explicit(args, argv, os.environ)
 
 
 def assert_same(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:

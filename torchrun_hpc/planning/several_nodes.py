@@ -265,12 +265,13 @@ def _check_static(inputs: Inputs, job: Job, rank: int, endpoint: Endpoint) -> No
             everywhere=True,
         )
     if "node_rank" in options and options.node_rank != rank:
+        variable = job.launcher.node_variable
+        was = f"Was it ${variable}, expanded in the batch script, where it is 0? "
         raise LaunchError(
             "HPC071",
             f"{options['node_rank']}, but this is node {rank} of the step "
             f"({job.provenance['node_rank']}), and the static rendezvous would wait "
-            "for ever. Was it $SLURM_NODEID, expanded in the batch script, where it is "
-            "0? Leave the option out",
+            f"for ever. {was if variable else ''}Leave the option out",
         )
     if job.is_ranked and endpoint.node not in (None, 0):
         raise LaunchError(

@@ -14,7 +14,7 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import flux, hydra, jsrun, lsf, openmpi, pals, pbs, slurm
 from torchrun_hpc.schedulers.evidence import without_leftovers
 from torchrun_hpc.schedulers.job import Promise
-from torchrun_hpc.schedulers.launched_job import launched_job
+from torchrun_hpc.schedulers.launched_job import NO_SCHEDULER, launched_job
 from torchrun_hpc.schedulers.process import WeighedProcess
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def detect(process: WeighedProcess) -> Job | None:
     for detector in DETECTORS:
         if detector.task_layout is not None and detector.has_rank(process.environ):
             layout = detector.task_layout(process)
-            return launched_job(detector, layout, _allocation(process), process)
+            allocation = _allocation(process) or NO_SCHEDULER
+            return launched_job(detector, layout, allocation, process)
         if detector.detect is not None and detector.is_set(process.environ):
             job = detector.detect(process)
             if job is not None:
@@ -93,8 +94,8 @@ def promise(process: WeighedProcess) -> Promise:
 
 def job_number(environ: Mapping[str, str]) -> str:
     """Return the number of the scheduler's job; empty without one."""
-    signs = (name for d in DETECTORS if d.detect for name in d.signs)
-    return next(filter(None, map(environ.get, signs)), "")
+    numbers = (d.number(environ) for d in DETECTORS if d.detect)
+    return next(filter(None, numbers), "")
 
 
 def task_rank(environ: Mapping[str, str]) -> int | None:

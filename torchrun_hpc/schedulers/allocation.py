@@ -45,7 +45,18 @@ class Allocation:
         """Describe the job of a script that nothing but the scheduler has started.
 
         This machine may be outside of the nodes.
+
+        Raises:
+            LaunchError: The nodes are not known.
         """
+        if not self.nodes:
+            raise LaunchError(
+                "HPC035",
+                f"{self.provenance['nodes']} cannot be read here, and names the nodes "
+                f"of {self.scheduler} job {self.launch_id}. In a container, mount the "
+                "folder of the file and pass the variables on; or start this with "
+                "mpirun or mpiexec; or type --standalone for one node",
+            )
         rank = node_index(hostname, self.nodes)
         context = LaunchContext.BATCH_SCRIPT
         if rank is None and len(self.nodes) > 1:

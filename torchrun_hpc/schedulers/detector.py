@@ -39,6 +39,9 @@ class Detector:
             launcher may have none, and no ``daemons``: then its variables are never
             taken for left over.
         daemons: Names of the processes with which it starts others.
+        node_name: Variable with its name of this node; empty if there is none.
+        task_pid: Variable with the number of the process that it started itself, if
+            ``node_name`` is this machine; empty if there is none.
         launcher: What a person types to start tasks.
         task_layout: Says which task this is, among how many. Called if ``rank`` is set.
         detect: Describes the job; ``None`` if it did not start this. Called if one of
@@ -47,9 +50,6 @@ class Detector:
             of ``signs`` is set.
         promise: Returns what the job has of CPUs, GPUs and threads. Called if one of
             ``signs`` is set, whoever started this process.
-
-    Raises:
-        TypeError: A part is missing.
     """
 
     name: str
@@ -58,29 +58,12 @@ class Detector:
     prefixes: tuple[str, ...]
     daemons: tuple[str, ...]
     launcher: Launcher
+    node_name: str = ""
+    task_pid: str = ""
     task_layout: Callable[[Process], TaskLayout] | None = None
     detect: Callable[[Process], Job | None] | None = None
     allocation: Callable[[Process], Allocation | None] | None = None
     promise: Callable[[Mapping[str, str]], Promise] | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the parts belong together."""
-        is_scheduler = self.detect is not None
-        has_nodes = self.allocation is not None
-        are_kept = not all(sign.startswith(self.prefixes) for sign in self.signs)
-        rules = {
-            "a name and signs": self.name and self.signs,
-            "either task_layout or detect": is_scheduler is (self.task_layout is None),
-            "allocation if it has detect, and only then": has_nodes is is_scheduler,
-            "rank if it has task_layout": self.rank or is_scheduler,
-            "daemons if it has detect": self.daemons or not is_scheduler,
-            "prefixes and daemons, or neither": (not self.prefixes)
-            is (not self.daemons),
-            "signs that begin with its prefixes": not (self.prefixes and are_kept),
-        }
-        for rule, holds in rules.items():
-            if not holds:
-                raise TypeError(f"Detector {self.name!r} needs {rule}")
 
     def is_set(self, environ: Mapping[str, str]) -> bool:
         """Say whether its variables are there."""
@@ -90,7 +73,11 @@ class Detector:
         """Say whether it tells this task a rank."""
         return bool(self.rank) and all(environ.get(name) for name in self.rank)
 
+    def number(self, environ: Mapping[str, str]) -> str:
+        """Return the number of its job: the first of its variables that is set."""
+        return next(filter(None, map(environ.get, self.signs)), "")
+
     def shown(self, environ: Mapping[str, str]) -> str:
         """Write its name, and the first of its variables."""
-        name = next(name for name in self.signs if environ.get(name))
+        name = next(filter(environ.get, self.signs))
         return f"{self.name} ({name}={environ[name][:_SHOWN]!r})"

@@ -14,7 +14,6 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers import slurm
 from torchrun_hpc.schedulers.job import node_index, same_host
 
 if TYPE_CHECKING:
@@ -51,8 +50,8 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
     has_host = [(scheduler, _has_host(scheduler, process)) for scheduler in schedulers]
     here = [scheduler for scheduler, is_here in has_host if is_here]
     where = "several" if here else "none"
-    if slurm.DETECTOR in here and len({_job_number(s, process) for s in here}) == 1:
-        return slurm.DETECTOR  # one job: a site's prolog sets the others' variables
+    if len({s.number(process.environ).partition(".")[0] for s in here}) == 1:
+        return here[0]  # one job: a site's prolog sets the others' variables
     if not here and not process.may_be_renamed:
         # PBS writes the node file for the first host only.
         here = [scheduler for scheduler, is_here in has_host if is_here is None]
@@ -64,26 +63,31 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
 
 def _nearest(detectors: Sequence[Detector], process: Process) -> Detector | None:
     """Return the one whose process is the nearest above this one, if any shows."""
-    has_slurm = slurm.DETECTOR in detectors and _is_on_slurms_node(process)
-    # What Slurm itself has started, where slurmstepd, which is root's, is hidden.
-    task = process.environ.get(slurm.TASK_PID) if has_slurm else None
+    # What it has started itself, where its daemon, which is root's, is hidden.
+    started = {d: _started_here(d, process) for d in detectors}
     above = zip_longest(process.ancestors, process.ancestor_pids, fillvalue="")
     for name, pid in [("", process.pid), *above]:
         for detector in detectors:
-            if str(name).partition(".")[0] in detector.daemons:
+            is_daemon = str(name).partition(".")[0] in detector.daemons
+            if is_daemon or (pid and str(pid) == started[detector]):
                 return detector
-        if task and str(pid) == task:
-            return slurm.DETECTOR
     return None
 
 
-def _is_on_slurms_node(process: Process) -> bool:
-    return same_host(process.environ.get(slurm.NODE_NAME, ""), process.hostname)
+def _is_on_its_node(detector: Detector, process: Process) -> bool:
+    node = process.environ.get(detector.node_name, "")
+    return bool(node) and same_host(node, process.hostname)
+
+
+def _started_here(detector: Detector, process: Process) -> str:
+    """Return the number of the process that it started on this node, if it tells."""
+    is_here = _is_on_its_node(detector, process)
+    return process.environ.get(detector.task_pid, "") if is_here else ""
 
 
 def _has_host(scheduler: Detector, process: Process) -> bool | None:
     """Say whether this host is one of the job's; ``None`` if these are not known."""
-    if scheduler is slurm.DETECTOR and _is_on_slurms_node(process):
+    if _is_on_its_node(scheduler, process):
         return True
     try:
         job = scheduler.allocation(process) if scheduler.allocation else None
@@ -91,12 +95,6 @@ def _has_host(scheduler: Detector, process: Process) -> bool | None:
         return None
     known = job is not None and job.nodes
     return node_index(process.hostname, known) is not None if known else None
-
-
-def _job_number(scheduler: Detector, process: Process) -> str:
-    """Return the number of its job: of ``1473351.desched1`` the first part."""
-    values = (process.environ.get(name) for name in scheduler.signs)
-    return next(filter(None, values), "").partition(".")[0]
 
 
 def _without(detectors: Sequence[Detector], process: Process) -> Process:

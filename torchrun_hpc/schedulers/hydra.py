@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.task_layout import TaskLayout, with_exchanged
+from torchrun_hpc.schedulers.task_layout import read_layout, with_exchanged
 from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
+    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE too, but not these.
 LOCAL_RANK = "MPI_LOCALRANKID"
@@ -38,10 +39,7 @@ MPIEXEC = Launcher(
 def task_layout(process: Process) -> TaskLayout:
     """Say where Hydra has put this task."""
     hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
-    layout = TaskLayout(
-        task=hydra.task(*_TASK), provenance=hydra.task_provenance(*_TASK)
-    )
-    return with_exchanged(layout, process)
+    return with_exchanged(read_layout(hydra, _TASK, {}), process)
 
 
 DETECTOR = Detector(

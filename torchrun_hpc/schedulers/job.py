@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # The provenance of a node's rank that is its index in the list of nodes.
 BY_NAME = "host name"
 
+_NO_NUMBER, _NO_TEXT = Setting(0, ""), Setting("", "")
+
 
 class LaunchContext(Enum):
     """How this process was started inside the job."""
@@ -23,9 +25,6 @@ class LaunchContext(Enum):
     BATCH_SCRIPT = "batch script"  # once, on the job's first node
     INTERACTIVE_STEP = "interactive step"  # a shell on one of the job's nodes
     ALLOCATION_SHELL = "allocation shell"  # a shell outside the job's nodes
-
-
-_NONE, _UNSET = Setting(0, ""), Setting("", "")
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,10 @@ class Promise:
             same for all steps of a job; empty if there is no such hook.
     """
 
-    cpus_per_task: Setting = _NONE
-    cpus_on_node: Setting = _NONE
-    gpus_on_node: Setting = _NONE
-    threads: Setting = _UNSET
+    cpus_per_task: Setting = _NO_NUMBER
+    cpus_on_node: Setting = _NO_NUMBER
+    gpus_on_node: Setting = _NO_NUMBER
+    threads: Setting = _NO_TEXT
     hook_port: str = ""
 
 
@@ -80,6 +79,8 @@ class Launcher:
             what to type; empty if it cannot.
         takes_from: The commands that make a job and take ``cpu_option``, too; empty if
             the job's CPUs are no limit.
+        node_variable: Variable of a task that has the rank of its node; empty if there
+            is none.
         network_hint: How to name the network of the nodes, with ``{interface}``; empty
             if it shows one address at most.
         ends_others: Whether it ends all tasks of a job that has failed.
@@ -99,6 +100,7 @@ class Launcher:
     all_gpus_option: str = ""
     forgets_cpus: str = ""
     takes_from: str = ""
+    node_variable: str = ""
     network_hint: str = ""
     ends_others: bool = True
     may_wait: bool = False

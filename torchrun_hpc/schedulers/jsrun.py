@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.task_layout import TaskLayout
+from torchrun_hpc.schedulers.task_layout import read_layout
 from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
+    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 RANK = "JSM_NAMESPACE_RANK"
 SIZE = "JSM_NAMESPACE_SIZE"
@@ -39,11 +40,8 @@ JSRUN = Launcher(
 def task_layout(process: Process) -> TaskLayout:
     """Say where jsrun has put this task."""
     jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
-    return TaskLayout(
-        task=jsm.task(*_TASK),
-        provenance={**jsm.task_provenance(*_TASK), "launch_id": INSTANCE},
-        instance=jsm.first(INSTANCE),
-    )
+    name = jsm.first(INSTANCE)
+    return read_layout(jsm, _TASK, {"launch_id": INSTANCE}, instance=name)
 
 
 DETECTOR = Detector(

@@ -10,42 +10,43 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import job
-from torchrun_hpc.schedulers.allocation import as_launch_id
+from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
 from torchrun_hpc.schedulers.pmi import MOST_TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.schedulers.allocation import Allocation
     from torchrun_hpc.schedulers.detector import Detector
     from torchrun_hpc.schedulers.process import Process
     from torchrun_hpc.schedulers.task_layout import TaskLayout
 
-# Without a scheduler, only the user knows the file of hosts.
-HOST_FILE = "HOSTFILE"
+# There, only the user knows the file of hosts.
+NO_SCHEDULER = Allocation("", "", (), {}, host_file="HOSTFILE")
 
 
 def launched_job(
     detector: Detector,
     layout: TaskLayout,
-    allocation: Allocation | None,
+    allocation: Allocation,
     process: Process,
 ) -> job.Job:
-    """Describe the job of a task, as its launcher and its scheduler, if any, say.
+    """Describe the job of a task, as its launcher and its scheduler say.
+
+    Args:
+        detector: The launcher.
+        layout: What it says of this task.
+        allocation: What the scheduler says; `NO_SCHEDULER` without one.
+        process: This process.
 
     Raises:
         LaunchError: The ranks contradict each other, or leave open how many nodes
             there are.
     """
-    launcher = detector.launcher
-    scheduler = f" in {allocation.scheduler}" if allocation else ""
-    listed = allocation.nodes if allocation else ()
+    launcher, listed = detector.launcher, allocation.nodes
     index = job.node_index(process.hostname, listed)
     _check_ranks(detector, layout, layout.nodes)
-    host_file = ""
-    if launcher.host_file_option:
-        host_file = allocation.host_file if allocation else HOST_FILE
-    if launcher.forward_option and allocation and host_file:
+    host_file = allocation.host_file if launcher.host_file_option else ""
+    if launcher.forward_option and allocation.launch_id and host_file:
         variable = allocation.provenance["launch_id"].partition(",")[0]
         host_file += f" {launcher.forward_option} {variable}"
     line = launcher.once_per_node("NODES", process.command, host_file)
@@ -61,7 +62,7 @@ def launched_job(
     names = _names(layout, listed, nodes)
     launch_id, id_source = _launch_id(detector, layout, allocation)
     return job.Job(
-        scheduler=detector.name + scheduler,
+        scheduler=" in ".join(filter(None, (detector.name, allocation.scheduler))),
         launch_id=launch_id,
         context=job.LaunchContext.STEP,
         launcher=launcher,
@@ -73,7 +74,7 @@ def launched_job(
             "nodes": layout.provenance["tasks"],
             **layout.provenance,
             "node_rank": rank_source,
-            **(allocation.provenance if allocation and listed else {}),
+            **(allocation.provenance if listed else {}),
             "launch_id": id_source,
         },
         head_candidates=layout.head_candidates or tuple(filter(None, names[:1])),
@@ -168,11 +169,11 @@ def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
 
 
 def _launch_id(
-    detector: Detector, layout: TaskLayout, allocation: Allocation | None
+    detector: Detector, layout: TaskLayout, allocation: Allocation
 ) -> tuple[str, str]:
     """Return what names this launch, and the variables that it came from."""
     parts = [(layout.instance, layout.provenance.get("launch_id", ""))]
-    if allocation and layout.nodelist_is_shared:
+    if allocation.launch_id and layout.nodelist_is_shared:
         parts.insert(0, (allocation.launch_id, allocation.provenance["launch_id"]))
     parts = [(text, source) for text, source in parts if text]
     text = ".".join(text for text, _ in parts) or detector.launcher.name

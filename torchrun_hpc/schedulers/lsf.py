@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import jsrun
 from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
 from torchrun_hpc.schedulers.detector import Detector
@@ -47,16 +46,9 @@ def allocation(process: Process) -> Allocation:
 
 def detect(process: Process) -> Job:
     """Describe the LSF job of a script."""
-    job = allocation(process)
-    if not job.nodes:
-        raise LaunchError(
-            "HPC139",
-            f"{JOB_ID}={job.launch_id}, but the job's hosts cannot be read "
-            f"({', '.join([*HOST_FILES, HOST_COUNTS, HOSTS])}). In a container, let "
-            "these through; or type --standalone for one node",
-        )
     has_jsrun = process.environ.get(jsrun.ALLOCATION_ID)
-    return job.job_of_script(process.hostname, jsrun.JSRUN if has_jsrun else MPIRUN)
+    launcher = jsrun.JSRUN if has_jsrun else MPIRUN
+    return allocation(process).job_of_script(process.hostname, launcher)
 
 
 def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
@@ -70,7 +62,8 @@ def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
         name = HOST_COUNTS if lsf.first(HOST_COUNTS) else HOSTS
         words = lsf.first(name).split()
         hosts = hosts_in(words[::2] if name == HOST_COUNTS else words, name)
-    return tuple(dict.fromkeys(hosts)), name
+    any_of = f"{', '.join([*HOST_FILES, HOST_COUNTS])} or {HOSTS}"
+    return tuple(dict.fromkeys(hosts)), name if hosts else any_of
 
 
 DETECTOR = Detector(

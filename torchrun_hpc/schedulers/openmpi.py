@@ -7,15 +7,17 @@ Sources: Open MPI's ``orte/mca/schizo/ompi/schizo_ompi.c`` (4) and PRRTE's
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.task_layout import TaskLayout
+from torchrun_hpc.schedulers.task_layout import read_layout
 from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
+    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 RANK = "OMPI_COMM_WORLD_RANK"
 SIZE = "OMPI_COMM_WORLD_SIZE"
@@ -56,26 +58,23 @@ def task_layout(process: Process) -> TaskLayout:
     ompi = Variables(process.environ, "Open MPI", "OMPI_* and PMIX_*")
     machine, source = _machine(ompi)
     daemon = re.match(r"[^;]*\.([0-9]{1,6});", ompi.first(DAEMON))
-    task = ompi.task(*_TASK)
     before = int(daemon[1]) if daemon else None
     nodes = ompi.integer_or_zero(NODES)
-    # It counts nodes without a task, too, if mpirun has started a daemon there.
-    one_each = task.local_size == 1 and (before is None or task.rank <= before)
-    counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
-    return TaskLayout(
-        task=task,
-        provenance={
-            **ompi.task_provenance(*_TASK),
-            "launch_id": INSTANCE,
-            "head": source,
-        },
-        nodes=nodes if counts else None,
+    layout = read_layout(
+        ompi,
+        _TASK,
+        {"launch_id": INSTANCE, "head": source},
         nodes_before=before,
         most_nodes=nodes or None,
         instance=ompi.first(INSTANCE),
         head_candidates=machine,
         nodelist_is_shared=False,  # ssh passes no variables of a scheduler on
     )
+    task = layout.task
+    # It counts nodes without a task, too, if mpirun has started a daemon there.
+    one_each = task.local_size == 1 and (before is None or task.rank <= before)
+    counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
+    return replace(layout, nodes=nodes) if counts else layout
 
 
 def _machine(ompi: Variables) -> tuple[tuple[str, ...], str]:

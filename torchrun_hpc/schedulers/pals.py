@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.task_layout import TaskLayout
+from torchrun_hpc.schedulers.task_layout import read_layout
 from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
+    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 RANK = "PALS_RANKID"
 NODE_RANK = "PALS_NODEID"
@@ -41,13 +42,10 @@ MPIEXEC = Launcher(
 def task_layout(process: Process) -> TaskLayout:
     """Say where PALS has put this task."""
     pals = Variables(process.environ, "PALS", "PALS_* and PMI_*")
-    return TaskLayout(
-        task=pals.task(*_TASK),
-        provenance={
-            **pals.task_provenance(*_TASK),
-            "node_rank": NODE_RANK,
-            "launch_id": APPLICATION,
-        },
+    return read_layout(
+        pals,
+        _TASK,
+        {"node_rank": NODE_RANK, "launch_id": APPLICATION},
         node_rank=pals.integer(NODE_RANK),
         instance=pals.first(APPLICATION)[:_SHORT],
     )

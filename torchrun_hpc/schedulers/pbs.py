@@ -67,18 +67,18 @@ ANY_MPIEXEC = Launcher(
 )
 
 
-def allocation(process: Process, *, own_first: bool = False) -> Allocation:
-    """Return the nodes of the PBS job.
-
-    The file has one line for each slot: a host may be there several times, also with
-    others between. On the other nodes it need not be readable.
-
-    Args:
-        process: The process.
-        own_first: Whether the job's own file goes before the one that is named.
-    """
+def allocation(process: Process) -> Allocation:
+    """Return the nodes of the PBS job."""
     pbs = Variables(process.environ, "PBS", "PBS_*")
-    lines, source = _node_file(pbs, process, own_first=own_first)
+    return _allocation(pbs, *_node_file(pbs, process, own_first=False))
+
+
+def _allocation(pbs: Variables, lines: list[str], source: str) -> Allocation:
+    """Return the nodes that a file lists.
+
+    It has one line for each slot: a host may be there several times, also with others
+    between. On the other nodes it need not be readable.
+    """
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",
@@ -93,17 +93,11 @@ def detect(process: Process) -> Job:
     """Describe the job of a script, or of a task that PBS itself has started."""
     pbs = Variables(process.environ, "PBS", "PBS_*")
     is_task = bool(re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)))
-    found = allocation(process, own_first=is_task)
-    if not found.nodes:
-        raise LaunchError(
-            "HPC035",
-            f"{found.provenance['nodes']} cannot be read here, and names the nodes of "
-            f"PBS job {found.launch_id}. In a container, mount its folder; or start "
-            "this with mpiexec, or type --standalone for one node",
-        )
+    lines, source = _node_file(pbs, process, own_first=is_task)
+    found = _allocation(pbs, lines, source)
     job = found.job_of_script(process.hostname, ANY_MPIEXEC)
     if is_task:
-        return _task(pbs, process, job)
+        return _task(pbs, process, job, lines)
     if pbs.first(ENVIRONMENT) == INTERACTIVE and job.node_rank is not None:
         context, here = LaunchContext.INTERACTIVE_STEP, job.nodes[job.node_rank]
         return replace(job, context=context, nodes=(here,), node_rank=0)
@@ -115,10 +109,9 @@ def promise(environ: Mapping[str, str]) -> Promise:
     return Promise(threads=Setting(environ.get(THREADS, ""), f"{THREADS} is PBS's"))
 
 
-def _task(pbs: Variables, process: Process, job: Job) -> Job:
+def _task(pbs: Variables, process: Process, job: Job, lines: list[str]) -> Job:
     """Describe a task of pbsdsh or pbs_tmrsh, which gets no rank and no size."""
-    lines, source = _node_file(pbs, process, own_first=True)
-    nodes = job.nodes
+    nodes, source = job.nodes, job.provenance["nodes"]
     most = max(lines.count(node) for node in nodes)
     if most > 1:
         raise LaunchError(

@@ -32,6 +32,7 @@ CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
 SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
 JOB_CPUS = "SLURM_JOB_CPUS_PER_NODE"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+NODE_ID = "SLURM_NODEID"
 
 # All three: srun takes what is not typed from what sbatch was told, and with more
 # tasks than nodes ignores the third.
@@ -49,6 +50,7 @@ SRUN = Launcher(
     forgets_cpus="srun 22.05 to 23.02 does not read that variable. Put in front of "
     f"srun: export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
     takes_from="sbatch, salloc or srun",
+    node_variable=NODE_ID,
 )
 
 JOB_ID = ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")
@@ -68,7 +70,6 @@ STEP_NUM_NODES = "SLURM_STEP_NUM_NODES"
 STEP_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 NODE_NAME = "SLURMD_NODENAME"
-NODE_ID = "SLURM_NODEID"
 TASK_RANK = "SLURM_PROCID"
 LOCAL_RANK = "SLURM_LOCALID"
 DISTRIBUTION = "SLURM_DISTRIBUTION"
@@ -389,6 +390,8 @@ DETECTOR = Detector(
     prefixes=("SLURM",),
     # psid is ParaStation's, which stands in for slurmd at Jülich.
     daemons=("slurmstepd", "salloc", "psid", "psidforwarder"),
+    node_name=NODE_NAME,
+    task_pid=TASK_PID,
     launcher=SRUN,
     detect=detect,
     allocation=allocation,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from torchrun_hpc.schedulers.job import Task
 
-    from torchrun_hpc.schedulers.job import Task
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torchrun_hpc.schedulers.process import Process
+    from torchrun_hpc.schedulers.variables import Variables
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,29 @@ class TaskLayout:
     hosts: tuple[str, ...] = ()
     pmi_is_open: bool = False
     nodelist_is_shared: bool = True
+
+
+def read_layout(
+    variables: Variables, names: Sequence[str], sources: Mapping[str, str], **known: Any
+) -> TaskLayout:
+    """Return the layout that variables describe.
+
+    Args:
+        variables: The launcher's.
+        names: Those of rank, size, local rank and local size; of the last, the first
+            that is set.
+        sources: The provenance of what else is known.
+        known: The other fields of the layout.
+
+    Raises:
+        LaunchError: One is not set, or is not a number.
+    """
+    rank, size, local_rank, *local_size = names
+    read = variables.integer
+    provenance = {"tasks": size, "task": rank, "local_rank": local_rank}
+    provenance["local_size"] = variables.name(*local_size)
+    task = Task(read(rank), read(size), read(local_rank), read(*local_size))
+    return TaskLayout(task, {**provenance, **sources}, **known)
 
 
 def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:

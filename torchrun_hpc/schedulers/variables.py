@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,26 +69,6 @@ class Variables:
             text = f"{self.shown(name)} is not a whole number"
             raise LaunchError("HPC021", text, everywhere=True)
         return int(value)
-
-    def task(self, rank: str, size: str, local_rank: str, *local_size: str) -> Task:
-        """Return the task that variables of these names describe, see `Task`.
-
-        Raises:
-            LaunchError: One is not set, or is not a number.
-        """
-        read = self.integer
-        return Task(read(rank), read(size), read(local_rank), read(*local_size))
-
-    def task_provenance(
-        self, rank: str, size: str, local_rank: str, *local_size: str
-    ) -> dict[str, str]:
-        """Return the provenance of a `task`, see `TaskLayout`."""
-        return {
-            "tasks": size,
-            "task": rank,
-            "local_rank": local_rank,
-            "local_size": self.name(*local_size),
-        }
 
     def integer_or_zero(self, *names: str) -> int:
         """Return the first of the variables that is set as a number, 0 if none is."""

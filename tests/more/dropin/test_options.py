@@ -24,6 +24,7 @@ from parsers import (
     other,
     ours,
     outcome,
+    parsed,
     sample,
 )
 from side_by_side import OURS, STOCK, bare, clean_environ, words_of
@@ -34,7 +35,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import signals
-from torchrun_hpc.options import command_line, torchrun_parser
+from torchrun_hpc.options import arguments, command_line, torchrun_parser
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat.patches import replacing
@@ -66,7 +67,9 @@ def as_new() -> Iterator[None]:
 
 
 # Those of newer releases than the installed one.
-NEWER = {name for dest in options.TORCHRUN for name in options.names_of(dest)} - KNOWN
+NEWER = {
+    name for dest in arguments.TORCHRUN for name in arguments.names_of(dest)
+} - KNOWN
 
 
 # --- spellings --------------------------------------------------------------------
@@ -170,16 +173,16 @@ def test_variable(
         assert_same([SCRIPT], capsys)
         assert_same(line, capsys)
         if value:
-            args, settings = torchrun_parser.parse([SCRIPT], os.environ)
+            args, settings = parsed([SCRIPT])
             expected = {action.dest: (getattr(args, action.dest), variable)}
             assert _sourced(settings) == expected
             # Of a program that parses its own: the variable is torch's default.
             args = torch_run.parse_args([SCRIPT])
             assert _sourced(torchrun_parser.changed(args, os.environ)) == expected
-    args, settings = torchrun_parser.parse(line, os.environ)
+    args, settings = parsed(line)
     assert _sourced(settings) == {action.dest: (getattr(args, action.dest), option)}
     # The command for plain torchrun does not need the variable.
-    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    args, settings = parsed([SCRIPT])
     words = torchrun_parser.plain_command(args, settings, os.environ)
     monkeypatch.delenv(variable)
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
@@ -208,9 +211,9 @@ SCRIPT_ARGS = [
 def test_script_arguments_are_left_alone(
     own: list[str], script_args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args, settings = torchrun_parser.parse([*own, SCRIPT, *script_args], os.environ)
+    args, settings = parsed([*own, SCRIPT, *script_args])
     assert (args.training_script, args.training_script_args) == (SCRIPT, script_args)
-    assert settings == torchrun_parser.parse([*own, SCRIPT], os.environ)[1]
+    assert settings == parsed([*own, SCRIPT])[1]
     if own[:1] == ["--hpc-site"]:
         return
     # Stock refuses arguments of the script that would be ambiguous for it, with the
@@ -238,7 +241,7 @@ def test_typed_although_it_is_the_default(action: argparse.Action) -> None:
     default = vars(torch_run.parse_args([SCRIPT]))[action.dest]
     value = str(default) if default or default == 0 else sample(action)
     line = [action.option_strings[0], *([] if action in FLAGS else [value])]
-    assert set(torchrun_parser.parse([*line, SCRIPT], os.environ)[1]) == {action.dest}
+    assert set(parsed([*line, SCRIPT])[1]) == {action.dest}
 
 
 CHANGEABLE = [action for action in ACTIONS if action.dest != "node_rank"]
@@ -319,7 +322,7 @@ _Parsed = tuple[str, list[str], dict[str, tuple[Any, str]]]
 def _with_torch(argv: Sequence[str]) -> _Parsed | LaunchError | None:
     """Return script, arguments and options, or why there are none; None for help."""
     try:
-        args, settings = torchrun_parser.parse(argv, os.environ)
+        args, settings = parsed(argv)
     except LaunchError as refused:
         return refused
     except SystemExit:
@@ -350,7 +353,7 @@ def test_parsed_as_torch_does(
             else:
                 assert (line.problem.code, str(line.problem)) == refused
         elif expected is not None:
-            found = {k: (v.value, v.source) for k, v in line.options.items()}
+            found = {k: (v.value, v.source) for k, v in line.options.given.items()}
             assert (line.script, list(line.arguments), found) == expected
 
 
@@ -393,12 +396,12 @@ def _of_torchrun(args: argparse.Namespace) -> dict[str, Any]:
 
 def _assert_again_the_same(argv: Sequence[str]) -> None:
     """Write a line for plain torchrun, and let both parsers read it."""
-    args, settings = torchrun_parser.parse(argv, os.environ)
+    args, settings = parsed(argv)
     words = torchrun_parser.plain_command(args, settings, os.environ)
     assert words[0] == "torchrun"
     own = words[: len(words) - len(args.training_script_args)]
     assert not [word for word in own if word.startswith("--hpc")]
-    again, settings_again = torchrun_parser.parse(words[1:], os.environ)
+    again, settings_again = parsed(words[1:])
     assert _of_torchrun(again) == _of_torchrun(args)
     assert {k: v.value for k, v in settings_again.items()} == {
         k: v.value for k, v in settings.items() if not k.startswith("hpc_")
@@ -422,12 +425,12 @@ def test_options_of_ours_that_variables_switch_off_are_not_set(
 ) -> None:
     for name in ("PET_HPC_DRY_RUN", "PET_HPC_DEBUG"):
         monkeypatch.setenv(name, "0")
-    args, settings = torchrun_parser.parse([SCRIPT], os.environ)
+    args, settings = parsed([SCRIPT])
     assert settings == torchrun_parser.changed(args, os.environ) == {}
 
 
 def test_plain_command_has_what_was_derived() -> None:
-    args, settings = torchrun_parser.parse(["--nnodes=2", SCRIPT, "--lr=1"], os.environ)
+    args, settings = parsed(["--nnodes=2", SCRIPT, "--lr=1"])
     options = {
         **settings,
         "rdzv_id": Setting("19.0", ""),

@@ -47,7 +47,7 @@ def test_of_several_problems_the_first_is_told():
     typed = {"master_port": -1, "nnodes": "two", "hpc_bind": "x", "rdzv_id": "mine"}
     found = of(**typed)
     assert found.problem.code == "HPC050"
-    assert found.given == explicit({"rdzv_id": "mine"})
+    assert found.without(*found.wrong).given == explicit({"rdzv_id": "mine"})
     assert of(**dict(reversed(typed.items()))).problem.code == "HPC219"
 
 

@@ -171,7 +171,8 @@ def test_what_cannot_be_used(name, wrong, code, text):
             assert problem is not None, typed
             assert (problem.code, problem.everywhere) == (code, True), typed
             assert str(problem) == f"--{name}={typed}{text}", typed
-            assert name not in found, typed
+            assert [*found.wrong] == [name], typed
+            assert name not in found.without(name), typed
             assert getattr(found, name, None) in (default, ""), typed
 
 

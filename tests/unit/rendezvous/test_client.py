@@ -44,7 +44,10 @@ def test_each_process_is_an_agent_of_its_own(monkeypatch):
     meeting = make_launch_plan(hosts=("n0",)).meeting
     requests = [request_of(meeting, run_id) for run_id in ("mine", "")]
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    first, same, fork = (*(each.agent for each in requests), request_of(meeting, "").agent)
+    first, same, fork = (
+        *(each.agent for each in requests),
+        request_of(meeting, "").agent,
+    )
     assert first == same != fork
     assert re.fullmatch(rf"[0-9a-f]{{32}}\.{requests[0].pid}", first)
 

@@ -332,7 +332,8 @@ def test_any_failure_is_one_line(failure, head):
     message = messages.failed(failure, meeting(coordinator=head))
     assert str(message).isprintable()
     assert [
-        messages.reports_failure(failure, meeting(r, coordinator=head)) for r in range(3)
+        messages.reports_failure(failure, meeting(r, coordinator=head))
+        for r in range(3)
     ].count(True)
 
 

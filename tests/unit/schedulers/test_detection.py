@@ -89,6 +89,31 @@ def test_ranks_of_the_tasks_of_every_recorded_launch():
         assert ranks == others.get(name, [*range(len(ranks))]), name
 
 
+# --- what the scheduler promises ------------------------------------------------------
+
+SLURMS = {"SLURM_JOB_ID": "19", "SLURM_GPUS_ON_NODE": "4"}
+PBSS = {"PBS_JOBID": "7.server", "NCPUS": "64", "SLURM_GPUS_ON_NODE": "4"}
+
+
+@pytest.mark.parametrize("around", [{}, *STARTED_BY.values()])
+@pytest.mark.parametrize(
+    ("scheduler", "number", "gpus", "threads"),
+    [(SLURMS, "19", 4, ""), (PBSS, "7.server", 0, "64"), ({}, "", 0, "")],
+)
+def test_a_promise_is_the_schedulers(around, scheduler, number, gpus, threads):
+    """Whoever started this process, if anyone did."""
+    environ = {k: v for k, v in around.items() if not k.startswith("SLURM")} | scheduler
+    process = Process(environ, "jwb0001")
+    found = schedulers.promise(schedulers.weigh(process))
+    assert (found.gpus_on_node.value, found.threads.value) == (gpus, threads)
+    assert schedulers.job_number(environ) == number
+    seen = of_process(process)
+    assert (seen.promise, seen.task_rank) == (
+        found,
+        0 if "RANK" in str(around) else None,
+    )
+
+
 # --- anything -----------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ def test_tasks_that_tell_each_other(places):
             scheduler="Flux",
             launch_id="fD2e73NP",
             launcher=flux.RUN,
-            started_by=flux.RUN.name,
+            started_by=flux.RUN,
             task=task,
             provenance={
                 "nodes": "FLUX_JOB_NNODES",

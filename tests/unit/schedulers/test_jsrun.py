@@ -44,7 +44,7 @@ def test_jsrun(places):
             scheduler="jsrun in LSF",
             launch_id="1234.csm-42-1",
             launcher=jsrun.JSRUN,
-            started_by=jsrun.JSRUN.name,
+            started_by=jsrun.JSRUN,
             task=task,
             provenance={
                 "nodes": "LSB_DJOB_RANKFILE",

@@ -42,7 +42,7 @@ def test_in_a_job_of_pbs(places, domain):
             scheduler="PALS in PBS",
             launch_id="17_3.5b0de0e3",
             launcher=pals.MPIEXEC,
-            started_by=pals.MPIEXEC.name,
+            started_by=pals.MPIEXEC,
             task=task,
             provenance={
                 "nodes": "PBS_NODEFILE",

@@ -6,6 +6,7 @@ import pytest
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers.job import Task
+from torchrun_hpc.schedulers.task_layout import read_layout
 from torchrun_hpc.schedulers.variables import Variables
 
 ENVIRON = {"A": "", "B": "7", "C": "x", "D": "9" * 300, "E": "0"}
@@ -18,9 +19,10 @@ def test_the_first_that_is_set_counts():
     assert VARIABLES.integer("A", "B", "C") == 7
     assert VARIABLES.first("A", "missing") == ""
     assert VARIABLES.integer_or_zero("A", "missing") == 0
-    assert VARIABLES.task("B", "B", "E", "A", "B") == Task(7, 7, 0, 7)
-    sources = VARIABLES.task_provenance("B", "B", "E", "A", "B")
-    assert sources == {"task": "B", "tasks": "B", "local_rank": "E", "local_size": "B"}
+    layout = read_layout(VARIABLES, ("B", "B", "E", "A", "B"), {"nodes": "N"}, nodes=2)
+    assert (layout.task, layout.nodes) == (Task(7, 7, 0, 7), 2)
+    sources = {"task": "B", "tasks": "B", "local_rank": "E", "local_size": "B"}
+    assert layout.provenance == sources | {"nodes": "N"}
 
 
 def test_shown():
