@@ -39,8 +39,6 @@ DRY_RUN = {
 
 PORTS_END = 2**16
 
-WRONG_VALUE = "HPC014"
-
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -65,7 +63,8 @@ def wrong_value(
     setting: Setting | str, problem: str, *, everywhere: bool = True
 ) -> LaunchError:
     """Return the refusal of a value that torchrun would end with a traceback."""
-    return LaunchError(WRONG_VALUE, f"{setting}: {problem}", everywhere=everywhere)
+    text = f"{setting}: {problem.removeprefix(': ')}"
+    return LaunchError("HPC014", text, everywhere=everywhere)
 
 
 def reader(
@@ -74,7 +73,7 @@ def reader(
     """Return a reader.
 
     Args:
-        code: Of the message.
+        code: Of the message; empty for that of `wrong_value`.
         read: Returns the value; ``ValueError`` if it cannot be used. Its text, if it
             has one, goes before ``wrong``.
         wrong: What follows the option in the message.
@@ -84,7 +83,10 @@ def reader(
         try:
             return read(setting.value)
         except ValueError as error:
-            text = f"{setting}{error}{wrong}"
+            problem = f"{error}{wrong}"
+            if not code:
+                raise wrong_value(setting, problem) from None
+            text = f"{setting}{problem}"
             raise LaunchError(code, text, everywhere=True) from None
 
     return read_setting
@@ -218,9 +220,9 @@ master_port = reader(
     _within(int, -1, PORTS_END),
     " is not a port: type one from 1 to 65535",
 )
-max_restarts = reader(WRONG_VALUE, _within(int, -1, math.inf), ": type 0 or more")
+max_restarts = reader("", _within(int, -1, math.inf), ": type 0 or more")
 monitor_interval = reader(
-    WRONG_VALUE, _within(float, 0, threading.TIMEOUT_MAX), ": type seconds, above 0"
+    "", _within(float, 0, threading.TIMEOUT_MAX), ": type seconds, above 0"
 )
 threads = reader(
     "HPC090",
@@ -241,4 +243,4 @@ stall = reader(
     ": type whole seconds, longer than any pause of the training: "
     "--hpc-stall-report=600",
 )
-dry_run = reader(WRONG_VALUE, _one_of(DRY_RUN), "")
+dry_run = reader("", _one_of(DRY_RUN), "")

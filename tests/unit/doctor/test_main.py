@@ -58,7 +58,7 @@ def test_sizes(capsys):
         (["--json="], "--json= has no file"),
         (["--compare", ""], "--compare= has no file"),
         (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has no dry run"),
-        (["--nproc_per_node=0"], "--nproc_per_node=0: type a number"),
+        (["--nproc_per_node=0"], "--nproc_per_node=0 starts no worker"),
         (["--nproc-per-node=two"], "--nproc_per_node=two: type a number"),
         (["--nnodes=2", "--node_rank=2", "--master_addr=127.0.0.1"], "nodes 0 to 1"),
         (["--jsn=a", "--nnodes=2"], "--jsn=a is no option of the doctor or torchrun"),
@@ -66,7 +66,7 @@ def test_sizes(capsys):
 )
 def test_wrong_values(words, problem, capsys):
     line = wrong(capsys, *words)
-    assert "HPC010 " in line
+    assert ("HPC013 " if problem.endswith("worker") else "HPC010 ") in line
     assert problem in line
 
 

@@ -61,9 +61,9 @@ def test_others(capsys):
 
 def test_in_one_line():
     where = "worker 5 on jwb0002 (node 1)"
-    assert report.cause_of(FIRST, PLAN) == f"{where} ended with exit code 1: {CAUSE}"
+    assert report.cause_of(FIRST, MEETING) == f"{where} ended with exit code 1: {CAUSE}"
     killed = replace(FIRST, code=-11, cause="")
-    assert report.cause_of(killed, PLAN) == f"{where} was killed by SIGSEGV (11)"
+    assert report.cause_of(killed, MEETING) == f"{where} was killed by SIGSEGV (11)"
     alone = report.cause_of(FIRST, planned(job=None).meeting)
     assert alone == f"worker 5 ended with exit code 1: {CAUSE}"
 
@@ -78,7 +78,7 @@ def lines_of(capsys):
 @pytest.fixture
 def local(monkeypatch):
     monkeypatch.setattr(report, "COLLECT_TIMEOUT", NEVER_S)
-    return LocalReport(PLAN)
+    return LocalReport(MEETING)
 
 
 def test_failures_of_one_node_are_one_report(local, capsys):

@@ -171,6 +171,7 @@ def test_a_description_of_a_task(environ):
     job = job_at(BLOCK, 5)
     inputs = make_inputs(1, job=job, network=juelich(1), workers=1)
     worker = starter({}, "train.py", ("--lr",), environ)
+    worker.job = job
     found = worker.describe(make_direct_plan(inputs))
     assert found["command"] == ["/usr/bin/python", "-u", "train.py", "--lr"]
     assert found["exports"] == worker_environment(5, BLOCK)

@@ -73,7 +73,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("failure", "kind", "nodes"), FAILURES)
 def test_an_outcome(failure, kind, nodes):
-    reason = messages.cause(failure, plan())
+    reason = messages.cause(failure, plan().meeting)
     assert reason
     of_a_worker = {"rank": 5, "code": -9} if failure.kind is Kind.WORKER else {}
     found = expected(kind, reason, nodes, **of_a_worker)

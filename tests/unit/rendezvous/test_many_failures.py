@@ -73,7 +73,7 @@ def test_the_report_of_many_failures(name, capsys):
     connection, message = coordinator.outbox[-1]
     assert connection == 0
     summary = wire.decode(Summary | None, as_sent(message)["report"])
-    report.write(summary, planned())
+    report.write(summary, planned().meeting)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) + 1 <= 40  # and the last line
     if name == "one, and all others follow":

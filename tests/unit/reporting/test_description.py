@@ -111,7 +111,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("theirs", "ours", "agree"), NAMES)
 def test_names_are_compared_where_both_are_known(theirs, ours, agree):
-    here = replace(HERE, world=replace(HERE.meeting, hosts=ours))
+    here = replace(HERE, meeting=replace(HERE.meeting, hosts=ours))
     assert (heard(in_plan(hosts=theirs), here) is not None) is agree
 
 

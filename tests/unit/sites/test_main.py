@@ -101,8 +101,10 @@ def test_show_a_file(run, mine):
         assert text in out
     words = [line.split() for line in out.splitlines()]
     assert not {"pattern", "replacement", "examples"} & {line[0] for line in words}
-    assert ["preload", "torch"] in words
-    assert [line for line in words if line[0] == "bind"] == [["bind", "gpu"]]
+    assert [line for line in words if "hpc_" in line[-1]] == [
+        ["options", "hpc_preload=torch"],
+        ["hpc_bind=gpu"],
+    ]
     assert run("show", "none")[0::2] == (0, "")
 
 
