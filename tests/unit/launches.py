@@ -7,95 +7,94 @@ cray_shasta, which sets the same; and of users' scripts for systems with jsrun.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from nodes import changed, detected, tasks_at
+from programs import load
 
+from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchrun_hpc.schedulers.job import Task
+
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 
 
-def open_mpi_5(task, node, _places):
-    return {
-        "OMPI_COMM_WORLD_RANK": task.rank,
-        "OMPI_COMM_WORLD_SIZE": task.size,
-        "OMPI_COMM_WORLD_LOCAL_RANK": task.local_rank,
-        "OMPI_COMM_WORLD_LOCAL_SIZE": task.local_size,
-        "PMIX_NAMESPACE": "prterun-jwb0001-8511@1",
-        "PMIX_SERVER_URI2": f"prterun-jwb0001-8511@0.{node};tcp4://127.0.0.1:51163",
-    }
+@dataclass(frozen=True)
+class Batch:
+    """A job of a scheduler, as the tasks that it started see it, or the script.
+
+    Attributes:
+        tasks: For each its variables and its host.
+        ancestors: Names of the processes above a task, the nearest first.
+        files: What can be read there.
+        is_left: Whether a job that is submitted in it finds its variables.
+        on_dec0001: Variables by which dec0001 is one of its nodes; files do it, too.
+    """
+
+    tasks: list[tuple[dict[str, str], str]]
+    ancestors: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)
+    is_left: bool = False
+    on_dec0001: dict[str, str] = field(default_factory=dict)
 
 
-def open_mpi_4(task, node, places):
-    return {
-        **open_mpi_5(task, node, places),
-        "PMIX_NAMESPACE": "959053825",
-        "PMIX_SERVER_URI2": f"959053824.{node};tcp4://127.0.0.1:49047",
-        "OMPI_MCA_orte_hnp_uri": "959053824.0;tcp://10.10.0.1:43695",
-        "OMPI_MCA_orte_num_nodes": max(places) + 1,
-    }
+class Tasks(NamedTuple):
+    """Tasks of a launcher.
+
+    Attributes:
+        variables: Returns those of a `Task` from it, its node, and the places of all.
+        launch_ids: What names a launch by itself, and in job 17_3 of PBS.
+        answers: Whether the process manager answers.
+        ancestors: Names of the processes above a task, if they show that it is one.
+        recording: Of three tasks, if there is one.
+    """
+
+    variables: Callable[[Task, int, list[int]], dict[str, object]]
+    launch_ids: tuple[str, str]
+    answers: bool = False
+    ancestors: tuple[str, ...] = ()
+    recording: str = ""
 
 
-def hydra(task, _node, _places):
-    return {
-        "PMI_RANK": task.rank,
-        "PMI_SIZE": task.size,
-        "MPI_LOCALRANKID": task.local_rank,
-        "MPI_LOCALNRANKS": task.local_size,
-    }
+@functools.cache
+def examples():
+    """Return by name each example of a test of a detector, and that detector.
+
+    Each ``test_NAME.py`` has ``EXAMPLES``, by their names: the first is the usual one.
+    """
+    found = {}
+    for detector in schedulers.DETECTORS:
+        name = module_of(detector).__name__.rpartition(".")[2]
+        test = load(Path(__file__).parent / "schedulers" / f"test_{name}.py")
+        found |= {name: (detector, one) for name, one in test.EXAMPLES.items()}
+    return found
 
 
-def pals(task, node, _places):
-    return {
-        "PALS_RANKID": task.rank,
-        "PALS_NODEID": node,
-        "PALS_LOCAL_RANKID": task.local_rank,
-        "PALS_LOCAL_SIZE": task.local_size,
-        "PALS_APID": "5b0de0e3-7c5f-4b4c-9dc2-1f0b2a1c7d11",
-        "PMI_RANK": task.rank,
-        "PMI_SIZE": task.size,
-        "PMI_LOCAL_RANK": task.local_rank,
-        "PMI_LOCAL_SIZE": task.local_size,
-    }
+def module_of(detector):
+    """Return the module of a launcher or scheduler."""
+    return sys.modules[(detector.task_layout or detector.detect).__module__]
 
 
-def flux(task, _node, places):
-    return {
-        "FLUX_JOB_ID": "\u0192D2e73NP",
-        "FLUX_JOB_SIZE": task.size,
-        "FLUX_JOB_NNODES": max(places) + 1,
-        "FLUX_TASK_RANK": task.rank,
-        "FLUX_TASK_LOCAL_ID": task.local_rank,
-        "PMI_RANK": task.rank,
-        "PMI_SIZE": task.size,
-    }
+def batches():
+    """Return the examples of schedulers, with their detectors, by their names."""
+    return {k: (d, one) for k, (d, one) in examples().items() if d.detect}
 
 
-def jsrun(task, _node, _places):
-    return {
-        "JSM_NAMESPACE_RANK": task.rank,
-        "JSM_NAMESPACE_SIZE": task.size,
-        "JSM_NAMESPACE_LOCAL_RANK": task.local_rank,
-        "JSM_NAMESPACE_LOCAL_SIZE": task.local_size,
-        "PMIX_NAMESPACE": "csm-42-1",
-    }
+def kinds():
+    """Return the examples of launchers by their names."""
+    return {k: one for k, (d, one) in examples().items() if d.task_layout}
 
-
-# The variables, and whether the process manager answers.
-KINDS = {
-    "Open MPI 4": (open_mpi_4, False),
-    "Open MPI 5": (open_mpi_5, False),
-    "Hydra": (hydra, True),
-    "Hydra alone": (hydra, False),
-    "PALS": (pals, False),
-    "Flux": (flux, True),
-    "Flux alone": (flux, False),
-    "jsrun": (jsrun, False),
-}
 
 FILE = "/var/spool/pbs/aux/17[3].server"
 PBS = {"PBS_JOBID": "17[3].server", "PBS_NODEFILE": FILE}
@@ -105,12 +104,12 @@ def launch(kind, places, job=None, files=None):
     """Return the processes of a launch.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of `kinds`.
         places: For each rank its node.
         job: Variables of the job around it.
         files: What can be read.
     """
-    variables, answers = KINDS[kind]
+    variables, _, answers, *_ = kinds()[kind]
     exchanged = Exchanged(HOSTS[0], "0badcafe", tuple(places)) if answers else None
     around = job or {}
     return [

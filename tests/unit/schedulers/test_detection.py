@@ -3,70 +3,65 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launches import launch
+from launches import examples, launch, module_of
 from nodes import RECORDED, changed, detected, outcome, recorded, recordings
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.preflight import of_process
 from torchrun_hpc.reporting.reporter import is_reporter
-from torchrun_hpc.schedulers import (
-    flux,
-    hydra,
-    jsrun,
-    lsf,
-    openmpi,
-    pals,
-    pbs,
-    slurm,
-)
+from torchrun_hpc.schedulers import pbs, slurm
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
 # --- who wins -----------------------------------------------------------------------
 
-# The first task of a launch by each of them, in this order: whoever started this
-# process, not whoever started that.
+
+def started_by(name, detector, example):
+    """Return the first task of a launch, or the script."""
+    if detector.task_layout:
+        return launch(name, [0, 1])[0]
+    (environ, hostname), *_ = example.tasks
+    return Process(environ, hostname, read=example.files.get)
+
+
+# By its first example, in this order: whoever started this process, not whoever
+# started that.
 STARTED_BY = {
-    name: recorded("slurm-srun-3-nodes")[0][0]
-    if name == "Slurm"
-    else launch({"Open MPI": "Open MPI 4"}.get(name, name), [0, 1])[0].environ
-    for name in ("jsrun", "Open MPI", "Hydra", "Flux", "Slurm", "PALS")
+    detector: started_by(name, detector, example)
+    for name, (detector, example) in reversed(examples().items())
 }
-# Two of these are decided by evidence: test_evidence.py.
-UNCLEAR = {"Open MPI", "Hydra", "Flux"}
+STARTED_BY = {detector: STARTED_BY[detector] for detector in schedulers.DETECTORS}
+# Two launchers that have daemons, and two schedulers, are decided by evidence:
+# test_evidence.py.
 PAIRS = [
     (inner, outer)
-    for inner in STARTED_BY
-    for outer in STARTED_BY
-    if list(STARTED_BY).index(inner) < list(STARTED_BY).index(outer)
-    and not {inner, outer} <= UNCLEAR
+    for inner, outer in combinations(STARTED_BY, 2)
+    if not (
+        inner.daemons and outer.daemons and bool(inner.detect) is bool(outer.detect)
+    )
 ]
 
 
-def test_the_order_is_that_of_the_table():
-    names = [detector.name for detector in schedulers.DETECTORS]
-    assert names == [*STARTED_BY, "PBS", "LSF"]
-
-
-@pytest.mark.parametrize("name", STARTED_BY)
-def test_each_alone(name):
-    job = detected(Process(STARTED_BY[name], "jwb0001"))
-    assert job.scheduler == name
+@pytest.mark.parametrize("detector", STARTED_BY, ids=lambda d: d.name)
+def test_each_alone(detector):
+    assert detected(STARTED_BY[detector]).scheduler == detector.name
 
 
 def test_two_at_once():
     for inner, outer in PAIRS:
-        environ = STARTED_BY[outer] | STARTED_BY[inner]
+        environ = STARTED_BY[outer].environ | STARTED_BY[inner].environ
         job = detected(Process(environ, "jwb0001"))
-        expected = f"{inner} in Slurm" if outer == "Slurm" else inner
-        assert job.scheduler == expected, (inner, outer)
-        assert schedulers.task_rank(environ) == 0, (inner, outer)
+        is_in_job = inner.task_layout and outer.detect
+        expected = f"{inner.name} in {outer.name}" if is_in_job else inner.name
+        assert job.scheduler == expected, (inner.name, outer.name)
+        assert schedulers.task_rank(environ) == 0, (inner.name, outer.name)
 
 
 @pytest.mark.parametrize("hostname", ["laptop", "", "localhost"])
@@ -95,14 +90,16 @@ SLURMS = {"SLURM_JOB_ID": "19", "SLURM_GPUS_ON_NODE": "4"}
 PBSS = {"PBS_JOBID": "7.server", "NCPUS": "64", "SLURM_GPUS_ON_NODE": "4"}
 
 
-@pytest.mark.parametrize("around", [{}, *STARTED_BY.values()])
+@pytest.mark.parametrize(
+    "around", [{}, *(p.environ for d, p in STARTED_BY.items() if d.task_layout)]
+)
 @pytest.mark.parametrize(
     ("scheduler", "number", "gpus", "threads"),
     [(SLURMS, "19", 4, ""), (PBSS, "7.server", 0, "64"), ({}, "", 0, "")],
 )
 def test_a_promise_is_the_schedulers(around, scheduler, number, gpus, threads):
     """Whoever started this process, if anyone did."""
-    environ = {k: v for k, v in around.items() if not k.startswith("SLURM")} | scheduler
+    environ = around | scheduler
     process = Process(environ, "jwb0001")
     found = schedulers.promise(schedulers.weigh(process))
     assert (found.gpus_on_node.value, found.threads.value) == (gpus, threads)
@@ -126,17 +123,12 @@ def variables_of(module):
     return sorted(text for text in found if re.fullmatch(r"[A-Z]+_\w+", text))
 
 
-FAMILIES = [
-    variables_of(module)
-    for module in (slurm, pbs, lsf, openmpi, hydra, pals, flux, jsrun)
-]
+FAMILIES = [variables_of(module_of(each)) for each in schedulers.DETECTORS]
 READ = sorted({name for family in FAMILIES for name in family})
 
 
 @pytest.mark.parametrize("detector", schedulers.DETECTORS, ids=lambda d: d.name)
-def test_each_is_in_these_tables_and_in_the_documentation(detector):
-    own = {*detector.signs, *detector.rank}
-    assert any(own <= set(family) for family in FAMILIES)
+def test_each_is_in_the_documentation(detector):
     page = (Path(__file__).parents[3] / "docs" / "job.md").read_text("utf-8")
     assert f"`{detector.signs[0]}`" in page
 

@@ -7,8 +7,8 @@ import socket
 from typing import NamedTuple
 
 import pytest
-from launches import launch
-from nodes import detected, node_file, outcome, reader, recorded
+from launches import batches, examples, kinds, launch
+from nodes import detected, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.main import planned_from
@@ -18,11 +18,7 @@ from torchrun_hpc.preflight import of_process, preflight
 from torchrun_hpc.schedulers.process import Process, this_process
 from torchrun_hpc.sites.__main__ import main
 
-LSF_FILE = "/home/user/.lsbatch/1.1234.hostfile"
-PBS_FILE = "/var/spool/pbs/aux/0.desched1"
 EACH = [0, 1, 2]
-LSF = {"LSB_JOBID": "1234", "LSB_DJOB_HOSTFILE": LSF_FILE}
-FILES = {PBS_FILE: node_file("pbs-script"), LSF_FILE: "hostA\nhostB\n"}
 
 
 class Real(NamedTuple):
@@ -33,23 +29,17 @@ class Real(NamedTuple):
     family: str  # whose variables those are
 
 
-SLURMSTEPD = ("sh", "slurmstepd", "systemd")
-SHELL = ("bash", "pbs_mom", "systemd")
+BATCHES = batches()
 JOBS = {
-    "srun": Real(recorded("slurm-srun-3-nodes"), ("slurmstepd",), "Slurm"),
-    "sbatch": Real(recorded("slurm-sbatch-script"), SLURMSTEPD, "Slurm"),
-    "an array": Real(recorded("slurm-array-1"), SLURMSTEPD, "Slurm"),
-    "srun --mpi=pmi2": Real(recorded("slurm-srun-pmi2"), ("slurmstepd",), "Slurm"),
-    "salloc": Real(
-        recorded("slurm-salloc-shell"), ("bash", "salloc", "bash", "sshd"), "Slurm"
-    ),
-    "qsub": Real(recorded("pbs-script"), SHELL, "PBS"),
-    "pbsdsh": Real(recorded("pbs-pbsdsh"), ("pbs_mom",), "PBS"),
-    "bsub": Real([(LSF, "hostA")], ("1.1234", "res", "sbatchd"), "LSF"),
-    "jsrun": Real([(launch("jsrun", [0], LSF)[0].environ, "hostB")], ("jsmd",), "LSF"),
+    name: Real(batch.tasks, batch.ancestors, detector.name)
+    for name, (detector, batch) in BATCHES.items()
 }
+FILES = {k: v for _, batch in BATCHES.values() for k, v in batch.files.items()}
+((LSF, _),) = JOBS["bsub"].tasks
+SLURMSTEPD, SHELL = JOBS["sbatch"].ancestors, JOBS["qsub"].ancestors
 # mpirun inside a job.
 MPIRUN = {
+    "jsrun": Real([(launch("jsrun", [0], LSF)[0].environ, "hostB")], ("jsmd",), "LSF"),
     "Open MPI in Slurm": Real(
         recorded("slurm-openmpi-4-ppr"), ("orted", *SLURMSTEPD), "Slurm"
     ),
@@ -68,7 +58,11 @@ MPIRUN = {
         "PBS",
     ),
 }
-LEFT = {"Slurm": ["srun", "sbatch"], "PBS": ["qsub", "pbsdsh"], "LSF": ["bsub"]}
+PREFIXES = {d.name: d.prefixes[0] for d in schedulers.DETECTORS if d.detect}
+LEFT = {
+    family: [name for name, (d, b) in BATCHES.items() if d.name == family and b.is_left]
+    for family in PREFIXES
+}
 PAIRS = [
     (real, left)
     for real, job in (JOBS | MPIRUN).items()
@@ -117,18 +111,11 @@ def test_whose_job_this_is(real):
             assert found(job, left_by(left)) == alone, left
 
 
-PREFIXES = {d.name: d.prefixes[0] for d in schedulers.DETECTORS if d.detect}
-
-
-def test_every_scheduler_is_in_these_tables():
-    assert {job.family for job in JOBS.values()} == LEFT.keys() == PREFIXES.keys()
-
-
 UNCLEAR = {
     "no host of either": {"host": "elsewhere"},
     "a host of both": {
         "host": "dec0001",
-        "files": {PBS_FILE: "dec0001\n", LSF_FILE: "batch\ndec0001\n"},
+        "files": dict.fromkeys(FILES, "batch\ndec0001\n"),
     },
     "no file that can be read": {
         "host": "dec0001",
@@ -145,8 +132,9 @@ def test_what_nothing_decides_is_refused_by_name(case):
     for real, left in PAIRS:
         job, others = (JOBS | MPIRUN)[real], left_by(left)
         if case == "a host of both":
-            others = others | {"SLURM_JOB_NODELIST": "dec[0001-0003]"}
-            tasks = [(environ | _slurms(environ), host) for environ, host in job.tasks]
+            others = others | BATCHES[left][1].on_dec0001
+            own = next(b for d, b in BATCHES.values() if d.name == job.family)
+            tasks = [(environ | own.on_dec0001, host) for environ, host in job.tasks]
             job = job._replace(tasks=tasks)
         for text in found(job, others, **about):
             assert text.startswith("HPC142 there are variables of "), (real, left)
@@ -201,21 +189,14 @@ def test_a_prolog_sets_the_variables_of_pbs_for_a_job_of_slurm(number, is_one):
                 assert "a node of several of them" in text, real
 
 
-def _slurms(environ):
-    """Return a list of nodes for a job of Slurm."""
-    if "SLURM_JOB_ID" not in environ:
-        return {}
-    return {"SLURM_JOB_NODELIST": "dec[0001-0003]", "SLURM_STEP_NODELIST": ""}
-
-
 # --- what mpirun has left -----------------------------------------------------------
 
+DAEMONS = {kind: one for kind, one in kinds().items() if one.ancestors}
 TASKS = {
-    "Open MPI 4": recorded("openmpi-4.1.4-3-nodes")[2][0],
-    "Open MPI 5": recorded("openmpi-5.0.11-3-nodes")[2][0],
-    "MPICH": recorded("mpich-4.0.2-3-nodes")[2][0],
-    "Intel MPI": recorded("intelmpi-2021-3-nodes")[2][0],
-    "Flux": launch("Flux", EACH)[2].environ,
+    kind: recorded(one.recording)[2][0]
+    if one.recording
+    else launch(kind, EACH)[2].environ
+    for kind, one in DAEMONS.items()
 }
 TASKS = {
     name: {k: v for k, v in environ.items() if not k.startswith("SLURM")}
@@ -226,8 +207,6 @@ TASKS = {
 @pytest.mark.parametrize("left", TASKS)
 def test_a_job_that_was_submitted_in_a_task_of_mpirun(left):
     for real, job in JOBS.items():
-        if real == "jsrun":
-            continue
         above = {"ancestors": job.ancestors}
         assert found(job, TASKS[left], **above) == found(job, {}, **above), real
         for environ, hostname in job.tasks:
@@ -288,25 +267,18 @@ def test_what_is_weighed_stays_as_it_is():
         assert schedulers.weigh(weighed) is weighed, (real, left)
 
 
-LAUNCHED_BY = {
-    "Open MPI 4": ("sh", "orted", "slurmstepd"),
-    "Open MPI 5": ("prted", "sshd"),
-    "MPICH": ("hydra_pmi_proxy", "mpiexec.hydra", "bash"),
-    "Intel MPI": ("env", "hydra_pmi_proxy", "hydra_bstrap_pr"),
-    "Flux": ("flux-shell", "flux-broker", "slurmstepd"),
-}
 TWO = [
     (inner, outer)
     for inner in TASKS
     for outer in TASKS
-    if inner.split()[0] != outer.split()[0] and {inner, outer} != {"MPICH", "Intel MPI"}
+    if examples()[inner][0] is not examples()[outer][0]
 ]
 
 
 def test_a_launcher_in_a_task_of_another():
     for inner, outer in TWO:
         environ = TASKS[outer] | TASKS[inner]
-        process = Process(environ, "jwb0003", ancestors=LAUNCHED_BY[inner])
+        process = Process(environ, "jwb0003", ancestors=DAEMONS[inner].ancestors)
         alone = detected(Process(TASKS[inner], "jwb0003"))
         assert detected(process).scheduler == alone.scheduler, (inner, outer)
         text = outcome(Process(environ, "jwb0003"))

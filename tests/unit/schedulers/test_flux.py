@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import HOSTS, assert_refused, launch, with_changes
+from launches import HOSTS, Tasks, assert_refused, launch, with_changes
 from nodes import detected, outcome, recorded, step, tasks_at
 
 from torchrun_hpc import schedulers
@@ -29,6 +29,30 @@ BLOCK = [0, 0, 1, 1, 2, 2]
 CYCLIC = [0, 1, 2, 0, 1, 2]
 UNEVEN = [0, 0, 1, 1, 2]
 FIRST_FEW = [0, 1, 1, 2, 2]
+
+
+def variables(task, _node, places):
+    return {
+        "FLUX_JOB_ID": "\u0192D2e73NP",
+        "FLUX_JOB_SIZE": task.size,
+        "FLUX_JOB_NNODES": max(places) + 1,
+        "FLUX_TASK_RANK": task.rank,
+        "FLUX_TASK_LOCAL_ID": task.local_rank,
+        "PMI_RANK": task.rank,
+        "PMI_SIZE": task.size,
+    }
+
+
+IDS = ("fD2e73NP", "17_3.fD2e73NP")
+EXAMPLES = {
+    "Flux": Tasks(
+        variables,
+        IDS,
+        answers=True,
+        ancestors=("flux-shell", "flux-broker", "slurmstepd"),
+    ),
+    "Flux alone": Tasks(variables, IDS),
+}
 
 
 @pytest.mark.parametrize("places", [EACH, BLOCK, CYCLIC, UNEVEN, FIRST_FEW])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import assert_refused, launch, with_changes
+from launches import Tasks, assert_refused, launch, with_changes
 from nodes import detected, node_file, reader, recorded
 
 from torchrun_hpc.schedulers import hydra
@@ -17,6 +17,36 @@ from torchrun_hpc.schedulers.process import Process
 TWO_DECS = ("dec0001", "dec0002")
 THREE = ("jwb0001", "jwb0002", "jwb0003")
 EACH = "mpich-4.0.2-3-nodes"
+
+
+def variables(task, _node, _places):
+    return {
+        "PMI_RANK": task.rank,
+        "PMI_SIZE": task.size,
+        "MPI_LOCALRANKID": task.local_rank,
+        "MPI_LOCALNRANKS": task.local_size,
+    }
+
+
+TOLD = ("0badcafe", "17_3.0badcafe")
+PROXY = "hydra_pmi_proxy"
+EXAMPLES = {
+    "Hydra": Tasks(
+        variables,
+        TOLD,
+        answers=True,
+        ancestors=(PROXY, "mpiexec.hydra", "bash"),
+        recording=EACH,
+    ),
+    "Intel MPI": Tasks(
+        variables,
+        TOLD,
+        answers=True,
+        ancestors=("env", PROXY, "hydra_bstrap_pr"),
+        recording="intelmpi-2021-3-nodes",
+    ),
+    "Hydra alone": Tasks(variables, ("mpiexec", "17_3")),
+}
 
 
 def nobody(_environ):

@@ -7,7 +7,7 @@ of the script and runs no tasks.
 from __future__ import annotations
 
 import pytest
-from launches import HOSTS, assert_refused, launch, with_changes
+from launches import HOSTS, Tasks, assert_refused, launch, with_changes
 from nodes import detected, step, tasks_at
 
 from torchrun_hpc import schedulers
@@ -23,6 +23,19 @@ SUMMIT = {
 }
 COMPUTE = HOSTS[:2]
 FILES = {FILE: "\n".join(["batch5", *COMPUTE, *COMPUTE])}
+
+
+def variables(task, _node, _places):
+    return {
+        "JSM_NAMESPACE_RANK": task.rank,
+        "JSM_NAMESPACE_SIZE": task.size,
+        "JSM_NAMESPACE_LOCAL_RANK": task.local_rank,
+        "JSM_NAMESPACE_LOCAL_SIZE": task.local_size,
+        "PMIX_NAMESPACE": "csm-42-1",
+    }
+
+
+EXAMPLES = {"jsrun": Tasks(variables, ("csm-42-1", "17_3.csm-42-1"))}
 
 
 def in_lsf(places):

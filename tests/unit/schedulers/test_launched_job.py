@@ -11,7 +11,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launches import FILE, HOSTS, KINDS, PBS, launch, with_changes
+from launches import FILE, HOSTS, PBS, kinds, launch, with_changes
 from nodes import outcome
 
 
@@ -143,22 +143,11 @@ def test_ranks_of_nodes(kind):
 
 # --- launch id ----------------------------------------------------------------------
 
-LAUNCH_IDS = {
-    "Open MPI 4": ("959053825", "959053825"),
-    "Open MPI 5": ("prterun-jwb0001-8511-1", "prterun-jwb0001-8511-1"),
-    "Hydra": ("0badcafe", "17_3.0badcafe"),
-    "Hydra alone": ("mpiexec", "17_3"),
-    "PALS": ("5b0de0e3", "17_3.5b0de0e3"),
-    "Flux": ("fD2e73NP", "17_3.fD2e73NP"),
-    "Flux alone": ("fD2e73NP", "17_3.fD2e73NP"),
-    "jsrun": ("csm-42-1", "17_3.csm-42-1"),
-}
 
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds())
 def test_launch_id(kind):
     """It is the launcher's own name, behind the number of the job if all know it."""
-    alone, in_a_job = LAUNCH_IDS[kind]
+    alone, in_a_job = kinds()[kind].launch_ids
     assert {job.launch_id for job in found_by(kind, [0, 1])} == {alone}
     assert {job.launch_id for job in found_by(kind, [0, 1], 0)} == {in_a_job}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import launch
+from launches import Batch, launch
 from nodes import changed, detected, outcome, reader
 
 from torchrun_hpc.schedulers import jsrun, openmpi
@@ -27,6 +27,16 @@ LSF = {
 }
 FILE = LSF["LSB_DJOB_RANKFILE"]
 FILES = {FILE: "hostA\nhostA\nhostB\nhostB\n"}
+
+SHORT = {name: LSF[name] for name in ("LSB_JOBID", "LSB_DJOB_HOSTFILE")}
+EXAMPLES = {
+    "bsub": Batch(
+        [(SHORT, "hostA")],
+        ("1.1234", "res", "sbatchd"),
+        {FILE: "hostA\nhostB\n"},
+        is_left=True,
+    )
+}
 
 SUMMIT = LSF | {
     "CSM_ALLOCATION_ID": "42",

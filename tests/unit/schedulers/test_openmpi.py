@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from launches import assert_refusal, assert_refused, with_changes
+from launches import Tasks, assert_refusal, assert_refused, with_changes
 from nodes import detected, recorded
 
 from torchrun_hpc.schedulers import openmpi
@@ -13,6 +13,43 @@ TWO = ("jwb0001", "jwb0002")
 THREE = ("jwb0001", "jwb0002", "jwb0003")
 JOB = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "jwb[0001-0003]"}
 EACH = "openmpi-4.1.4-3-nodes"
+
+
+def open_mpi_5(task, node, _places):
+    return {
+        "OMPI_COMM_WORLD_RANK": task.rank,
+        "OMPI_COMM_WORLD_SIZE": task.size,
+        "OMPI_COMM_WORLD_LOCAL_RANK": task.local_rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": task.local_size,
+        "PMIX_NAMESPACE": "prterun-jwb0001-8511@1",
+        "PMIX_SERVER_URI2": f"prterun-jwb0001-8511@0.{node};tcp4://127.0.0.1:51163",
+    }
+
+
+def open_mpi_4(task, node, places):
+    return {
+        **open_mpi_5(task, node, places),
+        "PMIX_NAMESPACE": "959053825",
+        "PMIX_SERVER_URI2": f"959053824.{node};tcp4://127.0.0.1:49047",
+        "OMPI_MCA_orte_hnp_uri": "959053824.0;tcp://10.10.0.1:43695",
+        "OMPI_MCA_orte_num_nodes": max(places) + 1,
+    }
+
+
+EXAMPLES = {
+    "Open MPI 4": Tasks(
+        open_mpi_4,
+        ("959053825", "959053825"),
+        ancestors=("sh", "orted", "slurmstepd"),
+        recording=EACH,
+    ),
+    "Open MPI 5": Tasks(
+        open_mpi_5,
+        ("prterun-jwb0001-8511-1", "prterun-jwb0001-8511-1"),
+        ancestors=("prted", "sshd"),
+        recording="openmpi-5.0.11-3-nodes",
+    ),
+}
 
 
 def detect(name, task=0, changes=None):

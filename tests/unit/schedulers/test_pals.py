@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import FILE, HOSTS, PBS, assert_refused, launch, with_changes
+from launches import FILE, HOSTS, PBS, Tasks, assert_refused, launch, with_changes
 from nodes import detected, outcome, reader, recorded, step, tasks_at
 
 from torchrun_hpc import schedulers
@@ -19,6 +19,23 @@ DOMAIN = ".hsn.cm.polaris.alcf.anl.gov"
 EACH = [0, 1, 2]
 BLOCK = [0, 0, 1, 1, 2, 2]
 CYCLIC = [0, 1, 2, 0, 1, 2]
+
+
+def variables(task, node, _places):
+    return {
+        "PALS_RANKID": task.rank,
+        "PALS_NODEID": node,
+        "PALS_LOCAL_RANKID": task.local_rank,
+        "PALS_LOCAL_SIZE": task.local_size,
+        "PALS_APID": "5b0de0e3-7c5f-4b4c-9dc2-1f0b2a1c7d11",
+        "PMI_RANK": task.rank,
+        "PMI_SIZE": task.size,
+        "PMI_LOCAL_RANK": task.local_rank,
+        "PMI_LOCAL_SIZE": task.local_size,
+    }
+
+
+EXAMPLES = {"PALS": Tasks(variables, ("5b0de0e3", "17_3.5b0de0e3"))}
 
 
 def in_pbs(places, lines=THREE):

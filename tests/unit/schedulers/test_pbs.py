@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import assert_refused, launch, with_changes
+from launches import Batch, assert_refused, launch, with_changes
 from nodes import (
     detected,
     make_inputs,
     make_network,
+    node_file,
     outcome,
     reader,
     recorded,
@@ -30,6 +31,14 @@ NOBODY = ("", "", "")
 
 FILE = "/var/spool/pbs/aux/0.desched1"
 READABLE = {FILE: "dec0001\ndec0002\ndec0003\n"}
+
+
+SHELL = ("bash", "pbs_mom", "systemd")
+FILES = {FILE: node_file("pbs-script")}
+EXAMPLES = {
+    "qsub": Batch(recorded("pbs-script"), SHELL, FILES, is_left=True),
+    "pbsdsh": Batch(recorded("pbs-pbsdsh"), ("pbs_mom",), FILES, is_left=True),
+}
 
 
 def process(name, task=0, changes=None, files=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import assert_refusal, assert_refused, with_changes
+from launches import Batch, assert_refusal, assert_refused, with_changes
 from nodes import RECORDED, changed, detected, juelich, make_inputs, recorded
 from plans import make_direct_plan, make_plan
 
@@ -26,6 +26,30 @@ HET_LINE = (
     "srun --het-group=0 --nodes=1 --ntasks=1 --ntasks-per-node=1 {command} "
     f": --het-group=1 {_TWO}"
 )
+
+
+ABOVE = ("sh", "slurmstepd", "systemd")
+DEC0001 = {"SLURM_JOB_NODELIST": "dec[0001-0003]", "SLURM_STEP_NODELIST": ""}
+EXAMPLES = {
+    "srun": Batch(
+        recorded("slurm-srun-3-nodes"),
+        ("slurmstepd",),
+        is_left=True,
+        on_dec0001=DEC0001,
+    ),
+    "sbatch": Batch(
+        recorded("slurm-sbatch-script"), ABOVE, is_left=True, on_dec0001=DEC0001
+    ),
+    "an array": Batch(recorded("slurm-array-1"), ABOVE, on_dec0001=DEC0001),
+    "srun --mpi=pmi2": Batch(
+        recorded("slurm-srun-pmi2"), ("slurmstepd",), on_dec0001=DEC0001
+    ),
+    "salloc": Batch(
+        recorded("slurm-salloc-shell"),
+        ("bash", "salloc", "bash", "sshd"),
+        on_dec0001=DEC0001,
+    ),
+}
 
 
 def process_of(name, task=0, changes=None, *, hostname=None, **about):
