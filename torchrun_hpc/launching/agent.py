@@ -94,7 +94,9 @@ class AgentStarter(Starter):
         """
         return replace(
             inputs.node,
-            workers=validation.number_of_workers(self._options),
+            workers=validation.number_of_workers(
+                self._options, self._args.nproc_per_node
+            ),
             gpus=validation.number_of_gpus(),
             of_release=capabilities.variables(),
             resolver=self._resolver.result() if self._resolver else Resolver.UNKNOWN,

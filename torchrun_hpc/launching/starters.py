@@ -110,7 +110,7 @@ def count_workers(options: Options) -> int:
     import_torch()  # to count
     from torchrun_hpc.options import validation  # noqa: PLC0415
 
-    return validation.number_of_workers(options)
+    return validation.number_of_workers(options, options.nproc_per_node)
 
 
 def import_torch() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.setting import Setting
 
 # torch's RendezvousParameters.get_as_bool
-_BOOLEANS = {
+BOOLEANS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
     **dict.fromkeys(("0", "false", "f", "no", "n"), False),
 }
@@ -113,8 +113,8 @@ def _pairs(setting: Setting) -> dict[str, str]:
 def _value(setting: Setting, key: str, text: str) -> bool | int | str:
     """Read the value of a key."""
     if key == "is_host":
-        if text.lower() in _BOOLEANS:
-            return _BOOLEANS[text.lower()]
+        if text.lower() in BOOLEANS:
+            return BOOLEANS[text.lower()]
         raise unusable(setting, f"{key}={text} is neither true nor false")
     if key == "store_type":
         if text.lower() in {"tcp", "file"}:

@@ -25,22 +25,23 @@ if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
 
 
-def number_of_workers(options: Options) -> int:
+def number_of_workers(options: Options, typed: int | str) -> int:
     """Return the number of workers on this node.
+
+    Args:
+        options: What the user set.
+        typed: ``--nproc-per-node``, which a program may have changed since.
 
     Raises:
         LaunchError: ``--nproc-per-node`` is no number, or counts what is not there.
     """
-    workers = options.nproc_per_node
-    if isinstance(workers, int):
-        return workers
     try:
-        return int(torch_run.determine_local_world_size(workers))
+        return int(torch_run.determine_local_world_size(str(typed)))
     except ValueError as error:
+        name = options.given.get("nproc_per_node") or f"--nproc_per_node={typed}"
         raise LaunchError(
             "HPC012",
-            f"{options['nproc_per_node']}: {str(error).rstrip('.')}. Type a number, or "
-            "gpu, cpu, auto",
+            f"{name}: {str(error).rstrip('.')}. Type a number, or gpu, cpu, auto",
         ) from None
 
 

@@ -34,7 +34,7 @@ def test_too_few_cpus_are_shared(tmp_path: Path) -> None:
 FORK = """
 import os, sys
 from torchrun_hpc.launching.preloading import Preloaded
-from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff
 

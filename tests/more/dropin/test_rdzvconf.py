@@ -48,7 +48,7 @@ VALUES = st.one_of(
     st.integers(-(10**9), 10**9).map(str),
     st.integers(10**17, 10**19).map(str),
     st.sampled_from(["1.5", "'5'", "+5", "1_0", "_1", "٣", "five", "1e3", "0x5", "-0"]),
-    st.sampled_from([*rdzv_conf.TRUE, *rdzv_conf.FALSE, "True", "maybe", "2", "None"]),
+    st.sampled_from([*rdzv_conf.BOOLEANS, "True", "maybe", "2", "None"]),
     st.sampled_from(["tcp", "file", "FILE", "redis", "http", "a=b"]),
     st.text(st.characters(exclude_characters=",\0", codec="utf-8"), max_size=5),
 )
@@ -94,7 +94,7 @@ def _torch_can_use(text: str, backend: str) -> bool:
 
 def _we_can_use(text: str, backend: str) -> bool:
     try:
-        rdzv_conf.check(Setting(text, "--rdzv_conf"), backend)
+        rdzv_conf.read(Setting(text, "--rdzv_conf"), backend)
     except LaunchError:
         return False
     return True

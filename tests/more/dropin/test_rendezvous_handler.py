@@ -116,7 +116,10 @@ class Job:
             "scheduler", f"{HERE}:{self.ports[0]}", run_id, 2, 2, HERE, **conf
         )
         made = SchedulerRendezvous(
-            self.plan(rank, **changes), parameters, max_restarts, environ or {}
+            self.plan(rank, **changes).meeting,
+            parameters,
+            max_restarts,
+            environ or {},
         )
         self._handlers.append(made)
         return made
@@ -386,7 +389,7 @@ def test_failures_of_workers_are_reported_by_node_0(
 
 def test_a_failure_of_a_worker_without_a_rendezvous(job: Job) -> None:
     """Torch has not asked for the handler, or has failed to make it."""
-    creator = Creator(job.plan(0), 0, {})
+    creator = Creator(job.plan(0).meeting, 0, {})
     creator.worker_failed(_worker_failure(0), 0)
     creator.handler = job.handler(0)
     creator.worker_failed(_worker_failure(0), 0)
@@ -629,7 +632,7 @@ def test_known_keys_are_there_without_asking() -> None:
 
 def test_a_second_launch_in_one_process(job: Job) -> None:
     for nodes in (2, 3):
-        creator = handlers.register(job.plan(1, nodes=nodes), 4, {})
+        creator = handlers.register(job.plan(1, nodes=nodes).meeting, 4, {})
         parameters = RendezvousParameters(
             "scheduler", "", "mine", nodes, nodes, join_timeout=1
         )
@@ -647,7 +650,7 @@ class RecordingCreator(Creator):
     """A creator whose handler records what the others are informed of."""
 
     def __init__(self, plan: LaunchPlan, failure: Failure | None = None) -> None:
-        super().__init__(plan, 0, {})
+        super().__init__(plan.meeting, 0, {})
         self.given_up: list[Failure] = []
         self.left = 0
         recorded = self
@@ -657,7 +660,7 @@ class RecordingCreator(Creator):
             failure: Any = None
 
             def __init__(self) -> None:
-                self._plan, self._connection = plan, None
+                self._meeting, self._connection = plan.meeting, None
                 self.failure = failure
 
             def give_up(self, given: Failure) -> None:

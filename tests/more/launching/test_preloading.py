@@ -12,7 +12,7 @@ from waiting import NEVER_S
 BEGIN = """
 import os, signal, subprocess, sys, time
 from torchrun_hpc.launching import preloading
-from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff, imports
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from torchrun_hpc.launching.preloading import Preloaded
-from torchrun_hpc.planning.inputs import Preload
+from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff
