@@ -11,19 +11,20 @@ import contextlib, ctypes, resource
 with contextlib.suppress(OSError):
     ctypes.CDLL("libgcc_s.so.1")
 from torchrun_hpc.launching import abort
-from torchrun_hpc.planning.plan import LaunchPlan, Rendezvous, World
-from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.rendezvous import server, client, protocol
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
 for is_coordinator in (True, False):
-    plan = LaunchPlan(
-        mode=Mode.SEVERAL_NODES,
-        world=World(nodes=2, node_rank=0, workers=1, hosts=("n9", "n10")),
-        rendezvous=Rendezvous("scheduler", ports=(1,), is_coordinator=is_coordinator),
+    meeting = Meeting(
+        "scheduler",
+        nodes=2,
+        hosts=("n9", "n10"),
+        ports=(1,),
+        is_coordinator=is_coordinator,
         launch_id="19.0",
     )
-    assert abort.tell(plan, "x", {NEVER_S})
+    assert abort.tell(meeting, "x", {NEVER_S})
 """
 
 

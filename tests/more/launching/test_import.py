@@ -63,7 +63,6 @@ COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"
 @pytest.mark.parametrize(
     ("name", "options", "variables"),
     [
-        ("slurm-srun-3-nodes", [], {}),
         # only torch's parser can say what these mean
         ("slurm-sbatch-script", ["--standalone"], {}),
         ("slurm-sbatch-script", [], {"PET_STANDALONE": "1"}),

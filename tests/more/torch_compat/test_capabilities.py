@@ -25,12 +25,12 @@ from torch.distributed.elastic.agent.server import api
 from waiting import PATIENCE
 
 import torchrun_hpc
+from torchrun_hpc import main
 from torchrun_hpc.launching import start
 from torchrun_hpc.launching.agent import AgentStarter
-from torchrun_hpc.main import inputs_of, plan_of
 from torchrun_hpc.options import torchrun_parser
-from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.planning.mode import choose_mode
+from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
@@ -301,12 +301,13 @@ def _warned(
     monkeypatch.setattr(
         start.console, "write", lambda message, *_: messages.append(message)
     )
-    args, explicit = torchrun_parser.parse([*options, "train.py"], os.environ)
-    seen = preflight("command")
-    starter = AgentStarter(seen, args, explicit)
-    line = CommandLine(explicit)
-    _, plan = plan_of(inputs_of(choose_mode(seen, line), seen, line), starter)
-    plan = replace(plan, world=replace(plan.meeting, nodes=nodes))
+    argv = [*options, "train.py"]
+    args, seen = torchrun_parser.parse(argv, os.environ), preflight("command")
+    line = main.parse(argv, seen)
+    inputs = main.planned_from(choose_mode(seen, line), seen, line)
+    starter = AgentStarter(seen, args, inputs.options)
+    plan = main.plan_of(inputs, meet(inputs), starter)
+    plan = replace(plan, meeting=replace(plan.meeting, nodes=nodes))
     start._announce(plan, *starter.findings(plan))
     return [message.code for message in messages[1:]]
 
