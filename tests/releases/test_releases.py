@@ -45,7 +45,7 @@ def test_a_program_in_the_store_of_torchs_rendezvous(unpadded, tmp_path):
     """While a node is missing; it is not run, and the others say what is wrong."""
     marker = tmp_path / "marker"
     options = ("--hpc-rendezvous=c10d", "--rdzv_id=7")
-    spoil = (sys.executable, str(SCRIPTS / "spoil.py"), "torch.meeting.7")
+    spoil = (sys.executable, str(SCRIPTS / "spoil.py"), "torch.rendezvous.7")
     command = LATE.format(node=2) + " ".join([*HPC, *options, WORLD])
     with Step(unpadded, "sh", "-c", command) as job:
         seen = job.says(r"rendezvous at n9:\d+")

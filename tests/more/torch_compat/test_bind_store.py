@@ -208,14 +208,16 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchrun_hpc.torch_compat.patches import registry
-from torchrun_hpc.planning.plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.workers import Workers
 
-plan = LaunchPlan(
-    mode=Mode.SEVERAL_NODES,
-    world=World(2, 1, 1, report_rank=1),
-    rendezvous=Rendezvous("c10d", "head:1", local_address="127.0.0.2"),
+meeting = Meeting(
+    "c10d", 2, 1, report_rank=1, endpoint="head:1", local_address="127.0.0.2"
 )
+plan = LaunchPlan(Mode.SEVERAL_NODES, Options(), meeting, Workers())
 assert registry.left_out(registry.apply_patches(plan)) == []
 print("waiting", flush=True)
 c10d_rendezvous_backend.create_backend(

@@ -345,14 +345,16 @@ delattr(dynamic_rendezvous, sys.argv[1])
 
 from torchrun_hpc.launching import agent  # it imports all that torch is asked for
 from torchrun_hpc.torch_compat.patches import registry
-from torchrun_hpc.planning.plan import LaunchPlan, Rendezvous, World
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.workers import Workers
 
-plan = LaunchPlan(
-    mode=Mode.SEVERAL_NODES,
-    world=World(2, 0, 1, report_rank=0, hosts=("n9", "n10")),
-    rendezvous=Rendezvous("c10d", "head:1", local_address="127.0.0.2"),
+meeting = Meeting(
+    "c10d", 2, hosts=("n9", "n10"), endpoint="head:1", local_address="127.0.0.2"
 )
+plan = LaunchPlan(Mode.SEVERAL_NODES, Options(), meeting, Workers())
 for outcome in registry.apply_patches(plan):
     print(outcome.name, outcome.state.name)
 """

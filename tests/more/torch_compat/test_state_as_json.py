@@ -42,7 +42,7 @@ def test_payload_in_the_store(which: str, launcher: Launcher, tmp_path: Path) ->
     script.write_text("print('started')\n")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     payload = b64encode(pickle.dumps(Payload(marker))).decode()
-    store.set("torch.meeting.victim", payload)
+    store.set("torch.rendezvous.victim", payload)
     where = [f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-conf=is_host=0"]
     argv = ["--rdzv-backend=c10d", *where, "--rdzv-id=victim", str(script)]
     (result,) = launcher.many([(which, argv)])
