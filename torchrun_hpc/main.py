@@ -79,6 +79,8 @@ def _launch(argv: Sequence[str], *, may_split_off: bool) -> None:
         line = parse(argv, seen)
         known.options = line.options
         mode = known.mode = choose_mode(seen, line, starters.count_workers)
+        if not mode.is_direct:
+            starters.prepare_to_debug(seen, line.options)
         inputs = planned_from(mode, seen, line)
         meeting = known.meeting = meet(inputs)
         if not may_split_off:
