@@ -3,8 +3,10 @@
     preflight ──► parse ──► choose mode ──► plan ──► start
 
 `main` goes through all of them. Others stop earlier: `describe` after the plan, the dry
-run where the workers would be started, ``torchrun_hpc.sites`` after preflight. Torch is
-imported after the mode is chosen, and not at all in direct mode.
+run where the workers would be started, ``torchrun_hpc.sites`` after preflight.
+
+A plan has two parts. Where the nodes meet is decided without torch, so that a node that
+has none can tell the others there. The rest needs torch, but for direct mode.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def _launch(argv: Sequence[str], *, may_split_off: bool) -> None:
         known.options = line.options
         mode = known.mode = choose_mode(seen, line, starters.count_workers)
         if not mode.is_direct:
-            starters.prepare_to_debug(seen, line.options)
+            starters.prepare_agent(seen, line.options)
         inputs = planned_from(mode, seen, line)
         meeting = known.meeting = meet(inputs)
         if not may_split_off:

@@ -51,7 +51,6 @@ def starter_of(
         return DirectStarter(preflight, job, line)
     check = None
     if is_launch:
-        prepare_agent(preflight, line.options)
         check = ResolverCheck(inputs.network)
     with _without_garbage_collection():
         preloaded = _preloaded(inputs, line) if is_launch else None
@@ -86,7 +85,7 @@ def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:
 
 
 def prepare_agent(preflight: Preflight, options: Options) -> None:
-    """Prepare this process to be an agent: leave PMI, and switch ``--hpc-debug`` on."""
+    """Prepare this process to be an agent, before torch is imported."""
     if preflight.job is not None and preflight.job.pmi_is_open:
         pmi.finalize(preflight.environ)  # the workers have no way to it
     prepare_to_debug(preflight, options)

@@ -1,4 +1,4 @@
-"""The plan for several machines without a scheduler, on each of which it was typed.
+"""Where several machines without a scheduler meet: as typed on each.
 
 That is left to torchrun, but for two things: which machine hosts c10d is decided by the
 address of the endpoint, not by comparing names; and gloo and NCCL get the interface

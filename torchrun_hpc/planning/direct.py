@@ -1,4 +1,4 @@
-"""The plan of direct mode: each task is a worker, and gets what an agent would set."""
+"""Where the workers of direct mode meet: each gets what an agent would set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a world of one node: torchrun --standalone, whatever the scheduler."""
+"""Where the workers of one node meet: torchrun --standalone, whatever the scheduler."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class DescribedJob(TypedDict):
 
 
 class DescribedShare(TypedDict):
-    """`torchrun_hpc.planning.shares.Share`; the CPUs as Linux writes them."""
+    """`torchrun_hpc.planning.workers.Share`; the CPUs as Linux writes them."""
 
     cpus: str
     domain: str
@@ -71,7 +71,7 @@ class DescribedShare(TypedDict):
 
 
 class DescribedPlan(TypedDict):
-    """`torchrun_hpc.planning.launch_plan.LaunchPlan` and its parts, in one."""
+    """`torchrun_hpc.planning.plan.LaunchPlan` and its parts, in one."""
 
     title: str
     nodes: int

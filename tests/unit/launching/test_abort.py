@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from plans import make_launch_plan
-from waiting import NEVER_S
+from waiting import NEVER_S, PATIENCE
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
@@ -52,6 +52,7 @@ def place(rank, port):
 def port():
     """Listen, as the coordinator will."""
     with socket.create_server(("127.0.0.1", 0)) as found:
+        found.settimeout(PATIENCE)  # nobody may come, if a test fails
         yield found
 
 
