@@ -36,6 +36,7 @@ from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import signals
 from torchrun_hpc.options import arguments, command_line, torchrun_parser
+from torchrun_hpc.options.options import READERS
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat.patches import replacing
@@ -581,8 +582,11 @@ def test_what_torchrun_starts_is_started(launcher: Launcher, tmp_path: Path) -> 
 
 def _on_this_torch(argv: list[str], code: str, expected: str) -> tuple[str, str]:
     """Return the code, and a text, of the message on the torch that is installed."""
+    # A value that we read ourselves is refused before torch is imported.
+    read = {name for dest in READERS for name in arguments.names_of(dest)}
     names = {word.partition("=")[0] for word in argv if word.startswith("--")}
-    return ("HPC010", min(names & NEWER)) if names & NEWER else (code, expected)
+    newer = names & NEWER - read
+    return ("HPC010", min(newer)) if newer else (code, expected)
 
 
 @pytest.mark.usefixtures("as_new")
