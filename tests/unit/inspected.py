@@ -6,11 +6,11 @@ import contextlib
 import itertools
 import json
 import os
-from dataclasses import asdict
 
 import pytest
 from waiting import PATIENCE
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.sampling import WorkerStack, sample
@@ -35,7 +35,7 @@ def problem_of(pid):
 
 def as_sent(*stacks):
     """Return stacks as another node gets them."""
-    return json.loads(json.dumps([asdict(stack) for stack in stacks]))
+    return json.loads(json.dumps([wire.encode(stack) for stack in stacks]))
 
 
 @pytest.fixture

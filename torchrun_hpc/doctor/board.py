@@ -26,6 +26,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.coordinator import Settings
@@ -64,7 +65,7 @@ class Board:
 
     def get(self, key: str) -> Any:
         """Wait for a value, and return it."""
-        return json.loads(self._client.ask({"get": [key]}, _LONGEST)[0])
+        return wire.from_json(self._client.ask({"get": [key]}, _LONGEST)[0])
 
     def find(self, key: str) -> Any:
         """Return a value; ``None`` if there is none yet."""

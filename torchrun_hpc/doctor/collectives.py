@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
 import os
 import queue
 import threading
@@ -21,6 +20,7 @@ import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import no_torch, of_launcher
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.wire import printable
@@ -70,12 +70,12 @@ def main() -> None:
     threading.Thread(target=_read_stdin, args=(lines,), daemon=True).start()
 
     def write(message: Any) -> None:
-        os.write(output, json.dumps(message).encode() + b"\n")
+        os.write(output, wire.to_line(message))
 
     code = 0
     try:
         _import_torch(write)
-        write({"done": _run(json.loads(lines.get()), write)})
+        write({"done": _run(wire.from_json(lines.get()), write)})
     except BaseException:  # noqa: BLE001 - whatever it is, it is shown
         traceback.print_exc()
         code = 1

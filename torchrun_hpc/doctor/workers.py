@@ -7,7 +7,6 @@ longer than it wants to.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -17,12 +16,14 @@ import tempfile
 import time
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import no_torch
 from torchrun_hpc.failures.collection import ending
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host import network
 from torchrun_hpc.planning.endpoints import LOOPBACK
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +74,7 @@ class _Worker:
         """Let it start; a pipe has room for this, whether it is read or not."""
         self.rank = settings["rank"]
         with contextlib.suppress(BrokenPipeError):
-            self._stdin.write(json.dumps(settings).encode() + b"\n")
+            self._stdin.write(wire.to_line(settings))
 
     def fileno(self) -> int:
         """Return what `select` waits for."""
@@ -215,8 +216,8 @@ class Workers:
 
 def _parsed(line: bytes) -> Any:
     """Return what a line tells; nothing if it is another program's."""
-    with contextlib.suppress(ValueError):
-        message = json.loads(line)
+    with contextlib.suppress(WireError):
+        message = wire.from_json(line)
         return message if isinstance(message, dict) else {}
     return {}
 

@@ -12,6 +12,8 @@ import re
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchrun_hpc import wire
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -129,7 +131,7 @@ def recorded(text: str) -> LastWords | None:
         What it says; ``None`` if it is none.
     """
     try:
-        message = json.loads(text)["message"]
+        message = wire.from_json(text)["message"]
         stack = message["extraInfo"]["py_callstack"]
         return last_words(stack.encode(), 1)
     except (ValueError, LookupError, TypeError, AttributeError):

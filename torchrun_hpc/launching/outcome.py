@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from torchrun_hpc import files
+from torchrun_hpc import files, wire
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -108,8 +109,8 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
 def _launch_of(file: Path) -> str | None:
     """Return the launch id of a final outcome that is there."""
     try:
-        found = json.loads(files.read(file, _LARGEST, os.O_NOFOLLOW))
-    except (OSError, ValueError, RecursionError):
+        found = wire.from_json(files.read(file, _LARGEST, os.O_NOFOLLOW))
+    except (OSError, WireError):
         return None
     is_final = isinstance(found, dict) and found.get("outcome") != RUNNING
     return found.get("launch_id") if is_final else None

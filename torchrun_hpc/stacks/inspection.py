@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import names
+from torchrun_hpc import names, wire
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
 from torchrun_hpc.stacks.service import Service
@@ -36,7 +36,7 @@ def sample(watch: Watch) -> list[dict[str, Any]]:
         if not is_running
     ]
     found = [*sampling.sample(running, _NODE_TIMEOUT), *ended]
-    return [asdict(stack) for stack in found]
+    return [wire.encode(stack) for stack in found]
 
 
 class Inspection:
@@ -108,7 +108,7 @@ class Inspection:
             "launch": self._plan.meeting.launch_id,
             "missing": names.nodes(missing, self._plan.meeting.hosts),
             "workers": [
-                {**asdict(stack), "host": self._hosts.get(stack.node, "")}
+                {**wire.encode(stack), "host": self._hosts.get(stack.node, "")}
                 for stack in stacks
             ],
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -11,11 +10,12 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures.last_words import LAUNCHER
 from torchrun_hpc.host import procfs
-from torchrun_hpc.wire import printable
+from torchrun_hpc.wire import WireError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,7 @@ _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces
 _IMPORTS = "<frozen importlib"  # Python's own frames of an import
 _KILL_TIMEOUT = 0.5  # seconds
 _LONGEST = 200  # characters of a frame, or a problem
+_ShortText = Annotated[str, wire.short_text(_LONGEST)]
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class WorkerStack:
 
     rank: int
     node: int
-    frames: tuple[str, ...] = ()
-    problem: str = ""
+    frames: tuple[_ShortText, ...] = ()
+    problem: _ShortText = ""
     is_lasting: bool = field(default=False, compare=False)
     waits: int = field(default=0, compare=False)
     cpu: float = field(default=0.0, compare=False)
@@ -123,7 +124,7 @@ def _start(program: str, pid: int) -> subprocess.Popen[bytes]:
 def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> WorkerStack:
     try:
         output, errors = process.communicate(timeout=max(end - time.monotonic(), 0.1))
-        frames = _frames(json.loads(output), worker.pid)
+        frames = _frames(wire.from_json(output), worker.pid)
         waits, cpu = _activity(worker.pid)
         return WorkerStack(worker.rank, worker.node, frames, waits=waits, cpu=cpu)
     except subprocess.TimeoutExpired:
@@ -178,19 +179,7 @@ def _first_line(errors: str) -> str:
 
 
 def received(value: Any) -> list[WorkerStack]:
-    """Read stacks that were sent as plain data, as `asdict` makes it; none if not."""
-    try:
-        return [
-            WorkerStack(
-                rank=int(each["rank"]),
-                node=int(each["node"]),
-                frames=tuple(printable(frame, _LONGEST) for frame in each["frames"]),
-                problem=printable(each["problem"], _LONGEST),
-                is_lasting=bool(each["is_lasting"]),
-                waits=int(each["waits"]),
-                cpu=float(each["cpu"]),
-            )
-            for each in value
-        ]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return []
+    """Read stacks that were sent as plain data; none if they are not."""
+    with contextlib.suppress(WireError):
+        return wire.decode(list[WorkerStack], value)
+    return []

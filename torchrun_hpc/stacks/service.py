@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import socket
 import struct
@@ -16,7 +15,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import wire
 from torchrun_hpc.host import procfs
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +72,7 @@ class Service:
                 with asking:
                     asking.settimeout(_TIMEOUT)
                     if _user_of(asking) in (os.getuid(), 0):
-                        asking.sendall(json.dumps(self._collect()).encode())
+                        asking.sendall(wire.to_line(self._collect()))
             except Exception:  # noqa: BLE001, PERF203
                 time.sleep(_PAUSE)
 
@@ -103,8 +104,8 @@ def ask(name: str, timeout: float) -> Mapping[str, Any]:
             raise PermissionError(errno.EPERM, "it is another user's")
         answer = b"".join(iter(lambda: asking.recv(2**16), b""))
     try:
-        found: Mapping[str, Any] = json.loads(answer)
-    except ValueError:
+        found: Mapping[str, Any] = wire.from_json(answer)
+    except WireError:
         raise ConnectionError("no answer") from None
     return found
 

@@ -213,6 +213,9 @@ def test_what_is_sent_is_received():
 def test_what_is_received_can_be_printed():
     sent = as_sent(WorkerStack(5, 1, ("\x1b[2Jf", "g" * 300), "\nno"))
     assert received(sent) == [WorkerStack(5, 1, (" [2Jf", "g" * 200), " no")]
+    (good,) = as_sent(GOOD)
+    for odd in ({"problem": "\nno"}, {"frames": ["\x1b[2Jf"]}, {"frames": ["g" * 201]}):
+        assert received([good | odd]) == []
 
 
 NAMES = [field.name for field in fields(WorkerStack)]
