@@ -17,13 +17,11 @@ from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torchrun_hpc.reporting.description import Description
-
 __version__ = "0.2.0"
 __all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
 
 
-def describe(argv: Sequence[str] = ()) -> Description:
+def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
     """Describe what a launch from here would be: job and plan, as plain data.
 
     Nothing is started and nothing changed; no other node is asked. It imports torch.
@@ -43,7 +41,7 @@ def describe(argv: Sequence[str] = ()) -> Description:
     if isinstance(argv, str):
         raise TypeError(f"a list of options is needed: describe([{argv!r}])")
     with _faults_with_code() as main:
-        described: Description = main.describe(argv)
+        described: dict[str, Any] = main.describe(argv)
     return described
 
 

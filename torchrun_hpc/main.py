@@ -14,8 +14,9 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import wire
 from torchrun_hpc.launching import direct, environment, signals, starters
 from torchrun_hpc.launching.abort import Known, faults_reported
 from torchrun_hpc.launching.inputs import inputs_of, node_of
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.preflight import Preflight
-    from torchrun_hpc.reporting.description import Description
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -145,7 +145,7 @@ def plan_of(inputs: Inputs, meeting: Meeting, starter: Starter) -> LaunchPlan:
     return plan
 
 
-def describe(argv: Sequence[str]) -> Description:
+def describe(argv: Sequence[str]) -> dict[str, Any]:
     """Describe what would be launched; see `torchrun_hpc.describe`."""
     argv = [*argv, "SCRIPT"]
     with environment.without_empty_options():
@@ -155,7 +155,9 @@ def describe(argv: Sequence[str]) -> Description:
         inputs = planned_from(mode, seen, line)
         meeting = meet(inputs)
         starter = starters.starter_of(inputs, seen, line, argv, is_launch=False)
-        return starter.describe(plan_of(inputs, meeting, starter))
+        described = wire.encode(starter.describe(plan_of(inputs, meeting, starter)))
+    found: dict[str, Any] = wire.from_json(wire.to_line(described))
+    return found
 
 
 def setup_environment() -> Mapping[str, str]:

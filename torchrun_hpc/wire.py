@@ -6,7 +6,7 @@ The type hints of a dataclass, or of a typed dictionary, say how it is written a
   an enumeration by the texts that are its values
 - tuples, sequences, and mappings of what is in this list; a mapping whose keys are no
   texts is a list of pairs
-- ``Any``, which is one of JSON's scalars; whatever else it was is written as text
+- ``Any``, which is written as text, and stays one
 - ``| None``: a field that is missing counts as ``None``, and as wrong without this
 - `AnyText`, and ``Annotated`` with a `short_text`, or with a function that returns the
   value or raises ``ValueError``
@@ -216,17 +216,6 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _scalar(value: Any) -> Any:
-    return value if value is None else _PLAIN[type(value)].read(value)
-
-
-def _as_scalar(value: Any) -> Any:
-    try:
-        return _scalar(value)
-    except _FAULTS:
-        return str(value)
-
-
 def _choice(kind: Any) -> _Form:
     members = {member.value: member for member in kind}
     return _Form(lambda value: members[_text(value)], lambda member: member.value)
@@ -315,7 +304,7 @@ _PLAIN = {
     int: _Form(_exactly(int)),
     float: _Form(_number),
     str: _Form(_text),
-    Any: _Form(_scalar, _as_scalar),
+    Any: _Form(_text, str),
 }
 _MADE_OF: dict[Any, Callable[..., _Form]] = {
     **dict.fromkeys((types.UnionType, typing.Union), _optional),

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torchrun_hpc
 
-if TYPE_CHECKING:
-    from torchrun_hpc.reporting.description import DescribedPlan
 
-
-def tf_config(plan: DescribedPlan) -> dict[str, Any]:
+def tf_config(meeting: dict[str, Any]) -> dict[str, Any]:
     """Return the content of ``TF_CONFIG``: the nodes, and which of them this one is."""
-    port = plan["endpoint"].rpartition(":")[2]
-    workers = [f"{host}:{port}" for host in plan["fast_hosts"]]
-    task = {"type": "worker", "index": plan["node_rank"]}
+    port = meeting["endpoint"].rpartition(":")[2]
+    workers = [f"{host}:{port}" for host in meeting["fast_hosts"]]
+    task = {"type": "worker", "index": meeting["node_rank"]}
     return {"cluster": {"worker": workers}, "task": task}
 
 
@@ -33,14 +30,14 @@ def set_tf_config() -> None:
     Raises:
         torchrun_hpc.LaunchError: The nodes cannot be found out.
     """
-    plan = torchrun_hpc.describe()["plan"]
-    if plan["backend"] == "direct" or not all(plan["hosts"]):
+    meeting = torchrun_hpc.describe()["meeting"]
+    if meeting["backend"] == "direct" or not all(meeting["hosts"]):
         raise SystemExit(
             "TensorFlow needs one process on each node, and all nodes' names. In a job "
             "of Slurm, type: srun --ntasks-per-node=1 python ..."
         )
-    if plan["nodes"] > 1:
-        os.environ["TF_CONFIG"] = json.dumps(tf_config(plan))
+    if meeting["nodes"] > 1:
+        os.environ["TF_CONFIG"] = json.dumps(tf_config(meeting))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,6 @@ def test_json_is_what_a_program_is_told(juelich):
     (node,) = printed["nodes"]
     assert node == json.loads(asked)
     assert printed["missing"] == []
-    assert node["plan"]["workers"] == 2
+    assert node["workers"]["number"] == 2
     states = {patch["name"]: patch["state"] for patch in node["patches"]}
     assert states["node_order"] == "left out: --hpc-without-patches"

@@ -9,9 +9,9 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
-from torchrun_hpc import files
+from torchrun_hpc import files, wire
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor import text as reports
 from torchrun_hpc.doctor.examination import COMMAND, examine, unwritable
@@ -23,7 +23,7 @@ from torchrun_hpc.launching.start import INTERRUPTED
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.arguments import wrong_line
 from torchrun_hpc.reporting import console
-from torchrun_hpc.reporting.description import check_form
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,13 +161,13 @@ def _earlier(file: str) -> Report:
     """
     problem = f"it is no report of the form {results.SCHEMA}"
     try:
-        found = json.loads(files.read(file, _LARGEST))
-        check_form(found, results.Report)
+        text = files.read(file, _LARGEST)
+        found = wire.decode(results.Report, wire.from_json(text))
         if found["schema"] == results.SCHEMA:
-            return cast("Report", found)
+            return found
     except OSError as error:
         problem = str(error.strerror)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except WireError:
         pass
     raise LaunchError(
         "HPC195", f"--compare={file} cannot be read: {problem}", everywhere=True

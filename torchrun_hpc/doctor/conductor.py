@@ -7,15 +7,16 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor import judgement, pairs, summary
 from torchrun_hpc.doctor.examiner import IMPORT_TIMEOUT, LOOKS, Ended, TaskRecord
 from torchrun_hpc.doctor.link import MOST_BYTES
 from torchrun_hpc.doctor.results import Link, Torch
 from torchrun_hpc.doctor.workers import NO_END
 from torchrun_hpc.errors import Message, count
-from torchrun_hpc.reporting.description import check_form
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.examiner import Examiner
     from torchrun_hpc.doctor.pairs import Pair
     from torchrun_hpc.doctor.results import Node, Report
+
+_T = TypeVar("_T")
 
 # Seconds.
 _GRACE = 5.0  # more than the limit that the others have themselves
@@ -62,7 +65,9 @@ class Conductor:
         came = self._wait(board, keys, "tasks have not come yet")
         known = {rank: _received(value, TaskRecord) for rank, value in came.items()}
         tasks = [
-            known[rank] for rank in sorted(known) if self._is_valid(known[rank], rank)
+            task
+            for rank, task in sorted(known.items())
+            if task is not None and self._is_valid(task, rank)
         ]
         found.missing = sorted(keys.keys() - {task["rank"] for task in tasks})
         found.nodes = [task["node"] for task in tasks if task["node"] is not None]
@@ -75,10 +80,9 @@ class Conductor:
         board.put("end", value=True)
         return summary.report(found, self._here, self._options.timeout)
 
-    def _is_valid(self, task: TaskRecord | None, rank: int) -> bool:
+    def _is_valid(self, task: TaskRecord, rank: int) -> bool:
         return (
-            task is not None
-            and task["rank"] == rank
+            task["rank"] == rank
             and task["node_rank"] in range(self._here.meeting.nodes)
             and (task["node"] is None or task["node"]["rank"] == task["node_rank"])
         )
@@ -283,11 +287,10 @@ def _size(number: float) -> str:
     return f"{number / 2**30:.1f} GiB" if is_large else f"{number / 2**20:.1f} MiB"
 
 
-def _received(value: Any, form: Any) -> Any:
+def _received(value: Any, form: type[_T]) -> _T | None:
     """Return what another process has written; ``None`` if it has not that form."""
-    with contextlib.suppress(TypeError, KeyError):
-        check_form(value, form)
-        return value
+    with contextlib.suppress(WireError):
+        return wire.decode(form, value)
     return None
 
 

@@ -2,7 +2,7 @@
 
 It is what the nodes send each other, what ``--json`` writes, and what
 `torchrun_hpc.doctor.examine` returns. Ranks of nodes are those of the job. Whatever
-comes from another process is checked by `check_form`.
+comes from another process is checked by `torchrun_hpc.wire`.
 """
 
 from __future__ import annotations

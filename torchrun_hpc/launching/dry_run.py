@@ -8,12 +8,12 @@ because there is no script to have it.
 from __future__ import annotations
 
 import functools
-import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-from torchrun_hpc import waiting
+from torchrun_hpc import waiting, wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
 from torchrun_hpc.rendezvous import handler, messages
@@ -25,7 +25,7 @@ from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
@@ -74,15 +74,20 @@ def meet(
         missing = [meeting.hosts[rank] or f"node {rank}" for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
     if nodes:  # on the one that reports
-        nodes[0]["plan"]["advice"] += description.as_data(_disagreement(found, plan))
+        nodes[0] = _with_advice(nodes[0], _disagreement(found, plan))
     return Answers(nodes, missing, limit)
+
+
+def _with_advice(node: Description, advice: Sequence[Message]) -> Description:
+    own = replace(node.messages, advice=(*node.messages.advice, *advice))
+    return replace(node, messages=own)
 
 
 def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Message]:
     """Say on which nodes another site is used, if there are any."""
-    sites = {rank: node["plan"]["site"] for rank, node in found.items()}
+    sites = {rank: node.meeting.site for rank, node in found.items()}
     by_site = ranks_by_site(
-        {rank: site["value"] if site else "" for rank, site in sites.items()}
+        {rank: str(site.value) if site else "" for rank, site in sites.items()}
     )
     return [messages.disagreement(by_site, plan.meeting)] if len(by_site) > 1 else []
 
@@ -91,7 +96,7 @@ def _exchange(
     store: Any, plan: LaunchPlan, own: Description, limit: int
 ) -> dict[int, Description]:
     """Return the descriptions of all nodes that answer, on node 0."""
-    store.set(_key(plan.meeting.node_rank), json.dumps(own))
+    store.set(_key(plan.meeting.node_rank), wire.to_line(wire.encode(own)))
     store.add(_ARRIVED, 1)
     found = {}
     if plan.meeting.node_rank == 0:
@@ -104,9 +109,10 @@ def _exchange(
         ranks = [
             rank for rank in range(plan.meeting.nodes) if store.check([_key(rank)])
         ]
-        texts = {rank: store.get(_key(rank)) for rank in ranks}
-        received = {r: description.received(t, r, plan) for r, t in texts.items()}
-        found = {rank: node for rank, node in received.items() if node is not None}
+        for rank in ranks:
+            node = description.received(store.get(_key(rank)), rank, plan.meeting)
+            if node is not None:
+                found[rank] = node
         store.add(_ANSWERED, len(found))
     elif not _wait(
         lambda: store.add(_ANSWERED, 0) > 0,

@@ -6,18 +6,17 @@ others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import Message
 from torchrun_hpc.options.values import C10D, SCHEDULER
+from torchrun_hpc.schedulers.job import Launcher
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torchrun_hpc.errors import Message
     from torchrun_hpc.options.options import Options
-    from torchrun_hpc.schedulers.job import Launcher
-    from torchrun_hpc.setting import Setting
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torchrun_hpc.names import ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torchrun_hpc.setting import Setting
+from torchrun_hpc.setting import Setting
 
 
 @dataclass(frozen=True)

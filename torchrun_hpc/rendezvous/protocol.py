@@ -55,8 +55,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.failures.collection import ShortText  # noqa: TC001 - for wire
-from torchrun_hpc.wire import AnyText  # noqa: TC001
+from torchrun_hpc.failures.collection import ShortText
+from torchrun_hpc.wire import AnyText
 
 if TYPE_CHECKING:
     from torchrun_hpc.failures.collection import WorkerFailure

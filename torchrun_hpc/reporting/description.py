@@ -1,102 +1,39 @@
-"""What is known and decided about a launch, as plain data.
+"""What is known and decided about a launch, as one of its nodes sees it.
 
 The dry run prints it, its nodes send it to each other, and other programs ask for it
-by `torchrun_hpc.describe`.
+by `torchrun_hpc.describe`. As plain data it has the form that `torchrun_hpc.wire` gives
+to the dataclasses that it consists of: their fields, by their names.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import platform
 import re
 import shlex
-import typing
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torchrun_hpc
-from torchrun_hpc.host.network import join_endpoint
+from torchrun_hpc import wire
+from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning.plan import Messages
+from torchrun_hpc.planning.workers import Workers
+from torchrun_hpc.schedulers.job import Job
+from torchrun_hpc.setting import Setting
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.plan import LaunchPlan
-    from torchrun_hpc.schedulers.job import Job
-    from torchrun_hpc.setting import Setting
+
+VERSION = 1  # of the form
 
 
-class DescribedSetting(TypedDict):
-    """A value, as text, and where it came from."""
-
-    value: str
-    source: str
-
-
-class DescribedMessage(TypedDict):
-    """A message, and the code under which the documentation lists it."""
-
-    code: str
-    text: str
-
-
-class DescribedTask(TypedDict):
-    """One of the processes that a launcher started together."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-
-class DescribedJob(TypedDict):
-    """`torchrun_hpc.schedulers.job.Job`; each attribute is described there."""
-
-    scheduler: str
-    launch_id: str
-    context: str
-    nodes: list[str]
-    node_rank: int | None
-    task: DescribedTask
-    allocated_nodes: int
-    provenance: dict[str, str]
-
-
-class DescribedShare(TypedDict):
-    """`torchrun_hpc.planning.workers.Share`; the CPUs as Linux writes them."""
-
-    cpus: str
-    domain: str
-    reason: str
-
-
-class DescribedPlan(TypedDict):
-    """`torchrun_hpc.planning.plan.LaunchPlan` and its parts, in one."""
-
-    title: str
-    nodes: int
-    spares: int
-    hosts: list[str]
-    fast_hosts: list[str]
-    node_rank: int
-    workers: int
-    backend: str
-    endpoint: str
-    site: DescribedSetting | None
-    preload: DescribedSetting | None
-    binding: DescribedSetting | None
-    cpus: list[DescribedShare]
-    address: str | None
-    interface: str
-    listen: str | None
-    options: dict[str, DescribedSetting]
-    environment: dict[str, DescribedSetting]
-    notes: list[DescribedMessage]
-    advice: list[DescribedMessage]
-    warnings: list[DescribedMessage]
-
-
-class DescribedPatch(TypedDict):
+@dataclass(frozen=True)
+class DescribedPatch:
     """A change inside torch, and what became of it."""
 
     name: str
@@ -106,31 +43,40 @@ class DescribedPatch(TypedDict):
     state: str
 
 
-class Description(TypedDict):
+@dataclass(frozen=True)
+class Description:
     """A launch, as one of its nodes sees it.
 
     Attributes:
+        version: Version of this form.
         torchrun_hpc: Version of this package.
         torch: Version of torch.
         python: Version of Python.
         job: What the scheduler knows; ``None`` without one.
-        plan: What is decided.
-        options: All options of torchrun that were typed, set by ``PET_*``, or derived,
-            by their names in its parser.
+        meeting: Who takes part, and where the nodes meet.
+        workers: The workers of this node.
+        options: All options of torchrun that are explicit or derived, by their names in
+            its parser.
+        environment: Environment variables to set.
+        messages: What a person reads about it.
         patches: The changes inside torch.
         exports: Variables to export for the same with plain torchrun.
         command: The same with plain torchrun, on this node.
     """
 
+    version: int
     torchrun_hpc: str
     torch: str
     python: str
-    job: DescribedJob | None
-    plan: DescribedPlan
-    options: dict[str, DescribedSetting]
-    patches: list[DescribedPatch]
-    exports: dict[str, str]
-    command: list[str]
+    job: Job | None
+    meeting: Meeting
+    workers: Workers
+    options: Mapping[str, Setting]
+    environment: Mapping[str, Setting]
+    messages: Messages
+    patches: tuple[DescribedPatch, ...]
+    exports: Mapping[str, str]
+    command: tuple[str, ...]
 
 
 def description(
@@ -143,123 +89,45 @@ def description(
     """Describe a launch, with torch's version, the patches, and the plain command."""
     options = {**plan.asked.given, **plan.options}
     options.pop("hpc_dry_run", None)  # of that, not of the launch
-    environment = plan.environment.items()
-    return {
-        "torchrun_hpc": torchrun_hpc.__version__,
-        "torch": torch,
-        "python": platform.python_version(),
-        "job": _job(job) if job else None,
-        "plan": _plan(plan),
-        "options": _settings(options),
-        "patches": list(patches),
-        "exports": {name: str(setting.value) for name, setting in environment},
-        "command": list(command),
-    }
+    return Description(
+        version=VERSION,
+        torchrun_hpc=torchrun_hpc.__version__,
+        torch=torch,
+        python=platform.python_version(),
+        job=job,
+        meeting=plan.meeting,
+        workers=plan.workers,
+        options=options,
+        environment=plan.environment,
+        messages=plan.messages,
+        patches=tuple(patches),
+        exports={name: str(value.value) for name, value in plan.environment.items()},
+        command=tuple(command),
+    )
 
 
-def _job(job: Job) -> DescribedJob:
-    return {
-        "scheduler": job.scheduler,
-        "launch_id": job.launch_id,
-        "context": job.context.value,
-        "nodes": list(job.nodes),
-        "node_rank": job.node_rank,
-        "task": cast("DescribedTask", asdict(job.task)),
-        "allocated_nodes": job.allocated_nodes,
-        "provenance": dict(job.provenance),
-    }
+def received(text: bytes, rank: int, meeting: Meeting) -> Description | None:
+    """Read the description of another node; return ``None`` if it is not valid.
 
-
-def _plan(plan: LaunchPlan) -> DescribedPlan:
-    world, where = plan.meeting, plan.meeting
-    return {
-        "title": plan.messages.title,
-        "nodes": world.nodes,
-        "spares": world.spares.number,
-        "hosts": list(world.hosts),
-        "fast_hosts": list(world.fast_hosts),
-        "node_rank": world.node_rank,
-        "workers": plan.workers.number,
-        "backend": where.backend,
-        "endpoint": where.endpoint,
-        "site": _settings({"site": plan.meeting.site})["site"]
-        if plan.meeting.site
-        else None,
-        "preload": _preload(plan),
-        "binding": _binding(plan),
-        "cpus": _cpus(plan),
-        "address": where.local_address,
-        "interface": plan.meeting.interface,
-        "listen": join_endpoint(*where.listen) if where.listen else None,
-        "options": _settings(plan.options),
-        "environment": _settings(plan.environment),
-        "notes": as_data(plan.messages.notes),
-        "advice": as_data(plan.messages.advice),
-        "warnings": as_data(plan.messages.warnings),
-    }
-
-
-def _preload(plan: LaunchPlan) -> DescribedSetting | None:
-    if plan.workers.preload is None or plan.workers.preload.problem:
-        return None
-    return _settings({"preload": plan.workers.preload.setting})["preload"]
-
-
-def _binding(plan: LaunchPlan) -> DescribedSetting | None:
-    if plan.workers.binding is None:
-        return None
-    described = _settings({"binding": plan.workers.binding.setting})["binding"]
-    reason = plan.workers.binding.problem or plan.workers.binding.instead
-    word = "binds nothing" if plan.workers.binding.problem else "divided evenly"
-    if reason:
-        described["source"] += f"; {word}: {reason}"
-    return described
-
-
-def _cpus(plan: LaunchPlan) -> list[DescribedShare]:
-    if plan.workers.binding is None:
-        return []
-    return [
-        {"cpus": share.cpu_list, "domain": share.domain, "reason": share.reason}
-        for share in plan.workers.binding.shares
-    ]
-
-
-def _settings(settings: Mapping[str, Setting]) -> dict[str, DescribedSetting]:
-    return {
-        name: {"value": str(setting.value), "source": setting.source}
-        for name, setting in settings.items()
-    }
-
-
-def as_data(messages: Iterable[Message]) -> list[DescribedMessage]:
-    """Write messages as plain data."""
-    return [{"code": message.code, "text": message.text} for message in messages]
-
-
-def received(text: bytes, rank: int, plan: LaunchPlan) -> Description | None:
-    """Read the description of another node; ``None`` if it is not valid.
-
-    Whoever reaches the store can write into it, so it must have the form of a
+    Whoever reaches the store can write into it. So it must have the form of a
     `Description`, with nothing in it that a terminal or a shell would act on.
 
     Args:
         text: The value in the store.
-        rank: Rank of the node that it should be of.
-        plan: The plan of this node.
+        rank: Rank of the node that it should come from.
+        meeting: Where this node meets the others.
     """
-    try:
-        found = json.loads(text)
-        check_form(found, Description)
-        is_valid = (
-            found["plan"]["node_rank"] == rank
-            and _agree(found["plan"]["hosts"], plan.meeting.hosts)
-            and found["command"][:1] == ["torchrun"]
-            and all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found["exports"])
-        )
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return cast("Description", found) if is_valid else None
+    with contextlib.suppress(WireError):
+        found = wire.decode(Description, wire.from_json(text))
+        if (
+            found.version == VERSION
+            and found.meeting.node_rank == rank
+            and _agree(found.meeting.hosts, meeting.hosts)
+            and found.command[:1] == ("torchrun",)
+            and all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found.exports)
+        ):
+            return found
+    return None
 
 
 def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -268,36 +136,7 @@ def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
     return len(one) == len(other) and all(a == b or not a or not b for a, b in pairs)
 
 
-def check_form(value: Any, form: Any) -> None:
-    """Compare a value of JSON with a type: a typed dictionary, or what it is made of.
-
-    Raises:
-        TypeError: It is of another type, or has unprintable characters.
-        KeyError: A key is missing.
-    """
-    kinds = typing.get_args(form)
-    if type(None) in kinds:  # ... | None
-        if value is not None:
-            check_form(value, kinds[0])
-        return
-    is_typed = typing.is_typeddict(form)
-    plain = dict if is_typed else typing.get_origin(form) or form
-    if type(value) is not plain or (plain is str and not str(value).isprintable()):
-        raise TypeError
-    if is_typed:
-        for name, kind in typing.get_type_hints(form).items():
-            check_form(value[name], kind)
-    elif plain is dict:
-        for name, part in value.items():
-            check_form(name, kinds[0])
-            check_form(part, kinds[1])
-    elif plain is list:
-        for part in value:
-            check_form(part, kinds[0])
-
-
-def shell_lines(described: Description) -> list[str]:
+def shell_lines(exports: Mapping[str, str], command: Sequence[str]) -> list[str]:
     """Write exports and command for a shell, ready to copy."""
-    exports = described["exports"].items()
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in exports]
-    return [*lines, shlex.join(described["command"])]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
+    return [*lines, shlex.join(command)]

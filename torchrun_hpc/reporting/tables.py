@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import wire
+from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.names import fold
 from torchrun_hpc.options.values import DIRECT
 from torchrun_hpc.reporting import console
@@ -13,6 +15,7 @@ from torchrun_hpc.reporting.description import shell_lines
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from torchrun_hpc.planning.workers import Binding, Share
     from torchrun_hpc.reporting.description import Description
 
 # How many nodes' commands are shown.
@@ -24,7 +27,8 @@ def print_dry_run(
 ) -> None:
     """Print what would be done, as ``table`` or ``json``; see `render`."""
     if form == "json":
-        answer = {"nodes": nodes, "missing": missing, "limit_s": limit}
+        found = [wire.encode(node) for node in nodes]
+        answer = {"nodes": found, "missing": missing, "limit_s": limit}
         console.output(json.dumps(answer, indent=2) + "\n")
     else:
         console.output(render(nodes, missing, limit))
@@ -39,15 +43,15 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
         missing: Names of the nodes that did not answer.
         limit: Seconds that they had.
     """
-    first, plan = nodes[0], nodes[0]["plan"]
-    is_direct = plan["backend"] == DIRECT
-    versions = f"torchrun_hpc {first['torchrun_hpc']}, torch {first['torch']}"
+    first = nodes[0]
+    is_direct = first.meeting.backend == DIRECT
+    versions = f"torchrun_hpc {first.torchrun_hpc}, torch {first.torch}"
     parts = [
-        f"{versions}, Python {first['python']}: a dry run, nothing is started",
+        f"{versions}, Python {first.python}: a dry run, nothing is started",
         _table(("value", "is", "from"), _decisions(first)),
         _table(("rank", "node", "address", "interface", "workers"), _nodes(nodes)),
     ]
-    if is_direct and plan["nodes"] > 1:
+    if is_direct and first.meeting.nodes > 1:
         parts.append(
             "Each task is a worker: only this one is shown, no other was asked"
         )
@@ -56,23 +60,16 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
     bound = [*_bound(nodes)]
     if bound:
         parts.append(_table(("worker", "CPUs", "where", "because"), bound))
-    if any(node["exports"] for node in nodes):
+    if any(node.exports for node in nodes):
         parts.append(_table(("variable", "is set to", "from"), _variables(nodes)))
     if not is_direct:  # torch is the script's affair
-        patches = [(p["name"], p["state"], p["reason"]) for p in first["patches"]]
+        patches = [(p.name, p.state, p.reason) for p in first.patches]
         parts.append(_table(("inside torch", "is", "because"), patches))
-    messages = [f"{m['code']} {m['text']}" for m in [*plan["notes"], *plan["advice"]]]
-    messages += [
-        f"{m['code']} {_name(node)}: {m['text']}"
-        for node in nodes
-        for m in [*node["plan"]["warnings"], *node["plan"]["advice"]]
-        if m not in plan["advice"]
-    ]
-    parts += ["\n".join(messages)] if messages else []
+    parts += filter(None, ["\n".join(_messages(nodes))])
     for node in nodes[:_SHOWN]:
         where = f", on {_name(node)}" if len(nodes) > 1 else ""
         how = "by hand, for this task" if is_direct else "with plain torchrun"
-        lines = "\n".join(shell_lines(node))
+        lines = "\n".join(shell_lines(node.exports, node.command))
         parts.append(f"The same {how}{where}:\n\n{lines}")
     if len(nodes) > _SHOWN:
         parts.append(f"and {len(nodes) - _SHOWN} more: --hpc-dry-run=json")
@@ -81,66 +78,93 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
 
 def _name(node: Description) -> str:
     """Return the name of a node, if a scheduler gave it one."""
-    plan = node["plan"]
-    names = plan["hosts"][plan["node_rank"] :][:1] if plan["hosts"] else []
+    meeting = node.meeting
+    names = meeting.hosts[meeting.node_rank :][:1] if meeting.hosts else ()
     return (names and names[0]) or "this node"
 
 
 def _decisions(node: Description) -> Iterator[Sequence[str]]:
-    job, plan = node["job"], node["plan"]
+    job, meeting, workers = node.job, node.meeting, node.workers
+    typed = node.options.get("nproc_per_node")
+    source = str(typed) if typed else "default"
     if job is not None:
-        yield "scheduler", job["scheduler"], f"a {job['context']}"
-        source = job["provenance"].get("node_rank", "")
-        yield "node rank", str(plan["node_rank"]), source
-    workers = node["options"].get("nproc_per_node")
-    source = f"{workers['source']}={workers['value']}" if workers else "default"
-    if job is not None and plan["backend"] == DIRECT:
-        source = job["provenance"].get("tasks", "")
-    yield "workers", str(plan["workers"]), source
-    if plan["site"]:
-        yield "site", plan["site"]["value"], plan["site"]["source"]
-    if plan["binding"]:
-        yield "CPUs", plan["binding"]["value"], plan["binding"]["source"]
-    if plan["preload"]:
-        yield "imports once", plan["preload"]["value"], plan["preload"]["source"]
-    yield "rendezvous", f"{plan['backend']} at {plan['endpoint']}", ""
-    if plan["listen"]:
-        yield "listens on", plan["listen"], "this node is the host"
-    for name, option in node["options"].items():
-        yield f"--{name}", option["value"], option["source"]
+        yield "scheduler", job.scheduler, f"a {job.context.value}"
+        known_by = job.provenance.get("node_rank", "")
+        yield "node rank", str(meeting.node_rank), known_by
+        if meeting.backend == DIRECT:
+            source = job.provenance.get("tasks", "")
+    yield "workers", str(workers.number), source
+    if meeting.site:
+        yield "site", str(meeting.site.value), meeting.site.source
+    if workers.binding:
+        yield _binding(workers.binding)
+    if workers.preload and not workers.preload.problem:
+        setting = workers.preload.setting
+        yield "imports once", str(setting.value), setting.source
+    yield "rendezvous", f"{meeting.backend} at {meeting.endpoint}", ""
+    if meeting.listen:
+        yield "listens on", join_endpoint(*meeting.listen), "this node is the host"
+    for name, option in node.options.items():
+        yield f"--{name}", str(option.value), option.source
+
+
+def _binding(binding: Binding) -> Sequence[str]:
+    setting, source = binding.setting, binding.setting.source
+    if binding.problem:
+        source += f"; binds nothing: {binding.problem}"
+    elif binding.instead:
+        source += f"; divided evenly: {binding.instead}"
+    return "CPUs", str(setting.value), source
 
 
 def _nodes(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
     for node in nodes:
-        plan = node["plan"]
-        address, interface = plan["address"] or "unknown", plan["interface"] or "-"
-        rank, workers = str(plan["node_rank"]), str(plan["workers"])
-        yield rank, _name(node), address, interface, workers
+        meeting = node.meeting
+        address, interface = meeting.local_address, meeting.interface or "-"
+        rank, workers = str(meeting.node_rank), str(node.workers.number)
+        yield rank, _name(node), address or "unknown", interface, workers
 
 
 def _bound(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
     """Yield the CPUs of node 0's workers, and of others where they differ from it."""
-    first = nodes[0]["plan"]["cpus"]
+    first = _shares(nodes[0])
     for node in nodes:
-        task = node["job"]["task"]["local_rank"] if node["job"] else 0
-        start = task if node["plan"]["backend"] == DIRECT else 0
+        is_task = node.meeting.backend == DIRECT
+        start = node.job.task.local_rank if node.job and is_task else 0
         where = "" if node is nodes[0] else f" on {_name(node)}"
-        if where and node["plan"]["cpus"] == first:
+        if where and _shares(node) == first:
             continue
-        for rank, share in enumerate(node["plan"]["cpus"], start):
-            yield f"{rank}{where}", share["cpus"], share["domain"], share["reason"]
+        for rank, share in enumerate(_shares(node), start):
+            yield f"{rank}{where}", share.cpu_list, share.domain, share.reason
+
+
+def _shares(node: Description) -> Sequence[Share]:
+    return node.workers.binding.shares if node.workers.binding else ()
 
 
 def _variables(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
     """Yield the variables of node 0, and those of others that differ from it."""
+    first = nodes[0]
     for node in nodes:
-        for name, variable in node["plan"]["environment"].items():
-            if node is nodes[0]:
-                yield name, variable["value"], variable["source"]
-            elif nodes[0]["exports"].get(name) != variable["value"]:
-                yield f"{name} on {_name(node)}", variable["value"], variable["source"]
-        for name in sorted(nodes[0]["exports"].keys() - node["exports"].keys()):
+        for name, setting in node.environment.items():
+            value = str(setting.value)
+            if node is first:
+                yield name, value, setting.source
+            elif first.exports.get(name) != value:
+                yield f"{name} on {_name(node)}", value, setting.source
+        for name in sorted(first.exports.keys() - node.exports.keys()):
             yield f"{name} on {_name(node)}", "(nothing)", ""
+
+
+def _messages(nodes: Sequence[Description]) -> Iterator[str]:
+    """Yield what is said of all nodes, as node 0 has it, and what of one."""
+    shared = nodes[0].messages
+    yield from map(str, [*shared.notes, *shared.advice])
+    for node in nodes:
+        own = node.messages
+        for message in (*own.warnings, *own.advice):
+            if message not in shared.advice:
+                yield f"{message.code} {_name(node)}: {message.text}"
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -14,9 +14,9 @@ import torch
 from torch_workers import ENVIRON, settings_of
 from waiting import PATIENCE
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor import collectives
 from torchrun_hpc.doctor.results import Collective, Finding, Torch
-from torchrun_hpc.reporting.description import check_form
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import registry
 
@@ -62,7 +62,7 @@ def test_a_torch_that_cannot_be_imported(shadow, text, problem):
     with started(shadow(text)) as worker:  # its stdin is open to its end
         found = json.loads(worker.stdout.read())
         errors = worker.stderr.read().decode()
-    check_form(found, Torch)
+    wire.decode(Torch, found)
     assert found["problem"].startswith(problem)
     assert not found["version"]
     assert "Traceback " in errors
@@ -91,7 +91,7 @@ def test_what_it_prints_goes_to_stderr(shadow):
         found = json.loads(worker.stdout.readline())
         worker.stdin.close()
         errors = worker.stderr.read()
-    check_form(found, Torch)
+    wire.decode(Torch, found)
     assert found["version"] == "9.9"
     assert found["libraries"] == {"cuda": "13.0", "nccl": "2.30.7", "cudnn": "92600"}
     assert found["gpus"] == 4
@@ -103,7 +103,7 @@ def test_a_torch_that_has_changed_what_is_patched(monkeypatch):
     lost = capabilities.Capability(f"=={capabilities.RELEASE}", present=False)
     monkeypatch.setattr(patch, "IS_FOR", lost)
     (finding,) = collectives._findings()
-    check_form(finding, Finding)
+    wire.decode(Finding, finding)
     assert (finding["code"], finding["is_suspect"]) == ("HPC080", False)
     assert patch.TARGET in finding["text"]
 
@@ -176,7 +176,7 @@ def test_groups_of_nodes(monkeypatch):
     seen = [{row["scope"] for row in rows} for rows in all_rows]
     assert seen == [{"", "n0"}, set(), {"n1"}, set()]
     for row in [row for rows in all_rows for row in rows]:
-        check_form(row, Collective)
+        wire.decode(Collective, row)
         assert row["wrong"] == 0
     sizes = [
         [row["size"] for row in rows if row["operation"] == "all_gather"]

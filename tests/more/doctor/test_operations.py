@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor import operations
 from torchrun_hpc.doctor.operations import OPERATIONS, Trial, World, counts, prepare
 from torchrun_hpc.doctor.results import Collective
-from torchrun_hpc.reporting.description import check_form
 
 
 def world_of(size, rank=0):
@@ -36,7 +36,7 @@ def test_the_bandwidths_are_those_of_nccl_tests(monkeypatch):
     largest = {row["operation"]: row for row in rows}
     for name, factor in factors.items():
         row = largest[name]
-        check_form(row, Collective)
+        wire.decode(Collective, row)
         assert (row["size"], row["count"], row["algbw"]) == (400, 100, 800)
         assert row["busbw"] == 800 * factor, name
 

@@ -18,10 +18,10 @@ from loopback import HERE
 from torch_workers import ENVIRON, settings_of
 from waiting import NEVER_S, PATIENCE, until
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor import workers
 from torchrun_hpc.doctor.results import Collective, Torch, no_torch
 from torchrun_hpc.doctor.workers import Workers
-from torchrun_hpc.reporting.description import check_form
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
@@ -70,7 +70,7 @@ def test_two_workers():
         found = started.torch(PATIENCE)
         outcome = started.run(settings_of(1, 2, max_bytes=100), PATIENCE, rows.append)
         pids = pids_of(started)
-    check_form(found, Torch)
+    wire.decode(Torch, found)
     assert found["version"] == torch.__version__
     assert found["import_s"] > 0.1
     assert outcome == ("gloo", "")
@@ -80,7 +80,7 @@ def test_two_workers():
     ]
     assert [(row["operation"], row["size"]) for row in rows] == expected
     for row in rows:
-        check_form(row, Collective)
+        wire.decode(Collective, row)
         assert row["scope"] == ""
         assert row["wrong"] == 0
     assert not any(map(is_running, pids))
@@ -99,7 +99,7 @@ def test_a_process_that_finds_no_torch(program, text, problem):
     program(text)
     with Workers(1, ENVIRON) as started:
         found = started.torch(PATIENCE)
-    check_form(found, Torch)
+    wire.decode(Torch, found)
     assert found["problem"].startswith(f"the process that imports it {problem}")
     assert not found["version"]
 

@@ -65,8 +65,8 @@ def test_no_scheduler(argv: list[Any]) -> None:
     found = torchrun_hpc.describe(*argv)
     assert set(found) == set(description.Description.__annotations__)
     assert found["job"] is None
-    assert found["plan"]["title"] == "no scheduler"
-    assert (found["plan"]["nodes"], found["plan"]["workers"]) == (1, 1)
+    assert found["messages"]["title"] == "no scheduler"
+    assert (found["meeting"]["nodes"], found["workers"]["number"]) == (1, 1)
     assert found["command"][0] == "torchrun"
     assert "--standalone" in found["command"]
     assert found["command"][-1] == "SCRIPT"
@@ -89,10 +89,8 @@ def test_one_node_of_a_job(
     found = torchrun_hpc.describe(["--nproc-per-node=2", "--max-restarts", "3"])
     assert found["job"] is not None
     assert found["job"]["launch_id"] == "19.0"
-    assert (found["plan"]["title"], found["plan"]["hosts"]) == (
-        "Slurm 19.0 (1 of 3 nodes)",
-        ["jwb0001"],
-    )
+    assert found["messages"]["title"] == "Slurm 19.0 (1 of 3 nodes)"
+    assert found["meeting"]["hosts"] == ["jwb0001"]
     assert found["options"]["nproc_per_node"] == {
         "value": "2",
         "source": "--nproc_per_node",
@@ -102,7 +100,7 @@ def test_one_node_of_a_job(
     exports = {capabilities.UNSHARED: "1"} if needed else {}
     own = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     assert found["exports"] == {**own, **exports}
-    assert found["plan"]["environment"].get(capabilities.UNSHARED) == (
+    assert found["environment"].get(capabilities.UNSHARED) == (
         {"value": "1", "source": f"torch {torch.__version__}"} if needed else None
     )
     for word in ("--nproc_per_node=2", "--max_restarts=3", "--rdzv_id=mine"):
@@ -120,10 +118,10 @@ def test_one_of_three_nodes(environment: Callable[..., None]) -> None:
     environment("slurm-srun-3-nodes")
     shown = f"[{address}]" if ":" in address else address
     found = torchrun_hpc.describe([f"--rdzv-endpoint={shown}:29400", "--hpc-site=none"])
-    plan = found["plan"]
-    assert (plan["nodes"], plan["node_rank"]) == (3, 0)
-    assert plan["hosts"] == ["jwb0001", "jwb0002", "jwb0003"]
-    assert (plan["address"], plan["listen"]) == (address, f"{shown}:29400")
+    meeting = found["meeting"]
+    assert (meeting["nodes"], meeting["node_rank"]) == (3, 0)
+    assert meeting["hosts"] == ["jwb0001", "jwb0002", "jwb0003"]
+    assert (meeting["local_address"], meeting["listen"]) == (address, [address, 29400])
     owner = here.owner(reachable[0])
     assert owner is not None
     assert found["exports"]["GLOO_SOCKET_IFNAME"] == owner.name
@@ -139,7 +137,7 @@ def test_direct_mode(environment: Callable[..., None]) -> None:
     assert caught.value.code in {"HPC059", "HPC135"}
     environment("slurm-srun-uneven-tasks", **(ONE_NODE | TWO_TASKS))
     found = torchrun_hpc.describe(options)
-    assert found["plan"]["backend"] == "direct"
+    assert found["meeting"]["backend"] == "direct"
     assert found["exports"]["WORLD_SIZE"] == "2"
     assert found["exports"]["MASTER_ADDR"] == "127.0.0.1"
     assert found["command"][-1] == "SCRIPT"

@@ -67,7 +67,7 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
     assert code == 0, told.read_text()
     assert re.search(message, told.read_text()), told.read_text()
     nodes = json.loads(written.read_text())["nodes"]
-    assert [node["plan"]["node_rank"] for node in nodes] == [0, 1]
+    assert [node["meeting"]["node_rank"] for node in nodes] == [0, 1]
     cases = [
         f"{number}) export {' '.join(f'{k}={v}' for k, v in node['exports'].items())}; "
         f"exec {shlex.join(node['command'])};;"
@@ -120,12 +120,13 @@ def test_what_is_typed(
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["missing"] == []
-    assert [n["plan"]["hosts"][n["plan"]["node_rank"]] for n in answer["nodes"]] == [
+    meetings = [node["meeting"] for node in answer["nodes"]]
+    assert [m["hosts"][m["node_rank"]] for m in meetings] == [
         "n9", "n10",
     ]  # fmt: skip
     found = answer["nodes"][1]["options"]
     assert {name: found[name] for name in names} == names
-    (advice,) = answer["nodes"][0]["plan"]["advice"]
+    (advice,) = answer["nodes"][0]["messages"]["advice"]
     assert advice["code"] == "HPC163"
     assert "none on n9 (node 0); derecho on n10 (node 1)" in advice["text"]
 
@@ -138,9 +139,9 @@ def test_a_store_that_is_a_file_is_left_alone(
     done = unpadded.srun("-N2", ONE_TASK, *JSON, "--rdzv_backend=c10d", *options,
                          WORLD, env=ENVIRON)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert [node["plan"]["node_rank"] for node in json.loads(done.stdout)["nodes"]] == [
-        0
-    ]
+    assert [
+        node["meeting"]["node_rank"] for node in json.loads(done.stdout)["nodes"]
+    ] == [0]
     assert not file.exists()
 
 

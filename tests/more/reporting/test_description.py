@@ -21,7 +21,7 @@ TELL = "import json, os, sys; print(json.dumps([os.environ.get('ODD'), sys.argv[
 def test_a_shell_reads_what_was_meant():
     for value in ODD:
         command = [sys.executable, "-S", "-c", TELL, *ODD]
-        lines = description.shell_lines({"exports": {"ODD": value}, "command": command})
+        lines = description.shell_lines({"ODD": value}, command)
         done = subprocess.run(
             ["sh", "-eu"],
             input="\n".join(lines),

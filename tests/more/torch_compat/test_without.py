@@ -92,7 +92,7 @@ def test_the_dry_run_shows_it() -> None:
     states = {patch["name"]: patch["state"] for patch in node["patches"]}
     assert states["agent"] == "left out: --hpc-without-patches"
     assert states["forward_signals"] == "patched"
-    assert [note["code"] for note in node["plan"]["notes"]] == ["HPC089"]
+    assert [note["code"] for note in node["messages"]["notes"]] == ["HPC089"]
 
 
 def test_a_name_that_no_patch_has() -> None:

@@ -14,12 +14,11 @@ import pytest
 from nodes import make_network
 from waiting import NEVER_S, PATIENCE
 
-from torchrun_hpc import __version__
+from torchrun_hpc import __version__, wire
 from torchrun_hpc.doctor import node
 from torchrun_hpc.doctor.results import Node, printable
 from torchrun_hpc.host.network import this_node
 from torchrun_hpc.host.resolver import Resolver
-from torchrun_hpc.reporting.description import check_form
 
 NETWORK = make_network(
     {
@@ -72,7 +71,7 @@ def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
         environ=environ or {},
     )
     json.dumps(found)
-    check_form(printable(found), Node)  # as the task tells it
+    wire.decode(Node, printable(found))  # as the task tells it
     return found
 
 

@@ -22,6 +22,7 @@ from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import read
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.preflight import Preflight
+from torchrun_hpc.schedulers.job import Task
 
 PORT = "25592"  # of 19.0, as in test_plan.py
 
@@ -173,7 +174,7 @@ def test_a_description_of_a_task(environ):
     worker = starter({}, "train.py", ("--lr",), environ)
     worker.job = job
     found = worker.describe(make_direct_plan(inputs))
-    assert found["command"] == ["/usr/bin/python", "-u", "train.py", "--lr"]
-    assert found["exports"] == worker_environment(5, BLOCK)
-    assert found["plan"]["backend"] == "direct"
-    assert tuple(found["job"]["task"].values()) == (5, 8, 1, 4)
+    assert found.command == ("/usr/bin/python", "-u", "train.py", "--lr")
+    assert found.exports == worker_environment(5, BLOCK)
+    assert found.meeting.backend == "direct"
+    assert found.job.task == Task(5, 8, 1, 4)

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
 from plans import make_launch_plan, make_plan
 
-from torchrun_hpc import __version__
+from torchrun_hpc import __version__, wire
 from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.planning.endpoints import port_of
-from torchrun_hpc.reporting import description
+from torchrun_hpc.reporting import description, tables
 from torchrun_hpc.schedulers.job import LaunchContext
 
-PATCH = {
-    "name": "report_missing_nodes",
-    "target": "torch.somewhere",
-    "reason": "it waits",
-    "releases": ">=2.0",
-    "state": "patched",
-}
+PATCH = description.DescribedPatch(
+    name="report_missing_nodes",
+    target="torch.somewhere",
+    reason="it waits",
+    releases=">=2.0",
+    state="patched",
+)
 TOPOLOGY = Topology(tuple(Core((cpu,)) for cpu in range(4)))
 COMMAND = ["torchrun", "--nnodes=3", "train.py", "--lr", "0.1"]
 
 
 def described(inputs):
+    """Return a description as plain data."""
     plan = make_plan(inputs)
-    return description.description(inputs.job, plan, "2.13.0", [PATCH], COMMAND)
+    found = description.description(inputs.job, plan, "2.13.0", [PATCH], COMMAND)
+    return json.loads(wire.to_line(wire.encode(found)))
+
+
+def read(found, rank=0, here=None):
+    """Return what another node makes of it, as plain data again."""
+    text = json.dumps(found).encode()
+    received = description.received(text, rank, here or HERE)
+    return received and json.loads(wire.to_line(wire.encode(received)))
 
 
 THREE_NODES = make_inputs()
-HERE = make_plan(THREE_NODES)
+HERE = make_plan(THREE_NODES).meeting
 LAUNCHES = {
     "three nodes": THREE_NODES,
     "the last of three nodes": make_inputs(2),
@@ -70,28 +80,29 @@ LAUNCHES = {
 @pytest.mark.parametrize("inputs", LAUNCHES.values(), ids=LAUNCHES)
 def test_another_node_gets_all_values_and_their_sources(inputs):
     plan, found = make_plan(inputs), described(inputs)
-    text, rank = json.dumps(found).encode(), plan.meeting.node_rank
-    assert description.received(text, rank, plan) == found
-    assert description.received(text, rank + 1, plan) is None
+    rank = plan.meeting.node_rank
+    assert read(found, rank, plan.meeting) == found
+    assert read(found, rank + 1, plan.meeting) is None
     of_another = make_launch_plan(nodes=1, hosts=("n1",))
-    assert description.received(text, rank, of_another) is None
+    assert read(found, rank, of_another.meeting) is None
+    assert set(found["meeting"]) == {field.name for field in fields(plan.meeting)}
     assert set(found["options"]) == {*inputs.options.given, *plan.options}
     for name, option in found["options"].items():
         # What is derived in spite of what was typed is what torchrun gets.
         expected = plan.options.get(name) or inputs.options[name]
         assert option == {"value": str(expected.value), "source": expected.source}
-    settings = [*found["options"].values(), *found["plan"]["environment"].values()]
+    settings = [*found["options"].values(), *found["environment"].values()]
     assert all(setting["source"] for setting in settings)
 
 
 def heard(changes, here=HERE):
     """Return what is made of a description of node 0 with these changes."""
-    found = described(THREE_NODES) | changes
-    return description.received(json.dumps(found).encode(), 0, here)
+    return read(described(THREE_NODES) | changes, here=here)
 
 
-def in_plan(**changes):
-    return {"plan": described(THREE_NODES)["plan"] | changes}
+def in_part(part, **changes):
+    """Change fields of a part."""
+    return {part: described(THREE_NODES)[part] | changes}
 
 
 # What two nodes call the nodes, where a launcher may tell no names.
@@ -111,8 +122,8 @@ NAMES = [
 
 @pytest.mark.parametrize(("theirs", "ours", "agree"), NAMES)
 def test_names_are_compared_where_both_are_known(theirs, ours, agree):
-    here = replace(HERE, meeting=replace(HERE.meeting, hosts=ours))
-    assert (heard(in_plan(hosts=theirs), here) is not None) is agree
+    here = replace(HERE, hosts=ours)
+    assert (heard(in_part("meeting", hosts=theirs), here) is not None) is agree
 
 
 @pytest.mark.parametrize(
@@ -133,11 +144,12 @@ def test_what_is_no_description(text):
         {"exports": {"X=1; touch /tmp/x; Y": "v"}},
         {"exports": {"X": 1}},
         {"torch": "2\x1b]0;title\x07"},
-        in_plan(address="\x1b[2J"),
-        in_plan(interface="two\nlines"),
-        in_plan(node_rank=True),
-        in_plan(node_rank=-1),
-        in_plan(warnings=[{"code": "HPC057"}]),
+        {"version": 2},
+        in_part("meeting", local_address="\x1b[2J"),
+        in_part("meeting", interface="two\nlines"),
+        in_part("meeting", node_rank=True),
+        in_part("meeting", node_rank=-1),
+        in_part("messages", warnings=[{"code": "HPC057"}]),
         {"patches": [{}]},
         {"options": {"nnodes": "3"}},
     ],
@@ -154,7 +166,7 @@ def test_what_is_said_and_set():
     port = port_of("19.0")
     assert (found["torchrun_hpc"], found["torch"]) == (__version__, "2.13.0")
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["job"] == {
+    job = {
         "scheduler": "Slurm",
         "launch_id": "19.0",
         "context": "step",
@@ -164,23 +176,25 @@ def test_what_is_said_and_set():
         "allocated_nodes": 3,
         "provenance": dict(step().provenance),
     }
-    plan = found["plan"]
-    assert plan["hosts"] == found["job"]["nodes"]
-    assert plan["fast_hosts"] == [f"{host}i" for host in plan["hosts"]]
+    assert job.items() <= found["job"].items()
+    assert found["version"] == 1
+    meeting = found["meeting"]
+    assert meeting["hosts"] == found["job"]["nodes"]
+    assert meeting["fast_hosts"] == [f"{host}i" for host in meeting["hosts"]]
     found_by = f"{JSC.found_by} ({JSC.file})"
-    assert plan["site"] == {"value": "jsc", "source": found_by}
-    assert (plan["address"], plan["interface"]) == ("10.20.0.1", "ib0")
-    assert plan["listen"] == f"10.20.0.1:{port}"
-    assert plan["endpoint"] == f"jwb0001i:{port}"
+    assert meeting["site"] == {"value": "jsc", "source": found_by}
+    assert (meeting["local_address"], meeting["interface"]) == ("10.20.0.1", "ib0")
+    assert meeting["listen"] == ["10.20.0.1", port]
+    assert meeting["endpoint"] == f"jwb0001i:{port}"
     assert found["exports"] == {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "ib0",
         "PYTHONFAULTHANDLER": "1",
     }
     fast = {"value": "ib0", "source": "ib0 has 10.20.0.1"}
-    assert plan["environment"]["GLOO_SOCKET_IFNAME"] == fast
-    assert (found["command"], found["patches"]) == (COMMAND, [PATCH])
-    assert description.shell_lines(found) == [
+    assert found["environment"]["GLOO_SOCKET_IFNAME"] == fast
+    assert (found["command"], found["patches"]) == (COMMAND, [asdict(PATCH)])
+    assert description.shell_lines(found["exports"], found["command"]) == [
         "export OMP_NUM_THREADS=1",
         "export GLOO_SOCKET_IFNAME=ib0",
         "export PYTHONFAULTHANDLER=1",
@@ -200,14 +214,9 @@ def test_what_is_said_and_set():
     ],
 )
 def test_messages_have_their_codes(name, kind, codes):
-    messages = described(LAUNCHES[name])["plan"][kind]
+    messages = described(LAUNCHES[name])["messages"][kind]
     assert [message["code"] for message in messages] == codes
     assert all(message["text"] for message in messages)
-
-
-def test_an_address_of_ipv6_is_in_brackets():
-    found = described(LAUNCHES["an address of IPv6"])
-    assert found["plan"]["listen"] == f"[fd00::1]:{port_of('19.0')}"
 
 
 def test_the_dry_run_is_no_option_of_the_launch():
@@ -228,8 +237,11 @@ def test_the_cpus_of_workers(how, workers, source, cpus):
     inputs = make_inputs(
         options={"hpc_bind": how}, topology=TOPOLOGY, cpus=4, workers=workers
     )
-    plan = described(inputs)["plan"]
-    assert plan["binding"]["value"] == how
-    assert plan["binding"]["source"].startswith(source)
-    assert [share["cpus"] for share in plan["cpus"]] == cpus
-    assert {share["domain"] for share in plan["cpus"]} <= {"NUMA node 0"}
+    plan = make_plan(inputs)
+    found = description.description(inputs.job, plan, "2.13.0", [], COMMAND)
+    text = tables.render([found], (), 0)
+    rows = [re.split("  +", line) for line in text.splitlines()]
+    (row,) = [row for row in rows if row[0] == "CPUs"]
+    assert row[1] == how
+    assert row[2].startswith(source)
+    assert [row[1] for row in rows if row[2:3] == ["NUMA node 0"]] == cpus

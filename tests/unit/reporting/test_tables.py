@@ -3,63 +3,73 @@ from __future__ import annotations
 import re
 
 import pytest
+from nodes import step
+from plans import make_launch_plan
 
+from torchrun_hpc.errors import Message
+from torchrun_hpc.planning.workers import Binding, Share
 from torchrun_hpc.reporting import tables
+from torchrun_hpc.reporting.description import DescribedPatch, Description
+from torchrun_hpc.schedulers.job import Task
+from torchrun_hpc.setting import Setting
 
 COMMAND = ["torchrun", "--nnodes=2", "train.py", "--name=two words"]
-PATCHES = [
-    {"name": "report_missing_nodes", "state": "patched", "reason": "it is silent"},
-    {
-        "name": "host_exits_last",
-        "state": "left out: this torch has changed its target",
-        "reason": "it is loud",
-    },
-]
+PATCHES = (
+    DescribedPatch("report_missing_nodes", "", "it is silent", "", "patched"),
+    DescribedPatch(
+        *("host_exits_last", "", "it is loud", ""),
+        "left out: this torch has changed its target",
+    ),
+)
 
 
-def described(rank=0, nodes=2, *, job=True, **changes):
+def described(rank=0, nodes=2, *, job=True, options=None, local_rank=0, **changes):
     """Describe one node of a dry run by hand: what is shown of it.
 
     Args:
         rank: Its rank.
         nodes: Number of nodes.
         job: Whether there is a scheduler.
-        changes: Attributes of the plan that are others.
+        options: What was typed.
+        local_rank: Of its task.
+        changes: Fields of the plan that are others.
     """
     environment = changes.pop("environment", {"GLOO_SOCKET_IFNAME": ("ib0", "owner")})
-    sourced = {k: {"value": v, "source": s} for k, (v, s) in environment.items()}
-    step = {
-        "scheduler": "Slurm",
-        "context": "step",
-        "task": {"local_rank": 0},
-        "provenance": {"node_rank": "SLURMD_NODENAME"},
-    }
-    plan = {
+    hosts = tuple(f"n{number}" for number in range(nodes)) if job else ()
+    usual = {
         "nodes": nodes,
-        "hosts": [f"n{number}" for number in range(nodes)] if job else [],
+        "hosts": hosts,
         "node_rank": rank,
         "workers": 4,
         "backend": "c10d",
         "endpoint": "n0:25592",
-        "address": f"10.0.0.{rank}",
+        "local_address": f"10.0.0.{rank}",
         "interface": "ib0",
-        "listen": "10.0.0.0:25592" if rank == 0 else None,
-        "environment": sourced,
+        "listen": ("10.0.0.0", 25592) if rank == 0 else None,
     }
-    return {
-        "torchrun_hpc": "0.1.0",
-        "torch": "2.13.0",
-        "python": "3.11.2",
-        "job": step if job else None,
-        "plan": plan
-        | dict.fromkeys(("site", "preload", "binding"))
-        | {"cpus": [], "notes": [], "advice": [], "warnings": []}
-        | changes,
-        "options": {"nproc_per_node": {"value": "4", "source": "PET_NPROC_PER_NODE"}},
-        "patches": PATCHES,
-        "exports": {name: value for name, (value, _) in environment.items()},
-        "command": [*COMMAND, f"--node={rank}"],
-    }
+    plan = make_launch_plan(**usual | changes)
+    found = step(
+        nodes=hosts or ("n0",),
+        provenance={"node_rank": "SLURMD_NODENAME"},
+        task=Task(local_rank=local_rank),
+    )
+    if options is None:
+        options = {"nproc_per_node": Setting("4", "PET_NPROC_PER_NODE")}
+    return Description(
+        version=1,
+        torchrun_hpc="0.1.0",
+        torch="2.13.0",
+        python="3.11.2",
+        job=found if job else None,
+        meeting=plan.meeting,
+        workers=plan.workers,
+        options=options,
+        environment={k: Setting(v, s) for k, (v, s) in environment.items()},
+        messages=plan.messages,
+        patches=PATCHES,
+        exports={name: value for name, (value, _) in environment.items()},
+        command=(*COMMAND, f"--node={rank}"),
+    )
 
 
 def paragraphs(nodes, missing=(), limit=60):
@@ -115,9 +125,13 @@ def test_dry_run_of_two_nodes():
 
 def test_dry_run_of_one_node_without_scheduler():
     node = described(
-        nodes=1, job=False, endpoint="localhost", environment={}, interface=""
+        *(0, 1),
+        job=False,
+        options={},
+        endpoint="localhost",
+        environment={},
+        interface="",
     )
-    node["options"] = {}
     found = paragraphs([node])
     assert found[1:3] == [
         [
@@ -140,7 +154,9 @@ def test_dry_run_shows_what_differs_on_a_node():
     nodes = [
         described(0, 3, environment={"GLOO": ("ib0", "a"), "OMP": ("1", "default")}),
         described(1, 3, environment={"GLOO": ("ib1", "b"), "OMP": ("1", "default")}),
-        described(2, 3, environment={"MORE": ("x", "c")}, address=None, interface=""),
+        described(
+            2, 3, environment={"MORE": ("x", "c")}, local_address=None, interface=""
+        ),
     ]
     found = paragraphs(nodes)
     assert found[2] == [
@@ -160,20 +176,19 @@ def test_dry_run_shows_what_differs_on_a_node():
     ]
 
 
-def share(cpus, node):
-    return {"cpus": cpus, "domain": f"NUMA node {node}", "reason": f"GPU {node}"}
+def bound(*cpus):
+    """Return how the CPUs are divided: those of each worker, on a NUMA node each."""
+    shares = [Share(c, f"NUMA node {n}", f"GPU {n}") for n, c in enumerate(cpus)]
+    return Binding(Setting("gpu", "--hpc_bind"), tuple(shares))
 
 
 def test_dry_run_shows_the_site_and_the_cpus_of_each_worker():
     """Those of other nodes, where they differ."""
-    usual, other = [share("0-3", 0), share("4-7", 1)], [share("0-1", 0)]
-    decided = {
-        "binding": {"value": "gpu", "source": "--hpc_bind"},
-        "site": {"value": "jsc", "source": "SYSTEMNAME=juwels"},
-    }
+    usual, other = bound((0, 1, 2, 3), (4, 5, 6, 7)), bound((0, 1))
+    site = Setting("jsc", "SYSTEMNAME=juwels")
     nodes = [
-        described(rank, 3, cpus=cpus, **decided)
-        for rank, cpus in enumerate((usual, usual, other))
+        described(rank, 3, binding=binding, site=site)
+        for rank, binding in enumerate((usual, usual, other))
     ]
     found = paragraphs(nodes)
     assert found[1][4:6] == ["site jsc SYSTEMNAME=juwels", "CPUs gpu --hpc_bind"]
@@ -187,9 +202,9 @@ def test_dry_run_shows_the_site_and_the_cpus_of_each_worker():
 
 def test_dry_run_shows_the_cpus_of_a_task():
     """Of one that is not the first on its node: a user may start it by hand."""
-    node = described(0, 1, backend="direct", cpus=[share("4-7", 1)])
-    node["job"]["task"]["local_rank"] = 1
-    assert "1 4-7 NUMA node 1 GPU 1" in paragraphs([node])[3]
+    binding = bound((4, 5, 6, 7))
+    node = described(0, 1, backend="direct", binding=binding, local_rank=1)
+    assert "1 4-7 NUMA node 0 GPU 0" in paragraphs([node])[3]
 
 
 def test_dry_run_names_the_nodes_that_did_not_answer():
@@ -210,20 +225,21 @@ def test_dry_run_shows_the_commands_of_a_few_of_many_nodes(number):
     assert (found[-1] == more) is (number > 4)
 
 
-def message(code, text):
-    return {"code": code, "text": text}
+def test_an_address_of_ipv6_is_in_brackets():
+    node = described(listen=("fd00::1", 25592))
+    assert "listens on [fd00::1]:25592 this node is the host" in paragraphs([node])[1]
 
 
 def test_dry_run_says_what_a_launch_would_say():
     """Notes and advice are the same on all nodes, warnings are of one."""
     shared = {
-        "notes": [message("HPC074", "a rewritten to b")],
-        "advice": [message("HPC096", "fewer GPUs")],
+        "notes": (Message("HPC074", "a rewritten to b"),),
+        "advice": (Message("HPC096", "fewer GPUs"),),
     }
     nodes = [
         described(0, 3, **shared),
-        described(1, 3, **shared, warnings=[message("HPC056", "not here")]),
-        described(2, 3, **shared, warnings=[message("HPC057", "none")]),
+        described(1, 3, **shared, warnings=(Message("HPC056", "not here"),)),
+        described(2, 3, **shared, warnings=(Message("HPC057", "none"),)),
     ]
     found = paragraphs(nodes)
     assert found[5] == [

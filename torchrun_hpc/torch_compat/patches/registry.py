@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from torchrun_hpc.errors import LaunchError, Message, choices
+from torchrun_hpc.reporting.description import DescribedPatch
 from torchrun_hpc.torch_compat.patches import (
     agent,
     bind_store,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.plan import LaunchPlan
-    from torchrun_hpc.reporting.description import DescribedPatch
     from torchrun_hpc.torch_compat.capabilities import Capability
     from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
@@ -170,13 +170,13 @@ def examine(
 
 def described(outcome: Outcome) -> DescribedPatch:
     """Write what became of a patch as plain data."""
-    return {
-        "name": outcome.name,
-        "target": outcome.patch.TARGET,
-        "reason": outcome.patch.REASON,
-        "releases": outcome.patch.IS_FOR.releases,
-        "state": outcome.state.value,
-    }
+    return DescribedPatch(
+        name=outcome.name,
+        target=outcome.patch.TARGET,
+        reason=outcome.patch.REASON,
+        releases=outcome.patch.IS_FOR.releases,
+        state=outcome.state.value,
+    )
 
 
 def is_applied(outcomes: Sequence[Outcome], patch: Patch) -> bool:
