@@ -41,10 +41,10 @@ def test_another_user_gets_no_answer(serve, as_nobody):
     collected = []
     serve("19.0", lambda: collected.append(1))
     (name,) = names()
-    assert bytes_of(name) == "null"
+    assert bytes_of(name) == "null\n"
     assert as_nobody(bytes_of, name) == ""
     assert len(collected) == 1  # nor is anything looked at
-    assert bytes_of(name) == "null"
+    assert bytes_of(name) == "null\n"
 
 
 def test_launches_of_other_users_are_not_found(serve, as_nobody):
