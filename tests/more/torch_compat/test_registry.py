@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,7 +115,7 @@ def test_what_became_of_each() -> None:
     assert names == sorted(rows) == sorted(paragraphs)
     assert registry.left_out(outcomes) == []
     for outcome in outcomes:
-        assert registry.described(outcome) == {
+        assert asdict(registry.described(outcome)) == {
             "name": outcome.name,
             "target": outcome.patch.TARGET,
             "reason": outcome.patch.REASON,
