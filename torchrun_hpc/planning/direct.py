@@ -46,12 +46,11 @@ def meet_on_several(inputs: Inputs) -> Meeting:
         LaunchError: Something that the user typed, or set, cannot work.
     """
     job = inputs.the_job
-    if job.node_rank is None or job.index is None:
-        raise messages.outside()
+    node_rank, index = messages.place_of(job)
     exported, notes = endpoints.exported_endpoint(inputs, job)
     endpoint = endpoints.endpoint_of(inputs, job, exported)
     endpoints.check_first_is_known(job, endpoint, f"export {MASTER_ADDR}=")
-    here = local_endpoint.local_endpoint(inputs, job, job.index, endpoint)
+    here = local_endpoint.local_endpoint(inputs, job, index, endpoint)
     if not here.connect_host:
         raise local_endpoint.unreachable(inputs, job, endpoint, here)
     if job.task.rank == 0 and messages.is_foreign(inputs, here.connect_host):
@@ -62,7 +61,7 @@ def meet_on_several(inputs: Inputs) -> Meeting:
             f"interface of this node has: there are {', '.join(own)}. A container with "
             "a network of its own has to use the host's",
         )
-    name = endpoints.hosts_of(job)[job.node_rank]
+    name = endpoints.hosts_of(job)[node_rank]
     where = Meeting(
         DIRECT,
         site=inputs.site_setting,
@@ -87,11 +86,9 @@ def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting
         where: Where the tasks meet.
         source: How that came about.
     """
-    problem = messages.nested(inputs.environ, job.launch_id)
-    if problem is not None:
+    if problem := messages.nested(inputs.environ, job.launch_id):
         raise problem
-    if job.node_rank is None:
-        raise messages.outside()
+    node_rank, _ = messages.place_of(job)
     environment = {**where.environment, **_agents_variables(inputs, job, where, source)}
     hosts, is_first = endpoints.hosts_of(job), job.task.rank == 0
     # A port that was free a moment ago needs no second look.
@@ -100,7 +97,7 @@ def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting
         where,
         launch_id=job.launch_id,
         nodes=len(job.nodes),
-        node_rank=job.node_rank,
+        node_rank=node_rank,
         report_rank=job.task.rank,
         hosts=hosts,
         fast_hosts=tuple(map(inputs.rewrite, hosts)),

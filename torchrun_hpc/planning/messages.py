@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.local_endpoint import LocalEndpoint
+    from torchrun_hpc.schedulers.job import Job
 
 NO_SCHEDULER = "no scheduler"
 
@@ -105,15 +106,21 @@ def fail_together(launcher: Launcher) -> str:
     return f"{option} ends all tasks when one fails" if option else ""
 
 
-def outside() -> LaunchError:
-    """Return why a process on none of the job's nodes cannot launch."""
-    return LaunchError("HPC068", "this process is not on one of the job's nodes")
+def place_of(job: Job) -> tuple[int, int]:
+    """Return the rank of this node, and its index in the job's nodes.
+
+    Raises:
+        LaunchError: This process is on none of them.
+    """
+    if job.node_rank is None or job.index is None:
+        raise LaunchError("HPC068", "this process is not on one of the job's nodes")
+    return job.node_rank, job.index
 
 
 def nested(environ: Mapping[str, str], run_id: str) -> LaunchError | None:
     """Return why a worker of a launch cannot launch for all its nodes once more.
 
-    The variables of a worker alone prove nothing: sbatch hands them on to another job.
+    The variables of a worker alone prove nothing: sbatch passes them to another job.
 
     Args:
         environ: Environment of this process.
@@ -125,7 +132,7 @@ def nested(environ: Mapping[str, str], run_id: str) -> LaunchError | None:
         "HPC164",
         f"this was started inside worker {environ[RANK]} of the same launch "
         f"({RUN_ID}={run_id}), and would be one more of its agents or workers. For "
-        "workers on this node alone type --standalone; else take one of the two "
+        "workers on this node alone type --standalone; otherwise take one of the two "
         "launchers out",
         others_know=True,  # its agents are at work
     )

@@ -56,11 +56,7 @@ def network(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
     node's address.
     """
     found = _site_variables(inputs)
-    for name, value in _interfaces(inputs, address).items():
-        found.setdefault(name, value)
-    return {
-        name: value for name, value in found.items() if not inputs.environ.get(name)
-    }
+    return _unset(inputs, {**found, **_interfaces(inputs, address), **found})
 
 
 def debugging(environ: Mapping[str, str]) -> dict[str, Setting]:
@@ -84,23 +80,20 @@ def of_resolver(inputs: Inputs) -> dict[str, Setting]:
     }.get(inputs.node.resolver)
     if source is None:
         return {}
-    found = {CPP_LOG_LEVEL: "ERROR"}
+    found = {CPP_LOG_LEVEL: Setting("ERROR", source)}
     if inputs.node.resolver is Resolver.DOWN:
-        found[RESOLVER_OPTIONS] = "timeout:1 attempts:1"
-    return {
-        name: Setting(value, source)
-        for name, value in found.items()
-        if not inputs.environ.get(name)
-    }
+        found[RESOLVER_OPTIONS] = Setting("timeout:1 attempts:1", source)
+    return _unset(inputs, found)
 
 
 def of_release(inputs: Inputs) -> dict[str, Setting]:
     """Return the variables of torch's release that are not set."""
-    return {
-        name: value
-        for name, value in inputs.node.of_release.items()
-        if not inputs.environ.get(name)
-    }
+    return _unset(inputs, inputs.node.of_release)
+
+
+def _unset(inputs: Inputs, found: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return those of some variables that the user has not set."""
+    return {name: found[name] for name in found if not inputs.environ.get(name)}
 
 
 def interface_name(

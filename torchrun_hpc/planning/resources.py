@@ -7,6 +7,7 @@ affinity mask, which the workers inherit.
 from __future__ import annotations
 
 import re
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message, count
@@ -48,8 +49,7 @@ def likely_workers(
     workers = options.nproc_per_node
     if isinstance(workers, int):
         return workers
-    listed = [_listed(environ[name]) for name in VISIBLE if name in environ]
-    seen = min(listed, default=gpus)
+    seen = min(map(_listed, _visible(environ).values()), default=gpus)
     return cpus if workers == "cpu" else seen or cpus
 
 
@@ -152,18 +152,11 @@ def _about_own_gpu(inputs: Inputs) -> Iterator[Message]:
 def own_gpu(inputs: Inputs) -> dict[str, Setting]:
     """Return the variable that shows a task its GPU only, for --virtual-local-rank."""
     rank, source = inputs.the_job.task.local_rank, "--virtual-local-rank"
-    listed = {
-        name: inputs.environ[name].split(",")
-        for name in VISIBLE
-        if name in inputs.environ
-    }
-    if not listed:
+    visible = _visible(inputs.environ)
+    if not visible:
         return {VISIBLE[0]: Setting(str(rank), source)}
-    return {
-        name: Setting(gpus[rank], source)
-        for name, gpus in listed.items()
-        if len(gpus) > rank
-    }
+    gpus = {name: value.split(",")[rank:] for name, value in visible.items()}
+    return {name: Setting(own[0], source) for name, own in gpus.items() if own}
 
 
 def _about_cpus(inputs: Inputs, workers: Workers, nodes: int) -> Iterator[Message]:
@@ -256,15 +249,14 @@ def _about_gpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
 
 def _visible_gpus(inputs: Inputs) -> tuple[str, int]:
     """Return how many GPUs are visible, and the variable that says so, if one does."""
-    counts = {
-        name: _listed(inputs.environ[name])
-        for name in VISIBLE
-        if name in inputs.environ
-    }
-    if not counts:
-        return "", inputs.node.gpus
-    fewest = min(counts, key=lambda name: counts[name])
-    return fewest, counts[fewest]
+    counts = [(_listed(v), name) for name, v in _visible(inputs.environ).items()]
+    number, name = min(counts, key=itemgetter(0), default=(inputs.node.gpus, ""))
+    return name, number
+
+
+def _visible(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the lists of GPUs that are set, by their variables."""
+    return {name: environ[name] for name in VISIBLE if name in environ}
 
 
 def _listed(value: str) -> int:

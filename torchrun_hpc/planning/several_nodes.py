@@ -46,10 +46,10 @@ def meet(inputs: Inputs) -> Meeting:
     if options.hpc_spares and not is_possible:
         raise spares.not_possible(inputs)
     _check_nnodes(inputs, job)
-    if options.endpoint is None and options.master_port is None:
-        problem = messages.nested(inputs.environ, job.launch_id)  # the same ports
-        if problem is not None:
-            raise problem
+    problem = messages.nested(inputs.environ, job.launch_id)
+    has_own_ports = options.endpoint or options.master_port is not None
+    if problem and not has_own_ports:
+        raise problem
     return meet_anyway(inputs)
 
 
@@ -60,13 +60,12 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         LaunchError: Where they meet cannot be known.
     """
     job, options = inputs.the_job, inputs.options
-    if job.node_rank is None or job.index is None:
-        raise messages.outside()
+    node_rank, index = messages.place_of(job)
     endpoint = endpoints.endpoint_of(inputs, job)
     if options.is_static:
         endpoints.check_first_is_known(job, endpoint, "--master_addr=")
-        _check_static(inputs, job, job.node_rank, endpoint)
-    here = _local_endpoint(inputs, job, job.index, endpoint)
+        _check_static(inputs, job, node_rank, endpoint)
+    here = _local_endpoint(inputs, job, index, endpoint)
     meets_here = options.is_static or options.is_c10d
     is_host = here.is_host
     if options.is_c10d and options.rdzv_conf.is_host is not None:
@@ -82,8 +81,8 @@ def meet_anyway(inputs: Inputs) -> Meeting:
     return Meeting(
         backend=SCHEDULER if by_ours else options.backend,
         nodes=len(job.nodes),
-        node_rank=job.node_rank,
-        report_rank=job.node_rank,
+        node_rank=node_rank,
+        report_rank=node_rank,
         launch_id=job.launch_id,
         started_by=job.started_by,
         started="" if job.names_instance else _started(inputs.command),
@@ -110,7 +109,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         environment=environment,
         notes=_notes(inputs, endpoint, here) + messages.interactive_note(inputs),
         advice=spares.advice(inputs),
-        warnings=messages.warnings(inputs, here, hosts[job.node_rank]),
+        warnings=messages.warnings(inputs, here, hosts[node_rank]),
         hint=_hint(inputs, job),
         network_hint=endpoints.network_hint(job, interface),
     )
