@@ -311,7 +311,7 @@ def join_endpoint(host: str, port: int | str) -> str:
 
 
 def is_number(host: str) -> bool:
-    """Say whether a host is given as an address."""
+    """Return whether a host is given as an address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -195,7 +195,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
 
 
 def _may_open(device: Path) -> bool:
-    """Say whether this process may; the kernel asks the cgroup of devices, too."""
+    """Return whether this process may; the kernel asks the cgroup of devices, too."""
     return os.access(device, os.R_OK | os.W_OK)
 
 

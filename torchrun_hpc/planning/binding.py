@@ -82,7 +82,7 @@ def _problem(inputs: Inputs) -> str:
 
 
 class _NotByGpuError(Exception):
-    """Says why the CPUs cannot be divided by what is local to the GPUs."""
+    """Why the CPUs cannot be divided by what is local to the GPUs."""
 
 
 def _gpus_of_workers(node: Node, environ: Mapping[str, str]) -> list[Gpu]:
@@ -219,7 +219,7 @@ def _share(cores: Sequence[Core], reason: str) -> Share:
 
 
 def advice(inputs: Inputs, binding: Binding | None) -> tuple[Message, ...]:
-    """Say what became of it, if the user has asked for it and gets something else."""
+    """Return what the user gets instead, if that is not what was asked for."""
     is_other_task = inputs.mode.is_direct and inputs.the_job.task.rank > 0
     if binding is None or "hpc_bind" not in inputs.options or is_other_task:
         return ()

@@ -215,7 +215,7 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
 
 
 def network_hint(job: Job, interface: Interface | None = None) -> str:
-    """Say how to name the network if a launcher shows several; otherwise nothing.
+    """Return how to name the network if a launcher shows several, otherwise nothing.
 
     Args:
         job: The job.
@@ -228,7 +228,7 @@ def network_hint(job: Job, interface: Interface | None = None) -> str:
 
 
 def head_hint(inputs: Inputs, job: Job, host: str) -> str:
-    """Say how to tell a launcher's tasks where node 0 is."""
+    """Return how to tell a launcher's tasks where node 0 is."""
     is_direct = inputs.mode.is_direct
     option = f"--rdzv_endpoint={host}:{port_of(job.launch_id)}"
     if job.nodes[0] and not is_direct:
@@ -320,7 +320,7 @@ def _may_be_first_node(inputs: Inputs, job: Job, address: str) -> bool:
 
 
 def _is_named(address: str, node: str) -> bool:
-    """Say whether an address may be a node's: its name, or one made of it.
+    """Return whether an address may be a node's: its name, or one made of it.
 
     ``n9i`` and ``n9-ib0`` are common names of a node n9 on its other networks.
     """
@@ -333,7 +333,7 @@ def _is_named(address: str, node: str) -> bool:
 
 
 def check_resolves(inputs: Inputs, host: str, setting: Setting | None) -> None:
-    """See that a host that was typed has an address here.
+    """Check that an explicit host has an address here.
 
     Raises:
         LaunchError: It has none.
@@ -347,7 +347,7 @@ def check_resolves(inputs: Inputs, host: str, setting: Setting | None) -> None:
 
 
 def may_join(inputs: Inputs) -> bool:
-    """Say whether who has the port may be another agent, at an endpoint of theirs.
+    """Return whether another agent of this machine may have the port.
 
     As in torch's c10d, unless the user says who is the host.
     """

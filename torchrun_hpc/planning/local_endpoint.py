@@ -129,7 +129,7 @@ def _named_address(
 
 
 def _connect_host(inputs: Inputs, host: str) -> str:
-    """Return what to connect to: a number, else a name, else nothing."""
+    """Return what to connect to: a number, otherwise a name, otherwise nothing."""
     known = inputs.network.addresses_of(host)
     if not known:
         return ""
@@ -163,10 +163,10 @@ def _resolvable(inputs: Inputs, host: str, plain: str, warnings: list[Message]) 
 def _is_host(
     inputs: Inputs, job: Job, index: int, endpoint: Endpoint, host: str
 ) -> bool:
-    """Say whether this node is the host.
+    """Return whether this node is the host.
 
-    It is the node that the endpoint names, else the owner of its address, else
-    the first one.
+    It is the node that the endpoint names, otherwise the owner of its address,
+    otherwise the first one.
     """
     if endpoint.node is not None:
         return index == endpoint.node
@@ -183,7 +183,7 @@ def _is_host(
 
 
 def _check_rank_0(inputs: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
-    """Let rank 0 see that it is where the others will look for it.
+    """Check on rank 0 that it is where the others will look for it.
 
     Raises:
         LaunchError: It is not.
@@ -234,7 +234,7 @@ def unreachable(
 
 
 def source_of(inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint) -> str:
-    """Say how host and port came about."""
+    """Return how host and port came about."""
     parts = [str(endpoint.setting)]
     if endpoint.setting is None:
         parts = [f"first of {job.provenance['nodes']}"]

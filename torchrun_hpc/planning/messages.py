@@ -26,7 +26,7 @@ RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
 
 
 def title(inputs: Inputs, nodes: int) -> str:
-    """Say what was started by whom, for the start line."""
+    """Return what was started by whom, for the start line."""
     job = inputs.job
     if job is None or job.scheduler == NO_SCHEDULER:
         return NO_SCHEDULER
@@ -37,7 +37,7 @@ def title(inputs: Inputs, nodes: int) -> str:
 
 
 def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
-    """Say in an interactive step that the job has more nodes than this one."""
+    """Return a note if this is an interactive step, and the job has more nodes."""
     job = inputs.job
     if job is None or job.context is not LaunchContext.INTERACTIVE_STEP:
         return ()
@@ -95,13 +95,13 @@ def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, .
 
 
 def is_foreign(inputs: Inputs, host: str) -> bool:
-    """Say whether a name of this node has addresses, but none of its interfaces'."""
+    """Return whether a name of this node has addresses, but none of its interfaces'."""
     known = inputs.network.addresses_of(host)
     return bool(known) and not any(map(inputs.network.owner, known))
 
 
 def fail_together(launcher: Launcher) -> str:
-    """Say which command and option end all tasks of a launch, if there are any."""
+    """Return which command and option end all tasks of a launch, if there are any."""
     option = launcher.fail_together
     return f"{option} ends all tasks when one fails" if option else ""
 

@@ -109,7 +109,7 @@ def direct_mode(job: Job) -> Mode:
 
 
 def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError | None:
-    """Say why a command line cannot be one of direct mode, which has few options.
+    """Return why a command line cannot be one of direct mode, which has few options.
 
     The message says how to start an agent instead, once on each node.
     """

@@ -167,7 +167,7 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
 
 
 def notes(inputs: Inputs, address: Address | None) -> list[Message]:
-    """Say that gloo is to take another interface than the job's; it may be meant."""
+    """Return a note if gloo is told another interface than the job's."""
     interface = inputs.network.owner(address)
     value = inputs.environ.get(GLOO, "")
     if len(value) <= 1 or interface is None or interface.name in value.split(","):
@@ -177,7 +177,7 @@ def notes(inputs: Inputs, address: Address | None) -> list[Message]:
 
 
 def warnings(inputs: Inputs) -> list[Message]:
-    """Say which interfaces are not here, of those that the user or the site named."""
+    """Return which interfaces of the user or the site are not here."""
     found = []
     names = [interface.name for interface in inputs.network.interfaces if interface.up]
     value = inputs.environ.get(NCCL, "")

@@ -42,7 +42,7 @@ def meet(inputs: Inputs) -> Meeting:
         derived["rdzv_endpoint"] = Setting("localhost:0", "--standalone")
     if not options.standalone and not options.is_static:
         derived |= _c10d_options(inputs, is_host=bool(where and listen))
-    # torch would publish getfqdn(), which need not resolve: pytorch#174513.
+    # torch would publish getfqdn(), which does not always resolve: pytorch#174513.
     address = LOOPBACK
     if options.local_addr:
         address = str(local_endpoint.explicit_local_address(inputs))

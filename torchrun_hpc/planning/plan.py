@@ -188,7 +188,7 @@ def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
 
 
 def _unused(inputs: Inputs) -> tuple[Message, ...]:
-    """Say which options need an agent, or to watch workers, where there is neither."""
+    """Return which options have no effect without an agent, or without watching."""
     if inputs.mode.is_direct:
         return messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENTS)
     if inputs.lacks("watch_workers"):
@@ -198,7 +198,7 @@ def _unused(inputs: Inputs) -> tuple[Message, ...]:
 
 
 def _left_out(inputs: Inputs) -> tuple[Message, ...]:
-    """Say that torch is not changed everywhere, so that nobody forgets it."""
+    """Return a note if some patches are left out, so that nobody forgets it."""
     if inputs.mode.is_direct or not inputs.options.hpc_without_patches:
         return ()
     setting = inputs.options["hpc_without_patches"]

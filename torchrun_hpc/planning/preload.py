@@ -45,7 +45,7 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
 
 
 def _problem(inputs: Inputs, script: str) -> str:
-    """Say why no worker can be a fork."""
+    """Return why no worker can be a fork."""
     options, interpreter = inputs.options, inputs.environ.get(PYTHON_EXEC)
     if interpreter:
         return f"{PYTHON_EXEC}={interpreter} is another interpreter"
@@ -60,7 +60,7 @@ def _problem(inputs: Inputs, script: str) -> str:
 
 
 def notes(inputs: Inputs) -> tuple[Message, ...]:
-    """Say that the option has no effect, where no agent of ours starts the workers."""
+    """Return a note if no agent of ours starts the workers: it has no effect."""
     if inputs.preload is not None or not inputs.options.hpc_preload:
         return ()
     where = "an agent that a program has started"
@@ -70,7 +70,7 @@ def notes(inputs: Inputs) -> tuple[Message, ...]:
 
 
 def advice(inputs: Inputs) -> tuple[Message, ...]:
-    """Say why the workers are not forked, if it is the user who has asked for it."""
+    """Return why the workers are not forked, if it is the user who has asked for it."""
     preload = inputs.preload
     if preload is None or not preload.problem or "hpc_preload" not in inputs.options:
         return ()
@@ -78,6 +78,6 @@ def advice(inputs: Inputs) -> tuple[Message, ...]:
 
 
 def not_used(preload: Preload, reason: str) -> Message:
-    """Say why the workers are started by exec."""
+    """Return why the workers are started by exec."""
     text = f"{preload.setting} is not used, each worker imports by itself: {reason}"
     return Message("HPC169", text)

@@ -99,7 +99,7 @@ def _chosen_threads(inputs: Inputs) -> str:
 
 
 def advice(inputs: Inputs, workers: Workers, nodes: int) -> tuple[Message, ...]:
-    """Say what is probably not meant, with the line that mends it.
+    """Return what is probably not meant, with the line to type instead.
 
     Args:
         inputs: What the plan is made from.
@@ -114,7 +114,7 @@ def advice(inputs: Inputs, workers: Workers, nodes: int) -> tuple[Message, ...]:
 
 
 def task_advice(inputs: Inputs, workers: Workers) -> tuple[Message, ...]:
-    """Say what is probably not meant where each task is a worker.
+    """Return what is probably not meant where each task is a worker.
 
     The tasks of a node mostly find the same; its second one reports it.
     """

@@ -172,7 +172,7 @@ def _options(
         "nnodes": Setting(str(len(job.nodes) - wait), source),
         "rdzv_id": Setting(job.launch_id, job.provenance["launch_id"]),
         "rdzv_backend": Setting(STATIC if typed.is_static else C10D, "default"),
-        # Where no address is known, a name: torch's own choice need not resolve.
+        # Where no address is known, a name: torch's own choice does not always resolve.
         "local_addr": Setting(
             str(here.local_address or here.name), "this node's address"
         ),
@@ -270,7 +270,7 @@ def _check_static(inputs: Inputs, job: Job, rank: int, endpoint: Endpoint) -> No
             "HPC071",
             f"{options['node_rank']}, but this is node {rank} of the step "
             f"({job.provenance['node_rank']}), and the static rendezvous would wait "
-            f"for ever. {was if variable else ''}Leave the option out",
+            f"forever. {was if variable else ''}Leave the option out",
         )
     if job.is_ranked and endpoint.node not in (None, 0):
         raise LaunchError(
@@ -300,7 +300,7 @@ def _notes(
 
 
 def _hint(inputs: Inputs, job: Job) -> str:
-    """Say what may help if the nodes do not meet."""
+    """Return what may help if the nodes do not meet."""
     if job.started_by and not job.started_by.ends_others:
         name = job.started_by.name
         return f"{name} ends no other task: see what these nodes have printed"

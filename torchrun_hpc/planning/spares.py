@@ -59,7 +59,7 @@ def plan(inputs: Inputs) -> Spares:
 
 
 def advice(inputs: Inputs) -> tuple[Message, ...]:
-    """Say that a node can be replaced only if a restart is left."""
+    """Return advice if no restart is left, without which no node can be replaced."""
     if not inputs.options.hpc_spares or inputs.options.max_restarts:
         return ()
     text = (

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_reporter(rank: int, absent: Collection[int] = ()) -> bool:
-    """Say whether who has a rank reports what concerns all.
+    """Return whether who has a rank reports what concerns all.
 
     Args:
         rank: Rank of this node, or of this task.
@@ -24,7 +24,7 @@ def is_reporter(rank: int, absent: Collection[int] = ()) -> bool:
 
 
 def reports_wait_for(rank: int, node: int | None) -> bool:
-    """Say whether this node reports that it waits for another one.
+    """Return whether this node reports that it waits for another one.
 
     Args:
         rank: Rank of this node.

@@ -66,11 +66,11 @@ class Detector:
     promise: Callable[[Mapping[str, str]], Promise] | None = None
 
     def is_set(self, environ: Mapping[str, str]) -> bool:
-        """Say whether its variables are there."""
+        """Return whether its variables are there."""
         return any(environ.get(name) for name in self.signs)
 
     def has_rank(self, environ: Mapping[str, str]) -> bool:
-        """Say whether it tells this task a rank."""
+        """Return whether it tells this task a rank."""
         return bool(self.rank) and all(environ.get(name) for name in self.rank)
 
     def number(self, environ: Mapping[str, str]) -> str:

@@ -86,7 +86,7 @@ def _started_here(detector: Detector, process: Process) -> str:
 
 
 def _has_host(scheduler: Detector, process: Process) -> bool | None:
-    """Say whether this host is one of the job's; ``None`` if these are not known."""
+    """Return whether this host is one of the job's; ``None`` if these are not known."""
     if _is_on_its_node(scheduler, process):
         return True
     try:

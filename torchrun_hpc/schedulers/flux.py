@@ -34,7 +34,7 @@ RUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where Flux has put this task."""
+    """Return where Flux has put this task."""
     flux = Variables(process.environ, "Flux", "FLUX_*")
     rank, size, nodes = (flux.integer(name) for name in (RANK, SIZE, NODES))
     local_rank = flux.integer(LOCAL_RANK)  # how many there are, only PMI knows

@@ -37,7 +37,7 @@ MPIEXEC = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where Hydra has put this task."""
+    """Return where Hydra has put this task."""
     hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
     return with_exchanged(read_layout(hydra, _TASK, {}), process)
 

@@ -236,7 +236,7 @@ class Job:
 
 
 def same_host(one: str, other: str) -> bool:
-    """Say whether two names mean one host, where either may lack its domain."""
+    """Return whether two names mean one host, where either may lack its domain."""
     if one == other:
         return True
     label, _, domain = one.partition(".")

@@ -38,7 +38,7 @@ JSRUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where jsrun has put this task."""
+    """Return where jsrun has put this task."""
     jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
     name = jsm.first(INSTANCE)
     return read_layout(jsm, _TASK, {"launch_id": INSTANCE}, instance=name)

@@ -54,7 +54,7 @@ MPIRUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where Open MPI has put this task."""
+    """Return where Open MPI has put this task."""
     ompi = Variables(process.environ, "Open MPI", "OMPI_* and PMIX_*")
     machine, source = _machine(ompi)
     daemon = re.match(r"[^;]*\.([0-9]{1,6});", ompi.first(DAEMON))

@@ -40,7 +40,7 @@ MPIEXEC = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Say where PALS has put this task."""
+    """Return where PALS has put this task."""
     pals = Variables(process.environ, "PALS", "PALS_* and PMI_*")
     return read_layout(
         pals,

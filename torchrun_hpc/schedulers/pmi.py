@@ -163,7 +163,7 @@ def _joined(
 
 
 def is_announced(environ: Mapping[str, str]) -> bool:
-    """Say whether there should be a process manager, and others to talk to."""
+    """Return whether there should be a process manager, and others to talk to."""
     manager = environ.get(DESCRIPTOR) or environ.get(PORT)
     return bool(manager) and environ.get(SIZE) != "1"
 

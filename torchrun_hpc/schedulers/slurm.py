@@ -177,7 +177,7 @@ class _Variables(Variables):
 
 
 def _is_left_over(slurm: _Variables) -> bool:
-    """Say whether the step's variables belong to another job than the job's.
+    """Return whether the step's variables belong to another job than the job's.
 
     sbatch passes the environment on: a job that is submitted from a shell inside a
     step finds that step's variables in its batch script (seen with 22.05).

@@ -120,7 +120,7 @@ def assigned(
 
 
 def lost(record: Record, member: int) -> Record:
-    """Take note that a member was lost; it may come back, but not for ever."""
+    """Take note that a member was lost; it may come back, but not forever."""
     losses = {**record.losses, member: record.losses.get(member, 0) + 1}
     return replace(record, losses=losses, suspect=-1)
 
