@@ -23,7 +23,6 @@ key                    what the tasks tell each other
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
@@ -61,7 +60,7 @@ class Board:
 
     def put(self, key: str, value: Any) -> None:
         """Set a value."""
-        self._client.ask({"set": {key: json.dumps(value)}}, _LONGEST)
+        self._client.ask({"set": {key: wire.to_line(value).decode()}}, _LONGEST)
 
     def get(self, key: str) -> Any:
         """Wait for a value, and return it."""

@@ -9,7 +9,6 @@ If the socket is closed before, the fork server has ended, and all its workers w
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import resource
@@ -19,13 +18,15 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import waiting
+from torchrun_hpc import waiting, wire
+from torchrun_hpc.wire import AnyText
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 # A worker's command line begins with these, where torchrun starts Python.
 PYTHON = (sys.executable, "-u")
@@ -42,7 +43,7 @@ _LIMITS = tuple(
 
 @dataclass(frozen=True)
 class Request:
-    """A worker as it is to be; an exec would hand on all of this.
+    """A worker to start; an exec would pass on all of this.
 
     Attributes:
         command: Python, its option ``-u``, and what it runs.
@@ -53,12 +54,12 @@ class Request:
         cpus: Numbers of the CPUs on which it may run.
     """
 
-    command: Sequence[str]
-    environ: Mapping[str, str]
-    ignored: Sequence[int]
-    blocked: Sequence[int]
-    limits: Sequence[tuple[int, int, int]]
-    cpus: Sequence[int]
+    command: list[AnyText]
+    environ: Mapping[AnyText, AnyText]
+    ignored: list[int]
+    blocked: list[int]
+    limits: list[tuple[int, int, int]]
+    cpus: list[int]
 
 
 def request_of(command: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -66,7 +67,7 @@ def request_of(command: Sequence[str], environ: Mapping[str, str]) -> Request:
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     ignored = {number for number in handlers if handlers[number] == signal.SIG_IGN}
     return Request(
-        command=command,
+        command=[*command],
         environ=environ,
         ignored=sorted(ignored - {signal.SIGPIPE, signal.SIGXFSZ}),  # Python's own
         blocked=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
@@ -77,7 +78,7 @@ def request_of(command: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 def send(connection: socket.socket, request: Request, files: Sequence[int]) -> None:
     """Send a request, with the numbers of its open files."""
-    text = json.dumps(asdict(request)).encode()
+    text = wire.to_line(wire.encode(request))
     socket.send_fds(connection, [len(text).to_bytes(_LENGTH, "big")], files)
     connection.sendall(text)
 
@@ -96,7 +97,7 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
         if not part:
             return None
         text += part
-    return Request(**json.loads(text)), files
+    return wire.decode(Request, wire.from_json(text)), files
 
 
 class ForkedWorker:

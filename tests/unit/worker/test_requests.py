@@ -28,7 +28,7 @@ texts = st.text(st.characters(exclude_categories=())).filter(
     st.lists(st.integers(1, 64)),
 )
 def test_a_request_arrives_as_it_is(command, environ, numbers):
-    request = Request(command, environ, numbers, numbers[:2], [[1, 2, -1]], numbers)
+    request = Request(command, environ, numbers, numbers[:2], [(1, 2, -1)], numbers)
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.devnull) as file:  # noqa: PTH123
         requests.send(ours, request, 4 * [file.fileno()])
