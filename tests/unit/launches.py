@@ -157,4 +157,5 @@ def assert_refusal(process, start):
     text = f"{caught.value.code} {caught.value}"
     assert text.startswith(start)
     assert text.isprintable()
-    assert caught.value.everywhere is (caught.value.code in EVERYWHERE)
+    is_listed = caught.value.code in EVERYWHERE
+    assert caught.value.everywhere is is_listed, f"EVERYWHERE: {caught.value.code}"

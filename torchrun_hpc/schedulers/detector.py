@@ -34,8 +34,8 @@ class Detector:
         rank: Variable of a task's rank, and those that have to be set with it: it has
             started a task that has all of them. A launcher must have it; a scheduler
             has it only if it numbers its tasks.
-        prefixes: Beginnings of names, or whole names, of the variables to remove where
-            they are left over. Each of ``signs`` begins with one of them. Only a
+        prefixes: Beginnings of the names of the variables to remove where they are
+            left over. Each of ``signs`` begins with one of them. Only a
             launcher may have none, and no ``daemons``: then its variables are never
             taken for left over.
         daemons: Names of the processes with which it starts others.

@@ -72,6 +72,8 @@ from torchrun_hpc.torch_compat.patches.state_as_json import StateAsJson
 def test_every_target_is_replaced_and_put_back() -> None:
     before = targets()
     patch_all()
+    replaced = [(owner, name) for owner, name, _ in replacing._originals]
+    assert [place for place in replaced if place not in PLACES] == []
     for old, new, place in zip(before, targets(), PLACES, strict=True):
         assert (old is not new) is EXPECTED[place].present, place
     replacing.restore()

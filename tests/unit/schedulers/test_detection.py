@@ -120,7 +120,7 @@ def variables_of(module):
     for name, value in vars(module).items():
         if name.isupper() and isinstance(value, (str, tuple)):
             found |= {value} if isinstance(value, str) else {*value}
-    return sorted(text for text in found if re.fullmatch(r"[A-Z]+_\w+", text))
+    return sorted(text for text in found if re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", text))
 
 
 FAMILIES = [variables_of(module_of(each)) for each in schedulers.DETECTORS]
