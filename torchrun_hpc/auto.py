@@ -95,7 +95,6 @@ def _run(args: argparse.Namespace) -> None:
         seen = known.preflight = preflight(command, console.write)
         given = getattr(args, _OPTIONS, None)
         if given is None:
-            torchrun_parser.add_ours(args, seen.environ)
             given = torchrun_parser.changed(args, seen.environ)
         line = CommandLine(read(given, has_job=seen.job is not None))
         known.options = line.options

@@ -5,9 +5,10 @@ Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_S
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options.options import Options, read
@@ -15,10 +16,7 @@ from torchrun_hpc.options.values import DRY_RUN
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
-
-PROGRAM = "torchrun_hpc"
+    from collections.abc import Callable, Mapping
 
 # All options of torchrun 2.0 to 2.15 (torch/distributed/run.py) by their names in the
 # parsed arguments, with the type of their values. A bool is a flag, without a value.
@@ -40,13 +38,16 @@ TORCHRUN: dict[str, type] = {
     "log_line_prefix_template": str,  # since 2.14
     "print_completion": str,  # since 2.14
 }
-WITHOUT_VARIABLE = ("logs_specs", "numa_binding", "print_completion")
 _SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
+SCRIPT, SCRIPT_ARGS = "training_script", "training_script_args"
+WITHOUT_VARIABLE = (
+    *("logs_specs", "numa_binding", "print_completion", SCRIPT, SCRIPT_ARGS),
+)
 
 # Those of which the variable counts in a script that calls setup_environment().
 _OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind")
 
-_OURS = tuple(each for each in fields(Options) if "help" in each.metadata)
+_OURS = tuple(each for each in fields(Options) if "about" in each.metadata)
 OURS = (*(each.name for each in _OURS), "hpc_dry_run")
 
 # Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
@@ -59,76 +60,105 @@ def names_of(dest: str) -> tuple[str, ...]:
     return (*short, *dict.fromkeys((f"--{dest.replace('_', '-')}", f"--{dest}")))
 
 
-def of_setup(environ: Mapping[str, str]) -> Options:
-    """Return the options that a script has that calls ``setup_environment()``."""
-    variables = {dest: variable_of(dest) for dest in _OF_SETUP}
-    return read(
-        {
-            dest: Setting(environ[name], name)
-            for dest, name in variables.items()
-            if environ.get(name)
-        }
-    )
-
-
 def variable_of(dest: str) -> str:
     """Return the variable of an option, by torchrun's rule."""
     return f"PET_{dest.upper()}"
 
 
-def default_of(dest: str, kind: type, environ: Mapping[str, str]) -> Any:
-    """Return the default of an option, which its variable has; of a flag, 1 or 0.
-
-    Raises:
-        ValueError: The variable of a flag is not a number.
-    """
-    text = environ.get(variable_of(dest)) or None
-    return bool(int(text or 0)) if kind is bool else text
-
-
-def add_ours(
-    parser: argparse.ArgumentParser,
-    environ: Mapping[str, str],
-    action: type[argparse.Action] | None = None,
-) -> None:
-    """Add our group to a parser. The default of an option is in its variable.
+def by_variable(
+    values: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Setting]:
+    """Return the options that variables set, but ours that these switch off.
 
     Args:
-        parser: torchrun's, or another one for its command line.
+        values: What a parser without arguments returns.
         environ: Environment of this process.
-        action: What the parser does with an option, if not store its value; a flag
-            has a constant.
+    """
+    return {
+        dest: Setting(value, variable_of(dest))
+        for dest, value in values.items()
+        if environ.get(variable_of(dest))
+        and dest not in WITHOUT_VARIABLE
+        and (value or dest not in OURS)
+    }
+
+
+def of_setup(environ: Mapping[str, str]) -> Options:
+    """Return the options that a script has that calls ``setup_environment()``."""
+    values = {dest: environ.get(variable_of(dest)) for dest in _OF_SETUP}
+    return read(by_variable(values, environ))
+
+
+def add_option(
+    group: Any, dest: str, kind: Any, environ: Mapping[str, str], **about: Any
+) -> None:
+    """Add an option. Its default is in its variable, if it has one.
+
+    Args:
+        group: Of a parser.
+        dest: Name in the parsed arguments.
+        kind: Type of the value; ``bool`` for a flag.
+        environ: Environment of this process.
+        about: Help texts.
 
     Raises:
         ValueError: The variable of a flag is not a number.
     """
+    text = None if dest in WITHOUT_VARIABLE else environ.get(variable_of(dest)) or None
+    value: dict[str, Any] = {"type": kind, "default": text}
+    if kind is bool:
+        value = {"action": "store_true", "default": bool(int(text or 0))}
+    group.add_argument(*names_of(dest), **value, **about)
+
+
+def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    """Add our group to a parser; see `add_option`."""
     group = parser.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
     for each in _OURS:
-        metavar = each.metadata["metavar"]
-        value: dict[str, Any] = {"type": str, "metavar": metavar}
-        group.add_argument(
-            *names_of(each.name),
-            action=action or ("store" if metavar else "store_const"),
-            default=default_of(each.name, str if metavar else bool, environ),
-            help=each.metadata["help"],
-            **(value if metavar else {"const": True}),
-        )
-    by_variable = default_of("hpc_dry_run", str, environ)
+        about = each.metadata["about"]
+        kind = str if "metavar" in about else bool
+        add_option(group, each.name, kind, environ, **about)
+    text = environ.get(variable_of("hpc_dry_run"), "")
     names = names_of("hpc_dry_run")
-    for form, text in DRY_RUN.items():
+    for form, about in DRY_RUN.items():
         group.add_argument(
             *(names if form == "table" else ()),
             *(f"{name}={form}" for name in names),
             dest="hpc_dry_run",
-            action=action or "store_const",
+            action="store_const",
             const=form,
-            default={"0": None, "1": "table"}.get(by_variable, by_variable),
-            help=text,
+            default={"": None, "0": None, "1": "table"}.get(text, text),
+            help=about,
         )
 
 
+def with_ours(
+    make: Callable[[], argparse.ArgumentParser], environ: Mapping[str, str]
+) -> argparse.ArgumentParser:
+    """Return a parser of torchrun's command line with our options added.
+
+    Args:
+        make: Makes the parser.
+        environ: Environment of this process.
+
+    Raises:
+        LaunchError: The variable of a flag is not a number.
+    """
+    try:
+        parser = make()
+        add_ours(parser, environ)
+    except ValueError as error:
+        raise wrong_variable(error, environ) from None
+    # --h was an abbreviation of --help before there were two options with an h.
+    group = parser.add_argument_group()
+    group.add_argument("--h", action="help", help=argparse.SUPPRESS)
+    parser.prog = "torchrun_hpc"
+    parser.error = _refuse  # type: ignore[method-assign]
+    return parser
+
+
 def names_folder(run_id: str) -> bool:
-    """Say whether torch can name its folder for logs by an id."""
+    """Return whether torch can name its folder for logs by an id."""
     return "/" not in run_id and len(os.fsencode(run_id)) <= LONGEST_ID
 
 
@@ -136,6 +166,10 @@ def wrong_line(message: str) -> LaunchError:
     """Return the refusal of a command line."""
     text = f"{message}. --help lists all options"
     return LaunchError("HPC010", text, everywhere=True)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise wrong_line(message)
 
 
 def wrong_variable(error: ValueError, environ: Mapping[str, str]) -> LaunchError:

@@ -8,19 +8,25 @@ values it takes, is for that one to say, where there is a torch: `torchrun_parse
 from __future__ import annotations
 
 import argparse
+import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.options import arguments
-from torchrun_hpc.options.arguments import wrong_line
+from torchrun_hpc.options.arguments import (
+    SCRIPT,
+    SCRIPT_ARGS,
+    TORCHRUN,
+    add_option,
+    by_variable,
+    with_ours,
+    wrong_line,
+)
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-SCRIPT, SCRIPT_ARGS = "training_script", "training_script_args"
 
 # Words in front of the script. Trying more would take seconds on a wrong line with
 # thousands of arguments, and no right line has as many.
@@ -67,25 +73,45 @@ def parse(
         parser = _parser(environ)
         own, script_args = split(parser, argv)
         args, others = parser.parse_known_args(own)
+        given = explicit(parser, own, args, environ)
     except _HelpWanted:
         return CommandLine(wants_help=True)
     except LaunchError as problem:
         return CommandLine(problem=problem)
-    found = vars(args)
-    script = found.pop(SCRIPT, "")
-    found.pop(SCRIPT_ARGS, None)
-    settings = dict[str, Setting]()
-    for dest, value in found.items():
-        setting = Setting(value, arguments.variable_of(dest))
-        if isinstance(value, _Typed):
-            setting = Setting(value.value, f"--{dest}")
-        if isinstance(setting.value, list):  # Python makes one of --hpc-site=--
-            return CommandLine(problem=wrong_line(f"{dest} has no value"))
-        if setting.value not in {None, ""} and setting.value is not False:
-            settings[dest] = setting
+    given = {name: each for name, each in given.items() if each.value is not False}
     unknown = tuple(word for word in others if word != "--")
-    options = read(settings, has_job=has_job)
-    return CommandLine(options, script, tuple(script_args), unknown)
+    options = read(given, has_job=has_job)
+    return CommandLine(options, getattr(args, SCRIPT, ""), tuple(script_args), unknown)
+
+
+def explicit(
+    parser: argparse.ArgumentParser,
+    own: Sequence[str],
+    args: argparse.Namespace,
+    environ: Mapping[str, str],
+) -> dict[str, Setting]:
+    """Return the options that the user set, each with the option or variable.
+
+    Args:
+        parser: Of torchrun's command line.
+        own: Words in front of the script's arguments.
+        args: What the parser returns for them.
+        environ: Environment of this process.
+
+    Raises:
+        LaunchError: An option has no value.
+    """
+    given = by_variable(vars(args), environ)
+    # A default does not replace what a namespace has already.
+    unset = object()
+    namespace = argparse.Namespace(**dict.fromkeys(vars(args), unset))
+    for dest, value in vars(parser.parse_known_args(own, namespace)[0]).items():
+        if value is unset or dest in (SCRIPT, SCRIPT_ARGS):
+            continue
+        if value == []:  # Python makes one of --hpc-site=--
+            raise wrong_line(f"{dest} has no value")
+        given[dest] = Setting(value, f"--{dest}")
+    return {dest: setting for dest, setting in given.items() if setting.value != ""}
 
 
 def split(
@@ -97,7 +123,7 @@ def split(
     abbreviations among them.
 
     Args:
-        parser: Raises LaunchError where a command line is wrong.
+        parser: Raises LaunchError if a command line is wrong.
         argv: Arguments, without the program's name.
 
     Returns:
@@ -128,33 +154,8 @@ class _HelpWanted(Exception):  # noqa: N818 - never leaves this module
     """The parser of torchrun would print something, and end."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise wrong_line(message)
-
-
-class _Typed(NamedTuple):
-    """An option of the command line; of a variable, the parser has the plain value."""
-
-    value: Any
-
-
-class _Option(argparse.Action):
-    """An option; without a value if it has a constant."""
-
-    def __init__(self, const: Any = None, **kwargs: Any) -> None:
-        super().__init__(nargs=None if const is None else 0, const=const, **kwargs)
-
-    def __call__(
-        self, _parser: Any, namespace: Any, values: Any, _spelling: Any = None
-    ) -> None:
-        value = values if self.const is None else self.const
-        setattr(namespace, self.dest, _Typed(value))
-
-
-class _Help(argparse.Action):
-    def __call__(self, *_: Any) -> None:
-        raise _HelpWanted
+def _want_help(*_: Any) -> NoReturn:
+    raise _HelpWanted
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -163,25 +164,18 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     Raises:
         LaunchError: The variable of a flag is not a number.
     """
-    parser = _Parser(arguments.PROGRAM, add_help=False)
+    parser = with_ours(functools.partial(_torchruns, environ), environ)
+    parser.print_help = _want_help  # type: ignore[assignment, method-assign]
+    return parser
+
+
+def _torchruns(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group()  # of one, argparse tries no help texts
-    # --h was an abbreviation of --help before there were two options with an h.
-    group.add_argument("-h", "--help", "--h", action=_Help, nargs=0)
-    try:
-        for dest, kind in arguments.TORCHRUN.items():
-            has_variable = dest not in arguments.WITHOUT_VARIABLE
-            group.add_argument(
-                *arguments.names_of(dest),
-                action=_Help if dest == "print_completion" else _Option,
-                const=kind is bool or None,
-                type=kind,
-                default=arguments.default_of(
-                    dest, kind, environ if has_variable else {}
-                ),
-            )
-        arguments.add_ours(parser, environ, _Option)
-    except ValueError as error:
-        raise arguments.wrong_variable(error, environ) from None
+    group.add_argument("-h", "--help", action="help")
+    for dest, kind in TORCHRUN.items():
+        is_help = dest == "print_completion"
+        add_option(group, dest, _want_help if is_help else kind, environ)
     script = group.add_argument(SCRIPT, default=argparse.SUPPRESS)
     rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
     script.required = rest.required = False

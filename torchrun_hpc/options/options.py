@@ -7,6 +7,7 @@ Of torchrun's options there are those that matter to a decision of ours. Ours be
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
@@ -16,25 +17,28 @@ from torchrun_hpc.options.values import C10D, NONE, STATIC, HostPort, NodeRange
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    _Reader = Callable[[Setting], Any]
-
-_ONE_NODE = NodeRange(1, 1)  # torchrun's default
+    from torchrun_hpc.options.values import Reader
 
 # torchrun's options of the static rendezvous.
 _OF_STATIC = ("node_rank", "master_addr", "master_port")
 
 
-def _torchruns(default: Any, read: _Reader | None = None) -> Any:
+def _torchruns(default: Any, read: Reader | None = None) -> Any:
     """Declare an option of torchrun; without a reader, argparse returns its type."""
     return field(default=default, metadata={"read": read})
 
 
-def _ours(default: Any, metavar: str, text: str, read: _Reader = values.text) -> Any:
-    """Declare an option of ours; without a ``metavar`` it is a flag."""
-    about = {"read": read if metavar else None, "metavar": metavar, "help": text}
-    return field(default=default, metadata=about)
+def _ours(default: Any, metavar: str, text: str, read: Reader | None = None) -> Any:
+    """Declare an option of ours."""
+    about = {"metavar": metavar, "help": text}
+    return field(default=default, metadata={"read": read, "about": about})
+
+
+def _our_flag(text: str) -> Any:
+    """Declare a flag of ours."""
+    return field(default=False, metadata={"about": {"help": text}})
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class Options:
     endpoint: HostPort | None = None
     rdzv_conf: RdzvConf = field(default_factory=RdzvConf)
 
-    nnodes: NodeRange = field(default=_ONE_NODE, metadata={"read": values.node_range})
+    nnodes: NodeRange = field(
+        default=NodeRange(1, 1), metadata={"read": values.node_range}
+    )
     nproc_per_node: int | str = _torchruns(1, values.workers)
     rdzv_backend: str = _torchruns("")
     rdzv_endpoint: str = _torchruns("")
@@ -165,11 +171,9 @@ class Options:
         "same on all nodes. By default none.",
         values.names,
     )
-    hpc_debug: bool = _ours(
-        default=False,
-        metavar="",
-        text="Log what torch and the launcher do, on every node, with host name and "
-        "rank before each line.",
+    hpc_debug: bool = _our_flag(
+        "Log what torch and the launcher do, on every node, with host name and "
+        "rank before each line."
     )
     # Two flags, not one with a value: that would take the script for it.
     hpc_dry_run: str = _torchruns("", values.dry_run)
@@ -213,12 +217,8 @@ class Options:
     def without(self, *names: str) -> Options:
         """Return the options as if the user had not set some of them."""
         given = {k: v for k, v in self.given.items() if k not in names}
-        defaults: dict[str, Any] = {
-            each.name: each.default
-            for each in fields(self)
-            if each.metadata and each.name in names
-        }
-        if {"rdzv_endpoint", "master_addr"}.intersection(names):
+        defaults = {k: getattr(Options, k) for k in _FIELDS.intersection(names)}
+        if not {"rdzv_endpoint", "master_addr"}.isdisjoint(names):
             defaults["endpoint"] = None
         wrong = {k: v for k, v in self.wrong.items() if k not in names}
         return replace(self, given=given, wrong=wrong, **defaults)
@@ -240,7 +240,7 @@ class Options:
         return replace(self, of_site=of_site, **found)
 
 
-READERS: dict[str, _Reader] = {
+READERS: dict[str, Reader] = {
     each.name: each.metadata["read"]
     for each in fields(Options)
     if each.metadata.get("read")
@@ -257,21 +257,21 @@ def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
         has_job: Whether a scheduler says how many nodes there are. Without, torchrun's
             default for several nodes is the static rendezvous.
     """
-    found: dict[str, Any] = {}
+    found = {name: each.value for name, each in given.items() if name in _FIELDS}
     problems: dict[str, LaunchError] = {}
 
-    def add(name: str, option: str, reader: Callable[..., Any], *args: Any) -> None:
+    def add(name: str, option: str, reader: Reader) -> None:
         try:
-            found[name] = reader(given[option], *args)
+            found[name] = reader(given[option])
         except LaunchError as problem:
             problems[option] = problem
             found.pop(option, None)
 
-    for name in filter(_FIELDS.__contains__, given):
-        add(name, name, READERS.get(name, _value))
+    for name in filter(READERS.__contains__, given):
+        add(name, name, READERS[name])
     backend = _backend(given, found, has_job=has_job)
     if "rdzv_conf" in given:
-        add("rdzv_conf", "rdzv_conf", rdzv_conf.read, backend)
+        add("rdzv_conf", "rdzv_conf", partial(rdzv_conf.read, backend=backend))
     is_tcp = backend == C10D and not found.get("rdzv_conf", RdzvConf()).uses_file
     where = next(filter(given.__contains__, ("rdzv_endpoint", "master_addr")), None)
     if where and (is_tcp or backend == STATIC) and not found.get("standalone"):
@@ -289,10 +289,6 @@ def _backend(
     is_typed = not has_job and found.get("nnodes", (1, 1))[1] > 1
     is_static = is_typed or any(name in given for name in _OF_STATIC)
     return str(found.get("rdzv_backend") or (STATIC if is_static else C10D))
-
-
-def _value(setting: Setting) -> Any:
-    return setting.value
 
 
 def _bound_twice(given: Mapping[str, Setting]) -> LaunchError:

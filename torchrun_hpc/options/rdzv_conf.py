@@ -7,7 +7,7 @@ not read may be anything, and so may all that somebody else's backend reads.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options.values import C10D, STATIC
@@ -84,13 +84,7 @@ def read(setting: Setting, backend: str) -> RdzvConf:
     uses_file = backend == C10D and pairs.get("store_type", "").lower() == "file"
     keys = _OF_C10D[:-2] if uses_file else _READ_BY.get(backend, ())
     found = {k: _value(setting, k, pairs[k]) for k in sorted({*keys} & pairs.keys())}
-    is_host, seconds = found.get("is_host"), found.get("join_timeout")
-    return RdzvConf(
-        pairs,
-        uses_file,
-        None if is_host is None else bool(is_host),
-        None if seconds is None else int(seconds),
-    )
+    return RdzvConf(pairs, uses_file, found.get("is_host"), found.get("join_timeout"))
 
 
 def _pairs(setting: Setting) -> dict[str, str]:
@@ -110,7 +104,7 @@ def _pairs(setting: Setting) -> dict[str, str]:
     return pairs
 
 
-def _value(setting: Setting, key: str, text: str) -> bool | int | str:
+def _value(setting: Setting, key: str, text: str) -> Any:
     """Read the value of a key."""
     if key == "is_host":
         if text.lower() in BOOLEANS:

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import script
 from torchrun_hpc.options.arguments import LONGEST_ID, names_folder
-from torchrun_hpc.options.values import wrong_value
+from torchrun_hpc.options.values import WRONG_VALUE
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def check_options(args: argparse.Namespace, options: Options) -> None:
     for dest, problem in _problems(args):
         name = options.given.get(dest) or f"--{dest}={getattr(args, dest)}"
         # The GPUs may be others on each node.
-        raise wrong_value(name, problem, everywhere=dest != "numa_binding")
+        code, is_everywhere = WRONG_VALUE, dest != "numa_binding"
+        raise LaunchError(code, f"{name}: {problem}", everywhere=is_everywhere)
 
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import math
 import re
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.host.network import is_number
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.setting import Setting
 
+    Reader = Callable[[Setting], Any]
+
 # Kinds of rendezvous.
 STATIC = "static"
 C10D = "c10d"
@@ -27,6 +29,9 @@ SCHEDULER = "scheduler"  # ours, for nodes that the scheduler has numbered
 DIRECT = "direct"  # none: each task is a worker
 
 NONE = "none"  # switches an option off
+
+# Of a value that torchrun would end with a traceback.
+WRONG_VALUE = "HPC014"
 
 # How workers can be bound to CPUs.
 BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", NONE)
@@ -40,9 +45,6 @@ DRY_RUN = {
 PORTS_END = 2**16
 
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
-
-
-_Value = TypeVar("_Value")
 
 
 class NodeRange(NamedTuple):
@@ -59,42 +61,24 @@ class HostPort(NamedTuple):
     port: int | None = None
 
 
-def wrong_value(
-    setting: Setting | str, problem: str, *, everywhere: bool = True
-) -> LaunchError:
-    """Return the refusal of a value that torchrun would end with a traceback."""
-    text = f"{setting}: {problem.removeprefix(': ')}"
-    return LaunchError("HPC014", text, everywhere=everywhere)
-
-
-def reader(
-    code: str, read: Callable[[Any], _Value], wrong: str
-) -> Callable[[Setting], _Value]:
+def reader(code: str, read: Callable[[Any], Any], wrong: str) -> Reader:
     """Return a reader.
 
     Args:
-        code: Of the message; empty for that of `wrong_value`.
+        code: Of the message.
         read: Returns the value; ``ValueError`` if it cannot be used. Its text, if it
             has one, goes before ``wrong``.
         wrong: What follows the option in the message.
     """
 
-    def read_setting(setting: Setting) -> _Value:
+    def read_setting(setting: Setting) -> Any:
         try:
             return read(setting.value)
         except ValueError as error:
-            problem = f"{error}{wrong}"
-            if not code:
-                raise wrong_value(setting, problem) from None
-            text = f"{setting}{problem}"
+            text = f"{setting}{error}{wrong}"
             raise LaunchError(code, text, everywhere=True) from None
 
     return read_setting
-
-
-def text(setting: Setting) -> str:
-    """Read any text."""
-    return str(setting.value)
 
 
 def names(setting: Setting) -> tuple[str, ...]:
@@ -107,46 +91,25 @@ def split_names(listed: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, listed.split(","))))
 
 
-def workers(setting: Setting) -> int | str:
-    """Read ``--nproc-per-node``: a number, or a word that torch understands."""
-    try:
-        number = int(setting.value)
-    except ValueError:
-        return str(setting.value)
-    if number < 1:
-        raise LaunchError("HPC013", f"{setting} starts no worker", everywhere=True)
-    return number
-
-
-def signals(setting: Setting) -> tuple[str, ...]:
-    """Read ``--signals-to-handle``: torch only warns of a signal that there is not."""
-    found = names(setting)
-    for name in found:
-        number = getattr(signal, name, signal.SIGTERM)
-        if number in _UNCATCHABLE or not isinstance(number, int):
-            raise wrong_value(setting, f"{name} cannot be handled")
-    return found
-
-
 def is_module(name: str) -> bool:
     """Return whether this can be a module's name, as it stands after ``import``."""
     return all(map(str.isidentifier, name.split(".")))
 
 
-def whole(example: str) -> Callable[[Setting], int]:
+def whole(example: str) -> Reader:
     """Return a reader of whole numbers from 0; ``example`` is what to type instead."""
-    return reader("HPC205", _matching("[0-9]{1,6}", int), f": type {example}")
+    return reader("HPC205", _number("[0-9]{1,6}"), f": type {example}")
 
 
-def _matching(pattern: str, read: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Return a function that reads what matches a pattern."""
+def _number(pattern: str) -> Callable[[str], int]:
+    """Return a function that reads numbers that match a pattern."""
 
-    def read_matching(value: str) -> _Value:
+    def read_number(value: str) -> int:
         if not re.fullmatch(pattern, str(value)):
             raise ValueError
-        return read(str(value))
+        return int(value)
 
-    return read_matching
+    return read_number
 
 
 def _one_of(known: Collection[str]) -> Callable[[str], str]:
@@ -160,15 +123,40 @@ def _one_of(known: Collection[str]) -> Callable[[str], str]:
     return read_word
 
 
-def _within(kind: type, least: float, most: float) -> Callable[[float], Any]:
+def _between(least: float, most: float) -> Callable[[float], float]:
     """Return a function that takes a number between two others, which do not count."""
 
-    def read_number(value: float) -> Any:
+    def read_number(value: float) -> float:
         if not least < value < most:
             raise ValueError
-        return kind(value)
+        return value
 
     return read_number
+
+
+def _workers(value: int | str) -> int | str:
+    """Read a number, or a word that torch understands."""
+    try:
+        number = int(value)
+    except ValueError:
+        return str(value)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _signals(value: str) -> tuple[str, ...]:
+    """Read names of signals; torch only warns of those that do not exist."""
+    found = split_names(value)
+    for name in found:
+        number = getattr(signal, name, signal.SIGTERM)
+        if number in _UNCATCHABLE or not isinstance(number, int):
+            raise ValueError(f": {name}")
+    return found
+
+
+def _threads(value: str) -> int | str:
+    return value if value == "auto" else _number("[1-9][0-9]{0,5}")(value)
 
 
 def _node_range(value: str) -> NodeRange:
@@ -185,14 +173,11 @@ def _endpoint(value: str) -> HostPort:
     typed = value.strip()
     if is_number(typed):
         return HostPort(typed)
-    match = re.fullmatch(
-        r"(?:\[(?P<number>[^\]]+)\]|(?P<name>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?", typed
-    )
-    if match and (match["name"] or is_number(match["number"])):
-        port = None if match["port"] is None else int(match["port"])
-        if port is None or port < PORTS_END:
-            return HostPort(match["name"] or match["number"], port)
-    raise ValueError
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([\w.-]+))(?::([0-9]{1,5}))?", typed)
+    number, name, port = match.groups() if match else ("", "", None)
+    if int(port or 0) >= PORTS_END or not (name or is_number(number)):
+        raise ValueError
+    return HostPort(name or number, None if port is None else int(port))
 
 
 def _modules(value: str) -> tuple[str, ...]:
@@ -216,17 +201,17 @@ endpoint = reader(
     "65535)",
 )
 master_port = reader(
-    "HPC050",
-    _within(int, -1, PORTS_END),
-    " is not a port: type one from 1 to 65535",
+    "HPC050", _between(-1, PORTS_END), " is not a port: type one from 1 to 65535"
 )
-max_restarts = reader("", _within(int, -1, math.inf), ": type 0 or more")
+workers = reader("HPC013", _workers, " starts no worker")
+max_restarts = reader(WRONG_VALUE, _between(-1, math.inf), ": type 0 or more")
 monitor_interval = reader(
-    "", _within(float, 0, threading.TIMEOUT_MAX), ": type seconds, above 0"
+    WRONG_VALUE, _between(0, threading.TIMEOUT_MAX), ": type seconds, above 0"
 )
+signals = reader(WRONG_VALUE, _signals, " cannot be handled")
 threads = reader(
     "HPC090",
-    _matching("auto|[1-9][0-9]{0,5}", lambda t: t if t == "auto" else int(t)),
+    _threads,
     ": type a number of threads for each worker, or auto, which divides the CPUs of "
     "this process by the workers",
 )
@@ -239,8 +224,8 @@ modules = reader(
 )
 stall = reader(
     "HPC174",
-    _matching("[1-9][0-9]{0,6}", int),
+    _number("[1-9][0-9]{0,6}"),
     ": type whole seconds, longer than any pause of the training: "
     "--hpc-stall-report=600",
 )
-dry_run = reader("", _one_of(DRY_RUN), "")
+dry_run = reader(WRONG_VALUE, _one_of(DRY_RUN), "")
