@@ -6,11 +6,10 @@ raises `LaunchError` if the value cannot be used.
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.host.network import is_number
@@ -45,6 +44,8 @@ DRY_RUN = {
 PORTS_END = 2**16
 
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
+
+_Value = TypeVar("_Value")
 
 
 class NodeRange(NamedTuple):
@@ -98,40 +99,24 @@ def is_module(name: str) -> bool:
 
 def whole(example: str) -> Reader:
     """Return a reader of whole numbers from 0; ``example`` is what to type instead."""
-    return reader("HPC205", _number("[0-9]{1,6}"), f": type {example}")
+    return reader("HPC205", lambda v: _number(v, "[0-9]{1,6}"), f": type {example}")
 
 
-def _number(pattern: str) -> Callable[[str], int]:
-    """Return a function that reads numbers that match a pattern."""
-
-    def read_number(value: str) -> int:
-        if not re.fullmatch(pattern, str(value)):
-            raise ValueError
-        return int(value)
-
-    return read_number
+def _checked(value: _Value, is_right: object) -> _Value:
+    """Return a value if it is right."""
+    if not is_right:
+        raise ValueError
+    return value
 
 
-def _one_of(known: Collection[str]) -> Callable[[str], str]:
-    """Return a function that takes one of some words."""
-
-    def read_word(value: str) -> str:
-        if value not in known:
-            raise ValueError(f": {choices(value, known)}")
-        return value
-
-    return read_word
+def _number(value: str, pattern: str) -> int:
+    return int(_checked(value, re.fullmatch(pattern, str(value))))
 
 
-def _between(least: float, most: float) -> Callable[[float], float]:
-    """Return a function that takes a number between two others, which do not count."""
-
-    def read_number(value: float) -> float:
-        if not least < value < most:
-            raise ValueError
-        return value
-
-    return read_number
+def _word(value: str, known: Collection[str]) -> str:
+    if value not in known:
+        raise ValueError(f": {choices(value, known)}")
+    return value
 
 
 def _workers(value: int | str) -> int | str:
@@ -140,9 +125,7 @@ def _workers(value: int | str) -> int | str:
         number = int(value)
     except ValueError:
         return str(value)
-    if number < 1:
-        raise ValueError
-    return number
+    return _checked(number, number > 0)
 
 
 def _signals(value: str) -> tuple[str, ...]:
@@ -156,7 +139,7 @@ def _signals(value: str) -> tuple[str, ...]:
 
 
 def _threads(value: str) -> int | str:
-    return value if value == "auto" else _number("[1-9][0-9]{0,5}")(value)
+    return value if value == "auto" else _number(value, "[1-9][0-9]{0,5}")
 
 
 def _node_range(value: str) -> NodeRange:
@@ -164,9 +147,7 @@ def _node_range(value: str) -> NodeRange:
     number = r"\s*\+?([0-9]{1,9})\s*"
     match = re.fullmatch(f"{number}(?::{number})?", value)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 0 < low <= high:
-        raise ValueError
-    return NodeRange(low, high)
+    return _checked(NodeRange(low, high), 0 < low <= high)
 
 
 def _endpoint(value: str) -> HostPort:
@@ -175,9 +156,9 @@ def _endpoint(value: str) -> HostPort:
         return HostPort(typed)
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([\w.-]+))(?::([0-9]{1,5}))?", typed)
     number, name, port = match.groups() if match else ("", "", None)
-    if int(port or 0) >= PORTS_END or not (name or is_number(number)):
-        raise ValueError
-    return HostPort(name or number, None if port is None else int(port))
+    found = HostPort(name or number, None if port is None else int(port))
+    is_right = (name or is_number(number)) and (found.port or 0) < PORTS_END
+    return _checked(found, is_right)
 
 
 def _modules(value: str) -> tuple[str, ...]:
@@ -201,12 +182,16 @@ endpoint = reader(
     "65535)",
 )
 master_port = reader(
-    "HPC050", _between(-1, PORTS_END), " is not a port: type one from 1 to 65535"
+    "HPC050",
+    lambda port: _checked(port, 0 <= port < PORTS_END),
+    " is not a port: type one from 1 to 65535",
 )
 workers = reader("HPC013", _workers, " starts no worker")
-max_restarts = reader(WRONG_VALUE, _between(-1, math.inf), ": type 0 or more")
+max_restarts = reader(WRONG_VALUE, lambda n: _checked(n, n >= 0), ": type 0 or more")
 monitor_interval = reader(
-    WRONG_VALUE, _between(0, threading.TIMEOUT_MAX), ": type seconds, above 0"
+    WRONG_VALUE,
+    lambda seconds: _checked(seconds, 0 < seconds < threading.TIMEOUT_MAX),
+    ": type seconds, above 0",
 )
 signals = reader(WRONG_VALUE, _signals, " cannot be handled")
 threads = reader(
@@ -215,8 +200,8 @@ threads = reader(
     ": type a number of threads for each worker, or auto, which divides the CPUs of "
     "this process by the workers",
 )
-binding = reader("HPC219", _one_of(BINDINGS), "")
-rendezvous = reader("HPC110", _one_of(("auto", SCHEDULER, C10D)), "")
+binding = reader("HPC219", lambda word: _word(word, BINDINGS), "")
+rendezvous = reader("HPC110", lambda word: _word(word, ("auto", SCHEDULER, C10D)), "")
 modules = reader(
     "HPC168",
     _modules,
@@ -224,8 +209,8 @@ modules = reader(
 )
 stall = reader(
     "HPC174",
-    _number("[1-9][0-9]{0,6}"),
+    lambda seconds: _number(seconds, "[1-9][0-9]{0,6}"),
     ": type whole seconds, longer than any pause of the training: "
     "--hpc-stall-report=600",
 )
-dry_run = reader(WRONG_VALUE, _one_of(DRY_RUN), "")
+dry_run = reader(WRONG_VALUE, lambda word: _word(word, DRY_RUN), "")
