@@ -523,6 +523,7 @@ WRONG = {
     "--hpc-dry-run=json --nnodes=2 train.py": "HPC066 --nnodes=2, but no",
     "PET_HPC_DEBUG=true train.py": "HPC011 a PET_* variable cannot be read",
     "--hpc-site=-- train.py": "HPC010 hpc_site has no value",
+    "--nnodes=-- train.py": "HPC010 nnodes has no value",
     "--hpc-omp-threads=-- train.py": "HPC010 hpc_omp_threads has no value",
     "--hpc-site=/dev/zero train.py": "HPC041 /dev/zero cannot be read",
 }
