@@ -7,7 +7,7 @@ import os
 import textwrap
 from pathlib import Path
 
-from torchrun_hpc.options import torchrun_parser
+from torchrun_hpc.options import arguments, torchrun_parser
 
 FILE = Path(__file__).with_name("options.md")
 
@@ -18,8 +18,8 @@ HEAD = """# Options
 All options of torchrun, in both spellings (`--nproc-per-node`, `--nproc_per_node`), and
 those that begin with `--hpc-`. The parser is that of the installed torch, so another
 release may have others; these are torch 2.13's. An option is taken from the command
-line, else from its variable, else derived. Only what stands in front of the script is
-read; everything behind it is the script's.
+line, otherwise from its variable, otherwise derived. Only what is in front of the
+script is read; everything behind it is the script's.
 
 ## Added by torchrun_hpc
 
@@ -55,8 +55,9 @@ def _spelling(action: argparse.Action) -> str:
 
 
 def _variable(action: argparse.Action) -> str:
-    read = torchrun_parser.reads_variable(action)
-    return f"`PET_{action.dest.upper()}`" if read else ""
+    dest = action.dest
+    has_none = dest == "help" or dest in arguments.WITHOUT_VARIABLE
+    return "" if has_none else f"`{arguments.variable_of(dest)}`"
 
 
 def _described(action: argparse.Action) -> str:
