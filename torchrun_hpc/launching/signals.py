@@ -19,7 +19,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ from torchrun_hpc.host import procfs
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from types import FrameType
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -60,10 +59,8 @@ class _Forwarder:
     """The signals of this process, on their way to its workers."""
 
     def __init__(self) -> None:
-        # A handler runs between any two steps of the rest, and only appends.
-        self._arrived: deque[_ReceivedSignal] = deque()
+        # Changed in place: a handler runs between any two steps, and appends to it.
         self._undelivered: list[_ReceivedSignal] = []
-        self._scheduled = False
         self._fork_server = 0
         self._probe: subprocess.Popen[bytes] | None = None
         self._reported = False
@@ -85,10 +82,7 @@ class _Forwarder:
         for number in FORWARDED:
             self._restore_default(number)
         self._end_probe()
-        self._arrived.clear()
         self._undelivered.clear()
-        self._scheduled = self._reported = False
-        self._fork_server = 0
 
     def leave_to_torch(self, names: Iterable[str]) -> None:
         """Let some signals do what they do in torchrun.
@@ -100,10 +94,9 @@ class _Forwarder:
         """
         wanted = {name.strip() for name in names}
         for number in FORWARDED:
-            if number.name in wanted and self._restore_default(number):
-                self._collect()
-                if any(received.number == number for received in self._undelivered):
-                    signal.raise_signal(number)
+            is_left = number.name in wanted and self._restore_default(number)
+            if is_left and any(r.number == number for r in self._undelivered):
+                signal.raise_signal(number)
 
     def begin(self, *, scheduled: bool, fork_server: int = 0) -> None:
         """Prepare, before the workers start.
@@ -113,8 +106,7 @@ class _Forwarder:
                 workers too.
             fork_server: Number of the process that forks them; 0 if there is none.
         """
-        self._scheduled = scheduled
-        self._fork_server = fork_server
+        self._fork_server, self._reported = fork_server, False
         if scheduled and any(signal.getsignal(n) == self._on_signal for n in FORWARDED):
             self._renew_probe()
 
@@ -124,18 +116,14 @@ class _Forwarder:
         Args:
             workers: Local ranks and process numbers.
         """
-        self._collect()
         if self._undelivered:
             now = time.monotonic()
             self._find_who_has_it(now)
             self._deliver(workers, now)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._arrived.append(_ReceivedSignal(signal.Signals(number), time.monotonic()))
-
-    def _collect(self) -> None:
-        while self._arrived:
-            self._undelivered.append(self._arrived.popleft())
+        received = _ReceivedSignal(signal.Signals(number), time.monotonic())
+        self._undelivered.append(received)
 
     def _restore_default(self, number: signal.Signals) -> bool:
         """Restore the default action; return whether the handler was ours."""
@@ -180,57 +168,52 @@ class _Forwarder:
             if status.get("PPid") not in parents or status["State"][0] in "ZX":
                 continue
             alive.add(pid)
-            for number in FORWARDED:
-                undelivered = [
-                    received
-                    for received in known
-                    if received.number == number and pid not in received.delivered_to
-                ]
-                if undelivered:
-                    self._deliver_to(rank, pid, status, undelivered, now)
+            self._deliver_to(rank, pid, status, known, now)
         # What some workers have not had is kept for those that replace them.
-        self._undelivered = [
-            received
-            for received in self._undelivered
-            if not alive or alive - received.delivered_to
-        ]
+        for received in tuple(self._undelivered):
+            if alive and alive <= received.delivered_to:
+                self._undelivered.remove(received)
 
     def _deliver_to(
         self,
         rank: int,
         pid: int,
         status: Mapping[str, str],
-        undelivered: Iterable[_ReceivedSignal],
+        known: Sequence[_ReceivedSignal],
         now: float,
     ) -> None:
-        """Deliver signals of one number to a worker, as one signal."""
+        """Deliver what a worker has not had: those of one number as one signal."""
         age = procfs.age(pid)
-        missing = []
-        for received in undelivered:
+        for received in known:
             if received.workers_have_it and age > now - received.when:
                 received.delivered_to.add(pid)
-            else:
-                missing.append(received)
-        if not missing:
+        for number in FORWARDED:
+            missing = [
+                received
+                for received in known
+                if received.number == number and pid not in received.delivered_to
+            ]
+            if missing and _survives(pid, status, number):
+                with contextlib.suppress(OSError):  # it has ended just now
+                    os.kill(pid, number)
+                for received in missing:
+                    received.delivered_to.add(pid)
+            elif missing:
+                waited = min(age, now - missing[0].when)
+                self._report(number, f"{rank} ({status['Name']}, pid {pid})", waited)
+
+    def _report(self, number: signal.Signals, worker: str, waited: float) -> None:
+        """Report, once, that a worker would die of a signal."""
+        if waited < waiting.FIRST_REPORT or self._reported:
             return
-        number = missing[0].number
-        if _survives(pid, status, number):
-            with contextlib.suppress(OSError):  # it has ended just now
-                os.kill(pid, number)
-            for received in missing:
-                received.delivered_to.add(pid)
-            return
-        waited = min(age, now - missing[0].when)
-        if waited >= waiting.FIRST_REPORT and not self._reported:
-            self._reported = True
-            text = (
-                f"{number.name} is held back from the worker of local rank {rank} "
-                f"({status['Name']}, pid {pid}): it has had no handler for "
-                f"{waited:.0f} s, and would die of it. A handler gets it as soon as "
-                "it is there; a shell gets it never, so start the program in it "
-                "with exec"
-            )
-            console.write(Message("HPC130", text), "warning")
+        self._reported = True
+        text = (
+            f"{number.name} is held back from the worker of local rank {worker}: it "
+            f"has had no handler for {waited:.0f} s, and would die of it. A handler "
+            "gets it as soon as it is there; a shell gets it never, so start the "
+            "program in it with exec"
+        )
+        console.write(Message("HPC130", text), "warning")
 
     def _renew_probe(self) -> None:
         self._end_probe()
@@ -245,23 +228,18 @@ class _Forwarder:
 
 def _start_probe() -> subprocess.Popen[bytes] | None:
     """Start a process, as the workers are started, that has all signals blocked."""
-    import shutil  # noqa: PLC0415 - slow to import
-
-    program = shutil.which("cat")
-    if program is None:
-        return None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         # However this process ends, that closes the stdin of `cat`, which ends, too.
-        return subprocess.Popen(  # noqa: S603
-            [program],
+        return subprocess.Popen(
+            ["cat"],  # noqa: S607
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,
         )
-    except OSError:  # no more processes for this user
+    except OSError:  # there is no such program, or no more processes for this user
         return None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
