@@ -13,8 +13,9 @@ import sys
 
 from torchrun_hpc import programs
 from torchrun_hpc.launching import environment
-from torchrun_hpc.planning.network_env import DEBUG_VARIABLES
+from torchrun_hpc.planning import network_env
 from torchrun_hpc.reporting import streams
+from torchrun_hpc.schedulers import process
 
 _STDERR = 2
 
@@ -31,7 +32,7 @@ def switch_on(host: str, rank: int | None) -> None:
     global _copier  # noqa: PLW0603 - a process has one stderr
     if _copier is not None:
         return
-    environment.set_unset(DEBUG_VARIABLES)
+    environment.update(network_env.debugging(process.environment()))
     node = "" if rank is None else f" node {rank}"
     streams.flush(sys.stderr)
     prefix = f"{host.partition('.')[0]}{node}: "

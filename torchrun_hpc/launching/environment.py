@@ -10,26 +10,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.setting import Setting
 
 # Says that the agent hosts the store, which nobody does in direct mode:
 # torch/distributed/rendezvous.py.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-def write(plan: LaunchPlan) -> dict[str, str]:
-    """Set the variables of a plan, for torch and for the workers; return them."""
+def write(plan: LaunchPlan) -> None:
+    """Set the variables of a plan, for torch and for the workers."""
     if plan.mode.is_direct:
         os.environ.pop(AGENT_STORE, None)
-    variables = {name: str(value.value) for name, value in plan.environment.items()}
-    os.environ.update(variables)
-    return variables
+    update(plan.environment)
 
 
-def set_unset(variables: Mapping[str, str]) -> None:
-    """Set those variables that are not set, or empty."""
-    for name, value in variables.items():
-        if not os.environ.get(name):
-            os.environ[name] = value
+def update(settings: Mapping[str, Setting]) -> None:
+    """Set variables."""
+    os.environ.update({name: str(value.value) for name, value in settings.items()})
 
 
 @contextlib.contextmanager
