@@ -25,7 +25,7 @@ from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
@@ -73,23 +73,13 @@ def meet(
         absent = (r for r in range(meeting.nodes) if r not in found)
         missing = [meeting.hosts[rank] or f"node {rank}" for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
-    if nodes:  # on the one that reports
-        nodes[0] = _with_advice(nodes[0], _disagreement(found, plan))
-    return Answers(nodes, missing, limit)
-
-
-def _with_advice(node: Description, advice: Sequence[Message]) -> Description:
-    own = replace(node.messages, advice=(*node.messages.advice, *advice))
-    return replace(node, messages=own)
-
-
-def _disagreement(found: Mapping[int, Description], plan: LaunchPlan) -> list[Message]:
-    """Say on which nodes another site is used, if there are any."""
     sites = {rank: node.meeting.site for rank, node in found.items()}
-    by_site = ranks_by_site(
-        {rank: str(site.value) if site else "" for rank, site in sites.items()}
-    )
-    return [messages.disagreement(by_site, plan.meeting)] if len(by_site) > 1 else []
+    by_site = ranks_by_site({r: str(s.value) if s else "" for r, s in sites.items()})
+    if len(by_site) > 1:
+        said = nodes[0].messages
+        advice = (*said.advice, messages.disagreement(by_site, meeting))
+        nodes[0] = replace(nodes[0], messages=replace(said, advice=advice))
+    return Answers(nodes, missing, limit)
 
 
 def _exchange(
@@ -106,13 +96,11 @@ def _exchange(
             limit,
             lambda: f"{arrived()} of {plan.meeting.nodes} nodes have answered",
         )
-        ranks = [
-            rank for rank in range(plan.meeting.nodes) if store.check([_key(rank)])
-        ]
-        for rank in ranks:
-            node = description.received(store.get(_key(rank)), rank, plan.meeting)
-            if node is not None:
-                found[rank] = node
+        for rank in range(plan.meeting.nodes):
+            if store.check([_key(rank)]):
+                node = description.received(store.get(_key(rank)), rank, plan.meeting)
+                if node is not None:
+                    found[rank] = node
         store.add(_ANSWERED, len(found))
     elif not _wait(
         lambda: store.add(_ANSWERED, 0) > 0,
