@@ -169,7 +169,7 @@ class AgentStarter(Starter):
             finally:
                 message = own.end()
                 if message is not None and self._is_command:
-                    exit_status.set_last_line(message)
+                    exit_status.write(message, "error", at_exit=True)
             return
         args = self._args
         kind: Callable[..., handler.SchedulerRendezvous] = handler.SchedulerRendezvous

@@ -9,7 +9,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc.errors import LaunchError, Message
@@ -18,7 +17,7 @@ from torchrun_hpc.launching.start import FAILED
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.reporting import console
 from torchrun_hpc.spares.messages import bad_nodes
 
@@ -62,71 +61,26 @@ def together(
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - raised again below
-        _handle(signals, _ignore)  # if repeated, while this one is reported
+        # If it is repeated while this one is reported, the job is ending already.
+        _handle(signals, lambda *_: None)
         problem = error
     try:
-        code = _end(plan, creator, problem, is_command=is_command)
+        if problem is not None and not isinstance(problem, JobFailedError):
+            _give_up(plan, creator, problem)
+        _leave(plan, creator, is_command=is_command)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if code is None and problem is not None:
-        raise problem
-    if code:
-        raise SystemExit(code) from _reason(plan, creator, problem)
-
-
-def _end(
-    plan: LaunchPlan,
-    creator: Creator,
-    problem: BaseException | None,
-    *,
-    is_command: bool,
-) -> int | None:
-    """Report to the others, leave, return the exit code; ``None`` to raise it again."""
-    failure, code = (None, 0) if problem is None else _judge(plan, problem)
-    if failure is not None:
-        _give_up(plan, creator, failure, problem)
-    _leave(plan, creator, is_command=is_command)
-    if problem is None and creator.handler and creator.handler.failure:
-        return FAILED
-    return code
-
-
-def _reason(
-    plan: LaunchPlan, creator: Creator, problem: BaseException | None
-) -> BaseException | None:
-    """Return the exception for a program that has called torch, as its cause."""
-    if isinstance(problem, _EarlySignal):
-        return None  # it ends the program
     failure = creator.handler.failure if creator.handler else None
-    if failure is not None and (problem is None or isinstance(problem, JobFailedError)):
-        return RendezvousError(str(messages.failed(failure, plan.meeting)))
-    return problem
-
-
-def _judge(
-    plan: LaunchPlan, problem: BaseException
-) -> tuple[Failure | None, int | None]:
-    """Return the report to the others, and the exit code; ``None`` to raise again."""
-    if isinstance(problem, ChildFailedError):
-        rank, worker = problem.get_first_failure()
-        return Failure(Kind.WORKER, rank=rank, code=worker.exitcode), None
-    if isinstance(problem, JobFailedError):
-        return None, FAILED
-    if isinstance(problem, SignalException):
-        number = int(problem.sigval)
-        early = isinstance(problem, _EarlySignal)
-        return Failure(Kind.SIGNAL, code=number), _KILLED + number if early else FAILED
-    if isinstance(problem, OSError):
-        text = str(problem.strerror or problem)
-        text += f": {problem.filename}" if problem.filename else ""
-        where = plan.meeting.hosts[plan.meeting.node_rank]
-        console.write(Message("HPC127", f"on {where}: {text}"), "error")
-        return Failure(Kind.AGENT, text=text), FAILED
-    name = type(problem).__name__
-    if isinstance(problem, LaunchError):
-        name = problem.code
-    return Failure(Kind.AGENT, text=f"{name} {problem}"), None
+    if isinstance(problem, _EarlySignal):
+        raise SystemExit(_KILLED + problem.sigval)  # it ends a program, too
+    if failure is not None and isinstance(problem, JobFailedError | None):
+        cause = RendezvousError(str(messages.failed(failure, plan.meeting)))
+        raise SystemExit(FAILED) from cause
+    if isinstance(problem, JobFailedError | SignalException | OSError):
+        raise SystemExit(FAILED) from problem
+    if problem is not None:
+        raise problem
 
 
 def _handle(signals: str, handler: Callable[..., None]) -> dict[int, Any]:
@@ -142,22 +96,20 @@ def _handle(signals: str, handler: Callable[..., None]) -> dict[int, Any]:
     return before
 
 
-def _ignore(_number: int, _frame: Any) -> None:
-    """Do nothing: the job is ending already."""
-
-
 def _raise(number: int, _frame: Any) -> None:
     raise _EarlySignal(f"signal {number}", signal.Signals(number))
 
 
-def _give_up(
-    plan: LaunchPlan,
-    creator: Creator,
-    failure: Failure,
-    problem: BaseException | None,
-) -> None:
+def _give_up(plan: LaunchPlan, creator: Creator, problem: BaseException) -> None:
     """Report to the others that this node gives up: they would wait for it."""
-    handler = creator.handler
+    name = problem.code if isinstance(problem, LaunchError) else type(problem).__name__
+    text = f"{name} {problem}"
+    if isinstance(problem, OSError):
+        text = str(problem.strerror or problem)
+        text += f": {problem.filename}" if problem.filename else ""
+        where = plan.meeting.hosts[plan.meeting.node_rank]
+        console.write(Message("HPC127", f"on {where}: {text}"), "error")
+    failure, handler = outcome.failure_of(problem, text), creator.handler
     if handler is not None and handler.took_part:
         handler.give_up(failure)
         if isinstance(problem, LaunchError):
@@ -181,24 +133,21 @@ def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
     if handler is None:
         return
     handler.leave()
-    failure = handler.failure
     if not handler.took_part:
         return
+    failure = handler.failure
     if handler.reports:
         _conclude(plan, handler, is_command=is_command)
-    if failure is None:
-        return
-    is_worker = failure.kind is Kind.WORKER
-    if handler.reports:
-        message = messages.failed(failure, plan.meeting)
-    elif handler.is_unreported and failure.nodes == (plan.meeting.node_rank,):
-        message, is_worker = messages.unreported(failure, plan.meeting), False
-    else:
-        return
-    if is_command:
-        set_last_line(message)
-    elif not is_worker:
-        console.write(message, "error")
+        if failure is not None and (is_command or failure.kind is not Kind.WORKER):
+            message = messages.failed(failure, plan.meeting)
+            write(message, "error", at_exit=is_command)
+    elif (
+        failure is not None
+        and handler.is_unreported
+        and failure.nodes == (plan.meeting.node_rank,)
+    ):
+        message = messages.unreported(failure, plan.meeting)
+        write(message, "error", at_exit=is_command)
 
 
 def _conclude(
@@ -213,17 +162,17 @@ def _conclude(
         text = f"{by.name} may wait for a lost node forever. {_END_SCRIPT}"
         notes.append(Message("HPC235", text))
     for note in notes:
-        if is_command:
-            # Registered first, written last: behind the reason.
-            atexit.register(console.write, note, "warning")
-        else:
-            console.write(note, "warning")
+        # Registered first, written last: behind the reason.
+        write(note, "warning", at_exit=is_command)
     if handler.is_certain:
         outcome.write(
             outcome.outcome_of(failure, plan, handler.out_at_end, restarts), plan
         )
 
 
-def set_last_line(message: Message) -> None:
-    """Print an error as the last line of this process."""
-    atexit.register(console.write, message, "error")
+def write(message: Message, kind: str, *, at_exit: bool) -> None:
+    """Write a message now, or among the last lines of this process."""
+    if at_exit:
+        atexit.register(console.write, message, kind)
+    else:
+        console.write(message, kind)

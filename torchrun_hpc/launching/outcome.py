@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,16 @@ _OUTCOMES = {
     **dict.fromkeys((Kind.UNFIT, Kind.COORDINATOR), NODES),
     **dict.fromkeys((Kind.AGENT, Kind.REFUSED), LAUNCHER),
 }
+
+
+def failure_of(error: BaseException, text: str) -> Failure:
+    """Return how this node has failed; the text is for what no kind describes."""
+    if isinstance(error, ChildFailedError):
+        rank, worker = error.get_first_failure()
+        return Failure(Kind.WORKER, rank=rank, code=worker.exitcode)
+    if isinstance(error, SignalException):
+        return Failure(Kind.SIGNAL, code=int(error.sigval))
+    return Failure(Kind.AGENT, text=text)
 
 
 def outcome_of(
@@ -146,18 +157,9 @@ def recorded(plan: LaunchPlan) -> Iterator[None]:
     failure: Failure | None = None
     try:
         yield
-    except ChildFailedError as error:
-        rank, worker = error.get_first_failure()
-        own = (plan.meeting.node_rank,)
-        failure = Failure(Kind.WORKER, own, rank, worker.exitcode)
-        raise
-    except SignalException as error:
-        failure = Failure(
-            Kind.SIGNAL, (plan.meeting.node_rank,), code=int(error.sigval)
-        )
-        raise
     except BaseException as error:
-        failure = Failure(Kind.AGENT, (plan.meeting.node_rank,), text=str(error))
+        own = (plan.meeting.node_rank,)
+        failure = replace(failure_of(error, str(error)), nodes=own)
         raise
     finally:
         if is_reporter(plan.meeting.report_rank):
