@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import run as torch_run
 
-from torchrun_hpc import main
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 from torchrun_hpc.launching import abort, environment, signals
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.launching.agent import AgentStarter
+from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.launching.starters import prepare_agent
 from torchrun_hpc.options import torchrun_parser, values
@@ -87,7 +87,7 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 
 @functools.wraps(_original_run)
 def _run(args: argparse.Namespace) -> None:
-    """Walk the stages of `torchrun_hpc.main` for arguments that are parsed already."""
+    """Go through the stages for arguments that are parsed already."""
     known = Known()
     with _signals_noted(), _faults_raised(known):
         environment.drop_empty_options()
@@ -96,14 +96,14 @@ def _run(args: argparse.Namespace) -> None:
         given = getattr(args, _OPTIONS, None)
         if given is None:
             given = torchrun_parser.changed(args, seen.environ)
-        line = CommandLine(read(given, has_job=seen.job is not None))
-        known.options = line.options
+        options = known.options = read(given, has_job=seen.job is not None)
+        line = CommandLine(options)
         mode = known.mode = choose_mode(seen, line, has_agent=True)
-        prepare_agent(seen, line.options)
-        inputs = main.planned_from(mode, seen, line)
+        prepare_agent(seen, options)
+        inputs = inputs_of(mode, seen, options)
         meeting = known.meeting = meet(inputs)
-        starter = AgentStarter(seen, args, inputs.options, run=_original_run)
-        start(main.plan_of(inputs, meeting, starter), starter)
+        starter = AgentStarter(inputs, args)
+        start(starter.plan(meeting), starter)
 
 
 @contextlib.contextmanager

@@ -19,19 +19,16 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import wire
 from torchrun_hpc.launching import direct, environment, signals, starters
 from torchrun_hpc.launching.abort import Known, faults_reported
-from torchrun_hpc.launching.inputs import inputs_of, node_of
+from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.options import arguments, command_line
-from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import read
-from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.mode import (
-    Mode,
     check_started_right,
     choose_mode,
     direct_mode,
 )
-from torchrun_hpc.planning.plan import make_plan, meet
+from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
@@ -41,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.launching.start import Starter
-    from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.meeting import Meeting
+    from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.preflight import Preflight
 
@@ -69,26 +65,48 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _launch(argv: Sequence[str], *, may_split_off: bool) -> None:
-    """Walk all stages."""
+    """Go through all stages."""
     streams.open_closed()  # before anything else is opened, and gets their numbers
     streams.forgive_at_exit(sys.stderr)
     signals.install()  # a scheduler may send one at any time
     known = Known()
     with faults_reported(known):
         environment.drop_empty_options()
-        command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
-        seen = known.preflight = preflight(command, console.write)
-        line = parse(argv, seen)
-        known.options = line.options
-        mode = known.mode = choose_mode(seen, line, starters.count_workers)
-        if not mode.is_direct:
-            starters.prepare_agent(seen, line.options)
-        inputs = planned_from(mode, seen, line)
-        meeting = known.meeting = meet(inputs)
-        if not may_split_off:
-            inputs = replace(inputs, preload=None)
-        starter = starters.starter_of(inputs, seen, line, argv)
-        start(plan_of(inputs, meeting, starter), starter)
+        start(*_planned(argv, known, may_split_off=may_split_off))
+
+
+def _planned(
+    argv: Sequence[str],
+    known: Known,
+    *,
+    may_split_off: bool = True,
+    is_launch: bool = True,
+) -> tuple[LaunchPlan, Starter]:
+    """Go through the stages up to the plan; return what starts it, too.
+
+    Args:
+        argv: Arguments, without the program's name.
+        known: Gets what is found out, as soon as it is.
+        may_split_off: Whether a fork server may be split off this process.
+        is_launch: Whether anything may be changed in this process.
+
+    Raises:
+        LaunchError: Something that the user typed, or set, cannot work.
+        SystemExit: The command line asks for help.
+    """
+    command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
+    seen = preflight(command, console.write if is_launch else None)
+    known.preflight = seen
+    line = parse(argv, seen)
+    known.options = line.options
+    mode = known.mode = choose_mode(seen, line, starters.count_workers)
+    if is_launch and not mode.is_direct:
+        starters.prepare_agent(seen, line.options)
+    script = line.script if may_split_off else ""
+    inputs = inputs_of(mode, seen, line.options, script)
+    meeting = known.meeting = meet(inputs)
+    starter = starters.starter_of(inputs, line, argv, is_launch=is_launch)
+    return starter.plan(meeting), starter
 
 
 def parse(argv: Sequence[str], seen: Preflight) -> CommandLine:
@@ -120,42 +138,11 @@ def parse(argv: Sequence[str], seen: Preflight) -> CommandLine:
     return replace(line, options=read(given, has_job=has_job), problem=None)
 
 
-def planned_from(mode: Mode, seen: Preflight, line: CommandLine) -> Inputs:
-    """Collect what a plan is made from, as far as it is known without torch.
-
-    Raises:
-        LaunchError: There is no such site.
-    """
-    inputs = inputs_of(mode, seen, line.options, seen.command)
-    inputs = replace(inputs, node=node_of(inputs))
-    # Without a script, a program has called torch, and has imported it.
-    planned = preload.plan(inputs, line.script) if line.script else None
-    return replace(inputs, preload=planned)
-
-
-def plan_of(inputs: Inputs, meeting: Meeting, starter: Starter) -> LaunchPlan:
-    """Make the plan; torch is imported, if there is to be an agent.
-
-    Raises:
-        LaunchError: Something that the user typed, or set, cannot work.
-    """
-    inputs = replace(inputs, node=starter.measured(inputs))
-    plan = make_plan(inputs, meeting)
-    starter.apply_options(plan)
-    return plan
-
-
 def describe(argv: Sequence[str]) -> dict[str, Any]:
     """Describe what would be launched; see `torchrun_hpc.describe`."""
-    argv = [*argv, "SCRIPT"]
     with environment.without_empty_options():
-        seen = preflight(shlex.join(["python", "-m", "torchrun_hpc", *argv]))
-        line = parse(argv, seen)
-        mode = choose_mode(seen, line, starters.count_workers)
-        inputs = planned_from(mode, seen, line)
-        meeting = meet(inputs)
-        starter = starters.starter_of(inputs, seen, line, argv, is_launch=False)
-        described = wire.encode(starter.describe(plan_of(inputs, meeting, starter)))
+        plan, starter = _planned([*argv, "SCRIPT"], Known(), is_launch=False)
+        described = wire.encode(starter.describe(plan))
     found: dict[str, Any] = wire.from_json(wire.to_line(described))
     return found
 
@@ -178,11 +165,11 @@ def set_up_worker(seen: Preflight) -> Mapping[str, str]:
     """
     job = seen.job or direct.local_job(seen.hostname)
     seen = replace(seen, job=job)
-    line = CommandLine(arguments.of_setup(seen.environ))
-    if line.options.problem is not None:
-        raise line.options.problem
-    inputs = planned_from(direct_mode(job), seen, line)
-    starter = direct.WorkerStarter(seen, job)
-    plan = plan_of(inputs, meet(inputs), starter)
+    options = arguments.of_setup(seen.environ)
+    if options.problem is not None:
+        raise options.problem
+    inputs = inputs_of(direct_mode(job), seen, options)
+    starter = direct.WorkerStarter(inputs)
+    plan = starter.plan(meet(inputs))
     start(plan, starter)
     return {name: str(value.value) for name, value in plan.environment.items()}

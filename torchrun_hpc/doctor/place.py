@@ -11,12 +11,12 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import main
 from torchrun_hpc.doctor.results import of_launcher
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
 from torchrun_hpc.host.topology import gpu_files
 from torchrun_hpc.launching import abort
+from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import check_port
 from torchrun_hpc.options.arguments import wrong_line
 from torchrun_hpc.options.values import SCHEDULER
@@ -118,7 +118,7 @@ def find(seen: Preflight, line: CommandLine, known: Known) -> Place:
     advice: tuple[Message, ...] = ()
     workers = 1
     try:
-        inputs = main.planned_from(mode, seen, line)
+        inputs = inputs_of(mode, seen, line.options, line.script)
         meeting = meet(inputs)
         plan = make_plan(inputs, meeting)
         check_port(plan)

@@ -19,10 +19,12 @@ from torchrun_hpc.failures.report import LocalReport
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.launching import dry_run, exit_status, outcome, quiet, signals
 from torchrun_hpc.launching.observer import Observer
+from torchrun_hpc.launching.preloading import Preloaded
 from torchrun_hpc.launching.start import FAILED, Answers, Starter
 from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
@@ -40,79 +42,69 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torchrun_hpc.host.resolver import ResolverCheck
-    from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.options.options import Options
-    from torchrun_hpc.planning.inputs import Inputs, Node
+    from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.planning.plan import LaunchPlan
-    from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.reporting.description import Description
+
+
+_run = torch_run.run  # not what `torchrun_hpc.auto` has in its place
 
 
 class AgentStarter(Starter):
     """Hands over to torch's agent.
 
     Args:
-        preflight: What this process shows.
+        inputs: What is known without torch.
         args: Arguments of torchrun; filled in.
-        options: What the user set.
-        run: ``torch.distributed.run.run``, or what a program has in its place.
-        preloaded: Leads to the fork server; ``None`` without ``--hpc-preload``.
+        preloaded: Leads to the fork server, if there is one.
         resolver: Finds out whether the resolver answers.
         is_command: Whether the launch is all that this process does. Then torch's own
             report of failures is withheld, unless the user wants to see what it logs.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a thing of its own
+    def __init__(
         self,
-        preflight: Preflight,
+        inputs: Inputs,
         args: argparse.Namespace,
-        options: Options,
         *,
-        run: Callable[[argparse.Namespace], None] = torch_run.run,
         preloaded: Preloaded | None = None,
         resolver: ResolverCheck | None = None,
         is_command: bool = False,
     ) -> None:
-        self._preloaded = preloaded
-        self._resolver = resolver
-        logs = preflight.environ.get("TORCH_LOGS") or preflight.environ.get("LOGLEVEL")
-        self._is_command = is_command
-        self._is_quiet = is_command and not (logs or options.hpc_debug)
-        self._observer = Observer()
+        super().__init__(inputs)
         self._args = args
-        self._run = run
-        self._environ = preflight.environ
-        self._job = preflight.job
-        self._options = options
-        self._outcomes: Sequence[registry.Outcome] | None = None
+        self._preloaded = preloaded or Preloaded()
+        self._resolver = resolver
+        self._is_command = is_command
+        environ = inputs.environ
+        has_logs = environ.get("TORCH_LOGS") or environ.get("LOGLEVEL")
+        self._is_quiet = is_command and not (has_logs or inputs.options.hpc_debug)
+        self._observer = Observer()
+        self._outcomes: Sequence[registry.Outcome] = ()
 
-    def measured(self, inputs: Inputs) -> Node:
-        """Return what this node has, when torch has been asked too.
+    def plan(self, meeting: Meeting) -> LaunchPlan:
+        """Ask torch what this node has, plan, and fill in the arguments of torchrun.
 
         Raises:
-            LaunchError: The number of workers is none.
+            LaunchError: Something that the user typed, or set, cannot work.
         """
-        return replace(
+        inputs, args = self._inputs, self._args
+        node = replace(
             inputs.node,
-            workers=validation.number_of_workers(
-                self._options, self._args.nproc_per_node
-            ),
+            workers=validation.number_of_workers(inputs.options, args.nproc_per_node),
             gpus=validation.number_of_gpus(),
             of_release=capabilities.variables(),
             resolver=self._resolver.result() if self._resolver else Resolver.UNKNOWN,
             unfit_patches=registry.unfit(),
         )
-
-    def apply_options(self, plan: LaunchPlan) -> None:
-        """Fill the plan into the arguments of torchrun, and look at all of them.
-
-        Raises:
-            LaunchError: A value cannot be used.
-        """
+        plan = make_plan(replace(inputs, node=node), meeting)
         for name, option in plan.options.items():
-            setattr(self._args, name, option.value)
-        validation.check_options(self._args, plan.asked)
+            setattr(args, name, option.value)
+        validation.check_options(args, plan.asked)
         registry.check_names(plan.asked)
+        return plan
 
     @contextlib.contextmanager
     def ready(self, plan: LaunchPlan) -> Iterator[None]:
@@ -122,22 +114,20 @@ class AgentStarter(Starter):
             LaunchError: Torch cannot use the command line.
             SystemExit: The job has failed; its cause is the exception that says why.
         """
-        args = self._args
+        args, environ, preloaded = self._args, self._inputs.environ, self._preloaded
         if CPP_LOG_LEVEL in plan.environment:
             cpp_log.read_level()  # of this process, which has imported torch
-        if not plan.asked.hpc_dry_run:
-            outcome.forget(plan)
-            self._observer.watch.on_begin = functools.partial(outcome.begin, plan)
+        is_launch = not plan.asked.hpc_dry_run
         try:
-            with self._rendezvous(plan):
+            with self._rendezvous(plan) if is_launch else contextlib.nullcontext():
+                is_first = is_reporter(plan.meeting.report_rank)
+                preloaded.check(environ, is_reporter=is_first)
                 observer = self._observer
-                hooks = Hooks(signals.forward, observer.relay, observer.watch)
-                if self._preloaded is not None:
-                    is_first = is_reporter(plan.meeting.report_rank)
-                    self._preloaded.check(self._environ, is_reporter=is_first)
-                    hooks = replace(hooks, fork=self._preloaded.fork)
+                hooks = Hooks(
+                    signals.forward, observer.relay, observer.watch, preloaded.fork
+                )
                 self._outcomes = registry.apply_patches(plan, hooks)
-                validation.check_configuration(args, plan.asked, self._environ)
+                validation.check_configuration(args, plan.asked, environ)
                 yield
         except ChildFailedError as error:
             if self._is_quiet and self._observer.watch.has_failed:
@@ -157,29 +147,34 @@ class AgentStarter(Starter):
 
     @contextlib.contextmanager
     def _rendezvous(self, plan: LaunchPlan) -> Iterator[None]:
-        """Let torch find our rendezvous, if it is the one; report failures there."""
-        observer = self._observer
-        if not plan.meeting.is_ours or plan.asked.hpc_dry_run:
-            own = LocalReport(plan.meeting)
+        """Let torch find our rendezvous, if it is the one; report failures there.
+
+        Raises:
+            LaunchError: There is no folder for the outcome.
+        """
+        args, observer, meeting = self._args, self._observer, plan.meeting
+        outcome.forget(plan)
+        observer.watch.on_begin = functools.partial(outcome.begin, plan)
+        if not meeting.is_ours:
+            own = LocalReport(meeting)
             observer.watch.on_failure = own.add
             try:
-                is_launch = not plan.asked.hpc_dry_run
-                with outcome.recorded(plan) if is_launch else contextlib.nullcontext():
+                with outcome.recorded(plan):
                     yield
             finally:
                 message = own.end()
                 if message is not None and self._is_command:
                     exit_status.write(message, "error", at_exit=True)
             return
-        args = self._args
         kind: Callable[..., handler.SchedulerRendezvous] = handler.SchedulerRendezvous
-        if plan.meeting.spares.number:
+        if meeting.spares.number:
             kill = args.monitor_interval + capabilities.shutdown_timeout(args)
             kind = functools.partial(
-                SparesRendezvous, plan.meeting.spares, kill, observer.end_workers
+                SparesRendezvous, meeting.spares, kill, observer.end_workers
             )
+        environ = self._inputs.environ
         creator = handler.register(
-            plan.meeting, args.max_restarts, self._environ, observer.sample, kind
+            meeting, args.max_restarts, environ, observer.sample, kind
         )
         observer.watch.on_failure = creator.worker_failed
         observer.ask_all, observer.is_first = creator.stacks, creator.is_first
@@ -201,8 +196,8 @@ class AgentStarter(Starter):
         own = []
         if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
             own.append(capabilities.warning_of_all_interfaces())
-        shared = registry.left_out(self._outcomes or ())
-        if self._preloaded is not None and self._preloaded.problem is not None:
+        shared = registry.left_out(self._outcomes)
+        if self._preloaded.problem is not None:
             # If it is the site's wish, each of its jobs is told once.
             is_explicit = "hpc_preload" in plan.asked
             (own if is_explicit else shared).append(self._preloaded.problem)
@@ -210,41 +205,38 @@ class AgentStarter(Starter):
 
     def describe(self, plan: LaunchPlan) -> Description:
         """Describe what this node would do."""
-        options = {**plan.asked.given, **plan.options}
-        command = torchrun_parser.plain_command(self._args, options, self._environ)
-        patches = registry.patches_for(plan)
+        inputs, options = self._inputs, {**plan.asked.given, **plan.options}
+        command = torchrun_parser.plain_command(self._args, options, inputs.environ)
         outcomes = self._outcomes or registry.examine(
-            patches, plan.asked.hpc_without_patches
+            registry.patches_for(plan), plan.asked.hpc_without_patches
         )
         described = [registry.described(outcome) for outcome in outcomes]
         return description.description(
-            self._job, plan, torch.__version__, described, command
+            inputs.job, plan, torch.__version__, described, command
         )
 
-    def answers(self, plan: LaunchPlan, own: Description) -> Answers:
+    def answers(self, plan: LaunchPlan) -> Answers:
         """Meet the other nodes, and return what all would do."""
-        return dry_run.meet(self._args, plan, own, self._environ)
+        return dry_run.meet(self._args, plan, self.describe(plan), self._inputs.environ)
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""
         names = capabilities.option(self._args, "signals_to_handle").split(",")
-        if not registry.is_applied(self._outcomes or (), forward_signals):
+        if not registry.is_applied(self._outcomes, forward_signals):
             names += [number.name for number in signals.FORWARDED]
         signals.leave_to_torch(names)
-        server = self._preloaded.server if self._preloaded is not None else 0
-        signals.begin(scheduled=self._job is not None, fork_server=server)
-        has_report = registry.is_applied(self._outcomes or (), watch_workers)
-        is_quiet = self._is_quiet and has_report
+        is_scheduled = self._inputs.job is not None
+        signals.begin(scheduled=is_scheduled, fork_server=self._preloaded.server)
+        has_report = registry.is_applied(self._outcomes, watch_workers)
         try:
             with (
                 self._observer.at_work(plan),
-                quiet.withheld(is_quiet=is_quiet),
+                quiet.withheld(is_quiet=self._is_quiet and has_report),
                 _backend_faults(self._args.rdzv_backend, plan.asked),
             ):
-                record(self._run)(self._args)
+                record(_run)(self._args)
         finally:
-            if self._preloaded is not None:
-                self._preloaded.end()
+            self._preloaded.end()
 
 
 @contextlib.contextmanager

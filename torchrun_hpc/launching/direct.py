@@ -21,42 +21,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torchrun_hpc.options.command_line import CommandLine
+    from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.plan import LaunchPlan
-    from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.reporting.description import Description
 
 _NO_LAUNCHER = Launcher(name="", template="{command}", cpu_option="", block_option="")
 
 
 class WorkerStarter(Starter):
-    """Lets this process be the worker, as it is.
-
-    Args:
-        preflight: What this process shows.
-        job: What the launcher says.
-    """
-
-    def __init__(self, preflight: Preflight, job: Job) -> None:
-        self.job = job
-        self.environ = preflight.environ
+    """Lets this process be the worker, as it is."""
 
     def run(self, _plan: LaunchPlan) -> None:
         """Let the process manager know when this process has ended."""
-        if self.job.pmi_is_open:
-            pmi.finalize_at_end(self.environ)
+        if self._inputs.the_job.pmi_is_open:
+            pmi.finalize_at_end(self._inputs.environ)
 
 
 class DirectStarter(WorkerStarter):
     """Lets this process become the script.
 
     Args:
-        preflight: What this process shows.
-        job: What the launcher says.
+        inputs: What is known without torch.
         line: The command line.
     """
 
-    def __init__(self, preflight: Preflight, job: Job, line: CommandLine) -> None:
-        super().__init__(preflight, job)
+    def __init__(self, inputs: Inputs, line: CommandLine) -> None:
+        super().__init__(inputs)
         self._line = line
 
     @contextlib.contextmanager
@@ -66,7 +56,7 @@ class DirectStarter(WorkerStarter):
         Raises:
             LaunchError: There is not.
         """
-        script.check(self._line.script, self._line.options, self.environ)
+        script.check(self._line.script, self._line.options, self._inputs.environ)
         yield
 
     def describe(self, plan: LaunchPlan) -> Description:
@@ -80,14 +70,15 @@ class DirectStarter(WorkerStarter):
             torch = metadata.version("torch")
         except metadata.PackageNotFoundError:
             torch = "unknown"
-        return description.description(self.job, plan, torch, [], self.command())
+        job = self._inputs.job
+        return description.description(job, plan, torch, [], self.command())
 
     def command(self) -> list[str]:
         """Return what is run, as torchrun writes it."""
         words = [self._line.script, *self._line.arguments]
         if self._line.options.no_python:
             return words
-        python = [self.environ.get("PYTHON_EXEC") or sys.executable, "-u"]
+        python = [self._inputs.environ.get("PYTHON_EXEC") or sys.executable, "-u"]
         return [*python, *(["-m"] if self._line.options.module else []), *words]
 
     def run(self, plan: LaunchPlan) -> None:
@@ -108,7 +99,7 @@ class DirectStarter(WorkerStarter):
 
 
 def is_set_up(environ: Mapping[str, str]) -> bool:
-    """Say whether an agent, or direct mode, has set the environment already."""
+    """Return whether an agent, or direct mode, has set the environment already."""
     return bool(environ.get(RUN_ID) and environ.get(RANK))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import sites
 from torchrun_hpc.host import network, topology
 from torchrun_hpc.options.values import BIND_NONE
+from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
 from torchrun_hpc.planning.inputs import Inputs, Node
 from torchrun_hpc.planning.resources import likely_workers
@@ -19,15 +21,16 @@ if TYPE_CHECKING:
 
 
 def inputs_of(
-    mode: Mode, seen: Preflight, options: Options, command: str = ""
+    mode: Mode, seen: Preflight, options: Options, script: str = ""
 ) -> Inputs:
-    """Look up the site, and this node's network.
+    """Collect what is known without torch.
 
     Args:
         mode: How the workers are started.
         seen: What this process shows.
         options: What the user set; the site's are added.
-        command: The command as typed, for messages.
+        script: What the workers run, if they may be forks of this process: a program
+            that has called torch has imported it.
 
     Raises:
         LaunchError: There is no such site, or its file is wrong.
@@ -37,21 +40,23 @@ def inputs_of(
         options = options.with_site(site.name, site.options)
     is_alone = mode.is_direct and seen.job is not None and seen.job.task.size == 1
     has_port = not is_alone or seen.environ.get(MASTER_PORT)
-    return Inputs(
+    inputs = Inputs(
         mode=mode,
         job=seen.job,
         site=site,
         network=network.this_node(),
         options=options,
         environ=seen.environ,
-        command=command,
+        command=seen.command,
         hostname=seen.hostname,
         free_port=0 if has_port else network.free_port(LOOPBACK),
         promise=seen.promise,
     )
+    inputs = replace(inputs, node=_node_of(inputs))
+    return replace(inputs, preload=preload.plan(inputs, script) if script else None)
 
 
-def node_of(inputs: Inputs) -> Node:
+def _node_of(inputs: Inputs) -> Node:
     """Look at the CPUs and GPUs of this node, as far as that needs no driver."""
     cpus, options = len(os.sched_getaffinity(0)), inputs.options
     if inputs.mode.is_direct:

@@ -18,15 +18,15 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.launching import environment, signals
 from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, not_used
+from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
+from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff, imports, requests
 from torchrun_hpc.worker.fork_server import READY, ForkServer
 from torchrun_hpc.worker.imports import ForkError
@@ -35,14 +35,14 @@ from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.planning.workers import Preload
-
 # Libraries read these when they are loaded: OpenMP's, MKL, OpenBLAS.
 _READ_AT_IMPORT = (*READ_AT_START, "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
 
 # Modules that load such libraries.
 _TORCH = "torch"
 _READERS = (_TORCH, "numpy")
+
+_NOTHING = Preload((), Setting("none", "--hpc-preload"))
 
 _END_TIMEOUT = 1.0  # seconds
 _LONGEST = 4096  # bytes of a reason
@@ -51,12 +51,15 @@ _LONGEST = 4096  # bytes of a reason
 class Preloaded:
     """The connection to the fork server, if there is one.
 
+    Args:
+        preload: What is preloaded, once this is started.
+
     Attributes:
         server: Number of its process; 0 if there is none.
-        problem: Why there is none; ``None`` if there is one.
+        problem: Why it could not be used; ``None`` if it can, or if none is wanted.
     """
 
-    def __init__(self, preload: Preload) -> None:
+    def __init__(self, preload: Preload = _NOTHING) -> None:
         self._preload = preload
         self._connection: socket.socket | None = None
         self._environ: Mapping[str, str] = {}
@@ -143,6 +146,8 @@ class Preloaded:
         """End the fork server; what it has used counts as used by this process."""
         if self._connection is None:
             return
+        import psutil  # noqa: PLC0415 - slow to import
+
         self._connection.close()
         self._connection = None
         with contextlib.suppress(psutil.Error):

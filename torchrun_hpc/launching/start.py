@@ -13,6 +13,7 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import is_number, join_endpoint, port_problem
 from torchrun_hpc.launching import environment
 from torchrun_hpc.planning.endpoints import MASTER_PORT
+from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.reporting.start_line import start_line
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from torchrun_hpc.planning.inputs import Inputs, Node
+    from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
 
@@ -44,18 +46,22 @@ class Answers(NamedTuple):
 
 
 class Starter:
-    """Starts the workers in one way: by torch's agent, or by becoming one."""
+    """Starts the workers in one way: by torch's agent, or by becoming one.
 
-    def measured(self, inputs: Inputs) -> Node:
-        """Return what this node has, when torch has been asked too."""
-        return inputs.node
+    Args:
+        inputs: What is known without torch.
+    """
 
-    def apply_options(self, plan: LaunchPlan) -> None:
-        """Complete the command line by the options of the plan, and check it.
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+
+    def plan(self, meeting: Meeting) -> LaunchPlan:
+        """Return the plan, which can be started as far as this process can tell.
 
         Raises:
-            LaunchError: A value cannot be used.
+            LaunchError: Something that the user typed, or set, cannot work.
         """
+        return make_plan(self._inputs, meeting)
 
     def ready(self, _plan: LaunchPlan) -> AbstractContextManager[None]:
         """Return a context to start in; the environment has been written."""
@@ -69,9 +75,9 @@ class Starter:
         """Describe what this process would do."""
         raise NotImplementedError
 
-    def answers(self, _plan: LaunchPlan, own: Description) -> Answers:
+    def answers(self, plan: LaunchPlan) -> Answers:
         """Return what all nodes would do, on the one that reports."""
-        return Answers([own])
+        return Answers([self.describe(plan)])
 
     def run(self, plan: LaunchPlan) -> None:
         """Start the workers."""
@@ -126,7 +132,7 @@ def check_port(plan: LaunchPlan) -> None:
 def _dry_run(plan: LaunchPlan, starter: Starter) -> int:
     """Print what would be done, and return the exit code."""
     try:
-        answers = starter.answers(plan, starter.describe(plan))
+        answers = starter.answers(plan)
     except KeyboardInterrupt:
         return INTERRUPTED
     if not is_reporter(plan.meeting.report_rank):

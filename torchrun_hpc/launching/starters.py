@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.launching.start import Starter
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 def starter_of(
     inputs: Inputs,
-    preflight: Preflight,
     line: CommandLine,
     argv: Sequence[str],
     *,
@@ -37,7 +35,6 @@ def starter_of(
 
     Args:
         inputs: What is known without torch.
-        preflight: What this process shows.
         line: The command line, as far as it is understood without torch.
         argv: The same in words.
         is_launch: Whether anything may be changed in this process.
@@ -46,28 +43,26 @@ def starter_of(
         LaunchError: The command line is wrong, or there is no torch.
         SplitOff: In the process of a fork server.
     """
-    job = preflight.job
-    if inputs.mode.is_direct and job is not None:
-        return DirectStarter(preflight, job, line)
-    check = None
-    if is_launch:
-        check = ResolverCheck(inputs.network)
-    with _without_garbage_collection():
+    if inputs.mode.is_direct:
+        return DirectStarter(inputs, line)
+    check = ResolverCheck(inputs.network) if is_launch else None
+    # There is no garbage in many modules. To look for it takes a sixth of the time of
+    # the import, measured with torch 2.13.
+    gc.disable()
+    try:
         preloaded = _preloaded(inputs, line) if is_launch else None
         import_torch()
         from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
         from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
 
-    args = torchrun_parser.parse(argv, preflight.environ)
+        gc.freeze()  # nor will there be: not to be looked at again
+    finally:
+        gc.enable()
+    args = torchrun_parser.parse(argv, inputs.environ)
     if is_launch:
         streams.forgive_at_exit(sys.stdout)  # but for --help
     return AgentStarter(
-        preflight,
-        args,
-        inputs.options,
-        preloaded=preloaded,
-        resolver=check,
-        is_command=True,
+        inputs, args, preloaded=preloaded, resolver=check, is_command=True
     )
 
 
@@ -129,17 +124,3 @@ def import_torch() -> None:
     from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
 
     capabilities.check_release()
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Import many modules: there is no garbage, and looking takes a sixth of the time.
-
-    Measured with torch 2.13.
-    """
-    gc.disable()
-    try:
-        yield
-        gc.freeze()  # nor will there be: not to be looked at again
-    finally:
-        gc.enable()

@@ -28,6 +28,7 @@ import torchrun_hpc
 from torchrun_hpc import main
 from torchrun_hpc.launching import start
 from torchrun_hpc.launching.agent import AgentStarter
+from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.options import torchrun_parser
 from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.planning.plan import meet
@@ -304,9 +305,9 @@ def _warned(
     argv = [*options, "train.py"]
     args, seen = torchrun_parser.parse(argv, os.environ), preflight("command")
     line = main.parse(argv, seen)
-    inputs = main.planned_from(choose_mode(seen, line), seen, line)
-    starter = AgentStarter(seen, args, inputs.options)
-    plan = main.plan_of(inputs, meet(inputs), starter)
+    inputs = inputs_of(choose_mode(seen, line), seen, line.options)
+    starter = AgentStarter(inputs, args)
+    plan = starter.plan(meet(inputs))
     plan = replace(plan, meeting=replace(plan.meeting, nodes=nodes))
     start._announce(plan, *starter.findings(plan))
     return [message.code for message in messages[1:]]

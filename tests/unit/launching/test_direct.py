@@ -27,13 +27,12 @@ from torchrun_hpc.schedulers.job import Task
 PORT = "25592"  # of 19.0, as in test_plan.py
 
 
-def starter(options, script, arguments=(), environ=None):
+def starter(options, script, arguments=(), environ=None, rank=0):
     """Return what starts a script with these options, in a task of two nodes."""
     environ = {"PATH": "/usr/bin:/bin"} if environ is None else environ
-    job = job_at(BLOCK, 0)
-    seen = Preflight(job, None, environ, "jwb0001", COMMAND)
+    inputs = make_inputs(job=job_at(BLOCK, rank), environ=environ)
     line = CommandLine(read(explicit(options)), script, arguments)
-    return direct.DirectStarter(seen, job, line)
+    return direct.DirectStarter(inputs, line)
 
 
 def set_up(job, hostname, environ):
@@ -171,8 +170,7 @@ def test_a_description_of_a_task(environ):
     environ["PYTHON_EXEC"] = "/usr/bin/python"
     job = job_at(BLOCK, 5)
     inputs = make_inputs(1, job=job, network=juelich(1), workers=1)
-    worker = starter({}, "train.py", ("--lr",), environ)
-    worker.job = job
+    worker = starter({}, "train.py", ("--lr",), environ, rank=5)
     found = worker.describe(make_direct_plan(inputs))
     assert found.command == ("/usr/bin/python", "-u", "train.py", "--lr")
     assert found.exports == worker_environment(5, BLOCK)

@@ -11,8 +11,8 @@ from launches import batches, examples, kinds, launch
 from nodes import detected, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.main import planned_from
-from torchrun_hpc.options.command_line import CommandLine
+from torchrun_hpc.launching.inputs import inputs_of
+from torchrun_hpc.options.options import Options
 from torchrun_hpc.planning.mode import direct_mode
 from torchrun_hpc.preflight import of_process, preflight
 from torchrun_hpc.schedulers.process import Process, this_process
@@ -302,7 +302,7 @@ def with_leftovers(monkeypatch, tmp_path):
 def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
     assert (main(["here"]), capsys.readouterr().out.split()[0]) == (1, "none")
     job = detected(this_process())
-    inputs = planned_from(direct_mode(job), preflight("COMMAND"), CommandLine())
+    inputs = inputs_of(direct_mode(job), preflight("COMMAND"), Options())
     assert (job.scheduler, inputs.site) == ("PBS", None)
     assert not [name for name in inputs.environ if name.startswith("SLURM")]
 
