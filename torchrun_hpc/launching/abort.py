@@ -1,7 +1,7 @@
 """A node that cannot start: who says why, and how the other nodes hear of it.
 
 They would wait for it as long as ``join_timeout``. So it looks for the coordinator of
-the rendezvous, only to say that it gives up; where it is the coordinator itself, it
+the rendezvous, only to say that it gives up; if it is the coordinator itself, it
 accepts the others, and tells each. This needs no torch, which may be what is missing.
 """
 
@@ -218,7 +218,7 @@ def tell(
 
 @contextlib.contextmanager
 def _reported(limit: float) -> Iterator[None]:
-    """Say what is waited for, if that takes long."""
+    """Report what is waited for, if that takes long."""
     text = (
         f"telling the other nodes that this one cannot start, for {limit:.0f} s at "
         "most; Ctrl-C ends it"
@@ -240,7 +240,7 @@ def _host(job: Job | None) -> str:
 
 
 def _advice(job: Job | None) -> str:
-    """Say what ends all tasks where they cannot be told."""
+    """Return what ends all tasks if they cannot be told."""
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
     option = messages.fail_together(job.launcher)

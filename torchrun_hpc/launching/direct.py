@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -18,7 +17,8 @@ from torchrun_hpc.schedulers.allocation import as_launch_id
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.planning.inputs import Inputs
@@ -49,15 +49,14 @@ class DirectStarter(WorkerStarter):
         super().__init__(inputs)
         self._line = line
 
-    @contextlib.contextmanager
-    def ready(self, _plan: LaunchPlan) -> Iterator[None]:
-        """See that there is what is to be run.
+    def ready(self, plan: LaunchPlan) -> AbstractContextManager[None]:
+        """Check that the script is there, and return a context to start in.
 
         Raises:
-            LaunchError: There is not.
+            LaunchError: It is not.
         """
         script.check(self._line.script, self._line.options, self._inputs.environ)
-        yield
+        return super().ready(plan)
 
     def describe(self, plan: LaunchPlan) -> Description:
         """Describe what this task would do."""

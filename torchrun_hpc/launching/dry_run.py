@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
 
-# Seconds that node 0 waits for the others, where --rdzv-conf has no join_timeout.
+# Seconds that node 0 waits for the others, if --rdzv-conf has no join_timeout.
 LIMIT = 60
 
 _PREFIX = "torchrun_hpc/dry_run"

@@ -28,7 +28,7 @@ class Observer:
         watch: Finds out which of them fail.
         ask_all: Returns the stacks that all nodes have sent, by node; ``None`` where
             the other nodes cannot be asked.
-        is_first: Says whether this node does what one of them does.
+        is_first: Returns whether this node does what one of them does.
     """
 
     def __init__(self) -> None:

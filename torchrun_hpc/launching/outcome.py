@@ -153,7 +153,7 @@ def begin(plan: LaunchPlan, workers: Sequence[Worker]) -> None:
 
 @contextlib.contextmanager
 def recorded(plan: LaunchPlan) -> Iterator[None]:
-    """Write how a launch ends, on node 0, where it has no scheduler rendezvous."""
+    """Write how a launch ends, on node 0, if it has no scheduler rendezvous."""
     failure: Failure | None = None
     try:
         yield

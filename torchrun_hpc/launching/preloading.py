@@ -93,7 +93,7 @@ class Preloaded:
             self._give_up(str(reason))
 
     def check(self, environ: Mapping[str, str], *, is_reporter: bool) -> None:
-        """Wait for the imports, and see that they have read the workers' variables.
+        """Wait for the imports; check that they have read the workers' variables.
 
         Args:
             environ: The environment that the workers get.
@@ -155,7 +155,7 @@ class Preloaded:
         self.server = 0
 
     def _lost(self) -> None:
-        """Say, once, that the fork server has ended, and its workers with it."""
+        """Report, once, that the fork server has ended, and its workers with it."""
         if self._connection is not None:
             problem = self._give_up("the fork server has ended: was it killed?")
             console.write(problem, "warning")
@@ -167,9 +167,7 @@ class Preloaded:
 
 
 def _check_interpreter(command: Sequence[str]) -> None:
-    """See that Python was started as the workers would be: with ``-u``, at most."""
-    if sys.platform != "linux":
-        raise ForkError("only Linux ends workers together with their agent")
+    """Check that Python was started as the workers would be: with ``-u``, at most."""
     for word in command[1:]:
         if not word.startswith("-") or word.startswith(("-m", "-c")):
             return
@@ -178,7 +176,7 @@ def _check_interpreter(command: Sequence[str]) -> None:
 
 
 def _check_order(variables: Mapping[str, str]) -> None:
-    """See that nothing has been imported that reads the variables to be set."""
+    """Check that nothing has been imported that reads the variables to be set."""
     late = [name for name in _READERS if name in sys.modules]
     if late and variables:
         names = ", ".join(variables)
@@ -187,7 +185,7 @@ def _check_order(variables: Mapping[str, str]) -> None:
 
 
 def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say which variable that is read at import has changed since, if one has."""
+    """Return why forks would differ: a variable read at import has changed since."""
     for name in sorted({*then, *now}):
         was, is_now = then.get(name), now.get(name)
         is_read = name.startswith(_READ_AT_IMPORT) and name != FAULT_HANDLER

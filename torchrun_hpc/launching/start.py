@@ -105,7 +105,7 @@ def start(plan: LaunchPlan, starter: Starter) -> None:
 
 
 def check_port(plan: LaunchPlan) -> None:
-    """See that this process can listen where it is to, unless there are other ports.
+    """Check that this process can listen on its port, unless there are other ports.
 
     Raises:
         LaunchError: It cannot.
