@@ -103,7 +103,9 @@ def _run(args: argparse.Namespace) -> None:
         inputs = inputs_of(mode, seen, options)
         meeting = known.meeting = meet(inputs)
         starter = AgentStarter(inputs, args)
-        start(starter.plan(meeting), starter)
+        plan = starter.plan(meeting)
+        known.meeting = plan.meeting
+        start(plan, starter)
 
 
 @contextlib.contextmanager

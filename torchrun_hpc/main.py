@@ -106,7 +106,9 @@ def _planned(
     inputs = inputs_of(mode, seen, line.options, script)
     meeting = known.meeting = meet(inputs)
     starter = starters.starter_of(inputs, line, argv, is_launch=is_launch)
-    return starter.plan(meeting), starter
+    plan = starter.plan(meeting)
+    known.meeting = plan.meeting  # torch may not be able to meet as we would
+    return plan, starter
 
 
 def parse(argv: Sequence[str], seen: Preflight) -> CommandLine:

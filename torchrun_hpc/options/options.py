@@ -69,7 +69,7 @@ class Options:
         default=NodeRange(1, 1), metadata={"read": values.node_range}
     )
     nproc_per_node: int | str = _torchruns(1, values.workers)
-    rdzv_backend: str = _torchruns("")
+    rdzv_backend: str = _torchruns("", values.backend)
     rdzv_endpoint: str = _torchruns("")
     rdzv_id: str = _torchruns("")
     standalone: bool = _torchruns(default=False)
@@ -215,13 +215,8 @@ class Options:
         return self.standalone or (is_typed and self.nnodes == (1, 1))
 
     def without(self, *names: str) -> Options:
-        """Return the options as if the user had not set some of them."""
-        given = {k: v for k, v in self.given.items() if k not in names}
-        defaults = {k: getattr(Options, k) for k in _FIELDS.intersection(names)}
-        if not {"rdzv_endpoint", "master_addr"}.isdisjoint(names):
-            defaults["endpoint"] = None
-        wrong = {k: v for k, v in self.wrong.items() if k not in names}
-        return replace(self, given=given, wrong=wrong, **defaults)
+        """Return what would be read in a job if the user had not set some of them."""
+        return read({k: v for k, v in self.given.items() if k not in names})
 
     def with_site(self, site: str, defaults: Mapping[str, str]) -> Options:
         """Return the options with a site's defaults for what the user has not set.

@@ -87,7 +87,8 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, S
         if value in ("", None, default) or dest in ("node_rank", SCRIPT, SCRIPT_ARGS):
             continue
         try:
-            if isinstance(value, str):  # Accelerate's port is one
+            # Accelerate's port is a text; others set numbers of nodes as numbers.
+            if isinstance(value, str) or (kinds[dest] is str and type(value) is int):
                 value = kinds[dest](value)
         except ValueError as error:
             raise wrong_line(f"--{dest}={value}: {error}") from None

@@ -186,6 +186,11 @@ master_port = reader(
     lambda port: _checked(port, 0 <= port < PORTS_END),
     " is not a port: type one from 1 to 65535",
 )
+backend = reader(
+    WRONG_VALUE,
+    lambda word: _checked(str(word), word not in {SCHEDULER, DIRECT}),
+    ": torch has no such backend. Type c10d, or leave the option out",
+)
 workers = reader("HPC013", _workers, " starts no worker")
 max_restarts = reader(WRONG_VALUE, lambda n: _checked(n, n >= 0), ": type 0 or more")
 monitor_interval = reader(

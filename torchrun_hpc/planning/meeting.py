@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.options.values import C10D, SCHEDULER
+from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
 from torchrun_hpc.schedulers.job import Launcher
 from torchrun_hpc.setting import Setting
 
@@ -130,8 +130,8 @@ class Meeting:
         There a node that refuses tells the others.
         """
         is_known = self.nodes > 1 and bool(self.hosts)
-        can_meet = is_known and (options.is_c10d or options.is_static)
-        return self.is_ours or (bool(options.hpc_dry_run) and can_meet)
+        can_meet = self.backend in {C10D, STATIC} and not options.rdzv_conf.uses_file
+        return self.is_ours or (bool(options.hpc_dry_run) and is_known and can_meet)
 
     def by_torch(self) -> Meeting:
         """Return the same meeting by torch's c10d."""

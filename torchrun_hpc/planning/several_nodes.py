@@ -47,8 +47,8 @@ def meet(inputs: Inputs) -> Meeting:
         raise spares.not_possible(inputs)
     _check_nnodes(inputs, job)
     problem = messages.nested(inputs.environ, job.launch_id)
-    has_own_ports = options.endpoint or options.master_port is not None
-    if problem and not has_own_ports:
+    is_told_where = {"rdzv_endpoint", "master_addr", "master_port"} & {*options.given}
+    if problem and not is_told_where:
         raise problem
     return meet_anyway(inputs)
 

@@ -129,12 +129,10 @@ def _bound(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
     """Yield the CPUs of node 0's workers, and of others where they differ from it."""
     first = _shares(nodes[0])
     for node in nodes:
-        is_task = node.meeting.backend == DIRECT
-        start = node.job.task.local_rank if node.job and is_task else 0
         where = "" if node is nodes[0] else f" on {_name(node)}"
         if where and _shares(node) == first:
             continue
-        for rank, share in enumerate(_shares(node), start):
+        for rank, share in enumerate(_shares(node)):
             yield f"{rank}{where}", share.cpu_list, share.domain, share.reason
 
 

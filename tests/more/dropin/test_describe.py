@@ -25,7 +25,9 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 
 import torchrun_hpc
+from torchrun_hpc import main
 from torchrun_hpc.host import network
+from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.reporting import description
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
@@ -107,14 +109,20 @@ def test_one_node_of_a_job(
         assert word in found["command"]
 
 
-def test_one_of_three_nodes(environment: Callable[..., None]) -> None:
-    """Names of recorded nodes do not resolve here: the endpoint is this machine's."""
+def own_address() -> Any:
+    """Return an address of this machine that others could reach."""
     here = network.this_node()
     own = [str(a.ip) for i in here.interfaces if i.up for a in i.addresses]
     reachable = [address for text in own for address in here.addresses_of(text)]
     if not reachable:
         pytest.skip("this machine has no address that others could reach")
-    address = str(reachable[0])
+    return reachable[0]
+
+
+def test_one_of_three_nodes(environment: Callable[..., None]) -> None:
+    """Names of recorded nodes do not resolve here: the endpoint is this machine's."""
+    here, own = network.this_node(), own_address()
+    address = str(own)
     environment("slurm-srun-3-nodes")
     shown = f"[{address}]" if ":" in address else address
     found = torchrun_hpc.describe([f"--rdzv-endpoint={shown}:29400", "--hpc-site=none"])
@@ -122,7 +130,7 @@ def test_one_of_three_nodes(environment: Callable[..., None]) -> None:
     assert (meeting["nodes"], meeting["node_rank"]) == (3, 0)
     assert meeting["hosts"] == ["jwb0001", "jwb0002", "jwb0003"]
     assert (meeting["local_address"], meeting["listen"]) == (address, [address, 29400])
-    owner = here.owner(reachable[0])
+    owner = here.owner(own)
     assert owner is not None
     assert found["exports"]["GLOO_SOCKET_IFNAME"] == owner.name
     assert f"--rdzv_endpoint={shown}:29400" in found["command"]
@@ -239,6 +247,7 @@ def test_what_another_job_has_left_is_not_looked_at(
 DESCRIBE = """
 import sys
 import torchrun_hpc
+from torchrun_hpc import main
 assert "torch" not in sys.modules
 found = torchrun_hpc.describe(sys.argv[1:])
 import json
@@ -263,3 +272,17 @@ def test_a_text_is_no_list_of_options() -> None:
     """Its letters would be."""
     with pytest.raises(TypeError, match=r"describe\(\['--nnodes=2'\]\)"):
         torchrun_hpc.describe("--nnodes=2")
+
+
+def test_others_are_told_where_this_torch_can_meet(
+    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If torch's agent has changed, the nodes meet by c10d, where nobody is told."""
+    monkeypatch.setattr(registry, "unfit", lambda: ("agent",))
+    environment("slurm-srun-3-nodes")
+    known = Known()
+    endpoint = f"--rdzv-endpoint=[{own_address()}]:29400"
+    argv = [endpoint, "--hpc-site=none", "SCRIPT"]
+    plan, _ = main._planned(argv, known, is_launch=False)
+    assert plan.meeting.backend == "c10d"
+    assert known.meeting == plan.meeting

@@ -36,7 +36,7 @@ from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import signals
 from torchrun_hpc.options import arguments, command_line, torchrun_parser
-from torchrun_hpc.options.options import READERS
+from torchrun_hpc.options.options import READERS, read
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat.patches import replacing
@@ -430,6 +430,15 @@ def test_options_of_ours_that_variables_switch_off_are_not_set(
     assert settings == torchrun_parser.changed(args, os.environ) == {}
 
 
+def test_numbers_that_a_program_sets_where_torchrun_has_texts() -> None:
+    args, _ = parsed([SCRIPT])
+    args.nnodes, args.master_port, args.rdzv_conf = 2, "7", "a=1"
+    found = torchrun_parser.changed(args, os.environ)
+    expected = {"nnodes": "2", "master_port": 7, "rdzv_conf": "a=1"}
+    assert {name: setting.value for name, setting in found.items()} == expected
+    assert read(found).nnodes == (2, 2)
+
+
 def test_plain_command_has_what_was_derived() -> None:
     args, settings = parsed(["--nnodes=2", SCRIPT, "--lr=1"])
     options = {
@@ -475,6 +484,8 @@ WRONG = {
     "--rdzv-conf=read_timeout=0 --rdzv-backend=c10d train.py": "HPC019 read_timeout",
     "--rdzv-conf=store_type=x --rdzv-backend=c10d train.py": "HPC019 store_type",
     "--rdzv_backend=nonsense train.py": "HPC014 nonsense",
+    "--rdzv_backend=scheduler train.py": "HPC014 =scheduler: torch has no such",
+    "--nnodes=2 --rdzv_backend=direct --rdzv_endpoint=n:1 train.py": "HPC014 direct",
     "--max-restarts=-1 train.py": "HPC014 max_restarts=-1: type 0 or more",
     "--monitor-interval=-1 train.py": "HPC014 monitor",
     "--tee=x train.py": "HPC015 x",

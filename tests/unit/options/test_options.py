@@ -193,16 +193,19 @@ def test_without():
     assert found.without("nnodes").endpoint == ("n1", 7)
 
 
+def test_without_what_made_it_static():
+    found = of(master_addr="n1", rdzv_conf="is_host=0", hpc_spares="1")
+    assert found.is_static
+    less = found.without("master_addr")
+    assert (less.is_c10d, less.endpoint, less.hpc_spares) == (True, None, 1)
+    assert less.rdzv_conf.is_host is False
+    assert less.without("rdzv_conf").rdzv_conf.is_host is None
+
+
 @pytest.mark.parametrize("name", ["rdzv_endpoint", "master_addr"])
 def test_without_a_wrong_endpoint(name):
     found = of(**{name: "a b", "master_port": 7}).without(name, "master_port")
     assert (found.endpoint, found.master_port, found.problem) == (None, None, None)
-
-
-def test_without_leaves_what_the_site_has_set():
-    found = of(local_addr="n1").with_site("here", SITE).without("local_addr")
-    assert found.hpc_bind == "even"
-    assert str(found["hpc_bind"]) == "site here: bind=even"
 
 
 # --- anything, and how often ----------------------------------------------------------

@@ -21,6 +21,7 @@ GOOD = {
         16: 16,
         **{word: word for word in ("gpu", "cpu", "auto", "many", "1.5", "")},
     },
+    "rdzv_backend": {name: name for name in ("c10d", "static", "etcd-v2", "mine")},
     "max_restarts": {0: 0, 3: 3, 10**20: 10**20},
     "monitor_interval": {0.1: 0.1, 5: 5.0, 1e-9: 1e-9, 1e6: 1e6},
     "master_port": {0: 0, 1: 1, 29500: 29500, 65535: 65535},
@@ -91,6 +92,10 @@ NO_MODULE = (
 BAD = [
     ("nnodes", NO_NODES, "HPC063", NODES),
     ("nproc_per_node", ("0", "-1", 0, "-٣"), "HPC013", " starts no worker"),
+    (
+        *("rdzv_backend", ("scheduler", "direct"), "HPC014"),
+        ": torch has no such backend. Type c10d, or leave the option out",
+    ),
     ("max_restarts", (-1, -(10**20)), "HPC014", ": type 0 or more"),
     (
         *("monitor_interval", (0, -1, -0.1, 1e300, float("inf"), float("nan"))),

@@ -186,6 +186,12 @@ def test_debugging():
     assert set(found) > set(worker_environment(1, BLOCK))
 
 
+def test_a_dry_run_looks_for_no_agents():
+    plan = planned_task(job_at(BLOCK, 5), options={"hpc_dry_run": "table"})
+    assert plan.asked.is_c10d
+    assert not plan.meeting.uses_ours(plan.asked)
+
+
 def test_an_option_that_has_no_effect():
     plan = planned_at(BLOCK, 0, options={"hpc_rendezvous": "c10d"})
     assert [str(note) for note in plan.messages.notes] == [

@@ -272,6 +272,7 @@ def test_a_launch_inside_a_worker_of_the_same(rank):
         {"options": {"standalone": True}},
         {"options": {"nnodes": "1"}},
         {"options": {"rdzv_endpoint": "jwb0001:29400"}},
+        {"options": {"rdzv_endpoint": "jwb0001:2379", "rdzv_backend": "etcd"}},
         {"job": step(nodes=THREE[:1])},
         {"job": None},
     ],

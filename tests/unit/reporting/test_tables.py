@@ -10,7 +10,6 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.planning.workers import Binding, Share
 from torchrun_hpc.reporting import tables
 from torchrun_hpc.reporting.description import DescribedPatch, Description
-from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.setting import Setting
 
 COMMAND = ["torchrun", "--nnodes=2", "train.py", "--name=two words"]
@@ -23,7 +22,7 @@ PATCHES = (
 )
 
 
-def described(rank=0, nodes=2, *, job=True, options=None, local_rank=0, **changes):
+def described(rank=0, nodes=2, *, job=True, options=None, **changes):
     """Describe one node of a dry run by hand: what is shown of it.
 
     Args:
@@ -31,7 +30,6 @@ def described(rank=0, nodes=2, *, job=True, options=None, local_rank=0, **change
         nodes: Number of nodes.
         job: Whether there is a scheduler.
         options: What was typed.
-        local_rank: Of its task.
         changes: Fields of the plan that are others.
     """
     environment = changes.pop("environment", {"GLOO_SOCKET_IFNAME": ("ib0", "owner")})
@@ -51,7 +49,6 @@ def described(rank=0, nodes=2, *, job=True, options=None, local_rank=0, **change
     found = step(
         nodes=hosts or ("n0",),
         provenance={"node_rank": "SLURMD_NODENAME"},
-        task=Task(local_rank=local_rank),
     )
     if options is None:
         options = {"nproc_per_node": Setting("4", "PET_NPROC_PER_NODE")}
@@ -198,13 +195,6 @@ def test_dry_run_shows_the_site_and_the_cpus_of_each_worker():
         "1 4-7 NUMA node 1 GPU 1",
         "0 on n2 0-1 NUMA node 0 GPU 0",
     ]
-
-
-def test_dry_run_shows_the_cpus_of_a_task():
-    """Of one that is not the first on its node: a user may start it by hand."""
-    binding = bound((4, 5, 6, 7))
-    node = described(0, 1, backend="direct", binding=binding, local_rank=1)
-    assert "1 4-7 NUMA node 0 GPU 0" in paragraphs([node])[3]
 
 
 def test_dry_run_names_the_nodes_that_did_not_answer():
