@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
 from torchrun_hpc.host.resolver import Resolver, ResolverCheck
+from torchrun_hpc.host.topology import own_cpus
 from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         network: Its network, which was not asked for these names before.
         environ: The environment of the job.
     """
-    cpus = os.sched_getaffinity(0)
+    cpus = own_cpus()
     temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the system's default
     paths = ("/dev/shm", temporary, environ.get("HOME", ""))  # noqa: S108 - to look at
     folders = [path for path in dict.fromkeys(paths) if path]

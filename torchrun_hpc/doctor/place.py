@@ -7,14 +7,13 @@ far as the tasks can meet all the same.
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.doctor.results import of_launcher
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
-from torchrun_hpc.host.topology import gpu_files
+from torchrun_hpc.host.topology import gpu_files, own_cpus
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import check_port
@@ -177,7 +176,7 @@ def _workers(options: Options, seen: Preflight) -> int:
     if isinstance(wanted, str) and wanted not in _WORDS:
         setting = options["nproc_per_node"]
         raise wrong_line(f"{setting}: type a number, gpu, cpu, auto or xpu")
-    cpus = len(os.sched_getaffinity(0))
+    cpus = len(own_cpus())
     gpus = seen.promise.gpus_on_node.value or gpu_files()
     return likely_workers(options, seen.environ, cpus, gpus)
 

@@ -101,9 +101,19 @@ def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topo
         root: The folder that has ``sys``, ``proc`` and ``dev``.
         mask: The CPUs that this process may run on; by default its affinity mask.
     """
-    cpus = sorted(os.sched_getaffinity(0) if mask is None else mask)
+    cpus = sorted(own_cpus() if mask is None else mask)
     online = len(_cpus(root / _CPUS / "online"))
     return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)), online)
+
+
+def own_cpus() -> set[int]:
+    """Return the CPUs that this process may run on: its affinity mask."""
+    return os.sched_getaffinity(0)
+
+
+def is_bound() -> bool:
+    """Return whether these are not all CPUs of the node."""
+    return len(own_cpus()) != os.cpu_count()
 
 
 def gpu_files() -> int:

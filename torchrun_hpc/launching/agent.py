@@ -174,16 +174,13 @@ class AgentStarter(Starter):
             )
         environ = self._inputs.environ
         creator = handler.register(
-            meeting, args.max_restarts, environ, observer.sample, kind
+            meeting, plan.asked.max_restarts, environ, observer.sample, kind
         )
         observer.watch.on_failure = creator.worker_failed
         observer.ask_all, observer.is_first = creator.stacks, creator.is_first
-        names = capabilities.option(args, "signals_to_handle")
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:
-            with exit_status.together(
-                plan, creator, names, is_command=self._is_command
-            ):
+            with exit_status.together(plan, creator, is_command=self._is_command):
                 yield
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
@@ -221,7 +218,7 @@ class AgentStarter(Starter):
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""
-        names = capabilities.option(self._args, "signals_to_handle").split(",")
+        names = [*plan.asked.signals_to_handle]
         if not registry.is_applied(self._outcomes, forward_signals):
             names += [number.name for number in signals.FORWARDED]
         signals.leave_to_torch(names)

@@ -62,7 +62,7 @@ def meet(
         rendezvous = SchedulerRendezvous(
             meeting,
             handler.parameters(args, meeting, plan.asked.rdzv_conf.pairs),
-            args.max_restarts,
+            plan.asked.max_restarts,
             environ,
         )
         try:

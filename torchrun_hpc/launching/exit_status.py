@@ -42,27 +42,26 @@ class _EarlySignal(SignalException):
 
 @contextlib.contextmanager
 def together(
-    plan: LaunchPlan, creator: Creator, signals: str, *, is_command: bool = True
+    plan: LaunchPlan, creator: Creator, *, is_command: bool = True
 ) -> Iterator[None]:
     """End in the same way as all other nodes.
 
     Args:
         plan: What is planned on this node.
         creator: Has the rendezvous handler, once it is created.
-        signals: Names of the signals that end a job, as ``--signals-to-handle``.
         is_command: Whether the launch is all that this process does.
 
     Raises:
         SystemExit: 1 if the job failed, here or elsewhere; its cause says why.
         ChildFailedError: Workers of this node failed.
     """
-    before = _handle(signals, _raise)
+    before = _handle(plan, _raise)
     problem: BaseException | None = None
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - raised again below
         # If it is repeated while this one is reported, the job is ending already.
-        _handle(signals, lambda *_: None)
+        _handle(plan, lambda *_: None)
         problem = error
     try:
         if problem is not None and not isinstance(problem, JobFailedError):
@@ -83,15 +82,15 @@ def together(
         raise problem
 
 
-def _handle(signals: str, handler: Callable[..., None]) -> dict[int, Any]:
-    """Handle signals that end a job; return how they were handled before."""
+def _handle(plan: LaunchPlan, handler: Callable[..., None]) -> dict[int, Any]:
+    """Handle ``--signals-to-handle``; return how they were handled before."""
     before: dict[int, Any] = {}
     if threading.current_thread() is not threading.main_thread():
         return before
-    for name in signals.split(","):
+    for name in plan.asked.signals_to_handle:
         # If it is no signal, or cannot be caught, torch reports that later.
         with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
-            number = getattr(signal, name.strip())
+            number = getattr(signal, name)
             before[number] = signal.signal(number, handler)
     return before
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,9 +57,9 @@ def inputs_of(
 
 def _node_of(inputs: Inputs) -> Node:
     """Look at the CPUs and GPUs of this node, as far as that needs no driver."""
-    cpus, options = len(os.sched_getaffinity(0)), inputs.options
+    cpus, options = len(topology.own_cpus()), inputs.options
     if inputs.mode.is_direct:
-        if cpus == os.cpu_count():  # not bound: they share
+        if not topology.is_bound():  # they share
             cpus = max(cpus // inputs.the_job.task.local_size, 1)
         return Node(1, cpus)
     gpus = inputs.promise.gpus_on_node.value or topology.gpu_files()

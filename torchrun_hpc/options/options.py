@@ -83,7 +83,9 @@ class Options:
     local_addr: str = _torchruns("")
     numa_binding: str = _torchruns("")
     virtual_local_rank: bool = _torchruns(default=False)
-    signals_to_handle: tuple[str, ...] = _torchruns((), values.signals)
+    signals_to_handle: tuple[str, ...] = _torchruns(
+        ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"), values.signals
+    )
 
     hpc_site: str = _ours(
         "",

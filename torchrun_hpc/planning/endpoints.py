@@ -105,8 +105,8 @@ def endpoint_of(
 ) -> Endpoint:
     """Return where the nodes are to meet: a function of names.
 
-    That is what was typed, else the scheduler's first node, else ``MASTER_ADDR``, else
-    what the launcher itself shows.
+    That is what the user passed, otherwise the scheduler's first node, otherwise
+    ``MASTER_ADDR``, otherwise what the launcher itself shows.
 
     Args:
         inputs: What the plan is made from.

@@ -116,7 +116,7 @@ def _named_address(
 ) -> Address | None:
     """Return the address under which the other nodes know this one.
 
-    It is one that the node's name gives and an interface owns; else the one that the
+    It is one that the node's name gives and an interface owns; otherwise the one that
     kernel would send from to a neighbour. Where the user typed an endpoint that is no
     node's name, the endpoint says which network is meant.
     """
@@ -148,7 +148,7 @@ def address_near(inputs: Inputs, host: str) -> Address | None:
 
 
 def _resolvable(inputs: Inputs, host: str, plain: str, warnings: list[Message]) -> str:
-    """Return the rewritten name if it resolves here, else the plain one."""
+    """Return the rewritten name if it resolves here, otherwise the plain one."""
     if host == plain or inputs.network.resolve(host):
         return host
     site = inputs.site.name if inputs.site else ""

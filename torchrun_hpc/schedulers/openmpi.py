@@ -33,7 +33,7 @@ INSTANCE = "PMIX_NAMESPACE"
 MACHINE = "OMPI_MCA_orte_hnp_uri"
 NODES = "OMPI_MCA_orte_num_nodes"
 
-# Ends in the number of this node's daemon: 0 where mpirun runs, else from 1, in the
+# Ends in the number of this node's daemon: 0 where mpirun runs, others from 1, in the
 # order of the hosts. As in 959053824.1;... (4) and prterun-jwb0001-8511@0.1;... (5).
 DAEMON = "PMIX_SERVER_URI2"
 

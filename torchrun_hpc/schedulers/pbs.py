@@ -45,7 +45,7 @@ PBSDSH = Launcher(
     may_wait=True,
 )
 
-# PBS sets both to the chunk's ompthreads, or else to its ncpus, whatever mpiprocs is.
+# PBS sets both to the chunk's ompthreads, otherwise to its ncpus, whatever mpiprocs is.
 # Source: OpenPBS's src/resmom/start_exec.c; seen with 23.06.
 THREADS = "NCPUS"  # and OMP_NUM_THREADS
 
@@ -77,7 +77,7 @@ def _allocation(pbs: Variables, lines: list[str], source: str) -> Allocation:
     """Return the nodes that a file lists.
 
     It has one line for each slot: a host may be there several times, also with others
-    between. On the other nodes it need not be readable.
+    between. On the other nodes it is not always readable.
     """
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(

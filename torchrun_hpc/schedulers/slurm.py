@@ -1,4 +1,4 @@
-"""Slurm, by environment alone: srun's step, else the batch script, else a shell.
+"""Slurm, by environment alone: srun's step, the batch script, or a shell.
 
 Nothing is asked of ``scontrol``: it is missing in containers. Sources of the facts:
 srun(1), sbatch(1), salloc(1), and Slurm's ``src/common/env.c``.
@@ -285,7 +285,7 @@ def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
 
 
 def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
-    """Find this node in the list by its name, else by its number."""
+    """Find this node in the list by its name, otherwise by its number."""
     name = slurm.first(NODE_NAME)
     if name in nodes:
         return nodes.index(name), NODE_NAME
@@ -341,7 +341,7 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
 def _allocation(
     slurm: _Variables, step: str, nodes: Sequence[str] = (), source: str = ""
 ) -> Allocation:
-    """Return these nodes, else the job's: of all components, if it has several."""
+    """Return these nodes, or the job's: of all components, if it has several."""
     if not nodes and (groups := _components(slurm)):
         nodes, source = list(chain(*groups.values())), ", ".join(groups)
     elif not nodes:

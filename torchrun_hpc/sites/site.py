@@ -29,7 +29,7 @@ class Sign:
     def match(self, environ: Mapping[str, str], host: str) -> str:
         """Return what the sign is here: ``SYSTEMNAME=juwels``; empty if it is not.
 
-        The host is the job's first node, else this machine. An empty variable is unset.
+        The host is the job's first node, or this machine. An empty variable is unset.
         """
         text = environ.get(self.variable, "") if self.variable else host
         if not text or not (text in self.values or re.fullmatch(self.pattern, text)):

@@ -145,7 +145,6 @@ UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _OPTIONS = {
     "event_log_handler": "null",  # since 2.8
     "numa_binding": None,  # since 2.9
-    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # since 2.10
     "shutdown_timeout": None,  # since 2.12
 }
 

@@ -97,7 +97,7 @@ class ForkServer:
         imports.import_all(self._modules)
         now = environment().items()
         self._changed = {k: v for k, v in now if environ.get(k) != v}
-        gc.freeze()  # what the workers do not look at, they need not copy
+        gc.freeze()  # what the workers do not look at, they do not copy
         self._files |= procfs.open_files() - before
         imports.check_gpus(self._files)
         imports.check_threads()
