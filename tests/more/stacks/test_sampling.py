@@ -38,8 +38,7 @@ def test_a_process_that_is_forked(processes, tmp_path):
     script.write_text(
         "import os, threading, time\n"
         "def work():\n"
-        "    print(os.getpid(), flush=True)\n"
-        "    time.sleep(600)\n"
+        "    print(os.getpid(), flush=True); time.sleep(600)\n"
         "def fork():\n"
         "    if os.fork() == 0:\n"
         "        threading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
@@ -51,9 +50,9 @@ def test_a_process_that_is_forked(processes, tmp_path):
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
     (found,) = sample([worker(int(children))], PATIENCE)
     assert found.frames == (
-        "<module> forks.py:9",
-        "fork forks.py:8",
-        "work forks.py:4",
+        "<module> forks.py:8",
+        "fork forks.py:7",
+        "work forks.py:3",
     )
     os.kill(int(children), signal.SIGKILL)
 
