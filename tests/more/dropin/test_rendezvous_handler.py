@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from waiting import PATIENCE, until
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import exit_status
+from torchrun_hpc.options.options import Options
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import connection
 from torchrun_hpc.rendezvous import handler as handlers
@@ -65,7 +67,6 @@ shares_store = pytest.mark.skipif(
     reason="here the workers' store is worker 0's own",
 )
 HOSTS = ("n0", "n1")
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 def _worker_failure(rank: int, **changes: Any) -> WorkerFailure:
@@ -740,7 +741,7 @@ def test_an_end(
     ends: Any = contextlib.nullcontext()
     if ending is not None:
         ends = pytest.raises(SystemExit if ending == 1 else ending)
-    with ends as caught, exit_status.together(job.plan(0), creator, SIGNALS):
+    with ends as caught, exit_status.together(job.plan(0), creator):
         if raised is not None:
             raise raised
     if ending == 1:
@@ -763,7 +764,7 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
         creator = RecordingCreator(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            exit_status.together(job.plan(rank), creator, SIGNALS),
+            exit_status.together(job.plan(rank), creator),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
@@ -796,7 +797,7 @@ def test_a_failure_that_node_0_does_not_report(
     creator.handler = made[1]
     with (
         pytest.raises(ChildFailedError),
-        exit_status.together(job.plan(1), creator, SIGNALS, is_command=is_command),
+        exit_status.together(job.plan(1), creator, is_command=is_command),
     ):
         raise _child_failed()
     goes_on.set()
@@ -811,10 +812,11 @@ def test_a_failure_that_node_0_does_not_report(
 @pytest.mark.usefixtures("signals_again")
 def test_signals_before_there_are_workers(job: Job) -> None:
     creator = RecordingCreator(job.plan(1))
-    names = " SIGTERM, SIGUSR9,,SIGKILL,signal"
+    names = ("SIGTERM", "SIGUSR9", "SIGKILL", "signal")
+    plan = replace(job.plan(1), asked=Options(signals_to_handle=names))
 
     def launch() -> None:
-        with exit_status.together(job.plan(1), creator, names):
+        with exit_status.together(plan, creator):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(PATIENCE)
 
@@ -829,7 +831,7 @@ def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def launch() -> None:
-        with exit_status.together(job.plan(0), RecordingCreator(job.plan(0)), SIGNALS):
+        with exit_status.together(job.plan(0), RecordingCreator(job.plan(0))):
             pass
 
     thread = threading.Thread(target=launch)
