@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace) -> None:
         meeting = known.meeting = meet(inputs)
         starter = AgentStarter(inputs, args)
         plan = starter.plan(meeting)
-        known.meeting = plan.meeting
+        known.meeting = plan.meeting  # as in `torchrun_hpc.main`
         start(plan, starter)
 
 

@@ -86,7 +86,7 @@ def _planned(
 
     Args:
         argv: Arguments, without the program's name.
-        known: Gets what is found out, as soon as it is.
+        known: Receives what this launch finds out, step by step.
         may_split_off: Whether a fork server may be split off this process.
         is_launch: Whether anything may be changed in this process.
 

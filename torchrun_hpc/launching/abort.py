@@ -160,6 +160,7 @@ def meeting_place(known: Known) -> Meeting | None:
     """
     found, seen, job = known.meeting, known.preflight, known.job
     if found is None and seen and job and job.context is LaunchContext.STEP:
+        # What --rdzv-conf says of the host is about the endpoint, too.
         endpoint = ("rdzv_endpoint", "master_addr", "master_port", "rdzv_conf")
         options = known.options.without("local_addr", *known.options.wrong)
         found = _meeting(known, seen, options)

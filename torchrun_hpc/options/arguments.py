@@ -71,7 +71,7 @@ def by_variable(
     """Return the options that variables set, but ours that these switch off.
 
     Args:
-        values: What a parser without arguments returns.
+        values: What a parser returns, by the names of the options.
         environ: Environment of this process.
     """
     return {
@@ -95,7 +95,7 @@ def add_option(
     """Add an option. Its default is in its variable, if it has one.
 
     Args:
-        group: Of a parser.
+        group: A group of a parser.
         dest: Name in the parsed arguments.
         kind: Type of the value; ``bool`` for a flag.
         environ: Environment of this process.

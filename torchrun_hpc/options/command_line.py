@@ -93,8 +93,8 @@ def explicit(
     """Return the options that the user set, each with the option or variable.
 
     Args:
-        parser: Of torchrun's command line.
-        own: Words in front of the script's arguments.
+        parser: A parser of torchrun's command line.
+        own: The words in front of the script's arguments.
         args: What the parser returns for them.
         environ: Environment of this process.
 
