@@ -53,7 +53,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.failures.collection import ShortText
 from torchrun_hpc.wire import AnyText
@@ -66,6 +66,11 @@ VERSION = 5
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
 LINE_LIMIT = 16 * 2**20
+
+# In an outbox: close, or reset, this connection. A process that lives resets those of
+# agents: an end of file means to them that it has ended.
+CLOSE: dict[str, Any] = {"close": True}
+RESET: dict[str, Any] = {"reset": True}
 
 
 class Refusal(Enum):
@@ -92,6 +97,48 @@ class Kind(Enum):
     REFUSED = "refused"  # an agent of this job was refused
     UNFIT = "unfit"  # a node is out, by its health check or by its failures
     COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all agents of a job agree on.
+
+    Attributes:
+        job: The launch id.
+        run_id: Torch's rendezvous id.
+        nodes: Number of nodes.
+        coordinator: Node rank of the coordinator; -1 if it is another node.
+        max_restarts: How often the job may restart.
+        join_timeout: Seconds that a round waits for all nodes.
+        silence_timeout: Seconds after which an agent that does not answer ends the
+            job; with spares, after which it is lost.
+        spares: How many of the nodes wait to take the place of another one.
+        started: As in `JoinRequest`.
+        signals_on_loss: Whether the launcher sends SIGTERM to all agents when one is
+            lost. PBS does not: it kills the agents of a job that is deleted.
+        spare_after: Seconds until a spare takes the place of a node that has not come.
+        kill: Seconds until the workers of a node have ended that are told to.
+        health_check: Seconds that the health check of a node may take.
+    """
+
+    job: str
+    run_id: str
+    nodes: int
+    coordinator: int
+    max_restarts: int
+    join_timeout: int
+    silence_timeout: int
+    spares: int = 0
+    started: str = ""
+    signals_on_loss: bool = True
+    spare_after: int = 0
+    kill: int = 0
+    health_check: int = 0
+
+    @property
+    def reporter(self) -> int:
+        """Node rank of the node that reports: the first one, or the coordinator."""
+        return self.coordinator if self.spares else 0
 
 
 @dataclass(frozen=True)

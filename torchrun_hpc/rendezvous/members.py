@@ -1,0 +1,282 @@
+"""The agents that the coordinator has accepted: admission, heartbeats, candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchrun_hpc import __version__, wire
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, JoinRequest, Refusal
+from torchrun_hpc.wire import WireError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.protocol import Settings
+
+# Seconds.
+HEARTBEAT_INTERVAL = 5
+CANDIDATE_TIMEOUT = 10  # for an agent whose node rank another one claims, to answer
+SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
+
+_SHORT = 60  # characters of what is shown of an agent that is refused
+_COMPARED = (Refusal.STARTED, Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES)
+_DIFFERENT = {
+    Refusal.VERSION: "torchrun_hpc {} instead of {}",
+    Refusal.NODES: "{} nodes instead of {}",
+    Refusal.RUN_ID: "--rdzv_id={} instead of {}",
+    Refusal.SPARES: "--hpc-spares={} instead of {}",
+    Refusal.STARTED: "{} instead of {}",
+    Refusal.TAKEN: "process {} on {} instead of process {} on {}",
+}
+
+
+@dataclass
+class Agent:
+    """An agent that was accepted, or claims the node rank of one.
+
+    Attributes:
+        connection: Its connection.
+        request: Its join request.
+        silent_for: Seconds since its last message.
+        heartbeat: What it answered last, by its own clock.
+        is_reported: Whether the user has read that it is silent.
+        has_joined: Whether it has been ready for a round, so that its loss counts.
+    """
+
+    connection: Hashable
+    request: JoinRequest
+    silent_for: int = 0
+    heartbeat: float = True
+    is_reported: bool = False
+    has_joined: bool = False
+
+
+class Refused(NamedTuple):
+    """An agent that was refused.
+
+    Attributes:
+        reason: Why.
+        rank: The node rank that it claims; ``None`` if it is none of the job.
+        text: What is different.
+    """
+
+    reason: Refusal
+    rank: int | None = None
+    text: str = ""
+
+
+class Members:
+    """The agents of a job, by node rank.
+
+    Args:
+        settings: What all agents agree on.
+        outbox: Pairs of a connection and a message to send there; it is added to.
+
+    Attributes:
+        agents: Those that are connected.
+        seen: Node ranks of those that have been.
+        informed: Node ranks to which a failure was sent.
+        unread: Connections that have not confirmed it.
+        seconds: How many have passed.
+    """
+
+    def __init__(self, settings: Settings, outbox: list[Answer]) -> None:
+        self.agents: dict[int, Agent] = {}
+        self.seen: set[int] = set()
+        self.informed: set[int] = set()
+        self.unread: set[Hashable] = set()
+        self._settings = settings
+        self._outbox = outbox
+        self._ranks: dict[Hashable, int] = {}
+        self._candidates: dict[int, Agent] = {}
+        self.seconds = 0
+        limit = settings.silence_timeout // 3
+        self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
+
+    def rank_of(self, connection: Hashable) -> int | None:
+        """Return the node rank of an agent; ``None`` if it is none."""
+        return self._ranks.get(connection)
+
+    # --- admission ----------------------------------------------------------------
+
+    def examine(
+        self, connection: Hashable, message: Mapping[str, Any]
+    ) -> JoinRequest | Refused:
+        """Return the request of an agent that belongs to the job, or refuse it.
+
+        Raises:
+            WireError: It is no join request, or the second one.
+        """
+        version = message.get("protocol")
+        candidates = (each.connection for each in self._candidates.values())
+        if type(version) is not int or connection in candidates:
+            raise WireError("not a join request, or the second one")
+        if message.get("job") != self._settings.job:
+            return self._refuse(connection, Refusal.UNKNOWN)  # whoever asks
+        rank, release = message.get("rank"), message.get("release")
+        if version != protocol.VERSION:
+            values = release, __version__
+            return self._refuse(connection, Refusal.VERSION, rank, *values)
+        request = wire.decode(JoinRequest, message)
+        for reason in _COMPARED:
+            theirs, own = (getattr(x, reason.value) for x in (request, self._settings))
+            # Who only tells why its node cannot start does not know the id.
+            if theirs != own and "" not in (theirs, own):
+                return self._refuse(connection, reason, rank, theirs, own)
+        return request
+
+    def _refuse(
+        self, connection: Hashable, reason: Refusal, rank: Any = None, *values: Any
+    ) -> Refused:
+        """Refuse an agent, which hears the reason only: anybody may have asked.
+
+        Args:
+            connection: Where it is.
+            reason: Why.
+            rank: The node rank that it claims.
+            values: What is different: its own values, and those of the job.
+        """
+        self._outbox += [(connection, {"refused": reason.value}), (connection, CLOSE)]
+        if reason is Refusal.UNKNOWN:
+            return Refused(reason)
+        is_rank = type(rank) is int and 0 <= rank < self._settings.nodes
+        shown = (printable(str(value), _SHORT) for value in values)
+        text = _DIFFERENT[reason].format(*shown)
+        return Refused(reason, rank if is_rank else None, text)
+
+    def accept(self, connection: Hashable, request: JoinRequest) -> None:
+        """Accept an agent."""
+        self.agents[request.rank] = Agent(connection, request)
+        self._ranks[connection] = request.rank
+        self.seen.add(request.rank)
+
+    def remove(self, rank: int) -> Hashable:
+        """Remove an agent; return its connection, which is reset."""
+        connection = self.agents.pop(rank).connection
+        del self._ranks[connection]
+        self.unread.discard(connection)
+        self._outbox.append((connection, RESET))
+        return connection
+
+    # --- candidates ---------------------------------------------------------------
+
+    def claim(self, connection: Hashable, request: JoinRequest) -> None:
+        """Take note of a second agent of a node rank.
+
+        It was started again, perhaps, and the end of the first one's connection was
+        not seen: a heartbeat shows whether that one still runs.
+        """
+        if older := self._candidates.get(request.rank):
+            self._outbox.append((older.connection, CLOSE))
+        self._candidates[request.rank] = Agent(connection, request)
+        self._send_heartbeat(self.agents[request.rank])
+
+    def refuse_candidate(self, rank: int) -> Refused | None:
+        """Refuse the second agent of a node rank, whose first one has just answered."""
+        if rank not in self._candidates:
+            return None
+        second, first = self._candidates.pop(rank), self.agents[rank].request
+        who = second.request.pid, second.request.host, first.pid, first.host
+        return self._refuse(second.connection, Refusal.TAKEN, rank, *who)
+
+    def take_candidate(self, rank: int) -> Agent | None:
+        """Return the second agent of a node rank, which is a candidate no more."""
+        return self._candidates.pop(rank, None)
+
+    def forget_candidate(self, connection: Hashable) -> None:
+        """Forget a candidate whose connection has ended."""
+        for rank, candidate in list(self._candidates.items()):
+            if candidate.connection == connection:
+                del self._candidates[rank]
+
+    # --- heartbeats ---------------------------------------------------------------
+
+    def answered(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Take note that an agent has sent something."""
+        agent = self.agents[rank]
+        agent.silent_for = 0
+        if type(heartbeat := message.get("heartbeat")) is float:
+            agent.heartbeat = heartbeat
+
+    def tick(
+        self, seconds: int
+    ) -> tuple[list[int], list[Hashable], list[dict[str, Any]]]:
+        """Count a second, and send the heartbeats that are due.
+
+        Args:
+            seconds: How many seconds have passed. Only a job with spares counts them:
+                members and other coordinators count them, too, and expect that this
+                one gives up in time.
+
+        Returns:
+            Agents whose time is up; the connections of those that have lost their node
+            rank to a candidate; what the user is to hear.
+        """
+        self.seconds += 1
+        timeout = self._settings.silence_timeout
+        silent, answering = [], []
+        for rank, agent in self.agents.items():
+            if agent.is_reported and agent.silent_for < SILENCE_REPORT:
+                answering.append(rank)
+            agent.silent_for += seconds if self._settings.spares else 1
+            if (self.seconds + rank) % self._heartbeat_interval == 0:  # spread
+                self._send_heartbeat(agent)
+            if not agent.is_reported and SILENCE_REPORT <= agent.silent_for < timeout:
+                silent.append(rank)
+            agent.is_reported = agent.silent_for >= SILENCE_REPORT
+        for candidate in self._candidates.values():
+            candidate.silent_for += 1
+        left = timeout - SILENCE_REPORT
+        news: list[dict[str, Any]] = [
+            {"silent": silent, "left": left},
+            {"answering": answering},
+        ]
+        return (
+            [rank for rank, a in self.agents.items() if a.silent_for >= timeout],
+            [  # the first one did not answer
+                self.agents[rank].connection
+                for rank, candidate in self._candidates.items()
+                if candidate.silent_for >= CANDIDATE_TIMEOUT
+            ],
+            [each for each in news if [] not in each.values()],
+        )
+
+    def _send_heartbeat(self, agent: Agent) -> None:
+        self._outbox.append((agent.connection, {"heartbeat": agent.heartbeat}))
+
+    # --- messages -----------------------------------------------------------------
+
+    def send(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Send a message to an agent, if it is connected."""
+        if rank in self.agents:
+            self._outbox.append((self.agents[rank].connection, message))
+
+    def send_all(self, message: Mapping[str, Any]) -> None:
+        """Send a message to all agents."""
+        self._outbox += [(agent.connection, message) for agent in self.agents.values()]
+
+    def report(self, message: Mapping[str, Any]) -> bool:
+        """Send something for the user to the node that reports, if it is there."""
+        here = [
+            rank
+            for rank in (self._settings.reporter, self._settings.coordinator)
+            if rank in self.agents
+        ]
+        if here:
+            self.send(here[0], message)
+        return bool(here)
+
+    def inform(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Send the failure to an agent, which is to confirm it.
+
+        Args:
+            rank: Its node rank.
+            message: The failure; the node that reports hears that it does.
+        """
+        is_reporter = rank == self._settings.reporter
+        self.send(rank, {**message, "reports": True} if is_reporter else message)
+        self.unread.add(self.agents[rank].connection)
+        self.informed.add(rank)

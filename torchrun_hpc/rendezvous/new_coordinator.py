@@ -1,0 +1,352 @@
+"""The coordinator of a job: it hears all agents, and decides what becomes of the job.
+
+A state machine without clock or network: each message and each second is passed to it,
+and it leaves what is to be sent in `Coordinator.outbox`.
+
+It counts its own seconds. So a job that was suspended for an hour has not aged by that
+hour, and a clock that is set back or forth changes nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import wire
+from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.members import Members, Refused
+from torchrun_hpc.rendezvous.phases import Phase
+from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.rounds import WHILE_STARTING, Rounds
+from torchrun_hpc.spares import record as records
+from torchrun_hpc.spares.record import MemberState
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
+    from torchrun_hpc.spares.record import Record
+
+# Seconds.
+_BESIDE = 2  # at most, between the loss of an agent and SIGTERM for the others
+SUSPENDED = 2  # who notices later that a lease has ended was suspended
+
+
+class Coordinator:
+    """The coordinator's view of a job.
+
+    Args:
+        settings: What all agents agree on.
+        record: What this node knows of the job; by default, that it has not begun.
+        outbox: Where to leave what is to be sent.
+
+    Attributes:
+        outbox: Pairs of a connection and a message to send there, in order.
+        members: The agents that are connected.
+        rounds: The rounds of the job.
+    """
+
+    def __init__(self, settings: Settings, record: Record | None = None) -> None:
+        self.settings = settings
+        self.outbox: list[Answer] = []
+        if record is None:
+            nodes, spares = settings.nodes, settings.spares
+            record = records.first_record(nodes, spares, settings.coordinator)
+        self._begin(record)
+
+    def _begin(self, record: Record) -> None:
+        settings = self.settings
+        self.members = Members(settings, self.outbox)
+        self.rounds = Rounds(settings, self.members, record)
+        # Seconds in which nodes may come for the first time.
+        self._expected_for = settings.join_timeout if record.round < 0 else 0
+        self._reported: set[Refusal] = set()  # why others were refused
+        self._printed = False  # the user knows which workers have failed
+        # The second in which an agent was lost last, and which one.
+        self._loss = -1 - _BESIDE, Failure(Kind.LOST)
+        # Agents that have received SIGTERM, or have failed since then.
+        self._stopped: dict[int, Failure] = {}
+        self._stopped_at = 0  # the second in which the first has
+        self.rounds.take_over()
+
+    # --- what others ask ----------------------------------------------------------
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the job failed."""
+        return self.rounds.failure
+
+    @property
+    def all_informed(self) -> bool:
+        """Whether every agent knows how the job ended."""
+        members = self.members
+        waits_for = members.agents if self.failure is None else members.unread
+        return not waits_for and not self.expects_nodes
+
+    @property
+    def expects_nodes(self) -> bool:
+        """Whether nodes may still come that cannot know that the job has ended."""
+        members, failure, nodes = self.members, self.failure, self.settings.nodes
+        if self.rounds.began < 0:
+            is_while_starting = failure is not None and failure.kind in WHILE_STARTING
+            return is_while_starting and len(members.informed) < nodes
+        # A short job may end before a spare has come.
+        is_signal = failure is not None and failure.kind is Kind.SIGNAL
+        is_late = members.seconds >= self._expected_for
+        return not (is_signal or is_late) and len(members.seen) < nodes
+
+    # --- events -------------------------------------------------------------------
+
+    def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        """Handle a message.
+
+        Raises:
+            WireError: It is not valid; the connection is to be closed.
+        """
+        rank = self.members.rank_of(connection)
+        if rank is None:
+            self._handle_request(connection, message)
+            return
+        self.members.answered(rank, message)
+        if "bye" not in message:
+            self._refused(self.members.refuse_candidate(rank))
+        self._hear_of_rounds(rank, message)
+        self._hear_of_workers(rank, message)
+        if "failed" in message:
+            self._gave_up(rank, wire.decode(Failure, message["failed"]))
+        if "ask" in message:
+            self.outbox += self.rounds.store.ask(connection, message)
+        if "read" in message:
+            self.members.unread.discard(connection)
+        if "bye" in message:
+            self._remove(rank)
+            self._accept_candidate(rank)
+            if self.settings.spares:  # its workers have ended before
+                self.rounds.ended(rank, self.rounds.roster.record.round)
+
+    def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
+        """Handle the end of a connection.
+
+        Args:
+            connection: The connection.
+            ended: Whether the process at its other end has ended. Only an end of file
+                proves that.
+        """
+        rank = self.members.rank_of(connection)
+        if rank is None:
+            self.members.forget_candidate(connection)
+            return
+        had_joined = self.members.agents[rank].has_joined
+        self._remove(rank)
+        if had_joined and not self.rounds.is_done(rank) and rank not in self._stopped:
+            self._loss = self.members.seconds, Failure(Kind.LOST, (rank,))
+            if self._stopped:
+                self.fail(self._loss[1])
+            self.rounds.lose(rank, self._loss[1])
+            if not (self.settings.spares or self.rounds.has_ended):
+                self.members.report({"lost": rank})
+        self._accept_candidate(rank)
+        if ended and self.settings.spares and rank not in self.members.agents:
+            self.rounds.ended(rank, self.rounds.roster.record.round)
+
+    def tick(self, seconds: int = 1) -> None:
+        """Handle that a second has passed, however late.
+
+        Args:
+            seconds: How many seconds have passed; see `Members.tick`.
+        """
+        ended, replaced, news = self.members.tick(seconds)
+        for rank in ended:
+            self._silent(rank)
+        for connection in replaced:
+            self.disconnected(connection)
+        if self.rounds.has_ended:
+            return
+        for each in news:
+            self.members.report(each)
+        if self._stopped and self.members.seconds - self._stopped_at >= _BESIDE:
+            self.fail(next(iter(self._stopped.values())))
+        else:
+            self.rounds.wait()
+
+    def fail(self, failure: Failure) -> None:
+        """End the job, and inform all agents; only the first failure counts."""
+        self.rounds.fail(failure)
+
+    # --- who comes ----------------------------------------------------------------
+
+    def _handle_request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        """Accept an agent, unless another one has its node rank."""
+        request = self.members.examine(connection, message)
+        if isinstance(request, Refused):
+            self._refused(request)
+            return
+        first = self.members.agents.get(request.rank)
+        if first is None:
+            if (failure := message.get("failed")) is not None:
+                self._gave_up(request.rank, wire.decode(Failure, failure))
+            self._accept(connection, request)
+        elif first.request.agent == request.agent:
+            # It has closed its first connection, of which the end is yet to come.
+            self._remove(request.rank)
+            self._accept(connection, request)
+        else:
+            self.members.claim(connection, request)
+
+    def _accept(self, connection: Hashable, request: JoinRequest) -> None:
+        rank, rounds = request.rank, self.rounds
+        if self.rounds.phase is Phase.RUN and rank in self.rounds.roster.record.active:
+            # Another round begins with an agent that was started again.
+            rounds.lose(rank, Failure(Kind.LOST, (rank,)))
+        self.members.accept(connection, request)
+        if not self.settings.spares:
+            rounds.roster.present.add(rank)
+        if self.failure is None:
+            welcome = {"welcome": protocol.VERSION, "job": self.settings.job}
+            known = {"round": self.rounds.round, "age": self.rounds.roster.record.age}
+            own = {"coordinator": self.settings.coordinator}
+            self.members.send(rank, {**welcome, **known, **own})
+        if rounds.has_ended:  # it was not here when that was sent
+            self._tell_end(rank)
+
+    def _accept_candidate(self, rank: int) -> None:
+        """Accept the second agent of a node rank, of which the first has gone."""
+        if second := self.members.take_candidate(rank):
+            self._accept(second.connection, second.request)
+
+    def _refused(self, refused: Refused | None) -> None:
+        """End the job if it waits for an agent that was refused; or report it."""
+        if refused is None or refused.reason is Refusal.UNKNOWN:
+            return
+        reason, rank, text = refused
+        nodes = () if rank is None else (rank,)
+        is_news = reason not in self._reported and not self.rounds.has_ended
+        # An agent of another command belongs to another launch: ours is still to come.
+        is_awaited = self.rounds.began < 0 and reason is not Refusal.STARTED
+        if nodes and is_awaited and rank not in self.members.agents:
+            self.fail(Failure(Kind.REFUSED, nodes, text=text))
+            self.members.informed.update(nodes)
+        elif is_news and self.members.report({"stranger": nodes, "because": text}):
+            self._reported.add(reason)
+
+    # --- who goes -----------------------------------------------------------------
+
+    def _remove(self, rank: int) -> None:
+        self.rounds.removed(rank, self.members.remove(rank))
+
+    def _silent(self, rank: int) -> None:
+        """End the job, or go on without an agent that does not answer."""
+        timeout = self.settings.silence_timeout
+        failure = Failure(Kind.SILENT, (rank,), code=timeout)
+        if not self.settings.spares:
+            self.fail(failure)
+            return
+        silent_for = self.members.agents[rank].silent_for
+        if silent_for > timeout + SUSPENDED:  # it has no time to end its workers
+            self.members.report({"suspended": silent_for})
+        self._remove(rank)
+        self.rounds.lose(rank, failure)
+        self._accept_candidate(rank)
+
+    def _gave_up(self, rank: int, failure: Failure) -> None:
+        """End the job: an agent gives up, or cannot start.
+
+        If there are enough others, they go on without it. It is told so as if the job
+        had failed: for this agent it has.
+
+        A launcher that loses an agent sends SIGTERM to all others. The coordinator may
+        see the signal before it sees the loss. So it waits a moment for the loss.
+        """
+        rounds = self.rounds
+        is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator
+        are_enough = len(rounds.roster.left - {rank}) >= rounds.roster.wanted
+        if is_own_fault and are_enough and not rounds.has_ended:
+            rounds.exclude(rank, failure.text)
+            rounds.lose(rank, failure)
+            if rank in self.members.agents:
+                self.members.inform(rank, {"failed": wire.encode(failure)})
+            return
+        is_stop = (failure.kind, failure.code) == (Kind.SIGNAL, signal.SIGTERM)
+        is_stop = is_stop and self.settings.signals_on_loss
+        second, loss = self._loss
+        if is_stop and self.members.seconds - second <= _BESIDE:
+            self.fail(loss)
+        elif self.rounds.phase is Phase.RUN and (is_stop or self._stopped):
+            if not self._stopped:
+                self._stopped_at = self.members.seconds
+            self._stopped.setdefault(rank, failure)
+            if not self.members.agents.keys() <= self._stopped.keys():
+                return  # one of the others may be lost
+        self.fail(next(iter(self._stopped.values()), failure))
+
+    def _tell_end(self, rank: int) -> None:
+        """Tell an agent how the job has ended."""
+        if self.failure is None:
+            self.members.send(rank, self.rounds.ending)
+        else:
+            self.members.inform(rank, self.rounds.ending)
+            if self._printed:
+                self.members.send(rank, {"printed": True})
+
+    # --- what an agent says -------------------------------------------------------
+
+    def _hear_of_rounds(self, rank: int, message: Mapping[str, Any]) -> None:
+        rounds, store = self.rounds, message.get("store")
+        if "present" in message and self.settings.spares:
+            self._present(rank, wire.decode(MemberState, message["present"]))
+        if "unfit" in message and self.settings.spares:
+            rounds.roster.leases.pop(rank, None)  # its workers have ended
+            rounds.exclude(rank, str(message["unfit"]))
+        if "join" in message and not self._stopped:
+            rounds.join(rank, store)
+        if "confirm" in message:
+            rounds.confirm(rank, message["confirm"], store)
+        if "done" in message:
+            rounds.done(rank, message["done"])
+
+    def _present(self, node: int, state: MemberState) -> None:
+        """Take note where a node can be asked, and what it knows."""
+        rounds, roster = self.rounds, self.rounds.roster
+        rounds.learn(state.term, state.record)
+        gone = roster.came(node, state)
+        if gone is not None and gone[1] >= roster.record.round:
+            rounds.ended(*gone)
+        record = roster.record
+        if record.round > state.round:
+            self.members.send(node, {"record": wire.encode(record)})
+        if node in record.active and rounds.began >= 0:
+            roster.lost.pop(node, None)
+            self.members.agents[node].has_joined = True  # its loss counts
+        if state.done and (rounds.phase is Phase.RUN or node not in record.active):
+            rounds.exclude(node, "its workers had finished, without the others")
+        elif state.done and state.round == record.round:
+            lost = next(iter(roster.lost.values()), Failure(Kind.AGENT, (node,)))
+            rounds.fail(replace(lost, finished=1))
+        elif not state.done and record.losses.get(node, 0) >= records.LOSSES:
+            rounds.exclude(node, f"it was lost {records.LOSSES} times")
+        elif not state.done and node in record.out:
+            self.members.send(node, {"out": record.out[node]})
+
+    def _hear_of_workers(self, rank: int, message: Mapping[str, Any]) -> None:
+        rounds, members = self.rounds, self.members
+        # Of a round that has just ended, too: it may have been the first.
+        if "died" in message and message.get("round") == rounds.began:
+            worker = replace(wire.decode(WorkerFailure, message["died"]), node=rank)
+            rounds.failures.add(worker)
+            if rounds.phase is Phase.RUN and not self._stopped:
+                rounds.end(protocol.failure_of(worker))
+        if "report" in message:
+            summary = rounds.failures.summary()
+            members.send(rank, {"report": summary and wire.encode(summary)})
+        if "printed" in message:
+            self._printed = True
+            members.send_all({"printed": True})
+        if type(message.get("stacks")) is int:
+            members.send_all({"stacks": [rank, message["stacks"]]})
+        match message.get("sampled"):
+            case [int(asks), int(number)]:
+                answer = {"sampled": number, "node": rank, "of": message.get("of")}
+                members.send(asks, answer)

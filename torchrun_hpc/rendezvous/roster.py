@@ -1,0 +1,240 @@
+"""What a coordinator knows of all nodes: who takes part, who is lost, who is out.
+
+With spares, the workers of a node that is not reached may run on, and others may
+coordinate them. So a round waits until their time is up: until their leases end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import wire
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.spares import record as policy
+from torchrun_hpc.wire import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
+
+    from torchrun_hpc.rendezvous.members import Members
+    from torchrun_hpc.rendezvous.protocol import Settings
+    from torchrun_hpc.spares.record import Address, MemberState, Record
+
+_REASON = 200  # characters of why a node is out
+
+
+class Roster:
+    """What is known of all nodes.
+
+    Args:
+        settings: What all agents agree on.
+        members: The agents that are connected.
+        record: What this node knows of the job.
+
+    Attributes:
+        record: What is known of the job.
+        ready: Nodes whose workers have ended, and which wait for the next round.
+        present: Nodes that are connected, and have said where they are.
+        addresses: Where the nodes can be asked that have come so far.
+        gone: Nodes whose agent has ended, and the round that it had come to.
+        lost: Active nodes that were lost since the last round, and how.
+        late: Active nodes that are not waited for.
+        leases: Nodes that may have workers: for how many seconds, at most.
+        coordinators: Nodes that may coordinate some of the others.
+    """
+
+    def __init__(self, settings: Settings, members: Members, record: Record) -> None:
+        self.record = record
+        self.ready: set[int] = set()
+        self.present: set[int] = set()
+        self.addresses = {**record.addresses}
+        self.gone: dict[int, int] = {}
+        self.lost: dict[int, Failure] = {}
+        self.late: set[int] = set()
+        self.leases: dict[int, int] = {}
+        self.coordinators = {record.term[1]}
+        self._settings = settings
+        self._members = members
+        self._next_ones: dict[int, Address] = {}  # may take over, as all know
+
+    # --- who can take part --------------------------------------------------------
+
+    @property
+    def wanted(self) -> int:
+        """How many nodes are active in a round."""
+        return len(self.record.active)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether so many nodes are here that there are not enough elsewhere."""
+        return len(self.present - self.record.out.keys()) >= self.wanted
+
+    @property
+    def left(self) -> set[int]:
+        """Nodes that may be active once more."""
+        out = self.gone.keys() | self.record.out.keys()
+        return set(range(self._settings.nodes)) - out
+
+    @property
+    def away(self) -> set[int]:
+        """Nodes that are not here, and may be a world elsewhere."""
+        here = self.gone.keys() | self._members.agents.keys()
+        return set(range(self._settings.nodes)) - here
+
+    def assigned(self) -> tuple[int, ...] | None:
+        """Return the active nodes of the next round; ``None`` if some are missing."""
+        if len(self.ready) < self.wanted:
+            return None
+        leaving = self.lost.keys() | self.late
+        return policy.assigned(self.record, self.ready & self.present, leaving)
+
+    def exclude(self, node: int, reason: str) -> None:
+        """Let a node take part no more."""
+        self.ready.discard(node)
+        reason = printable(reason, _REASON)
+        self._replace(policy.put_out(self.record, node, reason))
+
+    def blame(self, node: int) -> None:
+        """Take note that a worker of an active node was the first to fail."""
+        spares = self.ready - set(self.record.active) - self.record.out.keys()
+        self._replace(policy.blamed(self.record, node, has_spare=bool(spares)))
+
+    def _replace(self, record: Record) -> None:
+        """Use a record, and tell those that are out now, or no more."""
+        changed = record.out.keys() ^ self.record.out.keys()
+        self.record = record
+        for node in changed:
+            reason = record.out.get(node, "")
+            self._members.report({"excluded": node, "because": reason})
+            self._members.send(node, {"out": reason})
+
+    def lose(self, node: int, failure: Failure) -> None:
+        """Take note that an active node is lost."""
+        self.record = policy.lost(self.record, node)
+        self.lost[node] = failure
+
+    def why(self, cause: Failure | None) -> Failure:
+        """Return why the job cannot go on.
+
+        Args:
+            cause: Of the latest restart.
+        """
+        if self.gone:
+            return Failure(Kind.LOST, tuple(sorted(self.gone)))
+        if out := self.record.out:
+            nodes = tuple(sorted(out))
+            return Failure(Kind.UNFIT, nodes, text=out[nodes[-1]])
+        lost = next(iter(self.lost.values()), None)
+        return lost or cause or Failure(Kind.AGENT, text="no restart is left")
+
+    def closing(self, *, has_begun: bool, has_quorum: bool) -> dict[str, Any]:
+        """Return which nodes were lost or out, and whether this is the end for all.
+
+        The next job may do without them. If this node has just taken over, others may
+        be on their way.
+        """
+        settings, members = self._settings, self._members
+        bad = set(range(settings.nodes)) if has_begun else set()
+        if members.seconds < settings.silence_timeout:
+            bad &= self.gone.keys() | members.seen | self.record.losses.keys()
+        bad = bad - members.agents.keys() | self.record.out.keys()
+        is_certain = has_quorum or len(self.away) < self.wanted
+        return {"out_at_end": sorted(bad), "is_certain": is_certain}
+
+    # --- leases -------------------------------------------------------------------
+
+    @property
+    def longest_run(self) -> int:
+        """Seconds for which workers may run that nobody can end: a node's lease.
+
+        Their agent ends them when it has not heard of the coordinator for so long.
+        """
+        return self._settings.silence_timeout + self._settings.kill
+
+    def lease(self, nodes: Iterable[int]) -> None:
+        """Begin to count for how long nodes may have workers, and for no others."""
+        self.leases = self._longest(nodes)
+
+    def _longest(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Return the seconds after which nodes cannot have workers any more."""
+        limit = self.longest_run
+        here = {self._settings.coordinator, *self._members.agents}
+        elsewhere = self.coordinators - here - self.gone.keys()
+        # Until they miss those that are here, they may renew the leases of others.
+        renews = elsewhere or self.record.may_run
+        late = self._settings.silence_timeout if renews else 0
+        return {n: limit if {n} == elsewhere else limit + late for n in nodes}
+
+    def ended(self, node: int, number: int) -> None:
+        """Take note that the agent of a node has ended, which was in a round."""
+        self.gone[node] = number
+        self.leases.pop(node, None)
+        shorter = self._longest(self.leases)
+        self.leases = {n: min(s, shorter[n]) for n, s in self.leases.items()}
+
+    def count(self, *, has_quorum: bool) -> None:
+        """Count a second of the leases.
+
+        Too few nodes cannot tell: the others may be a world, which goes on. Those that
+        come from it have ended it.
+        """
+        if has_quorum:
+            self.leases = {n: left - 1 for n, left in self.leases.items() if left > 1}
+        else:
+            self.lease(self.leases)
+
+    # --- what nodes say, and are told ---------------------------------------------
+
+    def came(self, node: int, state: MemberState) -> tuple[int, int] | None:
+        """Take note where a node can be asked.
+
+        Returns:
+            A node whose agent it saw end, if that is not here, and the round of that.
+        """
+        self.addresses[node] = state.address
+        self.present.add(node)
+        self.gone.pop(node, None)
+        gone, _ = state.gone or (-1, -1)
+        agents = self._members.agents
+        is_away = gone in range(self._settings.nodes) and gone not in agents
+        return state.gone if is_away else None
+
+    def adopt(self, known: Record) -> None:
+        """Use what another coordinator has recorded of a round that may have begun."""
+        self.coordinators.add(known.term[1])
+        if known.age > self.record.age:
+            self.addresses = {**known.addresses, **self.addresses}
+            self.record = known
+        running = {*self.leases, *known.active, *known.may_run} - self.ready
+        self.gone = {n: r for n, r in self.gone.items() if r >= known.round}
+        self.lease(running - self.gone.keys())
+
+    def has_news(self) -> bool:
+        """Return whether other nodes may have to take over than all know."""
+        return self._first_addresses() != self._next_ones
+
+    def share_with_all(self, key: str) -> None:
+        """Send the record to all, who then know where those are that may take over."""
+        self._next_ones = self._first_addresses()
+        self.share(key, self._members.agents.keys())
+
+    def share(self, key: str, nodes: AbstractSet[int]) -> None:
+        """Send the record to nodes.
+
+        Those that may have to take over need the addresses of all; the others need
+        theirs. If more are lost, the job cannot go on.
+        """
+        known = {node: self.addresses[node] for node in self.present}
+        self.record = replace(self.record, addresses=known)
+        everything = {key: wire.encode(self.record)}
+        rest = {key: wire.encode(replace(self.record, addresses=self._next_ones))}
+        for node in sorted(nodes & self._members.agents.keys()):
+            self._members.send(node, everything if node in self._next_ones else rest)
+
+    def _first_addresses(self) -> dict[int, Address]:
+        """Return where those are that may have to take over."""
+        fit = sorted(self.present - self.record.out.keys())
+        first = fit[: self._settings.spares + 1]
+        return {node: self.addresses[node] for node in first}

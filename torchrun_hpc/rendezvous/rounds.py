@@ -1,0 +1,445 @@
+"""The rounds of a job: when one begins, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import waiting, wire
+from torchrun_hpc.failures.collection import Collection
+from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
+from torchrun_hpc.rendezvous.phases import BETWEEN_ROUNDS, ENDED, NEXT, Phase
+from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.rendezvous.roster import Roster
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from torchrun_hpc.rendezvous.members import Members
+    from torchrun_hpc.rendezvous.protocol import Settings
+    from torchrun_hpc.spares.record import Record
+
+# Seconds.
+_RESTART_REPORT = 2  # until others have failed, of which one may have been the first
+_AGAIN = 5  # until a node that has not confirmed a round is asked again
+
+# How a job may fail while some nodes have not connected yet.
+WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
+
+
+def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the node ranks that use each site, that of the first node first."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(sites):
+        found.setdefault(sites[rank], []).append(rank)
+    return found
+
+
+class Rounds:
+    """The rounds of a job.
+
+    Args:
+        settings: What all agents agree on.
+        members: The agents that are connected.
+        record: What is known of the job.
+
+    Attributes:
+        phase: What is waited for.
+        failure: Why the job failed.
+        round: The round that is waited for, or runs.
+        began: The last round that has begun; -1 before the first one.
+        store: What torch's agents share in this round.
+        failures: Of workers, in this round.
+        roster: What is known of all nodes.
+    """
+
+    def __init__(self, settings: Settings, members: Members, record: Record) -> None:
+        self.phase = Phase.SEEK if settings.spares else Phase.GATHER
+        self.failure: Failure | None = None
+        self.round = record.round + 1
+        self.began = record.round
+        self.store = KeyValueStore()
+        self.failures = Collection()
+        self.roster = Roster(settings, members, record)
+        self._settings = settings
+        self._members = members
+        self._newest = record.round  # the latest round that was prepared anywhere
+        self._term = record.term  # the highest one that any node has confirmed
+        self._confirmed: set[int] = set()
+        self._done: set[int] = set()
+        self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
+        self._cause: Failure | None = None  # of the latest restart
+        self._unjudged: Failure | None = None  # of a worker: is its node the cause?
+        # Seconds; 0: when the next round begins; below 0 there is none to report.
+        self._restart_reported_in = -1
+        self._waited = 0  # seconds, since one was ready, or done
+        self._formed_for = 0  # seconds
+        self._workers_store: Any = None
+        self._failed_in: Phase | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended."""
+        return self.phase in ENDED
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether there are enough nodes here, so that there are not elsewhere."""
+        phase = self._failed_in or self.phase
+        return phase not in BETWEEN_ROUNDS or self.roster.is_complete
+
+    def enter(self, phase: Phase) -> None:
+        """Enter a phase.
+
+        Raises:
+            RuntimeError: It cannot follow.
+        """
+        if phase not in NEXT[self.phase]:
+            raise RuntimeError(f"{self.phase.value} -> {phase.value}")
+        self.phase = phase
+
+    # --- what changes who takes part ----------------------------------------------
+
+    def take_over(self) -> None:
+        """Go on from what was recorded by a coordinator that is lost."""
+        record, roster = self.roster.record, self.roster
+        before = record.term[1]
+        if self.began >= 0:
+            roster.lease({*record.active, *record.may_run})
+            self._cause = Failure(Kind.LOST, (before,))
+            self._restart_reported_in = 0
+            self.lose(before, self._cause)
+        elif before != self._settings.coordinator:
+            roster.late.add(before)  # all have looked for it
+
+    def learn(self, term: tuple[int, int], known: Record | None) -> None:
+        """Use a newer record, of a round that has begun, or might have.
+
+        Another coordinator, of a higher term, may still begin an earlier round.
+
+        Args:
+            term: The highest one that a node has confirmed.
+            known: The record that the node has, if that may be newer.
+        """
+        self._term, own = max(self._term, term), self.roster.record
+        is_newer = known and (known.age > own.age or known.term > own.term)
+        if known is None or not is_newer or not known.active:
+            return
+        self._newest = max(self._newest, known.round)
+        # In a round, that one never began: too few were there.
+        if self.phase in BETWEEN_ROUNDS:
+            self.began = max(self.began, known.round)
+            self.roster.adopt(known)
+            self._unconfirm()
+
+    def removed(self, node: int, connection: Hashable) -> None:
+        """Take note that a node is not connected any more."""
+        self.store.forget(connection)
+        self.roster.ready.discard(node)
+        self.roster.present.discard(node)
+        if node in self.roster.record.active:
+            self._unconfirm()
+
+    def lose(self, node: int, failure: Failure) -> None:
+        """Go on without a node; without spares, wait until it is started again."""
+        roster, is_running = self.roster, self.phase is Phase.RUN
+        if not self._settings.spares:
+            if is_running:
+                self.end(failure)
+            elif self.round >= self._settings.max_restarts:
+                self.fail(failure)
+        elif node in roster.record.active and not self.has_ended:
+            roster.lose(node, failure)
+            if is_running:
+                self.end(failure)
+            self._unjudged = None  # who fails then, fails of it
+            if failure.kind is Kind.SILENT and node in roster.leases:
+                roster.leases[node] = self._settings.kill + 1  # this second counts, too
+            self._unconfirm()
+            self._go_on()
+
+    def ended(self, node: int, number: int) -> None:
+        """Take note that the agent of a node has ended, which was in a round."""
+        self.roster.ended(node, number)
+        if node in self.roster.record.active and self.began >= 0:
+            self.roster.lost.setdefault(node, Failure(Kind.LOST, (node,)))
+        if self.phase is not Phase.RUN:  # those that are active may finish without it
+            self._go_on()
+
+    def exclude(self, node: int, reason: str) -> None:
+        """Let a node take part no more."""
+        if node not in self.roster.record.out:
+            self.roster.exclude(node, reason)
+            if node in self.roster.record.active:
+                self._unconfirm()
+            self._go_on()
+
+    def _unconfirm(self) -> None:
+        """Form the round anew, if it is formed."""
+        if self.phase is Phase.CONFIRM:
+            self.enter(Phase.GATHER)
+
+    def _go_on(self) -> None:
+        """Form the round, or end the job if too few nodes can be left."""
+        if len(self.roster.left) < self.roster.wanted:
+            self.fail(self.roster.why(self._cause))
+        self._form()
+
+    # --- a round ------------------------------------------------------------------
+
+    def join(self, node: int, store: Any) -> None:
+        """Take note that a node is ready for a round: its workers have ended.
+
+        Args:
+            node: The node.
+            store: Where the workers' store is, if the node can tell it now.
+        """
+        if self.phase is Phase.RUN and node in self.roster.record.active:
+            self.end(Failure(Kind.AGENT, (node,), text="it wanted another restart"))
+        if self.has_ended:
+            return
+        self._members.agents[node].has_joined = True
+        self.roster.ready.add(node)
+        self.roster.leases.pop(node, None)
+        self._keep_store(node, store)
+        self._form()
+
+    def _keep_store(self, node: int, store: Any) -> None:
+        """Keep what the node with node rank 0 says of the workers' store."""
+        if node == self.roster.record.active[0]:
+            self._workers_store = store
+
+    def _form(self) -> None:
+        """Form the round, if there is a node for each node rank."""
+        roster, settings = self.roster, self._settings
+        if self.phase not in (Phase.SEEK, Phase.GATHER):
+            self._begin_if_confirmed()
+            return
+        active = roster.assigned()
+        if active is not None and self._unjudged is not None:
+            self._judge()
+            active = roster.assigned()
+        if active is None:
+            return
+        pairs = zip(roster.record.active, active, strict=True)
+        places = [(rank, old, new) for rank, (old, new) in enumerate(pairs)]
+        self._replaced = [each for each in places if each[1] != each[2]]
+        if self._term[1] != settings.coordinator:
+            self._term = self._term[0] + 1, settings.coordinator
+        self.round = self._newest + 1
+        if self.round > settings.max_restarts:
+            self.fail(roster.why(self._cause))
+            return
+        self._newest = self.round
+        roster.record = replace(
+            roster.record,
+            term=self._term,
+            round=self.round,
+            active=active,
+            may_run=tuple(sorted(roster.leases)),
+        )
+        if not settings.spares:
+            self._begin()
+            return
+        if self.phase is Phase.SEEK:
+            self._formed_for = 0
+        self.enter(Phase.CONFIRM)
+        self._confirmed.clear()
+        roster.share_with_all("prepare")
+
+    def _judge(self) -> None:
+        """Find out whether the node of the first worker that failed is the cause."""
+        self._unjudged, summary = None, self.failures.summary()
+        if summary is not None and summary.first.node in self.roster.record.active:
+            self.roster.blame(summary.first.node)
+
+    def confirm(self, node: int, round_: Any, store: Any) -> None:
+        """Take note that a node has confirmed a round."""
+        record = self.roster.record
+        if self.phase is Phase.CONFIRM and round_ == [[*record.term], record.round]:
+            self._confirmed.add(node)
+            self._keep_store(node, store)
+            self._begin_if_confirmed()
+
+    def _begin_if_confirmed(self) -> None:
+        """Begin the round, if all have confirmed it, and no older worker runs."""
+        is_confirmed = self._confirmed.issuperset(self.roster.record.active)
+        if self.phase is Phase.CONFIRM and is_confirmed and not self.roster.leases:
+            self._begin()
+
+    def _begin(self) -> None:
+        roster, agents = self.roster, self._members.agents
+        sites = ranks_by_site({rank: a.request.site for rank, a in agents.items()})
+        self._report_restart()
+        if self.began < 0 and len(sites) > 1:
+            self._members.report({"sites": sites})
+        self.enter(Phase.RUN)
+        self.began, self._unjudged = self.round, None
+        self.store = KeyValueStore()
+        for old in (self.failures, self._done, roster.lost, roster.late):
+            old.clear()
+        roster.coordinators.clear()
+        go = {"go": self.round, "store": self._workers_store}
+        for node in roster.record.active:
+            self._members.send(node, go)
+        roster.record = replace(roster.record, may_run=())
+
+    def end(self, failure: Failure) -> None:
+        """Let all join the next round, or end the job if there is none."""
+        is_last = self._done or self.round >= self._settings.max_restarts
+        if self.has_ended or is_last:
+            self.fail(replace(failure, finished=len(self._done)))
+            return
+        self._cause = failure
+        self._unjudged = failure if failure.kind is Kind.WORKER else None
+        self.enter(Phase.GATHER)
+        self._waited = self._formed_for = 0
+        self.roster.ready.clear()
+        self._members.send_all({"over": self.round})
+        self.round += 1
+        self._replaced = []
+        self._restart_reported_in = _RESTART_REPORT
+        if failure.kind is Kind.LOST:  # without spares, that is reported already
+            self._restart_reported_in = 0 if self._settings.spares else -1
+        if self._settings.spares:
+            self.roster.lease(self.roster.record.active)
+
+    def done(self, node: int, number: Any) -> None:
+        """Take note that the workers of a node have finished a round."""
+        if self.phase in BETWEEN_ROUNDS:
+            # It had finished before it heard of the restart, and takes no part in it.
+            if self._cause is not None and number == self.round - 1:
+                self.fail(replace(self._cause, finished=1))
+        elif self.phase is Phase.RUN and number == self.round:
+            self._done.add(node)
+            self._waited = 0
+            if self._done.issuperset(self.roster.record.active):
+                self.enter(Phase.FINISHED)
+                self._members.send_all(self.ending)
+
+    def is_done(self, node: int) -> bool:
+        """Return whether the end of a node's agent is no loss: its workers are done."""
+        return self.has_ended or node in self._done
+
+    def fail(self, failure: Failure) -> None:
+        """End the job, and inform all agents; only the first failure counts."""
+        if self.has_ended:
+            return
+        self._failed_in, self.failure = self.phase, failure
+        self.enter(Phase.FAILED)
+        if failure.kind in WHILE_STARTING:
+            self._members.informed.update(failure.nodes)
+        told = self.ending
+        for rank in self._members.agents:
+            self._members.inform(rank, told)
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """What an agent is told of the end of the job."""
+        told: dict[str, Any] = {"finished": self.round}
+        if self.failure is not None:
+            told = {"failed": wire.encode(self.failure)}
+        if self._settings.spares:
+            has_begun, has_quorum = self.began >= 0, self.has_quorum
+            told |= self.roster.closing(has_begun=has_begun, has_quorum=has_quorum)
+        return told
+
+    # --- time ---------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Count a second: report what is waited for, and end when its time is up."""
+        roster, has_spares = self.roster, self._settings.spares > 0
+        ready = self._done if self.phase is Phase.RUN else roster.ready
+        ready = ready - roster.record.out.keys()
+        if self.phase is Phase.RUN or not ready.issuperset(roster.record.active):
+            self._wait_for_nodes(ready)
+        if has_spares and self.phase in BETWEEN_ROUNDS:
+            self._wait_to_form()
+        if has_spares and self.phase is Phase.RUN and roster.has_news():
+            roster.share_with_all("record")
+
+    def _wait_for_nodes(self, ready: set[int]) -> None:
+        """Wait until all active nodes are ready for a round, or have finished it."""
+        if self._restart_reported_in > 0:
+            self._restart_reported_in -= 1
+            if not (self._restart_reported_in or self.roster.lost):
+                self._report_restart()
+        if not ready:  # all are at work; or a dry run, which joins nothing
+            return
+        self._waited += 1
+        missing = [node for node in self.roster.record.active if node not in ready]
+        is_running, timeout = self.phase is Phase.RUN, self._settings.join_timeout
+        if waiting.is_report_due(self._waited):
+            key = "finishing" if is_running else "waiting"
+            self._members.report({key: missing, "seconds": self._waited})
+        if not is_running and self._waited >= timeout:
+            self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
+
+    def _wait_to_form(self) -> None:
+        """Form the round without those that are late, once that is safe."""
+        roster, settings = self.roster, self._settings
+        if self.phase is Phase.SEEK and roster.is_complete:
+            self.enter(Phase.GATHER)
+            self._formed_for = 0
+        elif self.phase is Phase.GATHER and not roster.is_complete:
+            self.enter(Phase.SEEK)
+        has_quorum = self.phase is not Phase.SEEK
+        if roster.leases and has_quorum and waiting.is_report_due(self._formed_for):
+            left = max(roster.leases.values())
+            self._members.report({"may_run": sorted(roster.leases), "left": left})
+        self._formed_for += 1
+        roster.count(has_quorum=has_quorum)
+        if self.phase is Phase.CONFIRM and self._formed_for % _AGAIN == 0:
+            self._ask_again()
+        limit = settings.spare_after
+        if self.began >= 0:
+            limit = max(limit, settings.kill + settings.health_check)
+        if self._formed_for >= limit:
+            roster.late |= set(roster.record.active) - roster.ready
+        self._form()
+        if self.phase is Phase.SEEK:
+            self._give_up()
+
+    def _ask_again(self) -> None:
+        """Ask nodes again that have not confirmed the round, and report them."""
+        late = set(self.roster.record.active) - self._confirmed
+        if late:
+            self.roster.share("prepare", late)
+        if late and waiting.is_report_due(self._formed_for):
+            news = {"waiting": sorted(late), "seconds": self._formed_for}
+            self._members.report(news)
+
+    def _give_up(self) -> None:
+        """End the job if too few have come for too long.
+
+        As long as the others could be a world without those that are here, this one
+        may be wanted as a spare.
+        """
+        away, limit = self.roster.away, self.roster.longest_run
+        if self.began < 0 or len(away) >= self.roster.wanted:
+            limit = max(self._settings.join_timeout, limit)
+        if self._formed_for >= limit:
+            missing = tuple(sorted(away | self.roster.gone.keys()))
+            kind = Kind.SILENT if self.began >= 0 else Kind.MISSING
+            self.fail(Failure(kind, missing, code=self._formed_for))
+
+    # --- reports ------------------------------------------------------------------
+
+    def _report_restart(self) -> None:
+        """Report the latest restart, once, and who has whose place."""
+        lost = next(iter(self.roster.lost.values()), None)
+        cause, is_told = lost or self._cause, self._restart_reported_in < 0
+        self._restart_reported_in = -1
+        summary = self.failures.summary()
+        if summary is not None and cause is not None and cause.kind is Kind.WORKER:
+            cause = protocol.failure_of(summary.first)  # not the one that came first
+        is_news = cause is not None and (lost is not None or not is_told)
+        because = wire.encode(cause) if is_news else None
+        news: dict[str, Any] = {"because": because}
+        if self._replaced:
+            news |= {"replaced": self._replaced, "round": self.round}
+        else:
+            news |= {"restart": self.round}
+        if self._replaced or because is not None:
+            self._members.report(news)
