@@ -20,8 +20,8 @@ from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client
-from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
+from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, Settings
 from torchrun_hpc.rendezvous.search import CoordinatorAddress
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 

@@ -17,12 +17,10 @@ from collections import deque
 from loopback import request_of, worker_failure
 
 from torchrun_hpc import wire
-from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
-from torchrun_hpc.spares import record
-from torchrun_hpc.spares.coordinator import Limits
-from torchrun_hpc.spares.member import Member, answer_of
-from torchrun_hpc.spares.standby import Standby
+from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Failure, Kind, Settings
+from torchrun_hpc.rendezvous import policy
+from torchrun_hpc.rendezvous.member import Member, answer_of
 from torchrun_hpc.wire import WireError
 
 # Seconds.
@@ -69,11 +67,10 @@ class Agent:
         self.member = Member(
             number,
             (f"n{number}", 4000),
-            record.first_record(job.nodes, job.spares, 0),
+            policy.first_record(job.nodes, job.spares, 0),
             {each: (f"n{each}", 4000) for each in range(job.nodes)},
         )
-        limits = Limits(SPARE_AFTER, KILL + MARGIN, CHECK)
-        self.standby = Standby(job.settings(number), limits, self.member)
+        self.coordinator = Coordinator(job.settings(number), self.member)
         self.alive = True
         self.suspended = False
         # Its clock, and how late its ticks are.
@@ -133,7 +130,7 @@ class Agent:
             self.send({"bye": True})
             self.job.close(self.link, 0)
             is_late = now - self.ended_at > CLOSING
-            if self.standby.all_informed or is_late:
+            if self.coordinator.all_informed or is_late:
                 self.job.kill(self.number)
 
     def workers_ended(self):
@@ -267,7 +264,7 @@ class Agent:
 
     def count(self, seconds):
         self.counted += seconds
-        self.standby.tick(seconds)
+        self.coordinator.tick(seconds)
 
     def catch_up(self):
         """Count late seconds before anything else, as the server does."""
@@ -312,7 +309,7 @@ class Agent:
             self.pauses = True
             return
         if whom == self.number:
-            self.standby.coordinate(self.member.record)
+            self.coordinator.coordinate(self.member.record)
             self.member.coordinates = True
         self.connect(whom)
 
@@ -333,7 +330,7 @@ class Agent:
         """Ask the other members, and hear their answers, some of them late."""
         if self.heard_others is None:
             ask_all = self.job.draw(4) == 0
-            absent = self.standby.absent(ask_all)
+            absent = self.coordinator.absent(ask_all=ask_all)
             if absent is None:
                 return
             answers = {each: self.job.ask(self, each) for each in absent}
@@ -342,8 +339,7 @@ class Agent:
         due, answers = self.heard_others
         if self.job.now >= due:
             self.heard_others = None
-            if self.member.gives_way(answers):
-                self.standby.give_way()
+            if self.member.gives_way(answers) and self.coordinator.give_way():
                 self.member.coordinates = False
 
 
@@ -359,7 +355,7 @@ class Job:
         self.now = 0.0
         self.agents = [Agent(number, self) for number in range(nodes)]
         first = self.agents[0]
-        first.standby.coordinate(record.first_record(nodes, spares, 0))
+        first.coordinator.coordinate(policy.first_record(nodes, spares, 0))
         first.looks_for_first = False
         first.member.coordinates = True
         first.member.begin()
@@ -371,7 +367,7 @@ class Job:
     def settings(self, number):
         return Settings(
             "19.0", "mine", self.nodes, number, self.max_restarts, JOIN, SILENCE,
-            self.spares,
+            self.spares, spare_after=SPARE_AFTER, kill=KILL + MARGIN, health_check=CHECK,
         )  # fmt: skip
 
     def draw(self, most):
@@ -412,9 +408,10 @@ class Job:
         if not self.meet(agent, other) or other.suspended:
             return None
         key = object()
-        other.standby.receive(key, {"job": "19.0", "asks": True})
-        found = [m for k, m in other.standby.outbox if k is key and m is not CLOSE]
-        other.standby.outbox = [p for p in other.standby.outbox if p[0] is not key]
+        other.coordinator.receive(key, {"job": "19.0", "asks": True})
+        outbox = other.coordinator.outbox
+        found = [m for k, m in outbox if k is key and m is not CLOSE]
+        outbox[:] = [pair for pair in outbox if pair[0] is not key]
         return answer_of(found[0])
 
     def close(self, link, end, how=END):
@@ -528,24 +525,25 @@ class Job:
     def _to_host(self, agent, link, message):
         agent.catch_up()
         if message == END:
-            agent.standby.disconnected(link, ended=True)
+            agent.coordinator.disconnected(link, ended=True)
         elif message == BROKEN:
-            agent.standby.disconnected(link)
+            agent.coordinator.disconnected(link)
         else:
             try:
-                agent.standby.receive(link, message)
+                agent.coordinator.receive(link, message)
             except WireError:
                 self.reset(link, 1)
-                agent.standby.disconnected(link)
+                agent.coordinator.disconnected(link)
         self.flush(agent)
 
     def flush(self, agent):
-        outbox, agent.standby.outbox = agent.standby.outbox, []
+        outbox = [*agent.coordinator.outbox]
+        agent.coordinator.outbox.clear()
         for link, message in outbox:
             if message is CLOSE or message is RESET:
                 if link.is_open[1]:
                     (self.close if message is CLOSE else self.reset)(link, 1)
-                    agent.standby.disconnected(link)
+                    agent.coordinator.disconnected(link)
             elif link.is_open[1]:
                 link.ways[0].append(as_sent(message))
 

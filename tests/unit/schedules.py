@@ -13,7 +13,7 @@ from members import JOIN, KILL, MARGIN, SILENCE, Job
 
 LEASE = SILENCE + KILL + MARGIN
 ENOUGH = 6 * LEASE + 3 * JOIN  # seconds, in which a stable network comes to rest
-SIZES = (2, 0), (3, 1), (4, 1), (5, 2), (6, 2), (7, 3)  # nodes, and spares of them
+SIZES = (8, 3), (3, 1), (4, 1), (5, 2), (6, 2), (7, 3)  # nodes, and spares of them
 STEPS = 25
 
 

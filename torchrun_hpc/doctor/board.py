@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.connection import Connection
-from torchrun_hpc.rendezvous.coordinator import Settings
+from torchrun_hpc.rendezvous.protocol import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -17,7 +17,7 @@ from torchrun_hpc import waiting, wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
 from torchrun_hpc.rendezvous import handler, messages
-from torchrun_hpc.rendezvous.coordinator import ranks_by_site
+from torchrun_hpc.rendezvous.rounds import ranks_by_site
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console, description

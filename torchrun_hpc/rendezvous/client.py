@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.report import COLLECT_TIMEOUT
-from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
+from torchrun_hpc.rendezvous.members import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import (
     Failure,
     JoinRequest,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.planning.meeting import Meeting
-    from torchrun_hpc.rendezvous.coordinator import Settings
+    from torchrun_hpc.rendezvous.protocol import Settings
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import CoordinatorAddress
     from torchrun_hpc.rendezvous.server import Answering

@@ -1,4 +1,4 @@
-"""What the coordinator decides: which agents it accepts, when a round starts and ends.
+"""The coordinator of a job: it hears all agents, and decides what becomes of the job.
 
 A state machine without clock or network: each message and each second is passed to it,
 and it leaves what is to be sent in `Coordinator.outbox`.
@@ -10,97 +10,30 @@ hour, and a clock that is set back or forth changes nothing.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__, waiting, wire
-from torchrun_hpc.failures.collection import Collection, WorkerFailure
-from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, Refusal
-from torchrun_hpc.wire import WireError, printable
+from torchrun_hpc import wire
+from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc.rendezvous import policy, protocol
+from torchrun_hpc.rendezvous.members import Members, Refused
+from torchrun_hpc.rendezvous.phases import Phase
+from torchrun_hpc.rendezvous.protocol import CLOSE, Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.record import MemberState
+from torchrun_hpc.rendezvous.rounds import WHILE_STARTING, Rounds
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping
 
     from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.member import Member
+    from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
+    from torchrun_hpc.rendezvous.record import Address, Record
 
 # Seconds.
-HEARTBEAT_INTERVAL = 5
-_RESTART_REPORT = 2  # until others have failed, of which one may have been the first
-CANDIDATE_TIMEOUT = 10  # for an agent whose node rank another one claims, to answer
 _BESIDE = 2  # at most, between the loss of an agent and SIGTERM for the others
-SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
-
-# How a job may fail while some nodes have not connected yet.
-_WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
-
-_SHORT = 60  # characters of what is shown of an agent that is refused
-_COMPARED = (Refusal.STARTED, Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES)
-_DIFFERENT = {
-    Refusal.VERSION: "torchrun_hpc {} instead of {}",
-    Refusal.NODES: "{} nodes instead of {}",
-    Refusal.RUN_ID: "--rdzv_id={} instead of {}",
-    Refusal.SPARES: "--hpc-spares={} instead of {}",
-    Refusal.STARTED: "{} instead of {}",
-    Refusal.TAKEN: "process {} on {} instead of process {} on {}",
-}
-
-# In the outbox: close, or reset, this connection. A process that lives resets those of
-# agents: an end of file means to them that it has ended.
-CLOSE: dict[str, Any] = {"close": True}
-RESET: dict[str, Any] = {"reset": True}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all agents of a job agree on.
-
-    Attributes:
-        job: The launch id.
-        run_id: Torch's rendezvous id.
-        nodes: Number of nodes.
-        coordinator: Node rank of the coordinator; -1 where it is another node.
-        max_restarts: How often the job may restart.
-        join_timeout: Seconds that a round waits for all nodes.
-        silence_timeout: Seconds after which an agent that does not answer ends the
-            job.
-        spares: How many of the nodes wait to take the place of another one.
-        started: As in `JoinRequest`.
-        signals_on_loss: Whether the launcher sends SIGTERM to all agents when one is
-            lost. PBS does not: it kills the agents of a job that is deleted.
-    """
-
-    job: str
-    run_id: str
-    nodes: int
-    coordinator: int
-    max_restarts: int
-    join_timeout: int
-    silence_timeout: int
-    spares: int = 0
-    started: str = ""
-    signals_on_loss: bool = True
-
-
-@dataclass
-class _Agent:
-    """An agent that was accepted, or claims the node rank of one."""
-
-    connection: Hashable
-    request: JoinRequest
-    silent_for: int = 0  # seconds since its last message
-    heartbeat: float = True  # its last one, by its own clock
-    is_reported: bool = False  # to the user, as silent
-    has_joined: bool = False  # any round yet
-
-
-def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the node ranks that use each site, that of the first node first."""
-    found: dict[str, list[int]] = {}
-    for rank in sorted(sites):
-        found.setdefault(sites[rank], []).append(rank)
-    return found
+SUSPENDED = 2  # who notices later that a lease has ended was suspended
 
 
 class Coordinator:
@@ -108,60 +41,114 @@ class Coordinator:
 
     Args:
         settings: What all agents agree on.
+        record: What this node knows of the job; by default, that it has not begun.
+        member: What this node knows as a member, if the job has spares. Then it is on
+            standby at first.
 
     Attributes:
         outbox: Pairs of a connection and a message to send there, in order.
-        round: The round that is waited for, or running. It is also the number of
-            restarts.
-        running: Whether it has started.
-        failure: Why the job failed.
-        finished: Whether all nodes have finished.
+        members: The agents that are connected.
+        rounds: The rounds of the job.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, member: Member | None = None) -> None:
         self.settings = settings
         self.outbox: list[Answer] = []
-        self.round = 0
-        self.running = False
-        self.failure: Failure | None = None
-        self.finished = False
-        limit = settings.silence_timeout // 3
-        self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
-        self._agents: dict[int, _Agent] = {}
-        self._ranks: dict[Hashable, int] = {}
-        self._candidates: dict[int, _Agent] = {}
-        self._joined: set[int] = set()
-        self._done: set[int] = set()
-        self._informed: set[int] = set()  # node ranks to which the failure was sent
-        self._unread: set[Hashable] = set()  # connections that have not confirmed it
-        self._has_run = False  # any round
+        self._member = member
+        nodes, spares = settings.nodes, settings.spares
+        record = policy.first_record(nodes, spares, settings.coordinator)
+        self._reset(record)
+        if member is None:  # nobody takes over from it
+            self.coordinate(record)
+
+    def _reset(self, record: Record) -> None:
+        settings = self.settings
+        self.members = Members(settings, self.outbox)
+        self.rounds = Rounds(settings, self.members, record)
+        # Seconds in which nodes may come for the first time.
+        self._expected_for = settings.join_timeout if record.round < 0 else 0
         self._reported: set[Refusal] = set()  # why others were refused
-        self._cause: Failure | None = None  # of the latest restart
-        self._worker_failures = Collection()  # of this round
-        self._restart_reported_in = -1  # seconds; below 0 there is none to report
-        self._is_reported = False  # to the user, which workers have failed
+        self._printed = False  # the user knows which workers have failed
         # The second in which an agent was lost last, and which one.
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)
         # Agents that have received SIGTERM, or have failed since then.
         self._stopped: dict[int, Failure] = {}
         self._stopped_at = 0  # the second in which the first has
-        self._workers_store: Any = None
-        self._waited = 0
-        self._seconds = 0
-        self._store = KeyValueStore()
+
+    # --- taking over --------------------------------------------------------------
+
+    def coordinate(self, record: Record) -> None:
+        """Become the coordinator.
+
+        Args:
+            record: What this node knows of the job. After the first round its
+                coordinator was lost, and this one takes over.
+        """
+        if self.rounds.phase is Phase.STANDBY:
+            self._reset(record)
+            self.rounds.take_over()
+
+    def give_way(self) -> bool:
+        """Be the coordinator no longer, if too few are here: all look for another one.
+
+        Returns:
+            Whether this node is on standby.
+        """
+        if not (self.rounds.has_quorum or self.rounds.has_ended):
+            self.members.reset()
+            self._reset(self.rounds.roster.record)
+        return self.rounds.phase is Phase.STANDBY
+
+    def absent(self, *, ask_all: bool) -> dict[int, Address] | None:
+        """Return where to look for other nodes; ``None`` if enough are here.
+
+        Args:
+            ask_all: Whether also for those that have not come yet.
+        """
+        roster, here = self.rounds.roster, self.members.agents.keys()
+        if self._member is None or self.rounds.has_quorum or self.rounds.has_ended:
+            return None
+        addresses = {**self._member.addresses, **roster.addresses}
+        absent = {*addresses} - here
+        if not ask_all:
+            active = roster.record.active if self.rounds.began >= 0 else ()
+            absent = {*roster.addresses, *active} - here - roster.gone.keys()
+        return {node: addresses[node] for node in absent if node in addresses}
+
+    def _answer_peer(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        """Answer a node that looks for the coordinator."""
+        if message.get("job") != self.settings.job or self._member is None:
+            raise WireError("not a member of this job")
+        coordinates = self.rounds.phase is not Phase.STANDBY
+        has_quorum = coordinates and self.rounds.has_quorum
+        standby = [self._member.follows, coordinates, has_quorum]
+        self.outbox += [(connection, {"standby": standby}), (connection, CLOSE)]
+
+    # --- what others ask ----------------------------------------------------------
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the job failed."""
+        return self.rounds.failure
 
     @property
     def all_informed(self) -> bool:
         """Whether every agent knows how the job ended."""
-        waits_for = self._agents if self.failure is None else self._unread
+        members = self.members
+        waits_for = members.agents if self.failure is None else members.unread
         return not waits_for and not self.expects_nodes
 
     @property
     def expects_nodes(self) -> bool:
         """Whether nodes may still come that cannot know that the job has ended."""
-        if self.failure is None or self.failure.kind not in _WHILE_STARTING:
-            return False
-        return not self._has_run and len(self._informed) < self.settings.nodes
+        members, failure, nodes = self.members, self.failure, self.settings.nodes
+        if self.rounds.began < 0:
+            is_while_starting = failure is not None and failure.kind in WHILE_STARTING
+            return is_while_starting and len(members.informed) < nodes
+        # A short job may end before a spare has come.
+        is_signal = failure is not None and failure.kind is Kind.SIGNAL
+        is_late = members.seconds >= self._expected_for
+        return not (is_signal or is_late) and len(members.seen) < nodes
 
     # --- events -------------------------------------------------------------------
 
@@ -171,33 +158,31 @@ class Coordinator:
         Raises:
             WireError: It is not valid; the connection is to be closed.
         """
-        rank = self._ranks.get(connection)
+        if self.rounds.phase is Phase.STANDBY or message.get("asks"):
+            self._answer_peer(connection, message)
+            return
+        rank = self.members.rank_of(connection)
         if rank is None:
             self._handle_request(connection, message)
             return
-        agent = self._agents[rank]
-        agent.silent_for = 0
-        if type(heartbeat := message.get("heartbeat")) is float:
-            agent.heartbeat = heartbeat
+        self.members.answered(rank, message)
         if "bye" not in message:
-            self._refuse_candidate(rank)
-        if "join" in message and not self._stopped:
-            self._join(agent, message)
-        self._report_workers(agent, message)
-        self._pass_on(agent, message)
+            self._refused(self.members.refuse_candidate(rank))
+        self._hear_of_rounds(rank, message)
+        self._hear_of_workers(rank, message)
         if "failed" in message:
-            self._agent_failed(rank, wire.decode(Failure, message["failed"]))
-        if "done" in message:
-            self._node_done(rank, message["done"])
+            self._gave_up(rank, wire.decode(Failure, message["failed"]))
         if "ask" in message:
-            self.outbox += self._store.ask(connection, message)
+            self.outbox += self.rounds.store.ask(connection, message)
         if "read" in message:
-            self._unread.discard(connection)
+            self.members.unread.discard(connection)
         if "bye" in message:
             self._remove(rank)
             self._accept_candidate(rank)
+            if self.settings.spares:  # its workers have ended before
+                self.rounds.ended(rank, self.rounds.roster.record.round)
 
-    def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:  # noqa: ARG002
+    def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
         """Handle the end of a connection.
 
         Args:
@@ -205,386 +190,218 @@ class Coordinator:
             ended: Whether the process at its other end has ended. Only an end of file
                 proves that.
         """
-        rank = self._ranks.get(connection)
+        rank = self.members.rank_of(connection)
         if rank is None:
-            for claimed, candidate in list(self._candidates.items()):
-                if candidate.connection == connection:
-                    del self._candidates[claimed]
+            self.members.forget_candidate(connection)
             return
-        had_joined = self._agents[rank].has_joined
+        had_joined = self.members.agents[rank].has_joined
         self._remove(rank)
-        has_ended = self.finished or rank in {*self._done, *self._stopped}
-        if had_joined and not has_ended:
-            self._loss = self._seconds, Failure(Kind.LOST, (rank,))
+        if had_joined and not self.rounds.is_done(rank) and rank not in self._stopped:
+            self._loss = self.members.seconds, Failure(Kind.LOST, (rank,))
             if self._stopped:
                 self.fail(self._loss[1])
-            self._agent_lost(rank)
+            self.rounds.lose(rank, self._loss[1])
+            if not (self.settings.spares or self.rounds.has_ended):
+                self.members.report({"lost": rank})
         self._accept_candidate(rank)
+        if ended and self.settings.spares and rank not in self.members.agents:
+            self.rounds.ended(rank, self.rounds.roster.record.round)
 
     def tick(self, seconds: int = 1) -> None:
         """Handle that a second has passed, however late.
 
         Args:
-            seconds: How many seconds have passed. Only a job with spares counts them:
-                members and other coordinators count them, too, and expect that this
-                one gives up in time.
+            seconds: How many seconds have passed; see `Members.tick`.
         """
-        self._seconds += 1
-        timeout = self.settings.silence_timeout
-        silent = []
-        answering = [
-            rank
-            for rank, agent in self._agents.items()
-            if agent.is_reported and agent.silent_for < SILENCE_REPORT
-        ]
-        for rank, agent in list(self._agents.items()):
-            agent.silent_for += seconds if self.settings.spares else 1
-            if (self._seconds + rank) % self._heartbeat_interval == 0:  # spread
-                self._send(agent, {"heartbeat": agent.heartbeat})
-            if agent.silent_for >= timeout:
-                self._agent_silent(rank)
-            elif agent.silent_for >= SILENCE_REPORT and not agent.is_reported:
-                silent.append(rank)
-            agent.is_reported = agent.silent_for >= SILENCE_REPORT
-        for rank, candidate in list(self._candidates.items()):
-            candidate.silent_for += 1
-            if candidate.silent_for >= CANDIDATE_TIMEOUT:  # the first did not answer
-                self.disconnected(self._agents[rank].connection)
-        if self.failure is not None or self.finished:
+        ended, replaced, news = self.members.tick(seconds)
+        for rank in ended:
+            self._silent(rank)
+        for connection in replaced:
+            self.disconnected(connection)
+        if self.rounds.has_ended:
             return
-        if silent:
-            self._report({"silent": silent, "left": timeout - SILENCE_REPORT})
-        if answering:
-            self._report({"answering": answering})
-        self._wait()
+        for each in news:
+            self.members.report(each)
+        if self._stopped and self.members.seconds - self._stopped_at >= _BESIDE:
+            self.fail(next(iter(self._stopped.values())))
+        else:
+            self.rounds.wait()
 
     def fail(self, failure: Failure) -> None:
         """End the job, and inform all agents; only the first failure counts."""
-        if self.failure is not None or self.finished:
-            return
-        self.failure = failure
-        if failure.kind in _WHILE_STARTING:
-            self._informed.update(failure.nodes)
-        for rank, agent in self._agents.items():
-            self._inform(rank, agent.connection, failure)
+        self.rounds.fail(failure)
 
-    # --- which agents are accepted ------------------------------------------------
+    # --- who comes ----------------------------------------------------------------
 
     def _handle_request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        version = message.get("protocol")
-        candidates = (each.connection for each in self._candidates.values())
-        if type(version) is not int or connection in candidates:
-            raise WireError("not a join request, or the second one")
-        if message.get("job") != self.settings.job:
-            self._refuse(connection, Refusal.UNKNOWN)  # whoever asks
-            return
-        rank, release = message.get("rank"), message.get("release")
-        if version != protocol.VERSION:
-            self._refuse(connection, Refusal.VERSION, rank, release, __version__)
-            return
-        request = wire.decode(JoinRequest, message)
-        for reason in _COMPARED:
-            theirs, own = (getattr(x, reason.value) for x in (request, self.settings))
-            # Who only tells why its node cannot start does not know the id.
-            if theirs != own and "" not in (theirs, own):
-                self._refuse(connection, reason, rank, theirs, own)
-                return
-        self._check_rank(connection, request, message.get("failed"))
-
-    def _check_rank(
-        self, connection: Hashable, request: JoinRequest, failure: Any
-    ) -> None:
         """Accept an agent, unless another one has its node rank."""
-        first = self._agents.get(request.rank)
+        request = self.members.examine(connection, message)
+        if isinstance(request, Refused):
+            self._refused(request)
+            return
+        first = self.members.agents.get(request.rank)
         if first is None:
-            if failure is not None:
-                self._agent_failed(request.rank, wire.decode(Failure, failure))
+            if (failure := message.get("failed")) is not None:
+                self._gave_up(request.rank, wire.decode(Failure, failure))
             self._accept(connection, request)
         elif first.request.agent == request.agent:
             # It has closed its first connection, of which the end is yet to come.
             self._remove(request.rank)
             self._accept(connection, request)
         else:
-            # A second agent; or it was started again, and the end of the first one's
-            # connection was not seen: a heartbeat shows whether that one still runs.
-            older = self._candidates.get(request.rank)
-            if older is not None:
-                self.outbox.append((older.connection, CLOSE))
-            self._candidates[request.rank] = _Agent(connection, request)
-            self._send(first, {"heartbeat": first.heartbeat})
+            self.members.claim(connection, request)
 
-    def _refuse_candidate(self, rank: int) -> None:
-        """Refuse the second agent of a node rank whose first one has just answered."""
-        if rank in self._candidates:
-            second, first = self._candidates.pop(rank), self._agents[rank].request
-            who = second.request.pid, second.request.host, first.pid, first.host
-            self._refuse(second.connection, Refusal.TAKEN, rank, *who)
+    def _accept(self, connection: Hashable, request: JoinRequest) -> None:
+        rank, rounds = request.rank, self.rounds
+        if self.rounds.phase is Phase.RUN and rank in self.rounds.roster.record.active:
+            # Another round begins with an agent that was started again.
+            rounds.lose(rank, Failure(Kind.LOST, (rank,)))
+        self.members.accept(connection, request)
+        if not self.settings.spares:
+            rounds.roster.present.add(rank)
+        if self.failure is None:
+            welcome = {"welcome": protocol.VERSION, "job": self.settings.job}
+            known = {"round": self.rounds.round, "age": self.rounds.roster.record.age}
+            own = {"coordinator": self.settings.coordinator}
+            self.members.send(rank, {**welcome, **known, **own})
+        if rounds.has_ended:  # it was not here when that was sent
+            self._tell_end(rank)
 
     def _accept_candidate(self, rank: int) -> None:
         """Accept the second agent of a node rank, of which the first has gone."""
-        if second := self._candidates.pop(rank, None):
+        if second := self.members.take_candidate(rank):
             self._accept(second.connection, second.request)
 
-    def _accept(self, connection: Hashable, request: JoinRequest) -> None:
-        if self.failure is None:
-            self._agent_came(request.rank)
-        self._agents[request.rank] = _Agent(connection, request)
-        self._ranks[connection] = request.rank
-        if self.failure is not None:
-            self._inform(request.rank, connection, self.failure)
-        else:
-            self.outbox.append((connection, self._welcome()))
-        if self.finished:  # it was not here when that was sent
-            self.outbox.append((connection, self._end()))
-
-    def _agent_came(self, rank: int) -> None:
-        """Begin another round with an agent that was started again."""
-        if self.running:
-            self._end_round(Failure(Kind.LOST, (rank,)))
-
-    def _welcome(self) -> dict[str, Any]:
-        job, number = self.settings.job, self.round
-        return {"welcome": protocol.VERSION, "job": job, "round": number}
-
-    def _refuse(
-        self, connection: Hashable, reason: Refusal, rank: Any = None, *values: Any
-    ) -> None:
-        """Refuse an agent, which hears the reason only: anybody may have asked.
-
-        It ends the job only if the job waits for it. Otherwise node 0 reports it.
-
-        Args:
-            connection: Where it is.
-            reason: Why. Node 0 reports more, unless the agent is of another job.
-            rank: The node rank that it claims.
-            values: What is different: its own values, and those of the job.
-        """
-        self.outbox += [(connection, {"refused": reason.value}), (connection, CLOSE)]
-        if reason is Refusal.UNKNOWN:
+    def _refused(self, refused: Refused | None) -> None:
+        """End the job if it waits for an agent that was refused; or report it."""
+        if refused is None or refused.reason is Refusal.UNKNOWN:
             return
-        text = _DIFFERENT[reason].format(*(printable(str(v), _SHORT) for v in values))
-        nodes = (rank,) if type(rank) is int and 0 <= rank < self.settings.nodes else ()
-        is_news = reason not in self._reported and not (self.failure or self.finished)
+        reason, rank, text = refused
+        nodes = () if rank is None else (rank,)
+        is_news = reason not in self._reported and not self.rounds.has_ended
         # An agent of another command belongs to another launch: ours is still to come.
-        is_awaited = not self._has_run and reason is not Refusal.STARTED
-        if nodes and is_awaited and rank not in self._agents:
+        is_awaited = self.rounds.began < 0 and reason is not Refusal.STARTED
+        if nodes and is_awaited and rank not in self.members.agents:
             self.fail(Failure(Kind.REFUSED, nodes, text=text))
-            self._informed.update(nodes)
-        elif is_news and self._report({"stranger": nodes, "because": text}):
+            self.members.informed.update(nodes)
+        elif is_news and self.members.report({"stranger": nodes, "because": text}):
             self._reported.add(reason)
 
+    # --- who goes -----------------------------------------------------------------
+
     def _remove(self, rank: int) -> None:
-        connection = self._agents.pop(rank).connection
-        del self._ranks[connection]
-        self._unread.discard(connection)
-        self._store.forget(connection)
-        self._joined.discard(rank)
-        self.outbox.append((connection, RESET))
+        self.rounds.removed(rank, self.members.remove(rank))
 
-    # --- rounds -------------------------------------------------------------------
-
-    def _join(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        wanted = message["join"]
-        if self.finished:
-            return
-        rank = agent.request.rank
-        if self.running and wanted == self.round + 1:
-            text = "it wanted another restart"
-            self._end_round(Failure(Kind.AGENT, (rank,), text=text))
-        if self.failure is not None:
-            return
-        if self.running or wanted != self.round:
-            raise WireError(f"join of round {wanted} in round {self.round}")
-        agent.has_joined = True
-        self._joined.add(rank)
-        if rank == 0:
-            self._workers_store = message.get("store")
-        if self._joined.issuperset(self._in_round):
-            self._start_round()
-
-    @property
-    def _in_round(self) -> Sequence[int]:
-        """Ranks of the nodes that take part in a round."""
-        return range(self.settings.nodes)
-
-    def _start_round(self) -> None:
-        if not self._has_run:
-            sites = {rank: agent.request.site for rank, agent in self._agents.items()}
-            if len(by_site := ranks_by_site(sites)) > 1:
-                self._report({"sites": by_site})
-        self._report_restart()
-        self._worker_failures.clear()
-        self.running = True
-        self._has_run = True
-        self._done.clear()
-        self._store = KeyValueStore()
-        go = {"go": self.round, "store": self._workers_store}
-        for rank in self._in_round:
-            self._send(self._agents[rank], go)
-
-    def _report_workers(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        """Collect the failures of workers, of which the first one ends the round."""
-        # Of a round that has just ended, too: it may have been the first.
-        own_round = self.round if self.running else self.round - 1
-        if "died" in message and message.get("round") == own_round:
-            worker = wire.decode(WorkerFailure, message["died"])
-            worker = replace(worker, node=agent.request.rank)
-            self._worker_failures.add(worker)
-            if self.failure is None and self.running and not self._stopped:
-                self._end_round(protocol.failure_of(worker))
-        if "report" in message:
-            summary = self._worker_failures.summary()
-            self._send(agent, {"report": summary and wire.encode(summary)})
-        if "printed" in message:
-            self._is_reported = True
-            for other in self._agents.values():
-                self._send(other, {"printed": True})
-
-    def _pass_on(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        """Pass on a question of an agent to all, and the answers to it."""
-        own = agent.request.rank
-        if type(message.get("stacks")) is int:
-            for other in self._agents.values():
-                self._send(other, {"stacks": [own, message["stacks"]]})
-        match message.get("sampled"):
-            case [int(rank), int(number)] if rank in self._agents:
-                answer = {"sampled": number, "node": own, "of": message.get("of")}
-                self._send(self._agents[rank], answer)
-
-    def _end_round(self, failure: Failure) -> None:
-        """Let all join the next round, or end the job if there is none."""
-        has_ended = self.failure is not None or self.finished
-        if has_ended or self._done or self.round >= self.settings.max_restarts:
-            self.fail(replace(failure, finished=len(self._done)))
-            return
-        self._cause = failure
-        self.running = False
-        self._waited = 0
-        self._joined.clear()
-        for agent in self._agents.values():
-            self._send(agent, {"over": self.round})
-        self.round += 1
-        self._restart_reported_in = _RESTART_REPORT
-
-    def _report_restart(self) -> None:
-        """Report the latest restart, once, with the failure that was the first."""
-        cause, summary = self._cause, self._worker_failures.summary()
-        if self._restart_reported_in < 0 or cause is None or cause.kind is Kind.LOST:
-            return
-        self._restart_reported_in = -1
-        if summary is not None and cause.kind is Kind.WORKER:
-            cause = protocol.failure_of(summary.first)
-        self._report({"restart": self.round, "because": wire.encode(cause)})
-
-    def _agent_lost(self, rank: int) -> None:
-        """Wait for an agent to be started again, if the job may restart."""
-        failure = Failure(Kind.LOST, (rank,))
-        if self.running:
-            self._end_round(failure)
-        elif self.round >= self.settings.max_restarts:
+    def _silent(self, rank: int) -> None:
+        """End the job, or go on without an agent that does not answer."""
+        timeout = self.settings.silence_timeout
+        failure = Failure(Kind.SILENT, (rank,), code=timeout)
+        if not self.settings.spares:
             self.fail(failure)
-        if self.failure is None:
-            self._report({"lost": rank})
+            return
+        silent_for = self.members.agents[rank].silent_for
+        if silent_for > timeout + SUSPENDED:  # it has no time to end its workers
+            self.members.report({"suspended": silent_for})
+        self._remove(rank)
+        self.rounds.lose(rank, failure)
+        self._accept_candidate(rank)
 
-    def _agent_failed(self, rank: int, failure: Failure) -> None:
+    def _gave_up(self, rank: int, failure: Failure) -> None:
         """End the job: an agent gives up, or cannot start.
+
+        If there are enough others, they go on without it. It is told so as if the job
+        had failed: for this agent it has.
 
         A launcher that loses an agent sends SIGTERM to all others. The coordinator may
         see the signal before it sees the loss. So it waits a moment for the loss.
         """
+        rounds = self.rounds
+        is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator
+        are_enough = len(rounds.roster.left - {rank}) >= rounds.roster.wanted
+        if is_own_fault and are_enough and not rounds.has_ended:
+            rounds.exclude(rank, failure.text)
+            rounds.lose(rank, failure)
+            if rank in self.members.agents:
+                self.members.inform(rank, {"failed": wire.encode(failure)})
+            return
         is_stop = (failure.kind, failure.code) == (Kind.SIGNAL, signal.SIGTERM)
         is_stop = is_stop and self.settings.signals_on_loss
         second, loss = self._loss
-        if is_stop and self._seconds - second <= _BESIDE:
+        if is_stop and self.members.seconds - second <= _BESIDE:
             self.fail(loss)
-        elif self.running and (is_stop or self._stopped):
+        elif self.rounds.phase is Phase.RUN and (is_stop or self._stopped):
             if not self._stopped:
-                self._stopped_at = self._seconds
+                self._stopped_at = self.members.seconds
             self._stopped.setdefault(rank, failure)
-            if not self._agents.keys() <= self._stopped.keys():
+            if not self.members.agents.keys() <= self._stopped.keys():
                 return  # one of the others may be lost
         self.fail(next(iter(self._stopped.values()), failure))
 
-    def _agent_silent(self, rank: int) -> None:
-        """End the job."""
-        timeout = self.settings.silence_timeout
-        self.fail(Failure(Kind.SILENT, (rank,), code=timeout))
+    def _tell_end(self, rank: int) -> None:
+        """Tell an agent how the job has ended."""
+        if self.failure is None:
+            self.members.send(rank, self.rounds.ending)
+        else:
+            self.members.inform(rank, self.rounds.ending)
+            if self._printed:
+                self.members.send(rank, {"printed": True})
 
-    def _node_done(self, rank: int, done: Any) -> None:
-        if self.failure is not None:
-            return
-        if not self.running:
-            # It had finished before it heard of the restart, and takes no part in it.
-            if self._cause is not None and done == self.round - 1:
-                self.fail(replace(self._cause, finished=1))
-            return
-        if done != self.round:
-            return
-        self._done.add(rank)
-        self._waited = 0
-        if self._done.issuperset(self._in_round):
-            self.finished = True
-            for other in self._agents.values():
-                self._send(other, self._end())
+    # --- what an agent says -------------------------------------------------------
 
-    def _wait(self) -> None:
-        """Report which nodes are waited for, and end the job when its time is up."""
-        if self._stopped and self._seconds - self._stopped_at >= _BESIDE:
-            self.fail(next(iter(self._stopped.values())))
-            return
-        self._restart_reported_in -= 1
-        if self._restart_reported_in == 0:
-            self._report_restart()
-        ready = self._ready
-        if not ready:  # all are at work; or a dry run, which joins nothing
-            return
-        self._waited += 1
-        missing = [rank for rank in self._in_round if rank not in ready]
-        if waiting.is_report_due(self._waited):
-            key = "finishing" if self.running else "waiting"
-            self._report({key: missing, "seconds": self._waited})
-        timeout = self.settings.join_timeout
-        if not self.running and self._waited >= timeout:
-            self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
+    def _hear_of_rounds(self, rank: int, message: Mapping[str, Any]) -> None:
+        rounds, store = self.rounds, message.get("store")
+        if "present" in message and self.settings.spares:
+            self._present(rank, wire.decode(MemberState, message["present"]))
+        if "unfit" in message and self.settings.spares:
+            rounds.roster.leases.pop(rank, None)  # its workers have ended
+            rounds.exclude(rank, str(message["unfit"]))
+        if "join" in message and not self._stopped:
+            rounds.join(rank, store)
+        if "confirm" in message:
+            rounds.confirm(rank, message["confirm"], store)
+        if "done" in message:
+            rounds.done(rank, message["done"])
 
-    @property
-    def _ready(self) -> set[int]:
-        """Ranks of the nodes that wait for the others: at the end, or at the start."""
-        return self._done if self.running else self._joined
+    def _present(self, node: int, state: MemberState) -> None:
+        """Take note where a node can be asked, and what it knows."""
+        rounds, roster = self.rounds, self.rounds.roster
+        rounds.learn(state.term, state.record)
+        gone = roster.came(node, state)
+        if gone is not None and gone[1] >= roster.record.round:
+            rounds.ended(*gone)
+        record = roster.record
+        if record.round > state.round:
+            self.members.send(node, {"record": wire.encode(record)})
+        if node in record.active and rounds.began >= 0:
+            roster.lost.pop(node, None)
+            self.members.agents[node].has_joined = True  # its loss counts
+        if state.done and (rounds.phase is Phase.RUN or node not in record.active):
+            rounds.exclude(node, "its workers had finished, without the others")
+        elif state.done and state.round == record.round:
+            lost = next(iter(roster.lost.values()), Failure(Kind.AGENT, (node,)))
+            rounds.fail(replace(lost, finished=1))
+        elif not state.done and record.losses.get(node, 0) >= policy.LOSSES:
+            rounds.exclude(node, f"it was lost {policy.LOSSES} times")
+        elif not state.done and node in record.out:
+            self.members.send(node, {"out": record.out[node]})
 
-    # --- what is sent -------------------------------------------------------------
-
-    def _report(self, message: Mapping[str, Any]) -> bool:
-        """Send something for the user to the node that reports, if it is there."""
-        reporter = self._agents.get(self._reporter)
-        reporter = reporter or self._agents.get(self.settings.coordinator)
-        if reporter is not None:
-            self._send(reporter, message)
-        return reporter is not None
-
-    def _end(self) -> dict[str, Any]:
-        """Return what all hear when the job has ended well."""
-        return {"finished": self.round, **self._last_words()}
-
-    def _last_words(self) -> dict[str, Any]:
-        """Return what all are to know at the end."""
-        return {}
-
-    @property
-    def _reporter(self) -> int:
-        """Rank of the node that reports."""
-        return 0
-
-    def _inform(self, rank: int, connection: Hashable, failure: Failure) -> None:
-        """Send the failure to an agent, which is to confirm it."""
-        message = {"failed": wire.encode(failure), **self._last_words()}
-        if rank == self._reporter:
-            message["reports"] = True
-        self.outbox.append((connection, message))
-        self._unread.add(connection)
-        self._informed.add(rank)
-        if self._is_reported:
-            self.outbox.append((connection, {"printed": True}))
-
-    def _send(self, agent: _Agent, message: Mapping[str, Any]) -> None:
-        self.outbox.append((agent.connection, message))
+    def _hear_of_workers(self, rank: int, message: Mapping[str, Any]) -> None:
+        rounds, members = self.rounds, self.members
+        # Of a round that has just ended, too: it may have been the first.
+        if "died" in message and message.get("round") == rounds.began:
+            worker = replace(wire.decode(WorkerFailure, message["died"]), node=rank)
+            rounds.failures.add(worker)
+            if rounds.phase is Phase.RUN and not self._stopped:
+                rounds.end(protocol.failure_of(worker))
+        if "report" in message:
+            summary = rounds.failures.summary()
+            members.send(rank, {"report": summary and wire.encode(summary)})
+        if "printed" in message:
+            self._printed = True
+            members.send_all({"printed": True})
+        if type(message.get("stacks")) is int:
+            members.send_all({"stacks": [rank, message["stacks"]]})
+        match message.get("sampled"):
+            case [int(asks), int(number)]:
+                answer = {"sampled": number, "node": rank, "of": message.get("of")}
+                members.send(asks, answer)

@@ -17,7 +17,7 @@ from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.rendezvous import messages, search
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.connection import Connection
-from torchrun_hpc.rendezvous.coordinator import Settings
+from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore

@@ -11,7 +11,7 @@ from torchrun_hpc.failures.collection import signal_name
 from torchrun_hpc.host.network import join_endpoint, path_problem
 from torchrun_hpc.names import nodes
 from torchrun_hpc.planning.messages import RUN_ID, nested
-from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
+from torchrun_hpc.rendezvous.members import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal
 from torchrun_hpc.rendezvous.search import NOBODY
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torchrun_hpc import wire
 from torchrun_hpc.host.network import bound_socket
-from torchrun_hpc.rendezvous import coordinator, protocol
-from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Coordinator, Settings
+from torchrun_hpc.rendezvous import members, protocol
+from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
 from torchrun_hpc.rendezvous.end import End
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def serve_failure(meeting: Meeting, failure: Failure, limit: float) -> None:
         coordinator=meeting.node_rank,
         max_restarts=0,
         join_timeout=0,
-        silence_timeout=coordinator.SILENCE_REPORT,
+        silence_timeout=members.SILENCE_REPORT,
         spares=meeting.spares.number,
     )
     for port in (*meeting.ports, *meeting.notice_ports):
@@ -276,7 +277,8 @@ class CoordinatorServer:
 
     def flush(self) -> None:
         """Send what the coordinator has left to be sent."""
-        outbox, self.coordinator.outbox = self.coordinator.outbox, []
+        outbox = [*self.coordinator.outbox]
+        self.coordinator.outbox.clear()
         last: Mapping[str, Any] | None = None
         line = b""
         for key, message in outbox:

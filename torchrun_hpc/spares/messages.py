@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.names import host
-from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
+from torchrun_hpc.rendezvous.members import SILENCE_REPORT
 from torchrun_hpc.rendezvous.messages import cause, names
 from torchrun_hpc.rendezvous.protocol import Failure
 from torchrun_hpc.waiting import is_report_due

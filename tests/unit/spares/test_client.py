@@ -18,11 +18,11 @@ from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorAddress
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 from torchrun_hpc.spares import client as clients
-from torchrun_hpc.spares import record as records
+from torchrun_hpc.rendezvous import policy
 from torchrun_hpc.spares.client import MemberClient, NotNeededError
 from torchrun_hpc.spares.coordinator import Limits
-from torchrun_hpc.spares.member import Member
-from torchrun_hpc.spares.record import Record
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.spares.standby import Standby
 
 PREPARED = Record((0, 0), 0, (1, 0, 2))

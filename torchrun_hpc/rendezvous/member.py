@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
-from torchrun_hpc.spares.record import MemberState, Record
+from torchrun_hpc.rendezvous.record import MemberState, Record
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torchrun_hpc.spares.record import Address
+    from torchrun_hpc.rendezvous.record import Address
 
 
 @dataclass(frozen=True)

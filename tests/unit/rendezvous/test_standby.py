@@ -1,4 +1,4 @@
-"""What a member answers: as the coordinator, or that it is none."""
+"""A coordinator on standby, that takes over and gives way."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pytest
 
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
-from torchrun_hpc.spares.coordinator import Limits
-from torchrun_hpc.spares.member import Member
-from torchrun_hpc.spares.record import Record, first_record
-from torchrun_hpc.spares.standby import Standby
+from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.phases import Phase
+from torchrun_hpc.rendezvous.policy import first_record
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Failure, Kind, Settings
+from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.wire import WireError
 
-SETTINGS = Settings("19.0", "mine", 4, 1, 9, 200, 40, 1)
+SETTINGS = Settings("19.0", "mine", 4, 1, 9, 200, 40, 1, spare_after=60, kill=5)
 FAILURE = Failure(Kind.SIGNAL, (1,), code=15)
 
 
@@ -27,13 +27,15 @@ def make_standby(record=None):
     """Return what member 1 of four answers."""
     record = record or first_record(4, 1, 0)
     hints = {member: address(member) for member in range(4)}
-    return Standby(SETTINGS, Limits(60, 5), Member(1, address(1), record, hints))
+    member = Member(1, address(1), record, hints)
+    return Coordinator(SETTINGS, member), member
 
 
-def coordinating(*members, record=None):
+def coordinating(*members, record=None, follows=None):
     """Return what member 1 of four answers, to which others are connected."""
-    standby = make_standby(record)
-    standby.coordinate(standby.member.record)
+    standby, own = make_standby(record)
+    own.follows = follows
+    standby.coordinate(own.record)
     for member in members:
         connect(standby, member)
     return standby
@@ -46,8 +48,13 @@ def request_of(member, **changes):
 
 def sent(standby):
     """Return what was sent since the last time, and forget it as a server does."""
-    found, standby.outbox = standby.outbox, []
+    found = [*standby.outbox]
+    standby.outbox.clear()
     return found
+
+
+def here(standby):
+    return [*standby.members.agents]
 
 
 def connect(standby, member):
@@ -64,8 +71,8 @@ def connect(standby, member):
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("follows", [None, 0, 2])
 def test_it_answers_whom_it_follows(asks, follows):
-    standby = make_standby()
-    standby.member.follows = follows
+    standby, own = make_standby()
+    own.follows = follows
     standby.receive("peer", request_of(2, asks=asks))
     answer = {"standby": [follows, False, False]}
     assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
@@ -75,14 +82,14 @@ def test_it_answers_whom_it_follows(asks, follows):
 @pytest.mark.parametrize("message", [{}, {"join": True}, {"job": "20.0"}, {"job": 19}])
 @pytest.mark.parametrize("asks", [True, False])
 def test_it_answers_no_other_job(message, asks):
-    standby = make_standby()
+    standby, _ = make_standby()
     with pytest.raises(WireError, match="not a member of this job"):
         standby.receive("peer", message | {"asks": asks})
     assert sent(standby) == []
 
 
 def test_nothing_happens_without_a_coordinator():
-    standby = make_standby()
+    standby, _ = make_standby()
     standby.tick()
     standby.fail(FAILURE)
     standby.disconnected("peer")
@@ -101,18 +108,17 @@ def test_it_accepts_members():
     standby = coordinating()
     ((connection, welcome),) = connect(standby, 2)
     assert (connection, welcome["welcome"]) == (2, protocol.VERSION)
-    assert [*standby.coordinator.here] == [2]
+    assert here(standby) == [2]
     assert not standby.all_informed
 
 
 @pytest.mark.parametrize("is_strong", [False, True])
 def test_it_answers_that_it_coordinates(is_strong):
-    standby = coordinating(*range(3 if is_strong else 2))
-    standby.member.follows = 1
+    standby = coordinating(*range(3 if is_strong else 2), follows=1)
     standby.receive("peer", request_of(3, asks=True))
     answer = {"standby": [1, True, is_strong]}
     assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
-    assert 3 not in standby.coordinator.here
+    assert 3 not in here(standby)
 
 
 def test_who_asks_for_another_job_is_refused():
@@ -127,23 +133,23 @@ def test_who_asks_for_another_job_is_refused():
 def test_it_is_asked_to_coordinate_twice():
     standby = coordinating(2)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
-    assert [*standby.coordinator.here] == [2]
-    assert standby.coordinator.record.round == -1
+    assert here(standby) == [2]
+    assert standby.rounds.roster.record.round == -1
 
 
 def test_the_end_of_a_connection():
     standby = coordinating(2)
     standby.disconnected("nobody's")
-    assert [*standby.coordinator.here] == [2]
+    assert here(standby) == [2]
     standby.disconnected(2)
-    assert [*standby.coordinator.here] == []
+    assert here(standby) == []
 
 
 def test_time_passes_for_the_coordinator():
     standby = coordinating(2)
     for _ in range(SETTINGS.silence_timeout):
         standby.tick()
-    assert [*standby.coordinator.here] == []
+    assert here(standby) == []
     member, last = sent(standby)[-1]
     assert member == 2
     assert last is RESET
@@ -196,16 +202,24 @@ def test_all_are_looked_for_until_enough_are_here():
 
 
 def test_it_gives_way():
-    standby = coordinating(1, 2, 3)
-    standby.give_way()
+    standby = coordinating(1, 2)
+    assert standby.give_way()
     left = sent(standby)
-    assert sorted(member for member, _ in left) == [1, 2, 3]
+    assert sorted(member for member, _ in left) == [1, 2]
     assert all(message is RESET for _, message in left)  # its process has not ended
-    assert standby.coordinator is None
-    for member in (1, 2, 3):
+    assert standby.rounds.phase is Phase.STANDBY
+    for member in (1, 2):
         standby.disconnected(member)
     standby.receive("peer", request_of(2))
     assert sent(standby)[0] == ("peer", {"standby": [None, False, False]})
+
+
+def test_it_does_not_give_way_when_enough_are_here():
+    """It asked the others before the last one came."""
+    standby = coordinating(1, 2, 3)
+    assert not standby.give_way()
+    assert sent(standby) == []
+    assert here(standby) == [1, 2, 3]
 
 
 def test_it_coordinates_again():
@@ -213,5 +227,5 @@ def test_it_coordinates_again():
     standby.give_way()
     sent(standby)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
-    assert [*standby.coordinator.here] == []
-    assert standby.coordinator.record.round == 5
+    assert here(standby) == []
+    assert standby.rounds.roster.record.round == 5

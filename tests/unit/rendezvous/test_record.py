@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrun_hpc import wire
-from torchrun_hpc.spares.record import (
+from torchrun_hpc.rendezvous.policy import (
     LOSSES,
-    Address,
-    Record,
     assigned,
     blamed,
     first_record,
     lost,
     put_out,
 )
+from torchrun_hpc.rendezvous.record import Address, Record
 from torchrun_hpc.wire import WireError, printable
 
 # Five members, of which two are spares, in the second round.

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from torchrun_hpc import wire
-from torchrun_hpc.spares.member import Answer, Member, answer_of
-from torchrun_hpc.spares.record import Record, first_record
+from torchrun_hpc.rendezvous.member import Answer, Member, answer_of
+from torchrun_hpc.rendezvous.policy import first_record
+from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.wire import WireError
 
 RECORD = Record((1, 2), 3, (0, 1, 2))

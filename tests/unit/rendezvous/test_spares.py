@@ -11,15 +11,13 @@ from loopback import request_of, worker_failure
 
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.coordinator import (
-    CLOSE,
-    HEARTBEAT_INTERVAL,
-    RESET,
-    Settings,
-)
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
-from torchrun_hpc.spares.coordinator import Limits, SparesCoordinator
-from torchrun_hpc.spares.record import Record, first_record
+from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.members import HEARTBEAT_INTERVAL
+from torchrun_hpc.rendezvous.phases import Phase
+from torchrun_hpc.rendezvous.policy import first_record
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Failure, Kind, Settings
+from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.wire import WireError
 
 SILENCE, KILL, SPARE_AFTER, JOIN = 40, 5, 60, 200
@@ -61,24 +59,46 @@ class Job:
         nodes = settings.get("nodes", 4)
         values = {"nodes": nodes, "max_restarts": 9, "spares": spares} | settings
         common = {"join_timeout": JOIN, "silence_timeout": SILENCE}
+        limits = {"spare_after": SPARE_AFTER, "kill": KILL}
+        limits["health_check"] = health_check
         self.settings = Settings(
-            "19.0", "mine", coordinator=coordinator, **common | values
+            "19.0", "mine", coordinator=coordinator, **common | values | limits
         )
-        self.coordinator = SparesCoordinator(
-            self.settings,
-            Limits(SPARE_AFTER, KILL, health_check),
-            record or first_record(nodes, spares, 0),
-        )
+        record = record or first_record(nodes, spares, 0)
+        hints = {each: tuple(address(each)) for each in range(nodes)}
+        member = Member(coordinator, hints[coordinator], record, hints)
+        self.coordinator = Coordinator(self.settings, member)
+        self.coordinator.coordinate(record)
         self.events = []  # for the user, on the node that reports
         self.reporter = coordinator
 
     @property
+    def rounds(self):
+        return self.coordinator.rounds
+
+    @property
+    def roster(self):
+        return self.rounds.roster
+
+    @property
     def record(self):
-        return self.coordinator.record
+        return self.roster.record
 
     @property
     def active(self):
-        return self.coordinator.record.active
+        return self.record.active
+
+    @property
+    def is_running(self):
+        return self.rounds.phase is Phase.RUN
+
+    @property
+    def here(self):
+        return {*self.coordinator.members.agents}
+
+    @property
+    def absent(self):
+        return {*(self.coordinator.absent(ask_all=False) or ())}
 
     def sent(self):
         """Return what was sent since the last time: connection to messages.
@@ -146,7 +166,7 @@ class Job:
     def all_at_work(self):
         self.come(*range(self.settings.nodes))
         self.confirm()
-        assert self.coordinator.running
+        assert self.is_running
         self.wait(1)  # all hear where the others are
         return self
 
@@ -164,7 +184,7 @@ class Job:
     def gone(self, *members, number=None):
         """Let another member say that it saw the end of their processes, in a round."""
         for member in members:
-            witness = next(each for each in self.coordinator.here if each != member)
+            witness = next(each for each in self.here if each != member)
             present = {
                 "address": address(witness),
                 "term": [*self.record.term],
@@ -183,7 +203,7 @@ class Job:
     def finish(self, *members):
         """Let members finish the round; return what was sent since the first one."""
         for member in members:
-            self.coordinator.receive(member, {"done": self.coordinator.round})
+            self.coordinator.receive(member, {"done": self.rounds.round})
         return self.sent()
 
     def died(self, member, **changes):
@@ -193,7 +213,7 @@ class Job:
         return self.send(
             member,
             died=wire.encode(worker),
-            round=self.coordinator.round,
+            round=self.rounds.round,
         )
 
     def wait(self, seconds, *silent):
@@ -208,7 +228,7 @@ class Job:
         """
         for second in range(1, seconds + 1):
             self.coordinator.tick()
-            for member in [*self.coordinator.here]:
+            for member in [*self.here]:
                 if member not in silent:
                     self.coordinator.receive(member, {"heartbeat": True})
             if sent := self.sent():
@@ -360,7 +380,7 @@ def test_it_starts_without_the_spare():
     (message,) = job.present(3)[3]
     assert wire.decode(Record, message["record"]) == job.record
     assert job.join(3) == {}
-    assert job.coordinator.running
+    assert job.is_running
 
 
 @pytest.mark.parametrize("without", [0, 1, 2])
@@ -388,7 +408,7 @@ def test_nobody_confirms_before_the_round_is_prepared():
     job.confirm(0, 1)
     job.come(2)
     assert job.confirm(2) == {}
-    assert not job.coordinator.running
+    assert not job.is_running
 
 
 def test_node_rank_0_gives_the_address_of_the_workers_store():
@@ -423,7 +443,7 @@ def test_a_member_that_comes_while_workers_of_others_may_run():
     job.wait(LEASE - 4)
     job.coordinator.tick()
     sent = job.sent()
-    assert job.coordinator.running
+    assert job.is_running
     told = [m for messages in sent.values() for m in messages if "record" in m]
     assert told
     assert all(0 in dict(message["record"]["addresses"]) for message in told)
@@ -529,7 +549,7 @@ def test_nothing_begins_while_a_member_runs_its_workers():
 def let_be_silent(job, member):
     """Let a member answer nothing, and lose its connection for that."""
     assert job.wait(SILENCE, member)[0] == SILENCE
-    assert member not in job.coordinator.here
+    assert member not in job.here
 
 
 @pytest.mark.parametrize(
@@ -569,7 +589,7 @@ def test_a_member_that_comes_back_has_ended_its_workers():
     job.lose(1)
     job.restart(0, 2, 3)
     job.connect(1)
-    assert not job.coordinator.running
+    assert not job.is_running
     assert job.join(1) == to((0, 3, 2), go(1))
 
 
@@ -586,7 +606,7 @@ def test_a_member_that_comes_back_in_time_keeps_its_place():
 def test_a_spare_that_is_lost_ends_no_round(lost):
     job = Job().all_at_work()
     lost(job, 3)
-    assert job.coordinator.running
+    assert job.is_running
     assert job.record.losses == {}
     job.come(3)
     job.end(1)
@@ -634,7 +654,7 @@ def test_each_round_counts_the_workers_that_end_anew():
     job = Job(spares=2, nodes=5).all_at_work()
     for number, (member, spare) in enumerate([(1, 3), (3, 4)], 1):
         job.end(member)
-        left = [*job.coordinator.here]
+        left = [*job.here]
         sent = job.restart(*left)
         assert sent == to((0, spare, 2), go(number))
 
@@ -736,20 +756,20 @@ def test_a_coordinator_with_few_members_waits_longer(join_timeout, limit):
 def test_whether_enough_are_here(lost, is_strong):
     job = Job().all_at_work()
     job.lose(*lost)
-    assert job.coordinator.is_strong is is_strong
-    assert {*job.coordinator.here} == set(range(4)) - {*lost}
+    assert job.rounds.has_quorum is is_strong
+    assert {*job.here} == set(range(4)) - {*lost}
 
 
 def test_who_is_looked_for():
     job = Job().all_at_work()
     job.lose(3)
-    assert not job.coordinator.absent  # all is well without it
+    assert not job.absent  # all is well without it
     job.lose(1)
-    assert {*job.coordinator.absent} == {1, 3}
+    assert {*job.absent} == {1, 3}
     job.gone(3)
-    assert {*job.coordinator.absent} == {1}
+    assert {*job.absent} == {1}
     job.coordinator.fail(Failure(Kind.SIGNAL, (0,), code=15))
-    assert not job.coordinator.absent
+    assert not job.absent
 
 
 # --- members that are out -----------------------------------------------------------
@@ -847,10 +867,10 @@ def test_a_member_that_was_lost_twice_is_out():
 def fail_on(job, member):
     """Let a worker of a member fail, and all begin again; return what was sent."""
     job.died(member)
-    spares = sorted({*job.coordinator.here} - {*job.active})
+    spares = sorted({*job.here} - {*job.active})
     sent = job.join(*spares, *job.active)
     job.confirm()
-    assert job.coordinator.running
+    assert job.is_running
     return sent
 
 
@@ -908,7 +928,7 @@ def test_the_first_worker_that_fails_counts():
     for _ in range(2):
         job.died(2, cause="RuntimeError: Connection closed by peer")
         worker = worker_failure(4, cause="ValueError: bad batch 17")
-        number = job.coordinator.round - 1
+        number = job.rounds.round - 1
         job.send(1, died=wire.encode(worker), round=number)
         job.restart(3, 0, 1, 2)
     assert (job.active, job.record.out) == ((0, 3, 2), {1: BLAMED})
@@ -945,7 +965,7 @@ def test_a_member_that_has_finished_may_go():
     job = Job().all_at_work()
     job.finish(1)
     job.lose(1)
-    assert job.coordinator.running
+    assert job.is_running
     assert job.finish(0, 2) == to((0, 2, 3), {"finished": 0, **certain(1)})
 
 
@@ -1077,7 +1097,7 @@ def test_the_first_coordinator_comes_back():
 def test_a_member_without_enough_others_gives_up(members, expected, is_certain):
     job = taken_over(*members)
     job.join(*members)
-    assert not job.coordinator.is_strong
+    assert not job.rounds.has_quorum
     second, sent = job.wait(2 * JOIN)
     failure, end = failed(job, sent)
     assert (second, failure) == (expected.code, expected)
@@ -1105,7 +1125,7 @@ def test_workers_of_a_round_before_the_one_that_was_prepared():
     job = taken_over(1, 2, 3, record=record, nodes=5, spares=2)
     job.restart(1, 2, 3)
     job.gone(0)
-    assert not job.coordinator.running
+    assert not job.is_running
     second, sent = job.wait(2 * LEASE)
     assert (second, sent) == (SILENCE + LEASE, to((1, 3, 2), go(2)))
 
@@ -1118,7 +1138,7 @@ def test_a_coordinator_that_is_cut_off_may_renew_the_leases_of_others(ends):
         job.gone(0)
     job.join(1, 3, 4)
     limits = {2: LEASE} if ends else {0: LEASE, 2: SILENCE + LEASE}
-    assert job.coordinator._may_run == limits
+    assert job.roster.leases == limits
 
 
 def test_a_second_witness_of_an_end_makes_nobody_wait_longer():
@@ -1126,7 +1146,7 @@ def test_a_second_witness_of_an_end_makes_nobody_wait_longer():
     job.gone(0)
     job.wait(10)
     job.gone(0)
-    assert job.coordinator._may_run[2] == LEASE - 10
+    assert job.roster.leases[2] == LEASE - 10
 
 
 def test_a_later_round_hides_no_earlier_one_that_another_coordinator_may_begin():
@@ -1138,7 +1158,7 @@ def test_a_later_round_hides_no_earlier_one_that_another_coordinator_may_begin()
     job.lose(1, 2, 3, 4)
     job.join(0)
     another = Record((1, 2), job.record.round, (3, 4, 2), may_run=(1,))
-    job.coordinator.record = replace(job.record, round=another.round + 1)
+    job.roster.record = replace(job.record, round=another.round + 1)
     for member in (3, 4):
         job.request(member, member)
         record = as_sent(wire.encode(another))
@@ -1146,7 +1166,7 @@ def test_a_later_round_hides_no_earlier_one_that_another_coordinator_may_begin()
     sent = job.join(3, 4)
     assert prepared(sent).may_run == (1, 2)
     assert prepared(sent).round > another.round
-    assert job.coordinator._may_run == {1: SILENCE + LEASE, 2: LEASE}
+    assert job.roster.leases == {1: SILENCE + LEASE, 2: LEASE}
 
 
 def test_too_few_members_do_not_count_the_seconds_of_the_others():
@@ -1180,7 +1200,7 @@ def test_the_first_coordinator_never_came():
 
 def test_a_second_agent_of_a_silent_member():
     job = Job().all_at_work()
-    silent = job.coordinator._agents[2]
+    silent = job.coordinator.members.agents[2]
     silent.silent_for = SILENCE - 1
     job.request("second", 2, agent="second")
     job.coordinator.tick()
@@ -1228,7 +1248,7 @@ def test_a_replaced_member_comes_back_that_had_finished():
     job = Job().all_at_work()
     job.end(1)
     job.restart(0, 2, 3)
-    assert job.coordinator.running
+    assert job.is_running
     job.connect(1, term=[0, 0], round=0, done=True)
     assert job.coordinator.failure is None
     assert 1 in job.record.out
@@ -1302,10 +1322,10 @@ def test_a_late_second_is_counted_as_what_it_was():
     """Another coordinator, and the members, have counted it, too."""
     job = Job().all_at_work()
     job.coordinator.tick(SILENCE - 2)
-    assert job.coordinator.running
+    assert job.is_running
     job.coordinator.tick()
     job.coordinator.tick()
-    assert not job.coordinator.running
+    assert not job.is_running
 
 
 def test_who_is_lost_at_once_is_not_reported_as_silent():
@@ -1315,7 +1335,7 @@ def test_who_is_lost_at_once_is_not_reported_as_silent():
     job.coordinator.receive(0, {"heartbeat": 1.0})
     job.coordinator.tick(12)
     job.sent()
-    assert not job.coordinator.running
+    assert not job.is_running
     assert not [event for event in job.events if "silent" in event]
 
 
@@ -1361,17 +1381,17 @@ def test_a_member_that_says_good_bye_has_no_workers():
 def test_an_end_that_was_seen_counts_no_more_when_a_later_round_is_known():
     job = taken_over(1, record=replace(BEFORE, addresses=addresses(0, 1, 2, 3)))
     job.gone(0)
-    assert job.coordinator.absent == {2, 3}
+    assert job.absent == {2, 3}
     later = replace(BEFORE, round=2, active=(0, 3, 2))
     job.request(2, 2)
     job.present(2, round=2, record=as_sent(wire.encode(later)))
-    assert job.coordinator.absent == {0, 3}
+    assert job.absent == {0, 3}
 
 
 def test_who_is_here_has_not_ended():
     job = taken_over(1, 2)
     job.gone(2)
-    assert 2 in job.coordinator._left
+    assert 2 in job.roster.left
 
 
 def test_a_member_alone_that_is_out_gives_up():
