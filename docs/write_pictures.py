@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+from torchrun_hpc.rendezvous.phases import NEXT, Phase
+
 FOLDER = Path(__file__).parent / "images"
 
 # GitHub's colours for text, with a contrast of 4.5 at least.
@@ -152,7 +154,58 @@ def pipeline() -> str:
     return picture(width, y, "A launch goes through five stages", content)
 
 
+# --- the phases of a coordinator ------------------------------------------------------
+
+PHASES = {
+    Phase.STANDBY: "this node does not coordinate, but may take over",
+    Phase.SEEK: "too few nodes are here; look for another coordinator",
+    Phase.GATHER: "wait until enough nodes are ready",
+    Phase.CONFIRM: "wait until all active nodes have confirmed",
+    Phase.RUN: "workers run",
+    Phase.FINISHED: "all active nodes have finished",
+    Phase.FAILED: "the job has failed",
+}
+SIDE = 84  # room for arrows on each side
+STEP = 13  # between two of them
+
+
+def phases() -> str:
+    """Draw the phases, and which may follow which: on the right, what comes later."""
+    order, content = list(PHASES), ""
+    only_spares = (Phase.STANDBY, Phase.SEEK, Phase.CONFIRM)
+    height = 0
+    for number, phase in enumerate(order):
+        suffix = " (with spares)" if phase in only_spares else ""
+        lines = [Line(phase.value + suffix, "strong ours"), Line(PHASES[phase])]
+        panel = Panel(402, lines)
+        content += panel.drawn(SIDE, number * (panel.height + 16))
+        height = panel.height
+    ways = [
+        (number, order.index(to)) for number, at in enumerate(order) for to in NEXT[at]
+    ]
+    lanes: dict[tuple[int, int], list[range]] = {}
+    for start, end in sorted(ways, key=lambda way: abs(way[1] - way[0])):
+        side = 1 if end > start else -1
+        rows = range(min(start, end), max(start, end))
+        lane = 1
+        while any({*rows} & {*other} for other in lanes.get((side, lane), [])):
+            lane += 1
+        lanes.setdefault((side, lane), []).append(rows)
+        edge, out = (SIDE + 402 if side > 0 else SIDE), STEP * lane * side
+        above, below = (
+            number * (height + 16) + height // 2 + shift
+            for number, shift in ((start, 5 * side), (end, -7 * side))
+        )
+        content += (
+            f'<path d="M{edge} {above}h{out}V{below}h{-out}'
+            f'm{6 * side} -4l{-6 * side} 4l{6 * side} 4"/>\n'
+        )
+    width, total = 402 + 2 * SIDE, len(order) * (height + 16) - 16
+    return picture(width, total, "The phases of a coordinator", content)
+
+
 PICTURES = {
+    "phases.svg": phases(),
     "launch-wide.svg": launch(is_wide=True),
     "launch-narrow.svg": launch(is_wide=False),
     "pipeline.svg": pipeline(),
