@@ -17,8 +17,8 @@ from collections import deque
 from loopback import request_of, worker_failure
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares import record
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.member import Member, answer_of

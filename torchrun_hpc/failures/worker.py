@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files
-from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words, recorded
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Worker:
     error_file: str = ""
 
 
-def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
+def failure_of(worker: Worker, code: int, relay: Relay) -> Failure:
     """Describe how a worker has failed: its last words, from wherever they are.
 
     Args:
@@ -65,17 +65,20 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
         if worker.error_file:
             text = files.read(worker.error_file, _LARGEST, os.O_NOFOLLOW).decode()
             words = recorded(text) or words
-    return WorkerFailure(
-        rank=worker.rank,
-        size=worker.size,
-        node=worker.node,
-        local_rank=worker.local_rank,
-        code=code,
-        time=(words.is_traceback and failed_at) or relay.clock(),
-        cause=words.cause,
-        lines=words.lines,
-        log=worker.log,
-        unread="" if words.lines else unread,
+    if words.lines:
+        unread = ""
+    part = WorkerPart(
+        worker.rank, worker.size, worker.local_rank, words.lines, worker.log, unread
+    )
+    time = (words.is_traceback and failed_at) or relay.clock()
+    return Failure(
+        Kind.WORKER,
+        (worker.node,),
+        code,
+        words.cause,
+        time=time,
+        by=worker.node,
+        worker=part,
     )
 
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, waiting, wire
-from torchrun_hpc.failures.collection import Collection, WorkerFailure
+from torchrun_hpc.failures.collection import Collection
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, Refusal
+from torchrun_hpc.rendezvous.protocol import JoinRequest, Refusal
+from torchrun_hpc.reporting.reporter import told_to_report
 from torchrun_hpc.wire import WireError, printable
 
 if TYPE_CHECKING:
@@ -390,7 +392,7 @@ class Coordinator:
         rank = agent.request.rank
         if self.running and wanted == self.round + 1:
             text = "it wanted another restart"
-            self._end_round(Failure(Kind.AGENT, (rank,), text=text))
+            self._end_round(Failure(Kind.AGENT, (rank,), text=text, by=rank))
         if self.failure is not None:
             return
         if self.running or wanted != self.round:
@@ -427,11 +429,12 @@ class Coordinator:
         # Of a round that has just ended, too: it may have been the first.
         own_round = self.round if self.running else self.round - 1
         if "died" in message and message.get("round") == own_round:
-            worker = wire.decode(WorkerFailure, message["died"])
-            worker = replace(worker, node=agent.request.rank)
+            worker = wire.decode(Failure, message["died"])
+            rank = agent.request.rank
+            worker = replace(worker, nodes=(rank,), by=rank)
             self._worker_failures.add(worker)
             if self.failure is None and self.running and not self._stopped:
-                self._end_round(protocol.failure_of(worker))
+                self._end_round(worker)
         if "report" in message:
             summary = self._worker_failures.summary()
             self._send(agent, {"report": summary and wire.encode(summary)})
@@ -473,7 +476,7 @@ class Coordinator:
             return
         self._restart_reported_in = -1
         if summary is not None and cause.kind is Kind.WORKER:
-            cause = protocol.failure_of(summary.first)
+            cause = summary.first
         self._report({"restart": self.round, "because": wire.encode(cause)})
 
     def _agent_lost(self, rank: int) -> None:
@@ -573,11 +576,12 @@ class Coordinator:
     @property
     def _reporter(self) -> int:
         """Rank of the node that reports."""
-        return 0
+        settings = self.settings
+        return told_to_report(settings.coordinator, has_spares=settings.spares > 0)
 
     def _inform(self, rank: int, connection: Hashable, failure: Failure) -> None:
         """Send the failure to an agent, which is to confirm it."""
-        message = {"failed": wire.encode(failure), **self._last_words()}
+        message = {"failed": wire.encode(failure.brief), **self._last_words()}
         if rank == self._reporter:
             message["reports"] = True
         self.outbox.append((connection, message))

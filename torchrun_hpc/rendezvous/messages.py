@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, waiting, wire
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import signal_name
+from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.host.network import join_endpoint, path_problem
 from torchrun_hpc.names import nodes
 from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.coordinator import SILENCE_REPORT
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.protocol import Refusal
 from torchrun_hpc.rendezvous.search import NOBODY
-from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
+from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import RefusedError
-
-# The nodes that such a failure names do not report it: they are gone, or know only
-# their own value.
-_ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING, Kind.REFUSED)
 
 _SHORT = 50  # characters of the name of a site
 
@@ -67,8 +63,8 @@ def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
                 "started again"
             )
         case {"restart": number}:
-            because = cause(wire.decode(Failure, event["because"]), meeting)
-            return report.restarted(number, because)
+            because = wire.decode(Failure, event["because"])
+            return report.restarted(number, because, meeting)
         case {"stranger": ranks}:
             code, who = "HPC229", names(ranks, meeting) or "another node"
             because = event["because"]
@@ -198,59 +194,3 @@ def refusal(
     others_know = reason is not Refusal.UNKNOWN
     text += ". Node 0 names both" if others_know else ""
     return LaunchError(code, f"{text}. {remedy}", others_know=others_know)
-
-
-def failed(failure: Failure, meeting: Meeting) -> Message:
-    """Say why the job failed: the last line of node 0."""
-    return report.failed(cause(failure, meeting))
-
-
-def unreported(failure: Failure, meeting: Meeting) -> Message:
-    """Say why the job failed where node 0 has not: the last line of this node."""
-    text = f"{cause(failure, meeting)}; {names([0], meeting)} has not reported it"
-    return report.failed(text)
-
-
-def cause(failure: Failure, meeting: Meeting) -> str:
-    """Say why the job has failed, or why a round is over."""
-    where, code = names(failure.nodes, meeting) or "another node", failure.code
-    who, is_gone = f"the agent on {where}", "is gone without a word: it was killed, or "
-    if is_many := len(failure.nodes) > 1:
-        who = f"the agents on {where}"
-        is_gone = "are gone without a word: they were killed, or "
-    is_gone += "the nodes are lost" if is_many else "the node is lost"
-    missing = count(len(failure.nodes), "node")
-    rank = failure.nodes[0] if failure.nodes else meeting.coordinator
-    host = meeting.endpoint if rank is None else names([rank], meeting)
-    end = f"did not answer for {code} s" if code else "is gone"
-    text = {
-        Kind.WORKER: report.worker_failed(
-            meeting,
-            rank=failure.rank,
-            node=failure.nodes[0] if failure.nodes else -1,
-            code=code,
-            cause=failure.text,
-        ),
-        Kind.SIGNAL: f"{who} received {signal_name(code)}",
-        Kind.AGENT: f"{who} gave up: {failure.text}",
-        Kind.LOST: f"{who} {is_gone}",
-        Kind.UNFIT: f"{where} {'are' if is_many else 'is'} out: {failure.text}",
-        Kind.SILENT: f"{who} did not answer for {code} s",
-        Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
-        Kind.REFUSED: f"{who} does not belong here ({failure.text})",
-        Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
-    }[failure.kind]
-    if failure.finished:
-        nodes = count(failure.finished, "node")
-        text += f"; no restart, because {nodes} had finished already"
-    return text
-
-
-def reports_failure(failure: Failure, meeting: Meeting) -> bool:
-    """Say whether this node reports the failure."""
-    world = meeting
-    if failure.kind is Kind.COORDINATOR:
-        return reports_wait_for(world.node_rank, meeting.coordinator)
-    is_absent = failure.kind in _ABSENT
-    absent = {r for r in failure.nodes if is_absent and 0 <= r < world.nodes}
-    return is_reporter(world.node_rank, absent if len(absent) < world.nodes else ())

@@ -10,7 +10,7 @@ from an agent                 meaning
 ``protocol: VERSION``         first line of a connection, with all of `JoinRequest`
 ``join: ROUND``               it is ready for this round; node 0 adds the ``store`` of
                               the workers
-``died: WORKER FAILURE``      one of its workers has ended with an error, in ``round``
+``died: FAILURE``             one of its workers has ended with an error, in ``round``
 ``failed: FAILURE``           it gives up
 ``done: ROUND``               all workers of its node have finished this round
 ``read: true``                it has received the failure
@@ -53,15 +53,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from torchrun_hpc.failures.collection import ShortText
 from torchrun_hpc.wire import AnyText
 
-if TYPE_CHECKING:
-    from torchrun_hpc.failures.collection import WorkerFailure
-
-VERSION = 5
+VERSION = 6
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
@@ -78,20 +73,6 @@ class Refusal(Enum):
     TAKEN = "taken"  # another agent has its node rank
     SPARES = "spares"  # --hpc-spares
     STARTED = "started"  # it was started by another command
-
-
-class Kind(Enum):
-    """How a job fails."""
-
-    WORKER = "worker"  # a worker ended with an error, and no restart is left
-    SIGNAL = "signal"  # an agent received a signal
-    AGENT = "agent"  # an agent cannot go on
-    LOST = "lost"  # an agent's connection ended without ``bye``
-    SILENT = "silent"  # an agent does not answer
-    MISSING = "missing"  # nodes did not join in time
-    REFUSED = "refused"  # an agent of this job was refused
-    UNFIT = "unfit"  # a node is out, by its health check or by its failures
-    COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
 
 
 @dataclass(frozen=True)
@@ -131,31 +112,3 @@ class JoinRequest:
         """Raise ``ValueError`` if it has no node rank of the job."""
         if not 0 <= self.rank < self.nodes:
             raise ValueError("not a node rank")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a job failed.
-
-    Attributes:
-        kind: How.
-        nodes: Ranks of the nodes that it is about.
-        rank: Of a worker, its global rank.
-        code: Exit code of a worker (negative: the signal that killed it); number of
-            the signal that an agent received; seconds that were waited.
-        text: More about it, in one line.
-        finished: How many nodes had finished, so that there was no restart.
-    """
-
-    kind: Kind
-    nodes: tuple[int, ...] = ()
-    rank: int = -1
-    code: int = 0
-    text: ShortText = ""
-    finished: int = 0
-
-
-def failure_of(worker: WorkerFailure) -> Failure:
-    """Return how a job failed, of which this worker was the first."""
-    nodes, code = (worker.node,), worker.code
-    return Failure(Kind.WORKER, nodes, worker.rank, code, worker.cause)

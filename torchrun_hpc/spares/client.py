@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.client import Client, RoundOverError
-from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
+from torchrun_hpc.rendezvous.protocol import VERSION
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
 from torchrun_hpc.rendezvous.server import now
 from torchrun_hpc.reporting.reporter import reports_wait_for

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc import waiting, wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares import record as records
 from torchrun_hpc.spares.record import MemberState
 from torchrun_hpc.wire import printable
@@ -435,10 +435,10 @@ class SparesCoordinator(Coordinator):
         """Find out whether the node of the first worker that failed is the cause."""
         self._has_news = False
         summary = self._worker_failures.summary()
-        if summary is None or summary.first.node not in self.record.active:
+        if summary is None or summary.first.nodes[0] not in self.record.active:
             return
         spares = self._joined - set(self.record.active) - self.record.out.keys()
-        before, member = self.record.out, summary.first.node
+        before, member = self.record.out, summary.first.nodes[0]
         self.record = records.blamed(self.record, member, has_spare=bool(spares))
         for each in before.keys() ^ self.record.out.keys():
             reason = self.record.out.get(each, "")
@@ -560,10 +560,6 @@ class SparesCoordinator(Coordinator):
     def _report_restart(self) -> None:
         if not self._lost:  # else it is reported with who takes their places
             super()._report_restart()
-
-    @property
-    def _reporter(self) -> int:
-        return self.settings.coordinator
 
     def _last_words(self) -> dict[str, Any]:
         """Return which members were lost or out, and whether this is the end for all.

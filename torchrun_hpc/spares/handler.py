@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting
+from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, workers_address
-from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console

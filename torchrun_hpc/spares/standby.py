@@ -11,9 +11,9 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.rendezvous.coordinator import Settings
     from torchrun_hpc.rendezvous.key_value_store import Answer
-    from torchrun_hpc.rendezvous.protocol import Failure
     from torchrun_hpc.spares.member import Member
     from torchrun_hpc.spares.record import Address, Record
 

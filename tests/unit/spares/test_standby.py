@@ -6,9 +6,9 @@ import loopback
 import pytest
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import CLOSE, RESET, Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.member import Member
 from torchrun_hpc.spares.record import Record, first_record
