@@ -51,6 +51,7 @@ _FATAL = "Fatal Python error: "
 _CXX = "terminate called "  # libstdc++, in front of SIGABRT
 _CXX_STACK = re.compile(r"frame #\d+:|Exception raised from ")  # c10::Error
 _WHAT = "what():"
+_FRAME = "  File "
 _THREAD = re.compile(r"(Current thread|Thread) 0x")
 # Behind a traceback: what others log while the process ends.
 _LOG = re.compile(r"(\[rank\d+\]:)?\[?[WEIF]\d{4}")
@@ -87,17 +88,14 @@ def last_words(tail: bytes, code: int) -> LastWords:
     if code not in (0, -signal.SIGKILL):  # that one comes from outside
         crash = _crash(lines) if code < 0 else None
         behind = _BEHIND_EXCEPTION if code == 1 else _LAST
-        found = crash if crash and crash.has_frames else _traceback(lines, behind)
-        found = found or crash
+        has_frames = crash and crash.lines[-1].startswith(_FRAME)
+        found = crash if has_frames else _traceback(lines, behind) or crash
     if found is None:
         rest = lines[-_LAST:]
         # What it wrote before it was killed need not be the reason.
-        says_why = (
-            rest if code > 0 else [r for r in rest if r.strip().startswith(_WHAT)]
-        )
-        cause = says_why[-1].strip().removeprefix(_WHAT).strip() if says_why else ""
-        return _limited(cause, rest, is_traceback=False)
-    return _limited(found.cause, found.lines, is_traceback=True)
+        says_why = rest if code > 0 else _what(rest)
+        found = LastWords(_cause(says_why[-1]) if says_why else "", tuple(rest))
+    return _limited(found)
 
 
 def _lines(tail: bytes) -> list[str]:
@@ -116,14 +114,6 @@ def _lines(tail: bytes) -> list[str]:
     return lines
 
 
-class _Found(NamedTuple):
-    """Why a process ended, in its own words."""
-
-    cause: str
-    lines: Sequence[str]
-    has_frames: bool = True
-
-
 def recorded(text: str) -> LastWords | None:
     """Read the file that ``@record`` writes: torch's ``ErrorHandler``.
 
@@ -138,7 +128,7 @@ def recorded(text: str) -> LastWords | None:
         return None
 
 
-def _traceback(lines: Sequence[str], most: int) -> _Found | None:
+def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
     """Return the last traceback that ended the process.
 
     Args:
@@ -169,7 +159,8 @@ def _traceback(lines: Sequence[str], most: int) -> _Found | None:
             return None
         while not lines[end - 1].strip():
             end -= 1
-        return _Found(cause, lines[_first_of_chain(lines, start) : end])
+        shown = lines[_first_of_chain(lines, start) : end]
+        return LastWords(cause, tuple(shown), is_traceback=True)
     return None
 
 
@@ -196,7 +187,7 @@ def _first_of_chain(lines: Sequence[str], start: int) -> int:
     return start
 
 
-def _crash(lines: Sequence[str]) -> _Found | None:
+def _crash(lines: Sequence[str]) -> LastWords | None:
     """Return why a process crashed, and the innermost frames of a thread.
 
     It is the current one, or the main thread, which comes last, where the current one
@@ -212,34 +203,43 @@ def _crash(lines: Sequence[str]) -> _Found | None:
     else:  # the C library says why it aborts, in one line
         near = [line for line in lines[max(fatal - 2, 0) : fatal] if line.strip()]
         reason = near[-1:] if "Aborted" in lines[fatal] else []
-    what = [line for line in reason if line.strip().startswith(_WHAT)]
-    cause = (what or reason[-1:] or [lines[fatal]])[0]
+    cause = (_what(reason) or reason[-1:] or [lines[fatal]])[0]
     threads = [i for i in range(fatal, len(lines)) if _THREAD.match(lines[i])]
     current = [i for i in threads if lines[i].startswith("Current ")] or threads[-1:]
     frames: list[str] = []
     for line in lines[current[0] + 1 :] if current else ():
-        is_other = LAUNCHER in line or not line.startswith("  File ")
+        is_other = LAUNCHER in line or not line.startswith(_FRAME)
         if len(frames) == _FRAMES or is_other:
             break
         frames.append(line)
     thread = [lines[i] for i in current[:1]] if frames else []
-    shown = [*reason, lines[fatal], *thread, *frames]
-    return _Found(cause.strip().removeprefix(_WHAT).strip(), shown, bool(frames))
+    shown = *reason, lines[fatal], *thread, *frames
+    return LastWords(_cause(cause), shown, is_traceback=True)
 
 
-def _limited(cause: str, lines: Sequence[str], *, is_traceback: bool) -> LastWords:
+def _what(lines: Sequence[str]) -> list[str]:
+    """Return the lines in which C++ says what an exception was."""
+    return [line for line in lines if line.strip().startswith(_WHAT)]
+
+
+def _cause(line: str) -> str:
+    return line.strip().removeprefix(_WHAT).strip()
+
+
+def _limited(words: LastWords) -> LastWords:
     """Cut what is too long, and make control characters visible."""
+    lines = words.lines
     left_out = len(lines) - _SHOWN
     if left_out > 0:
         tail = len(lines) - (_SHOWN - _HEAD - 1)
         cut = f"  ... {left_out + 1} lines left out ..."
-        lines = [*lines[:_HEAD], cut, *lines[tail:]]
-    cause = _SOURCE.sub("", cause[: 2 * _LONGEST])
+        lines = *lines[:_HEAD], cut, *lines[tail:]
+    cause = _SOURCE.sub("", words.cause[: 2 * _LONGEST])
     longest = _LONGEST
     while True:
         shown = [_visible(line, longest) for line in (cause, *lines)]
         if len(json.dumps(shown)) <= SENT:
-            return LastWords(shown[0], tuple(shown[1:]), is_traceback)
+            return words._replace(cause=shown[0], lines=tuple(shown[1:]))
         longest //= 2
 
 

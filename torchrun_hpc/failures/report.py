@@ -47,9 +47,9 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
     ranks, code, cause = failure.nodes, failure.code, failure.text
     where, is_many = nodes(ranks, meeting.hosts) or "another node", len(ranks) > 1
     who = f"the agents on {where}" if is_many else f"the agent on {where}"
-    is_gone = "is gone without a word: it was killed, or the node is lost"
+    verb, lost = "is", "it was killed, or the node is lost"
     if is_many:
-        is_gone = "are gone without a word: they were killed, or the nodes are lost"
+        verb, lost = "are", "they were killed, or the nodes are lost"
     is_shared = meeting.nodes > 1 or meeting.hosts
     worker = f"worker {failure.rank}" + (f" on {where}" if is_shared else "")
     missing = count(len(ranks), "node")
@@ -60,8 +60,8 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
         Kind.WORKER: f"{worker} {ending(code)}" + (f": {cause}" if cause else ""),
         Kind.SIGNAL: f"{who} received {signal_name(code)}",
         Kind.AGENT: f"{who} gave up: {cause}",
-        Kind.LOST: f"{who} {is_gone}",
-        Kind.UNFIT: f"{where} {'are' if is_many else 'is'} out: {cause}",
+        Kind.LOST: f"{who} {verb} gone without a word: {lost}",
+        Kind.UNFIT: f"{where} {verb} out: {cause}",
         Kind.SILENT: f"{who} did not answer for {code} s",
         Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
         Kind.REFUSED: f"{who} does not belong here ({cause})",

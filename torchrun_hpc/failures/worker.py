@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files
@@ -52,33 +52,23 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> Failure:
         code: Its exit code; below 0 the signal that killed it.
         relay: Has what it wrote, if there is no log file.
     """
-    unread, failed_at, words = "", 0.0, LastWords()
+    unread, tail, failed_at, words = "", b"", 0.0, LastWords()
     with contextlib.suppress(Exception):  # whatever there is: the job has failed
         if worker.log:
             tail, failed_at = _end_of_file(worker.log)
-            words = last_words(tail, code)
         elif relay.reads(worker.pid):
             tail, failed_at = relay.end_of(worker.pid)
-            words = last_words(tail, code)
         else:
             unread = relay.unread or "it does not go through the agent"
+        words = last_words(tail, code)
         if worker.error_file:
             text = files.read(worker.error_file, _LARGEST, os.O_NOFOLLOW).decode()
             words = recorded(text) or words
-    if words.lines:
-        unread = ""
-    part = WorkerPart(
-        worker.rank, worker.size, worker.local_rank, words.lines, worker.log, unread
-    )
-    time = (words.is_traceback and failed_at) or relay.clock()
+    part = WorkerPart(worker.rank, worker.size, worker.local_rank, log=worker.log)
+    part = replace(part, lines=words.lines, unread="" if words.lines else unread)
+    time, node = (words.is_traceback and failed_at) or relay.clock(), worker.node
     return Failure(
-        Kind.WORKER,
-        (worker.node,),
-        code,
-        words.cause,
-        time=time,
-        by=worker.node,
-        worker=part,
+        Kind.WORKER, (node,), code, words.cause, time=time, by=node, worker=part
     )
 
 

@@ -162,12 +162,11 @@ def _give_up(plan: LaunchPlan, world: World | None, problem: BaseException) -> N
         world.give_up(failure)
         if isinstance(problem, LaunchError):
             problem.others_know = meeting.is_ours
-    elif failure.kind is Kind.AGENT and not isinstance(
-        # A LaunchError is sent to them where its message is written; without a
-        # coordinator there is nobody to send it to.
-        problem,
-        LaunchError | CoordinatorMissingError,
-    ):
+        return
+    # A LaunchError is sent to them where its message is written; without a coordinator
+    # there is nobody to send it to.
+    is_told = isinstance(problem, LaunchError | CoordinatorMissingError)
+    if failure.kind is Kind.AGENT and not is_told:
         abort.tell(meeting, failure.text, _REPORT_TIMEOUT)
 
 
@@ -180,8 +179,8 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     failure, meeting = world.failure, plan.meeting
     say = functools.partial(_write, at_exit=is_command)
     if not world.reports:
-        is_own = failure is not None and failure.nodes == (meeting.node_rank,)
-        if failure is not None and is_own and world.is_unreported:
+        own = (meeting.node_rank,)
+        if failure is not None and failure.nodes == own and world.is_unreported:
             more = f"; {nodes([0], meeting.hosts)} has not reported it"
             say(report.failed(failure, meeting, more), "error")
         return

@@ -86,14 +86,13 @@ def _wait_for_coordinator(event: Mapping[str, Any], meeting: Meeting) -> Message
 
     The first from one node soon, and later from any; the others from one node.
     """
-    where = meeting
-    is_reporter = reports_wait_for(meeting.node_rank, where.coordinator)
-    node = f"the head node at {where.endpoint}"
+    is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
+    node = f"the head node at {meeting.endpoint}"
     match event:
         case {"looking": waited}:
             if waiting.is_report_due(waited, is_reporter=is_reporter):
                 problem = _search_problem(event["found"], meeting)
-                text = f"{node} ({where.connect_host}) for {waited} s: {problem}"
+                text = f"{node} ({meeting.connect_host}) for {waited} s: {problem}"
                 return Message("HPC113", f"waiting for {text}")
         case {"coordinator_silent": seconds} if is_reporter:
             end = f"the job ends in {event['left']} s if it stays so"
@@ -146,8 +145,7 @@ def _search_problem(found: str, meeting: Meeting) -> str:
     """Say why the coordinator was not found: the cause, not what follows from it."""
     if NOBODY in found:  # its node is reached
         return f"{found}. Has the job started there? {meeting.hint}".rstrip()
-    where = meeting
-    problem, is_cause = path_problem(where.local_address, where.connect_host)
+    problem, is_cause = path_problem(meeting.local_address, meeting.connect_host)
     if is_cause:
         return problem
     parts = (found or "no answer yet", problem, meeting.network_hint)
@@ -161,7 +159,6 @@ def refusal(
     environ: Mapping[str, str],
 ) -> LaunchError:
     """Say why the coordinator refuses this agent."""
-    world = meeting
     endpoint = join_endpoint(meeting.connect_host, refused.port)
     node = f"the head node at {endpoint}"
     reason, outer = refused.reason, environ.get(RUN_ID, "")
@@ -173,7 +170,7 @@ def refusal(
     remedy = "Start one job step with the same command on all nodes"
     if reason is Refusal.TAKEN:
         code, remedy = "HPC115", "Start torchrun_hpc once on each node"
-        text = f"{node} has another agent of node {world.node_rank} already"
+        text = f"{node} has another agent of node {meeting.node_rank} already"
     elif reason is Refusal.VERSION:
         code, remedy = "HPC116", "Load the same environment on all nodes"
         text = f"torchrun_hpc {__version__} here, but another one on {node}"
@@ -185,9 +182,14 @@ def refusal(
         text = f"{request.started} here, but another command on {node}"
     elif reason is Refusal.SPARES:
         code = "HPC206"
-        text = f"--hpc-spares={world.spares.number} here, but another number on {node}"
+        text = (
+            f"--hpc-spares={meeting.spares.number} here, but another number on {node}"
+        )
     elif reason is Refusal.NODES:
-        code, text = "HPC118", f"{world.nodes} nodes here, but another number on {node}"
+        code, text = (
+            "HPC118",
+            f"{meeting.nodes} nodes here, but another number on {node}",
+        )
     else:
         code, remedy = "HPC119", "Pass another port, or leave the endpoint out"
         text = f"{node} is of another job than this one, {request.job}"

@@ -768,7 +768,7 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
         creator = RecordingCreator(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            exit_status.together(job.plan(rank), creator),
+            exit_status.together(job.plan(rank), creator.world),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
