@@ -7,6 +7,7 @@ crashes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -57,7 +58,7 @@ _THREAD = re.compile(r"(Current thread|Thread) 0x")
 _LOG = re.compile(r"(\[rank\d+\]:)?\[?[WEIF]\d{4}")
 _OTHERS = re.compile(rf"{_LOG.pattern}|Exception |Traceback |{_FATAL}|{_CXX}")
 _SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # of torch and gloo
-_OF_STACK = re.compile(r"[\s|+│╭╰─]|$")
+_OF_STACK = re.compile(rf"[\s|+│╭╰─]|$|{_LOG.pattern}")
 
 
 class LastWords(NamedTuple):
@@ -136,26 +137,19 @@ def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
         most: How many lines may be behind it: a process may have survived what it
             reported long before.
     """
-    for start in reversed(range(len(lines))):
+    count = len(lines)
+    for start in reversed(range(count)):
         if not _TRACEBACK.search(lines[start]) or _IN_GROUP.match(lines[start]):
             continue
         if start and _NOT_FATAL.match(lines[start - 1]):
             continue
-        end = start + 1
-        while end < len(lines) and (
-            _OF_STACK.match(lines[end]) or _LOG.match(lines[end])
-        ):
-            end += 1
-        cause = _of_group(lines[start:end])
-        if not cause and end < len(lines):
-            cause = lines[end]
-        limit = min(end + _MESSAGE, len(lines))
-        while end < limit:
-            end += 1
-            if end < limit and _OTHERS.match(lines[end]):
-                break
-        crash = next((i for i in range(end, len(lines)) if _FATAL in lines[i]), None)
-        if (len(lines) if crash is None else crash) - end > most:
+        stack = itertools.takewhile(_OF_STACK.match, lines[start + 1 :])
+        end = start + 1 + len([*stack])
+        cause = _of_group(lines[start:end]) or "".join(lines[end : end + 1])
+        limit = min(end + _MESSAGE, count)
+        end = next((i for i in range(end + 1, limit) if _OTHERS.match(lines[i])), limit)
+        crash = next((i for i in range(end, count) if _FATAL in lines[i]), count)
+        if crash - end > most:
             return None
         while not lines[end - 1].strip():
             end -= 1
@@ -176,14 +170,11 @@ def _of_group(block: Sequence[str]) -> str:
 
 def _first_of_chain(lines: Sequence[str], start: int) -> int:
     """Return where the first of several exceptions begins that led to one another."""
-    before = start - 1
-    while before > 0 and not lines[before].strip():
-        before -= 1
-    if before <= 0 or not _CHAINED.match(lines[before]):
-        return start
-    for earlier in reversed(range(before)):
-        if _TRACEBACK.search(lines[earlier]):
-            return _first_of_chain(lines, earlier)
+    before = next((i for i in reversed(range(start)) if lines[i].strip()), 0)
+    if _CHAINED.match(lines[before]):
+        for earlier in reversed(range(before)):
+            if _TRACEBACK.search(lines[earlier]):
+                return _first_of_chain(lines, earlier)
     return start
 
 
@@ -206,15 +197,15 @@ def _crash(lines: Sequence[str]) -> LastWords | None:
     cause = (_what(reason) or reason[-1:] or [lines[fatal]])[0]
     threads = [i for i in range(fatal, len(lines)) if _THREAD.match(lines[i])]
     current = [i for i in threads if lines[i].startswith("Current ")] or threads[-1:]
-    frames: list[str] = []
-    for line in lines[current[0] + 1 :] if current else ():
-        is_other = LAUNCHER in line or not line.startswith(_FRAME)
-        if len(frames) == _FRAMES or is_other:
-            break
-        frames.append(line)
+    below = lines[current[0] + 1 :] if current else ()
+    frames = [*itertools.takewhile(_is_frame, below)][:_FRAMES]
     thread = [lines[i] for i in current[:1]] if frames else []
     shown = *reason, lines[fatal], *thread, *frames
     return LastWords(_cause(cause), shown, is_traceback=True)
+
+
+def _is_frame(line: str) -> bool:
+    return line.startswith(_FRAME) and LAUNCHER not in line
 
 
 def _what(lines: Sequence[str]) -> list[str]:

@@ -168,6 +168,7 @@ def refusal(
     if is_second and (inside := nested(environ, outer)):
         return inside
     remedy = "Start one job step with the same command on all nodes"
+    other = f"here, but another number on {node}"
     if reason is Refusal.TAKEN:
         code, remedy = "HPC115", "Start torchrun_hpc once on each node"
         text = f"{node} has another agent of node {meeting.node_rank} already"
@@ -181,15 +182,9 @@ def refusal(
         code, remedy = "HPC232", _PORTS
         text = f"{request.started} here, but another command on {node}"
     elif reason is Refusal.SPARES:
-        code = "HPC206"
-        text = (
-            f"--hpc-spares={meeting.spares.number} here, but another number on {node}"
-        )
+        code, text = "HPC206", f"--hpc-spares={meeting.spares.number} {other}"
     elif reason is Refusal.NODES:
-        code, text = (
-            "HPC118",
-            f"{meeting.nodes} nodes here, but another number on {node}",
-        )
+        code, text = "HPC118", f"{meeting.nodes} nodes {other}"
     else:
         code, remedy = "HPC119", "Pass another port, or leave the endpoint out"
         text = f"{node} is of another job than this one, {request.job}"
