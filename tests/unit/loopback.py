@@ -11,17 +11,16 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 from waiting import PATIENCE, until
 
 from torchrun_hpc import wire
-from torchrun_hpc.failures.collection import WorkerFailure
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client
 from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind, Settings
+from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
 from torchrun_hpc.rendezvous.search import CoordinatorAddress
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 
@@ -47,10 +46,21 @@ LIMIT = 10.0
 FOREVER = 1e9
 
 
+_OF_WORKERS = {field.name for field in fields(WorkerPart)}
+
+
 def worker_failure(rank, **changes):
-    """Return how a worker failed, of four on each of three nodes."""
-    values = {"size": 12, "node": rank // 4, "local_rank": rank % 4, "code": 1}
-    return WorkerFailure(rank, **values | {"time": 1.7e9} | changes)
+    """Return how a worker failed, of four on each of three nodes.
+
+    Args:
+        rank: Its global rank.
+        changes: ``node``, and other fields of the failure, or of its part for a worker.
+    """
+    node = changes.pop("node", rank // 4)
+    part = {"size": 12, "local_rank": rank % 4}
+    part |= {k: changes.pop(k) for k in {*changes} & _OF_WORKERS}
+    values = {"code": 1, "time": 1.7e9, "by": node} | changes
+    return Failure(Kind.WORKER, (node,), **values, worker=WorkerPart(rank, **part))
 
 
 def agent_of(rank):

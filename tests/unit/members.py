@@ -17,10 +17,11 @@ from collections import deque
 from loopback import request_of, worker_failure
 
 from torchrun_hpc import wire
-from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Failure, Kind, Settings
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import policy
+from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.member import Member, answer_of
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
 from torchrun_hpc.wire import WireError
 
 # Seconds.

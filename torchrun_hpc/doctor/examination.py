@@ -20,6 +20,8 @@ from torchrun_hpc.doctor.link import Links
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.doctor.workers import Workers
 from torchrun_hpc.errors import Message
+from torchrun_hpc.failures import report
+from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.launching import environment
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.arguments import wrong_line
@@ -27,7 +29,6 @@ from torchrun_hpc.planning.endpoints import LOOPBACK
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import JobFailedError
-from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
@@ -149,7 +150,7 @@ def _why(error: Exception, here: Place, options: Options) -> Message:
         )
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
-        return messages.failed(failure, here.tasks_meeting)
+        return report.failed(failure, here.tasks_meeting)
     rank = here.tasks_meeting.coordinator
     text = f"node {rank} does not answer any more, so that this is all there is"
     return Message("HPC198", text)

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import no_torch
-from torchrun_hpc.failures.collection import ending
+from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host import network

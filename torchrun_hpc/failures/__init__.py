@@ -9,8 +9,10 @@
 `last_words`   finds the traceback in that end
 `worker`       a worker of this node, and how it has failed
 `watch`        finds out which workers have failed, and which of them first
+`failure`      the record of a failure: of a worker, of a node, of a job
 `collection`   which failure was the first, and which others are equal
-`report`       what a person reads, on one screen
+`report`       what a person reads: a sentence, and a report on one screen
+`local`        the collection of one node, where no coordinator has one
 =============  =====================================================================
 
 Where the nodes meet in the scheduler rendezvous, the coordinator has the collection,

@@ -7,6 +7,7 @@ crashes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -51,12 +52,13 @@ _FATAL = "Fatal Python error: "
 _CXX = "terminate called "  # libstdc++, in front of SIGABRT
 _CXX_STACK = re.compile(r"frame #\d+:|Exception raised from ")  # c10::Error
 _WHAT = "what():"
+_FRAME = "  File "
 _THREAD = re.compile(r"(Current thread|Thread) 0x")
 # Behind a traceback: what others log while the process ends.
 _LOG = re.compile(r"(\[rank\d+\]:)?\[?[WEIF]\d{4}")
 _OTHERS = re.compile(rf"{_LOG.pattern}|Exception |Traceback |{_FATAL}|{_CXX}")
 _SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # of torch and gloo
-_OF_STACK = re.compile(r"[\s|+│╭╰─]|$")
+_OF_STACK = re.compile(rf"[\s|+│╭╰─]|$|{_LOG.pattern}")
 
 
 class LastWords(NamedTuple):
@@ -87,17 +89,14 @@ def last_words(tail: bytes, code: int) -> LastWords:
     if code not in (0, -signal.SIGKILL):  # that one comes from outside
         crash = _crash(lines) if code < 0 else None
         behind = _BEHIND_EXCEPTION if code == 1 else _LAST
-        found = crash if crash and crash.has_frames else _traceback(lines, behind)
-        found = found or crash
+        has_frames = crash and crash.lines[-1].startswith(_FRAME)
+        found = crash if has_frames else _traceback(lines, behind) or crash
     if found is None:
         rest = lines[-_LAST:]
         # What it wrote before it was killed need not be the reason.
-        says_why = (
-            rest if code > 0 else [r for r in rest if r.strip().startswith(_WHAT)]
-        )
-        cause = says_why[-1].strip().removeprefix(_WHAT).strip() if says_why else ""
-        return _limited(cause, rest, is_traceback=False)
-    return _limited(found.cause, found.lines, is_traceback=True)
+        says_why = rest if code > 0 else _what(rest)
+        found = LastWords(_cause(says_why[-1]) if says_why else "", tuple(rest))
+    return _limited(found)
 
 
 def _lines(tail: bytes) -> list[str]:
@@ -116,14 +115,6 @@ def _lines(tail: bytes) -> list[str]:
     return lines
 
 
-class _Found(NamedTuple):
-    """Why a process ended, in its own words."""
-
-    cause: str
-    lines: Sequence[str]
-    has_frames: bool = True
-
-
 def recorded(text: str) -> LastWords | None:
     """Read the file that ``@record`` writes: torch's ``ErrorHandler``.
 
@@ -138,7 +129,7 @@ def recorded(text: str) -> LastWords | None:
         return None
 
 
-def _traceback(lines: Sequence[str], most: int) -> _Found | None:
+def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
     """Return the last traceback that ended the process.
 
     Args:
@@ -146,30 +137,24 @@ def _traceback(lines: Sequence[str], most: int) -> _Found | None:
         most: How many lines may be behind it: a process may have survived what it
             reported long before.
     """
-    for start in reversed(range(len(lines))):
+    count = len(lines)
+    for start in reversed(range(count)):
         if not _TRACEBACK.search(lines[start]) or _IN_GROUP.match(lines[start]):
             continue
         if start and _NOT_FATAL.match(lines[start - 1]):
             continue
-        end = start + 1
-        while end < len(lines) and (
-            _OF_STACK.match(lines[end]) or _LOG.match(lines[end])
-        ):
-            end += 1
-        cause = _of_group(lines[start:end])
-        if not cause and end < len(lines):
-            cause = lines[end]
-        limit = min(end + _MESSAGE, len(lines))
-        while end < limit:
-            end += 1
-            if end < limit and _OTHERS.match(lines[end]):
-                break
-        crash = next((i for i in range(end, len(lines)) if _FATAL in lines[i]), None)
-        if (len(lines) if crash is None else crash) - end > most:
+        stack = itertools.takewhile(_OF_STACK.match, lines[start + 1 :])
+        end = start + 1 + len([*stack])
+        cause = _of_group(lines[start:end]) or "".join(lines[end : end + 1])
+        limit = min(end + _MESSAGE, count)
+        end = next((i for i in range(end + 1, limit) if _OTHERS.match(lines[i])), limit)
+        crash = next((i for i in range(end, count) if _FATAL in lines[i]), count)
+        if crash - end > most:
             return None
         while not lines[end - 1].strip():
             end -= 1
-        return _Found(cause, lines[_first_of_chain(lines, start) : end])
+        shown = lines[_first_of_chain(lines, start) : end]
+        return LastWords(cause, tuple(shown), is_traceback=True)
     return None
 
 
@@ -185,18 +170,15 @@ def _of_group(block: Sequence[str]) -> str:
 
 def _first_of_chain(lines: Sequence[str], start: int) -> int:
     """Return where the first of several exceptions begins that led to one another."""
-    before = start - 1
-    while before > 0 and not lines[before].strip():
-        before -= 1
-    if before <= 0 or not _CHAINED.match(lines[before]):
-        return start
-    for earlier in reversed(range(before)):
-        if _TRACEBACK.search(lines[earlier]):
-            return _first_of_chain(lines, earlier)
+    before = next((i for i in reversed(range(start)) if lines[i].strip()), 0)
+    if _CHAINED.match(lines[before]):
+        for earlier in reversed(range(before)):
+            if _TRACEBACK.search(lines[earlier]):
+                return _first_of_chain(lines, earlier)
     return start
 
 
-def _crash(lines: Sequence[str]) -> _Found | None:
+def _crash(lines: Sequence[str]) -> LastWords | None:
     """Return why a process crashed, and the innermost frames of a thread.
 
     It is the current one, or the main thread, which comes last, where the current one
@@ -212,34 +194,43 @@ def _crash(lines: Sequence[str]) -> _Found | None:
     else:  # the C library says why it aborts, in one line
         near = [line for line in lines[max(fatal - 2, 0) : fatal] if line.strip()]
         reason = near[-1:] if "Aborted" in lines[fatal] else []
-    what = [line for line in reason if line.strip().startswith(_WHAT)]
-    cause = (what or reason[-1:] or [lines[fatal]])[0]
+    cause = (_what(reason) or reason[-1:] or [lines[fatal]])[0]
     threads = [i for i in range(fatal, len(lines)) if _THREAD.match(lines[i])]
     current = [i for i in threads if lines[i].startswith("Current ")] or threads[-1:]
-    frames: list[str] = []
-    for line in lines[current[0] + 1 :] if current else ():
-        is_other = LAUNCHER in line or not line.startswith("  File ")
-        if len(frames) == _FRAMES or is_other:
-            break
-        frames.append(line)
+    below = lines[current[0] + 1 :] if current else ()
+    frames = [*itertools.takewhile(_is_frame, below)][:_FRAMES]
     thread = [lines[i] for i in current[:1]] if frames else []
-    shown = [*reason, lines[fatal], *thread, *frames]
-    return _Found(cause.strip().removeprefix(_WHAT).strip(), shown, bool(frames))
+    shown = *reason, lines[fatal], *thread, *frames
+    return LastWords(_cause(cause), shown, is_traceback=True)
 
 
-def _limited(cause: str, lines: Sequence[str], *, is_traceback: bool) -> LastWords:
+def _is_frame(line: str) -> bool:
+    return line.startswith(_FRAME) and LAUNCHER not in line
+
+
+def _what(lines: Sequence[str]) -> list[str]:
+    """Return the lines in which C++ says what an exception was."""
+    return [line for line in lines if line.strip().startswith(_WHAT)]
+
+
+def _cause(line: str) -> str:
+    return line.strip().removeprefix(_WHAT).strip()
+
+
+def _limited(words: LastWords) -> LastWords:
     """Cut what is too long, and make control characters visible."""
+    lines = words.lines
     left_out = len(lines) - _SHOWN
     if left_out > 0:
         tail = len(lines) - (_SHOWN - _HEAD - 1)
         cut = f"  ... {left_out + 1} lines left out ..."
-        lines = [*lines[:_HEAD], cut, *lines[tail:]]
-    cause = _SOURCE.sub("", cause[: 2 * _LONGEST])
+        lines = *lines[:_HEAD], cut, *lines[tail:]
+    cause = _SOURCE.sub("", words.cause[: 2 * _LONGEST])
     longest = _LONGEST
     while True:
         shown = [_visible(line, longest) for line in (cause, *lines)]
         if len(json.dumps(shown)) <= SENT:
-            return LastWords(shown[0], tuple(shown[1:]), is_traceback)
+            return words._replace(cause=shown[0], lines=tuple(shown[1:]))
         longest //= 2
 
 

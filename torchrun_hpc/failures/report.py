@@ -1,21 +1,20 @@
-"""What a person reads about workers that have failed: on one screen, on one node."""
+"""What a person reads about failures: a sentence, and a report on one screen."""
 
 from __future__ import annotations
 
-import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message, count
-from torchrun_hpc.failures.collection import Collection, ending
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart, ending, signal_name
 from torchrun_hpc.names import nodes, ranges
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torchrun_hpc.failures.collection import Summary, WorkerFailure
-    from torchrun_hpc.failures.watch import Attempt
+    from torchrun_hpc.failures.collection import Summary
     from torchrun_hpc.planning.meeting import Meeting
 
 # Seconds for other failures of workers to arrive: they may be the cause, or the same.
@@ -25,39 +24,53 @@ _INDENT = "    "
 _OWN = console.PREFIX + _INDENT
 
 
-def failed(cause: str) -> Message:
-    """Say why the job has failed: node 0's last line."""
-    return Message("HPC125", f"the job has failed: {cause}")
-
-
-def restarted(number: int, cause: str) -> Message:
-    """Say why all workers are started again."""
-    return Message("HPC128", f"restart {number} of all workers: {cause}")
-
-
-def worker_failed(  # noqa: D417 - the others are those of `WorkerFailure`
-    meeting: Meeting, *, rank: int, node: int, code: int, cause: str = ""
-) -> str:
-    """Say how a worker failed.
+def failed(failure: Failure, meeting: Meeting, note: str = "") -> Message:
+    """Say why the job has failed: the last line of the node that reports.
 
     Args:
+        failure: Why.
         meeting: Where the nodes meet.
+        note: What follows the sentence.
     """
-    text = f"worker {rank}"
-    if meeting.nodes > 1 or meeting.hosts:
-        text += f" on {nodes([node], meeting.hosts) if node >= 0 else 'another node'}"
-    return f"{text} {ending(code)}" + (f": {cause}" if cause else "")
+    text = f"the job has failed: {sentence(failure, meeting)}{note}"
+    return Message("HPC125", text)
 
 
-def cause_of(failure: WorkerFailure, meeting: Meeting) -> str:
-    """Say how a worker failed, and why, in one line."""
-    return worker_failed(
-        meeting,
-        rank=failure.rank,
-        node=failure.node,
-        code=failure.code,
-        cause=failure.cause,
-    )
+def restarted(number: int, failure: Failure, meeting: Meeting) -> Message:
+    """Say why all workers are started again."""
+    text = f"restart {number} of all workers: {sentence(failure, meeting)}"
+    return Message("HPC128", text)
+
+
+def sentence(failure: Failure, meeting: Meeting) -> str:
+    """Say what has happened, where, and why."""
+    ranks, code, cause = failure.nodes, failure.code, failure.text
+    where, is_many = nodes(ranks, meeting.hosts) or "another node", len(ranks) > 1
+    who = f"the agents on {where}" if is_many else f"the agent on {where}"
+    verb, lost = "is", "it was killed, or the node is lost"
+    if is_many:
+        verb, lost = "are", "they were killed, or the nodes are lost"
+    is_shared = meeting.nodes > 1 or meeting.hosts
+    worker = f"worker {failure.rank}" + (f" on {where}" if is_shared else "")
+    missing = count(len(ranks), "node")
+    head = [*ranks, meeting.coordinator][0]
+    host = meeting.endpoint if head is None else nodes([head], meeting.hosts)
+    end = f"did not answer for {code} s" if code else "is gone"
+    text = {
+        Kind.WORKER: f"{worker} {ending(code)}" + (f": {cause}" if cause else ""),
+        Kind.SIGNAL: f"{who} received {signal_name(code)}",
+        Kind.AGENT: f"{who} gave up: {cause}",
+        Kind.LOST: f"{who} {verb} gone without a word: {lost}",
+        Kind.UNFIT: f"{where} {verb} out: {cause}",
+        Kind.SILENT: f"{who} did not answer for {code} s",
+        Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
+        Kind.REFUSED: f"{who} does not belong here ({cause})",
+        Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
+    }[failure.kind]
+    if failure.finished:
+        number = count(failure.finished, "node")
+        text += f"; no restart, because {number} had finished already"
+    return text
 
 
 def write(summary: Summary, meeting: Meeting) -> None:
@@ -68,77 +81,24 @@ def write(summary: Summary, meeting: Meeting) -> None:
         meeting: Where the nodes meet.
     """
     first = summary.first
-    how = worker_failed(meeting, rank=first.rank, node=first.node, code=first.code)
+    worker = first.worker or WorkerPart(first.rank)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.time))
-    log = f", log file {first.log}" if first.log else ""
-    message = failed(f"{how} (local rank {first.local_rank}, at {when}{log})")
-    console.write(message, "error", [*_details(summary)])
+    log = f", log file {worker.log}" if worker.log else ""
+    note = f" (local rank {worker.local_rank}, at {when}{log})"
+    message = failed(replace(first, text=""), meeting, note)
+    console.write(message, "error", [*_details(summary, worker)])
 
 
-def _details(summary: Summary) -> Iterator[str]:
-    first = summary.first
-    for line in first.lines:
+def _details(summary: Summary, worker: WorkerPart) -> Iterator[str]:
+    for line in worker.lines:
         yield _INDENT + line
-    if first.unread:
-        yield f"{_OWN}its stderr is in the output: {first.unread}"
+    if worker.unread:
+        yield f"{_OWN}its stderr is in the output: {worker.unread}"
     if alike := summary.alike:
         others = count(len(alike), "other rank")
         yield f"{_OWN}the same on {others}: {ranges(alike)}"
     for cause, ranks in summary.others:
         word = "rank" if len(ranks) == 1 else "ranks"
-        yield f"{_OWN}{word} {ranges(ranks)} of {first.size}: {cause}"
+        yield f"{_OWN}{word} {ranges(ranks)} of {worker.size}: {cause}"
     if summary.unlisted:
         yield f"{_OWN}and {count(summary.unlisted, 'other rank')} for other reasons"
-
-
-class LocalReport:
-    """Reports the failures of one node, where it has no coordinator that collects them.
-
-    Args:
-        meeting: Where the nodes meet.
-    """
-
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
-        self._collection = Collection()
-        self._attempt = 0
-        self._restarts = 0
-        self._timer: threading.Timer | None = None
-        self._lock = threading.Lock()
-        self._reported: Summary | None = None
-
-    def add(self, failure: WorkerFailure, attempt: Attempt) -> None:
-        """Take note of a failure; the first one of the last attempt is reported soon.
-
-        Args:
-            failure: How a worker failed.
-            attempt: Which workers have failed.
-        """
-        is_first = attempt.number != self._attempt
-        if is_first:
-            self._collection.clear()
-            self._attempt = attempt.number
-        self._collection.add(failure)
-        if is_first and attempt.restarts_left:
-            self._restarts += 1
-            console.write(restarted(self._restarts, cause_of(failure, self._meeting)))
-        elif is_first:
-            self._timer = threading.Timer(COLLECT_TIMEOUT, self._write)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def end(self) -> Message | None:
-        """Report what is not reported yet; return the last line, if there is one."""
-        if self._timer is None:
-            return None
-        self._timer.cancel()
-        summary = self._write()
-        return failed(cause_of(summary.first, self._meeting)) if summary else None
-
-    def _write(self) -> Summary | None:
-        with self._lock:
-            if self._reported is None:
-                self._reported = self._collection.summary()
-                if self._reported is not None:
-                    write(self._reported, self._meeting)
-            return self._reported

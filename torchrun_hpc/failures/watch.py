@@ -10,13 +10,13 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchrun_hpc.failures.collection import TERMINATED
+from torchrun_hpc.failures.failure import TERMINATED
 from torchrun_hpc.failures.worker import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torchrun_hpc.failures.collection import WorkerFailure
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.relay import Relay
     from torchrun_hpc.failures.worker import Worker
 
@@ -63,7 +63,7 @@ class Watch:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self.on_begin: Callable[[Sequence[Worker]], object] = lambda _: None
-        self.on_failure: Callable[[WorkerFailure, Attempt], object] = lambda *_: None
+        self.on_failure: Callable[[Failure, Attempt], object] = lambda *_: None
         self._lock = threading.RLock()
         self._workers: list[Worker] = []
         self._running: list[Worker] = []
@@ -147,7 +147,7 @@ class Watch:
                     self.has_failed = True
                     self.on_failure(self._brief(failure), self._attempt)
 
-    def _as_it_ended(self, failure: WorkerFailure) -> WorkerFailure:
+    def _as_it_ended(self, failure: Failure) -> Failure:
         """Return the failure without the signal that only shortened its teardown.
 
         Its peers had failed of it, and so the agent stopped all.
@@ -159,11 +159,11 @@ class Watch:
             return replace(failure, code=_EXCEPTION)
         return failure
 
-    def _brief(self, failure: WorkerFailure) -> WorkerFailure:
+    def _brief(self, failure: Failure) -> Failure:
         """Leave out the lines of a failure that is equal to one before."""
         is_known = failure.likeness in self._known
         self._known.add(failure.likeness)
-        return replace(failure, lines=()) if is_known else failure
+        return failure.brief if is_known else failure
 
     def _run(self) -> None:
         while not self._ended.wait(_PAUSE):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files
-from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words, recorded
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Worker:
     error_file: str = ""
 
 
-def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
+def failure_of(worker: Worker, code: int, relay: Relay) -> Failure:
     """Describe how a worker has failed: its last words, from wherever they are.
 
     Args:
@@ -52,30 +52,23 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> WorkerFailure:
         code: Its exit code; below 0 the signal that killed it.
         relay: Has what it wrote, if there is no log file.
     """
-    unread, failed_at, words = "", 0.0, LastWords()
+    unread, tail, failed_at, words = "", b"", 0.0, LastWords()
     with contextlib.suppress(Exception):  # whatever there is: the job has failed
         if worker.log:
             tail, failed_at = _end_of_file(worker.log)
-            words = last_words(tail, code)
         elif relay.reads(worker.pid):
             tail, failed_at = relay.end_of(worker.pid)
-            words = last_words(tail, code)
         else:
             unread = relay.unread or "it does not go through the agent"
+        words = last_words(tail, code)
         if worker.error_file:
             text = files.read(worker.error_file, _LARGEST, os.O_NOFOLLOW).decode()
             words = recorded(text) or words
-    return WorkerFailure(
-        rank=worker.rank,
-        size=worker.size,
-        node=worker.node,
-        local_rank=worker.local_rank,
-        code=code,
-        time=(words.is_traceback and failed_at) or relay.clock(),
-        cause=words.cause,
-        lines=words.lines,
-        log=worker.log,
-        unread="" if words.lines else unread,
+    part = WorkerPart(worker.rank, worker.size, worker.local_rank, log=worker.log)
+    part = replace(part, lines=words.lines, unread="" if words.lines else unread)
+    time, node = (words.is_traceback and failed_at) or relay.clock(), worker.node
+    return Failure(
+        Kind.WORKER, (node,), code, words.cause, time=time, by=node, worker=part
     )
 
 

@@ -201,11 +201,12 @@ def tell(
         for the same reason before.
     """
     # Most launches need none of these, and direct mode has no time for them.
+    from torchrun_hpc.failures.failure import Failure, Kind  # noqa: PLC0415
     from torchrun_hpc.rendezvous import client, server  # noqa: PLC0415
-    from torchrun_hpc.rendezvous.protocol import Failure, Kind  # noqa: PLC0415
 
     own = (place.node_rank,)
-    sent = wire.encode(Failure(Kind.AGENT, own, text=reason))
+    now = time.time()
+    sent = wire.encode(Failure(Kind.AGENT, own, text=reason, time=now, by=own[0]))
     failure = wire.decode(Failure, sent)
     heard = None
     # Ctrl-C: the user has read enough. No more files: nobody can be told.

@@ -15,7 +15,8 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous import registry as backends
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.failures.report import LocalReport
+from torchrun_hpc.failures import report
+from torchrun_hpc.failures.local import LocalWorld
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.launching import dry_run, exit_status, outcome, quiet, signals
 from torchrun_hpc.launching.observer import Observer
@@ -25,7 +26,7 @@ from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.rendezvous import client, handler, messages
+from torchrun_hpc.rendezvous import client, handler
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.spares.handler import SparesRendezvous
@@ -134,7 +135,7 @@ class AgentStarter(Starter):
                 raise SystemExit(FAILED) from error
             raise
         except client.JobFailedError as error:  # in a dry run
-            _fail(messages.failed(error.failure, plan.meeting), error)
+            _fail(report.failed(error.failure, plan.meeting), error)
         except handler.CoordinatorMissingError as error:
             _fail(error.message, error)
         except RendezvousError as error:
@@ -155,17 +156,22 @@ class AgentStarter(Starter):
         args, observer, meeting = self._args, self._observer, plan.meeting
         outcome.forget(plan)
         observer.watch.on_begin = functools.partial(outcome.begin, plan)
+        world, backend = self._world(plan), args.rdzv_backend
+        if meeting.is_ours:
+            args.rdzv_backend = SCHEDULER
+        try:
+            with exit_status.together(plan, world, is_command=self._is_command):
+                yield
+        finally:
+            args.rdzv_backend = backend  # a program may launch with them once more
+
+    def _world(self, plan: LaunchPlan) -> Callable[[], exit_status.World | None]:
+        """Return what returns the world, once there is one, which hears of failures."""
+        args, observer, meeting = self._args, self._observer, plan.meeting
         if not meeting.is_ours:
-            own = LocalReport(meeting)
-            observer.watch.on_failure = own.add
-            try:
-                with outcome.recorded(plan):
-                    yield
-            finally:
-                message = own.end()
-                if message is not None and self._is_command:
-                    exit_status.write(message, "error", at_exit=True)
-            return
+            own = LocalWorld(meeting)
+            observer.watch.on_failure = own.worker_failed
+            return lambda: own
         kind: Callable[..., handler.SchedulerRendezvous] = handler.SchedulerRendezvous
         if meeting.spares.number:
             kill = args.monitor_interval + capabilities.shutdown_timeout(args)
@@ -178,12 +184,7 @@ class AgentStarter(Starter):
         )
         observer.watch.on_failure = creator.worker_failed
         observer.ask_all, observer.is_first = creator.stacks, creator.is_first
-        backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
-        try:
-            with exit_status.together(plan, creator, is_command=self._is_command):
-                yield
-        finally:
-            args.rdzv_backend = backend  # a program may launch with them once more
+        return lambda: creator.handler
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return what this torch cannot do: on this node, and on all."""

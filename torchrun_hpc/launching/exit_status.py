@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import signal
+import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.failures import report
+from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.launching import abort, outcome
 from torchrun_hpc.launching.start import FAILED
-from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.names import nodes
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
-from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.reporting import console
 from torchrun_hpc.spares.messages import bad_nodes
+from torchrun_hpc.torch_compat.errors import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.planning.plan import LaunchPlan
-    from torchrun_hpc.rendezvous.handler import Creator, SchedulerRendezvous
 
 # Seconds for which an agent tries to reach the others, to report that it gives up.
 _REPORT_TIMEOUT = 10.0
@@ -40,15 +44,53 @@ class _EarlySignal(SignalException):
     """A signal that comes before there are workers; torchrun would die of it."""
 
 
+class World(Protocol):
+    """What a launch asks of its world at the end, whichever rendezvous serves it."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed."""
+
+    @property
+    def took_part(self) -> bool:
+        """Whether this node has been part of it."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether this node reports how it has ended."""
+
+    @property
+    def is_unreported(self) -> bool:
+        """Whether a worker has failed, and nobody has reported it."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether this node can tell the outcome, if it reports."""
+
+    @property
+    def out_at_end(self) -> Sequence[int]:
+        """Ranks of the nodes that the next job had better do without."""
+
+    @property
+    def restarts(self) -> int:
+        """How often all workers were started again."""
+
+    def give_up(self, failure: Failure) -> None:
+        """Take note of why this node ends, and let the others know."""
+
+    def leave(self) -> None:
+        """Leave it, once the failures of workers are reported."""
+
+
 @contextlib.contextmanager
 def together(
-    plan: LaunchPlan, creator: Creator, *, is_command: bool = True
+    plan: LaunchPlan, world: Callable[[], World | None], *, is_command: bool = True
 ) -> Iterator[None]:
-    """End in the same way as all other nodes.
+    """End a launch: in the same way as all other nodes, if they can be told.
 
     Args:
         plan: What is planned on this node.
-        creator: Has the rendezvous handler, once it is created.
+        world: Returns the world, once there is one.
         is_command: Whether the launch is all that this process does.
 
     Raises:
@@ -63,29 +105,39 @@ def together(
         # If it is repeated while this one is reported, the job is ending already.
         _handle(plan, lambda *_: None)
         problem = error
+    ended = world()
     try:
         if problem is not None and not isinstance(problem, JobFailedError):
-            _give_up(plan, creator, problem)
-        _leave(plan, creator, is_command=is_command)
+            _give_up(plan, ended, problem)
+        if ended is not None:
+            ended.leave()
+            if ended.took_part:
+                _report(plan, ended, is_command=is_command)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    failure = creator.handler.failure if creator.handler else None
     if isinstance(problem, _EarlySignal):
         raise SystemExit(_KILLED + problem.sigval)  # it ends a program, too
+    failure = None if ended is None else ended.failure
     if failure is not None and isinstance(problem, JobFailedError | None):
-        cause = RendezvousError(str(messages.failed(failure, plan.meeting)))
+        cause = RendezvousError(str(report.failed(failure, plan.meeting)))
         raise SystemExit(FAILED) from cause
-    if isinstance(problem, JobFailedError | SignalException | OSError):
+    # Elsewhere torch's own traceback follows, as after torchrun.
+    is_silent = plan.meeting.is_ours and isinstance(problem, SignalException)
+    if is_silent or isinstance(problem, JobFailedError | OSError):
         raise SystemExit(FAILED) from problem
     if problem is not None:
         raise problem
 
 
 def _handle(plan: LaunchPlan, handler: Callable[..., None]) -> dict[int, Any]:
-    """Handle ``--signals-to-handle``; return how they were handled before."""
+    """Handle ``--signals-to-handle``; return how they were handled before.
+
+    Where nobody is to be told, torch alone handles them, as in torchrun.
+    """
     before: dict[int, Any] = {}
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and plan.meeting.is_ours):
         return before
     for name in plan.asked.signals_to_handle:
         # If it is no signal, or cannot be caught, torch reports that later.
@@ -99,77 +151,58 @@ def _raise(number: int, _frame: Any) -> None:
     raise _EarlySignal(f"signal {number}", signal.Signals(number))
 
 
-def _give_up(plan: LaunchPlan, creator: Creator, problem: BaseException) -> None:
+def _give_up(plan: LaunchPlan, world: World | None, problem: BaseException) -> None:
     """Report to the others that this node gives up: they would wait for it."""
-    name = problem.code if isinstance(problem, LaunchError) else type(problem).__name__
-    text = f"{name} {problem}"
+    failure, meeting = failure_of(problem), plan.meeting
     if isinstance(problem, OSError):
-        text = str(problem.strerror or problem)
-        text += f": {problem.filename}" if problem.filename else ""
-        where = plan.meeting.hosts[plan.meeting.node_rank]
-        console.write(Message("HPC127", f"on {where}: {text}"), "error")
-    failure, handler = outcome.failure_of(problem, text), creator.handler
-    if handler is not None and handler.took_part:
-        handler.give_up(failure)
+        where = dict(enumerate(meeting.hosts)).get(meeting.node_rank)
+        fault = f"on {where or socket.gethostname()}: {failure.text}"
+        console.write(Message("HPC127", fault), "error")
+    if world is not None and world.took_part:
+        world.give_up(failure)
         if isinstance(problem, LaunchError):
-            problem.others_know = True
-    elif failure.kind is Kind.AGENT and not isinstance(
-        # A LaunchError is sent to them where its message is written; without a
-        # coordinator there is nobody to send it to.
-        problem,
-        LaunchError | CoordinatorMissingError,
-    ):
-        abort.tell(plan.meeting, failure.text, _REPORT_TIMEOUT)
+            problem.others_know = meeting.is_ours
+        return
+    # A LaunchError is sent to them where its message is written; without a coordinator
+    # there is nobody to send it to.
+    is_told = isinstance(problem, LaunchError | CoordinatorMissingError)
+    if failure.kind is Kind.AGENT and not is_told:
+        abort.tell(meeting, failure.text, _REPORT_TIMEOUT)
 
 
-def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
-    """Leave the rendezvous; the last line of a command says why the job failed.
+def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
+    """Write the outcome, what else is to be known, and last why the job failed.
 
-    A program may go on, and has an exception. It gets the line now, if there is no
-    report that has said it.
+    A command writes it among the last lines of its process. A program may go on, and
+    has an exception: it gets the line now, if there is no report that has said it.
     """
-    handler = creator.handler
-    if handler is None:
+    failure, meeting = world.failure, plan.meeting
+    say = functools.partial(_write, at_exit=is_command)
+    if not world.reports:
+        own = (meeting.node_rank,)
+        if failure is not None and failure.nodes == own and world.is_unreported:
+            more = f"; {nodes([0], meeting.hosts)} has not reported it"
+            say(report.failed(failure, meeting, more), "error")
         return
-    handler.leave()
-    if not handler.took_part:
-        return
-    failure = handler.failure
-    if handler.reports:
-        _conclude(plan, handler, is_command=is_command)
-        if failure is not None and (is_command or failure.kind is not Kind.WORKER):
-            message = messages.failed(failure, plan.meeting)
-            write(message, "error", at_exit=is_command)
-    elif (
-        failure is not None
-        and handler.is_unreported
-        and failure.nodes == (plan.meeting.node_rank,)
-    ):
-        message = messages.unreported(failure, plan.meeting)
-        write(message, "error", at_exit=is_command)
-
-
-def _conclude(
-    plan: LaunchPlan, handler: SchedulerRendezvous, *, is_command: bool
-) -> None:
-    """Name the nodes to do without, and what may wait for them; write the outcome."""
-    failure, restarts = handler.failure, handler.restarts
-    notes = [bad_nodes(handler.out_at_end, plan.meeting)] if handler.out_at_end else []
+    bad = world.out_at_end
+    notes = [bad_nodes(bad, meeting)] if bad else []
     is_lost = notes if failure is None else failure.kind in _LOST
-    by = plan.meeting.started_by
+    by = meeting.started_by
     if is_lost and by and by.may_wait and not (failure and by.ends_others):
-        text = f"{by.name} may wait for a lost node forever. {_END_SCRIPT}"
-        notes.append(Message("HPC235", text))
+        waits = f"{by.name} may wait for a lost node forever. {_END_SCRIPT}"
+        notes.append(Message("HPC235", waits))
     for note in notes:
         # Registered first, written last: behind the reason.
-        write(note, "warning", at_exit=is_command)
-    if handler.is_certain:
-        outcome.write(
-            outcome.outcome_of(failure, plan, handler.out_at_end, restarts), plan
-        )
+        say(note, "warning")
+    if world.is_certain:
+        ended = outcome.outcome_of(failure, plan, bad, world.restarts)
+        outcome.write(ended, plan)
+    # In a world that is not ours, torch says why it ended, if it was no worker.
+    if failure and (is_command if failure.worker else meeting.is_ours):
+        say(report.failed(failure, meeting), "error")
 
 
-def write(message: Message, kind: str, *, at_exit: bool) -> None:
+def _write(message: Message, kind: str, *, at_exit: bool) -> None:
     """Write a message now, or among the last lines of this process."""
     if at_exit:
         atexit.register(console.write, message, kind)

@@ -9,23 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
 from torchrun_hpc import files, wire
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.rendezvous import messages
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.failures.report import sentence
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.planning.plan import LaunchPlan
@@ -44,16 +40,6 @@ _OUTCOMES = {
     **dict.fromkeys((Kind.UNFIT, Kind.COORDINATOR), NODES),
     **dict.fromkeys((Kind.AGENT, Kind.REFUSED), LAUNCHER),
 }
-
-
-def failure_of(error: BaseException, text: str) -> Failure:
-    """Return how this node has failed; the text is for what no kind describes."""
-    if isinstance(error, ChildFailedError):
-        rank, worker = error.get_first_failure()
-        return Failure(Kind.WORKER, rank=rank, code=worker.exitcode)
-    if isinstance(error, SignalException):
-        return Failure(Kind.SIGNAL, code=int(error.sigval))
-    return Failure(Kind.AGENT, text=text)
 
 
 def outcome_of(
@@ -76,14 +62,14 @@ def outcome_of(
         or ``None``, ``nodes`` (names of those that the failure is about), ``exclude``
         (these, and those that were lost before), and ``restarts``.
     """
-    is_worker = failure is not None and failure.kind is Kind.WORKER
+    is_worker = failure is not None and failure.worker is not None
     kind = DONE if failure is None else _OUTCOMES[failure.kind]
     about = set(failure.nodes) if failure else set()
     bad = {*out, *(about if kind == NODES else ())}
     return {
         "outcome": kind,
         "launch_id": plan.meeting.launch_id,
-        "reason": messages.cause(failure, plan.meeting) if failure else "",
+        "reason": sentence(failure, plan.meeting) if failure else "",
         "rank": failure.rank if failure and is_worker else None,
         "code": failure.code if failure and is_worker else None,
         "nodes": _hosts(about, plan),
@@ -149,18 +135,3 @@ def begin(plan: LaunchPlan, workers: Sequence[Worker]) -> None:
     is_wanted = plan.asked.hpc_outcome and any(worker.node == 0 for worker in workers)
     if is_wanted and not files.is_of_system(Path(plan.asked.hpc_outcome)):
         write({**outcome_of(None, plan), "outcome": RUNNING}, plan)
-
-
-@contextlib.contextmanager
-def recorded(plan: LaunchPlan) -> Iterator[None]:
-    """Write how a launch ends, on node 0, if it has no scheduler rendezvous."""
-    failure: Failure | None = None
-    try:
-        yield
-    except BaseException as error:
-        own = (plan.meeting.node_rank,)
-        failure = replace(failure_of(error, str(error)), nodes=own)
-        raise
-    finally:
-        if is_reporter(plan.meeting.report_rank):
-            write(outcome_of(failure, plan), plan)

@@ -18,14 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.collection import Summary
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import COLLECT_TIMEOUT
 from torchrun_hpc.rendezvous.members import SILENCE_REPORT
-from torchrun_hpc.rendezvous.protocol import (
-    Failure,
-    JoinRequest,
-    Kind,
-    failure_of,
-)
+from torchrun_hpc.rendezvous.protocol import JoinRequest
 from torchrun_hpc.rendezvous.search import (
     CoordinatorAddress,
     CoordinatorNotFoundError,
@@ -36,7 +32,6 @@ from torchrun_hpc.rendezvous.search import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.search import Channel
 
@@ -263,9 +258,9 @@ class Client:
         self.send({"done": self.next_round - 1})
         self._until(lambda: self.finished)
 
-    def worker_failed(self, failure: WorkerFailure) -> None:
+    def worker_failed(self, failure: Failure) -> None:
         """Inform the coordinator that a worker has failed; the first ends the round."""
-        self._own_failure = self._own_failure or failure_of(failure)
+        self._own_failure = self._own_failure or failure
         self.send({"died": wire.encode(failure), "round": self._round})
 
     def fail(self, failure: Failure) -> None:
@@ -274,14 +269,14 @@ class Client:
             if failure.kind is Kind.WORKER:  # torch does not know why
                 failure = self._own_failure or failure
             self.failure = failure
-            self.send({"failed": wire.encode(failure)})
+            self.send({"failed": wire.encode(failure.brief)})
 
     def leave(self) -> None:
         """Disconnect; after a failure, once it is known which one was the first."""
         if self._thread.is_alive():
             if self._has_joined and not self.finished:
-                text = "it left before the end"
-                self.fail(Failure(Kind.AGENT, (self.request.rank,), text=text))
+                text, rank = "it left before the end", self.request.rank
+                self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
             if self.failure is not None and self.is_accepted:
                 with self._changed:
                     self._wait_for(lambda: self._is_decided, _DECIDED_TIMEOUT)
@@ -344,7 +339,8 @@ class Client:
         """End this agent, which has a fault: an exception that nobody has caught."""
         error = context.get("exception")
         text = f"{type(error).__name__}: {error}" if error else context["message"]
-        Client._lose(self, Failure(Kind.AGENT, (self.request.rank,), text=text))
+        rank = self.request.rank
+        Client._lose(self, Failure(Kind.AGENT, (rank,), text=text, by=rank))
         self._task.cancel()
 
     def _change(self, **values: Any) -> None:
@@ -405,7 +401,7 @@ class Client:
         if summary is not None and self.failure is not None:
             self._on_event({"report": summary})
             finished = self.failure.finished
-            first = replace(failure_of(summary.first), finished=finished)
+            first = replace(summary.first, finished=finished)
             self._change(failure=first)
         self._change(_is_reported=True)
         self._send({"printed": True})

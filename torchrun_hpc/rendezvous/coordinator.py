@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
-from torchrun_hpc.failures.collection import WorkerFailure
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import policy, protocol
 from torchrun_hpc.rendezvous.members import Members, Refused
 from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.protocol import CLOSE, Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.protocol import CLOSE, Refusal
 from torchrun_hpc.rendezvous.record import MemberState
 from torchrun_hpc.rendezvous.rounds import WHILE_STARTING, Rounds
 from torchrun_hpc.wire import WireError
@@ -389,10 +389,11 @@ class Coordinator:
         rounds, members = self.rounds, self.members
         # Of a round that has just ended, too: it may have been the first.
         if "died" in message and message.get("round") == rounds.began:
-            worker = replace(wire.decode(WorkerFailure, message["died"]), node=rank)
-            rounds.failures.add(worker)
+            failure = wire.decode(Failure, message["died"])
+            failure = replace(failure, nodes=(rank,), by=rank)
+            rounds.failures.add(failure)
             if rounds.phase is Phase.RUN and not self._stopped:
-                rounds.end(protocol.failure_of(worker))
+                rounds.end(failure)
         if "report" in message:
             summary = rounds.failures.summary()
             members.send(rank, {"report": summary and wire.encode(summary)})

@@ -13,16 +13,20 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.rendezvous import messages, search
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.protocol import Settings
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
-from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.reporting.reporter import (
+    is_reporter,
+    reports_failure,
+    reports_wait_for,
+)
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
 
@@ -161,9 +164,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     @property
     def reports(self) -> bool:
         """Whether this node reports how the job has ended."""
-        if self.failure is None:
+        failure, meeting = self.failure, self._meeting
+        if failure is None:
             return self.is_first
-        return messages.reports_failure(self.failure, self._meeting)
+        if failure.kind is Kind.COORDINATOR:
+            return reports_wait_for(meeting.node_rank, meeting.coordinator)
+        return reports_failure(meeting.node_rank, meeting.nodes, failure.unaware)
 
     @property
     def is_first(self) -> bool:
@@ -218,7 +224,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             message = messages.coordinator_missing(str(error), limit, self._meeting)
             raise CoordinatorMissingError(message) from None
 
-    def worker_failed(self, failure: WorkerFailure) -> None:
+    def worker_failed(self, failure: Failure) -> None:
         """Inform the others that a worker of this node has failed."""
         if self._client is not None:
             self._client.worker_failed(failure)
@@ -239,7 +245,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def give_up(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
         if self._client is not None:
-            self._client.fail(replace(failure, nodes=(self._meeting.node_rank,)))
+            rank = self._meeting.node_rank
+            self._client.fail(replace(failure, nodes=(rank,), by=rank))
 
     def leave(self) -> None:
         """Disconnect; the coordinator ends once all others know how the job ended."""
@@ -375,7 +382,7 @@ class Creator:
     kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous
     handler: SchedulerRendezvous | None = None
 
-    def worker_failed(self, failure: WorkerFailure, _attempt: object) -> None:
+    def worker_failed(self, failure: Failure, _attempt: object) -> None:
         """Inform the others that a worker of this node has failed."""
         if self.handler is not None:
             self.handler.worker_failed(failure)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, waiting, wire
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import signal_name
+from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.host.network import join_endpoint, path_problem
 from torchrun_hpc.names import nodes
 from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.members import SILENCE_REPORT
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.protocol import Refusal
 from torchrun_hpc.rendezvous.search import NOBODY
-from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
+from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.search import RefusedError
-
-# The nodes that such a failure names do not report it: they are gone, or know only
-# their own value.
-_ABSENT = (Kind.LOST, Kind.SILENT, Kind.MISSING, Kind.REFUSED)
 
 _SHORT = 50  # characters of the name of a site
 
@@ -67,8 +63,8 @@ def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
                 "started again"
             )
         case {"restart": number}:
-            because = cause(wire.decode(Failure, event["because"]), meeting)
-            return report.restarted(number, because)
+            because = wire.decode(Failure, event["because"])
+            return report.restarted(number, because, meeting)
         case {"stranger": ranks}:
             code, who = "HPC229", names(ranks, meeting) or "another node"
             because = event["because"]
@@ -90,14 +86,13 @@ def _wait_for_coordinator(event: Mapping[str, Any], meeting: Meeting) -> Message
 
     The first from one node soon, and later from any; the others from one node.
     """
-    where = meeting
-    is_reporter = reports_wait_for(meeting.node_rank, where.coordinator)
-    node = f"the head node at {where.endpoint}"
+    is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
+    node = f"the head node at {meeting.endpoint}"
     match event:
         case {"looking": waited}:
             if waiting.is_report_due(waited, is_reporter=is_reporter):
                 problem = _search_problem(event["found"], meeting)
-                text = f"{node} ({where.connect_host}) for {waited} s: {problem}"
+                text = f"{node} ({meeting.connect_host}) for {waited} s: {problem}"
                 return Message("HPC113", f"waiting for {text}")
         case {"coordinator_silent": seconds} if is_reporter:
             end = f"the job ends in {event['left']} s if it stays so"
@@ -150,8 +145,7 @@ def _search_problem(found: str, meeting: Meeting) -> str:
     """Say why the coordinator was not found: the cause, not what follows from it."""
     if NOBODY in found:  # its node is reached
         return f"{found}. Has the job started there? {meeting.hint}".rstrip()
-    where = meeting
-    problem, is_cause = path_problem(where.local_address, where.connect_host)
+    problem, is_cause = path_problem(meeting.local_address, meeting.connect_host)
     if is_cause:
         return problem
     parts = (found or "no answer yet", problem, meeting.network_hint)
@@ -165,7 +159,6 @@ def refusal(
     environ: Mapping[str, str],
 ) -> LaunchError:
     """Say why the coordinator refuses this agent."""
-    world = meeting
     endpoint = join_endpoint(meeting.connect_host, refused.port)
     node = f"the head node at {endpoint}"
     reason, outer = refused.reason, environ.get(RUN_ID, "")
@@ -175,9 +168,10 @@ def refusal(
     if is_second and (inside := nested(environ, outer)):
         return inside
     remedy = "Start one job step with the same command on all nodes"
+    other = f"here, but another number on {node}"
     if reason is Refusal.TAKEN:
         code, remedy = "HPC115", "Start torchrun_hpc once on each node"
-        text = f"{node} has another agent of node {world.node_rank} already"
+        text = f"{node} has another agent of node {meeting.node_rank} already"
     elif reason is Refusal.VERSION:
         code, remedy = "HPC116", "Load the same environment on all nodes"
         text = f"torchrun_hpc {__version__} here, but another one on {node}"
@@ -188,69 +182,12 @@ def refusal(
         code, remedy = "HPC232", _PORTS
         text = f"{request.started} here, but another command on {node}"
     elif reason is Refusal.SPARES:
-        code = "HPC206"
-        text = f"--hpc-spares={world.spares.number} here, but another number on {node}"
+        code, text = "HPC206", f"--hpc-spares={meeting.spares.number} {other}"
     elif reason is Refusal.NODES:
-        code, text = "HPC118", f"{world.nodes} nodes here, but another number on {node}"
+        code, text = "HPC118", f"{meeting.nodes} nodes {other}"
     else:
         code, remedy = "HPC119", "Pass another port, or leave the endpoint out"
         text = f"{node} is of another job than this one, {request.job}"
     others_know = reason is not Refusal.UNKNOWN
     text += ". Node 0 names both" if others_know else ""
     return LaunchError(code, f"{text}. {remedy}", others_know=others_know)
-
-
-def failed(failure: Failure, meeting: Meeting) -> Message:
-    """Say why the job failed: the last line of node 0."""
-    return report.failed(cause(failure, meeting))
-
-
-def unreported(failure: Failure, meeting: Meeting) -> Message:
-    """Say why the job failed where node 0 has not: the last line of this node."""
-    text = f"{cause(failure, meeting)}; {names([0], meeting)} has not reported it"
-    return report.failed(text)
-
-
-def cause(failure: Failure, meeting: Meeting) -> str:
-    """Say why the job has failed, or why a round is over."""
-    where, code = names(failure.nodes, meeting) or "another node", failure.code
-    who, is_gone = f"the agent on {where}", "is gone without a word: it was killed, or "
-    if is_many := len(failure.nodes) > 1:
-        who = f"the agents on {where}"
-        is_gone = "are gone without a word: they were killed, or "
-    is_gone += "the nodes are lost" if is_many else "the node is lost"
-    missing = count(len(failure.nodes), "node")
-    rank = failure.nodes[0] if failure.nodes else meeting.coordinator
-    host = meeting.endpoint if rank is None else names([rank], meeting)
-    end = f"did not answer for {code} s" if code else "is gone"
-    text = {
-        Kind.WORKER: report.worker_failed(
-            meeting,
-            rank=failure.rank,
-            node=failure.nodes[0] if failure.nodes else -1,
-            code=code,
-            cause=failure.text,
-        ),
-        Kind.SIGNAL: f"{who} received {signal_name(code)}",
-        Kind.AGENT: f"{who} gave up: {failure.text}",
-        Kind.LOST: f"{who} {is_gone}",
-        Kind.UNFIT: f"{where} {'are' if is_many else 'is'} out: {failure.text}",
-        Kind.SILENT: f"{who} did not answer for {code} s",
-        Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
-        Kind.REFUSED: f"{who} does not belong here ({failure.text})",
-        Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
-    }[failure.kind]
-    if failure.finished:
-        nodes = count(failure.finished, "node")
-        text += f"; no restart, because {nodes} had finished already"
-    return text
-
-
-def reports_failure(failure: Failure, meeting: Meeting) -> bool:
-    """Say whether this node reports the failure."""
-    world = meeting
-    if failure.kind is Kind.COORDINATOR:
-        return reports_wait_for(world.node_rank, meeting.coordinator)
-    is_absent = failure.kind in _ABSENT
-    absent = {r for r in failure.nodes if is_absent and 0 <= r < world.nodes}
-    return is_reporter(world.node_rank, absent if len(absent) < world.nodes else ())

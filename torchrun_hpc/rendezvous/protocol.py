@@ -8,9 +8,13 @@ Nothing in a message is ever run or unpickled.
 from an agent                 meaning
 ============================  ==========================================================
 ``protocol: VERSION``         first line of a connection, with all of `JoinRequest`
-``join: ROUND``               it is ready for this round; node 0 adds the ``store`` of
-                              the workers
-``died: WORKER FAILURE``      one of its workers has ended with an error, in ``round``
+``join: true``                it is ready for the next round; without spares, node 0
+                              adds the ``store`` of the workers
+``present: MEMBER STATE``     with spares: where it can be asked, and what it knows
+``confirm: [TERM, ROUND]``    with spares: it is ready for this very round; node rank 0
+                              adds the ``store``
+``unfit: REASON``             with spares: its node is not well
+``died: FAILURE``             one of its workers has ended with an error, in ``round``
 ``failed: FAILURE``           it gives up
 ``done: ROUND``               all workers of its node have finished this round
 ``read: true``                it has received the failure
@@ -19,8 +23,7 @@ from an agent                 meaning
 ``stacks: NUMBER``            it asks all agents for the stacks of their workers
 ``sampled: [RANK, NUMBER]``   the answer, ``of`` its workers, for the node that asks
 ``bye: true``                 it closes the connection; that is no fault
-``heartbeat: SECONDS``        the answer to ``heartbeat``: with spares, its clock;
-                              otherwise ``true``
+``heartbeat: SECONDS``        the answer to ``heartbeat``: its clock
 ``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` of the store that
                               torch's agents share
 ============================  ==========================================================
@@ -28,7 +31,14 @@ from an agent                 meaning
 ============================  ==========================================================
 from the coordinator          meaning
 ============================  ==========================================================
-``welcome: VERSION``          the agent is accepted; with ``job`` and the next ``round``
+``welcome: VERSION``          the agent is accepted; with ``job``, the next ``round``,
+                              the ``coordinator``, and the ``age`` of what it knows
+``standby: [RANK, ...]``      with spares, to a node that looks for the coordinator:
+                              whom this node follows, whether it coordinates, and
+                              whether it has a quorum; the connection is closed
+``prepare: RECORD``           with spares: a round is formed; active nodes confirm it
+``record: RECORD``            with spares: who may take over has changed
+``out: REASON``               with spares: this node takes part no more
 ``refused: REASON``           it is not, see `Refusal`, and hears no more than that; the
                               connection is closed
 ``go: ROUND``                 all nodes have joined this round; with the ``store``
@@ -53,15 +63,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchrun_hpc.failures.collection import ShortText
+from torchrun_hpc.reporting.reporter import told_to_report
 from torchrun_hpc.wire import AnyText
 
-if TYPE_CHECKING:
-    from torchrun_hpc.failures.collection import WorkerFailure
-
-VERSION = 5
+VERSION = 6
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
@@ -83,20 +90,6 @@ class Refusal(Enum):
     TAKEN = "taken"  # another agent has its node rank
     SPARES = "spares"  # --hpc-spares
     STARTED = "started"  # it was started by another command
-
-
-class Kind(Enum):
-    """How a job fails."""
-
-    WORKER = "worker"  # a worker ended with an error, and no restart is left
-    SIGNAL = "signal"  # an agent received a signal
-    AGENT = "agent"  # an agent cannot go on
-    LOST = "lost"  # an agent's connection ended without ``bye``
-    SILENT = "silent"  # an agent does not answer
-    MISSING = "missing"  # nodes did not join in time
-    REFUSED = "refused"  # an agent of this job was refused
-    UNFIT = "unfit"  # a node is out, by its health check or by its failures
-    COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
 
 
 @dataclass(frozen=True)
@@ -137,8 +130,8 @@ class Settings:
 
     @property
     def reporter(self) -> int:
-        """Node rank of the node that reports: the first one, or the coordinator."""
-        return self.coordinator if self.spares else 0
+        """Rank of the node that reports."""
+        return told_to_report(self.coordinator, has_spares=self.spares > 0)
 
 
 @dataclass(frozen=True)
@@ -178,31 +171,3 @@ class JoinRequest:
         """Raise ``ValueError`` if it has no node rank of the job."""
         if not 0 <= self.rank < self.nodes:
             raise ValueError("not a node rank")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a job failed.
-
-    Attributes:
-        kind: How.
-        nodes: Ranks of the nodes that it is about.
-        rank: Of a worker, its global rank.
-        code: Exit code of a worker (negative: the signal that killed it); number of
-            the signal that an agent received; seconds that were waited.
-        text: More about it, in one line.
-        finished: How many nodes had finished, so that there was no restart.
-    """
-
-    kind: Kind
-    nodes: tuple[int, ...] = ()
-    rank: int = -1
-    code: int = 0
-    text: ShortText = ""
-    finished: int = 0
-
-
-def failure_of(worker: WorkerFailure) -> Failure:
-    """Return how a job failed, of which this worker was the first."""
-    nodes, code = (worker.node,), worker.code
-    return Failure(Kind.WORKER, nodes, worker.rank, code, worker.cause)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import policy
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.failures.collection import Collection
-from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
 from torchrun_hpc.rendezvous.phases import BETWEEN_ROUNDS, ENDED, NEXT, Phase
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.rendezvous.roster import Roster
 
 if TYPE_CHECKING:
@@ -197,7 +196,9 @@ class Rounds:
             store: Where the workers' store is, if the node can tell it now.
         """
         if self.phase is Phase.RUN and node in self.roster.record.active:
-            self.end(Failure(Kind.AGENT, (node,), text="it wanted another restart"))
+            self.end(
+                Failure(Kind.AGENT, (node,), text="it wanted another restart", by=node)
+            )
         if self.has_ended:
             return
         self._members.agents[node].has_joined = True
@@ -252,8 +253,9 @@ class Rounds:
     def _judge(self) -> None:
         """Find out whether the node of the first worker that failed is the cause."""
         self._unjudged, summary = None, self.failures.summary()
-        if summary is not None and summary.first.node in self.roster.record.active:
-            self.roster.blame(summary.first.node)
+        node = summary.first.nodes[0] if summary is not None else -1
+        if node in self.roster.record.active:
+            self.roster.blame(node)
 
     def confirm(self, node: int, round_: Any, store: Any) -> None:
         """Take note that a node has confirmed a round."""
@@ -340,7 +342,7 @@ class Rounds:
         """What an agent is told of the end of the job."""
         told: dict[str, Any] = {"finished": self.round}
         if self.failure is not None:
-            told = {"failed": wire.encode(self.failure)}
+            told = {"failed": wire.encode(self.failure.brief)}
         if self._settings.spares:
             has_begun, has_quorum = self.began >= 0, self.has_quorum
             told |= self.roster.closing(has_begun=has_begun, has_quorum=has_quorum)
@@ -434,7 +436,7 @@ class Rounds:
         self._restart_reported_in = -1
         summary = self.failures.summary()
         if summary is not None and cause is not None and cause.kind is Kind.WORKER:
-            cause = protocol.failure_of(summary.first)  # not the one that came first
+            cause = summary.first  # not the one that came first
         is_news = cause is not None and (lost is not None or not is_told)
         because = wire.encode(cause) if is_news else None
         news: dict[str, Any] = {"because": because}

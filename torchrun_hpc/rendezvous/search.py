@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting, wire
+from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.rendezvous.end import End
-from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, VERSION, Failure, Refusal
+from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, VERSION, Refusal
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:

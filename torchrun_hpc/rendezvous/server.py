@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from concurrent.futures import Future
 
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.key_value_store import Answer
-    from torchrun_hpc.rendezvous.protocol import Failure
 
 # As many as the kernel allows (net.core.somaxconn): thousands connect at once.
 BACKLOG = 65535

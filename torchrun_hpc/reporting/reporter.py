@@ -32,3 +32,27 @@ def reports_wait_for(rank: int, node: int | None) -> bool:
             all: one of the first two is another one.
     """
     return rank in (0, 1) if node is None else is_reporter(rank, {node})
+
+
+def reports_failure(rank: int, nodes: int, unaware: Collection[int]) -> bool:
+    """Return whether this node reports why the job has failed.
+
+    Args:
+        rank: Rank of this node.
+        nodes: Number of nodes.
+        unaware: Ranks of nodes that it is about, and that have not noticed it. If that
+            is all nodes, the first one reports it.
+    """
+    absent = {node for node in unaware if 0 <= node < nodes}
+    return is_reporter(rank, absent if len(absent) < nodes else ())
+
+
+def told_to_report(coordinator: int, *, has_spares: bool) -> int:
+    """Return the rank of the node that the coordinator tells to report.
+
+    Args:
+        coordinator: Rank of the coordinator's node.
+        has_spares: Whether another node may take the place of the first one; then the
+            coordinator's own node reports.
+    """
+    return coordinator if has_spares else 0

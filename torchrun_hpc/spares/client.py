@@ -9,21 +9,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.client import Client, RoundOverError
-from torchrun_hpc.rendezvous.member import Answer, answer_of
-from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
+from torchrun_hpc.rendezvous.protocol import VERSION
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
 from torchrun_hpc.rendezvous.server import now
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.spares.coordinator import SUSPENDED
+from torchrun_hpc.spares.member import Answer, answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.rendezvous.protocol import JoinRequest
-    from torchrun_hpc.rendezvous.record import Address, Record
     from torchrun_hpc.rendezvous.search import CoordinatorAddress
     from torchrun_hpc.rendezvous.server import CoordinatorServer
+    from torchrun_hpc.spares.record import Address, Record
     from torchrun_hpc.spares.standby import Standby
 
 # Seconds.

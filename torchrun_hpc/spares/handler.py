@@ -8,18 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting
+from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, workers_address
-from torchrun_hpc.rendezvous.member import Member
-from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
-from torchrun_hpc.spares import messages
+from torchrun_hpc.spares import messages, record
 from torchrun_hpc.spares.client import MemberClient
 from torchrun_hpc.spares.coordinator import Limits
 from torchrun_hpc.spares.health import HealthCheck
+from torchrun_hpc.spares.member import Member
 from torchrun_hpc.spares.standby import Standby
 from torchrun_hpc.torch_compat import capabilities
 
@@ -67,7 +67,7 @@ class MemberConnection(Connection):
         member = Member(
             own,
             (where.local_address or world.fast_hosts[own], port),
-            policy.first_record(
+            record.first_record(
                 world.nodes, world.spares.number, where.coordinator or 0
             ),
             {r: (host, first_port) for r, host in enumerate(world.fast_hosts) if host},

@@ -9,7 +9,7 @@ import tempfile
 import time
 from contextlib import suppress
 
-from torchrun_hpc.failures.collection import ending
+from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.failures.worker import end_of, exit_code_of
 from torchrun_hpc.wire import printable
 

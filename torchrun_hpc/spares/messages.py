@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.errors import Message
+from torchrun_hpc.failures.failure import Failure
+from torchrun_hpc.failures.report import sentence
 from torchrun_hpc.names import host
 from torchrun_hpc.rendezvous.members import SILENCE_REPORT
-from torchrun_hpc.rendezvous.messages import cause, names
-from torchrun_hpc.rendezvous.protocol import Failure
+from torchrun_hpc.rendezvous.messages import names
 from torchrun_hpc.waiting import is_report_due
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _replaced(
     )
     if not number:
         return who
-    why = f"{cause(wire.decode(Failure, because), meeting)}. " if because else ""
+    why = f"{sentence(wire.decode(Failure, because), meeting)}. " if because else ""
     return f"restart {number} of all workers: {why}{who}"
 
 

@@ -224,6 +224,33 @@ def test_the_order_of_stdout_and_stderr_is_kept(
     assert last == f"{FAILED}worker 0 ended with exit code 1"
 
 
+NOT_STARTED = {
+    "no interpreter line": (["--no-python", "./program"], {}, "Exec format error"),
+    "no such Python": (
+        ["report.py"],
+        {"PYTHON_EXEC": "/no/python"},
+        "No such file or directory: /no/python",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_STARTED)
+def test_a_program_that_cannot_be_started_is_one_message(
+    case: str, launcher: Launcher, folder: Path
+) -> None:
+    argv, environ, problem = NOT_STARTED[case]
+    program = folder / "program"
+    program.write_text("echo\n")
+    program.chmod(0o755)
+    commands = [(OURS, argv)]
+    (result,) = launcher.many(commands, environ=environ, streams=[{}], cwd=folder)
+    assert result.code == 1
+    start, error = result.err.splitlines()
+    assert "HPC001" in start
+    assert error.startswith("torchrun_hpc: error: HPC127 on ")
+    assert f": {problem}" in error
+
+
 def test_a_function_of_torchs_fails(reported: Callable[..., Result]) -> None:
     """It runs the script, writes nothing, and torch may be the first to see its end."""
     result = reported("--run-path", "--monitor-interval=0.01", THEN="raise")

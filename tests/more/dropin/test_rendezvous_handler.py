@@ -37,6 +37,7 @@ from torch.distributed.elastic.rendezvous import (
 from waiting import PATIENCE, until
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.rendezvous import client as clients
@@ -48,7 +49,7 @@ from torchrun_hpc.rendezvous.handler import (
     Creator,
     SchedulerRendezvous,
 )
-from torchrun_hpc.rendezvous.protocol import VERSION, Failure, Kind
+from torchrun_hpc.rendezvous.protocol import VERSION
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
@@ -57,7 +58,6 @@ from torchrun_hpc.torch_compat import capabilities
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torchrun_hpc.failures.collection import WorkerFailure
     from torchrun_hpc.planning.plan import LaunchPlan
 
 HERE = "127.0.0.2"
@@ -69,7 +69,7 @@ shares_store = pytest.mark.skipif(
 HOSTS = ("n0", "n1")
 
 
-def _worker_failure(rank: int, **changes: Any) -> WorkerFailure:
+def _worker_failure(rank: int, **changes: Any) -> Failure:
     """Return how the only worker of a node failed."""
     return worker_failure(rank, size=2, node=rank, local_rank=0, **changes)
 
@@ -336,7 +336,7 @@ def test_what_counts_of_rdzv_conf(
 def test_a_failure_of_another_node(job: Job) -> None:
     made, _ = job.meet()
     made[1].give_up(Failure(Kind.SIGNAL, code=15))
-    expected = Failure(Kind.SIGNAL, (1,), code=15)
+    expected = Failure(Kind.SIGNAL, (1,), code=15, by=1)
     assert failure_of(made[0]) == expected
     for call in (made[0].num_nodes_waiting, made[0].next_rendezvous):
         with pytest.raises(JobFailedError) as caught:
@@ -369,11 +369,11 @@ def test_failures_of_workers_are_reported_by_node_0(
     monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 5.0)
     monkeypatch.setattr(clients, "_REPORT_TIMEOUT", PATIENCE)
     made, _ = job.meet()
-    made[0].worker_failed(_worker_failure(0, cause=CLOSED, lines=(CLOSED,)))
+    made[0].worker_failed(_worker_failure(0, text=CLOSED, lines=(CLOSED,)))
     for each in made:
         assert failure_of(each).text == CLOSED
     lines = ("Traceback (most recent call last):", BAD)
-    made[1].worker_failed(_worker_failure(1, cause=BAD, lines=lines))
+    made[1].worker_failed(_worker_failure(1, text=BAD, lines=lines))
     together(*(each.leave for each in made))
     assert capfd.readouterr().err.splitlines() == [
         (
@@ -384,8 +384,8 @@ def test_failures_of_workers_are_reported_by_node_0(
         f"    {BAD}",
         f"torchrun_hpc:     rank 0 of 2: {CLOSED}",
     ]
-    expected = Failure(Kind.WORKER, (1,), rank=1, code=1, text=BAD)
-    assert made[0].failure == expected  # of which the last line is
+    first = _worker_failure(1, text=BAD, lines=lines)
+    assert made[0].failure == first  # of which the last line is
 
 
 def test_a_failure_of_a_worker_without_a_rendezvous(job: Job) -> None:
@@ -665,13 +665,17 @@ class RecordingCreator(Creator):
                 self.failure = failure
 
             def give_up(self, given: Failure) -> None:
-                recorded.given_up.append(given)
+                recorded.given_up.append(replace(given, time=0.0))
                 self.failure = self.failure or given
 
             def leave(self) -> None:
                 recorded.left += 1
 
         self.handler: Any = Recording()
+
+    def world(self) -> Any:
+        """Return the handler, as a launch finds it at its end."""
+        return self.handler
 
     def connect(self) -> None:
         """The handler is there already."""
@@ -707,7 +711,7 @@ ENDINGS: dict[str, tuple[Any, Failure | None, Any]] = {
     "well": (None, None, None),
     "workers that failed": (
         _child_failed(),
-        Failure(Kind.WORKER, rank=5, code=-9),
+        Failure(Kind.WORKER, code=-9, worker=WorkerPart(5)),
         ChildFailedError,
     ),
     "a failure elsewhere": (JobFailedError(Failure(Kind.LOST, (1,))), None, 1),
@@ -741,7 +745,7 @@ def test_an_end(
     ends: Any = contextlib.nullcontext()
     if ending is not None:
         ends = pytest.raises(SystemExit if ending == 1 else ending)
-    with ends as caught, exit_status.together(job.plan(0), creator):
+    with ends as caught, exit_status.together(job.plan(0), creator.world):
         if raised is not None:
             raise raised
     if ending == 1:
@@ -759,12 +763,12 @@ def test_an_end(
 
 @pytest.mark.usefixtures("signals_again")
 def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -> None:
-    failure = Failure(Kind.WORKER, (1,), rank=5, code=-9)
+    failure = Failure(Kind.WORKER, (1,), code=-9, by=1, worker=WorkerPart(5))
     for rank in (0, 1):
         creator = RecordingCreator(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            exit_status.together(job.plan(rank), creator),
+            exit_status.together(job.plan(rank), creator.world),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
@@ -792,12 +796,12 @@ def test_a_failure_that_node_0_does_not_report(
     client: Any = made[0]._client
     goes_on = threading.Event()
     client._loop.call_soon_threadsafe(goes_on.wait)
-    made[1].worker_failed(_worker_failure(1, cause=BAD))
+    made[1].worker_failed(_worker_failure(1, text=BAD))
     creator = RecordingCreator(job.plan(1))
     creator.handler = made[1]
     with (
         pytest.raises(ChildFailedError),
-        exit_status.together(job.plan(1), creator, is_command=is_command),
+        exit_status.together(job.plan(1), creator.world, is_command=is_command),
     ):
         raise _child_failed()
     goes_on.set()
@@ -816,7 +820,7 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     plan = replace(job.plan(1), asked=Options(signals_to_handle=names))
 
     def launch() -> None:
-        with exit_status.together(plan, creator):
+        with exit_status.together(plan, creator.world):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(PATIENCE)
 
@@ -827,11 +831,40 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     assert creator.given_up == [Failure(Kind.SIGNAL, code=15)]
 
 
+HEAD = Failure(Kind.COORDINATOR)
+
+
+@pytest.mark.parametrize(
+    ("failure", "head", "expected"),
+    [
+        (_worker_failure(0), 0, [0]),
+        (_worker_failure(1), 0, [0]),
+        (Failure(Kind.SIGNAL, (0,), by=0), 0, [0]),
+        (Failure(Kind.AGENT, (0,), by=0), 0, [0]),
+        (Failure(Kind.REFUSED, (0,)), 1, [1]),
+        (Failure(Kind.REFUSED, (1,)), 0, [0]),
+        (Failure(Kind.LOST, (2,)), 0, [0]),
+        (Failure(Kind.LOST, (0,)), 0, [1]),
+        (Failure(Kind.SILENT, (0,)), 0, [1]),
+        (Failure(Kind.MISSING, (0, 1)), 0, [2]),
+        (Failure(Kind.MISSING, (0, 1, 2)), 0, [0]),
+        *((HEAD, None, [0, 1]), (HEAD, 0, [1]), (HEAD, 1, [0]), (HEAD, 2, [0])),
+    ],
+)
+def test_the_first_node_that_has_noticed_it_reports(
+    job: Job, failure: Failure, head: int | None, expected: list[int]
+) -> None:
+    hosts = ("n0", "n1", "n2")
+    plans = (job.plan(r, nodes=3, hosts=hosts, coordinator=head) for r in range(3))
+    creators = [RecordingCreator(plan, failure) for plan in plans]
+    assert [r for r in range(3) if creators[r].handler.reports] == expected
+
+
 def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def launch() -> None:
-        with exit_status.together(job.plan(0), RecordingCreator(job.plan(0))):
+        with exit_status.together(job.plan(0), RecordingCreator(job.plan(0)).world):
             pass
 
     thread = threading.Thread(target=launch)

@@ -54,7 +54,7 @@ def watched(monkeypatch):
 def test_it_looks_by_itself(watched):
     _, failures = watched("pass", "raise ValueError('bad batch 17')")
     until(lambda: failures)
-    assert [failure.cause for failure in failures] == ["ValueError: bad batch 17"]
+    assert [failure.text for failure in failures] == ["ValueError: bad batch 17"]
 
 
 def test_the_order_of_those_of_which_nothing_is_read(watched, monkeypatch):

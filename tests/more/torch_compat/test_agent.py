@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock, call
@@ -12,8 +13,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher_api
 
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.torch_compat.patches import agent
 
 if TYPE_CHECKING:
@@ -96,18 +97,19 @@ def _raise(number: int) -> None:
 
 
 def test_what_ends_the_workers_is_reported_first(
-    make_agent: Callable[..., Any], seen: Mock
+    make_agent: Callable[..., Any], seen: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a restart it is no failure."""
     torch_agent = make_agent()
     torch_agent._shutdown(is_restart=True)
+    monkeypatch.setattr(time, "time", lambda: 1.7e9)
     try:
         _raise(15)
     except SignalException:
         torch_agent._shutdown(15, is_restart=False)
     assert seen.mock_calls == [
         call.torch.shutdown(is_restart=True),
-        call.handler.give_up(Failure(Kind.SIGNAL, code=15)),
+        call.handler.give_up(Failure(Kind.SIGNAL, code=15, time=1.7e9)),
         call.torch.shutdown(15, is_restart=False),
     ]
 

@@ -10,7 +10,7 @@ from torchrun_hpc.failures.collection import Collection, ending
 
 def failure(rank, cause="ValueError: bad", code=1):
     """Return a failure; the worker of a higher rank failed later by its own clock."""
-    return worker_failure(rank, cause=cause, code=code, time=rank)
+    return worker_failure(rank, text=cause, code=code, time=rank)
 
 
 def summary_of(*failures):
@@ -75,7 +75,7 @@ def test_equal_ones_are_counted():
 
 def test_a_worker_fails_once():
     found = summary_of(failure(3), failure(3, "another"))
-    assert (found.first.cause, found.alike, found.others) == ("ValueError: bad", (), ())
+    assert (found.first.text, found.alike, found.others) == ("ValueError: bad", (), ())
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from loopback import worker_failure
-from plans import planned
+from plans import make_launch_plan, planned
 from raised import CAUSE
-from waiting import NEVER_S, PATIENCE
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import Summary
-from torchrun_hpc.failures.report import LocalReport
-from torchrun_hpc.failures.watch import Attempt
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 
 MEETING = planned().meeting
-LAST = Attempt(1, 0)
 LINES = ("Traceback (most recent call last):", CAUSE)
-FIRST = worker_failure(5, cause=CAUSE, lines=LINES)
+FIRST = worker_failure(5, text=CAUSE, lines=LINES)
 HEAD = (
     r"torchrun_hpc: error: HPC125 the job has failed: worker 5 on jwb0002 \(node 1\) "
     r"ended with exit code 1 \(local rank 1, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 )
+
+
+N0, N1, N2 = (f"jwb000{n + 1} (node {n})" for n in range(3))
+
+
+def job(**changes):
+    """Return where three nodes meet."""
+    values = {
+        "nodes": 3,
+        "workers": 4,
+        "endpoint": "jwb0001i:25592",
+        "hosts": ("jwb0001", "jwb0002", "jwb0003"),
+        "coordinator": 0,
+    }
+    return make_launch_plan(**values | changes).meeting
 
 
 def written(capsys, summary, meeting=MEETING):
@@ -34,11 +48,11 @@ def written(capsys, summary, meeting=MEETING):
 def test_the_first_failure_alone(capsys):
     head, *rest = written(capsys, Summary(FIRST))
     assert re.fullmatch(HEAD + r"\)", head)
-    assert rest == [f"    {line}" for line in FIRST.lines]
+    assert rest == [f"    {line}" for line in LINES]
 
 
 def test_where_the_rest_is(capsys):
-    failure = replace(FIRST, log="/logs/3", lines=(), unread="it is a terminal")
+    failure = worker_failure(5, text=CAUSE, log="/logs/3", unread="it is a terminal")
     head, line = written(capsys, Summary(failure))
     assert re.fullmatch(HEAD + r", log file /logs/3\)", head)
     assert line == "torchrun_hpc:     its stderr is in the output: it is a terminal"
@@ -61,62 +75,142 @@ def test_others(capsys):
 
 def test_in_one_line():
     where = "worker 5 on jwb0002 (node 1)"
-    assert report.cause_of(FIRST, MEETING) == f"{where} ended with exit code 1: {CAUSE}"
-    killed = replace(FIRST, code=-11, cause="")
-    assert report.cause_of(killed, MEETING) == f"{where} was killed by SIGSEGV (11)"
-    alone = report.cause_of(FIRST, planned(job=None).meeting)
+    assert report.sentence(FIRST, MEETING) == f"{where} ended with exit code 1: {CAUSE}"
+    alone = report.sentence(FIRST, planned(job=None).meeting)
     assert alone == f"worker 5 ended with exit code 1: {CAUSE}"
 
 
-# --- without a coordinator ------------------------------------------------------------
+# --- why a job failed ---------------------------------------------------------------
+
+GONE = f"the agent on {N1} is gone without a word: it was killed, or the node is lost"
+FAILED = {
+    "a worker that exits": (
+        worker_failure(5, code=3),
+        f"worker 5 on {N1} ended with exit code 3",
+    ),
+    "a worker that raises": (
+        worker_failure(5, code=1, text="ValueError: bad batch 17"),
+        f"worker 5 on {N1} ended with exit code 1: ValueError: bad batch 17",
+    ),
+    "a worker that is killed": (
+        worker_failure(5, code=-9),
+        f"worker 5 on {N1} was killed by SIGKILL (9): probably out of memory",
+    ),
+    "a worker that crashes": (
+        worker_failure(5, code=-11),
+        f"worker 5 on {N1} was killed by SIGSEGV (11)",
+    ),
+    "a worker and a signal without name": (
+        worker_failure(5, code=-99),
+        f"worker 5 on {N1} was killed by signal 99",
+    ),
+    "a signal": (
+        Failure(Kind.SIGNAL, (1,), code=15),
+        f"the agent on {N1} received SIGTERM (15)",
+    ),
+    "an agent that cannot go on": (
+        Failure(Kind.AGENT, (1,), text="No space left on device: /tmp"),
+        f"the agent on {N1} gave up: No space left on device: /tmp",
+    ),
+    "an agent that is gone": (Failure(Kind.LOST, (1,)), GONE),
+    "two agents that are gone": (
+        Failure(Kind.LOST, (1, 2)),
+        (
+            f"the agents on {N1}, {N2} are gone without a word: they "
+            "were killed, or the nodes are lost"
+        ),
+    ),
+    "two agents that are silent": (
+        Failure(Kind.SILENT, (1, 2), code=120),
+        f"the agents on {N1}, {N2} did not answer for 120 s",
+    ),
+    "a node that is out": (
+        Failure(Kind.UNFIT, (1,), text="its health check ended with exit code 1"),
+        f"{N1} is out: its health check ended with exit code 1",
+    ),
+    "two nodes that are out": (
+        Failure(Kind.UNFIT, (1, 2), text="it was lost 2 times"),
+        f"{N1}, {N2} are out: it was lost 2 times",
+    ),
+    "an agent that is silent": (
+        Failure(Kind.SILENT, (1,), code=120),
+        f"the agent on {N1} did not answer for 120 s",
+    ),
+    "a node that is missing": (
+        Failure(Kind.MISSING, (1,), code=900),
+        f"1 node did not come within 900 s (join_timeout): {N1}",
+    ),
+    "two nodes that are missing": (
+        Failure(Kind.MISSING, (1, 2), code=900),
+        f"2 nodes did not come within 900 s (join_timeout): {N1}, {N2}",
+    ),
+    "an agent that does not belong here": (
+        Failure(Kind.REFUSED, (1,), text="it has 9 nodes"),
+        f"the agent on {N1} does not belong here (it has 9 nodes)",
+    ),
+    "an agent of a node that there is not": (
+        Failure(Kind.REFUSED, (7,), text="it has 9 nodes"),
+        "the agent on node 7 does not belong here (it has 9 nodes)",
+    ),
+    "an agent of nobody knows where": (
+        Failure(Kind.REFUSED, (), text="another release"),
+        "the agent on another node does not belong here (another release)",
+    ),
+    "the head node is gone": (
+        Failure(Kind.COORDINATOR),
+        f"the agent on the head node, {N0}, is gone",
+    ),
+    "the head node is silent": (
+        Failure(Kind.COORDINATOR, code=120),
+        f"the agent on the head node, {N0}, did not answer for 120 s",
+    ),
+    "no restart any more": (
+        Failure(Kind.LOST, (1,), finished=1),
+        f"{GONE}; no restart, because 1 node had finished already",
+    ),
+    "no restart, of several": (
+        Failure(Kind.LOST, (1,), finished=2),
+        f"{GONE}; no restart, because 2 nodes had finished already",
+    ),
+}
 
 
-def lines_of(capsys):
-    return [line[:60] for line in capsys.readouterr().err.splitlines()]
+@pytest.mark.parametrize("case", FAILED)
+def test_why_a_job_failed(case):
+    failure, expected = FAILED[case]
+    message = report.failed(failure, job())
+    assert str(message) == f"HPC125 the job has failed: {expected}"
 
 
-@pytest.fixture
-def local(monkeypatch):
-    monkeypatch.setattr(report, "COLLECT_TIMEOUT", NEVER_S)
-    return LocalReport(MEETING)
+def test_every_kind_of_failure_is_written():
+    assert {failure.kind for failure, _ in FAILED.values()} == set(Kind)
 
 
-def test_failures_of_one_node_are_one_report(local, capsys):
-    local.add(FIRST, LAST)
-    local.add(replace(FIRST, rank=2), LAST)
-    assert lines_of(capsys) == []
-    last = local.end()
-    assert str(last).endswith("exit code 1: ValueError: bad batch 17")
-    assert len(lines_of(capsys)) == 4
-    assert local.end() == last
-    assert lines_of(capsys) == []
+def test_the_head_node_where_only_its_address_is_known():
+    message = report.failed(
+        Failure(Kind.COORDINATOR), job(node_rank=1, coordinator=None)
+    )
+    assert message.text.endswith("the agent on the head node, jwb0001i:25592, is gone")
 
 
-def test_the_last_line_is_of_the_same_failure_as_the_report(local, capsys, monkeypatch):
-    """What comes later follows from it, whatever it looks like."""
-    cause = "TimeoutError: timed out reading shard 12"
-    timeout = replace(FIRST, cause=cause, lines=(cause,))
-    monkeypatch.setattr(report, "COLLECT_TIMEOUT", 0)
-    local.add(timeout, LAST)
-    local._timer.join(PATIENCE)
-    assert "timed out" in capsys.readouterr().err
-    local.add(replace(FIRST, rank=0, code=-9, cause=""), LAST)
-    assert str(local.end()).endswith("timed out reading shard 12")
+@pytest.mark.parametrize("kind", Kind)
+def test_a_failure_of_all_nodes_is_no_flood(kind):
+    many = tuple(f"n{i}" for i in range(1500))
+    failure = Failure(kind, tuple(range(1500)), code=1, text="x" * 500)
+    assert len(str(report.failed(failure, job(nodes=1500, hosts=many)))) < 1000
 
 
-def test_restarts_are_one_line_each(local, capsys):
-    for number, left in ((1, 2), (3, 2)):  # others may have come between
-        local.add(FIRST, Attempt(number, left))
-        local.add(replace(FIRST, rank=4), Attempt(number, left))
-    assert local.end() is None
-    assert lines_of(capsys) == [
-        "torchrun_hpc: HPC128 restart 1 of all workers: worker 5 on j",
-        "torchrun_hpc: HPC128 restart 2 of all workers: worker 5 on j",
-    ]
-
-
-def test_the_report_is_of_the_last_round(local, capsys):
-    local.add(FIRST, Attempt(1, 1))
-    local.add(replace(FIRST, rank=3, cause="KeyError: 1"), Attempt(2, 0))
-    assert str(local.end()).endswith("KeyError: 1")
-    assert "HPC128" in capsys.readouterr().err
+@given(
+    kind=st.sampled_from(Kind),
+    nodes=st.lists(st.integers(), max_size=20).map(tuple),
+    code=st.integers(-(2**32), 2**32),
+    text=st.text(),
+    finished=st.integers(),
+    head=st.sampled_from([None, 0, 2]),
+)
+def test_any_failure_is_one_line(kind, head, **values):
+    worker = WorkerPart(5) if kind is Kind.WORKER else None
+    sent = wire.encode(Failure(kind, **values, worker=worker))
+    failure = wire.decode(Failure, sent)
+    message = report.failed(failure, job(coordinator=head))
+    assert str(message).isprintable()

@@ -76,13 +76,13 @@ def test_a_failure_is_found_once(watched):
     watched.watch.check()
     watched.watch.check()
     (failure,) = watched.failures
-    assert (failure.rank, failure.cause) == (5, CAUSE)
+    assert (failure.rank, failure.text) == (5, CAUSE)
     runs = [(worker.rank, runs) for worker, runs in watched.watch.workers]
     assert runs == [(4, False), (5, False), (6, True)]
     (following,) = watched.start(1)
     following.end(3)
     watched.watch.check()
-    assert [(f.rank, f.code, f.cause) for f in watched.failures[1:]] == [(4, 3, "")]
+    assert [(f.rank, f.code, f.text) for f in watched.failures[1:]] == [(4, 3, "")]
     assert watched.attempts == [Attempt(1, LEFT), Attempt(2, LEFT)]
 
 
@@ -196,7 +196,7 @@ def test_one_that_fails_before_all_are_started(watched, children):
     watched.later()
     watched.begin([bad, good])
     watched.watch.check()
-    assert watched.failures[0].cause == CAUSE
+    assert watched.failures[0].text == CAUSE
 
 
 def test_equal_failures_of_a_node_have_their_lines_once(watched):
@@ -205,7 +205,11 @@ def test_equal_failures_of_a_node_have_their_lines_once(watched):
     ):
         child.end(1, RAISED.replace(CAUSE, cause))
     watched.watch.check()
-    assert sorted(bool(failure.lines) for failure in watched.failures) == [0, 1, 1]
+    assert sorted(bool(failure.worker.lines) for failure in watched.failures) == [
+        0,
+        1,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "codes"), [(1, [1]), (4.9, [1]), (6, [])])
@@ -222,4 +226,4 @@ def test_one_that_is_about_to_end_is_not_forgotten(watched, seconds, codes):
     assert watched.ranks() == [4] * len(codes)
     # Whatever shortened its end.
     assert [failure.code for failure in watched.failures] == codes
-    assert {failure.cause for failure in watched.failures} <= {CAUSE}
+    assert {failure.text for failure in watched.failures} <= {CAUSE}

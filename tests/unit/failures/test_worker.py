@@ -9,6 +9,7 @@ import threading
 import pytest
 from raised import CAUSE, RAISED
 
+from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.failures.worker import Worker, failure_of
 
 
@@ -30,11 +31,13 @@ def ended(children, text=RAISED):
 
 def test_what_is_known_of_a_failure(children, relay):
     failure = failure_of(worker(ended(children)), 1, relay)
-    assert (failure.rank, failure.size, failure.node) == (5, 8, 1)
-    assert (failure.local_rank, failure.code, failure.time) == (1, 1, children.now)
-    assert failure.cause == CAUSE
-    assert failure.lines[-1] == CAUSE
-    assert (failure.log, failure.unread) == ("", "")
+    part = failure.worker
+    assert (failure.rank, part.size, part.local_rank) == (5, 8, 1)
+    assert (failure.kind, failure.nodes, failure.by) == (Kind.WORKER, (1,), 1)
+    assert (failure.code, failure.time) == (1, children.now)
+    assert failure.text == CAUSE
+    assert part.lines[-1] == CAUSE
+    assert (part.log, part.unread) == ("", "")
 
 
 @pytest.mark.parametrize(("code", "seconds"), [(1, 0.0), (-9, 60.0)])
@@ -50,10 +53,10 @@ def test_a_traceback_of_long_ago_is_not_when_it_failed(children, relay, code, se
 
 def test_a_log_file(relay, tmp_path):
     log = tmp_path / "stderr.log"
-    assert failure_of(worker(log=str(log)), 1, relay).cause == ""
+    assert failure_of(worker(log=str(log)), 1, relay).text == ""
     log.write_bytes(b"x" * 10**6 + b"\nKeyError: 1\n")
     failure = failure_of(worker(log=str(log)), 1, relay)
-    assert (failure.cause, failure.log) == ("KeyError: 1", str(log))
+    assert (failure.text, failure.worker.log) == ("KeyError: 1", str(log))
 
 
 STACK = RAISED.replace(CAUSE, "KeyError: 1")
@@ -76,7 +79,7 @@ def test_what_record_has_written_is_better(children, relay, tmp_path, text, caus
     if text is not None:
         file.write_bytes(os.fsencode(text))
     failed = worker(ended(children), error_file=str(file))
-    assert failure_of(failed, 1, relay).cause == cause
+    assert failure_of(failed, 1, relay).text == cause
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -84,14 +87,17 @@ def test_what_is_no_file_is_not_waited_for(children, relay, tmp_path, make):
     made = str(tmp_path / "made")
     make(made)
     failed = worker(ended(children), error_file=made)
-    assert failure_of(failed, 1, relay).cause == CAUSE
-    assert failure_of(worker(log=made), 1, relay).lines == ()
+    assert failure_of(failed, 1, relay).text == CAUSE
+    assert failure_of(worker(log=made), 1, relay).worker.lines == ()
 
 
 def test_it_says_why_nothing_is_read(relay):
-    assert failure_of(worker(), 3, relay).unread == "it does not go through the agent"
+    assert (
+        failure_of(worker(), 3, relay).worker.unread
+        == "it does not go through the agent"
+    )
     relay.unread = "it is a terminal"
-    assert failure_of(worker(), 3, relay).unread == "it is a terminal"
+    assert failure_of(worker(), 3, relay).worker.unread == "it is a terminal"
 
 
 def test_it_does_not_wait_for_those_who_never_stop_writing(children, relay):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from plans import make_launch_plan
 
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.launching import exit_status
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.schedulers import hydra, openmpi, pbs
 
 LOST = Failure(Kind.LOST, (1,))
@@ -33,9 +33,9 @@ def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
         nodes=2, hosts=("dec0001", "dec0002"), started_by=started_by, launch_id="7"
     )
     ended = SimpleNamespace(
-        failure=failure, restarts=0, out_at_end=out, is_certain=True
+        failure=failure, reports=True, restarts=0, out_at_end=out, is_certain=True
     )
-    exit_status._conclude(plan, ended, is_command=False)
+    exit_status._report(plan, ended, is_command=False)
     name = started_by.name if started_by else ""
     written = capsys.readouterr().err
     text = f"warning: HPC235 {name} may wait for a lost node forever. Let the job"

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from loopback import worker_failure
 from plans import make_launch_plan
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
@@ -17,10 +18,11 @@ from torch.distributed.elastic.multiprocessing.errors import (
 )
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.failures import report
+from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.failures.local import LocalWorld
 from torchrun_hpc.failures.worker import Worker
-from torchrun_hpc.launching import outcome
-from torchrun_hpc.rendezvous import messages
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
+from torchrun_hpc.launching import exit_status, outcome
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 
@@ -41,6 +43,14 @@ def plan(file="", node_rank=0, **changes):
     return make_launch_plan(**values | changes)
 
 
+def end(plan, error=None):
+    """End a launch that torch's own rendezvous serves."""
+    local = LocalWorld(plan.meeting)
+    with exit_status.together(plan, lambda: local, is_command=False):
+        if error:
+            raise error
+
+
 def expected(kind, reason="", nodes=(), **changes):
     values = {
         "outcome": kind,
@@ -59,7 +69,7 @@ def expected(kind, reason="", nodes=(), **changes):
 
 # How a job has failed, what that is called, and the nodes that it is about.
 FAILURES = [
-    (Failure(Kind.WORKER, (1,), 5, -9), "script failed", ["jwb0002"]),
+    (worker_failure(5, code=-9), "script failed", ["jwb0002"]),
     (Failure(Kind.SIGNAL, (1,), code=15), "stopped", ["jwb0002"]),
     (Failure(Kind.AGENT, (1,), text="No space left"), "launcher failed", ["jwb0002"]),
     (Failure(Kind.REFUSED, (9,), text="another one"), "launcher failed", []),
@@ -73,7 +83,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("failure", "kind", "nodes"), FAILURES)
 def test_an_outcome(failure, kind, nodes):
-    reason = messages.cause(failure, plan().meeting)
+    reason = report.sentence(failure, plan().meeting)
     assert reason
     of_a_worker = {"rank": 5, "code": -9} if failure.kind is Kind.WORKER else {}
     found = expected(kind, reason, nodes, **of_a_worker)
@@ -88,7 +98,7 @@ def test_every_kind_of_failure_has_an_outcome():
     ("failure", "exclude"),
     [
         (None, ["jwb0003", "jwb0004"]),
-        (Failure(Kind.WORKER, (1,), 5, 3), ["jwb0003", "jwb0004"]),
+        (worker_failure(5, code=3), ["jwb0003", "jwb0004"]),
         (Failure(Kind.SIGNAL, (0,), code=15), ["jwb0003", "jwb0004"]),
         (Failure(Kind.LOST, (1, 3)), ["jwb0002", "jwb0003", "jwb0004"]),
     ],
@@ -213,8 +223,7 @@ def test_a_shell_that_sources_it_runs_nothing_of_it(reason, file):
 def test_none_is_written_unless_it_is_wanted_and_by_the_first_node(file, monkeypatch):
     monkeypatch.chdir(file.parent)
     outcome.write(DONE, plan())
-    with outcome.recorded(plan(file, node_rank=1)):
-        pass
+    end(plan(file, node_rank=1))
     assert [*file.parent.iterdir()] == []
 
 
@@ -352,12 +361,12 @@ ENDS = [
     (
         LaunchError("HPC132", "port 4711 is taken"),
         "launcher failed",
-        f"{AGENT} gave up: port 4711 is taken",
+        f"{AGENT} gave up: HPC132 port 4711 is taken",
     ),
     (
         RuntimeError("can't start new thread"),
         "launcher failed",
-        f"{AGENT} gave up: can't start new thread",
+        f"{AGENT} gave up: RuntimeError can't start new thread",
     ),
 ]
 
@@ -367,10 +376,6 @@ def test_how_a_launch_ends_on_one_node(error, kind, reason, file):
     of_a_worker = {"rank": 5, "code": -9} if kind == "script failed" else {}
     found = expected(kind, reason, ["jwb0001"] if error else [], **of_a_worker)
     alone = plan(file, nodes=1, spares=0, hosts=HOSTS[:1])
-    with (
-        pytest.raises(type(error)) if error else nullcontext(),
-        outcome.recorded(alone),
-    ):
-        if error:
-            raise error
+    with pytest.raises(type(error)) if error else nullcontext():
+        end(alone, error)
     assert read(file) == found

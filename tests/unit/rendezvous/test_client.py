@@ -32,10 +32,10 @@ from waiting import PATIENCE, until
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import coordinator, protocol
 from torchrun_hpc.rendezvous.client import JobFailedError, request_of
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 
 
@@ -78,9 +78,7 @@ def test_a_job_that_restarts(job):
     assert [client.failure for client in made] == [None] * 3
     made[2].worker_failed(worker_failure(9, code=-9))
     until(lambda: all(client.failure for client in made))
-    assert {client.failure for client in made} == {
-        Failure(Kind.WORKER, (2,), rank=9, code=-9)
-    }
+    assert {client.failure for client in made} == {worker_failure(9, code=-9)}
     for client in made:
         with pytest.raises(JobFailedError):
             client.join(None)
@@ -110,9 +108,9 @@ def test_leaving_without_having_come(job):
 # --- workers that fail --------------------------------------------------------------
 
 BAD = "ValueError: bad batch 17"
-FIRST = worker_failure(5, cause=BAD, lines=("Traceback ...", BAD))
-PEER = worker_failure(9, cause="RuntimeError: Connection closed by peer [::1]:4711")
-WHY = Failure(Kind.WORKER, (1,), rank=5, code=1, text=BAD)
+FIRST = worker_failure(5, text=BAD, lines=("Traceback ...", BAD))
+PEER = worker_failure(9, text="RuntimeError: Connection closed by peer [::1]:4711")
+WHY = FIRST.brief  # what all hear
 
 
 def all_hear_of(failure, made):
@@ -139,7 +137,7 @@ def test_a_worker_that_fails_is_reported_by_node_0(job):
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
     assert job.events == [[], [], []]  # there may be more
-    made[2].worker_failed(worker_failure(10, cause=BAD))
+    made[2].worker_failed(worker_failure(10, text=BAD))
     job.clock.go_on(clients.COLLECT_TIMEOUT)
     until(lambda: job.events[0])
     assert job.events == [[{"report": Summary(FIRST, alike=(10,))}], [], []]
@@ -148,12 +146,12 @@ def test_a_worker_that_fails_is_reported_by_node_0(job):
 def test_the_failure_that_was_the_first_is_known_with_the_report(job):
     made = job.at_work()
     made[2].worker_failed(PEER)
-    all_hear_of(protocol.failure_of(PEER), made)
+    all_hear_of(PEER, made)
     made[1].worker_failed(FIRST)
     job.clock.go_on(clients.COLLECT_TIMEOUT)
     until(lambda: job.events[0])
     assert job.events[0][0]["report"].first == FIRST
-    until(lambda: made[0].failure == WHY)
+    until(lambda: made[0].failure == FIRST)
 
 
 def test_why_there_is_no_restart_stays_known_with_the_report(job):
@@ -165,7 +163,7 @@ def test_why_there_is_no_restart_stays_known_with_the_report(job):
     job.clock.go_on(clients.COLLECT_TIMEOUT)
     until(lambda: job.events[0])
     until(lambda: made[0]._is_reported)
-    assert made[0].failure == replace(WHY, finished=1)
+    assert made[0].failure == replace(FIRST, finished=1)
 
 
 def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(job):
@@ -178,7 +176,7 @@ def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(job):
     job.clock.go_on(2 * clients.COLLECT_TIMEOUT)
     assert [client.failure for client in made] == [None] * 3
     ((event,), *others) = job.events  # no report
-    assert (event["restart"], wire.decode(Failure, event["because"])) == (1, WHY)
+    assert (event["restart"], wire.decode(Failure, event["because"])) == (1, FIRST)
     assert others == [[], []]
 
 
@@ -258,13 +256,13 @@ def test_an_agent_that_hears_nothing_knows_its_own_workers(job):
     job.server._loop.call_soon_threadsafe(goes_on.wait)
     made[1].worker_failed(FIRST)
     made[1].worker_failed(worker_failure(6, code=-9))
-    made[1].fail(Failure(Kind.WORKER, (1,), rank=6, code=-9))  # what torch says
+    made[1].fail(worker_failure(6, code=-9))  # what torch says
     clock = Clock()
     clock.drive(made[1])
     clock.passes_while(made[1].leave, step=clients._REPORT_TIMEOUT)
     goes_on.set()
     assert made[1].is_unreported
-    assert made[1].failure == WHY
+    assert made[1].failure == FIRST
 
 
 # --- what the workers are doing -----------------------------------------------------

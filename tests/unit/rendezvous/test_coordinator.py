@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from loopback import request_of, worker_failure
 
 from torchrun_hpc import __version__, wire
-from torchrun_hpc.failures.collection import Summary, WorkerFailure
+from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.rendezvous import coordinator, members, protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.phases import Phase
@@ -30,7 +30,7 @@ def to(connections, *messages):
     return {connection: list(messages) for connection in connections}
 
 
-def failure(kind=Kind.WORKER, node=1, **values):
+def failure(kind, node=1, **values):
     return Failure(kind, (node,), **values)
 
 
@@ -54,7 +54,6 @@ def last_words(value, rank):
 
 
 KILLED = worker_failure(5, code=-9)
-DIED = failure(rank=5, code=-9)  # what becomes of it
 
 
 class Job:
@@ -106,7 +105,7 @@ class Job:
 
     def died(self, worker, number=0, connection=None):
         """Let the agent of a worker's node report that it has failed in a round."""
-        agent = worker.node if connection is None else connection
+        agent = worker.nodes[0] if connection is None else connection
         return self.send(agent, died=wire.encode(worker), round=number)
 
     def reported(self):
@@ -227,7 +226,7 @@ def test_an_agent_that_joins_the_next_round_restarts_all():
     assert job.join(0, 2) == to(range(3), go(1))
     job.send(1, join=2)
     text = "it wanted another restart"
-    assert job.coordinator.failure == failure(Kind.AGENT, text=text)
+    assert job.coordinator.failure == failure(Kind.AGENT, text=text, by=1)
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])
@@ -240,8 +239,8 @@ def test_restarts_are_counted_for_the_job(max_restarts):
         job.join(0, 1, 2)
         job.sent()
     sent = job.died(KILLED, max_restarts)
-    assert sent == job.failed(DIED)
-    assert job.coordinator.failure == DIED
+    assert sent == job.failed(KILLED)
+    assert job.coordinator.failure == KILLED
 
 
 def test_the_store_is_empty_after_a_restart():
@@ -257,7 +256,7 @@ def test_no_restart_after_others_have_finished():
     """They would never come."""
     job = Job(max_restarts=3).all_at_work()
     job.finish(0, 2)
-    assert job.died(KILLED) == job.failed(replace(DIED, finished=2))
+    assert job.died(KILLED) == job.failed(replace(KILLED, finished=2))
 
 
 def test_no_restart_if_one_finished_before_it_was_informed():
@@ -265,7 +264,7 @@ def test_no_restart_if_one_finished_before_it_was_informed():
     job = Job(max_restarts=3).all_at_work()
     job.died(KILLED)
     job.join(1)
-    assert job.send(2, done=0) == job.failed(replace(DIED, finished=1))
+    assert job.send(2, done=0) == job.failed(replace(KILLED, finished=1))
     assert not job.is_finished
 
 
@@ -286,15 +285,15 @@ def test_a_restart_is_reported_with_its_cause():
     job.died(KILLED)
     assert job.news == []  # another one may have been the first
     job.wait(3)
-    assert job.news == [(0, {"restart": 1, "because": wire.encode(DIED)})]
+    assert job.news == [(0, {"restart": 1, "because": wire.encode(KILLED)})]
 
 
 def test_a_restart_is_reported_with_the_failure_that_was_the_first():
     job = Job(max_restarts=1).all_at_work()
-    job.died(worker_failure(9, cause=CLOSED.format(2)))
+    job.died(worker_failure(9, text=CLOSED.format(2)))
     job.died(KILLED)
     job.join(0, 1, 2)
-    because = wire.encode(protocol.failure_of(KILLED))
+    because = wire.encode(KILLED)
     assert job.news == [(0, {"restart": 1, "because": because})]
     job.wait(5)
     assert len(job.news) == 1
@@ -309,11 +308,11 @@ CLOSED = "RuntimeError: Connection closed by peer [10.20.0.{}]:4711"
 def test_what_follows_from_a_failure_comes_after_it():
     """Even if it arrives before."""
     job = Job().all_at_work()
-    peer = worker_failure(0, cause=CLOSED.format(2))
-    first = worker_failure(5, cause=BAD.format(17))
-    assert job.died(peer) == job.failed(protocol.failure_of(peer))
+    peer = worker_failure(0, text=CLOSED.format(2))
+    first = worker_failure(5, text=BAD.format(17))
+    assert job.died(peer) == job.failed(peer)
     assert job.died(first) == {}
-    assert job.died(worker_failure(9, cause=CLOSED.format(1))) == {}
+    assert job.died(worker_failure(9, text=CLOSED.format(1))) == {}
     summary = job.reported()
     assert (summary.first, summary.alike) == (first, ())
     assert summary.others == (("RuntimeError: Connection closed by peer", (0, 9)),)
@@ -322,18 +321,27 @@ def test_what_follows_from_a_failure_comes_after_it():
 def test_equal_failures_are_counted():
     job = Job().all_at_work()
     for rank in (5, 8, 0, 11, 2):
-        job.died(worker_failure(rank, cause=BAD.format(rank)))
+        job.died(worker_failure(rank, text=BAD.format(rank)))
     job.died(KILLED)  # once more: it has failed already
     summary = job.reported()
-    assert summary.first == worker_failure(5, cause=BAD.format(5))
+    assert summary.first == worker_failure(5, text=BAD.format(5))
     assert (summary.alike, summary.others, summary.unlisted) == ((0, 2, 8, 11), (), 0)
 
 
 @pytest.mark.parametrize("claimed", [0, 2, -1, 99])
 def test_a_worker_is_on_the_node_of_its_agent(claimed):
     job = Job().all_at_work()
-    assert job.died(replace(KILLED, node=claimed), connection=1) == job.failed(DIED)
+    elsewhere = replace(KILLED, nodes=(claimed,), by=claimed)
+    assert job.died(elsewhere, connection=1) == job.failed(KILLED)
     assert job.reported().first == KILLED
+
+
+def test_only_the_report_has_what_a_worker_wrote():
+    """Of a failure that all nodes hear of, the tracebacks would be the most."""
+    job = Job().all_at_work()
+    first = worker_failure(5, text=BAD.format(17), lines=("x" * 500,) * 16)
+    assert job.died(first) == job.failed(first.brief)
+    assert job.reported().first == first
 
 
 def test_failures_before_a_restart_are_not_reported_after_it():
@@ -533,7 +541,7 @@ def test_the_last_agents_of_a_job_that_has_finished():
     job = Job(max_restarts=1).all_at_work()
     job.finish()
     assert job.lose(2) == {2: ["close"]}
-    assert job.send(1, failed=wire.encode(DIED)) == {}
+    assert job.send(1, failed=wire.encode(KILLED)) == {}
     assert job.send(1, join=1) == {}
     assert job.coordinator.failure is None
     assert job.connect(2) == {2: [welcome(is_over=True), {"finished": 0}]}
@@ -802,7 +810,7 @@ def test_when_a_job_has_ended_a_stranger_is_only_refused(end):
     for changes, reason, _ in UNFIT.values():
         job = running()
         if end == "failed":
-            job.send(2, failed=wire.encode(DIED))
+            job.send(2, failed=wire.encode(KILLED))
         else:
             job.finish()
         assert job.send("new", **request_of(1) | changes) == refusal(reason)
@@ -852,7 +860,7 @@ requests = st.fixed_dictionaries(
         "spares": st.sampled_from([1147, 0]) | st.integers(),
         "rank": st.integers(-2, 4) | st.just(4711) | st.integers(),
         "pid": st.just(101) | st.integers(),
-        "failed": st.just(wire.encode(DIED)),
+        "failed": st.just(wire.encode(KILLED)),
     },
 )
 
@@ -871,7 +879,7 @@ def test_a_refusal_discloses_nothing(asked, phase):
     if phase == "finished":
         job.rounds.phase = Phase.FINISHED
     if phase == "failed":
-        job.send(1, failed=wire.encode(DIED))
+        job.send(1, failed=wire.encode(KILLED))
     for number, changes in enumerate(asked):
         request = request_of(1, agent="second") | fit | changes
         is_fit = request["protocol"] == protocol.VERSION and (
@@ -983,7 +991,7 @@ def test_sigterm_while_a_job_starts():
 
 def test_the_first_failure_counts():
     job = Job(max_restarts=3).all_at_work()
-    job.send(1, failed=wire.encode(DIED))
+    job.send(1, failed=wire.encode(KILLED))
     other = failure(Kind.SIGNAL, 2, code=15)
     assert job.send(2, failed=wire.encode(other)) == {}
     assert job.died(worker_failure(9)) == {}
@@ -992,7 +1000,7 @@ def test_the_first_failure_counts():
     job.coordinator.fail(other)
     assert job.sent() == {}
     assert job.lose(2) == {2: ["close"]}  # nor is anybody waited for
-    assert job.coordinator.failure == DIED
+    assert job.coordinator.failure == KILLED
     assert (job.rounds.round, job.is_finished) == (0, False)
 
 
@@ -1000,8 +1008,8 @@ def test_a_late_agent_is_informed_of_the_failure():
     job = Job()
     job.connect(0)
     job.connect(1)
-    job.send(1, failed=wire.encode(DIED))
-    assert job.connect(2) == {2: [last_words(DIED, 2)]}
+    job.send(1, failed=wire.encode(KILLED))
+    assert job.connect(2) == {2: [last_words(KILLED, 2)]}
     for rank in range(3):
         assert not job.coordinator.all_informed
         job.send(rank, read=True)
@@ -1020,11 +1028,11 @@ def test_nobody_is_there():
     [
         {"failed": None},
         {"failed": {}},
-        {"failed": {**wire.encode(DIED), "kind": "bored"}},
+        {"failed": {**wire.encode(KILLED), "kind": "bored"}},
         {"died": "worker", "round": 0},
         {"died": None, "round": 0},
-        {"died": wire.encode(DIED), "round": 0},  # as of the first protocol
-        {"died": {**wire.encode(KILLED), "cause": "\x1b[2J"}, "round": 0},
+        {"died": wire.encode(Failure(Kind.WORKER, (1,))), "round": 0},
+        {"died": {**wire.encode(KILLED), "text": "\x1b[2J"}, "round": 0},
     ],
 )
 def test_a_failure_that_is_none(message):
@@ -1236,11 +1244,17 @@ failures = st.builds(
     Failure, st.sampled_from(Kind), st.lists(st.integers(-1, 3)).map(tuple)
 ).map(wire.encode)
 worker_failures = st.builds(
-    WorkerFailure,
-    **dict.fromkeys(("rank", "size", "node", "local_rank"), st.integers(-1, 12)),
+    Failure,
+    st.sampled_from([Kind.WORKER, Kind.WORKER, Kind.LOST]),
+    st.lists(st.integers(-1, 12)).map(tuple),
     code=st.sampled_from([1, 255, -9, -15]),
     time=st.floats(),
-    cause=st.sampled_from(["", BAD.format(17), BAD.format(18), CLOSED.format(1)]),
+    text=st.sampled_from(["", BAD.format(17), BAD.format(18), CLOSED.format(1)]),
+    worker=st.none()
+    | st.builds(
+        WorkerPart,
+        **dict.fromkeys(("rank", "size", "local_rank"), st.integers(-1, 12)),
+    ),
 ).map(wire.encode)
 
 
@@ -1315,7 +1329,7 @@ class AnyCoordinator(RuleBasedStateMachine):
                 self.first = read
             elif "report" in message:
                 summary = wire.decode(Summary | None, message["report"])
-                assert summary is None or summary.first.node in range(3)
+                assert summary is None or summary.first.nodes[0] in range(3)
         for connection in closed:
             if connection in self.open:
                 self.lose(connection)
@@ -1409,12 +1423,14 @@ class AnyCoordinator(RuleBasedStateMachine):
     @invariant()
     def nobody_is_two(self):
         agents = self.coordinator.members.agents
-        assert self.coordinator.members._ranks == {a.connection: r for r, a in agents.items()}
+        assert self.coordinator.members._ranks == {
+            a.connection: r for r, a in agents.items()
+        }
         assert self.coordinator.members._ranks.keys() <= self.open.keys()
         assert self.rounds.roster.ready <= agents.keys()
-        assert {c.connection for c in self.coordinator.members._candidates.values()} <= (
-            self.open.keys()
-        )
+        assert {
+            c.connection for c in self.coordinator.members._candidates.values()
+        } <= (self.open.keys())
 
     @invariant()
     def it_ends_once(self):

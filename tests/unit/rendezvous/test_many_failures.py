@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from loopback import SETTINGS, STORE, request_of
+from loopback import SETTINGS, STORE, request_of, worker_failure
 from plans import planned
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import Summary, WorkerFailure
+from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 
@@ -32,14 +32,12 @@ CAUSES = {
 
 
 def failure(rank, cause):
-    return WorkerFailure(
-        rank=rank,
+    return worker_failure(
+        rank,
         size=SIZE,
         node=rank // WORKERS,
         local_rank=rank % WORKERS,
-        code=1,
-        time=1.7e9,
-        cause=cause,
+        text=cause,
         lines=LINES,
     )
 
@@ -65,10 +63,10 @@ def test_the_report_of_many_failures(name, capsys):
     random.Random(0).shuffle(failures)  # noqa: S311
     known = set()  # as failures/watch.py: an agent sends the lines once
     for each in failures:
-        lines = () if (each.node, each.likeness) in known else LINES
-        known.add((each.node, each.likeness))
-        died = wire.encode(replace(each, lines=lines))
-        coordinator.receive(each.node, as_sent({"died": died, "round": 0}))
+        is_known = (each.by, each.likeness) in known
+        known.add((each.by, each.likeness))
+        died = wire.encode(each.brief if is_known else each)
+        coordinator.receive(each.by, as_sent({"died": died, "round": 0}))
     coordinator.receive(0, {"report": True})
     connection, message = coordinator.outbox[-1]
     assert connection == 0

@@ -1,18 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from loopback import worker_failure
 from plans import make_launch_plan
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.rendezvous import messages
-from torchrun_hpc.rendezvous.protocol import (
-    Failure,
-    JoinRequest,
-    Kind,
-    Refusal,
-)
+from torchrun_hpc.rendezvous.protocol import JoinRequest, Refusal
 from torchrun_hpc.rendezvous.search import RefusedError
 
 
@@ -84,7 +78,7 @@ EVENTS = {
     "a restart": (
         {
             "restart": 1,
-            "because": wire.encode(Failure(Kind.WORKER, (1,), rank=5, code=3)),
+            "because": wire.encode(worker_failure(5, code=3)),
         },
         f"HPC128 restart 1 of all workers: worker 5 on {N1} ended with exit code 3",
     ),
@@ -198,145 +192,6 @@ def test_one_node_reports_what_the_coordinator_cannot(head, reporters, message, 
     assert [message and str(message) for message in written] == expected
 
 
-# --- why a job failed ---------------------------------------------------------------
-
-GONE = f"the agent on {N1} is gone without a word: it was killed, or the node is lost"
-FAILED = {
-    "a worker that exits": (
-        Failure(Kind.WORKER, (1,), rank=5, code=3),
-        f"worker 5 on {N1} ended with exit code 3",
-    ),
-    "a worker that raises": (
-        Failure(Kind.WORKER, (1,), rank=5, code=1, text="ValueError: bad batch 17"),
-        f"worker 5 on {N1} ended with exit code 1: ValueError: bad batch 17",
-    ),
-    "a worker that is killed": (
-        Failure(Kind.WORKER, (1,), rank=5, code=-9),
-        f"worker 5 on {N1} was killed by SIGKILL (9): probably out of memory",
-    ),
-    "a worker that crashes": (
-        Failure(Kind.WORKER, (1,), rank=5, code=-11),
-        f"worker 5 on {N1} was killed by SIGSEGV (11)",
-    ),
-    "a worker and a signal without name": (
-        Failure(Kind.WORKER, (1,), rank=5, code=-99),
-        f"worker 5 on {N1} was killed by signal 99",
-    ),
-    "a signal": (
-        Failure(Kind.SIGNAL, (1,), code=15),
-        f"the agent on {N1} received SIGTERM (15)",
-    ),
-    "an agent that cannot go on": (
-        Failure(Kind.AGENT, (1,), text="No space left on device: /tmp"),
-        f"the agent on {N1} gave up: No space left on device: /tmp",
-    ),
-    "an agent that is gone": (Failure(Kind.LOST, (1,)), GONE),
-    "two agents that are gone": (
-        Failure(Kind.LOST, (1, 2)),
-        (
-            f"the agents on {N1}, {N2} are gone without a word: they "
-            "were killed, or the nodes are lost"
-        ),
-    ),
-    "two agents that are silent": (
-        Failure(Kind.SILENT, (1, 2), code=120),
-        f"the agents on {N1}, {N2} did not answer for 120 s",
-    ),
-    "a node that is out": (
-        Failure(Kind.UNFIT, (1,), text="its health check ended with exit code 1"),
-        f"{N1} is out: its health check ended with exit code 1",
-    ),
-    "two nodes that are out": (
-        Failure(Kind.UNFIT, (1, 2), text="it was lost 2 times"),
-        f"{N1}, {N2} are out: it was lost 2 times",
-    ),
-    "an agent that is silent": (
-        Failure(Kind.SILENT, (1,), code=120),
-        f"the agent on {N1} did not answer for 120 s",
-    ),
-    "a node that is missing": (
-        Failure(Kind.MISSING, (1,), code=900),
-        f"1 node did not come within 900 s (join_timeout): {N1}",
-    ),
-    "two nodes that are missing": (
-        Failure(Kind.MISSING, (1, 2), code=900),
-        f"2 nodes did not come within 900 s (join_timeout): {N1}, {N2}",
-    ),
-    "an agent that does not belong here": (
-        Failure(Kind.REFUSED, (1,), text="it has 9 nodes"),
-        f"the agent on {N1} does not belong here (it has 9 nodes)",
-    ),
-    "an agent of a node that there is not": (
-        Failure(Kind.REFUSED, (7,), text="it has 9 nodes"),
-        "the agent on node 7 does not belong here (it has 9 nodes)",
-    ),
-    "an agent of nobody knows where": (
-        Failure(Kind.REFUSED, (), text="another release"),
-        "the agent on another node does not belong here (another release)",
-    ),
-    "the head node is gone": (
-        Failure(Kind.COORDINATOR),
-        f"the agent on the head node, {N0}, is gone",
-    ),
-    "the head node is silent": (
-        Failure(Kind.COORDINATOR, code=120),
-        f"the agent on the head node, {N0}, did not answer for 120 s",
-    ),
-    "no restart any more": (
-        Failure(Kind.LOST, (1,), finished=1),
-        f"{GONE}; no restart, because 1 node had finished already",
-    ),
-    "no restart, of several": (
-        Failure(Kind.LOST, (1,), finished=2),
-        f"{GONE}; no restart, because 2 nodes had finished already",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FAILED)
-def test_why_a_job_failed(case):
-    failure, expected = FAILED[case]
-    message = messages.failed(failure, meeting())
-    assert str(message) == f"HPC125 the job has failed: {expected}"
-
-
-def test_every_kind_of_failure_is_written():
-    assert {failure.kind for failure, _ in FAILED.values()} == set(Kind)
-
-
-def test_the_head_node_where_only_its_address_is_known():
-    message = messages.failed(Failure(Kind.COORDINATOR), meeting(1, coordinator=None))
-    assert message.text.endswith("the agent on the head node, jwb0001i:25592, is gone")
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_a_failure_of_all_nodes_is_no_flood(kind):
-    failure = Failure(kind, tuple(range(1500)), code=1, text="x" * 500)
-    assert len(str(messages.failed(failure, many()))) < 1000
-
-
-@given(
-    st.builds(
-        Failure,
-        kind=st.sampled_from(Kind),
-        nodes=st.lists(st.integers(), max_size=20).map(tuple),
-        rank=st.integers(),
-        code=st.integers(),
-        text=st.text(),
-        finished=st.integers(),
-    ),
-    st.sampled_from([None, 0, 2]),
-)
-def test_any_failure_is_one_line(failure, head):
-    failure = wire.decode(Failure, wire.encode(failure))
-    message = messages.failed(failure, meeting(coordinator=head))
-    assert str(message).isprintable()
-    assert [
-        messages.reports_failure(failure, meeting(r, coordinator=head))
-        for r in range(3)
-    ].count(True)
-
-
 # --- which agents are refused -------------------------------------------------------
 
 HEAD_NODE = "the head node at 10.20.0.1:25593"
@@ -410,35 +265,3 @@ def test_an_agent_that_was_started_inside_a_worker(case):
     environ, expected = INSIDE[case]
     inside = {each for each in Refusal if refused(each, environ).code == "HPC164"}
     assert inside == expected
-
-
-# --- which node reports -------------------------------------------------------------
-
-
-HEAD = Failure(Kind.COORDINATOR)
-
-
-@pytest.mark.parametrize(
-    ("failure", "head", "expected"),
-    [
-        (Failure(Kind.WORKER, (0,)), 0, [0]),
-        (Failure(Kind.WORKER, (2,)), 0, [0]),
-        (Failure(Kind.SIGNAL, (0,)), 0, [0]),
-        (Failure(Kind.AGENT, (0,)), 0, [0]),
-        (Failure(Kind.REFUSED, (0,)), 1, [1]),
-        (Failure(Kind.REFUSED, (1,)), 0, [0]),
-        (Failure(Kind.LOST, (2,)), 0, [0]),
-        (Failure(Kind.LOST, (0,)), 0, [1]),
-        (Failure(Kind.SILENT, (0,)), 0, [1]),
-        (Failure(Kind.MISSING, (0, 1)), 0, [2]),
-        (Failure(Kind.MISSING, (0, 1, 2)), 0, [0]),
-        *((HEAD, None, [0, 1]), (HEAD, 0, [1]), (HEAD, 1, [0]), (HEAD, 2, [0])),
-    ],
-)
-def test_the_first_node_that_is_connected_reports(failure, head, expected):
-    reporters = [
-        rank
-        for rank in range(3)
-        if messages.reports_failure(failure, meeting(rank, coordinator=head))
-    ]
-    assert reporters == expected

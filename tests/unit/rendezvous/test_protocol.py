@@ -9,13 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_hpc import wire
-from torchrun_hpc.failures.collection import Summary, WorkerFailure
+from torchrun_hpc.failures.collection import Summary
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.protocol import (
-    Failure,
-    JoinRequest,
-    Kind,
-)
+from torchrun_hpc.rendezvous.protocol import JoinRequest
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
@@ -24,18 +21,23 @@ if TYPE_CHECKING:
 REQUEST = JoinRequest(
     "19.0", "mine", 3, 1, "jwb0002", 4711, "0.1.0", "agent 1", "jsc", 1
 )
-FAILURE = Failure(Kind.WORKER, (1, 2), rank=5, code=-9, text="why", finished=1)
-WORKER = WorkerFailure(
+FAILURE = Failure(Kind.LOST, (1, 2), code=-9, text="why", finished=1)
+PART = WorkerPart(
     rank=5,
     size=12,
-    node=1,
     local_rank=1,
-    code=1,
-    time=1.7e9,
-    cause="ValueError: bad batch 17",
     lines=("Traceback (most recent call last):", "", "ValueError: bad batch 17"),
     log="/logs/attempt_0/1/stderr.log",
     unread="it is a terminal",
+)
+WORKER = Failure(
+    Kind.WORKER,
+    (1,),
+    code=1,
+    text="ValueError: bad batch 17",
+    time=1.7e9,
+    by=1,
+    worker=PART,
 )
 SUMMARY = Summary(WORKER, (6, 7), (("KeyError: 1", (0, 2)), ("was killed", (3,))), 4)
 
@@ -94,7 +96,11 @@ PARTS = {
         },
     ),
     "a failure": Part(
-        sent=[FAILURE, *map(Failure, Kind)],
+        sent=[
+            *(WORKER, FAILURE, replace(WORKER, text="中")),
+            *map(Failure, Kind),
+            replace(WORKER, worker=WorkerPart(5)),
+        ],
         write=wire.encode,
         read=partial(wire.decode, Failure),
         why="not a failure",
@@ -102,28 +108,24 @@ PARTS = {
         wrong={
             "kind": ["bored", 1, ["worker"], "WORKER"],
             "nodes": [["1"], "12", 1, [True], [1.0], [[1]]],
-            "rank": ["5", True],
-            "code": [float("inf"), None],
-            "text": [5, *UNPRINTABLE],
+            "code": [float("inf"), None, 2**32 + 1],
+            "text": [None, 5, "x" * 501, *UNPRINTABLE],
             "finished": [["n0"]],
+            "time": ["12:00", True, None, float("inf"), float("nan"), 1e300, -1],
+            "by": ["1", None, True],
+            "worker": [5, [], {}],
         },
     ),
-    "a failure of a worker": Part(
-        sent=[
-            *(WORKER, WorkerFailure(5, 12, 1, 1, -9, 0), replace(WORKER, cause="中")),
-        ],
+    "a worker": Part(
+        sent=[PART, WorkerPart(5)],
         write=wire.encode,
-        read=partial(wire.decode, WorkerFailure),
-        why="not a",
+        read=partial(wire.decode, WorkerPart),
+        why="not a worker part",
         none=[None, "worker", 1, ["worker"], {}],
         wrong={
             "rank": ["5", True, 5.0, -1, 12],
             "size": [None, 2**24 + 1],
-            "node": [[1]],
             "local_rank": [""],
-            "code": [float("inf"), 2**32 + 1],
-            "time": ["12:00", True, None, float("inf"), float("nan"), 1e300, -1],
-            "cause": [None, "x" * 501, *UNPRINTABLE],
             "lines": [
                 *("abc", None, 3, [1], [["a"]], ["a", "b\r"], ["\x1b[2J"]),
                 *(["a"] * 51, ["x" * 501]),
@@ -139,7 +141,7 @@ PARTS = {
         why="not a",
         none=["worker", 0, [], {}],
         wrong={
-            "first": [None, {}, wire.encode(WORKER) | {"cause": "\x1b[2J"}],
+            "first": [None, {}, wire.encode(WORKER) | {"text": "\x1b[2J"}],
             "alike": [3, None, ["1"]],
             "others": [
                 *([["\x1b[2J", [1]]], [["KeyError: 1", "12"]], [["KeyError: 1"]]),
@@ -162,7 +164,8 @@ def test_it_arrives_as_it_was_sent(name):
 def test_what_is_none(name):
     part = PARTS[name]
     written = part.write(part.sent[0])
-    without = [{k: v for k, v in written.items() if k != field} for field in written]
+    needed = written.keys() - {"worker"}  # which most failures do not have
+    without = [{k: v for k, v in written.items() if k != field} for field in needed]
     wrong = [
         written | {field: value}
         for field, values in part.wrong.items()
@@ -196,10 +199,10 @@ def test_any_join_request(message):
         Failure,
         kind=st.sampled_from(Kind),
         nodes=st.lists(INTEGERS).map(tuple),
-        rank=INTEGERS,
-        code=INTEGERS,
+        code=st.integers(-(2**32), 2**32),
         text=st.text(),
         finished=INTEGERS,
+        by=INTEGERS,
     )
 )
 def test_any_failure_arrives_and_is_one_line(failure):
@@ -233,37 +236,37 @@ def test_anything_for_a_failure(value):
 # --- failures of workers ------------------------------------------------------------
 
 
-def test_the_first_worker_is_why_the_job_failed():
-    expected = Failure(Kind.WORKER, (1,), 5, 1, "ValueError: bad batch 17")
-    assert protocol.failure_of(WORKER) == expected
-
-
 def changes_of(kind):
     """Return what may be changed in a message: of one field, or of several."""
     names = [field.name for field in fields(kind)]
     return st.dictionaries(st.sampled_from(names), values, max_size=2)
 
 
-@given(values | changes_of(WORKER))
+@given(values | changes_of(WORKER) | changes_of(PART))
 def test_anything_for_a_failure_of_a_worker(value):
     if isinstance(value, dict):
-        value = wire.encode(WORKER) | value
+        part = {k: v for k, v in value.items() if k in asdict(PART)}
+        whole = {k: v for k, v in value.items() if k not in part}
+        part = {"worker": wire.encode(PART) | part}
+        value = wire.encode(WORKER) | part | whole
     try:
-        failure = wire.decode(WorkerFailure, value)
+        failure = wire.decode(Failure, value)
     except WireError:
         return
-    texts = (failure.cause, failure.log, failure.unread, *failure.lines)
+    part = failure.worker or PART
+    texts = (failure.text, part.log, part.unread, *part.lines)
     assert all(text.isprintable() for text in texts)
-    again = wire.decode(WorkerFailure, as_sent(wire.encode(failure)))
+    again = wire.decode(Failure, as_sent(wire.encode(failure)))
     # Text, because NaN is not itself.
     assert repr(again) == repr(failure)
 
 
 def test_what_cannot_be_printed_is_not_sent():
-    odd = replace(WORKER, cause="\x1b[2J", log="/logs/\xa0x", lines=("\a",))
-    failure = wire.decode(WorkerFailure, as_sent(wire.encode(odd)))
-    assert (failure.cause, failure.log) == (" [2J", "/logs/ x")
-    assert failure.lines == (" ",)
+    part = replace(PART, log="/logs/\xa0x", lines=("\a",))
+    odd = replace(WORKER, text="\x1b[2J", worker=part)
+    failure = wire.decode(Failure, as_sent(wire.encode(odd)))
+    assert (failure.text, failure.worker.log) == (" [2J", "/logs/ x")
+    assert failure.worker.lines == (" ",)
 
 
 # --- what the page of the protocol says ---------------------------------------------
@@ -271,7 +274,7 @@ def test_what_cannot_be_printed_is_not_sent():
 
 def test_words_of_the_protocol_do_not_change():
     """Another version has to be another `VERSION`."""
-    assert protocol.VERSION == 5
+    assert protocol.VERSION == 6
     assert [kind.value for kind in Kind] == [
         *("worker", "signal", "agent", "lost"),
         *("silent", "missing", "refused", "unfit", "coordinator"),

@@ -20,9 +20,10 @@ from loopback import (
 )
 from waiting import PATIENCE, until
 
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import search
 from torchrun_hpc.rendezvous.client import JobFailedError
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.protocol import Refusal
 from torchrun_hpc.rendezvous.search import (
     CoordinatorNotFoundError,
     RefusedError,

@@ -10,13 +10,14 @@ import pytest
 from loopback import request_of, worker_failure
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.members import HEARTBEAT_INTERVAL
 from torchrun_hpc.rendezvous.phases import Phase
 from torchrun_hpc.rendezvous.policy import first_record
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Failure, Kind, Settings
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
 from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.wire import WireError
 
@@ -793,13 +794,13 @@ def test_a_member_that_is_not_well():
 
 def test_a_member_that_is_not_well_after_a_restart():
     job = Job().all_at_work()
-    job.died(2, cause="RuntimeError: CUDA error")
+    job.died(2, text="RuntimeError: CUDA error")
     job.join(0, 2, 3)
     job.send(1, unfit=UNFIT)
     assert job.record.active == (0, 3, 2)
     # Its workers have ended: else it would not have looked.
     assert job.confirm() == to((0, 3, 2), go(1))
-    because = Failure(Kind.WORKER, (2,), 8, 1, "RuntimeError: CUDA error")
+    because = worker_failure(8, node=2, text="RuntimeError: CUDA error")
     assert job.events == [
         {"excluded": 1, "because": UNFIT},
         replaced(1, (1, 1, 3), because=because),
@@ -879,7 +880,7 @@ def test_a_worker_that_fails_is_a_restart_for_all():
     assert job.died(1) == to(range(4), {"over": 0})
     assert prepared(job.join(3, 0, 1, 2)).active == (0, 1, 2)
     assert job.confirm() == to((0, 1, 2), go(1))
-    because = as_sent(wire.encode(Failure(Kind.WORKER, (1,), 4, 1)))
+    because = as_sent(wire.encode(worker_failure(4)))
     assert job.events == [{"restart": 1, "because": because}]
 
 
@@ -926,8 +927,8 @@ def test_the_first_worker_that_fails_counts():
     """The others lose their connection to it."""
     job = Job().all_at_work()
     for _ in range(2):
-        job.died(2, cause="RuntimeError: Connection closed by peer")
-        worker = worker_failure(4, cause="ValueError: bad batch 17")
+        job.died(2, text="RuntimeError: Connection closed by peer")
+        worker = worker_failure(4, text="ValueError: bad batch 17")
         number = job.rounds.round - 1
         job.send(1, died=wire.encode(worker), round=number)
         job.restart(3, 0, 1, 2)
@@ -1000,7 +1001,7 @@ def test_nodes_that_were_lost_are_named_at_the_end():
 @pytest.mark.parametrize("coordinator", [0, 2])
 def test_the_coordinator_reports_how_the_job_failed(coordinator):
     job = Job(coordinator=coordinator, max_restarts=0).all_at_work()
-    assert failed(job, job.died(1)) == (Failure(Kind.WORKER, (1,), 4, 1), certain())
+    assert failed(job, job.died(1)) == (worker_failure(4), certain())
 
 
 def test_nodes_that_were_never_there_are_not_bad():

@@ -6,12 +6,13 @@ import loopback
 import pytest
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.phases import Phase
 from torchrun_hpc.rendezvous.policy import first_record
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Failure, Kind, Settings
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
 from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.wire import WireError
 

@@ -9,21 +9,21 @@ from unittest import mock
 
 import pytest
 from loopback import HERE, listening
+from torchrun_hpc.spares.coordinator import Limits
+from torchrun_hpc.spares.standby import Standby
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc import __version__, wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.coordinator import Settings
-from torchrun_hpc.rendezvous.protocol import Failure, JoinRequest, Kind
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.protocol import JoinRequest
+from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorAddress
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 from torchrun_hpc.spares import client as clients
-from torchrun_hpc.rendezvous import policy
 from torchrun_hpc.spares.client import MemberClient, NotNeededError
-from torchrun_hpc.spares.coordinator import Limits
-from torchrun_hpc.rendezvous.member import Member
-from torchrun_hpc.rendezvous.record import Record
-from torchrun_hpc.spares.standby import Standby
 
 PREPARED = Record((0, 0), 0, (1, 0, 2))
 STORE = ("10.20.0.1", 40000)
@@ -275,7 +275,7 @@ def test_a_fault_of_what_looks_for_others_ends_the_agent(client, monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         client._loop.run_until_complete(run())
     text = "ZeroDivisionError: a fault"
-    assert client.failure == Failure(Kind.AGENT, (1,), text=text)
+    assert client.failure == Failure(Kind.AGENT, (1,), text=text, by=1)
 
 
 # --- threads ------------------------------------------------------------------------

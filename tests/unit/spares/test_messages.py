@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from loopback import worker_failure
 from plans import make_launch_plan
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.meeting import Spares
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares import messages
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 N0, N1, N2, N3 = (f"{host} (node {node})" for node, host in enumerate(HOSTS))
 LOST = wire.encode(Failure(Kind.LOST, (1,)))
-WORKER = wire.encode(Failure(Kind.WORKER, (1,), rank=5, code=1, text="ValueError: bad"))
+WORKER = wire.encode(worker_failure(5, text="ValueError: bad"))
 
 
 def meeting(node_rank=1, **changes):

@@ -17,10 +17,10 @@ from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.rendezvous.client import RoundOverError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
-from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.spares.client import NotNeededError
 from torchrun_hpc.spares.handler import SparesRendezvous
 from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.errors import failure_of
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
 
 TARGET = "LocalElasticAgent"
@@ -71,7 +71,7 @@ class JobAgent(LocalElasticAgent):
         if handler is not None:
             error = sys.exc_info()[1]
             if isinstance(error, SignalException):
-                handler.give_up(Failure(Kind.SIGNAL, code=int(error.sigval)))
+                handler.give_up(failure_of(error))
         super()._shutdown(*args, **options)
 
     def _exit_barrier(self) -> None:

@@ -1,0 +1,96 @@
+"""What one node knows of the end of a world that torch's own rendezvous serves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from loopback import worker_failure
+from plans import planned
+from raised import CAUSE
+from waiting import NEVER_S, PATIENCE
+
+from torchrun_hpc.failures import report
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
+from torchrun_hpc.failures.local import LocalWorld
+from torchrun_hpc.failures.watch import Attempt
+
+MEETING = planned().meeting
+LAST = Attempt(1, 0)
+LINES = ("Traceback (most recent call last):", CAUSE)
+FIRST = worker_failure(5, text=CAUSE, lines=LINES)
+TORCHS = Failure(Kind.WORKER, code=1, worker=WorkerPart(2))  # what torch says
+
+
+def lines_of(capsys):
+    return [line[:60] for line in capsys.readouterr().err.splitlines()]
+
+
+@pytest.fixture
+def local(monkeypatch):
+    monkeypatch.setattr(report, "COLLECT_TIMEOUT", NEVER_S)
+    return LocalWorld(MEETING)
+
+
+def of(rank, text, **changes):
+    """Return how another worker failed, on the same node."""
+    return worker_failure(rank, node=1, text=text, **changes)
+
+
+def test_failures_of_one_node_are_one_report(local, capsys):
+    local.worker_failed(FIRST, LAST)
+    local.worker_failed(of(2, CAUSE), LAST)
+    assert lines_of(capsys) == []
+    local.give_up(TORCHS)
+    assert local.failure == FIRST
+    assert len(lines_of(capsys)) == 4
+    local.leave()
+    assert lines_of(capsys) == []
+
+
+def test_the_last_line_is_of_the_same_failure_as_the_report(local, capsys, monkeypatch):
+    """What comes later follows from it, whatever it looks like."""
+    timeout = of(5, "TimeoutError: timed out reading shard 12")
+    monkeypatch.setattr(report, "COLLECT_TIMEOUT", 0)
+    local.worker_failed(timeout, LAST)
+    local._timer.join(PATIENCE)
+    assert "worker 5" in capsys.readouterr().err
+    local.worker_failed(of(0, "", code=-9), LAST)
+    local.give_up(TORCHS)
+    assert local.failure == timeout
+
+
+def test_restarts_are_one_line_each(local, capsys):
+    for number, left in ((1, 2), (3, 2)):  # others may have come between
+        local.worker_failed(FIRST, Attempt(number, left))
+        local.worker_failed(of(4, CAUSE), Attempt(number, left))
+    local.leave()
+    assert (local.failure, local.restarts) == (None, 2)
+    assert lines_of(capsys) == [
+        "torchrun_hpc: HPC128 restart 1 of all workers: worker 5 on j",
+        "torchrun_hpc: HPC128 restart 2 of all workers: worker 5 on j",
+    ]
+
+
+def test_the_report_is_of_the_last_round(local, capsys):
+    local.worker_failed(FIRST, Attempt(1, 1))
+    local.worker_failed(of(3, "KeyError: 1"), Attempt(2, 0))
+    local.give_up(TORCHS)
+    assert local.failure.text == "KeyError: 1"
+    assert "HPC128" in capsys.readouterr().err
+
+
+def test_what_else_ends_a_launch(local, capsys):
+    """A job that is to stop is not one whose script has failed."""
+    local.worker_failed(of(5, "", code=-15), LAST)
+    local.give_up(Failure(Kind.SIGNAL, code=15))
+    own = MEETING.node_rank
+    assert local.failure == Failure(Kind.SIGNAL, (own,), code=15, by=own)
+    assert "worker 5" in capsys.readouterr().err
+
+
+def test_a_worker_that_nobody_has_watched(local, capsys):
+    own = MEETING.node_rank
+    local.give_up(TORCHS)
+    assert local.failure == replace(TORCHS, nodes=(own,), by=own)
+    assert lines_of(capsys) == []

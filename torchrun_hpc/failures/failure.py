@@ -1,0 +1,167 @@
+"""A failure: how a job, or one of its workers, has failed.
+
+It is made once, by who notices it. Then it is sent, collected and written as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Annotated
+
+from torchrun_hpc.wire import short_text
+
+# As the process ended, and as a shell says it of a process that it has started.
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+# What other nodes may send.
+ShortText = Annotated[str, short_text(500)]
+_LINES = 50
+_WORKERS, _CODES = 2**24, 2**32  # at most
+_LATEST = 2**36  # seconds since 1970
+
+# What a worker reports whose peer has gone: gloo, NCCL, and torch's stores.
+_FOLLOWS = re.compile(
+    r"connection (was )?(closed|reset|refused)|peer closed|broken pipe"
+    r"|failed to recv|(recv|send)\w+ failed|failed to connect to any network address"
+    r"|connectFullMesh|remote process exited|unhandled system error|ncclRemoteError"
+    r"|ncclSystemError|communicator was aborted|timed out|timeout",
+    re.IGNORECASE,
+)
+# What differs between failures that are equal.
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+")
+_ADDRESS = re.compile(r" \[?[0-9a-f]*[:.][0-9a-f:.%\w]*\]?:\d+")  # gloo: [::1]:1234
+
+
+class Kind(Enum):
+    """How a job fails."""
+
+    WORKER = "worker"  # a worker ended with an error, and no restart is left
+    SIGNAL = "signal"  # an agent received a signal
+    AGENT = "agent"  # an agent cannot go on
+    LOST = "lost"  # an agent's connection ended without ``bye``
+    SILENT = "silent"  # an agent does not answer
+    MISSING = "missing"  # nodes did not join in time
+    REFUSED = "refused"  # an agent of this job was refused
+    UNFIT = "unfit"  # a node is out, by its health check or by its failures
+    COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
+
+
+@dataclass(frozen=True)
+class WorkerPart:
+    """What a failure of a worker says of that worker.
+
+    Attributes:
+        rank: Its global rank.
+        size: Number of all workers; 0 if it is not known.
+        local_rank: Its rank on its node; -1 if it is not known.
+        lines: The traceback, or what it wrote last.
+        log: The file that has all of it; empty without.
+        unread: Why its stderr was not read; empty if it was.
+    """
+
+    rank: int
+    size: int = 0
+    local_rank: int = -1
+    lines: tuple[ShortText, ...] = ()
+    log: ShortText = ""
+    unread: ShortText = ""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if another node cannot have sent this."""
+        size = self.size or _WORKERS
+        if len(self.lines) > _LINES or not 0 <= self.rank < size <= _WORKERS:
+            raise ValueError("too many lines, or not a rank")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a job, or one of its workers, has failed.
+
+    Attributes:
+        kind: What has happened.
+        nodes: Ranks of the nodes where it has.
+        code: Exit code of a worker (negative: the signal that killed it); number of
+            the signal that an agent received; seconds that were waited.
+        text: The cause, in one line; empty if nothing is known.
+        finished: How many nodes had finished, so that there was no restart.
+        time: When, in seconds since 1970; 0 if its maker has no clock, as the
+            coordinator.
+        by: Rank of the node that has noticed it; -1 if that is none of these nodes.
+        worker: Of a worker: which one, and what it wrote.
+    """
+
+    kind: Kind
+    nodes: tuple[int, ...] = ()
+    code: int = 0
+    text: ShortText = ""
+    finished: int = 0
+    time: float = 0.0
+    by: int = -1
+    worker: WorkerPart | None = None
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if another node cannot have sent this."""
+        if not 0 <= self.time < _LATEST or abs(self.code) > _CODES:
+            raise ValueError("not a time, or not a code")
+
+    @property
+    def rank(self) -> int:
+        """Global rank of the worker; -1 if it is about none."""
+        return -1 if self.worker is None else self.worker.rank
+
+    @property
+    def unaware(self) -> tuple[int, ...]:
+        """Nodes that it is about, and that have not noticed it: they may be gone."""
+        return () if self.by in self.nodes else self.nodes
+
+    @property
+    def brief(self) -> Failure:
+        """The same without what the worker wrote: for all nodes."""
+        return replace(self, worker=self.worker and replace(self.worker, lines=()))
+
+    @property
+    def follows(self) -> bool:
+        """Whether it looks as if another worker had failed before."""
+        return bool(_FOLLOWS.search(self.text))
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it ended as torch's agent ends the others as soon as one has failed.
+
+        It sends SIGTERM; what is killed by that writes nothing of it.
+        """
+        return self.code in TERMINATED and not self.text
+
+    @property
+    def likeness(self) -> tuple[int, str]:
+        """What is the same for failures that are equal."""
+        return (0 if self.text else self.code), _VARIES.sub("#", self.plain)
+
+    @property
+    def plain(self) -> str:
+        """The cause without addresses."""
+        return _ADDRESS.sub("", self.text)
+
+
+def ending(code: int) -> str:
+    """Say how a worker ended.
+
+    Args:
+        code: Its exit code; below 0 the signal that killed it.
+    """
+    how = f"was killed by {signal_name(-code)}"
+    if code >= 0:
+        how = f"ended with exit code {code}"
+    return how + (": probably out of memory" if code in _KILLED else "")
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"

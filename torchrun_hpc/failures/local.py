@@ -1,0 +1,92 @@
+"""The failures of a world that torch's own rendezvous serves.
+
+No coordinator collects them. Each node reports those of its own workers.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.failures import report
+from torchrun_hpc.failures.collection import Collection, Summary
+from torchrun_hpc.reporting import console
+from torchrun_hpc.reporting.reporter import is_reporter
+
+if TYPE_CHECKING:
+    from torchrun_hpc.failures.failure import Failure
+    from torchrun_hpc.failures.watch import Attempt
+    from torchrun_hpc.planning.meeting import Meeting
+
+
+class LocalWorld:
+    """What one node knows of the end of such a world: what itself has seen.
+
+    Args:
+        meeting: Where the nodes meet.
+
+    Attributes:
+        failure: Why it failed.
+        took_part: Whether there is somebody who reports.
+        reports: Whether this node reports; each does.
+        is_unreported: Whether nobody has reported it.
+        is_certain: Whether this node writes the outcome.
+        out_at_end: Ranks of nodes that were lost; nobody counts them.
+        restarts: How often the failure of a worker of this node restarted all.
+    """
+
+    took_part = reports = True
+    is_unreported = False
+    out_at_end: tuple[int, ...] = ()
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.failure: Failure | None = None
+        self.restarts = 0
+        self.is_certain = is_reporter(meeting.report_rank)
+        self._meeting = meeting
+        self._collection = Collection()
+        self._attempt = 0
+        self._timer: threading.Timer | None = None
+        self._reported: Summary | None = None
+
+    def worker_failed(self, failure: Failure, attempt: Attempt) -> None:
+        """Take note of a failure; the first one of the last attempt is reported soon.
+
+        Args:
+            failure: How a worker failed.
+            attempt: Which workers have failed.
+        """
+        is_first = attempt.number != self._attempt
+        if is_first:
+            self._collection.clear()
+            self._attempt = attempt.number
+        self._collection.add(failure)
+        if is_first and attempt.restarts_left:
+            self.restarts += 1
+            console.write(report.restarted(self.restarts, failure, self._meeting))
+        elif is_first:
+            self._timer = threading.Timer(report.COLLECT_TIMEOUT, self._report)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def give_up(self, failure: Failure) -> None:
+        """Take note of why this node ends; what torch knows of a worker is less."""
+        self.leave()
+        own = (self._meeting.node_rank,)
+        self.failure = replace(failure, nodes=own, by=own[0])
+        if failure.worker is not None and self._reported is not None:
+            self.failure = self._reported.first
+
+    def leave(self) -> None:
+        """Report what is not reported yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()  # it may be writing
+            self._report()
+
+    def _report(self) -> None:
+        if self._reported is None:
+            self._reported = self._collection.summary()
+            if self._reported is not None:
+                report.write(self._reported, self._meeting)
