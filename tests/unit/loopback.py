@@ -16,6 +16,7 @@ from dataclasses import asdict, fields, replace
 from waiting import PATIENCE, until
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client

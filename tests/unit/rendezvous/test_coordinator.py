@@ -15,10 +15,11 @@ from loopback import request_of, worker_failure
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.collection import Summary
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.rendezvous import coordinator, members, protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Failure, Kind
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET
 from torchrun_hpc.wire import WireError
 
 SETTINGS = replace(loopback.SETTINGS, join_timeout=900)
