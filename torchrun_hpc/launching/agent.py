@@ -28,7 +28,6 @@ from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.rendezvous import client, handler, messages
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
-from torchrun_hpc.spares.handler import SparesRendezvous
 from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.patches import (
     forward_signals,
@@ -39,7 +38,7 @@ from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.host.resolver import ResolverCheck
     from torchrun_hpc.options.options import Options
@@ -166,21 +165,26 @@ class AgentStarter(Starter):
                 if message is not None and self._is_command:
                     exit_status.write(message, "error", at_exit=True)
             return
-        kind: Callable[..., handler.SchedulerRendezvous] = handler.SchedulerRendezvous
-        if meeting.spares.number:
-            kill = args.monitor_interval + capabilities.shutdown_timeout(args)
-            kind = functools.partial(
-                SparesRendezvous, meeting.spares, kill, observer.end_workers
-            )
-        environ = self._inputs.environ
-        creator = handler.register(
-            meeting, plan.asked.max_restarts, environ, observer.sample, kind
+        asked = plan.asked
+        kill = args.monitor_interval + capabilities.shutdown_timeout(args)
+        rendezvous = handler.SchedulerRendezvous(
+            meeting,
+            handler.settings_of(
+                meeting, str(args.rdzv_id), asked.rdzv_conf, asked.max_restarts
+            ),
+            self._inputs.environ,
+            address=str(getattr(args, "local_addr", "")),
+            sample=observer.sample,
+            limits=handler.limits_of(meeting.spares, kill),
+            end_workers=observer.end_workers,
         )
-        observer.watch.on_failure = creator.worker_failed
-        observer.ask_all, observer.is_first = creator.stacks, creator.is_first
+        handler.register(rendezvous)
+        observer.watch.on_failure = rendezvous.worker_failed
+        observer.ask_all = rendezvous.stacks
+        observer.is_first = lambda: rendezvous.is_first
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:
-            with exit_status.together(plan, creator, is_command=self._is_command):
+            with exit_status.together(plan, rendezvous, is_command=self._is_command):
                 yield
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more

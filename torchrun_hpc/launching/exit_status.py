@@ -19,13 +19,12 @@ from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.protocol import Kind
 from torchrun_hpc.reporting import console
-from torchrun_hpc.spares.messages import bad_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torchrun_hpc.planning.plan import LaunchPlan
-    from torchrun_hpc.rendezvous.handler import Creator, SchedulerRendezvous
+    from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 
 # Seconds for which an agent tries to reach the others, to report that it gives up.
 _REPORT_TIMEOUT = 10.0
@@ -42,13 +41,13 @@ class _EarlySignal(SignalException):
 
 @contextlib.contextmanager
 def together(
-    plan: LaunchPlan, creator: Creator, *, is_command: bool = True
+    plan: LaunchPlan, rendezvous: SchedulerRendezvous, *, is_command: bool = True
 ) -> Iterator[None]:
     """End in the same way as all other nodes.
 
     Args:
         plan: What is planned on this node.
-        creator: Has the rendezvous handler, once it is created.
+        rendezvous: Where it meets them.
         is_command: Whether the launch is all that this process does.
 
     Raises:
@@ -65,12 +64,12 @@ def together(
         problem = error
     try:
         if problem is not None and not isinstance(problem, JobFailedError):
-            _give_up(plan, creator, problem)
-        _leave(plan, creator, is_command=is_command)
+            _give_up(plan, rendezvous, problem)
+        _leave(plan, rendezvous, is_command=is_command)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    failure = creator.handler.failure if creator.handler else None
+    failure = rendezvous.failure
     if isinstance(problem, _EarlySignal):
         raise SystemExit(_KILLED + problem.sigval)  # it ends a program, too
     if failure is not None and isinstance(problem, JobFailedError | None):
@@ -99,7 +98,9 @@ def _raise(number: int, _frame: Any) -> None:
     raise _EarlySignal(f"signal {number}", signal.Signals(number))
 
 
-def _give_up(plan: LaunchPlan, creator: Creator, problem: BaseException) -> None:
+def _give_up(
+    plan: LaunchPlan, rendezvous: SchedulerRendezvous, problem: BaseException
+) -> None:
     """Report to the others that this node gives up: they would wait for it."""
     name = problem.code if isinstance(problem, LaunchError) else type(problem).__name__
     text = f"{name} {problem}"
@@ -108,9 +109,9 @@ def _give_up(plan: LaunchPlan, creator: Creator, problem: BaseException) -> None
         text += f": {problem.filename}" if problem.filename else ""
         where = plan.meeting.hosts[plan.meeting.node_rank]
         console.write(Message("HPC127", f"on {where}: {text}"), "error")
-    failure, handler = outcome.failure_of(problem, text), creator.handler
-    if handler is not None and handler.took_part:
-        handler.give_up(failure)
+    failure = outcome.failure_of(problem, text)
+    if rendezvous.took_part:
+        rendezvous.give_up(failure)
         if isinstance(problem, LaunchError):
             problem.others_know = True
     elif failure.kind is Kind.AGENT and not isinstance(
@@ -122,27 +123,26 @@ def _give_up(plan: LaunchPlan, creator: Creator, problem: BaseException) -> None
         abort.tell(plan.meeting, failure.text, _REPORT_TIMEOUT)
 
 
-def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
+def _leave(
+    plan: LaunchPlan, rendezvous: SchedulerRendezvous, *, is_command: bool
+) -> None:
     """Leave the rendezvous; the last line of a command says why the job failed.
 
     A program may go on, and has an exception. It gets the line now, if there is no
     report that has said it.
     """
-    handler = creator.handler
-    if handler is None:
+    rendezvous.leave()
+    if not rendezvous.took_part:
         return
-    handler.leave()
-    if not handler.took_part:
-        return
-    failure = handler.failure
-    if handler.reports:
-        _conclude(plan, handler, is_command=is_command)
+    failure = rendezvous.failure
+    if rendezvous.reports:
+        _conclude(plan, rendezvous, is_command=is_command)
         if failure is not None and (is_command or failure.kind is not Kind.WORKER):
             message = messages.failed(failure, plan.meeting)
             write(message, "error", at_exit=is_command)
     elif (
         failure is not None
-        and handler.is_unreported
+        and rendezvous.is_unreported
         and failure.nodes == (plan.meeting.node_rank,)
     ):
         message = messages.unreported(failure, plan.meeting)
@@ -150,11 +150,12 @@ def _leave(plan: LaunchPlan, creator: Creator, *, is_command: bool) -> None:
 
 
 def _conclude(
-    plan: LaunchPlan, handler: SchedulerRendezvous, *, is_command: bool
+    plan: LaunchPlan, rendezvous: SchedulerRendezvous, *, is_command: bool
 ) -> None:
     """Name the nodes to do without, and what may wait for them; write the outcome."""
-    failure, restarts = handler.failure, handler.restarts
-    notes = [bad_nodes(handler.out_at_end, plan.meeting)] if handler.out_at_end else []
+    failure, restarts = rendezvous.failure, rendezvous.restarts
+    bad = rendezvous.out_at_end
+    notes = [messages.bad_nodes(bad, plan.meeting)] if bad else []
     is_lost = notes if failure is None else failure.kind in _LOST
     by = plan.meeting.started_by
     if is_lost and by and by.may_wait and not (failure and by.ends_others):
@@ -163,10 +164,8 @@ def _conclude(
     for note in notes:
         # Registered first, written last: behind the reason.
         write(note, "warning", at_exit=is_command)
-    if handler.is_certain:
-        outcome.write(
-            outcome.outcome_of(failure, plan, handler.out_at_end, restarts), plan
-        )
+    if rendezvous.is_certain:
+        outcome.write(outcome.outcome_of(failure, plan, bad, restarts), plan)
 
 
 def write(message: Message, kind: str, *, at_exit: bool) -> None:

@@ -23,6 +23,7 @@ from loopback import (
     other_program,
     settle,
     started,
+    take_part,
     together,
     waits,
     worker_failure,
@@ -34,7 +35,8 @@ from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import coordinator, protocol
-from torchrun_hpc.rendezvous.client import JobFailedError, request_of
+from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
 from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 
@@ -83,7 +85,7 @@ def test_a_job_that_restarts(job):
     }
     for client in made:
         with pytest.raises(JobFailedError):
-            client.join(None)
+            take_part(client)
         with pytest.raises(JobFailedError):
             client.finish()
 
@@ -203,7 +205,7 @@ def test_all_leave_as_soon_as_it_is_reported(job, how):
     assert not any(client.is_unreported for client in made)
     job.server.close()
     for client in made:
-        client._thread.join(PATIENCE)
+        until(lambda client=client: not client._is_running)
 
 
 def test_nobody_waits_for_ever_for_the_report(job, monkeypatch):
@@ -255,7 +257,7 @@ def test_an_agent_that_hears_nothing_knows_its_own_workers(job):
     """The coordinator's node is lost, and nothing says so."""
     made = job.at_work()
     goes_on = threading.Event()
-    job.server._loop.call_soon_threadsafe(goes_on.wait)
+    job.server._loop.call(goes_on.wait)
     made[1].worker_failed(FIRST)
     made[1].worker_failed(worker_failure(6, code=-9))
     made[1].fail(Failure(Kind.WORKER, (1,), rank=6, code=-9))  # what torch says
@@ -297,7 +299,10 @@ class Sampled:
         until(
             lambda: (
                 waits(self.made[0])
-                and [set(answers) for answers in [*self.made[0]._samples.values()]]
+                and [
+                    set(answers)
+                    for answers in [*self.made[0]._stacks._answers.values()]
+                ]
                 == [set(answered)]
             )
         )
@@ -328,7 +333,7 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
-    sampled[1].send({"sampled": [0, sampled[0]._asked], "of": ["late"]})
+    sampled[1].send({"sampled": [0, sampled[0]._stacks._asked], "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert sampled[0].stacks(LIMIT) == ANSWERS
@@ -381,7 +386,7 @@ def test_stacks_without_a_coordinator(sampled, job):
 def test_stacks_after_the_end(sampled):
     together(*(client.finish for client in sampled))
     together(*(client.leave for client in sampled))
-    assert sampled.ask_in_vain() == {}
+    assert sampled[0].stacks(math.inf) == {}  # nobody is waited for
 
 
 def test_stacks_before_the_coordinator_is_found(job):
@@ -414,7 +419,7 @@ def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
 
 def cut(client):
     """End an agent's connection without a word, as its death does."""
-    client._in_thread(client._channel._transport.abort)
+    client._loop.call(client._channel._transport.abort)
 
 
 def test_an_agent_that_is_gone(job):
@@ -449,7 +454,7 @@ def test_the_end_of_the_coordinator_is_no_loss_to_an_agent_that_has_finished(job
     together(*(client.finish for client in made))
     job.end_server()
     for client in made:
-        client._thread.join(PATIENCE)
+        until(lambda client=client: not client._is_running)
     assert [client.failure for client in made] == [None] * 3
 
 
@@ -483,12 +488,12 @@ def silent_coordinator(job):
 
 @pytest.mark.usefixtures("silent_coordinator")
 def test_a_coordinator_that_does_not_answer(job):
-    client = job.client(1, where={"silence_timeout": 50})
+    client = job.client(1, silence_timeout=50)
     client.connect()
     job.clock.go_on(49)
     assert client.failure is None
     with pytest.raises(JobFailedError) as caught:
-        job.clock.passes_while(lambda: client.join(None))
+        job.clock.passes_while(lambda: take_part(client))
     assert caught.value.failure == Failure(Kind.COORDINATOR, code=50)
     silent = {"coordinator_silent": coordinator.SILENCE_REPORT, "left": 20}
     assert job.events[1] == [silent]
@@ -496,7 +501,7 @@ def test_a_coordinator_that_does_not_answer(job):
 
 def test_a_coordinator_that_answers_again(job):
     with other_program(lambda _: WELCOME) as port:
-        client = job.client(1, (port,), where={"silence_timeout": 1000})
+        client = job.client(1, (port,), silence_timeout=1000)
         client.connect()
         job.clock.go_on(1 + coordinator.SILENCE_REPORT)  # it has just answered
         for number in range(3):
@@ -513,7 +518,7 @@ def test_a_coordinator_that_answers_again(job):
 def test_a_coordinator_that_is_stopped_for_a_while(job):
     """As all of them, by the scheduler: nobody is older than what it did itself."""
     job.start_server(silence_timeout=60)
-    client = job.client(0, where={"silence_timeout": 60})
+    client = job.client(0, silence_timeout=60)
     client.connect()
     job.clock.go_on(75, 75)
     assert job.events[0] == []
@@ -592,8 +597,7 @@ def leave_at_once(client):
     # After SIGTERM the coordinator looks for a lost agent first.
     client.fail(Failure(Kind.SIGNAL, (client.request.rank,), code=signal.SIGINT))
     client.leave()
-    client._thread.join(PATIENCE)
-    assert not client._thread.is_alive()
+    until(lambda client=client: not client._is_running)
 
 
 @pytest.mark.parametrize("who", ["nobody", *list(OTHER_PROGRAMS)[:2]])
@@ -609,7 +613,7 @@ def test_a_signal_while_the_coordinator_is_looked_for(job, who, signalled):
 def test_a_signal_while_others_are_waited_for(job, signalled):
     client, other = job.connected(0, 1)
     with signalled(client):
-        client.join(STORE)
+        take_part(client)
     leave_at_once(client)
     assert failure_of(other) == Failure(Kind.SIGNAL, (0,), code=signal.SIGINT)
 
@@ -619,7 +623,7 @@ def test_a_signal_that_does_not_wake_the_main_thread(job, signalled, monkeypatch
     monkeypatch.setattr(clients, "_SIGNAL_TIMEOUT", 0.05)
     (client,) = job.connected(0)
     with signalled(client, _thread.interrupt_main):
-        client.join(STORE)
+        take_part(client)
 
 
 def test_a_signal_while_an_answer_is_waited_for(job, signalled):
@@ -643,7 +647,7 @@ def test_a_signal_and_a_coordinator_that_does_not_answer(job, signalled):
     client = job.client(1)
     client.connect()
     with signalled(client):
-        client.join(None)
+        take_part(client)
     client.fail(Failure(Kind.SIGNAL, (1,), code=15))
     left = leave([client])
     job.clock.go_on(clients._DECIDED_TIMEOUT)

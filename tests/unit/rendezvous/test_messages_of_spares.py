@@ -9,8 +9,8 @@ from plans import make_launch_plan
 
 from torchrun_hpc import wire
 from torchrun_hpc.planning.meeting import Spares
+from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
-from torchrun_hpc.spares import messages
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 N0, N1, N2, N3 = (f"{host} (node {node})" for node, host in enumerate(HOSTS))
@@ -115,7 +115,17 @@ EVENTS = {
             "next round begins in 120 s"
         ),
     ),
-    "what others write": ({"waiting": [1], "seconds": 10}, None),
+    "the coordinator is silent, which another node reports": (
+        {"coordinator_silent": 30, "left": 90, "of": 0},
+        (
+            "HPC211 no sign of the coordinator on jwb0001 (node 0) for 30 s; another "
+            "node takes over in 90 s if it stays so"
+        ),
+    ),
+    "the same, on a node that does not": (
+        {"coordinator_silent": 30, "left": 90, "of": 1},
+        None,
+    ),
     "nothing": ({}, None),
     "what another version may say": ({"weather": "fine"}, None),
 }
