@@ -90,13 +90,6 @@ EVENTS = {
         {"suspended": 61},
         "HPC210 jwb0002 was suspended for up to 61 s: its workers are killed",
     ),
-    "the coordinator is silent": (
-        {"coordinator_silent": 30, "left": 90, "of": 2},
-        (
-            f"HPC211 no sign of the coordinator on {N2} for 30 s; another node takes "
-            "over in 90 s if it stays so"
-        ),
-    ),
     "a node is silent": (
         {"silent": [2], "left": 90},
         f"HPC217 no sign of {N2} for 30 s; lost in 90 s if it stays so",
@@ -115,15 +108,15 @@ EVENTS = {
             "next round begins in 120 s"
         ),
     ),
-    "the coordinator is silent, which another node reports": (
+    "the coordinator is silent": (
         {"coordinator_silent": 30, "left": 90, "of": 0},
         (
             "HPC211 no sign of the coordinator on jwb0001 (node 0) for 30 s; another "
             "node takes over in 90 s if it stays so"
         ),
     ),
-    "the same, on a node that does not": (
-        {"coordinator_silent": 30, "left": 90, "of": 1},
+    "it is silent, which another node reports": (
+        {"coordinator_silent": 30, "left": 90, "of": 2},
         None,
     ),
     "nothing": ({}, None),
