@@ -52,7 +52,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,10 +63,14 @@ from measured import record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.options.values import C10D, SCHEDULER
 from torchrun_hpc.planning.meeting import Meeting, Spares
-from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, register
-from torchrun_hpc.spares.handler import SparesRendezvous
+from torchrun_hpc.rendezvous.handler import (
+    SchedulerRendezvous,
+    register,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -141,11 +144,11 @@ def make_handler(job: Job, meeting: Meeting) -> RendezvousHandler:
     )
     if job.kind == STOCK:
         return get_rendezvous_handler(parameters)
-    kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous
-    if job.spares:
-        kind = partial(SparesRendezvous, meeting.spares, 30, lambda: None)
+    conf = RdzvConf(join_timeout=job.bound + 60)
+    settings = settings_of(meeting, meeting.launch_id, conf, 1, 30)
+    handler = SchedulerRendezvous(meeting, settings, os.environ, address=HOST)
     with _registry:
-        register(meeting, 1, os.environ, kind=kind)
+        register(handler)
         return get_rendezvous_handler(parameters)
 
 

@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
+from functools import partial
 
 from waiting import PATIENCE, until
 
@@ -21,8 +22,9 @@ from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client
 from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
-from torchrun_hpc.rendezvous.search import CoordinatorAddress
+from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 HERE = "127.0.0.1"
@@ -115,11 +117,22 @@ def settle(*peers):
     """Let the threads of clients and servers do all that they can do now."""
     for peer in peers * 3:  # question, answer, and what follows
         for _ in range(2):  # what has arrived is handled behind what is called
-            done = threading.Event()
-            with suppress(RuntimeError):  # the thread has ended
-                peer._loop.call_soon_threadsafe(done.set)
-            while peer._thread.is_alive() and not done.wait(0.05):
+            done, loop = threading.Event(), peer._loop
+            loop.call(loop.call_aside, done.set)  # behind what is reported
+            while loop._thread.is_alive() and not done.wait(0.05):
                 pass
+
+
+def loop_started():
+    """Return a loop whose thread runs."""
+    made = Loop()
+    made.start()
+    return made
+
+
+def take_part(client):
+    """Wait for the next round; return the coordinator's ``go``."""
+    return client.take_part(lambda: STORE)[0]
 
 
 def failure_of(client):
@@ -138,7 +151,7 @@ class Clock:
         return self.now
 
     def drive(self, peer):
-        peer._loop.time = self
+        peer._loop.events.time = self
         if isinstance(peer, CoordinatorServer):
             peer._counted = self.now
         self._peers.append(peer)
@@ -164,6 +177,14 @@ class Clock:
         running = [started(each) for each in functions]
         self.passes_until(lambda: all(later.done() for later in running), step)
         return [later.result() for later in running]
+
+
+def end(server):
+    """End a server, and the thread that it lives in."""
+    if server._loop._thread.is_alive():
+        server._loop.call(server._end)
+        until(server._has_ended.is_set)
+        server._loop.close()
 
 
 class Job:
@@ -194,18 +215,19 @@ class Job:
         opened = listening(port)
         self.port = opened.getsockname()[1]
         self.server = CoordinatorServer(
-            opened, Coordinator(replace(SETTINGS, **settings)), unknown_peers
+            loop_started(),
+            opened,
+            Coordinator(replace(SETTINGS, **settings)),
+            unknown_peers,
         )
         self.clock.drive(self.server)
         self.server.start()
 
     def end_server(self):
         """End the coordinator without a word, as its death does."""
-        with suppress(RuntimeError):  # it has ended
-            self.server._loop.call_soon_threadsafe(self.server._loop.stop)
-        self.server._thread.join(PATIENCE)
+        end(self.server)
 
-    def client(
+    def client(  # noqa: PLR0913 - what differs
         self,
         rank,
         ports=None,
@@ -213,6 +235,7 @@ class Job:
         where=None,
         on_event=None,
         own_failure=None,
+        silence_timeout=120,
         **request,
     ):
         """Make the client of an agent, by default of node ``rank`` of the job."""
@@ -220,14 +243,13 @@ class Job:
             "host": HERE,
             "ports": ports or (self.port,),
             "timeout": LIMIT,
-            "silence_timeout": 120,
         } | (where or {})
-        made = Client(
-            replace(REQUEST, **agent_of(rank) | request),
-            CoordinatorAddress(**where),
-            on_event or self.events[rank].append,
-            own_failure,
-        )
+        asks = replace(REQUEST, **agent_of(rank) | request)
+        on_event = on_event or self.events[rank].append
+        made = Client(loop_started(), asks, silence_timeout, on_event)
+        address = CoordinatorAddress(**where)
+        made._search = Search(asks, address, made.tell, own_failure)
+        made.connect = partial(made.connect, made._search)
         self.clock.drive(made)
         self._clients.append(made)
         return made
@@ -247,10 +269,11 @@ class Job:
 
     def close(self):
         for client in self._clients:
-            if client._thread.is_alive():
-                client._in_thread(client._disconnect)
-                client._thread.join(PATIENCE)
-        if self.server is not None and self.server._thread.is_alive():
+            if client._is_running:
+                client._loop.call(client._disconnect)
+                until(lambda client=client: not client._is_running)
+            client._loop.close()
+        if self.server is not None:
             self.end_server()
         for held in self._unused:
             held.close()
@@ -258,12 +281,7 @@ class Job:
 
 
 def join_all(made):
-    return together(
-        *(
-            lambda m=client: m.join(STORE if m.request.rank == 0 else None)
-            for client in made
-        )
-    )
+    return together(*(partial(take_part, client) for client in made))
 
 
 class Raw:

@@ -368,7 +368,8 @@ class Job:
     def settings(self, number):
         return Settings(
             "19.0", "mine", self.nodes, number, self.max_restarts, JOIN, SILENCE,
-            self.spares, spare_after=SPARE_AFTER, kill=KILL + MARGIN, health_check=CHECK,
+            self.spares, spare_after=SPARE_AFTER, kill=KILL + MARGIN,
+            health_check=CHECK,
         )  # fmt: skip
 
     def draw(self, most):

@@ -202,7 +202,7 @@ def tell(
     """
     # Most launches need none of these, and direct mode has no time for them.
     from torchrun_hpc.failures.failure import Failure, Kind  # noqa: PLC0415
-    from torchrun_hpc.rendezvous import client, server  # noqa: PLC0415
+    from torchrun_hpc.rendezvous import notice  # noqa: PLC0415
 
     own = (place.node_rank,)
     now = time.time()
@@ -211,10 +211,7 @@ def tell(
     heard = None
     # Ctrl-C: the user has read enough. No more files: nobody can be told.
     with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):
-        if place.is_coordinator:
-            server.serve_failure(place, failure, limit)
-        else:
-            heard = client.send_failure(place, failure, limit, wait)
+        heard = notice.inform(place, failure, limit, wait)
     return heard is None or heard.nodes == own or heard.text != failure.text
 
 

@@ -29,7 +29,6 @@ from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.rendezvous import client, handler
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
-from torchrun_hpc.spares.handler import SparesRendezvous
 from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.patches import (
     forward_signals,
@@ -40,7 +39,7 @@ from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.host.resolver import ResolverCheck
     from torchrun_hpc.options.options import Options
@@ -165,26 +164,34 @@ class AgentStarter(Starter):
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
 
-    def _world(self, plan: LaunchPlan) -> Callable[[], exit_status.World | None]:
-        """Return what returns the world, once there is one, which hears of failures."""
+    def _world(self, plan: LaunchPlan) -> exit_status.World:
+        """Return what this launch is part of; it hears of failures of workers."""
         args, observer, meeting = self._args, self._observer, plan.meeting
         if not meeting.is_ours:
             own = LocalWorld(meeting)
             observer.watch.on_failure = own.worker_failed
-            return lambda: own
-        kind: Callable[..., handler.SchedulerRendezvous] = handler.SchedulerRendezvous
-        if meeting.spares.number:
-            kill = args.monitor_interval + capabilities.shutdown_timeout(args)
-            kind = functools.partial(
-                SparesRendezvous, meeting.spares, kill, observer.end_workers
-            )
-        environ = self._inputs.environ
-        creator = handler.register(
-            meeting, plan.asked.max_restarts, environ, observer.sample, kind
+            return own
+        asked = plan.asked
+        settings = handler.settings_of(
+            meeting,
+            str(args.rdzv_id),
+            asked.rdzv_conf,
+            asked.max_restarts,
+            args.monitor_interval + capabilities.shutdown_timeout(args),
         )
-        observer.watch.on_failure = creator.worker_failed
-        observer.ask_all, observer.is_first = creator.stacks, creator.is_first
-        return lambda: creator.handler
+        rendezvous = handler.SchedulerRendezvous(
+            meeting,
+            settings,
+            self._inputs.environ,
+            address=str(getattr(args, "local_addr", "")),
+            sample=observer.sample,
+            end_workers=observer.end_workers,
+        )
+        handler.register(rendezvous)
+        observer.watch.on_failure = rendezvous.worker_failed
+        observer.ask_all = rendezvous.stacks
+        observer.is_first = lambda: rendezvous.is_first
+        return rendezvous
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return what this torch cannot do: on this node, and on all."""

@@ -16,9 +16,9 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
-from torchrun_hpc.rendezvous import handler, messages
+from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, settings_of
 from torchrun_hpc.rendezvous.rounds import ranks_by_site
-from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import reports_wait_for
@@ -59,12 +59,11 @@ def meet(
     found = {meeting.node_rank: own}
     missing: list[str] = []
     if meeting.uses_ours(plan.asked):
-        rendezvous = SchedulerRendezvous(
-            meeting,
-            handler.parameters(args, meeting, plan.asked.rdzv_conf.pairs),
-            plan.asked.max_restarts,
-            environ,
+        asked = plan.asked
+        settings = settings_of(
+            meeting, str(args.rdzv_id), asked.rdzv_conf, asked.max_restarts
         )
+        rendezvous = SchedulerRendezvous(meeting, settings, environ)
         try:
             store = AgentStore(rendezvous.connect(limit))
             found = _exchange(store, plan, own, limit)

@@ -21,8 +21,8 @@ from torchrun_hpc.launching.start import FAILED
 from torchrun_hpc.names import nodes
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
+from torchrun_hpc.rendezvous.messages import bad_nodes
 from torchrun_hpc.reporting import console
-from torchrun_hpc.spares.messages import bad_nodes
 from torchrun_hpc.torch_compat.errors import failure_of
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ class World(Protocol):
 
 @contextlib.contextmanager
 def together(
-    plan: LaunchPlan, world: Callable[[], World | None], *, is_command: bool = True
+    plan: LaunchPlan, world: World, *, is_command: bool = True
 ) -> Iterator[None]:
     """End a launch: in the same way as all other nodes, if they can be told.
 
     Args:
         plan: What is planned on this node.
-        world: Returns the world, once there is one.
+        world: What this launch is part of.
         is_command: Whether the launch is all that this process does.
 
     Raises:
@@ -105,20 +105,18 @@ def together(
         # If it is repeated while this one is reported, the job is ending already.
         _handle(plan, lambda *_: None)
         problem = error
-    ended = world()
     try:
         if problem is not None and not isinstance(problem, JobFailedError):
-            _give_up(plan, ended, problem)
-        if ended is not None:
-            ended.leave()
-            if ended.took_part:
-                _report(plan, ended, is_command=is_command)
+            _give_up(plan, world, problem)
+        world.leave()
+        if world.took_part:
+            _report(plan, world, is_command=is_command)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if isinstance(problem, _EarlySignal):
         raise SystemExit(_KILLED + problem.sigval)  # it ends a program, too
-    failure = None if ended is None else ended.failure
+    failure = world.failure
     if failure is not None and isinstance(problem, JobFailedError | None):
         cause = RendezvousError(str(report.failed(failure, plan.meeting)))
         raise SystemExit(FAILED) from cause
@@ -151,14 +149,14 @@ def _raise(number: int, _frame: Any) -> None:
     raise _EarlySignal(f"signal {number}", signal.Signals(number))
 
 
-def _give_up(plan: LaunchPlan, world: World | None, problem: BaseException) -> None:
+def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
     """Report to the others that this node gives up: they would wait for it."""
     failure, meeting = failure_of(problem), plan.meeting
     if isinstance(problem, OSError):
         where = dict(enumerate(meeting.hosts)).get(meeting.node_rank)
         fault = f"on {where or socket.gethostname()}: {failure.text}"
         console.write(Message("HPC127", fault), "error")
-    if world is not None and world.took_part:
+    if world.took_part:
         world.give_up(failure)
         if isinstance(problem, LaunchError):
             problem.others_know = meeting.is_ours

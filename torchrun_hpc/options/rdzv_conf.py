@@ -43,6 +43,7 @@ _OF_C10D = (
     *("keep_alive_interval", "keep_alive_max_attempt", "store_type"),
     *("is_host", "read_timeout"),  # not of a store that is a file
 )
+_TYPED = ("is_host", "join_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 _READ_BY = {C10D: _OF_C10D, STATIC: ("timeout",)}
 
 
@@ -55,12 +56,17 @@ class RdzvConf:
         uses_file: Whether the store of c10d is a file, so that the endpoint is a path.
         is_host: Whether this node is said to host c10d; ``None`` if nothing is said.
         join_timeout: Seconds in which the nodes have to come; ``None`` if not typed.
+        keep_alive_interval: Seconds between two signs of life; ``None`` if not typed.
+        keep_alive_max_attempt: After how many of these a node without one is lost; the
+            same.
     """
 
     pairs: Mapping[str, str] = field(default_factory=dict)
     uses_file: bool = False
     is_host: bool | None = None
     join_timeout: int | None = None
+    keep_alive_interval: int | None = None
+    keep_alive_max_attempt: int | None = None
 
     def filled(self, **defaults: object) -> str:
         """Write it again, with defaults for keys that are not there."""
@@ -84,7 +90,8 @@ def read(setting: Setting, backend: str) -> RdzvConf:
     uses_file = backend == C10D and pairs.get("store_type", "").lower() == "file"
     keys = _OF_C10D[:-2] if uses_file else _READ_BY.get(backend, ())
     found = {k: _value(setting, k, pairs[k]) for k in sorted({*keys} & pairs.keys())}
-    return RdzvConf(pairs, uses_file, found.get("is_host"), found.get("join_timeout"))
+    typed = {key: value for key, value in found.items() if key in _TYPED}
+    return RdzvConf(pairs, uses_file, **typed)
 
 
 def _pairs(setting: Setting) -> dict[str, str]:

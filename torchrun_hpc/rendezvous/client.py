@@ -1,39 +1,36 @@
 """An agent's connection to the coordinator.
 
-It lives in a thread of its own. The main thread waits for it in Python's locks only,
+It lives in the thread of a `Loop`. The main thread waits for it in Python's locks only,
 where a signal is acted on within half a second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
-import os
-import secrets
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__, wire
+from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import COLLECT_TIMEOUT
-from torchrun_hpc.rendezvous.members import SILENCE_REPORT
-from torchrun_hpc.rendezvous.protocol import JoinRequest
-from torchrun_hpc.rendezvous.search import (
-    CoordinatorAddress,
-    CoordinatorNotFoundError,
-    RefusedError,
-    Search,
-)
+from torchrun_hpc.rendezvous.liveness import Silence
+from torchrun_hpc.rendezvous.loop import now
+from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError, RefusedError
+from torchrun_hpc.rendezvous.stacks import Stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from torchrun_hpc.planning.meeting import Meeting
-    from torchrun_hpc.rendezvous.search import Channel
+    from torchrun_hpc.rendezvous.loop import Loop
+    from torchrun_hpc.rendezvous.peers import Peers
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.record import Record
+    from torchrun_hpc.rendezvous.search import Channel, Search
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +42,6 @@ _DECIDED_TIMEOUT = 3.0  # for the coordinator to decide which failure was the fi
 # A signal that arrives just before a thread begins to wait for a lock does not end the
 # wait, and is handled after it: so no wait is longer.
 _SIGNAL_TIMEOUT = 0.5
-
-
-# Of this process; a fork of it has another process id.
-_AGENT = secrets.token_hex(16)
 
 
 class JobFailedError(Exception):
@@ -63,72 +56,24 @@ class RoundOverError(Exception):
     """The round ended before the workers could start: join the next one."""
 
 
-def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
-    """Return what the agent of this node tells of itself."""
-    rank = meeting.node_rank
-    return JoinRequest(
-        job=meeting.launch_id,
-        run_id=run_id,
-        nodes=meeting.nodes,
-        rank=rank,
-        host=meeting.hosts[rank],
-        pid=os.getpid(),
-        release=__version__,
-        agent=f"{_AGENT}.{os.getpid()}",
-        site=str(meeting.site.value) if meeting.site else "",
-        spares=meeting.spares.number,
-        started=meeting.started,
-    )
-
-
-def send_failure(
-    meeting: Meeting,
-    failure: Failure,
-    limit: float,
-    on_event: Callable[[Mapping[str, Any]], None],
-) -> Failure | None:
-    """Connect to the coordinator only to inform it why this agent cannot start.
-
-    Args:
-        meeting: Where the nodes meet.
-        failure: Why this agent cannot start.
-        limit: Seconds to look for it.
-        on_event: See `Client`.
-
-    Returns:
-        Why the job failed, as the coordinator has it; ``None`` if it was not found.
-    """
-    where = meeting
-    address = CoordinatorAddress(
-        host=where.connect_host,
-        ports=where.ports,
-        timeout=limit,
-        silence_timeout=int(limit),
-        notice_ports=where.notice_ports,
-    )
-    agent = Client(request_of(meeting, ""), address, on_event, own_failure=failure)
-    try:
-        agent.connect()
-        agent.fail(failure)  # if it was let in as one that had been there before
-    except (JobFailedError, CoordinatorNotFoundError, RefusedError):
-        pass
-    finally:
-        agent.leave()
-    return agent.failure
+class NotNeededError(Exception):
+    """The job has ended well, and this node has no workers."""
 
 
 class Client:
     """An agent's connection to the coordinator.
 
     Args:
+        loop: Where it lives.
         request: Who this agent is.
-        address: Where the coordinator is.
-        on_event: Called from the thread with what the coordinator reports to the user
-            through this node, and with ``looking``, ``coordinator_silent`` and
-            ``coordinator_answers``.
-        own_failure: Why this agent cannot start, if it connects only to say that.
+        silence_timeout: Seconds after which a coordinator that does not answer is lost.
+        on_event: Called aside with what the coordinator reports to the user through
+            this node, and with ``looking``, ``seeks``, ``takes_over``, ``suspended``,
+            ``coordinator_silent`` and ``coordinator_answers``.
 
     Attributes:
+        peers: The other members of a job with spares. Without, the end of the
+            coordinator is that of the job.
         failure: Why the job failed.
         next_round: The round to join.
         is_over: Whether the round that this agent is in has ended.
@@ -138,78 +83,121 @@ class Client:
 
     def __init__(
         self,
+        loop: Loop,
         request: JoinRequest,
-        address: CoordinatorAddress,
+        silence_timeout: int,
         on_event: Callable[[Mapping[str, Any]], None],
-        own_failure: Failure | None = None,
     ) -> None:
         self.request = request
+        self.peers: Peers | None = None
         self.failure: Failure | None = None
         self.next_round = 0
         self.is_over = False
         self.finished = False
         self.is_accepted = False
-        self._search = Search(request, address, on_event, own_failure)
-        self._silence_timeout = address.silence_timeout
+        self._loop = loop
+        self._silence = Silence(silence_timeout)
         self._on_event = on_event
+        self._is_running = False
         self._has_joined = False
         self._is_leaving = False
         self._is_decided = False  # which failure is the first
         self._problem: Exception | None = None
+        self._wanted = 0  # the round that it has joined, or is to join
         self._go: Mapping[str, Any] | None = None
+        self._prepared: Record | None = None  # and not confirmed yet
         self._answers: dict[int, Any] = {}
         self._asked = 0
-        self._samples: dict[int, dict[int, Any]] = {}  # by question, and node
-        self._round = 0  # that this agent has joined
+        self._round = 0  # that this agent is in
         self._own_failure: Failure | None = None  # of a worker here, the first one
         self._is_reported = False  # which workers have failed
-        self._is_lost = False  # the connection
         self._changed = threading.Condition()
-        self._loop = asyncio.new_event_loop()
         self._channel: Channel | None = None
-        self._silent_for = 0  # seconds without a message of the coordinator
+        self._stacks = Stacks(self._changed, self._until, self.send)
         self._task: asyncio.Task[None]
-        self._next_tick: asyncio.TimerHandle
-        self._thread = threading.Thread(target=self._run, name="client", daemon=True)
 
     # --- for the main thread ------------------------------------------------------
 
-    def connect(self) -> None:
+    def connect(self, search: Search, peers: Peers | None = None) -> None:
         """Find the coordinator, and be accepted.
+
+        Args:
+            search: Looks for it.
+            peers: With spares, the other members, which may be it; they use `search`.
 
         Raises:
             CoordinatorNotFoundError: It was not found in time.
             RefusedError: It refuses this agent.
             JobFailedError: The job has failed already.
         """
-        self._thread.start()
+        self._is_running = True
+        self.peers = peers
+        self._loop.call(self._begin, peers or search)
         self._until(lambda: self.is_accepted)
 
-    def join(self, store: tuple[str, int] | None) -> Mapping[str, Any]:
-        """Wait for the next round.
+    def take_part(
+        self, open_store: Callable[[], tuple[str, int]]
+    ) -> tuple[Mapping[str, Any], int, int]:
+        """Wait for a round in which this node has workers.
 
         Args:
-            store: Address and port of the workers' store, if this node decides them.
+            open_store: Opens the workers' store, and returns its address and port; it
+                is called where this node has node rank 0.
 
         Returns:
-            The coordinator's ``go``.
+            The coordinator's ``go``, the node rank, and the number of nodes that have
+            workers.
 
         Raises:
-            JobFailedError: There is no next round.
+            RoundOverError: The round is over before it has begun here.
+            NotNeededError: The job has ended well without this node.
+            JobFailedError: It has failed.
         """
+        member = None if self.peers is None else self.peers.member
+        message: dict[str, Any] = {}
+        if member is None and self.request.rank == 0:
+            message["store"] = open_store()
         with self._changed:
-            wanted = self.next_round
+            self._wanted = message["join"] = self.next_round
             self._has_joined = True
-            self._go = None
+            self._go = None  # but not what is prepared: it is of a later round
             self.is_over = False
-        self._round = wanted
-        self._own_failure = None
-        message: dict[str, Any] = {"join": wanted}
-        if store is not None:
-            message["store"] = store
-        self.send(message)
-        self._until(lambda: self._go is not None)
-        return self._go or {}
+            self._own_failure = None
+            if member is not None:
+                member.is_ready = True
+        if member is None or not member.unfit:
+            self.send(message)
+        try:
+            return self._wait_for_go(open_store)
+        finally:
+            if member is not None:
+                member.is_ready = False
+
+    def _wait_for_go(
+        self, open_store: Callable[[], tuple[str, int]]
+    ) -> tuple[Mapping[str, Any], int, int]:
+        while True:
+            self._until(
+                lambda: self._go or self._prepared or self.is_over or self.finished
+            )
+            if self.finished:
+                raise NotNeededError
+            if self.is_over:
+                raise RoundOverError
+            if self._go is not None:
+                self._round, active = self._go["go"], self._active
+                return self._go, active.index(self.request.rank), len(active)
+            with self._changed:
+                record, self._prepared = self._prepared, None
+            if record is not None and self.peers is not None:
+                self.send(self.peers.confirmation(record, open_store))
+
+    @property
+    def _active(self) -> Sequence[int]:
+        """The nodes that have workers, by node rank."""
+        if self.peers is None:
+            return range(self.request.nodes)
+        return self.peers.member.record.active
 
     def ask(self, question: Mapping[str, Any], timeout: float) -> Any:
         """Ask the coordinator's store.
@@ -219,8 +207,7 @@ class Client:
             RoundOverError: The round that it is about has ended.
             JobFailedError: The job has failed.
         """
-        with self._changed:  # other threads ask for stacks
-            self._asked = number = self._asked + 1
+        self._asked = number = self._asked + 1
         self.send({"ask": number, **question})
         self._until(lambda: number in self._answers or self.is_over, timeout)
         if self.is_over:
@@ -230,24 +217,20 @@ class Client:
     def stacks(self, timeout: float) -> dict[int, Any]:
         """Ask all agents for the stacks of their workers; return the answers by node.
 
+        Nodes without workers have none, and those that are lost are not missed.
+
         Args:
             timeout: Seconds to wait for those of all nodes.
         """
-        with self._changed:
-            self._asked = number = self._asked + 1
-            answers = self._samples[number] = {}
-        self.send({"stacks": number})
-        # None, where there is no coordinator, or no job any more.
-        with contextlib.suppress(Exception):
-            self._until(lambda: self._workers_nodes <= answers.keys(), timeout)
-        with self._changed:
-            del self._samples[number]
-        return answers
+        spares = {*range(self.request.nodes)} - {*self._active}
+        found = self._stacks.ask(lambda: self._active, timeout)
+        return {node: [] for node in spares} | found
 
-    @property
-    def _workers_nodes(self) -> set[int]:
-        """Ranks of the nodes that have workers."""
-        return set(range(self.request.nodes))
+    def be_unfit(self, reason: str) -> None:
+        """Take part no more: this node, of a job with spares, is not well."""
+        if self.peers is not None:
+            self.peers.member.unfit = reason
+        self.send({"unfit": reason})
 
     def finish(self) -> None:
         """Wait until all nodes have finished.
@@ -255,6 +238,8 @@ class Client:
         Raises:
             JobFailedError: They have not.
         """
+        if self.peers is not None:
+            self.peers.member.is_done = True
         self.send({"done": self.next_round - 1})
         self._until(lambda: self.finished)
 
@@ -265,7 +250,7 @@ class Client:
 
     def fail(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
-        if self.failure is None and not self.finished:
+        if self._is_running and self.failure is None and not self.finished:
             if failure.kind is Kind.WORKER:  # torch does not know why
                 failure = self._own_failure or failure
             self.failure = failure
@@ -273,19 +258,18 @@ class Client:
 
     def leave(self) -> None:
         """Disconnect; after a failure, once it is known which one was the first."""
-        if self._thread.is_alive():
-            if self._has_joined and not self.finished:
-                text, rank = "it left before the end", self.request.rank
-                self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
+        if not self._is_running:
+            return
+        if self._has_joined and not self.finished:
+            text, rank = "it left before the end", self.request.rank
+            self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
+        with self._changed:
             if self.failure is not None and self.is_accepted:
-                with self._changed:
-                    self._wait_for(lambda: self._is_decided, _DECIDED_TIMEOUT)
-                    # Where one task ends with an error, some schedulers end all.
-                    self._wait_for(
-                        lambda: self._is_lost or not self.is_unreported, _REPORT_TIMEOUT
-                    )
-            self._in_thread(self._disconnect)
-            self._thread.join(_LEAVE_TIMEOUT)
+                self._wait_for(lambda: self._is_decided, _DECIDED_TIMEOUT)
+                # Where one task ends with an error, some schedulers end all.
+                self._wait_for(lambda: not self.is_unreported, _REPORT_TIMEOUT)
+            self._loop.call(self._disconnect)
+            self._wait_for(lambda: not self._is_running, _LEAVE_TIMEOUT)
 
     @property
     def is_unreported(self) -> bool:
@@ -295,16 +279,14 @@ class Client:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send something to the coordinator."""
-        self._in_thread(self._send, message)
+        self._loop.call(self._send, message)
 
-    def _in_thread(self, function: Callable[..., object], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the thread has ended
-            self._loop.call_soon_threadsafe(function, *args)
-
-    def _until(self, condition: Callable[[], bool], timeout: float = math.inf) -> None:
+    def _until(
+        self, condition: Callable[[], object], timeout: float = math.inf
+    ) -> None:
         with self._changed:
             self._wait_for(
-                lambda: condition() or bool(self.failure or self._problem), timeout
+                lambda: condition() or self.failure or self._problem, timeout
             )
             if condition():
                 return
@@ -312,35 +294,34 @@ class Client:
                 raise JobFailedError(self.failure)
             raise self._problem or TimeoutError
 
-    def _wait_for(self, condition: Callable[[], bool], timeout: float) -> None:
-        """Wait, with the lock, until this is so, or it takes too long."""
-        end = self._loop.time() + timeout
-        while not condition() and (left := end - self._loop.time()) > 0:
+    def _wait_for(self, condition: Callable[[], object], timeout: float) -> None:
+        """Wait, with the lock, until this is so, or nothing comes any more."""
+        clock = self._loop.events.time
+        end = clock() + timeout
+        while self._is_running and not condition() and (left := end - clock()) > 0:
             self._changed.wait(min(left, _SIGNAL_TIMEOUT))
 
-    # --- in the thread ------------------------------------------------------------
+    # --- in the loop --------------------------------------------------------------
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.set_exception_handler(self._on_fault)
-        self._task = self._loop.create_task(self._communicate())
+    def _begin(self, finder: Search | Peers) -> None:
+        self._task = asyncio.create_task(self._run(finder))
+
+    async def _run(self, finder: Search | Peers) -> None:
         try:
-            self._loop.run_until_complete(self._task)
+            await self._communicate(finder)
         except (CoordinatorNotFoundError, RefusedError, OSError) as problem:
             self._change(_problem=problem)
-        except asyncio.CancelledError:
-            pass
         except Exception as error:  # noqa: BLE001 - the main thread waits for it
-            self._on_fault(self._loop, {"exception": error})
+            self._on_fault(error)
         finally:
-            self._loop.close()
+            self._change(_is_running=False)
 
-    def _on_fault(self, _loop: object, context: Mapping[str, Any]) -> None:
-        """End this agent, which has a fault: an exception that nobody has caught."""
-        error = context.get("exception")
-        text = f"{type(error).__name__}: {error}" if error else context["message"]
-        rank = self.request.rank
-        Client._lose(self, Failure(Kind.AGENT, (rank,), text=text, by=rank))
+    def _on_fault(self, error: Exception) -> None:
+        """End this agent, which has a fault; what it serves goes on."""
+        text, rank = f"{type(error).__name__}: {error}", self.request.rank
+        self._lose(Failure(Kind.AGENT, (rank,), text=text, by=rank))
+        if self._channel is not None:
+            self._channel.abort()
         self._task.cancel()
 
     def _change(self, **values: Any) -> None:
@@ -348,72 +329,113 @@ class Client:
             vars(self).update(values)
             self._changed.notify_all()
 
-    async def _communicate(self) -> None:
-        await self._follow(*await self._search.run())
-        self._lose(Failure(Kind.COORDINATOR))
+    async def _communicate(self, finder: Search | Peers) -> None:
+        """Take part until the end: without spares, that of the first connection."""
+        found, peers = await finder.find(), self.peers
+        while True:
+            channel = found[0]
+            await self._follow(*found)
+            self._check_lease()
+            if self.finished or self.failure is not None or self._is_leaving:
+                return
+            if peers is None:
+                self._lose(Failure(Kind.COORDINATOR, code=self._silence.ended_after))
+                return
+            self._change(is_over=True, _prepared=None)
+            try:
+                found = await peers.find_again(has_ended=channel.at_end)
+            except CoordinatorNotFoundError:
+                self._lose(Failure(Kind.COORDINATOR, (peers.member.record.term[1],)))
+                return
 
     async def _follow(self, channel: Channel, answer: Mapping[str, Any]) -> None:
         """Take part until the connection ends."""
         self._channel = channel
-        self._silent_for = 0
+        self._silence.begin()
         channel.on_message = self._handle
         self._change(next_round=answer.get("round", 0), is_accepted=True)
-        self._accepted(answer)
+        watching = self._accepted(answer)
         if "failed" in answer:
             self._handle(answer)
         channel.deliver()  # what arrived with the answer
-        self._next_tick = self._loop.call_later(_TICK, self._tick)
-        await channel.closed.wait()
-        self._next_tick.cancel()
+        tasks = {asyncio.ensure_future(each) for each in (channel.wait(), *watching)}
+        try:
+            while not channel.closed.is_set():
+                done, tasks = await asyncio.wait(
+                    tasks, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()  # or its fault
+                if not done:
+                    self._tick(channel)
+        finally:
+            for task in tasks:
+                task.cancel()
 
-    def _accepted(self, answer: Mapping[str, Any]) -> None:
-        """Do what is to be done as soon as the coordinator has accepted this agent."""
+    def _accepted(self, answer: Mapping[str, Any]) -> list[Awaitable[None]]:
+        """Say what this member knows; return what it does while it is connected."""
+        peers = self.peers
+        if peers is None:
+            return []
+        for message in peers.accepted(answer):
+            self._send(message)
+        return [peers.watch()] if peers.member.coordinates else []
 
-    def _tick(self) -> None:
-        """Count one more second without the coordinator, however long it really was.
+    def _tick(self, channel: Channel) -> None:
+        for event in self._silence.tick(channel):
+            of = {} if self.peers is None else {"of": self.peers.member.follows}
+            self.tell({**event, **of})
+        self._check_lease()
 
-        So a process that was suspended has not aged meanwhile.
-        """
-        channel = self._channel
-        if channel is None or channel.closed.is_set():
-            return
-        self._next_tick = self._loop.call_later(_TICK, self._tick)
-        self._silent_for += 1
-        if channel.has_received:
-            if self._silent_for > SILENCE_REPORT:
-                self._on_event({"coordinator_answers": self._silent_for})
-            channel.has_received = False
-            self._silent_for = 0
-        if self._silent_for == SILENCE_REPORT:
-            left = self._silence_timeout - SILENCE_REPORT
-            self._on_event({"coordinator_silent": SILENCE_REPORT, "left": left})
-        if self._silent_for >= self._silence_timeout:
-            self._lose(Failure(Kind.COORDINATOR, code=self._silence_timeout))
-            channel.abort()
+    def _check_lease(self) -> bool:
+        """Give the coordinator up if a lease has ended; return whether it has."""
+        if self.peers is None or self._channel is None:
+            return False
+        suspended = self.peers.end_lease(self._channel)
+        if suspended:
+            self.tell({"suspended": suspended})
+        return suspended is not None
 
     def _lose(self, failure: Failure) -> None:
         if not self.finished and not self._is_leaving:
             failure = self.failure or failure
-            self._change(failure=failure, _is_decided=True, _is_lost=True)
+            self._change(failure=failure)
 
-    def _report(self, summary: Summary | None) -> None:
-        """Report which workers have failed; now it is known which was the first."""
-        if summary is not None and self.failure is not None:
-            self._on_event({"report": summary})
-            finished = self.failure.finished
-            first = replace(summary.first, finished=finished)
-            self._change(failure=first)
+    def tell(
+        self, event: Mapping[str, Any], then: Callable[[], object] | None = None
+    ) -> None:
+        """Let the user know, aside; then do something in the loop."""
+
+        def call() -> None:
+            try:
+                self._on_event(event)
+            except Exception as error:  # noqa: BLE001 - it ends this agent
+                self._loop.call(self._on_fault, error)
+            else:
+                if then is not None:
+                    self._loop.call(then)
+
+        self._loop.call_aside(call)
+
+    def _reported(self, first: Failure | None = None) -> None:
+        """Take note that workers' failures are reported, and which was the first."""
+        if first is not None and self.failure is not None:
+            self._change(failure=replace(first, finished=self.failure.finished))
         self._change(_is_reported=True)
         self._send({"printed": True})
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        _log.debug("to the coordinator: %s", message)
+        self._log("to the coordinator: %s", message)
         if self._channel is not None:
             self._channel.send(message)
 
+    def _log(self, text: str, message: Mapping[str, Any]) -> None:
+        if _log.isEnabledFor(logging.DEBUG):
+            self._loop.call_aside(_log.debug, text, message)
+
     def _disconnect(self) -> None:
         self._is_leaving = True  # the end of the connection is no failure
-        if self._channel is None:
+        if self._channel is None or self._channel.closed.is_set():
             self._task.cancel()
             return
         self._channel.send({"bye": True})
@@ -421,40 +443,54 @@ class Client:
 
     def _handle(self, message: Mapping[str, Any]) -> None:
         """Handle a message of the coordinator."""
-        _log.debug("from the coordinator: %s", message)
+        self._log("from the coordinator: %s", message)
+        if self._check_lease():
+            return
+        if self.peers is not None:
+            self.peers.heard(message)
         if "heartbeat" in message:
-            self._send({"heartbeat": True})
+            self._send({"heartbeat": now()})
         elif "answer" in message:
             with self._changed:
                 self._answers[message["answer"]] = message.get("value")
                 self._changed.notify_all()
+        elif "prepare" in message and self.peers is not None:
+            self._change(_prepared=self.peers.member.prepared(message))
         elif "go" in message:
             self._change(_go=message, next_round=message["go"] + 1, is_over=False)
         elif "over" in message:
-            self._change(next_round=message["over"] + 1, is_over=True)
+            # That of the round before may come when this agent has joined the next.
+            is_over = self.is_over or message["over"] >= self._wanted
+            number = message["over"] + 1
+            self._change(next_round=number, is_over=is_over, _prepared=None)
         elif "finished" in message:
             self._change(finished=True)
         elif "failed" in message:
-            self._send({"read": True})
-            failure = wire.decode(Failure, message["failed"])
-            self._change(failure=failure, _is_decided=True)
-            if "reports" in message and failure.kind is Kind.WORKER:
-                self._loop.call_later(COLLECT_TIMEOUT, self._send, {"report": True})
+            self._handle_failure(message)
         else:
             self._handle_workers(message)
+
+    def _handle_failure(self, message: Mapping[str, Any]) -> None:
+        """Confirm that it is known; ask for a report if this node writes it."""
+        self._send({"read": True})
+        failure = wire.decode(Failure, message["failed"])
+        self._change(failure=failure, _is_decided=True)
+        if "reports" in message and failure.kind is Kind.WORKER:
+            asyncio.get_running_loop().call_later(
+                COLLECT_TIMEOUT, self._send, {"report": True}
+            )
 
     def _handle_workers(self, message: Mapping[str, Any]) -> None:
         """Handle a message about workers, or one for the user."""
         if "report" in message:
-            found = message["report"]
-            self._report(None if found is None else wire.decode(Summary, found))
+            summary = message["report"] and wire.decode(Summary, message["report"])
+            if summary is None or self.failure is None:
+                self._reported()
+            else:
+                self.tell({"report": summary}, partial(self._reported, summary.first))
         elif "printed" in message:
             self._change(_is_reported=True)
         elif "sampled" in message:
-            number, node = message["sampled"], message.get("node")
-            with self._changed:
-                if type(number) is type(node) is int and number in self._samples:
-                    self._samples[number][node] = message.get("of")
-                self._changed.notify_all()
-        else:
-            self._on_event(message)
+            self._stacks.answered(message)
+        elif "record" not in message:
+            self.tell(message)

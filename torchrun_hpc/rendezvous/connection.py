@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import os
 import resource
+import secrets
 import socket
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import join_endpoint, port_holder
 from torchrun_hpc.rendezvous import messages, search
-from torchrun_hpc.rendezvous.client import Client, JobFailedError, request_of
+from torchrun_hpc.rendezvous.client import Client, JobFailedError
 from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.protocol import Refusal
+from torchrun_hpc.rendezvous.loop import Loop
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.peers import Peers
+from torchrun_hpc.rendezvous.policy import first_record
+from torchrun_hpc.rendezvous.protocol import JoinRequest, Refusal
 from torchrun_hpc.rendezvous.server import CoordinatorServer, listen
 from torchrun_hpc.reporting import console
 
@@ -22,12 +30,30 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.protocol import Settings
-    from torchrun_hpc.rendezvous.protocol import JoinRequest
-    from torchrun_hpc.rendezvous.search import CoordinatorAddress
-    from torchrun_hpc.rendezvous.server import Answering
 
 # Seconds to find out which program has a port.
 _CHECK_TIMEOUT = 2
+
+# Of this process; a fork of it has another process id.
+_AGENT = secrets.token_hex(16)
+
+
+def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
+    """Return what the agent of this node tells of itself."""
+    rank = meeting.node_rank
+    return JoinRequest(
+        job=meeting.launch_id,
+        run_id=run_id,
+        nodes=meeting.nodes,
+        rank=rank,
+        host=meeting.hosts[rank],
+        pid=os.getpid(),
+        release=__version__,
+        agent=f"{_AGENT}.{os.getpid()}",
+        site=str(meeting.site.value) if meeting.site else "",
+        spares=meeting.spares.number,
+        started=meeting.started,
+    )
 
 
 class Connection:
@@ -39,12 +65,13 @@ class Connection:
         environ: Environment of this process.
         on_event: See `Client`.
         segment: Bytes of TCP's segments at most; 0 for what the interface takes.
+        end_workers: Kills the workers of this node at once.
 
     Attributes:
-        client: The connection, once it is opened.
+        client: The connection, also before it is opened.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last two are of few
         self,
         meeting: Meeting,
         settings: Settings,
@@ -52,14 +79,19 @@ class Connection:
         on_event: Callable[[Mapping[str, Any]], None],
         *,
         segment: int = 0,
+        end_workers: Callable[[], None] = lambda: None,
     ) -> None:
-        self.client: Client | None = None
         self._meeting = meeting
         self._settings = settings
         self._environ = environ
-        self._on_event = on_event
         self._segment = segment
+        self._end_workers = end_workers
+        self._loop = Loop()
+        self._request = request_of(meeting, settings.run_id)
         self._server: CoordinatorServer | None = None
+        self.client = Client(
+            self._loop, self._request, settings.silence_timeout, on_event
+        )
 
     def open(self, timeout: float) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
@@ -72,59 +104,100 @@ class Connection:
             CoordinatorNotFoundError: It was not found in time.
             JobFailedError: The job has failed already.
         """
-        meeting, settings, where = self._meeting, self._settings, self._meeting
-        request = request_of(meeting, settings.run_id)
+        meeting, ports = self._meeting, self._meeting.ports
         _allow_open_files()
-        opened, ports = self._listen(request), where.ports
-        if opened is not None:
-            if self._segment:  # for both sides of each connection
-                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
-            port = opened.getsockname()[1]
-            if where.is_coordinator:
-                ports = (port,)
-            self._server = CoordinatorServer(
-                opened, self._coordinator(port), on_problem=_report_problem
-            )
-            self._server.start()
+        self._loop.start()
+        opened = self._listen()
+        if opened is not None and meeting.is_coordinator:
+            ports = (opened.getsockname()[1],)
+        # Later it is looked for with other members.
+        settings = self._settings
+        first = min(timeout, settings.spare_after) if settings.spares else timeout
         address = search.CoordinatorAddress(
-            host=where.connect_host,
-            ports=ports,
-            timeout=timeout,
-            silence_timeout=settings.silence_timeout,
-            notice_ports=where.notice_ports,
+            meeting.connect_host, ports, first, meeting.notice_ports
         )
-        self.client = self._client(request, address)
+        finder = search.Search(self._request, address, self.client.tell)
+        peers = None if opened is None else self._serve(opened, finder, timeout)
         try:
-            self.client.connect()
+            self.client.connect(finder, peers)
         except search.RefusedError as refused:
-            raise messages.refusal(refused, meeting, request, self._environ) from None
+            raise messages.refusal(
+                refused, meeting, self._request, self._environ
+            ) from None
         return self.client
 
     def close(self) -> None:
         """Disconnect; the coordinator ends once all others know how the job ended."""
-        if self.client is not None:
-            self.client.leave()
+        self.client.leave()
         if self._server is not None:
             self._server.close()
             self._server = None
+        self._loop.close()
 
-    def _coordinator(self, _port: int) -> Answering:
-        """Return what decides what this node answers, which listens on a port."""
-        return Coordinator(self._settings)
+    def _serve(
+        self, opened: socket.socket, finder: search.Search, timeout: float
+    ) -> Peers | None:
+        """Serve what this node answers; return the other members, with spares."""
+        meeting = self._meeting
+        if self._segment:  # for both sides of each connection
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
+        member, settings, peers = None, self._settings, None
+        if settings.spares:
+            member = self._member(opened.getsockname()[1])
+            settings = replace(settings, coordinator=meeting.node_rank)
+        coordinator = Coordinator(settings, member)
+        server = self._server = CoordinatorServer(
+            self._loop, opened, coordinator, on_problem=_report_problem
+        )
+        if member is not None:
+            if meeting.is_coordinator:
+                coordinator.coordinate(member.record)
+            peers = Peers(
+                self._request,
+                finder,
+                timeout,
+                coordinator,
+                member,
+                flush=server.flush,
+                tell=self.client.tell,
+                end_workers=self._end_workers,
+            )
+        server.start()
+        return peers
 
-    def _client(self, request: JoinRequest, address: CoordinatorAddress) -> Client:
-        """Return the connection to the coordinator, which is not open yet."""
-        return Client(request, address, self._on_event)
+    def _member(self, port: int) -> Member:
+        """Return what this node knows as a member, that others can ask at a port."""
+        where, own = self._meeting, self._meeting.node_rank
+        first_port = where.ports[0]
+        return Member(
+            own,
+            (where.local_address or where.fast_hosts[own], port),
+            first_record(where.nodes, where.spares.number, where.coordinator or 0),
+            {r: (host, first_port) for r, host in enumerate(where.fast_hosts) if host},
+        )
 
-    def _listen(self, request: JoinRequest) -> socket.socket | None:
-        """Listen for agents on the first port that is free, if this is their node.
+    def _listen(self) -> socket.socket | None:
+        """Listen as the coordinator, or where others look for this member.
+
+        Raises:
+            LaunchError: The coordinator cannot listen.
+        """
+        where = self._meeting
+        if where.is_coordinator:
+            return self._listen_as_coordinator()
+        if not self._settings.spares:
+            return None
+        with suppress(OSError):
+            return listen(where.local_address, where.ports[0])
+        return listen(where.local_address, 0)
+
+    def _listen_as_coordinator(self) -> socket.socket:
+        """Listen for agents on the first port that is free.
 
         Raises:
             LaunchError: There is none, or the job has a coordinator already.
         """
         where, problems, opened = self._meeting, {}, None
-        if not where.is_coordinator:
-            return None
         address = where.listen[0] if where.listen else None
         for port in where.ports:
             try:
@@ -136,7 +209,7 @@ class Connection:
                 problems[port] = error
         taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
         if taken:
-            self._check_no_coordinator(taken, request)
+            self._check_no_coordinator(taken)
         if opened is not None:
             return opened
         first, *others = where.ports
@@ -149,20 +222,20 @@ class Connection:
             f"another port: --rdzv_endpoint={endpoint}",
         )
 
-    def _check_no_coordinator(self, ports: Sequence[int], request: JoinRequest) -> None:
+    def _check_no_coordinator(self, ports: Sequence[int]) -> None:
         """Find out whether one of the ports is taken by the coordinator of this job.
 
         Raises:
             LaunchError: It is, and this agent is the second one of its node.
         """
-        meeting, timeout = self._meeting, _CHECK_TIMEOUT
-        host = meeting.connect_host
-        address = search.CoordinatorAddress(host, ports, timeout, timeout)
-        client = Client(request, address, lambda _: None)
+        meeting, request = self._meeting, self._request
+        host, timeout = meeting.connect_host, _CHECK_TIMEOUT
+        address = search.CoordinatorAddress(host, ports, timeout)
+        client = Client(self._loop, request, timeout, lambda _: None)
         # If it accepts this agent, its own one has not connected yet.
         refused = search.RefusedError(Refusal.TAKEN, ports[0])
         try:
-            client.connect()
+            client.connect(search.Search(request, address, client.tell))
         except search.RefusedError as error:
             refused = error
         except (search.CoordinatorNotFoundError, JobFailedError):
@@ -179,7 +252,7 @@ def _allow_open_files() -> None:
     The head node has a connection to each node, node 0 one to each worker.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError):  # the kernel allows fewer by now
+    with suppress(ValueError):  # the kernel allows fewer by now
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

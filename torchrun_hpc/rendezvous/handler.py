@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.options.values import SCHEDULER
+from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.rendezvous import messages, search
-from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.client import JobFailedError, RoundOverError
 from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.health import HealthCheck
 from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import (
     is_reporter,
-    reports_failure,
-    reports_wait_for,
 )
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-
+    from torchrun_hpc.options.rdzv_conf import RdzvConf
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
+    from torchrun_hpc.rendezvous.peers import Peers
 
 _torch: Any = distributed
 
@@ -45,9 +45,10 @@ _torch: Any = distributed
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
 
-_SAMPLES = 4  # of the stacks of the workers here, that are taken at once
+# Seconds that an agent may take to see that its workers are to end, and to kill them.
+_MARGIN = 10
 
-_WARNINGS = {"sites", "stranger"}
+_SAMPLES = 4  # of the stacks of the workers here, that are taken at once
 
 # Seconds to wait at the end for the workers' store, without a message.
 _PATIENCE = 5
@@ -66,34 +67,37 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     Args:
         meeting: Where the nodes meet.
-        parameters: Torch's: the id, ``join_timeout``, and, if set, the two numbers
-            that say how long an agent may be silent.
-        max_restarts: How often the job may restart.
+        settings: What all agents agree on; see `settings_of`.
         environ: Environment of this process.
+        address: Where the workers' store is, if it is here.
         sample: Returns the stacks of this node's workers, for other nodes.
+        end_workers: See `Connection`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last three are of few
         self,
         meeting: Meeting,
-        parameters: RendezvousParameters,
-        max_restarts: int,
+        settings: Settings,
         environ: Mapping[str, str],
+        *,
+        address: str = "",
         sample: Callable[[], Any] = list,
+        end_workers: Callable[[], None] = lambda: None,
     ) -> None:
         self._meeting = meeting
+        self._settings = settings
+        self._address = address
         self._sample = sample
-        self._parameters = parameters
-        self._settings = _settings(meeting, parameters, max_restarts)
-        self._environ = environ
         # As torch's c10d does it.
         self._shares_store = (
             capabilities.RENDEZVOUS_INFO.present
             and capabilities.LISTENING_SOCKET.present
             and environ.get(capabilities.UNSHARED) != "1"
         )
-        self._new_connection: Callable[..., Connection] = Connection
-        self._connection: Connection | None = None
+        self._connection = Connection(
+            meeting, settings, environ, self._report, end_workers=end_workers
+        )
+        self._client = self._connection.client
         self._workers_store: list[Any] = []
         self._opening: threading.Thread | None = None
         self._samples = threading.Semaphore(_SAMPLES)
@@ -106,7 +110,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def get_run_id(self) -> str:
         """Return the id that the user set, or that of the launch."""
-        return str(self._parameters.run_id)
+        return self._settings.run_id
 
     @property
     def use_agent_store(self) -> bool:
@@ -114,20 +118,25 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return self._shares_store
 
     def next_rendezvous(self) -> Any:
-        """Wait until all nodes are ready for the next round.
+        """Wait for a round in which this node has workers.
 
         Raises:
+            NotNeededError: The job has ended well without it.
             JobFailedError: There is no next round.
             LaunchError: This node cannot take part.
         """
-        client, world = self.connect(), self._meeting
-        own = self._open_workers_store() if world.node_rank == 0 else None
-        address, port = workers_address(client.join(own))
+        client = self.connect()
+        while True:
+            self._check_health()
+            try:
+                go, rank, nodes = client.take_part(self._open_workers_store)
+                break
+            except RoundOverError:
+                continue
+        address, port = workers_address(go)
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         store = AgentStore(client, known)
-        return capabilities.rendezvous_info(
-            store, world.node_rank, world.nodes, address, port
-        )
+        return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
         """Say whether there is to be another round; this costs nothing.
@@ -139,7 +148,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         # Torch's agent itself reports the failure of its own workers.
         if failure is not None and not (failure.rank >= 0 and failure.nodes == own):
             raise JobFailedError(failure)
-        return int(self._client is not None and self._client.is_over)
+        return int(self._client.is_over)
 
     def is_closed(self) -> bool:
         """Say whether there will be no other round."""
@@ -157,49 +166,63 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     # --- what the launcher and the agent ask --------------------------------------
 
     @property
+    def has_spares(self) -> bool:
+        """Whether the job goes on without a node that is lost."""
+        return self._settings.spares > 0
+
+    @property
     def failure(self) -> Failure | None:
         """Why the job failed."""
-        return None if self._client is None else self._client.failure
+        return self._client.failure
 
     @property
     def reports(self) -> bool:
         """Whether this node reports how the job has ended."""
-        failure, meeting = self.failure, self._meeting
+        failure, peers, meeting = self.failure, self._peers, self._meeting
+        is_alone = failure is not None and failure.kind is Kind.COORDINATOR
+        if peers is not None:
+            return peers.reports or is_alone
         if failure is None:
             return self.is_first
-        if failure.kind is Kind.COORDINATOR:
+        if is_alone:
             return reports_wait_for(meeting.node_rank, meeting.coordinator)
         return reports_failure(meeting.node_rank, meeting.nodes, failure.unaware)
 
     @property
     def is_first(self) -> bool:
         """Whether this node does what one of them does while the job runs."""
+        if self.has_spares:  # the one that has the coordinator
+            return self._peers is not None and self._peers.member.coordinates
         return is_reporter(self._meeting.node_rank)
 
     @property
     def is_certain(self) -> bool:
         """Whether the job cannot go on without this node, when that gives up."""
-        return True
+        return self._peers is None or self._peers.is_certain
 
     @property
     def out_at_end(self) -> Sequence[int]:
         """Ranks of the nodes that the next job had better do without."""
-        return ()
+        return () if self._peers is None else self._peers.out_at_end
+
+    @property
+    def _peers(self) -> Peers | None:
+        return self._client.peers
 
     @property
     def is_unreported(self) -> bool:
         """Whether a worker has failed, and nobody has reported it."""
-        return self._client is not None and self._client.is_unreported
+        return self._client.is_unreported
 
     @property
     def took_part(self) -> bool:
         """Whether the coordinator has accepted this agent."""
-        return self._client is not None and self._client.is_accepted
+        return self._client.is_accepted
 
     @property
     def restarts(self) -> int:
         """How often the job has been restarted, up to the round that runs."""
-        return 0 if self._client is None else max(self._client.next_round - 1, 0)
+        return max(self._client.next_round - 1, 0)
 
     def connect(self, timeout: float | None = None) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
@@ -212,11 +235,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             CoordinatorMissingError: It was not found in time.
             JobFailedError: The job has failed already.
         """
-        if self._client is not None:
+        if self.took_part:
             return self._client
-        self._connection = self._new_connection(
-            self._meeting, self._settings, self._environ, self._report
-        )
         limit = self._settings.join_timeout if timeout is None else timeout
         try:
             return self._connection.open(limit)
@@ -224,34 +244,30 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             message = messages.coordinator_missing(str(error), limit, self._meeting)
             raise CoordinatorMissingError(message) from None
 
-    def worker_failed(self, failure: Failure) -> None:
+    def worker_failed(self, failure: Failure, _attempt: object = None) -> None:
         """Inform the others that a worker of this node has failed."""
-        if self._client is not None:
-            self._client.worker_failed(failure)
+        self._client.worker_failed(failure)
 
     def stacks(self, timeout: float) -> dict[int, Any]:
         """Return the stacks of all workers by node, see `Client.stacks`."""
-        return {} if self._client is None else self._client.stacks(timeout)
+        return self._client.stacks(timeout)
 
     def finish(self) -> bool:
         """Wait until all nodes have finished; say whether they did."""
         try:
-            if self._client is not None:
-                self._client.finish()
+            self._client.finish()
         except JobFailedError:
             return False
         return True
 
     def give_up(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
-        if self._client is not None:
-            rank = self._meeting.node_rank
-            self._client.fail(replace(failure, nodes=(rank,), by=rank))
+        rank = self._meeting.node_rank
+        self._client.fail(replace(failure, nodes=(rank,), by=rank))
 
     def leave(self) -> None:
         """Disconnect; the coordinator ends once all others know how the job ended."""
-        if self._connection is not None:
-            self._connection.close()
+        self._connection.close()
         self._workers_store = []
         if self._opening is not None:
             self._opening.join(_PATIENCE)
@@ -265,9 +281,22 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     # --- parts --------------------------------------------------------------------
 
-    @property
-    def _client(self) -> Client | None:
-        return None if self._connection is None else self._connection.client
+    def _check_health(self) -> None:
+        """Run the health check; a node that is not well takes part no more."""
+        client, spares, peers = self._client, self._meeting.spares, self._peers
+        if peers is None or peers.member.unfit or not spares.health_check:
+            return
+        try:
+            check = HealthCheck(spares.health_check, spares.health_check_timeout)
+        except OSError as error:
+            client.be_unfit(f"its health check cannot be started: {error.strerror}")
+            return
+        try:
+            waiting.until(lambda: check.has_ended or client.failure is not None)
+        finally:
+            problem = check.end()
+        if problem and client.failure is None:
+            client.be_unfit(problem)
 
     def _open_workers_store(self) -> tuple[str, int]:
         """Open a store for the workers of one round; return its address and port.
@@ -276,9 +305,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """
         opening: list[Any] = []
         self._workers_store = opening
-        address = str(self._parameters.local_addr)
         if not self._shares_store:
-            return address, int(get_free_port())  # type: ignore[no-untyped-call]
+            return self._address, int(get_free_port())  # type: ignore[no-untyped-call]
         own = self._meeting.local_address
         opened = listen(own, 0)
         port = opened.getsockname()[1]
@@ -290,7 +318,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             name="workers' store",
         )
         self._opening.start()
-        return address, port
+        return self._address, port
 
     def _serve(
         self, opening: list[Any], host: str, port: int, options: Mapping[str, Any]
@@ -316,8 +344,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             answer = {"sampled": question, "of": self._sample()}
         finally:
             self._samples.release()
-        if self._client is not None:
-            self._client.send(answer)
+        self._client.send(answer)
 
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
@@ -329,29 +356,46 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             return
         message = messages.render(event, self._meeting)
         if message is not None:
-            console.write(message, "warning" if event.keys() & _WARNINGS else "")
+            kind = "warning" if message.code in messages.WARNINGS else ""
+            console.write(message, kind)
 
 
-def _settings(
-    meeting: Meeting, parameters: RendezvousParameters, max_restarts: int
+def settings_of(
+    meeting: Meeting,
+    run_id: str,
+    conf: RdzvConf,
+    max_restarts: int,
+    shutdown: float = 0,
 ) -> Settings:
-    interval = parameters.get_as_int("keep_alive_interval")
-    attempts = parameters.get_as_int("keep_alive_max_attempt")
+    """Return what all agents agree on.
+
+    Args:
+        meeting: Where the nodes meet.
+        run_id: Torch's id of the rendezvous.
+        conf: What ``--rdzv-conf`` says.
+        max_restarts: How often the job may restart.
+        shutdown: Seconds within which torch's agent has ended workers.
+    """
+    spares = meeting.spares
+    interval, attempts = conf.keep_alive_interval, conf.keep_alive_max_attempt
     silence = SILENCE_TIMEOUT
     if interval is not None or attempts is not None:
         # Torch's defaults; and agents must have time to answer.
         silence = max((interval or 5) * (attempts or 3), _SHORTEST_SILENCE)
     return Settings(
         job=meeting.launch_id,
-        run_id=str(parameters.run_id),
+        run_id=run_id,
         nodes=meeting.nodes,
         coordinator=meeting.node_rank if meeting.is_coordinator else -1,
         max_restarts=max_restarts,
-        join_timeout=parameters.get_as_int("join_timeout") or 0,
+        join_timeout=conf.join_timeout or JOIN_TIMEOUT,
         silence_timeout=silence,
-        spares=meeting.spares.number,
+        spares=spares.number,
         started=meeting.started,
         signals_on_loss=meeting.started_by is None or meeting.started_by.ends_others,
+        spare_after=spares.after,
+        kill=int(shutdown) + _MARGIN,
+        health_check=spares.health_check_timeout if spares.health_check else 0,
     )
 
 
@@ -367,66 +411,26 @@ def workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
     raise rendezvous.RendezvousError("the head node did not say where the workers meet")
 
 
-@dataclass(eq=False)
-class Creator:
-    """Makes the handler when torch asks for it, and keeps it for the launcher.
+class _Creator:
+    """Gives torch a handler that is made already.
 
-    Torch's ``--rdzv-conf`` has no room for a plan, and its registry keeps the first
-    creator of a name, unless the other one is equal: all of ours are.
+    Torch's registry keeps the first creator of a name, unless the other one is equal:
+    all of ours are.
     """
 
-    meeting: Meeting
-    max_restarts: int
-    environ: Mapping[str, str]
-    sample: Callable[[], Any] = list
-    kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous
-    handler: SchedulerRendezvous | None = None
+    def __init__(self, handler: SchedulerRendezvous) -> None:
+        self._handler = handler
 
-    def worker_failed(self, failure: Failure, _attempt: object) -> None:
-        """Inform the others that a worker of this node has failed."""
-        if self.handler is not None:
-            self.handler.worker_failed(failure)
-
-    def is_first(self) -> bool:
-        """Say whether this node does what one of them does while the job runs."""
-        return self.handler is not None and self.handler.is_first
-
-    def stacks(self, timeout: float) -> dict[int, Any]:
-        """Return the stacks of all workers by node."""
-        return {} if self.handler is None else self.handler.stacks(timeout)
-
-    def __call__(self, parameters: RendezvousParameters) -> SchedulerRendezvous:
-        """Make the handler."""
-        self.handler = self.kind(
-            self.meeting, parameters, self.max_restarts, self.environ, self.sample
-        )
-        return self.handler
+    def __call__(self, _parameters: object) -> SchedulerRendezvous:
+        return self._handler
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Creator)
+        return isinstance(other, _Creator)
 
     __hash__ = object.__hash__
 
 
-def register(
-    meeting: Meeting,
-    max_restarts: int,
-    environ: Mapping[str, str],
-    sample: Callable[[], Any] = list,
-    kind: Callable[..., SchedulerRendezvous] = SchedulerRendezvous,
-) -> Creator:
-    """Let torch find this rendezvous, of some kind, under its name."""
-    creator = Creator(meeting, max_restarts, environ, sample, kind)
+def register(handler: SchedulerRendezvous) -> None:
+    """Let torch find this rendezvous under its name."""
+    creator = _Creator(handler)
     rendezvous.rendezvous_handler_registry.register(SCHEDULER, creator)
-    return creator
-
-
-def parameters(
-    args: argparse.Namespace, meeting: Meeting, conf: Mapping[str, object]
-) -> RendezvousParameters:
-    """Return what torch makes of its arguments, and of the pairs of ``--rdzv-conf``."""
-    endpoint, local = args.rdzv_endpoint, getattr(args, "local_addr", None)
-    nodes = meeting.nodes
-    return rendezvous.RendezvousParameters(
-        SCHEDULER, endpoint, args.rdzv_id, nodes, nodes, local, **conf
-    )

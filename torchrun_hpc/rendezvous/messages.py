@@ -9,7 +9,7 @@ from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.host.network import join_endpoint, path_problem
-from torchrun_hpc.names import nodes
+from torchrun_hpc.names import host, nodes
 from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.members import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Refusal
@@ -17,7 +17,7 @@ from torchrun_hpc.rendezvous.search import NOBODY
 from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.protocol import JoinRequest
@@ -32,74 +32,180 @@ _PORTS = "Give each launch its own port, --rdzv_endpoint=HOST:PORT, or use mpiex
 
 def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
     """Write what the coordinator or this node's client reports; it may be nothing."""
-    total = meeting.active
-    match event:
-        case {"waiting": ranks}:
-            code = "HPC114"
-            text = (
-                f"{total - len(ranks)} of {total} nodes are there after "
-                f"{event['seconds']} s; waiting for {names(ranks, meeting)}. "
-                f"{meeting.hint}"
-            ).rstrip(". ")
-        case {"finishing": ranks}:
-            code = "HPC120"
-            text = (
-                f"{total - len(ranks)} of {total} nodes have finished, the last one "
-                f"{event['seconds']} s ago; still at work: {names(ranks, meeting)}"
-            )
-        case {"silent": ranks}:
-            code = "HPC121"
-            text = (
-                f"no sign of {names(ranks, meeting)} for {SILENCE_REPORT} s; the job "
-                f"ends in {event['left']} s if it stays so"
-            )
-        case {"answering": ranks}:
-            verb = "answers" if len(ranks) == 1 else "answer"
-            code, text = "HPC160", f"{names(ranks, meeting)} {verb} again"
-        case {"lost": rank}:
-            code = "HPC123"
-            text = (
-                f"the agent on {names([rank], meeting)} is gone; waiting for it to be "
-                "started again"
-            )
-        case {"restart": number}:
-            because = wire.decode(Failure, event["because"])
-            return report.restarted(number, because, meeting)
-        case {"stranger": ranks}:
-            code, who = "HPC229", names(ranks, meeting) or "another node"
-            because = event["because"]
-            text = f"refused an agent as {who}: {because}. This job continues"
-        case {"sites": by_site}:
-            return disagreement(by_site, meeting)
-        case _:
-            return _wait_for_coordinator(event, meeting)
-    return Message(code, text)
+    for key, write in _EVENTS.items():
+        if key in event:
+            return write(event, meeting)
+    return None
+
+
+def _waiting(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    ranks, total, seconds = event["waiting"], meeting.active, event["seconds"]
+    text = f"{total - len(ranks)} of {total} nodes are there after {seconds} s; "
+    text += f"waiting for {names(ranks, meeting)}. {meeting.hint}"
+    return Message("HPC114", text.rstrip(". "))
+
+
+def _finishing(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    ranks, total, seconds = event["finishing"], meeting.active, event["seconds"]
+    text = f"{total - len(ranks)} of {total} nodes have finished, the last one "
+    text += f"{seconds} s ago; still at work: {names(ranks, meeting)}"
+    return Message("HPC120", text)
+
+
+def _silent(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    text = f"no sign of {names(event['silent'], meeting)} for {SILENCE_REPORT} s; "
+    if meeting.spares.number:
+        return Message("HPC217", f"{text}lost in {event['left']} s if it stays so")
+    return Message("HPC121", f"{text}the job ends in {event['left']} s if it stays so")
+
+
+def _answering(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    verb = "answers" if len(event["answering"]) == 1 else "answer"
+    return Message("HPC160", f"{names(event['answering'], meeting)} {verb} again")
+
+
+def _lost(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    text = f"the agent on {names([event['lost']], meeting)} is gone; waiting for it to "
+    return Message("HPC123", f"{text}be started again")
+
+
+def _restart(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    because = wire.decode(Failure, event["because"])
+    return report.restarted(event["restart"], because, meeting)
+
+
+def _stranger(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    who = names(event["stranger"], meeting) or "another node"
+    text = f"refused an agent as {who}: {event['because']}. This job continues"
+    return Message("HPC229", text)
+
+
+def _sites(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    return disagreement(event["sites"], meeting)
+
+
+def _looking(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
+    """Report that the coordinator is not found: soon from one node, later from any."""
+    waited = event["looking"]
+    is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
+    if not waiting.is_report_due(waited, is_reporter=is_reporter):
+        return None
+    problem = _search_problem(event["found"], meeting)
+    text = f"{_head_node(meeting)} ({meeting.connect_host}) for {waited} s: {problem}"
+    return Message("HPC113", f"waiting for {text}")
+
+
+def _coordinator_silent(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
+    seconds, left = event["coordinator_silent"], event["left"]
+    if not reports_wait_for(meeting.node_rank, event.get("of", meeting.coordinator)):
+        return None
+    if "of" not in event:
+        text = f"no sign of {_head_node(meeting)} for {seconds} s; the job ends in "
+        return Message("HPC124", f"{text}{left} s if it stays so")
+    text = f"no sign of the coordinator on {names([event['of']], meeting)} for "
+    text += f"{seconds} s; another node takes over in {left} s if it stays so"
+    return Message("HPC211", text)
+
+
+def _coordinator_answers(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
+    if not reports_wait_for(meeting.node_rank, meeting.coordinator):
+        return None
+    text = f"answers again, after {event['coordinator_answers']} s"
+    return Message("HPC161", f"{_head_node(meeting)} {text}")
+
+
+def _replaced(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    """Say who takes whose place, and why."""
+    text = "; ".join(
+        f"{names([new], meeting)} takes the place of {names([old], meeting)} as node "
+        f"rank {rank}"
+        for rank, old, new in event["replaced"]
+    )
+    if number := event["round"]:
+        because = event["because"]
+        why = because and f"{report.sentence(wire.decode(Failure, because), meeting)}. "
+        text = f"restart {number} of all workers: {why or ''}{text}"
+    return Message("HPC207", text)
+
+
+def _excluded(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    text = "a spare again: the script has failed on another node, too"
+    if reason := event["because"]:
+        text = f"out: {reason}"
+    return Message("HPC208", f"{names([event['excluded']], meeting)} is {text}")
+
+
+def _out(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    text = "is a spare again"
+    if reason := event["out"]:
+        text = f"takes part no more, and waits for the end: {reason}"
+    return Message("HPC209", f"{_own(meeting)} {text}")
+
+
+def _takes_over(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    old = names([event["takes_over"]], meeting)
+    text = (
+        f"{_own(meeting)} does not reach the coordinator on {old}, and takes over if "
+    )
+    return Message("HPC212", f"{text}enough nodes follow")
+
+
+def _may_run(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    text = f"workers may still run on {names(event['may_run'], meeting)}, which cannot "
+    text += f"be asked: the next round begins in {event['left']} s"
+    return Message("HPC214", text)
+
+
+def _suspended(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    text = f"was suspended for up to {event['suspended']} s: its workers are killed"
+    return Message("HPC210", f"{_own(meeting)} {text}")
+
+
+def _seeks(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
+    if not waiting.is_report_due(event["seeks"]):
+        return None
+    text = f"{_own(meeting)} looks for the node that coordinates the job, for "
+    text += f"{event['seeks']} s; it ends in {event['left']} s if there is none"
+    return Message("HPC218", text)
+
+
+_EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
+    "waiting": _waiting,
+    "finishing": _finishing,
+    "silent": _silent,
+    "answering": _answering,
+    "lost": _lost,
+    "restart": _restart,
+    "stranger": _stranger,
+    "sites": _sites,
+    "looking": _looking,
+    "coordinator_silent": _coordinator_silent,
+    "coordinator_answers": _coordinator_answers,
+    "replaced": _replaced,
+    "excluded": _excluded,
+    "out": _out,
+    "takes_over": _takes_over,
+    "may_run": _may_run,
+    "suspended": _suspended,
+    "seeks": _seeks,
+}
+
+# Codes of those that are more than news.
+_SPARES = ("HPC207", "HPC208", "HPC209", "HPC210", "HPC211", "HPC212", "HPC214")
+WARNINGS = frozenset({*_SPARES, "HPC163", "HPC217", "HPC218", "HPC229"})
+
+
+def _own(meeting: Meeting) -> str:
+    return host(meeting.node_rank, meeting.hosts)
+
+
+def _head_node(meeting: Meeting) -> str:
+    return f"the head node at {meeting.endpoint}"
 
 
 def names(ranks: Sequence[int], meeting: Meeting) -> str:
     """Write nodes of the job by name and rank."""
     return nodes(ranks, meeting.hosts)
-
-
-def _wait_for_coordinator(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
-    """Report that the coordinator is not found, does not answer, or answers again.
-
-    The first from one node soon, and later from any; the others from one node.
-    """
-    is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
-    node = f"the head node at {meeting.endpoint}"
-    match event:
-        case {"looking": waited}:
-            if waiting.is_report_due(waited, is_reporter=is_reporter):
-                problem = _search_problem(event["found"], meeting)
-                text = f"{node} ({meeting.connect_host}) for {waited} s: {problem}"
-                return Message("HPC113", f"waiting for {text}")
-        case {"coordinator_silent": seconds} if is_reporter:
-            end = f"the job ends in {event['left']} s if it stays so"
-            return Message("HPC124", f"no sign of {node} for {seconds} s; {end}")
-        case {"coordinator_answers": seconds} if is_reporter:
-            return Message("HPC161", f"{node} answers again, after {seconds} s")
-    return None
 
 
 def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Message:
@@ -191,3 +297,12 @@ def refusal(
     others_know = reason is not Refusal.UNKNOWN
     text += ". Node 0 names both" if others_know else ""
     return LaunchError(code, f"{text}. {remedy}", others_know=others_know)
+
+
+def bad_nodes(ranks: Sequence[int], meeting: Meeting) -> Message:
+    """Name the nodes that the next job had better do without."""
+    text = f"lost, or out: {names(ranks, meeting)}"
+    if meeting.spares.exclude:
+        hosts = ",".join(filter(None, (meeting.hosts[rank] for rank in ranks)))
+        text += f". For the next job: {meeting.spares.exclude}{hosts}"
+    return Message("HPC213", text)

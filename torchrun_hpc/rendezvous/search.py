@@ -58,24 +58,29 @@ class CoordinatorAddress:
         host: Its address, or its name.
         ports: The ports that it may be on, in the order in which it tries them.
         timeout: Seconds to look for it.
-        silence_timeout: Seconds after which a coordinator that does not answer ends
-            the job.
         notice_ports: Ports on which it may be only to say that it cannot start.
     """
 
     host: str
     ports: Sequence[int]
     timeout: float
-    silence_timeout: int
     notice_ports: Sequence[int] = ()
 
 
 class Channel(End):
-    """A connection to the coordinator."""
+    """A connection to the coordinator.
+
+    Attributes:
+        closed: Set when it has ended.
+        has_received: Whether anything has come since this was last set to ``False``.
+        on_message: Takes the messages behind the first one; a fault of it resets the
+            connection.
+    """
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
-        self.has_received = False  # anything, since this was last set to False
+        self._fault: Exception | None = None
+        self.has_received = False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
         self._messages: list[Mapping[str, Any]] = []
         self._arrived = asyncio.Event()
@@ -103,6 +108,15 @@ class Channel(End):
                 self.on_message(self._messages.pop(0))
         except (WireError, KeyError, TypeError):
             self.abort()
+        except Exception as error:  # noqa: BLE001 - raised by `wait`
+            self._fault = error
+            self.abort()
+
+    async def wait(self) -> None:
+        """Wait for the end of the connection; raise the fault that has ended it."""
+        await self.closed.wait()
+        if self._fault is not None:
+            raise self._fault
 
     async def first(self) -> Mapping[str, Any]:
         """Wait for the first message; it is empty if the connection ends before."""
@@ -126,13 +140,20 @@ class Channel(End):
 
 
 class Search:
-    """Looks for the coordinator; the arguments are those of `Client`."""
+    """Looks for the coordinator where it should be.
+
+    Args:
+        request: Who this agent is.
+        address: Where it should be.
+        tell: Called with ``looking`` each second.
+        own_failure: Why this agent cannot start, if it connects only to say that.
+    """
 
     def __init__(
         self,
         request: JoinRequest,
         address: CoordinatorAddress,
-        on_event: Callable[[Mapping[str, Any]], None],
+        tell: Callable[[Mapping[str, Any]], None],
         own_failure: Failure | None = None,
     ) -> None:
         self._job = request.job
@@ -140,11 +161,11 @@ class Search:
         if own_failure is not None:
             self._first_line["failed"] = wire.encode(own_failure)
         self._address = address
-        self._on_event = on_event
+        self._tell = tell
         self._attempts: dict[asyncio.Task[Answered], int] = {}
         self._found: dict[int, str] = {}  # what is on each port
 
-    async def run(self) -> Answered:
+    async def find(self) -> Answered:
         """Try the ports until the coordinator answers on one; return its answer.
 
         Raises:
@@ -165,7 +186,7 @@ class Search:
                     raise CoordinatorNotFoundError(self._summary())
                 while reported + 1 < waited:
                     reported += 1
-                    self._on_event({"looking": reported, "found": self._summary()})
+                    self._tell({"looking": reported, "found": self._summary()})
                 await asyncio.sleep(waiting.backoff(waited))
         finally:
             for task in self._attempts:

@@ -7,29 +7,28 @@ import contextlib
 import errno
 import socket
 import threading
-import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.host.network import bound_socket
-from torchrun_hpc.rendezvous import members, protocol
-from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
+from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.end import End
+from torchrun_hpc.rendezvous.loop import now
+from torchrun_hpc.rendezvous.protocol import CLOSE, RESET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
-    from concurrent.futures import Future
 
     from torchrun_hpc.failures.failure import Failure
-    from torchrun_hpc.planning.meeting import Meeting
-    from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.coordinator import Coordinator
+    from torchrun_hpc.rendezvous.loop import Loop
 
 # As many as the kernel allows (net.core.somaxconn): thousands connect at once.
 BACKLOG = 65535
 
 # Seconds.
 _TICK = 1.0
+_END_TIMEOUT = 0.5  # to send the rest
 _JOIN_REQUEST_TIMEOUT = 30.0
 CLOSE_TIMEOUT = 5.0
 LATE_NODES_TIMEOUT = 30.0  # for nodes that connect when the job has failed already
@@ -43,11 +42,6 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 # Bytes that are kept for an agent that does not read.
 _UNSENT_LIMIT = 2 * protocol.LINE_LIMIT
-
-
-def now() -> float:
-    """Return seconds that also pass while this process or its machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def listen(address: str | None, port: int) -> socket.socket:
@@ -69,80 +63,25 @@ def listen(address: str | None, port: int) -> socket.socket:
     return opened
 
 
-def serve_failure(meeting: Meeting, failure: Failure, limit: float) -> None:
-    """Accept the other nodes only to inform them why this one cannot start.
-
-    Args:
-        meeting: Where the nodes meet.
-        failure: Why it cannot start.
-        limit: Seconds to wait for nodes that have not connected.
-    """
-    address = meeting.listen[0] if meeting.listen else None
-    settings = Settings(
-        job=meeting.launch_id,
-        run_id="",
-        nodes=meeting.nodes,
-        coordinator=meeting.node_rank,
-        max_restarts=0,
-        join_timeout=0,
-        silence_timeout=members.SILENCE_REPORT,
-        spares=meeting.spares.number,
-    )
-    for port in (*meeting.ports, *meeting.notice_ports):
-        with contextlib.suppress(OSError):
-            server = CoordinatorServer(listen(address, port), Coordinator(settings))
-            break
-    else:
-        return
-    server.fail(failure)  # before any node is accepted
-    server.start()
-    server.close(late_timeout=limit)
-
-
-class Answering(Protocol):
-    """What a server asks: a coordinator, or what may become one; see `Coordinator`."""
-
-    settings: Settings
-    outbox: list[Answer]
-
-    @property
-    def all_informed(self) -> bool:
-        """See `Coordinator`."""
-
-    @property
-    def expects_nodes(self) -> bool:
-        """See `Coordinator`."""
-
-    def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        """See `Coordinator`."""
-
-    def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
-        """See `Coordinator`."""
-
-    def tick(self, seconds: int = 1) -> None:
-        """See `Coordinator`."""
-
-    def fail(self, failure: Failure) -> None:
-        """See `Coordinator`."""
-
-
 class CoordinatorServer:
-    """Serves a coordinator, in a thread of its own.
+    """Serves a coordinator.
 
     Args:
+        loop: Where it does that.
         listening: The socket to listen on; bound, and closed by this server.
         coordinator: Decides what is answered.
         unknown_peers: How many connections it may hold beside one for each node. Where
             there are more, the oldest one without a join request is closed, because
             the next one may be an agent.
-        on_problem: Called from the thread, once, where a connection cannot be accepted
+        on_problem: Called aside, once, where a connection cannot be accepted
             all the same, with the system's reason.
     """
 
     def __init__(
         self,
+        loop: Loop,
         listening: socket.socket,
-        coordinator: Answering,
+        coordinator: Coordinator,
         unknown_peers: int = UNKNOWN_PEERS,
         on_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -155,18 +94,17 @@ class CoordinatorServer:
         self._connections: dict[Hashable, _Connection] = {}
         self._limit = coordinator.settings.nodes + unknown_peers
         self._opening: set[asyncio.Task[Any]] = set()
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._events = loop, loop.events
         self._all_informed = threading.Event()
+        self._is_serving = False
         self._is_closing = False
+        self._has_ended = threading.Event()
         self._expects_nodes = False
         self._counted = now()  # until when the coordinator has counted seconds
-        self._thread = threading.Thread(
-            target=self._run, name="coordinator", daemon=True
-        )
 
     def start(self) -> None:
         """Start to serve."""
-        self._thread.start()
+        self._loop.call(self._begin)
 
     def close(
         self, timeout: float = CLOSE_TIMEOUT, late_timeout: float = LATE_NODES_TIMEOUT
@@ -177,58 +115,49 @@ class CoordinatorServer:
             timeout: Seconds to wait for that.
             late_timeout: The same for nodes that have not connected yet.
         """
-        if not self._thread.is_alive():
+        if self._has_ended.is_set():
             return
         self._is_closing = True
-        self._loop.call_soon_threadsafe(self.flush)
-        start = self._loop.time()
+        self._loop.call(self.flush)
+        clock = self._events.time
+        start = clock()
         while not self._all_informed.wait(0.05):
             limit = late_timeout if self._expects_nodes else timeout
-            if self._loop.time() - start > limit:
+            if clock() - start > limit:
                 break
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(1)
+        self._loop.call(self._end)
+        self._has_ended.wait(_END_TIMEOUT)
 
     def fail(self, failure: Failure) -> None:
         """End the job, also where this node's own agent is not connected any more."""
-        self._loop.call_soon_threadsafe(self.coordinator.fail, failure)
-        self._loop.call_soon_threadsafe(self.flush)
+        self._loop.call(self.coordinator.fail, failure)
+        self._loop.call(self.flush)
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call something of the coordinator in the thread; return the result, later."""
+    # --- in the loop --------------------------------------------------------------
 
-        async def called() -> Any:
-            try:
-                return function(*args)
-            finally:
-                self.flush()
-
-        return asyncio.run_coroutine_threadsafe(called(), self._loop)
-
-    # --- in the thread ------------------------------------------------------------
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    def _begin(self) -> None:
+        self._is_serving = True
         self._listen()
-        self._loop.call_later(_TICK, self._tick)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.remove_reader(self._listening)
-            self._listening.close()
-            self._loop.run_until_complete(self._close_all())
-            self._loop.close()
+        self._events.call_later(_TICK, self._tick)
+
+    def _end(self) -> None:
+        self._is_serving = False
+        self._events.remove_reader(self._listening)
+        self._listening.close()
+        self._events.create_task(self._close_all())
 
     async def _close_all(self) -> None:
         await asyncio.gather(*self._opening, return_exceptions=True)
         for connection in self._connections.values():
             connection.close()
         await asyncio.sleep(0)  # sends what it can
+        self._has_ended.set()
 
     def _listen(self) -> None:
         # Not asyncio's own server, which writes a traceback for each connection for
         # which no file can be opened.
-        self._loop.add_reader(self._listening, self._accept)
+        if self._is_serving:
+            self._events.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
         """Accept one connection; the loop calls again while there are more."""
@@ -241,8 +170,8 @@ class CoordinatorServer:
         if len(self._connections) >= self._limit:
             self._abort_oldest()
         opened.settimeout(0)
-        task = self._loop.create_task(
-            self._loop.connect_accepted_socket(lambda: _Connection(self), opened)
+        task = self._events.create_task(
+            self._events.connect_accepted_socket(lambda: _Connection(self), opened)
         )
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -255,14 +184,16 @@ class CoordinatorServer:
         return oldest is not None
 
     def _pause_accepting(self, reason: str) -> None:
-        self._loop.remove_reader(self._listening)
-        self._loop.call_later(_TICK, self._listen)
+        self._events.remove_reader(self._listening)
+        self._events.call_later(_TICK, self._listen)
         if not self._has_reported:
             self._has_reported = True
-            self._on_problem(reason)
+            self._loop.call_aside(self._on_problem, reason)
 
     def _tick(self) -> None:
-        self._loop.call_later(_TICK, self._tick)
+        if not self._is_serving:
+            return
+        self._events.call_later(_TICK, self._tick)
         self.catch_up(1)
         self.flush()
 

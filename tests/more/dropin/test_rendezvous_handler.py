@@ -40,14 +40,15 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.options.options import Options
+from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import connection
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
     CoordinatorMissingError,
-    Creator,
     SchedulerRendezvous,
+    settings_of,
 )
 from torchrun_hpc.rendezvous.protocol import VERSION
 from torchrun_hpc.rendezvous.store import AgentStore
@@ -111,17 +112,11 @@ class Job:
         environ: dict[str, str] | None = None,
         **changes: Any,
     ) -> SchedulerRendezvous:
-        """Make the handler of a node, as torch does."""
-        conf = {"join_timeout": PATIENCE} | (conf or {})
-        parameters = RendezvousParameters(
-            "scheduler", f"{HERE}:{self.ports[0]}", run_id, 2, 2, HERE, **conf
-        )
-        made = SchedulerRendezvous(
-            self.plan(rank, **changes).meeting,
-            parameters,
-            max_restarts,
-            environ or {},
-        )
+        """Make the handler of a node, as a launch does."""
+        meeting = self.plan(rank, **changes).meeting
+        typed = RdzvConf(**{"join_timeout": PATIENCE} | (conf or {}))
+        settings = settings_of(meeting, run_id, typed, max_restarts)
+        made = SchedulerRendezvous(meeting, settings, environ or {}, address=HERE)
         self._handlers.append(made)
         return made
 
@@ -136,8 +131,7 @@ class Job:
 
 
 def _has_coordinator(handler: SchedulerRendezvous) -> bool:
-    own = handler._connection
-    return own is not None and own._server is not None
+    return handler._connection._server is not None
 
 
 @pytest.fixture
@@ -315,14 +309,14 @@ def test_node_0_need_not_run_the_coordinator(job: Job) -> None:
     ("conf", "silence", "join"),
     [
         ({}, 120, PATIENCE),
-        ({"join_timeout": "77"}, 120, 77),
-        ({"keep_alive_interval": "20"}, 60, PATIENCE),
-        ({"keep_alive_max_attempt": "100"}, 500, PATIENCE),
-        ({"keep_alive_interval": "7", "keep_alive_max_attempt": "6"}, 42, PATIENCE),
+        ({"join_timeout": 77}, 120, 77),
+        ({"keep_alive_interval": 20}, 60, PATIENCE),
+        ({"keep_alive_max_attempt": 100}, 500, PATIENCE),
+        ({"keep_alive_interval": 7, "keep_alive_max_attempt": 6}, 42, PATIENCE),
     ],
 )
 def test_what_counts_of_rdzv_conf(
-    job: Job, conf: dict[str, str], silence: int, join: int
+    job: Job, conf: dict[str, int], silence: int, join: int
 ) -> None:
     settings = job.handler(0, conf=conf, max_restarts=5)._settings
     assert (settings.silence_timeout, settings.join_timeout) == (silence, join)
@@ -389,12 +383,10 @@ def test_failures_of_workers_are_reported_by_node_0(
 
 
 def test_a_failure_of_a_worker_without_a_rendezvous(job: Job) -> None:
-    """Torch has not asked for the handler, or has failed to make it."""
-    creator = Creator(job.plan(0).meeting, 0, {})
-    creator.worker_failed(_worker_failure(0), 0)
-    creator.handler = job.handler(0)
-    creator.worker_failed(_worker_failure(0), 0)
-    assert creator.handler.failure is None
+    """Torch has not asked for the next round, or could not join it."""
+    made = job.handler(0)
+    made.worker_failed(_worker_failure(0), 0)
+    assert made.failure is None
 
 
 def test_no_coordinator(job: Job) -> None:
@@ -510,9 +502,7 @@ def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
     wanted = min(asked, handlers._SAMPLES)
     for repeated in (1, 2):  # the next questions are answered, too
         sent: list[Any] = []
-        handler._connection = SimpleNamespace(  # type: ignore[assignment]
-            client=SimpleNamespace(send=sent.append), close=list, _server=None
-        )
+        handler._client = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
         may_end.clear()
         for number in range(asked):
             handler._report({"stacks": [0, number]})
@@ -633,52 +623,37 @@ def test_known_keys_are_there_without_asking() -> None:
 
 def test_a_second_launch_in_one_process(job: Job) -> None:
     for nodes in (2, 3):
-        creator = handlers.register(job.plan(1, nodes=nodes).meeting, 4, {})
-        parameters = RendezvousParameters(
-            "scheduler", "", "mine", nodes, nodes, join_timeout=1
-        )
+        handler = job.handler(1, nodes=nodes, max_restarts=4)
+        handlers.register(handler)
+        parameters = RendezvousParameters("scheduler", "", "mine", nodes, nodes)
         made = rendezvous_handler_registry.create_handler(parameters)
-        assert made is creator.handler
-        assert isinstance(made, SchedulerRendezvous)
-        assert (made._settings.nodes, made._settings.max_restarts) == (nodes, 4)
-    assert creator != object()
+        assert made is handler
+        assert (handler._settings.nodes, handler._settings.max_restarts) == (nodes, 4)
 
 
 # --- how a launch ends --------------------------------------------------------------
 
 
-class RecordingCreator(Creator):
-    """A creator whose handler records what the others are informed of."""
+class Recording(SchedulerRendezvous):
+    """A handler that records what the others are informed of."""
+
+    took_part: Any = True
+    failure: Any = None
 
     def __init__(self, plan: LaunchPlan, failure: Failure | None = None) -> None:
-        super().__init__(plan.meeting, 0, {})
+        settings = settings_of(plan.meeting, "mine", RdzvConf(), 0)
+        super().__init__(plan.meeting, settings, {})
+        self.failure = failure
         self.given_up: list[Failure] = []
         self.left = 0
-        recorded = self
 
-        class Recording(SchedulerRendezvous):
-            took_part: Any = True
-            failure: Any = None
+    def give_up(self, failure: Failure) -> None:
+        self.given_up.append(replace(failure, time=0.0))
+        self.failure = self.failure or failure
 
-            def __init__(self) -> None:
-                self._meeting, self._connection = plan.meeting, None
-                self.failure = failure
-
-            def give_up(self, given: Failure) -> None:
-                recorded.given_up.append(replace(given, time=0.0))
-                self.failure = self.failure or given
-
-            def leave(self) -> None:
-                recorded.left += 1
-
-        self.handler: Any = Recording()
-
-    def world(self) -> Any:
-        """Return the handler, as a launch finds it at its end."""
-        return self.handler
-
-    def connect(self) -> None:
-        """The handler is there already."""
+    def leave(self) -> None:
+        self.left += 1
+        super().leave()
 
 
 @pytest.fixture
@@ -741,11 +716,11 @@ def test_an_end(
 ) -> None:
     raised, given, ending = ENDINGS[case]
     there = Failure(Kind.LOST, (1,)) if case == "a failure elsewhere" else None
-    creator = RecordingCreator(job.plan(0), there)
+    handler = Recording(job.plan(0), there)
     ends: Any = contextlib.nullcontext()
     if ending is not None:
         ends = pytest.raises(SystemExit if ending == 1 else ending)
-    with ends as caught, exit_status.together(job.plan(0), creator.world):
+    with ends as caught, exit_status.together(job.plan(0), handler):
         if raised is not None:
             raise raised
     if ending == 1:
@@ -753,8 +728,8 @@ def test_an_end(
         cause = caught.value.__cause__
         assert caught.value.code == 1
         assert isinstance(cause, RendezvousError) if there else cause is raised
-    assert creator.given_up == ([] if given is None else [given])
-    assert creator.left == 1
+    assert handler.given_up == ([] if given is None else [given])
+    assert handler.left == 1
     assert len(at_exit) == (ending is not None)
     err = capsys.readouterr().err
     expected = "torchrun_hpc: error: HPC127 on n0: No space left on device: /tmp/x\n"
@@ -765,10 +740,10 @@ def test_an_end(
 def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -> None:
     failure = Failure(Kind.WORKER, (1,), code=-9, by=1, worker=WorkerPart(5))
     for rank in (0, 1):
-        creator = RecordingCreator(job.plan(rank), failure)
+        handler = Recording(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            exit_status.together(job.plan(rank), creator.world),
+            exit_status.together(job.plan(rank), handler),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
@@ -795,13 +770,12 @@ def test_a_failure_that_node_0_does_not_report(
     made, _ = job.meet()
     client: Any = made[0]._client
     goes_on = threading.Event()
-    client._loop.call_soon_threadsafe(goes_on.wait)
+    client._loop.call(goes_on.wait)
     made[1].worker_failed(_worker_failure(1, text=BAD))
-    creator = RecordingCreator(job.plan(1))
-    creator.handler = made[1]
+    handler = made[1]
     with (
         pytest.raises(ChildFailedError),
-        exit_status.together(job.plan(1), creator.world, is_command=is_command),
+        exit_status.together(job.plan(1), handler, is_command=is_command),
     ):
         raise _child_failed()
     goes_on.set()
@@ -815,12 +789,12 @@ def test_a_failure_that_node_0_does_not_report(
 
 @pytest.mark.usefixtures("signals_again")
 def test_signals_before_there_are_workers(job: Job) -> None:
-    creator = RecordingCreator(job.plan(1))
+    handler = Recording(job.plan(1))
     names = ("SIGTERM", "SIGUSR9", "SIGKILL", "signal")
     plan = replace(job.plan(1), asked=Options(signals_to_handle=names))
 
     def launch() -> None:
-        with exit_status.together(plan, creator.world):
+        with exit_status.together(plan, handler):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(PATIENCE)
 
@@ -828,7 +802,7 @@ def test_signals_before_there_are_workers(job: Job) -> None:
         launch()
     assert caught.value.code == 143
     assert caught.value.__cause__ is None  # a program dies of it
-    assert creator.given_up == [Failure(Kind.SIGNAL, code=15)]
+    assert handler.given_up == [Failure(Kind.SIGNAL, code=15)]
 
 
 HEAD = Failure(Kind.COORDINATOR)
@@ -856,15 +830,15 @@ def test_the_first_node_that_has_noticed_it_reports(
 ) -> None:
     hosts = ("n0", "n1", "n2")
     plans = (job.plan(r, nodes=3, hosts=hosts, coordinator=head) for r in range(3))
-    creators = [RecordingCreator(plan, failure) for plan in plans]
-    assert [r for r in range(3) if creators[r].handler.reports] == expected
+    made = [Recording(plan, failure) for plan in plans]
+    assert [r for r in range(3) if made[r].reports] == expected
 
 
 def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def launch() -> None:
-        with exit_status.together(job.plan(0), RecordingCreator(job.plan(0)).world):
+        with exit_status.together(job.plan(0), Recording(job.plan(0))):
             pass
 
     thread = threading.Thread(target=launch)

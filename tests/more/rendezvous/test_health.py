@@ -8,7 +8,7 @@ import psutil
 import pytest
 from waiting import NEVER_S, until
 
-from torchrun_hpc.spares.health import HealthCheck
+from torchrun_hpc.rendezvous.health import HealthCheck
 
 WITH_CODE = "its health check ended with exit code"
 

@@ -13,25 +13,31 @@ from waiting import NEVER_S, PATIENCE
 from torchrun_hpc.rendezvous import protocol
 
 SERVER = """
-import resource, socket, sys, time
+import resource, socket, sys, threading, time
+from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
 
 listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
 settings = Settings("19.0", "mine", 3, 0, 0, 60, 120)
 unknown_peers, limit = map(int, sys.argv[1:])
+loop, ready = Loop(), threading.Event()
 server = CoordinatorServer(
+    loop,
     listening,
     Coordinator(settings),
     unknown_peers,
     lambda reason: print("problem:", reason)
 )
+loop.start()
 server.start()
-server.call(int).result()  # it has opened what it needs
+loop.call(ready.set)
+ready.wait()  # it has opened what it needs
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 print(listening.getsockname()[1], flush=True)
 sys.stdin.read()
 server.close(0, 0)
+loop.close()
 print(time.process_time())
 """
 
@@ -131,18 +137,19 @@ def test_a_connection_that_has_to_wait_is_reported_once_and_costs_nothing(client
 AGENT = """
 import resource, sys
 from torchrun_hpc.rendezvous.client import Client
-from torchrun_hpc.rendezvous.search import CoordinatorAddress
+from torchrun_hpc.rendezvous.loop import Loop
+from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.protocol import JoinRequest
 
-client = Client(
-    JoinRequest("19.0", "mine", 3, 1, "n1", 100, "0.1.0", "agent 1"),
-    CoordinatorAddress("127.0.0.1", (1, 2), float(sys.argv[1]), 120),
-    print,
-)
+request = JoinRequest("19.0", "mine", 3, 1, "n1", 100, "0.1.0", "agent 1")
+loop = Loop()
+loop.start()
+client = Client(loop, request, 120, print)
+address = CoordinatorAddress("127.0.0.1", (1, 2), float(sys.argv[1]))
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
 try:
-    client.connect()
+    client.connect(Search(request, address, client.tell))
 except OSError as error:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
     print(error.strerror)

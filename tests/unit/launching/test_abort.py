@@ -18,7 +18,7 @@ from torchrun_hpc.host.network import Interface
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.preflight import Preflight
-from torchrun_hpc.rendezvous import server
+from torchrun_hpc.rendezvous import notice
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
@@ -58,7 +58,7 @@ def port():
 
 @pytest.mark.parametrize(("texts", "says"), [(("x", "x"), 1), (("x", "y"), 2)])
 def test_what_two_nodes_find_is_said_once(port, texts, says, monkeypatch):
-    monkeypatch.setattr(server, "listen", lambda *_: port)
+    monkeypatch.setattr(notice, "listen", lambda *_: port)
 
     def tell(rank):
         return abort.tell(place(rank, port), texts[rank], NEVER_S)

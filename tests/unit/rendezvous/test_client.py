@@ -23,6 +23,7 @@ from loopback import (
     other_program,
     settle,
     started,
+    take_part,
     together,
     waits,
     worker_failure,
@@ -34,8 +35,10 @@ from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous import coordinator, protocol
-from torchrun_hpc.rendezvous.client import JobFailedError, request_of
+from torchrun_hpc.rendezvous import members, protocol
+from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.connection import request_of
+from torchrun_hpc.rendezvous.phases import Phase
 from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 
 
@@ -64,7 +67,7 @@ def test_a_job_from_its_beginning_to_its_end(job):
     together(*(client.leave for client in made))
     job.server.close()
     assert [client.failure for client in made] == [None] * 3
-    assert job.server.coordinator.finished
+    assert job.server.coordinator.rounds.phase is Phase.FINISHED
 
 
 def test_a_job_that_restarts(job):
@@ -81,7 +84,7 @@ def test_a_job_that_restarts(job):
     assert {client.failure for client in made} == {worker_failure(9, code=-9)}
     for client in made:
         with pytest.raises(JobFailedError):
-            client.join(None)
+            take_part(client)
         with pytest.raises(JobFailedError):
             client.finish()
 
@@ -157,7 +160,7 @@ def test_the_failure_that_was_the_first_is_known_with_the_report(job):
 def test_why_there_is_no_restart_stays_known_with_the_report(job):
     made = job.at_work(max_restarts=1)
     made[2].send({"done": 0})
-    until(lambda: job.server.coordinator._done)
+    until(lambda: job.server.coordinator.rounds._done)
     made[1].worker_failed(FIRST)
     all_hear_of(replace(WHY, finished=1), made)
     job.clock.go_on(clients.COLLECT_TIMEOUT)
@@ -201,7 +204,7 @@ def test_all_leave_as_soon_as_it_is_reported(job, how):
     assert not any(client.is_unreported for client in made)
     job.server.close()
     for client in made:
-        client._thread.join(PATIENCE)
+        until(lambda client=client: not client._is_running)
 
 
 def test_nobody_waits_for_ever_for_the_report(job, monkeypatch):
@@ -253,7 +256,7 @@ def test_an_agent_that_hears_nothing_knows_its_own_workers(job):
     """The coordinator's node is lost, and nothing says so."""
     made = job.at_work()
     goes_on = threading.Event()
-    job.server._loop.call_soon_threadsafe(goes_on.wait)
+    job.server._loop.call(goes_on.wait)
     made[1].worker_failed(FIRST)
     made[1].worker_failed(worker_failure(6, code=-9))
     made[1].fail(worker_failure(6, code=-9))  # what torch says
@@ -295,7 +298,10 @@ class Sampled:
         until(
             lambda: (
                 waits(self.made[0])
-                and [set(answers) for answers in [*self.made[0]._samples.values()]]
+                and [
+                    set(answers)
+                    for answers in [*self.made[0]._stacks._answers.values()]
+                ]
                 == [set(answered)]
             )
         )
@@ -326,7 +332,7 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
-    sampled[1].send({"sampled": [0, sampled[0]._asked], "of": ["late"]})
+    sampled[1].send({"sampled": [0, sampled[0]._stacks._asked], "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert sampled[0].stacks(LIMIT) == ANSWERS
@@ -379,7 +385,7 @@ def test_stacks_without_a_coordinator(sampled, job):
 def test_stacks_after_the_end(sampled):
     together(*(client.finish for client in sampled))
     together(*(client.leave for client in sampled))
-    assert sampled.ask_in_vain() == {}
+    assert sampled[0].stacks(math.inf) == {}  # nobody is waited for
 
 
 def test_stacks_before_the_coordinator_is_found(job):
@@ -412,7 +418,7 @@ def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
 
 def cut(client):
     """End an agent's connection without a word, as its death does."""
-    client._in_thread(client._channel._transport.abort)
+    client._loop.call(client._channel._transport.abort)
 
 
 def test_an_agent_that_is_gone(job):
@@ -447,7 +453,7 @@ def test_the_end_of_the_coordinator_is_no_loss_to_an_agent_that_has_finished(job
     together(*(client.finish for client in made))
     job.end_server()
     for client in made:
-        client._thread.join(PATIENCE)
+        until(lambda client=client: not client._is_running)
     assert [client.failure for client in made] == [None] * 3
 
 
@@ -457,7 +463,7 @@ def test_an_agent_that_does_not_answer(job, raw):
     silent.request(2)
     silent.send_message(join=0)
     join_all(made)
-    agents = job.server.coordinator._agents
+    agents = job.server.coordinator.members.agents
     for _ in range(12):
         until(lambda: agents[0].silent_for < 5 > agents[1].silent_for)
         job.clock.go_on(5)
@@ -481,22 +487,22 @@ def silent_coordinator(job):
 
 @pytest.mark.usefixtures("silent_coordinator")
 def test_a_coordinator_that_does_not_answer(job):
-    client = job.client(1, where={"silence_timeout": 50})
+    client = job.client(1, silence_timeout=50)
     client.connect()
     job.clock.go_on(49)
     assert client.failure is None
     with pytest.raises(JobFailedError) as caught:
-        job.clock.passes_while(lambda: client.join(None))
+        job.clock.passes_while(lambda: take_part(client))
     assert caught.value.failure == Failure(Kind.COORDINATOR, code=50)
-    silent = {"coordinator_silent": coordinator.SILENCE_REPORT, "left": 20}
+    silent = {"coordinator_silent": members.SILENCE_REPORT, "left": 20}
     assert job.events[1] == [silent]
 
 
 def test_a_coordinator_that_answers_again(job):
     with other_program(lambda _: WELCOME) as port:
-        client = job.client(1, (port,), where={"silence_timeout": 1000})
+        client = job.client(1, (port,), silence_timeout=1000)
         client.connect()
-        job.clock.go_on(1 + coordinator.SILENCE_REPORT)  # it has just answered
+        job.clock.go_on(1 + members.SILENCE_REPORT)  # it has just answered
         for number in range(3):
             client.send({"ask": number})
             until(lambda: client._channel.has_received)
@@ -511,7 +517,7 @@ def test_a_coordinator_that_answers_again(job):
 def test_a_coordinator_that_is_stopped_for_a_while(job):
     """As all of them, by the scheduler: nobody is older than what it did itself."""
     job.start_server(silence_timeout=60)
-    client = job.client(0, where={"silence_timeout": 60})
+    client = job.client(0, silence_timeout=60)
     client.connect()
     job.clock.go_on(75, 75)
     assert job.events[0] == []
@@ -590,8 +596,7 @@ def leave_at_once(client):
     # After SIGTERM the coordinator looks for a lost agent first.
     client.fail(Failure(Kind.SIGNAL, (client.request.rank,), code=signal.SIGINT))
     client.leave()
-    client._thread.join(PATIENCE)
-    assert not client._thread.is_alive()
+    until(lambda client=client: not client._is_running)
 
 
 @pytest.mark.parametrize("who", ["nobody", *list(OTHER_PROGRAMS)[:2]])
@@ -607,7 +612,7 @@ def test_a_signal_while_the_coordinator_is_looked_for(job, who, signalled):
 def test_a_signal_while_others_are_waited_for(job, signalled):
     client, other = job.connected(0, 1)
     with signalled(client):
-        client.join(STORE)
+        take_part(client)
     leave_at_once(client)
     assert failure_of(other) == Failure(Kind.SIGNAL, (0,), code=signal.SIGINT)
 
@@ -617,7 +622,7 @@ def test_a_signal_that_does_not_wake_the_main_thread(job, signalled, monkeypatch
     monkeypatch.setattr(clients, "_SIGNAL_TIMEOUT", 0.05)
     (client,) = job.connected(0)
     with signalled(client, _thread.interrupt_main):
-        client.join(STORE)
+        take_part(client)
 
 
 def test_a_signal_while_an_answer_is_waited_for(job, signalled):
@@ -641,7 +646,7 @@ def test_a_signal_and_a_coordinator_that_does_not_answer(job, signalled):
     client = job.client(1)
     client.connect()
     with signalled(client):
-        client.join(None)
+        take_part(client)
     client.fail(Failure(Kind.SIGNAL, (1,), code=15))
     left = leave([client])
     job.clock.go_on(clients._DECIDED_TIMEOUT)

@@ -17,6 +17,7 @@ from loopback import (
     failure_of,
     other_program,
     started,
+    take_part,
 )
 from waiting import PATIENCE, until
 
@@ -42,7 +43,7 @@ def test_another_program_on_the_first_port(job, case, capfd):
             until(lambda: client._search._attempts)
             job.clock.go_on(search._PORT_DELAY)
         connected.result(PATIENCE)
-        assert client.join(STORE)["store"] == list(STORE)
+        assert take_part(client)["store"] == list(STORE)
     assert capfd.readouterr() == ("", "")
 
 

@@ -14,14 +14,16 @@ from loopback import (
     HERE,
     LIMIT,
     SETTINGS,
-    STORE,
     Clock,
+    end,
     failure_of,
     join_all,
     listening,
+    loop_started,
     request_of,
     settle,
     started,
+    take_part,
 )
 from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE, until
@@ -29,7 +31,7 @@ from waiting import NEVER_S, PATIENCE, until
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.endpoints import ports_of
-from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous import notice, protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.coordinator import Coordinator
@@ -90,7 +92,7 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
         meeting = make_launch_plan(
             nodes=3, node_rank=0, workers=1,
             launch_id=job_id, ports=(taken.getsockname()[1],), listen=(HERE, 1),
-            notice_ports=notices, spares=spares,
+            notice_ports=notices, spares=spares, is_coordinator=True,
         ).meeting  # fmt: skip
         where = {"notice_ports": notices, "timeout": FOREVER}
         ports = meeting.ports
@@ -99,7 +101,7 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
             for rank in (1, 2)
         ]
         failures = job.clock.passes_while(
-            lambda: servers.serve_failure(meeting, FAILURE_BEFORE, NEVER_S),
+            lambda: notice.inform(meeting, FAILURE_BEFORE, NEVER_S, print),
             *(lambda client=client: failure_after(client) for client in others),
         )
     assert failures == [None, FAILURE_BEFORE, FAILURE_BEFORE]
@@ -132,7 +134,7 @@ def test_a_peer_that_is_no_agent_is_disconnected(job, raw, case, caplog, capfd):
     assert peer.receive() is None
     client = job.client(0, nodes=1)
     client.connect()
-    assert client.join(STORE)
+    assert take_part(client)
     assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
@@ -187,7 +189,7 @@ def test_two_join_requests_on_one_connection(job, raw, case, caplog):
     peer.send(b"".join(map(wire.to_line, messages)))
     assert [next(iter(each)) for each in iter(peer.receive, None)] == expected
     job.clock.go_on(20)
-    assert job.server.coordinator._agents.keys() == {0, 2}
+    assert job.server.coordinator.members.agents.keys() == {0, 2}
     assert [client.failure for client in made] == [None, None]
     assert caplog.text == ""
 
@@ -232,10 +234,10 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
     for number in range(100):
         with suppress(OSError):
             silent.send_message(ask=number, get=["a"])
-        if 1 not in job.server.coordinator._agents:
+        if 1 not in job.server.coordinator.members.agents:
             break
         client.ask({"check": ["a"]}, LIMIT)  # the coordinator has had time
-    until(lambda: 1 not in job.server.coordinator._agents)
+    until(lambda: 1 not in job.server.coordinator.members.agents)
     assert client.ask({"check": ["a"]}, LIMIT) is True
 
 
@@ -262,12 +264,11 @@ def noting(job):
     """Serve a coordinator that takes notes; its clock stands still."""
     opened = listening()
     job.port = opened.getsockname()[1]
-    server = CoordinatorServer(opened, Noting())
+    server = CoordinatorServer(loop_started(), opened, Noting())
     Clock().drive(server)
     server.start()
     yield server
-    server._loop.call_soon_threadsafe(server._loop.stop)
-    server._thread.join(PATIENCE)
+    end(server)
 
 
 def test_seconds_are_counted_by_a_clock_that_runs_on(noting, monkeypatch):
@@ -275,7 +276,7 @@ def test_seconds_are_counted_by_a_clock_that_runs_on(noting, monkeypatch):
     for passed in (1.0, 1.4, 1.4, 1.4, 0.5, 100.9):  # 0.7 s are left in the end
         moment += passed
         monkeypatch.setattr(servers, "now", lambda moment=moment: moment)
-        noting._loop.call_soon_threadsafe(noting._tick)
+        noting._loop.call(noting._tick)
         settle(noting)
     assert noting.coordinator.noted == [1, 1, 1, 2, 101]
 
@@ -321,7 +322,7 @@ def test_a_connection_that_is_aborted_ends_with_a_reset(raw):
 def test_an_agent_that_aborts_its_connection_sends_a_reset(noting, job):
     client = job.client(1)
     client.connect()
-    client._in_thread(client._channel.abort)
+    client._loop.call(client._channel.abort)
     until(lambda: noting.coordinator.noted)
     settle(noting)
     assert "ended" not in noting.coordinator.noted
@@ -332,7 +333,7 @@ def test_an_agent_notes_how_the_coordinator_has_ended(noting, job, how):
     client = job.client(1)
     client.connect()
     (connection,) = noting._connections.values()
-    noting._loop.call_soon_threadsafe(getattr(connection, how))
+    noting._loop.call(getattr(connection, how))
     failure_of(client)
     assert client._channel.at_end is (how == "close")
 
@@ -355,9 +356,7 @@ def test_a_fault_of_an_agent_resets_its_connection_and_ends_it(noting, job):
     client = job.client(1)
     client.connect()
     client._channel.on_message = lambda _: 1 / 0
-    noting._loop.call_soon_threadsafe(
-        lambda: [*noting._connections.values()][-1].send(b"{}\n")
-    )
+    noting._loop.call(lambda: [*noting._connections.values()][-1].send(b"{}\n"))
     assert failure_of(client).text == "ZeroDivisionError: division by zero"
     client.leave()
     until(lambda: noting.coordinator.noted)

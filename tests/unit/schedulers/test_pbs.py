@@ -22,7 +22,7 @@ from nodes import (
 )
 from plans import make_plan
 
-from torchrun_hpc.rendezvous.client import request_of
+from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
 

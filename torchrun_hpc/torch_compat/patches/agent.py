@@ -15,10 +15,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher
 
-from torchrun_hpc.rendezvous.client import RoundOverError
+from torchrun_hpc.rendezvous.client import NotNeededError, RoundOverError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
-from torchrun_hpc.spares.client import NotNeededError
-from torchrun_hpc.spares.handler import SparesRendezvous
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.errors import failure_of
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
@@ -61,7 +59,7 @@ class JobAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: Any) -> Any:
         """Look after the workers; how they end does not count if the round is over."""
         handler = _handler(self)
-        if isinstance(handler, SparesRendezvous) and handler.num_nodes_waiting():
+        if handler and handler.has_spares and handler.num_nodes_waiting():
             return api.RunResult(api.WorkerState.HEALTHY)
         return super()._monitor_workers(worker_group)
 

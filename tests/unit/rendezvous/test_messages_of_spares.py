@@ -11,7 +11,7 @@ from plans import make_launch_plan
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.meeting import Spares
-from torchrun_hpc.spares import messages
+from torchrun_hpc.rendezvous import messages
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 N0, N1, N2, N3 = (f"{host} (node {node})" for node, host in enumerate(HOSTS))
@@ -91,13 +91,6 @@ EVENTS = {
         {"suspended": 61},
         "HPC210 jwb0002 was suspended for up to 61 s: its workers are killed",
     ),
-    "the coordinator is silent": (
-        {"coordinator_silent": 30, "left": 90, "of": 2},
-        (
-            f"HPC211 no sign of the coordinator on {N2} for 30 s; another node takes "
-            "over in 90 s if it stays so"
-        ),
-    ),
     "a node is silent": (
         {"silent": [2], "left": 90},
         f"HPC217 no sign of {N2} for 30 s; lost in 90 s if it stays so",
@@ -116,7 +109,17 @@ EVENTS = {
             "next round begins in 120 s"
         ),
     ),
-    "what others write": ({"waiting": [1], "seconds": 10}, None),
+    "the coordinator is silent": (
+        {"coordinator_silent": 30, "left": 90, "of": 0},
+        (
+            "HPC211 no sign of the coordinator on jwb0001 (node 0) for 30 s; another "
+            "node takes over in 90 s if it stays so"
+        ),
+    ),
+    "it is silent, which another node reports": (
+        {"coordinator_silent": 30, "left": 90, "of": 2},
+        None,
+    ),
     "nothing": ({}, None),
     "what another version may say": ({"weather": "fine"}, None),
 }

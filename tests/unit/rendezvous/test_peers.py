@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
+from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from loopback import HERE, listening
-from torchrun_hpc.spares.coordinator import Limits
-from torchrun_hpc.spares.standby import Standby
-from waiting import NEVER_S, PATIENCE, until
+from loopback import HERE, Raw, failure_of, listening, loop_started, settle
+from waiting import PATIENCE, until
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.rendezvous.client import RoundOverError
-from torchrun_hpc.rendezvous.coordinator import Settings
+from torchrun_hpc.rendezvous import client as clients
+from torchrun_hpc.rendezvous import liveness, policy
+from torchrun_hpc.rendezvous import peers as all_peers
+from torchrun_hpc.rendezvous.client import (
+    Client,
+    JobFailedError,
+    NotNeededError,
+    RoundOverError,
+)
+from torchrun_hpc.rendezvous.coordinator import SUSPENDED, Coordinator
 from torchrun_hpc.rendezvous.member import Member
-from torchrun_hpc.rendezvous.protocol import JoinRequest
+from torchrun_hpc.rendezvous.peers import Peers
+from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
 from torchrun_hpc.rendezvous.record import Record
-from torchrun_hpc.rendezvous.search import Channel, CoordinatorAddress
+from torchrun_hpc.rendezvous.search import Channel, CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.server import CoordinatorServer
-from torchrun_hpc.spares import client as clients
-from torchrun_hpc.spares.client import MemberClient, NotNeededError
 
 PREPARED = Record((0, 0), 0, (1, 0, 2))
 STORE = ("10.20.0.1", 40000)
@@ -37,7 +43,6 @@ SILENCE = 40
 class Aborted:
     """A connection that notes whether it was aborted."""
 
-    closed = asyncio.Event()
     has_received = aborted = False
 
     def abort(self):
@@ -48,7 +53,8 @@ class Aborted:
 def clock(monkeypatch):
     """Let a test decide what time it is."""
     moment = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(clients, "now", lambda: moment.now)
+    for module in (clients, liveness):
+        monkeypatch.setattr(module, "now", lambda: moment.now)
     return moment
 
 
@@ -69,18 +75,21 @@ def events():
 @pytest.fixture
 def client(events, monkeypatch):
     """Return member 1 of four, connected to nobody; what it sends is in ``sent``."""
-    first = records.first_record(4, 1, 0)
-    settings = Settings("19.0", "mine", 4, 1, 9, 60, 40, spares=1)
+    first = policy.first_record(4, 1, 0)
+    settings = Settings("19.0", "mine", 4, 1, 9, 60, 40, 1, spare_after=60, kill=5)
     request = JoinRequest(
         "19.0", "mine", 4, 1, "n1", 101, __version__, "agent 1", spares=1
     )
-    made = MemberClient(
-        request,
-        CoordinatorAddress("n0", (4000,), 60, SILENCE, ()),
-        events.append,
-        None,
-        Standby(settings, Limits(60, 5), Member(1, ("n1", 4001), first)),
-    )
+    member = Member(1, ("n1", 4001), first)
+    coordinator = Coordinator(settings, member)
+    made = Client(loop_started(), request, SILENCE, events.append)
+    search = Search(request, CoordinatorAddress("n0", (4000,), 60), made.tell)
+    made.killed = []
+    made.peers = Peers(
+        request, search, 60, coordinator, member,
+        flush=list, tell=made.tell, end_workers=lambda: made.killed.append(True),
+    )  # fmt: skip
+    made._is_running = True
     made.sent = []
     monkeypatch.setattr(made, "send", made.sent.append)
     yield made
@@ -131,7 +140,7 @@ def test_a_round_that_is_confirmed_twice_has_one_store(client):
 
     for _ in range(2):
         client._handle(as_prepared())
-        client._confirm(open_store)
+        client.sent.append(client.peers.confirmation(client._prepared, open_store))
     assert opened == [STORE]
     assert client.sent == [CONFIRM | {"store": STORE}] * 2
 
@@ -164,9 +173,9 @@ def test_a_round_without_it(client):
 def test_no_older_workers_are_left_when_a_round_begins(client):
     record = Record((0, 0), 0, (1, 0, 2), may_run=(3,))
     client._handle(as_prepared(record))
-    assert client.member.record.may_run == (3,)
+    assert client.peers.member.record.may_run == (3,)
     client._handle(GO)
-    assert client.member.record.may_run == ()
+    assert client.peers.member.record.may_run == ()
 
 
 def test_a_member_that_is_not_well(client):
@@ -179,9 +188,10 @@ def test_a_member_that_is_not_well(client):
 def test_what_it_hears_at_the_end(client, events):
     client._handle({"out": "bad GPU"})
     client._handle({"finished": 0, "out_at_end": [1], "is_certain": True})
+    until(lambda: events)
     assert events == [{"out": "bad GPU"}]
-    assert (client.out_at_end, client.is_certain) == ((1,), True)
-    assert not client.reports  # the one that coordinates does
+    assert (client.peers.out_at_end, client.peers.is_certain) == ((1,), True)
+    assert not client.peers.reports  # the one that coordinates does
 
 
 # --- the lease ----------------------------------------------------------------------
@@ -222,15 +232,14 @@ LATE = [
 
 
 @pytest.mark.parametrize("what_comes_first", LATE)
-@pytest.mark.parametrize(("late", "is_suspended"), [(1, False), (3, True)])
-def test_after_the_end_of_its_lease(
-    accepted, clock, what_comes_first, late, is_suspended
-):
+@pytest.mark.parametrize("late", [1, 3])
+def test_after_the_end_of_its_lease(accepted, clock, events, what_comes_first, late):
     """Nothing that is read then counts; after a suspension, workers are killed."""
-    events = []
-    accepted._on_event = events.append
+    is_suspended = late > SUSPENDED
     clock.now += SILENCE + late
     what_comes_first(accepted)
+    assert accepted.killed == [True] * is_suspended
+    settle(accepted)
     assert events == ([{"suspended": SILENCE + late}] if is_suspended else [])
     assert accepted._channel.aborted
     assert accepted.sent == []
@@ -249,39 +258,65 @@ def test_nothing_counts_that_arrives_together_behind_the_end(accepted, clock):
     assert accepted._go is None
 
 
-def test_a_fault_of_what_is_told_leaves_no_connection(accepted, clock):
-    accepted._on_event = lambda _: 1 / 0
+def test_a_coordinator_that_was_suspended_ends_its_own_workers(accepted, events):
+    accepted._handle({"suspended": 61})
+    assert accepted.killed == [True]
+    settle(accepted)
+    assert events == [{"suspended": 61}]
+
+
+def test_a_fault_of_what_kills_workers_leaves_no_connection(accepted, clock):
+    accepted.peers._end_workers = lambda: 1 / 0
     clock.now += 2 * SILENCE
     with pytest.raises(ZeroDivisionError):
         accepted._check_lease()
     assert accepted._channel.aborted
 
 
-def test_a_fault_of_what_looks_for_others_ends_the_agent(client, monkeypatch):
-    async def ask(*_, **__):
-        raise ZeroDivisionError("a fault")
-
-    async def call(_function, *_args):
-        return {2: ("n2", 4000)}
-
-    async def run():
-        client._task = asyncio.current_task()
-        client._coordinate()
-        await asyncio.sleep(NEVER_S)
-
-    monkeypatch.setattr(clients, "_PAUSE", 0)
-    monkeypatch.setattr(client, "_ask", ask)
-    monkeypatch.setattr(client, "_call", call)
-    with pytest.raises(asyncio.CancelledError):
-        client._loop.run_until_complete(run())
-    text = "ZeroDivisionError: a fault"
-    assert client.failure == Failure(Kind.AGENT, (1,), text=text, by=1)
+# --- the coordinator is here ---------------------------------------------------------
 
 
-# --- threads ------------------------------------------------------------------------
+@pytest.fixture
+def raw_to():
+    made = []
+
+    def connect(port):
+        made.append(Raw(port))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
 
 
-class Owned(Standby):
+@pytest.fixture
+def coordinating():
+    """Start the only active member of two; return its server and its client."""
+    settings = Settings("19.0", "mine", 2, 0, 9, 60, SILENCE, 1, spare_after=60)
+    record = policy.first_record(2, 1, 0)
+    member = Member(0, (HERE, 4000), record)
+    coordinator = Owned(settings, member)
+    coordinator.coordinate(record)
+    opened, loop = listening(), loop_started()
+    port = opened.getsockname()[1]
+    server = CoordinatorServer(loop, opened, coordinator)
+    request = JoinRequest("19.0", "mine", 2, 0, "n0", 100, __version__, "a", spares=1)
+    client = Client(loop, request, SILENCE, [].append)
+    search = Search(request, CoordinatorAddress(HERE, (port,), PATIENCE), client.tell)
+    peers = Peers(
+        request, search, PATIENCE, coordinator, member,
+        flush=server.flush, tell=client.tell, end_workers=list,
+    )  # fmt: skip
+    coordinator.owner = loop._thread
+    server.start()
+    client.connect = partial(client.connect, search, peers)
+    yield server, client
+    client.leave()
+    server.close(late_timeout=0)
+    loop.close()
+
+
+class Owned(Coordinator):
     """Answers one thread only, once it has been given to it."""
 
     owner = None
@@ -290,27 +325,36 @@ class Owned(Standby):
     def __getattribute__(self, name):
         found = super().__getattribute__(name)
         owner = super().__getattribute__("owner")
-        if owner is not None and name in {"coordinator", "outbox", "_connections"}:
+        if owner is not None and name in {"members", "outbox", "rounds"}:
             self.asked_by |= {threading.current_thread()}
         return found
 
 
-def test_only_the_thread_of_the_server_asks_what_coordinates():
-    settings = Settings("19.0", "mine", 2, 0, 9, 60, 40)
-    record = records.first_record(2, 0, 0)
-    standby = Owned(settings, Limits(60, 5), Member(0, (HERE, 4000), record))
-    standby.coordinate(record)
-    opened = listening()
-    port = opened.getsockname()[1]
-    server = CoordinatorServer(opened, standby)
-    standby.owner = server._thread
-    server.start()
-    request = JoinRequest("19.0", "mine", 2, 0, "n0", 100, __version__, "a")
-    address = CoordinatorAddress(HERE, (port,), PATIENCE, 40)
-    client = MemberClient(request, address, [].append, server, standby)
+def test_only_one_thread_asks_what_coordinates(coordinating):
+    server, client = coordinating
     client.connect()
-    until(lambda: client.member.coordinates)
+    until(lambda: client.peers.member.coordinates)
     client.fail(Failure(Kind.AGENT, (0,), text="why"))
     client.leave()
     server.close(late_timeout=0)
-    assert standby.asked_by == {server._thread}
+    assert server.coordinator.asked_by == {server._loop._thread}
+
+
+def test_a_fault_of_what_looks_for_others_ends_the_agent_only(
+    coordinating, monkeypatch, raw_to
+):
+    async def ask(*_, **__):
+        raise ZeroDivisionError("a fault")
+
+    server, client = coordinating
+    monkeypatch.setattr(all_peers, "_PAUSE", 0)
+    monkeypatch.setattr(Peers, "_ask", ask)
+    monkeypatch.setattr(server.coordinator, "absent", lambda _: {1: (HERE, 4000)})
+    with suppress(JobFailedError):
+        client.connect()
+    assert failure_of(client) == Failure(
+        Kind.AGENT, (0,), text="ZeroDivisionError: a fault", by=0
+    )
+    other = raw_to(server._listening.getsockname()[1])
+    other.request(1, nodes=2, spares=1, release=__version__)
+    assert "welcome" in other.receive()

@@ -1,0 +1,88 @@
+"""Signs of life of the coordinator, and what follows if there are none."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous.loop import now
+from torchrun_hpc.rendezvous.members import SILENCE_REPORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torchrun_hpc.rendezvous.search import Channel
+
+
+class Silence:
+    """The seconds without a message, however long they really were.
+
+    So a process that was suspended has not aged meanwhile.
+
+    Args:
+        limit: After how many of them the connection ends.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._seconds = 0
+
+    def begin(self) -> None:
+        """Begin, with a message."""
+        self._seconds = 0
+
+    @property
+    def ended_after(self) -> int:
+        """After how many seconds the connection was ended; 0 if it was not."""
+        return self._limit if self._seconds >= self._limit else 0
+
+    def tick(self, channel: Channel) -> Iterator[dict[str, Any]]:
+        """Count one more second; yield what there is to report.
+
+        Args:
+            channel: The connection, which is ended if that is too long.
+        """
+        self._seconds += 1
+        if channel.has_received:
+            if self._seconds > SILENCE_REPORT:
+                yield {"coordinator_answers": self._seconds}
+            channel.has_received = False
+            self._seconds = 0
+        if self._seconds == SILENCE_REPORT:
+            left = self._limit - SILENCE_REPORT
+            yield {"coordinator_silent": SILENCE_REPORT, "left": left}
+        if self._seconds >= self._limit:
+            channel.abort()
+
+
+class Lease:
+    """The time for which workers may run without a word of the coordinator.
+
+    Args:
+        length: Seconds.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        # When the last answer was sent that the coordinator has received.
+        self._since = math.inf
+
+    def begin(self) -> None:
+        """Begin: a coordinator has just accepted this member."""
+        self._since = now()
+
+    def renew(self, sent: float) -> None:
+        """Let it count from an answer that the coordinator has received.
+
+        Args:
+            sent: When this member sent that, as the coordinator says.
+        """
+        self._since = max(self._since, min(sent, now()))
+
+    def end(self) -> float | None:
+        """End it if its time is up; return for how many seconds that has been so."""
+        late = now() - self._since - self.length
+        if late < 0:
+            return None
+        self._since = math.inf
+        return late

@@ -1,0 +1,95 @@
+"""The thread in which a process takes part: with its client, and what it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Seconds for the thread to end, and twice as many for what is called aside. No longer:
+# the main thread acts on a signal behind a wait.
+_END_TIMEOUT = 0.5
+
+
+def now() -> float:
+    """Return seconds that also pass while this process or its machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Loop:
+    """An event loop in a thread of its own.
+
+    What may block is called aside, in another thread: a message that nobody reads must
+    not keep the coordinator from answering.
+
+    Attributes:
+        events: The event loop, once it is started.
+    """
+
+    def __init__(self) -> None:
+        self.events: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        self._calls: queue.SimpleQueue[Callable[[], object] | None]
+        self._calls = queue.SimpleQueue()
+        self._aside: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            OSError: No file can be opened for it.
+        """
+        self.events = asyncio.new_event_loop()
+        self._thread.start()
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Call something in the thread, from any other one, while it runs."""
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            if self._thread.is_alive():
+                self.events.call_soon_threadsafe(function, *args)
+
+    def call_aside(self, function: Callable[..., object], *args: Any) -> None:
+        """Call something that may block, from the thread, in the order of the calls."""
+        if self._aside is None:
+            self._aside = threading.Thread(
+                target=self._run_aside, name="aside", daemon=True
+            )
+            self._aside.start()
+        self._calls.put(partial(function, *args))
+
+    def close(self) -> None:
+        """End, once what is called aside has returned, or blocks for too long."""
+        if not self._thread.is_alive():
+            return
+        self.call(self.events.stop)
+        self._thread.join(_END_TIMEOUT)
+        self._calls.put(None)
+        for _ in range(2):
+            if self._aside is not None:
+                self._aside.join(_END_TIMEOUT)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.events)
+        try:
+            self.events.run_forever()
+        finally:
+            self.events.run_until_complete(self._end_tasks())
+            self.events.close()
+
+    async def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # connections that are aborted are closed
+
+    def _run_aside(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()

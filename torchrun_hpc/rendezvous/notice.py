@@ -1,0 +1,103 @@
+"""A node that cannot start, and informs the others through the coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.rendezvous.client import Client, JobFailedError
+from torchrun_hpc.rendezvous.connection import request_of
+from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.loop import Loop
+from torchrun_hpc.rendezvous.members import SILENCE_REPORT
+from torchrun_hpc.rendezvous.protocol import Settings
+from torchrun_hpc.rendezvous.search import (
+    CoordinatorAddress,
+    CoordinatorNotFoundError,
+    RefusedError,
+    Search,
+)
+from torchrun_hpc.rendezvous.server import CoordinatorServer, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torchrun_hpc.failures.failure import Failure
+    from torchrun_hpc.planning.meeting import Meeting
+
+
+def inform(
+    meeting: Meeting,
+    failure: Failure,
+    limit: float,
+    on_event: Callable[[Mapping[str, Any]], None],
+) -> Failure | None:
+    """Inform the other nodes why this one cannot start.
+
+    Args:
+        meeting: Where the nodes meet.
+        failure: Why this node cannot start.
+        limit: Seconds to look for the coordinator; on its node, to stay for the others.
+        on_event: See `Client`.
+
+    Returns:
+        Why the job failed, as the coordinator has it; ``None`` if it was not found, or
+        is this node's.
+    """
+    loop = Loop()
+    loop.start()
+    try:
+        if not meeting.is_coordinator:
+            return _send(loop, meeting, failure, limit, on_event)
+        _serve(loop, meeting, failure, limit)
+        return None
+    finally:
+        loop.close()
+
+
+def _send(
+    loop: Loop,
+    meeting: Meeting,
+    failure: Failure,
+    limit: float,
+    on_event: Callable[[Mapping[str, Any]], None],
+) -> Failure | None:
+    """Connect to the coordinator only to inform it."""
+    address = CoordinatorAddress(
+        meeting.connect_host, meeting.ports, limit, meeting.notice_ports
+    )
+    request = request_of(meeting, "")
+    agent = Client(loop, request, int(limit), on_event)
+    try:
+        agent.connect(Search(request, address, agent.tell, failure))
+        agent.fail(failure)  # if it was let in as one that had been there before
+    except (JobFailedError, CoordinatorNotFoundError, RefusedError):
+        pass
+    finally:
+        agent.leave()
+    return agent.failure
+
+
+def _serve(loop: Loop, meeting: Meeting, failure: Failure, limit: float) -> None:
+    """Accept the other nodes only to inform them, on the first port that is free."""
+    address = meeting.listen[0] if meeting.listen else None
+    settings = Settings(
+        job=meeting.launch_id,
+        run_id="",
+        nodes=meeting.nodes,
+        coordinator=meeting.node_rank,
+        max_restarts=0,
+        join_timeout=0,
+        silence_timeout=SILENCE_REPORT,
+        spares=meeting.spares.number,
+    )
+    for port in (*meeting.ports, *meeting.notice_ports):
+        with contextlib.suppress(OSError):
+            opened = listen(address, port)
+            break
+    else:
+        return
+    server = CoordinatorServer(loop, opened, Coordinator(settings))
+    server.fail(failure)  # before any node is accepted
+    server.start()
+    server.close(late_timeout=limit)

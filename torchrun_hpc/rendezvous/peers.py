@@ -1,0 +1,254 @@
+"""The other members of a job with spares, of which any one may coordinate it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import wire
+from torchrun_hpc.rendezvous.coordinator import SUSPENDED
+from torchrun_hpc.rendezvous.liveness import Lease
+from torchrun_hpc.rendezvous.member import Answer, answer_of
+from torchrun_hpc.rendezvous.phases import Phase
+from torchrun_hpc.rendezvous.protocol import VERSION
+from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torchrun_hpc.rendezvous.coordinator import Coordinator
+    from torchrun_hpc.rendezvous.member import Member
+    from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.record import Address, Record
+    from torchrun_hpc.rendezvous.search import Answered, Search
+
+# Seconds.
+_ANSWER_TIMEOUT = 3.0  # of a member that is asked
+_PAUSE = 0.2  # before all are asked again
+_AT_ONCE = 32  # members: those that are on their way need not be asked
+_ALL_EVERY = 25  # times, also those of which nothing was heard yet are asked
+
+
+class Peers:
+    """Finds the coordinator among the other members, or lets this member be it.
+
+    Args:
+        request: Who this member is.
+        search: Looks for the coordinator where it should be.
+        timeout: Seconds to look for a coordinator.
+        coordinator: What this member is as a coordinator: on standby, perhaps.
+        member: What this member knows.
+        flush: Sends what that leaves to be sent.
+        tell: See `Client`.
+        end_workers: Kills the workers of this node at once.
+
+    Attributes:
+        member: What this member knows.
+        reports: Whether the coordinator wants this member to report the end.
+        is_certain: Whether the job has ended for all members.
+        out_at_end: Members that were lost, or out, when it ended.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it is made of
+        self,
+        request: JoinRequest,
+        search: Search,
+        timeout: float,
+        coordinator: Coordinator,
+        member: Member,
+        *,
+        flush: Callable[[], None],
+        tell: Callable[[Mapping[str, Any]], None],
+        end_workers: Callable[[], None],
+    ) -> None:
+        self.member = member
+        member.coordinates = coordinator.rounds.phase is not Phase.STANDBY
+        self._lease = Lease(coordinator.settings.silence_timeout)
+        self.reports = self.is_certain = False
+        self.out_at_end: tuple[int, ...] = ()
+        self._request = request
+        self._first_line = {"protocol": VERSION, **wire.encode(request)}
+        self._search, self._timeout = search, timeout
+        self._coordinator, self._flush = coordinator, flush
+        self._tell = tell
+        self._end_workers = end_workers
+        self._confirmation: dict[str, Any] = {}  # of the latest round
+
+    # --- with a coordinator -------------------------------------------------------
+
+    def accepted(self, answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Begin a lease; yield what to send to a coordinator that has accepted this."""
+        self._lease.begin()
+        if "welcome" in answer:
+            yield from self.member.accepted(answer)
+
+    def confirmation(
+        self, record: Record, open_store: Callable[[], tuple[str, int]]
+    ) -> dict[str, Any]:
+        """Return what to send to confirm a round; for `open_store` see `Client`."""
+        confirm = [record.term, record.round]
+        if self._confirmation.get("confirm") != confirm:  # else it was asked again
+            is_first = record.active[0] == self._request.rank
+            store = {"store": open_store()} if is_first else {}
+            self._confirmation = {"confirm": confirm, **store}
+        return self._confirmation
+
+    def end_lease(self, channel: Channel) -> int | None:
+        """Give the coordinator up if the lease is over.
+
+        If this is found out late, this process was suspended: workers must end at once.
+
+        Args:
+            channel: The connection to it.
+
+        Returns:
+            Seconds for which this process may have been suspended; 0 if it was not;
+            ``None`` if there is a lease.
+        """
+        late = self._lease.end()
+        if late is None:
+            return None
+        channel.on_message = None
+        channel.abort()
+        if late <= SUSPENDED:
+            return 0
+        self._end_workers()
+        return int(late) + self._lease.length
+
+    def heard(self, message: Mapping[str, Any]) -> None:
+        """Take note of what the coordinator says to its members."""
+        if "heartbeat" in message:
+            self._lease.renew(message["heartbeat"])
+        elif "record" in message:
+            self.member.informed(message)
+        elif "go" in message:
+            self.member.began()
+        elif "suspended" in message:  # this member has it, and was suspended with it
+            self._end_workers()
+        elif "finished" in message or "failed" in message:
+            self.reports = self.member.coordinates
+            self.is_certain = bool(message.get("is_certain"))
+            self.out_at_end = tuple(message.get("out_at_end", ()))
+
+    async def watch(self) -> None:
+        """While too few members are here, look for a coordinator that has enough."""
+        turn = 0
+        while self.member.coordinates:
+            await asyncio.sleep(_PAUSE)
+            turn += 1
+            absent = self._coordinator.absent(ask_all=turn % _ALL_EVERY == 0)
+            if absent is not None:
+                await self._look_for_another(absent)
+
+    async def _look_for_another(self, absent: dict[int, Address]) -> None:
+        """Ask members that are not here who coordinates, and give way to one."""
+        if len(absent) > _AT_ONCE:
+            absent = dict(random.sample([*absent.items()], _AT_ONCE))
+        asked = (self._ask(address, asks=True) for address in absent.values())
+        found = await asyncio.gather(*asked)
+        answers = {
+            member: answer
+            for member, answer in zip(absent, found, strict=True)
+            if isinstance(answer, Answer)
+        }
+        if self.member.gives_way(answers) and self._coordinator.give_way():
+            self._flush()
+            self.member.coordinates = False
+
+    # --- without ------------------------------------------------------------------
+
+    async def find(self) -> Answered:
+        """Find the coordinator where it should be, or else with another member.
+
+        Raises:
+            CoordinatorNotFoundError: It is nowhere.
+            RefusedError: It refuses this member.
+        """
+        try:
+            return await self._search.find()
+        except CoordinatorNotFoundError as error:
+            left = self._timeout - self._coordinator.settings.spare_after
+            if left <= 0:
+                raise
+            try:
+                return await self._ask_all(left)
+            except CoordinatorNotFoundError:
+                raise error from None
+
+    async def find_again(self, *, has_ended: bool) -> Answered:
+        """Find the next coordinator, or become it: the one before is lost.
+
+        Args:
+            has_ended: Whether the process of that one has ended.
+
+        Raises:
+            CoordinatorNotFoundError: There was none in time.
+        """
+        if has_ended:
+            self.member.saw_end()
+        return await self._ask_all(self._timeout)
+
+    async def _ask_all(self, timeout: float) -> Answered:
+        """Ask the members who coordinates, or become the coordinator.
+
+        Raises:
+            CoordinatorNotFoundError: There was none in time.
+        """
+        clock = asyncio.get_running_loop().time
+        start, reported = clock(), 0
+        own = self.member
+        own.begin()
+        while True:
+            member = own.whom()
+            if member is None:
+                waited = clock() - start
+                if waited > timeout:
+                    raise CoordinatorNotFoundError("no node coordinates the job")
+                while reported + 1 < waited:
+                    reported += 1
+                    self._tell({"seeks": reported, "left": int(timeout) - reported})
+                await asyncio.sleep(_PAUSE)
+                own.begin()
+                continue
+            if member == self._request.rank and not own.coordinates:
+                self._tell({"takes_over": own.record.term[1]})
+                self._coordinator.coordinate(own.record)
+                self._flush()
+                own.coordinates = True
+            found = await self._ask(own.where(member))
+            if isinstance(found, tuple):
+                return found
+            own.heard(member, found)
+
+    async def _ask(
+        self, address: Address, *, asks: bool = False
+    ) -> Answered | Answer | None:
+        """Ask a member to be accepted, or only who coordinates.
+
+        Returns:
+            The connection, and what a coordinator answers; what another member
+            answers; ``None`` if there is no answer in time.
+        """
+        channel = Channel()
+        try:
+            answer = await asyncio.wait_for(
+                self._answer(channel, address, asks=asks), _ANSWER_TIMEOUT
+            )
+        except (OSError, ValueError, OverflowError, asyncio.TimeoutError):
+            channel.abort()
+            return None
+        is_job = answer.get("job") == self._request.job
+        if (answer.get("welcome") == VERSION and is_job) or "failed" in answer:
+            return channel, answer
+        channel.close()
+        return answer_of(answer)
+
+    async def _answer(
+        self, channel: Channel, address: Address, *, asks: bool
+    ) -> Mapping[str, Any]:
+        """Connect, and return the answer to the first line."""
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: channel, *address)
+        channel.send({**self._first_line, "asks": asks})
+        return await channel.first()
