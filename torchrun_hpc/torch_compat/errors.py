@@ -16,8 +16,8 @@ def failure_of(error: BaseException) -> Failure:
     """Return how an agent fails that ends with an exception; its node is not set."""
     if isinstance(error, ChildFailedError):
         rank, worker = error.get_first_failure()
-        own = Failure(Kind.WORKER, code=worker.exitcode, worker=WorkerPart(rank))
-        return replace(own, time=time.time())
+        part, code = WorkerPart(rank), worker.exitcode
+        return Failure(Kind.WORKER, code=code, time=time.time(), worker=part)
     own = Failure(Kind.AGENT, time=time.time())
     if isinstance(error, SignalException):
         return replace(own, kind=Kind.SIGNAL, code=int(error.sigval))
