@@ -27,6 +27,8 @@ from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import (
     is_reporter,
+    reports_failure,
+    reports_wait_for,
 )
 from torchrun_hpc.torch_compat import capabilities
 
@@ -184,7 +186,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             return peers.reports or is_alone
         if failure is None:
             return self.is_first
-        if is_alone:
+        if failure.kind is Kind.COORDINATOR:
             return reports_wait_for(meeting.node_rank, meeting.coordinator)
         return reports_failure(meeting.node_rank, meeting.nodes, failure.unaware)
 

@@ -46,7 +46,7 @@ def plan(file="", node_rank=0, **changes):
 def end(plan, error=None):
     """End a launch that torch's own rendezvous serves."""
     local = LocalWorld(plan.meeting)
-    with exit_status.together(plan, lambda: local, is_command=False):
+    with exit_status.together(plan, local, is_command=False):
         if error:
             raise error
 
