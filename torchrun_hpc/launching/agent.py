@@ -25,7 +25,8 @@ from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.rendezvous import client, handler, messages
+from torchrun_hpc.rendezvous import handler, messages
+from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities, cpp_log
@@ -132,7 +133,7 @@ class AgentStarter(Starter):
             if self._is_quiet and self._observer.watch.has_failed:
                 raise SystemExit(FAILED) from error
             raise
-        except client.JobFailedError as error:  # in a dry run
+        except JobFailedError as error:  # in a dry run
             _fail(messages.failed(error.failure, plan.meeting), error)
         except handler.CoordinatorMissingError as error:
             _fail(error.message, error)
@@ -179,8 +180,9 @@ class AgentStarter(Starter):
             end_workers=observer.end_workers,
         )
         handler.register(rendezvous)
-        observer.watch.on_failure = rendezvous.worker_failed
-        observer.ask_all = rendezvous.stacks
+        client = rendezvous.client
+        observer.watch.on_failure = lambda failure, _: client.worker_failed(failure)
+        observer.ask_all = client.stacks
         observer.is_first = lambda: rendezvous.is_first
         backend, args.rdzv_backend = args.rdzv_backend, SCHEDULER
         try:

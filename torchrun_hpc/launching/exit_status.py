@@ -142,7 +142,7 @@ def _leave(
             write(message, "error", at_exit=is_command)
     elif (
         failure is not None
-        and rendezvous.is_unreported
+        and rendezvous.client.is_unreported
         and failure.nodes == (plan.meeting.node_rank,)
     ):
         message = messages.unreported(failure, plan.meeting)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.coordinator import Settings
+    from torchrun_hpc.rendezvous.protocol import Failure
     from torchrun_hpc.spares.coordinator import Limits
 
 # Seconds to find out which program has a port.
@@ -67,6 +68,7 @@ class Connection:
         environ: Environment of this process.
         on_event: See `Client`.
         segment: Bytes of TCP's segments at most; 0 for what the interface takes.
+        own_failure: Why this agent cannot start, if it connects only to say that.
         limits: How long things may take in a job with spares; ``None`` without.
         end_workers: Kills the workers of this node at once.
 
@@ -74,7 +76,7 @@ class Connection:
         client: The connection, also before it is opened.
     """
 
-    def __init__(  # noqa: PLR0913 - the last three are of few
+    def __init__(  # noqa: PLR0913 - the last four are of few
         self,
         meeting: Meeting,
         settings: Settings,
@@ -82,6 +84,7 @@ class Connection:
         on_event: Callable[[Mapping[str, Any]], None],
         *,
         segment: int = 0,
+        own_failure: Failure | None = None,
         limits: Limits | None = None,
         end_workers: Callable[[], None] = lambda: None,
     ) -> None:
@@ -89,6 +92,7 @@ class Connection:
         self._settings = settings
         self._environ = environ
         self._segment = segment
+        self._own_failure = own_failure
         self._limits = limits
         self._end_workers = end_workers
         self._loop = Loop()
@@ -120,7 +124,8 @@ class Connection:
         address = search.CoordinatorAddress(
             meeting.connect_host, ports, first, meeting.notice_ports
         )
-        finder = search.Search(self._request, address, self.client.tell)
+        tell, own_failure = self.client.tell, self._own_failure
+        finder = search.Search(self._request, address, tell, own_failure)
         peers = None if opened is None else self._serve(opened, finder, timeout)
         try:
             self.client.connect(finder, peers)

@@ -216,7 +216,7 @@ class CoordinatorServer:
         self._events.call_later(_TICK, self._listen)
         if not self._has_reported:
             self._has_reported = True
-            self._loop.call_aside(self._on_problem, reason)
+            self._loop.call_aside(lambda: self._on_problem(reason))
 
     def _tick(self) -> None:
         if not self._is_serving:

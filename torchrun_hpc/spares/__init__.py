@@ -20,9 +20,5 @@ That there are never two worlds follows from four rules:
 `coordinator`      the coordinator's state machine, with members in place of nodes
 `standby`          what a member answers that is not the coordinator
 `member`           what a member knows, and whom it follows: without clock or network
-`client`           a member's connection to the coordinator, whoever that is
-`health`           the health check of a node
-`handler`          what torch's agent asks
-`messages`         what the user reads about it
 =================  ===================================================================
 """

@@ -180,10 +180,10 @@ def test_no_older_workers_are_left_when_a_round_begins(client):
 
 
 def test_a_member_that_is_not_well(client):
-    client.be_unfit("bad GPU")
+    client.peers.member.unfit = "bad GPU"
     with pytest.raises(NotNeededError):
         take_part(client, {"finished": 0})
-    assert client.sent == [{"unfit": "bad GPU"}]
+    assert client.sent == []  # it does not join
 
 
 def test_what_it_hears_at_the_end(client, events):
