@@ -407,7 +407,7 @@ class Client:
 
     def _log(self, text: str, message: Mapping[str, Any]) -> None:
         if _log.isEnabledFor(logging.DEBUG):
-            self._loop.call_aside(partial(_log.debug, text, message))
+            self._loop.call_aside(lambda: _log.debug(text, message))
 
     def _disconnect(self) -> None:
         self._is_leaving = True  # the end of the connection is no failure

@@ -419,7 +419,7 @@ def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
 
 def cut(client):
     """End an agent's connection without a word, as its death does."""
-    client._loop.call(client._channel._transport.abort)
+    client._loop.call(client._channel.transport.abort)
 
 
 def test_an_agent_that_is_gone(job):
