@@ -113,12 +113,15 @@ def waits(client):
     return bool(client._changed._waiters)
 
 
-def settle(*peers):
+def settle(*peers, aside=True):
     """Let the threads of clients and servers do all that they can do now."""
     for peer in peers * 3:  # question, answer, and what follows
         for _ in range(2):  # what has arrived is handled behind what is called
             done, loop = threading.Event(), peer._loop
-            loop.call(loop.call_aside, done.set)  # behind what is reported
+            if aside:
+                loop.call(loop.call_aside, done.set)  # behind what is reported
+            else:
+                loop.call(done.set)
             while loop._thread.is_alive() and not done.wait(0.05):
                 pass
 
@@ -236,6 +239,7 @@ class Job:
         on_event=None,
         own_failure=None,
         silence_timeout=120,
+        loop=None,
         **request,
     ):
         """Make the client of an agent, by default of node ``rank`` of the job."""
@@ -246,7 +250,7 @@ class Job:
         } | (where or {})
         asks = replace(REQUEST, **agent_of(rank) | request)
         on_event = on_event or self.events[rank].append
-        made = Client(loop_started(), asks, silence_timeout, on_event)
+        made = Client(loop or loop_started(), asks, silence_timeout, on_event)
         address = CoordinatorAddress(**where)
         made._search = Search(asks, address, made.tell, own_failure)
         made.connect = partial(made.connect, made._search)

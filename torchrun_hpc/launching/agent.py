@@ -26,7 +26,8 @@ from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.rendezvous import client, handler
+from torchrun_hpc.rendezvous import handler
+from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities, cpp_log
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.host.resolver import ResolverCheck
+    from torchrun_hpc.launching.exit_status import World
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.meeting import Meeting
@@ -133,7 +135,7 @@ class AgentStarter(Starter):
             if self._is_quiet and self._observer.watch.has_failed:
                 raise SystemExit(FAILED) from error
             raise
-        except client.JobFailedError as error:  # in a dry run
+        except JobFailedError as error:  # in a dry run
             _fail(report.failed(error.failure, plan.meeting), error)
         except handler.CoordinatorMissingError as error:
             _fail(error.message, error)
@@ -164,7 +166,7 @@ class AgentStarter(Starter):
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
 
-    def _world(self, plan: LaunchPlan) -> exit_status.World:
+    def _world(self, plan: LaunchPlan) -> World:
         """Return what this launch is part of; it hears of failures of workers."""
         args, observer, meeting = self._args, self._observer, plan.meeting
         if not meeting.is_ours:
@@ -188,8 +190,9 @@ class AgentStarter(Starter):
             end_workers=observer.end_workers,
         )
         handler.register(rendezvous)
-        observer.watch.on_failure = rendezvous.worker_failed
-        observer.ask_all = rendezvous.stacks
+        client = rendezvous.client
+        observer.watch.on_failure = lambda failure, _: client.worker_failed(failure)
+        observer.ask_all = client.stacks
         observer.is_first = lambda: rendezvous.is_first
         return rendezvous
 

@@ -8,7 +8,7 @@ import functools
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
@@ -26,10 +26,13 @@ from torchrun_hpc.reporting import console
 from torchrun_hpc.torch_compat.errors import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from torchrun_hpc.failures.failure import Failure
+    from torchrun_hpc.failures.local import LocalWorld
     from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
+
+    World = SchedulerRendezvous | LocalWorld
 
 # Seconds for which an agent tries to reach the others, to report that it gives up.
 _REPORT_TIMEOUT = 10.0
@@ -42,44 +45,6 @@ _KILLED = 128  # plus the number of the signal, as in a shell
 
 class _EarlySignal(SignalException):
     """A signal that comes before there are workers; torchrun would die of it."""
-
-
-class World(Protocol):
-    """What a launch asks of its world at the end, whichever rendezvous serves it."""
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why it failed."""
-
-    @property
-    def took_part(self) -> bool:
-        """Whether this node has been part of it."""
-
-    @property
-    def reports(self) -> bool:
-        """Whether this node reports how it has ended."""
-
-    @property
-    def is_unreported(self) -> bool:
-        """Whether a worker has failed, and nobody has reported it."""
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether this node can tell the outcome, if it reports."""
-
-    @property
-    def out_at_end(self) -> Sequence[int]:
-        """Ranks of the nodes that the next job had better do without."""
-
-    @property
-    def restarts(self) -> int:
-        """How often all workers were started again."""
-
-    def give_up(self, failure: Failure) -> None:
-        """Take note of why this node ends, and let the others know."""
-
-    def leave(self) -> None:
-        """Leave it, once the failures of workers are reported."""
 
 
 @contextlib.contextmanager

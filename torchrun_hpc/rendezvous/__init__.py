@@ -10,10 +10,16 @@ same connection then carries what concerns all: a restart, the end, a failure.
 `coordinator`      what the coordinator decides: a state machine, without clock or
                    network
 `key_value_store`  the values that torch's agents share, as the coordinator keeps them
-`server`           the coordinator's server
-`search`           how an agent finds the coordinator
-`client`           an agent's connection to the coordinator, in a thread of its own
-`connection`       both of these, as a node opens and closes them
+`loop`             the thread in which a process takes part, with what follows
+`server`           serves the coordinator, and whoever may become it
+`client`           an agent's connection to the coordinator
+`search`           how it finds the coordinator where that should be
+`peers`            how it finds the coordinator, or becomes it, in a job with spares
+`liveness`         signs of life of the coordinator
+`questions`        what an agent asks through it
+`connection`       all of these, as a node opens and closes them
+`notice`           the same of a node that cannot start
+`health`           the health check of a node with spares
 `messages`         what the user reads about it
 `handler`          what torch's agent asks; it imports torch, and so does
 `store`            the store that torch's agents share

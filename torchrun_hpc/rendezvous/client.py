@@ -20,8 +20,8 @@ from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import COLLECT_TIMEOUT
 from torchrun_hpc.rendezvous.liveness import Silence
 from torchrun_hpc.rendezvous.loop import now
+from torchrun_hpc.rendezvous.questions import Questions
 from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError, RefusedError
-from torchrun_hpc.rendezvous.stacks import Stacks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -99,21 +99,18 @@ class Client:
         self._silence = Silence(silence_timeout)
         self._on_event = on_event
         self._is_running = False
-        self._has_joined = False
         self._is_leaving = False
         self._is_decided = False  # which failure is the first
         self._problem: Exception | None = None
-        self._wanted = 0  # the round that it has joined, or is to join
+        self._wanted = -1  # the round that it has joined last
         self._go: Mapping[str, Any] | None = None
         self._prepared: Record | None = None  # and not confirmed yet
-        self._answers: dict[int, Any] = {}
-        self._asked = 0
         self._round = 0  # that this agent is in
         self._own_failure: Failure | None = None  # of a worker here, the first one
         self._is_reported = False  # which workers have failed
         self._changed = threading.Condition()
         self._channel: Channel | None = None
-        self._stacks = Stacks(self._changed, self._until, self.send)
+        self._questions = Questions(self._changed, self._until, self.send)
         self._task: asyncio.Task[None]
 
     # --- for the main thread ------------------------------------------------------
@@ -130,8 +127,7 @@ class Client:
             RefusedError: It refuses this agent.
             JobFailedError: The job has failed already.
         """
-        self._is_running = True
-        self.peers = peers
+        self._is_running, self.peers = True, peers
         self._loop.call(self._begin, peers or search)
         self._until(lambda: self.is_accepted)
 
@@ -159,9 +155,8 @@ class Client:
             message["store"] = open_store()
         with self._changed:
             self._wanted = message["join"] = self.next_round
-            self._has_joined = True
-            self._go = None  # but not what is prepared: it is of a later round
-            self.is_over = False
+            # But not what is prepared: it is of a later round.
+            self._go, self.is_over = None, False
             self._own_failure = None
             if member is not None:
                 member.is_ready = True
@@ -195,9 +190,8 @@ class Client:
     @property
     def _active(self) -> Sequence[int]:
         """The nodes that have workers, by node rank."""
-        if self.peers is None:
-            return range(self.request.nodes)
-        return self.peers.member.record.active
+        peers = self.peers
+        return peers.member.record.active if peers else range(self.request.nodes)
 
     def ask(self, question: Mapping[str, Any], timeout: float) -> Any:
         """Ask the coordinator's store.
@@ -207,12 +201,10 @@ class Client:
             RoundOverError: The round that it is about has ended.
             JobFailedError: The job has failed.
         """
-        self._asked = number = self._asked + 1
-        self.send({"ask": number, **question})
-        self._until(lambda: number in self._answers or self.is_over, timeout)
+        answer = self._questions.ask(question, lambda: self.is_over, timeout)
         if self.is_over:
             raise RoundOverError
-        return self._answers.pop(number)
+        return answer
 
     def stacks(self, timeout: float) -> dict[int, Any]:
         """Ask all agents for the stacks of their workers; return the answers by node.
@@ -223,14 +215,8 @@ class Client:
             timeout: Seconds to wait for those of all nodes.
         """
         spares = {*range(self.request.nodes)} - {*self._active}
-        found = self._stacks.ask(lambda: self._active, timeout)
+        found = self._questions.ask_all(lambda: self._active, timeout)
         return {node: [] for node in spares} | found
-
-    def be_unfit(self, reason: str) -> None:
-        """Take part no more: this node, of a job with spares, is not well."""
-        if self.peers is not None:
-            self.peers.member.unfit = reason
-        self.send({"unfit": reason})
 
     def finish(self) -> None:
         """Wait until all nodes have finished.
@@ -260,7 +246,7 @@ class Client:
         """Disconnect; after a failure, once it is known which one was the first."""
         if not self._is_running:
             return
-        if self._has_joined and not self.finished:
+        if self._wanted >= 0 and not self.finished:
             text, rank = "it left before the end", self.request.rank
             self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
         with self._changed:
@@ -398,30 +384,19 @@ class Client:
 
     def _lose(self, failure: Failure) -> None:
         if not self.finished and not self._is_leaving:
-            failure = self.failure or failure
-            self._change(failure=failure)
+            self._change(failure=self.failure or failure)
 
     def tell(
-        self, event: Mapping[str, Any], then: Callable[[], object] | None = None
+        self, event: Mapping[str, Any], then: Callable[[], object] = lambda: None
     ) -> None:
         """Let the user know, aside; then do something in the loop."""
-
-        def call() -> None:
-            try:
-                self._on_event(event)
-            except Exception as error:  # noqa: BLE001 - it ends this agent
-                self._loop.call(self._on_fault, error)
-            else:
-                if then is not None:
-                    self._loop.call(then)
-
-        self._loop.call_aside(call)
+        self._loop.call_aside(partial(self._on_event, event), then, self._on_fault)
 
     def _reported(self, first: Failure | None = None) -> None:
         """Take note that workers' failures are reported, and which was the first."""
         if first is not None and self.failure is not None:
-            self._change(failure=replace(first, finished=self.failure.finished))
-        self._change(_is_reported=True)
+            first = replace(first, finished=self.failure.finished)
+        self._change(failure=first or self.failure, _is_reported=True)
         self._send({"printed": True})
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -431,7 +406,7 @@ class Client:
 
     def _log(self, text: str, message: Mapping[str, Any]) -> None:
         if _log.isEnabledFor(logging.DEBUG):
-            self._loop.call_aside(_log.debug, text, message)
+            self._loop.call_aside(lambda: _log.debug(text, message))
 
     def _disconnect(self) -> None:
         self._is_leaving = True  # the end of the connection is no failure
@@ -451,9 +426,7 @@ class Client:
         if "heartbeat" in message:
             self._send({"heartbeat": now()})
         elif "answer" in message:
-            with self._changed:
-                self._answers[message["answer"]] = message.get("value")
-                self._changed.notify_all()
+            self._questions.answered(message)
         elif "prepare" in message and self.peers is not None:
             self._change(_prepared=self.peers.member.prepared(message))
         elif "go" in message:
@@ -491,6 +464,6 @@ class Client:
         elif "printed" in message:
             self._change(_is_reported=True)
         elif "sampled" in message:
-            self._stacks.answered(message)
+            self._questions.answered_by_node(message)
         elif "record" not in message:
             self.tell(message)

@@ -28,6 +28,7 @@ from torchrun_hpc.reporting import console
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.protocol import Settings
 
@@ -65,13 +66,14 @@ class Connection:
         environ: Environment of this process.
         on_event: See `Client`.
         segment: Bytes of TCP's segments at most; 0 for what the interface takes.
+        own_failure: Why this agent cannot start, if it connects only to say that.
         end_workers: Kills the workers of this node at once.
 
     Attributes:
         client: The connection, also before it is opened.
     """
 
-    def __init__(  # noqa: PLR0913 - the last two are of few
+    def __init__(  # noqa: PLR0913 - the last three are of few
         self,
         meeting: Meeting,
         settings: Settings,
@@ -79,12 +81,14 @@ class Connection:
         on_event: Callable[[Mapping[str, Any]], None],
         *,
         segment: int = 0,
+        own_failure: Failure | None = None,
         end_workers: Callable[[], None] = lambda: None,
     ) -> None:
         self._meeting = meeting
         self._settings = settings
         self._environ = environ
         self._segment = segment
+        self._own_failure = own_failure
         self._end_workers = end_workers
         self._loop = Loop()
         self._request = request_of(meeting, settings.run_id)
@@ -116,7 +120,8 @@ class Connection:
         address = search.CoordinatorAddress(
             meeting.connect_host, ports, first, meeting.notice_ports
         )
-        finder = search.Search(self._request, address, self.client.tell)
+        tell, own_failure = self.client.tell, self._own_failure
+        finder = search.Search(self._request, address, tell, own_failure)
         peers = None if opened is None else self._serve(opened, finder, timeout)
         try:
             self.client.connect(finder, peers)

@@ -8,18 +8,31 @@ import socket
 import struct
 from typing import Any
 
+from torchrun_hpc import wire
+
 
 class End(asyncio.Protocol):
     """One end of a connection. Only a process that ends sends an end of file unasked.
 
+    Args:
+        limit: Bytes that a line of the other end may have.
+
     Attributes:
+        transport: What it is sent by; ``None`` before.
+        lines: What has arrived.
         at_end: Whether an end of file has come. The kernel of a process sends it when
             the process ends.
     """
 
-    at_end = False
-    _transport: Any = None
-    _is_aborted = False
+    def __init__(self, limit: int) -> None:
+        self.transport: Any = None
+        self.lines = wire.Lines(limit)
+        self.at_end = False
+        self._is_aborted = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Keep the transport."""
+        self.transport = transport
 
     def eof_received(self) -> None:
         """Take note of the end of file."""
@@ -33,7 +46,7 @@ class End(asyncio.Protocol):
         """
         if error is not None or self._is_aborted:
             with contextlib.suppress(OSError):  # the connection has ended already
-                self._transport.get_extra_info("socket").setsockopt(
+                self.transport.get_extra_info("socket").setsockopt(
                     socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                 )
 
@@ -42,6 +55,11 @@ class End(asyncio.Protocol):
 
         The other end gets a reset instead of an end of file: this process lives.
         """
-        if self._transport is not None:
+        if self.transport is not None:
             self._is_aborted = True
-            self._transport.abort()
+            self.transport.abort()
+
+    def close(self) -> None:
+        """Close the connection, once all is sent."""
+        with contextlib.suppress(OSError):
+            self.transport.close()

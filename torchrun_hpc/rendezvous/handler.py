@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.options.rdzv_conf import RdzvConf
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
-    from torchrun_hpc.rendezvous.peers import Peers
 
 _torch: Any = distributed
 
@@ -74,6 +73,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         address: Where the workers' store is, if it is here.
         sample: Returns the stacks of this node's workers, for other nodes.
         end_workers: See `Connection`.
+
+    Attributes:
+        client: The connection to the coordinator, also before it is opened.
     """
 
     def __init__(  # noqa: PLR0913 - the last three are of few
@@ -99,7 +101,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._connection = Connection(
             meeting, settings, environ, self._report, end_workers=end_workers
         )
-        self._client = self._connection.client
+        self.client = self._connection.client
         self._workers_store: list[Any] = []
         self._opening: threading.Thread | None = None
         self._samples = threading.Semaphore(_SAMPLES)
@@ -150,7 +152,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         # Torch's agent itself reports the failure of its own workers.
         if failure is not None and not (failure.rank >= 0 and failure.nodes == own):
             raise JobFailedError(failure)
-        return int(self._client.is_over)
+        return int(self.client.is_over)
 
     def is_closed(self) -> bool:
         """Say whether there will be no other round."""
@@ -175,12 +177,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     @property
     def failure(self) -> Failure | None:
         """Why the job failed."""
-        return self._client.failure
+        return self.client.failure
 
     @property
     def reports(self) -> bool:
         """Whether this node reports how the job has ended."""
-        failure, peers, meeting = self.failure, self._peers, self._meeting
+        failure, peers, meeting = self.failure, self.client.peers, self._meeting
         is_alone = failure is not None and failure.kind is Kind.COORDINATOR
         if peers is not None:
             return peers.reports or is_alone
@@ -194,37 +196,34 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def is_first(self) -> bool:
         """Whether this node does what one of them does while the job runs."""
         if self.has_spares:  # the one that has the coordinator
-            return self._peers is not None and self._peers.member.coordinates
+            peers = self.client.peers
+            return peers is not None and peers.member.coordinates
         return is_reporter(self._meeting.node_rank)
 
     @property
     def is_certain(self) -> bool:
         """Whether the job cannot go on without this node, when that gives up."""
-        return self._peers is None or self._peers.is_certain
+        return self.client.peers is None or self.client.peers.is_certain
 
     @property
     def out_at_end(self) -> Sequence[int]:
         """Ranks of the nodes that the next job had better do without."""
-        return () if self._peers is None else self._peers.out_at_end
-
-    @property
-    def _peers(self) -> Peers | None:
-        return self._client.peers
-
-    @property
-    def is_unreported(self) -> bool:
-        """Whether a worker has failed, and nobody has reported it."""
-        return self._client.is_unreported
+        return () if self.client.peers is None else self.client.peers.out_at_end
 
     @property
     def took_part(self) -> bool:
         """Whether the coordinator has accepted this agent."""
-        return self._client.is_accepted
+        return self.client.is_accepted
+
+    @property
+    def is_unreported(self) -> bool:
+        """Whether a worker has failed, and nobody has reported it."""
+        return self.client.is_unreported
 
     @property
     def restarts(self) -> int:
         """How often the job has been restarted, up to the round that runs."""
-        return max(self._client.next_round - 1, 0)
+        return max(self.client.next_round - 1, 0)
 
     def connect(self, timeout: float | None = None) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
@@ -238,7 +237,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             JobFailedError: The job has failed already.
         """
         if self.took_part:
-            return self._client
+            return self.client
         limit = self._settings.join_timeout if timeout is None else timeout
         try:
             return self._connection.open(limit)
@@ -246,18 +245,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             message = messages.coordinator_missing(str(error), limit, self._meeting)
             raise CoordinatorMissingError(message) from None
 
-    def worker_failed(self, failure: Failure, _attempt: object = None) -> None:
-        """Inform the others that a worker of this node has failed."""
-        self._client.worker_failed(failure)
-
-    def stacks(self, timeout: float) -> dict[int, Any]:
-        """Return the stacks of all workers by node, see `Client.stacks`."""
-        return self._client.stacks(timeout)
-
     def finish(self) -> bool:
         """Wait until all nodes have finished; say whether they did."""
         try:
-            self._client.finish()
+            if self.took_part:
+                self.client.finish()
         except JobFailedError:
             return False
         return True
@@ -265,7 +257,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def give_up(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
         rank = self._meeting.node_rank
-        self._client.fail(replace(failure, nodes=(rank,), by=rank))
+        self.client.fail(replace(failure, nodes=(rank,), by=rank))
 
     def leave(self) -> None:
         """Disconnect; the coordinator ends once all others know how the job ended."""
@@ -285,20 +277,21 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def _check_health(self) -> None:
         """Run the health check; a node that is not well takes part no more."""
-        client, spares, peers = self._client, self._meeting.spares, self._peers
-        if peers is None or peers.member.unfit or not spares.health_check:
+        peers, command = self.client.peers, self._meeting.spares.health_check
+        if peers is None or peers.member.unfit or not command:
             return
         try:
-            check = HealthCheck(spares.health_check, spares.health_check_timeout)
+            check = HealthCheck(command, self._meeting.spares.health_check_timeout)
         except OSError as error:
-            client.be_unfit(f"its health check cannot be started: {error.strerror}")
-            return
-        try:
-            waiting.until(lambda: check.has_ended or client.failure is not None)
-        finally:
-            problem = check.end()
-        if problem and client.failure is None:
-            client.be_unfit(problem)
+            problem = f"its health check cannot be started: {error.strerror}"
+        else:
+            try:
+                waiting.until(lambda: check.has_ended or self.failure is not None)
+            finally:
+                problem = check.end()
+        if problem and self.failure is None:
+            peers.member.unfit = problem
+            self.client.send({"unfit": problem})
 
     def _open_workers_store(self) -> tuple[str, int]:
         """Open a store for the workers of one round; return its address and port.
@@ -346,7 +339,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             answer = {"sampled": question, "of": self._sample()}
         finally:
             self._samples.release()
-        self._client.send(answer)
+        self.client.send(answer)
 
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
@@ -358,8 +351,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             return
         message = messages.render(event, self._meeting)
         if message is not None:
-            kind = "warning" if message.code in messages.WARNINGS else ""
-            console.write(message, kind)
+            console.write(message, messages.kind_of(event, self._meeting))
 
 
 def settings_of(

@@ -7,7 +7,6 @@ import contextlib
 import queue
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ class Loop:
     def __init__(self) -> None:
         self.events: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
-        self._calls: queue.SimpleQueue[Callable[[], object] | None]
-        self._calls = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._aside: threading.Thread | None = None
 
     def start(self) -> None:
@@ -55,14 +53,25 @@ class Loop:
             if self._thread.is_alive():
                 self.events.call_soon_threadsafe(function, *args)
 
-    def call_aside(self, function: Callable[..., object], *args: Any) -> None:
-        """Call something that may block, from the thread, in the order of the calls."""
+    def call_aside(
+        self,
+        function: Callable[[], object],
+        then: Callable[[], object] = lambda: None,
+        on_fault: Callable[[Exception], object] | None = None,
+    ) -> None:
+        """Call something that may block, from the thread, in the order of the calls.
+
+        Args:
+            function: That.
+            then: Called in the thread after it.
+            on_fault: Gets there what it raises; by default, asyncio reports that.
+        """
         if self._aside is None:
             self._aside = threading.Thread(
                 target=self._run_aside, name="aside", daemon=True
             )
             self._aside.start()
-        self._calls.put(partial(function, *args))
+        self._calls.put((function, then, on_fault or self._raise))
 
     def close(self) -> None:
         """End, once what is called aside has returned, or blocks for too long."""
@@ -92,4 +101,14 @@ class Loop:
 
     def _run_aside(self) -> None:
         while (call := self._calls.get()) is not None:
-            call()
+            function, then, on_fault = call
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 - it belongs to who has called
+                self.call(on_fault, error)
+            else:
+                self.call(then)
+
+    @staticmethod
+    def _raise(error: Exception) -> None:
+        raise error

@@ -190,9 +190,23 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "seeks": _seeks,
 }
 
-# Codes of those that are more than news.
-_SPARES = ("HPC207", "HPC208", "HPC209", "HPC210", "HPC211", "HPC212", "HPC214")
-WARNINGS = frozenset({*_SPARES, "HPC163", "HPC217", "HPC218", "HPC229"})
+_WARNINGS = {"sites", "stranger"}
+_OF_SPARES = {
+    "replaced",
+    "excluded",
+    "out",
+    "takes_over",
+    "may_run",
+    "suspended",
+    "seeks",
+}
+_WARNINGS_WITH_SPARES = _WARNINGS | _OF_SPARES | {"silent", "coordinator_silent"}
+
+
+def kind_of(event: Mapping[str, Any], meeting: Meeting) -> str:
+    """Return whether an event is more than news, as `console.write` has it."""
+    warnings = _WARNINGS_WITH_SPARES if meeting.spares.number else _WARNINGS
+    return "warning" if event.keys() & warnings else ""
 
 
 def _own(meeting: Meeting) -> str:

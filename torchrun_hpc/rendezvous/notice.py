@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.rendezvous.client import Client, JobFailedError
-from torchrun_hpc.rendezvous.connection import request_of
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.members import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Settings
-from torchrun_hpc.rendezvous.search import (
-    CoordinatorAddress,
-    CoordinatorNotFoundError,
-    RefusedError,
-    Search,
-)
+from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 from torchrun_hpc.rendezvous.server import CoordinatorServer, listen
 
 if TYPE_CHECKING:
@@ -44,43 +40,6 @@ def inform(
         Why the job failed, as the coordinator has it; ``None`` if it was not found, or
         is this node's.
     """
-    loop = Loop()
-    loop.start()
-    try:
-        if not meeting.is_coordinator:
-            return _send(loop, meeting, failure, limit, on_event)
-        _serve(loop, meeting, failure, limit)
-        return None
-    finally:
-        loop.close()
-
-
-def _send(
-    loop: Loop,
-    meeting: Meeting,
-    failure: Failure,
-    limit: float,
-    on_event: Callable[[Mapping[str, Any]], None],
-) -> Failure | None:
-    """Connect to the coordinator only to inform it."""
-    address = CoordinatorAddress(
-        meeting.connect_host, meeting.ports, limit, meeting.notice_ports
-    )
-    request = request_of(meeting, "")
-    agent = Client(loop, request, int(limit), on_event)
-    try:
-        agent.connect(Search(request, address, agent.tell, failure))
-        agent.fail(failure)  # if it was let in as one that had been there before
-    except (JobFailedError, CoordinatorNotFoundError, RefusedError):
-        pass
-    finally:
-        agent.leave()
-    return agent.failure
-
-
-def _serve(loop: Loop, meeting: Meeting, failure: Failure, limit: float) -> None:
-    """Accept the other nodes only to inform them, on the first port that is free."""
-    address = meeting.listen[0] if meeting.listen else None
     settings = Settings(
         job=meeting.launch_id,
         run_id="",
@@ -91,13 +50,33 @@ def _serve(loop: Loop, meeting: Meeting, failure: Failure, limit: float) -> None
         silence_timeout=SILENCE_REPORT,
         spares=meeting.spares.number,
     )
+    if meeting.is_coordinator:
+        _serve(meeting, settings, failure, limit)
+        return None
+    agent = Connection(meeting, settings, {}, on_event, own_failure=failure)
+    with (
+        closing(agent),
+        suppress(JobFailedError, CoordinatorNotFoundError, LaunchError),
+    ):
+        # Once more, if it was let in as one that had been there before.
+        agent.open(limit).fail(failure)
+    return agent.client.failure
+
+
+def _serve(
+    meeting: Meeting, settings: Settings, failure: Failure, limit: float
+) -> None:
+    """Accept the other nodes only to inform them, on the first port that is free."""
+    address = meeting.listen[0] if meeting.listen else None
     for port in (*meeting.ports, *meeting.notice_ports):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             opened = listen(address, port)
             break
     else:
         return
-    server = CoordinatorServer(loop, opened, Coordinator(settings))
-    server.fail(failure)  # before any node is accepted
-    server.start()
-    server.close(late_timeout=limit)
+    with closing(Loop()) as loop:
+        loop.start()
+        server = CoordinatorServer(loop, opened, Coordinator(settings))
+        server.fail(failure)  # before any node is accepted
+        server.start()
+        server.close(late_timeout=limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
@@ -167,14 +168,12 @@ class Peers:
         """
         try:
             return await self._search.find()
-        except CoordinatorNotFoundError as error:
+        except CoordinatorNotFoundError:
             left = self._timeout - self._coordinator.settings.spare_after
-            if left <= 0:
-                raise
-            try:
-                return await self._ask_all(left)
-            except CoordinatorNotFoundError:
-                raise error from None
+            with suppress(CoordinatorNotFoundError):
+                if left > 0:
+                    return await self._ask_all(left)
+            raise
 
     async def find_again(self, *, has_ended: bool) -> Answered:
         """Find the next coordinator, or become it: the one before is lost.

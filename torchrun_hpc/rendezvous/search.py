@@ -78,23 +78,19 @@ class Channel(End):
     """
 
     def __init__(self) -> None:
+        super().__init__(LINE_LIMIT)
         self.closed = asyncio.Event()
         self._fault: Exception | None = None
         self.has_received = False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
         self._messages: list[Mapping[str, Any]] = []
         self._arrived = asyncio.Event()
-        self._lines = wire.Lines(LINE_LIMIT)
-
-    def connection_made(self, transport: Any) -> None:
-        """Keep the transport."""
-        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         """Split what has arrived into messages."""
         self.has_received = True
         try:
-            self._messages += self._lines.feed(data)
+            self._messages += self.lines.feed(data)
         except WireError:
             self.abort()
             return
@@ -131,12 +127,8 @@ class Channel(End):
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, unless the connection has ended."""
-        if not self._transport.is_closing():
-            self._transport.write(wire.to_line(message))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._transport.close()
+        if not self.transport.is_closing():
+            self.transport.write(wire.to_line(message))
 
 
 class Search:

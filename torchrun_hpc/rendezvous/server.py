@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
 import threading
@@ -188,7 +187,7 @@ class CoordinatorServer:
         self._events.call_later(_TICK, self._listen)
         if not self._has_reported:
             self._has_reported = True
-            self._loop.call_aside(self._on_problem, reason)
+            self._loop.call_aside(lambda: self._on_problem(reason))
 
     def _tick(self) -> None:
         if not self._is_serving:
@@ -247,12 +246,12 @@ class _Connection(End):
     """The connection of an agent, or of an unknown peer."""
 
     def __init__(self, server: CoordinatorServer) -> None:
+        super().__init__(protocol.JOIN_REQUEST_LIMIT)
         self._server = server
-        self._lines = wire.Lines(protocol.JOIN_REQUEST_LIMIT)
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        super().connection_made(transport)
         self._server.connected(self)
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(_JOIN_REQUEST_TIMEOUT, transport.abort)
@@ -260,13 +259,13 @@ class _Connection(End):
     def data_received(self, data: bytes) -> None:
         self._server.catch_up()
         try:
-            for message in self._lines.feed(data):
-                if self._transport.is_closing():  # it is refused, or has left
+            for message in self.lines.feed(data):
+                if self.transport.is_closing():  # it is refused, or has left
                     break
                 if self._deadline is not None:
                     self._deadline.cancel()
                     self._deadline = None
-                    self._lines.limit = protocol.LINE_LIMIT
+                    self.lines.limit = protocol.LINE_LIMIT
                     self._server.identified(self)
                 self._server.coordinator.receive(self, message)
                 self._server.flush()
@@ -280,11 +279,7 @@ class _Connection(End):
         self._server.disconnected(self)
 
     def send(self, line: bytes) -> None:
-        if self._transport.get_write_buffer_size() > _UNSENT_LIMIT:
+        if self.transport.get_write_buffer_size() > _UNSENT_LIMIT:
             self.abort()
         else:
-            self._transport.write(line)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._transport.close()
+            self.transport.write(line)

@@ -180,7 +180,7 @@ def test_two_nodes_meet_twice_and_finish(job: Job) -> None:
         assert [each.restarts for each in made] == [number] * 2
         assert [each.num_nodes_waiting() for each in made] == [0, 0]
         if number == 0:
-            made[1].worker_failed(_worker_failure(1, code=7))
+            made[1].client.worker_failed(_worker_failure(1, code=7))
             until(lambda: all(each.num_nodes_waiting() for each in made))
     assert len(ports) == 2  # no worker meets what a dead one has left
     assert together(*(each.finish for each in made)) == [True, True]
@@ -206,7 +206,7 @@ def test_what_torch_asks_a_handler(job: Job) -> None:
     assert (made.num_nodes_waiting(), made.is_closed(), made.restarts) == (0, False, 0)
     made.set_closed()
     made.give_up(Failure(Kind.AGENT))
-    made.worker_failed(_worker_failure(0))
+    made.client.worker_failed(_worker_failure(0))
     assert made.finish()
     assert made.shutdown()
 
@@ -342,7 +342,7 @@ def test_a_failure_of_another_node(job: Job) -> None:
 
 def test_a_failure_of_an_own_worker_is_for_torch_to_report(job: Job) -> None:
     made, _ = job.meet()
-    made[1].worker_failed(_worker_failure(1, code=-11))
+    made[1].client.worker_failed(_worker_failure(1, code=-11))
     assert failure_of(made[1]).code == -11
     assert made[1].num_nodes_waiting() == 0
     assert failure_of(made[0]).code == -11
@@ -363,11 +363,11 @@ def test_failures_of_workers_are_reported_by_node_0(
     monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 5.0)
     monkeypatch.setattr(clients, "_REPORT_TIMEOUT", PATIENCE)
     made, _ = job.meet()
-    made[0].worker_failed(_worker_failure(0, text=CLOSED, lines=(CLOSED,)))
+    made[0].client.worker_failed(_worker_failure(0, text=CLOSED, lines=(CLOSED,)))
     for each in made:
         assert failure_of(each).text == CLOSED
     lines = ("Traceback (most recent call last):", BAD)
-    made[1].worker_failed(_worker_failure(1, text=BAD, lines=lines))
+    made[1].client.worker_failed(_worker_failure(1, text=BAD, lines=lines))
     together(*(each.leave for each in made))
     assert capfd.readouterr().err.splitlines() == [
         (
@@ -385,7 +385,7 @@ def test_failures_of_workers_are_reported_by_node_0(
 def test_a_failure_of_a_worker_without_a_rendezvous(job: Job) -> None:
     """Torch has not asked for the next round, or could not join it."""
     made = job.handler(0)
-    made.worker_failed(_worker_failure(0), 0)
+    made.client.worker_failed(_worker_failure(0))
     assert made.failure is None
 
 
@@ -502,7 +502,7 @@ def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
     wanted = min(asked, handlers._SAMPLES)
     for repeated in (1, 2):  # the next questions are answered, too
         sent: list[Any] = []
-        handler._client = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
+        handler.client = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
         may_end.clear()
         for number in range(asked):
             handler._report({"stacks": [0, number]})
@@ -768,10 +768,10 @@ def test_a_failure_that_node_0_does_not_report(
     """Its agent is suspended."""
     monkeypatch.setattr(clients, "_REPORT_TIMEOUT", 0.3)
     made, _ = job.meet()
-    client: Any = made[0]._client
+    client: Any = made[0].client
     goes_on = threading.Event()
     client._loop.call(goes_on.wait)
-    made[1].worker_failed(_worker_failure(1, text=BAD))
+    made[1].client.worker_failed(_worker_failure(1, text=BAD))
     handler = made[1]
     with (
         pytest.raises(ChildFailedError),

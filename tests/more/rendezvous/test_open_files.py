@@ -22,6 +22,7 @@ listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
 settings = Settings("19.0", "mine", 3, 0, 0, 60, 120)
 unknown_peers, limit = map(int, sys.argv[1:])
 loop, ready = Loop(), threading.Event()
+loop.start()
 server = CoordinatorServer(
     loop,
     listening,
@@ -29,7 +30,6 @@ server = CoordinatorServer(
     unknown_peers,
     lambda reason: print("problem:", reason)
 )
-loop.start()
 server.start()
 loop.call(ready.set)
 ready.wait()  # it has opened what it needs

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import pytest
-from loopback import STORE, Job, together
+from loopback import Job, take_part, together
 from waiting import PATIENCE
 
 from torchrun_hpc.failures.worker import Worker
@@ -54,7 +54,7 @@ def agents(workers):
     ]
     with ThreadPoolExecutor(NODES) as pool:
         list(pool.map(lambda client: client.connect(), made))
-        list(pool.map(lambda client: client.join(STORE), made))
+        list(pool.map(take_part, made))
     yield made
     with ThreadPoolExecutor(NODES) as pool:
         list(pool.map(lambda client: client.leave(), made))

@@ -300,7 +300,7 @@ class Sampled:
                 waits(self.made[0])
                 and [
                     set(answers)
-                    for answers in [*self.made[0]._stacks._answers.values()]
+                    for answers in [*self.made[0]._questions._of_nodes.values()]
                 ]
                 == [set(answered)]
             )
@@ -332,7 +332,7 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
-    sampled[1].send({"sampled": [0, sampled[0]._stacks._asked], "of": ["late"]})
+    sampled[1].send({"sampled": [0, sampled[0]._questions._asked], "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert sampled[0].stacks(LIMIT) == ANSWERS
@@ -418,7 +418,7 @@ def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
 
 def cut(client):
     """End an agent's connection without a word, as its death does."""
-    client._loop.call(client._channel._transport.abort)
+    client._loop.call(client._channel.transport.abort)
 
 
 def test_an_agent_that_is_gone(job):
@@ -522,6 +522,86 @@ def test_a_coordinator_that_is_stopped_for_a_while(job):
     job.clock.go_on(75, 75)
     assert job.events[0] == []
     assert client.failure is None
+
+
+# --- one loop for the coordinator and the agent of its node ------------------------
+
+
+@pytest.fixture
+def reads():
+    """Return whether there is a reader of what the coordinator's node reports."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+@pytest.fixture
+def sharing(job, reads):
+    """Start the coordinator and its node's agent in one loop, and two others."""
+    job.start_server(max_restarts=1)
+    loop = job.server._loop
+    made = [job.client(0, loop=loop, on_event=lambda _: reads.wait(PATIENCE))]
+    made += [job.client(rank) for rank in (1, 2)]
+    together(*(client.connect for client in made))
+    return made
+
+
+def test_a_report_that_nobody_reads_stops_nothing(job, sharing, reads):
+    join_all(sharing)
+    sharing[1].worker_failed(FIRST)
+    until(lambda: all(client.is_over for client in sharing))
+    agents = job.server.coordinator._agents
+    for go in join_all(sharing):  # this is reported
+        assert go["go"] == 1
+    sharing[0].send({"stacks": 1})  # and this
+    for _ in range(60):
+        job.clock.now += 1
+        settle(job.server, *sharing, aside=False)
+        assert {each.silent_for < 10 for each in agents.values()} == {True}
+    assert sharing[0]._loop._aside.is_alive()
+    assert sharing[0].ask({"add": "a", "by": 1}, LIMIT) == 1
+    assert not reads.is_set()
+    assert [client.failure for client in sharing] == [None] * 3
+
+
+def test_a_report_that_nobody_reads_is_not_confirmed(job, sharing, reads):
+    """The others stay until it is written, but not for ever."""
+    join_all(sharing)
+    sharing[1].worker_failed(FIRST)
+    until(lambda: all(client.is_over for client in sharing))
+    join_all(sharing)
+    sharing[1].worker_failed(FIRST)
+    until(lambda: all(client._is_decided for client in sharing))
+    job.clock.now += clients.COLLECT_TIMEOUT
+    settle(job.server, aside=False)
+    until(lambda: sharing[0]._loop._aside is not None)
+    assert all(client.is_unreported for client in sharing)
+    reads.set()
+    until(lambda: not any(client.is_unreported for client in sharing))
+
+
+def test_a_fault_of_the_agent_leaves_the_coordinator(sharing):
+    sharing[0]._channel.on_message = lambda _: 1 / 0
+    sharing[0].send({"ask": 1, "check": []})
+    assert failure_of(sharing[0]).text == "ZeroDivisionError: division by zero"
+    assert sharing[1].ask({"add": "a", "by": 1}, LIMIT) == 1
+    assert sharing[1].failure is None
+
+
+def test_a_fault_of_the_coordinator_leaves_the_agent(job, sharing, monkeypatch, caplog):
+    monkeypatch.setattr(job.server.coordinator, "tick", lambda _: 1 / 0)
+    job.server._loop.call(job.server.catch_up, 0)
+    assert sharing[0].ask({"add": "a", "by": 1}, LIMIT) == 1
+    assert "ZeroDivisionError" in caplog.text
+    assert [client.failure for client in sharing] == [None] * 3
+
+
+def test_the_coordinator_stays_when_its_own_agent_has_left(job, sharing):
+    sharing[0].fail(Failure(Kind.AGENT, (0,), text="why"))
+    sharing[0].leave()
+    assert not sharing[0]._is_running
+    assert {failure_of(client).text for client in sharing} == {"why"}
+    job.server.close()
 
 
 # --- the store ----------------------------------------------------------------------

@@ -179,10 +179,10 @@ def test_no_older_workers_are_left_when_a_round_begins(client):
 
 
 def test_a_member_that_is_not_well(client):
-    client.be_unfit("bad GPU")
+    client.peers.member.unfit = "bad GPU"
     with pytest.raises(NotNeededError):
         take_part(client, {"finished": 0})
-    assert client.sent == [{"unfit": "bad GPU"}]
+    assert client.sent == []  # it does not join
 
 
 def test_what_it_hears_at_the_end(client, events):
@@ -349,7 +349,7 @@ def test_a_fault_of_what_looks_for_others_ends_the_agent_only(
     server, client = coordinating
     monkeypatch.setattr(all_peers, "_PAUSE", 0)
     monkeypatch.setattr(Peers, "_ask", ask)
-    monkeypatch.setattr(server.coordinator, "absent", lambda _: {1: (HERE, 4000)})
+    monkeypatch.setattr(server.coordinator, "absent", lambda **_: {1: (HERE, 4000)})
     with suppress(JobFailedError):
         client.connect()
     assert failure_of(client) == Failure(

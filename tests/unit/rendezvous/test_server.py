@@ -139,7 +139,6 @@ def test_a_peer_that_is_no_agent_is_disconnected(job, raw, case, caplog, capfd):
 
 
 INVALID_MESSAGES = [
-    {"join": 5},
     {"failed": 5},
     {"died": {}, "round": 0},
     {"ask": 1, "add": "a", "by": "x"},
