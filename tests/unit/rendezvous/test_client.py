@@ -550,7 +550,7 @@ def test_a_report_that_nobody_reads_stops_nothing(job, sharing, reads):
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
     until(lambda: all(client.is_over for client in sharing))
-    agents = job.server.coordinator._agents
+    agents = job.server.coordinator.members.agents
     for go in join_all(sharing):  # this is reported
         assert go["go"] == 1
     sharing[0].send({"stacks": 1})  # and this
